@@ -1,0 +1,1 @@
+"""The handle: the command line."""

@@ -1,0 +1,1 @@
+"""The front door: enqueue, job handles, operator verbs."""

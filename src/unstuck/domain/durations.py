@@ -1,0 +1,57 @@
+"""Read durations as people write them: "30s", "5m", "2h30m", a number of seconds, a timedelta."""
+
+import math
+import re
+from datetime import timedelta
+
+from unstuck.domain.errors import ConfigError
+
+type_hint = "a duration like '30s', '5m', '1h30m', a number of seconds or a timedelta"
+
+Duration = str | int | float | timedelta
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+_WHOLE = re.compile(rf"(?:{_PART.pattern}\s*)+")
+MAX_DURATION_S = 10 * 365 * 86400.0
+
+
+def seconds(value: Duration, what: str = "duration") -> float:
+    """Turn a duration into seconds, or raise ConfigError naming `what`."""
+    result = _parse(value, what)
+    if not math.isfinite(result) or result < 0 or result > MAX_DURATION_S:
+        raise ConfigError(f"{what} must be between 0 and ten years, not {value!r}.")
+    return result
+
+
+def _parse(value: Duration, what: str) -> float:
+    if isinstance(value, bool):
+        raise ConfigError(f"{what} must be {type_hint}, not {value!r}.")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if _WHOLE.fullmatch(text):
+            return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
+        try:
+            return float(text)
+        except ValueError:
+            pass
+    raise ConfigError(f"{what} must be {type_hint}, not {value!r}.")
+
+
+def brief(value_s: float) -> str:
+    """Write seconds the way people say them: 60s, 2m, 1h30m, 350ms."""
+    if value_s < 1:
+        return f"{value_s * 1000:.0f}ms"
+    if value_s < 120:
+        return f"{value_s:.3g}s"
+    whole = round(value_s)
+    parts = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        amount, whole = divmod(whole, size)
+        if amount:
+            parts.append(f"{amount}{unit}")
+    return "".join(parts[:2])

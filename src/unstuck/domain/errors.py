@@ -1,0 +1,158 @@
+"""Name everything that can go wrong, each with what happened and what to do."""
+
+from enum import StrEnum
+from typing import Any
+
+
+class ErrorCode(StrEnum):
+    """Why a job ended badly; kept with the job and shown at every door."""
+
+    TASK_FAILED = "TASK_FAILED"
+    WORKER_CRASHED = "WORKER_CRASHED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    STALLED = "STALLED"
+    RESULT_NOT_STORABLE = "RESULT_NOT_STORABLE"
+    CRASHED_TOO_OFTEN = "CRASHED_TOO_OFTEN"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+
+
+WORKER_DIED = "Worker died unexpectedly"
+
+
+class UnstuckError(Exception):
+    """The root of everything Unstuck raises."""
+
+
+# What the caller or the operator can mend ---------------------------------------------------
+
+
+class ConfigError(UnstuckError, ValueError):
+    """A setting is wrong or unsafe."""
+
+
+class PayloadError(UnstuckError, ValueError):
+    """Arguments that cannot be stored: not JSON, or too large."""
+
+
+class UnknownName(UnstuckError, LookupError):
+    """A queue, task, job or worker that does not exist."""
+
+
+class UnknownQueue(UnknownName): ...
+
+
+class UnknownTask(UnknownName): ...
+
+
+class UnknownWorker(UnknownName): ...
+
+
+class JobNotFound(UnknownName): ...
+
+
+class LedgerError(UnstuckError):
+    """The database refused or could not be used."""
+
+
+class LedgerUnavailable(LedgerError, ConnectionError):
+    """The database is down, unreachable, locked or full; trying again later may help."""
+
+
+class UncertainCommit(LedgerUnavailable):
+    """The connection broke while a write was on its way: it may or may not have happened."""
+
+
+class RefusedValue(LedgerError, ValueError):
+    """The database will not store a value of this batch; the others are not to blame."""
+
+
+class SchemaMismatch(LedgerError):
+    """The tables are older or newer than this code."""
+
+
+# What `job.result()` raises -----------------------------------------------------------------
+
+
+class ResultTimeout(UnstuckError, TimeoutError):
+    """Patience ran out; the job goes on."""
+
+
+class JobFailed(UnstuckError):
+    """A job ended badly. `code`, `cause`, `job_id` say how; subclasses say it by type."""
+
+    def __init__(self, message: str, *, job_id: int, code: str, cause: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.job_id = job_id
+        self.code = code
+        self.cause = cause
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.message} (job {self.job_id}{f': {self.cause}' if self.cause else ''})"
+
+
+class TaskFailed(JobFailed):
+    """User code raised: `remote_type`, `remote_message`, `remote_traceback` say what."""
+
+    @property
+    def remote_type(self) -> str:
+        return str(self.details.get("type") or "Exception")
+
+    @property
+    def remote_message(self) -> str:
+        return self.message
+
+    @property
+    def remote_traceback(self) -> str:
+        return str(self.details.get("traceback") or "")
+
+    def __str__(self) -> str:
+        return f"{self.remote_type}: {self.message} (job {self.job_id})"
+
+
+class WorkerCrashed(JobFailed):
+    """The process that ran the job died; `cause` says of what."""
+
+
+class OutOfMemory(WorkerCrashed): ...
+
+
+class DeadlineExceeded(JobFailed): ...
+
+
+class Stalled(JobFailed): ...
+
+
+class ResultNotStorable(JobFailed): ...
+
+
+class JobQuarantined(JobFailed):
+    """The job killed its workers too often and waits for an operator."""
+
+
+class JobCancelled(JobFailed): ...
+
+
+class JobExpired(JobCancelled): ...
+
+
+_EXCEPTIONS: dict[ErrorCode, type[JobFailed]] = {
+    ErrorCode.TASK_FAILED: TaskFailed,
+    ErrorCode.WORKER_CRASHED: WorkerCrashed,
+    ErrorCode.OUT_OF_MEMORY: OutOfMemory,
+    ErrorCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    ErrorCode.STALLED: Stalled,
+    ErrorCode.RESULT_NOT_STORABLE: ResultNotStorable,
+    ErrorCode.CRASHED_TOO_OFTEN: JobQuarantined,
+    ErrorCode.CANCELLED: JobCancelled,
+    ErrorCode.EXPIRED: JobExpired,
+}
+
+
+def exception_for(code: str, message: str, *, job_id: int, cause: str | None, details: dict[str, Any]) -> JobFailed:
+    """Give the exception that a stored error becomes for whoever waits for the job."""
+    kind = _EXCEPTIONS[ErrorCode(code)] if code in ErrorCode.__members__ else JobFailed
+    return kind(message, job_id=job_id, code=code, cause=cause, **details)

@@ -1,0 +1,62 @@
+"""Turn arguments and results into bytes and back: JSON, strict, bounded. No pickle, anywhere."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from unstuck.domain.errors import PayloadError
+
+JSON = "json"
+
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=True)
+_decoder = msgspec.json.Decoder()
+
+
+class Call(msgspec.Struct, frozen=True):
+    """The arguments of a job."""
+
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+def encode(value: Any, what: str, limit_bytes: int) -> bytes:
+    """Give the JSON of a value, or raise PayloadError that names `what` and the cure."""
+    if value is None:
+        return b"null"
+    try:
+        data = _encoder.encode(value).encode("utf-8")
+    except (TypeError, RecursionError) as error:
+        raise PayloadError(
+            f"{what} cannot be written as JSON: {error}. Use None, bool, numbers, str, list and dict, "
+            "and turn anything else into those."
+        ) from error
+    except UnicodeEncodeError as error:
+        raise PayloadError(
+            f"{what} holds a lone surrogate, which is no text. Decode it properly, or pass it as base64."
+        ) from error
+    except ValueError as error:
+        raise PayloadError(f"{what} cannot be written as JSON: {error}. NaN and Infinity are not JSON.") from error
+    if len(data) > limit_bytes:
+        raise PayloadError(
+            f"{what} is {len(data):,} bytes, over the limit of {limit_bytes:,}. Store it elsewhere and "
+            "pass a reference, or raise max_payload_bytes."
+        )
+    return data
+
+
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], task: str, limit_bytes: int) -> bytes:
+    value: dict[str, Any] = {}
+    if args:
+        value["args"] = args
+    if kwargs:
+        value["kwargs"] = kwargs
+    return encode(value, f"The arguments of {task!r}", limit_bytes)
+
+
+def decode_call(data: bytes) -> Call:
+    return msgspec.json.decode(data, type=Call)
+
+
+def decode(data: bytes | None) -> Any:
+    return None if data is None else _decoder.decode(data)

@@ -1,0 +1,83 @@
+"""Hold what the owner of a task chose for it; a copy is stored with every job."""
+
+from typing import Literal
+
+import msgspec
+
+from unstuck.domain.durations import brief
+from unstuck.domain.errors import ConfigError
+from unstuck.domain.retry import RetryRule
+
+OnCrash = Literal["fail", "retry"]
+Overlap = Literal["bounded", "never"]
+
+DEFAULT_MAX_CRASH_RETRIES = 3
+
+
+class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The rules of one job. Defaults are left out when stored, so most jobs store `{}`."""
+
+    retry: RetryRule = RetryRule()
+    on_crash: OnCrash = "fail"
+    max_crash_retries: int = DEFAULT_MAX_CRASH_RETRIES
+    timeout_s: float | None = None
+    heartbeat: bool = True
+    heartbeat_interval_s: float | None = None
+    """None: the app's."""
+    heartbeat_timeout_s: float | None = None
+    """None: the app's `running_stale_after`."""
+    overlap: Overlap = "bounded"
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Policy)
+_DEFAULT = Policy()
+
+
+def encode_policy(policy: Policy) -> bytes:
+    return b"" if policy == _DEFAULT else _encoder.encode(policy)
+
+
+def decode_policy(stored: bytes | None) -> Policy:
+    return _decoder.decode(stored) if stored else _DEFAULT
+
+
+def check_heartbeat(owner: str, interval_s: float, timeout_s: float) -> None:
+    """Refuse a timeout that one late beat would break."""
+    if interval_s <= 0 or timeout_s <= 0:
+        raise ConfigError(f"{owner} needs a heartbeat interval and timeout above zero.")
+    if interval_s > timeout_s / 2:
+        raise ConfigError(
+            f"{owner} has unsafe heartbeat config. Interval ({_plain(interval_s)}) must be <= half of "
+            f"timeout ({_plain(timeout_s)}) to prevent false positives."
+        )
+
+
+def check_policy(task: str, policy: Policy, *, app_interval_s: float, app_timeout_s: float) -> None:
+    """Refuse what would lose or doubt healthy jobs, when the task is built and not at night."""
+    owner = f"Task {task!r}"
+    if policy.on_crash not in ("fail", "retry"):
+        raise ConfigError(f"{owner}: on_crash must be 'fail' or 'retry', not {policy.on_crash!r}.")
+    if policy.overlap not in ("bounded", "never"):
+        raise ConfigError(f"{owner}: overlap must be 'bounded' or 'never', not {policy.overlap!r}.")
+    if not 0 <= policy.max_crash_retries <= 1000:
+        raise ConfigError(f"{owner}: max_crash_retries must be 0 to 1000, not {policy.max_crash_retries}.")
+    if policy.timeout_s is not None and policy.timeout_s <= 0:
+        raise ConfigError(f"{owner}: timeout must be above zero.")
+    if not policy.heartbeat:
+        if policy.timeout_s is None:
+            raise ConfigError(
+                f"{owner} has heartbeat=False and no timeout: if its host were lost it would never end. "
+                "Give it timeout=…, or leave the heartbeat on."
+            )
+        return
+    check_heartbeat(
+        owner,
+        app_interval_s if policy.heartbeat_interval_s is None else policy.heartbeat_interval_s,
+        app_timeout_s if policy.heartbeat_timeout_s is None else policy.heartbeat_timeout_s,
+    )
+
+
+def _plain(value_s: float) -> str:
+    # The seed writes "60s" and "100s"; below a second milliseconds read better.
+    return f"{value_s:g}s" if value_s >= 1 else brief(value_s)

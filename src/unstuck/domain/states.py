@@ -1,0 +1,67 @@
+"""Name the states of jobs, attempts and workers, and say which changes are legal."""
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    PENDING = "pending"
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    QUARANTINED = "quarantined"
+
+
+class AttemptState(StrEnum):
+    """How one try at a job stands, or ended."""
+
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """User code raised, ran past its deadline, or its result could not be stored."""
+    CRASHED = "crashed"
+    """The process that ran it died, or was lost."""
+    DRAINED = "drained"
+    """Ended by a shutdown; counts for nobody."""
+    CANCELLED = "cancelled"
+
+
+class WorkerState(StrEnum):
+    ACTIVE = "active"
+    DRAINING = "draining"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    STOPPED = "stopped"
+
+
+HELD = frozenset({JobState.CLAIMED, JobState.RUNNING})
+FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED})
+LIVING = frozenset({WorkerState.ACTIVE, WorkerState.DRAINING, WorkerState.SUSPECT})
+
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    # Straight to RUNNING is the run-ahead of `on_crash="retry"`: still committed before user code runs.
+    JobState.PENDING: frozenset({JobState.CLAIMED, JobState.RUNNING, JobState.CANCELLED}),
+    JobState.CLAIMED: frozenset({JobState.RUNNING, JobState.PENDING, JobState.CANCELLED}),
+    JobState.RUNNING: frozenset({JobState.PENDING, *FINAL}),
+    JobState.SUCCEEDED: frozenset(),
+    # A finished job moves only when an operator retries it.
+    JobState.FAILED: frozenset({JobState.PENDING}),
+    JobState.CANCELLED: frozenset({JobState.PENDING}),
+    JobState.QUARANTINED: frozenset({JobState.PENDING, JobState.CANCELLED}),
+}
+
+WORKER_TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.ACTIVE: frozenset({WorkerState.DRAINING, WorkerState.SUSPECT, WorkerState.DEAD, WorkerState.STOPPED}),
+    WorkerState.DRAINING: frozenset({WorkerState.SUSPECT, WorkerState.DEAD, WorkerState.STOPPED}),
+    # A suspect that beats again was only slow.
+    WorkerState.SUSPECT: frozenset({WorkerState.ACTIVE, WorkerState.DRAINING, WorkerState.DEAD, WorkerState.STOPPED}),
+    WorkerState.DEAD: frozenset(),
+    WorkerState.STOPPED: frozenset(),
+}
+
+
+def may_move(before: JobState, after: JobState) -> bool:
+    """Say whether the ledger may take a job from one state to the other."""
+    return after in JOB_TRANSITIONS[before]

@@ -1,0 +1,90 @@
+"""Ask this machine about itself and its processes: clocks, boot, namespaces, who is alive."""
+
+import functools
+import os
+import socket
+import time
+from pathlib import Path
+
+from unstuck.domain.liveness import Process
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boottime_s() -> float:
+    """Give seconds since boot, counting time asleep: the clock of leases on one host."""
+    return time.clock_gettime(_CLOCK)
+
+
+@functools.cache
+def boot_id() -> str:
+    """Name this boot of this machine; empty where the system cannot tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    """Name the pid namespace: a pid means nothing outside it. Empty where there is none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def hostname() -> str:
+    return socket.gethostname()
+
+
+def process_started(pid: int) -> str:
+    """Give the start time of a process as the kernel counts it, or empty where it cannot be read."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The command name may hold spaces and brackets: count from behind the last bracket.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return fields[19]
+
+
+def look(pid: int, started: str) -> Process:
+    """Say whether a process of this host and namespace lives. Only certainty is certain."""
+    if not started or not Path("/proc/self/stat").exists():
+        return _look_by_signal(pid)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        # With hidepid another user's process looks missing: ask the kernel in a way that tells the two apart.
+        return _look_by_signal(pid)
+    except ProcessLookupError:
+        return Process.GONE
+    except OSError:
+        return Process.UNKNOWN
+    fields = stat[stat.rindex(")") + 2 :].split()
+    if fields[19] != started:
+        return Process.GONE
+    return Process.GONE if fields[0] in ("Z", "X") else Process.ALIVE
+
+
+def _look_by_signal(pid: int) -> Process:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return Process.GONE
+    except OSError:
+        return Process.UNKNOWN
+    return Process.ALIVE
+
+
+def pidfd(pid: int, started: str) -> int | None:
+    """Hold on to a process, or None where the system cannot or the process is not the one meant."""
+    try:
+        fd = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+    # Compared after opening: from here on the pid cannot be reused without the descriptor noticing.
+    if started and process_started(pid) != started:
+        os.close(fd)
+        return None
+    return fd

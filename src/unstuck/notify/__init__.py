@@ -1,0 +1,1 @@
+"""The bell: wake-ups and those who wait for results."""

@@ -1,0 +1,1 @@
+"""The watchman: finds the dead and settles what they held."""

@@ -1,0 +1,1 @@
+"""The bench where user code runs; it knows nothing of the ledger."""

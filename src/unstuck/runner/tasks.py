@@ -1,0 +1,50 @@
+"""Describe a function registered with an app, as the bench needs it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from unstuck.domain.policy import Policy
+
+
+@dataclass(frozen=True)
+class TaskDefinition:
+    name: str
+    queue: str
+    function: Callable[..., Any]
+    is_async: bool
+    context_parameter: str | None
+    """The parameter that wants the Context, if any."""
+    policy: Policy
+
+
+class Registry(Protocol):
+    """What the bench needs of an app."""
+
+    @property
+    def definitions(self) -> Mapping[str, TaskDefinition]: ...
+
+    def manifest_settings(self) -> bytes:
+        """The app's settings as JSON (see `unstuck.config.dump`): the worker never imports the app itself."""
+        ...
+
+
+class TaskEntry(msgspec.Struct, frozen=True):
+    """A task as the nursery tells the worker of it."""
+
+    name: str
+    queue: str
+    is_async: bool
+    policy: Policy
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What the nursery found when it imported the app."""
+
+    tasks: tuple[TaskEntry, ...]
+    settings: bytes
+    fork: bool
+    """False: runners are spawned afresh, because forking would not be safe."""
+    why_spawn: str = ""

@@ -1,0 +1,130 @@
+"""Share a page of memory between worker, nursery, runners and the neighbours who may have to clean up.
+
+One record per slot: which process is in it, which attempt it entered, when its interpreter last gave a
+pulse, and until when its lease allows it to live. Each field is written by one party only and is eight
+aligned bytes, so a reader sees an old value or a new one, never half of each.
+"""
+
+import mmap
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Self
+
+MAGIC = 0x756E737475636B31
+_HEADER = struct.Struct("=QQqq")  # magic, slots, nursery pid, nursery start
+_I64 = struct.Struct("=q")
+_F64 = struct.Struct("=d")
+_HEADER_BYTES = 64
+_SLOT_BYTES = 64
+_PID, _STARTED, _ENTERED, _PULSE, _KILL_AT = 0, 8, 16, 24, 32
+MAX_SLOTS = 4096
+
+
+def trace_path(worker_id: str) -> Path:
+    folder = Path("/dev/shm")
+    return (folder if folder.is_dir() else Path(tempfile.gettempdir())) / f"unstuck-{worker_id}"
+
+
+class Trace:
+    """The shared page. Times are boot-time seconds; 0 means "none"."""
+
+    def __init__(self, path: Path, memory: mmap.mmap, slots: int) -> None:
+        self.path = path
+        self.slots = slots
+        self._memory = memory
+
+    @classmethod
+    def create(cls, path: Path, slots: int) -> Self:
+        assert 0 < slots <= MAX_SLOTS
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            size = _HEADER_BYTES + slots * _SLOT_BYTES
+            os.ftruncate(fd, size)
+            memory = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        _HEADER.pack_into(memory, 0, MAGIC, slots, 0, 0)
+        return cls(path, memory, slots)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open an existing page; raises OSError or ValueError when there is none worth reading."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            if size < _HEADER_BYTES:
+                raise ValueError(f"{path} is not a trace")
+            memory = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        magic, slots, _, _ = _HEADER.unpack_from(memory, 0)
+        if magic != MAGIC or size < _HEADER_BYTES + slots * _SLOT_BYTES:
+            memory.close()
+            raise ValueError(f"{path} is not a trace")
+        return cls(path, memory, slots)
+
+    def unlink(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    # Nursery ----------------------------------------------------------------------------------
+
+    def set_nursery(self, pid: int, started: str) -> None:
+        _I64.pack_into(self._memory, 16, pid)
+        _I64.pack_into(self._memory, 24, int(started or 0))
+
+    def nursery(self) -> tuple[int, str]:
+        _, _, pid, started = _HEADER.unpack_from(self._memory, 0)
+        return pid, str(started)
+
+    def occupy(self, slot: int, pid: int, started: str) -> None:
+        self._set_i64(slot, _STARTED, int(started or 0))
+        self._set_f64(slot, _PULSE, 0.0)
+        self._set_i64(slot, _PID, pid)
+
+    def vacate(self, slot: int) -> None:
+        self._set_i64(slot, _PID, 0)
+        self._set_i64(slot, _ENTERED, 0)
+
+    def occupant(self, slot: int) -> tuple[int, str]:
+        """Give (pid, start time) of the runner in this slot; pid 0 where there is none."""
+        return self._get_i64(slot, _PID), str(self._get_i64(slot, _STARTED))
+
+    # Runner -----------------------------------------------------------------------------------
+
+    def enter(self, slot: int, token: int) -> None:
+        """Mark the attempt whose user code is about to run; 0 when none is."""
+        _I64.pack_into(self._memory, _HEADER_BYTES + slot * _SLOT_BYTES + _ENTERED, token)
+
+    def entered(self, slot: int) -> int:
+        return self._get_i64(slot, _ENTERED)
+
+    def pulse(self, slot: int, at_s: float) -> None:
+        self._set_f64(slot, _PULSE, at_s)
+
+    def last_pulse_s(self, slot: int) -> float:
+        return self._get_f64(slot, _PULSE)
+
+    # Worker -----------------------------------------------------------------------------------
+
+    def set_kill_at(self, slot: int, at_s: float) -> None:
+        """Tell the nursery when the lease of this slot ends: it kills the runner then, even if we are frozen."""
+        self._set_f64(slot, _KILL_AT, at_s)
+
+    def kill_at_s(self, slot: int) -> float:
+        return self._get_f64(slot, _KILL_AT)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _set_i64(self, slot: int, field: int, value: int) -> None:
+        _I64.pack_into(self._memory, _HEADER_BYTES + slot * _SLOT_BYTES + field, value)
+
+    def _get_i64(self, slot: int, field: int) -> int:
+        return int(_I64.unpack_from(self._memory, _HEADER_BYTES + slot * _SLOT_BYTES + field)[0])
+
+    def _set_f64(self, slot: int, field: int, value: float) -> None:
+        _F64.pack_into(self._memory, _HEADER_BYTES + slot * _SLOT_BYTES + field, value)
+
+    def _get_f64(self, slot: int, field: int) -> float:
+        return float(_F64.unpack_from(self._memory, _HEADER_BYTES + slot * _SLOT_BYTES + field)[0])

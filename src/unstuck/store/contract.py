@@ -1,0 +1,244 @@
+"""The ledger's contract: few verbs, shaped for batches, the same on every database.
+
+Every write that concerns an attempt carries its token and matches the state. A write that matches no row
+is *superseded*, which is an answer and not an error. Errors of a driver are translated once, into
+`LedgerUnavailable` (try again), `UncertainCommit` (try again, the write may have happened),
+`RefusedValue` (split the batch), `SchemaMismatch` and `LedgerError`.
+
+A ledger may be used by several threads at once. It opens its connections on first use, and refuses to
+use them after a fork.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol
+
+from unstuck.domain.endings import Ending, Release
+from unstuck.store.records import (
+    AttemptRecord,
+    BeatAnswer,
+    Enqueued,
+    EventRecord,
+    Guard,
+    HeldJob,
+    JobFilter,
+    JobRecord,
+    NewJob,
+    Outcome,
+    OutputRecord,
+    Promoted,
+    Pulse,
+    QueueRecord,
+    Swept,
+    TaskRecord,
+    Turn,
+    TurnAnswer,
+    WorkerBirth,
+    WorkerRecord,
+    WorkerVerdict,
+    WorkerWatch,
+)
+
+
+class Bell(Protocol):
+    """A wake-up that may be lost: losing it costs one poll interval, nothing else."""
+
+    def wait(self, timeout_s: float) -> frozenset[str]:
+        """Wait for rings and give their words, coalesced; an empty set when the time is up."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make `wait` return now; safe from any thread and from a signal handler."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Ledger(Protocol):
+    # Life of the ledger itself --------------------------------------------------------------
+
+    def migrate(self) -> list[str]:
+        """Bring the tables up to date and give the names of what was applied.
+
+        Under a lock, safe to run twice at once, each file in a transaction of its own. SchemaMismatch when
+        the tables are newer than this code knows."""
+        ...
+
+    def check_schema(self) -> None:
+        """Raise SchemaMismatch, naming the cure, unless the tables fit this code."""
+        ...
+
+    def void_tokens(self) -> int:
+        """After a restore from a backup: every living worker is dead, every token is void, what was held
+        goes back to the queue (claimed) or waits for the next sweep (running). Gives the number of workers."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Say what this ledger is, for people: database, version, schema, pooler, bell."""
+        ...
+
+    def close(self) -> None: ...
+
+    # Clients --------------------------------------------------------------------------------
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store jobs durably, all or none, in their order. Repeats itself safely where the commit was uncertain."""
+        ...
+
+    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store jobs inside the caller's own transaction; nothing is committed here."""
+        ...
+
+    def ring(self, words: Iterable[str]) -> None:
+        """Wake who listens: 'queue:NAME', 'worker:ID' (control), 'workers' (somebody was born or died).
+
+        Best effort, outside any transaction, never raises for a bell that cannot be rung."""
+        ...
+
+    def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
+        """Give those that are finished, of any state; the others are left out."""
+        ...
+
+    def missing(self, job_ids: Collection[int]) -> set[int]:
+        """Give those that do not exist (never did, or were pruned)."""
+        ...
+
+    # Workers --------------------------------------------------------------------------------
+
+    def register(self, birth: WorkerBirth) -> None:
+        """Write the worker down as ACTIVE with its first beat, and the tasks that it knows."""
+        ...
+
+    def listen(self, worker_id: str) -> Bell:
+        """Open the bell of a worker; call it after `register`."""
+        ...
+
+    def beat(self, pulse: Pulse) -> BeatAnswer:
+        """Push the worker's deadline forward: one narrow UPDATE, never an insert. A missing row means dead."""
+        ...
+
+    def turn(self, turn: Turn) -> TurnAnswer:
+        """Do one turn of the wheel in one commit and one round trip."""
+        ...
+
+    def held(self, worker_id: str) -> list[HeldJob]:
+        """Give all that the ledger believes this worker holds."""
+        ...
+
+    def drain(self, worker_id: str) -> None:
+        """Write ACTIVE → DRAINING."""
+        ...
+
+    def retire(self, worker_id: str) -> None:
+        """Write the end of a worker that shut down in order: STOPPED. What it still holds is left to the reaper."""
+        ...
+
+    # Reaper ---------------------------------------------------------------------------------
+
+    def take_ticket(self, name: str, ttl_s: float) -> bool:
+        """Win the right to do one round; it expires by itself, so nobody can hold it while frozen."""
+        ...
+
+    def watch(self, host: str | None = None) -> list[WorkerWatch]:
+        """Give every living worker, and every dead or stopped one that still holds jobs."""
+        ...
+
+    def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
+        """Give the `size` living workers of this host that follow this one in the order of ids, going round."""
+        ...
+
+    def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
+        """Write SUSPECT or DEAD with its event, if the guard still holds; locks the identity row, so that no
+        turn of a dead worker commits after it. False: somebody was faster, or it beat."""
+        ...
+
+    def held_by(self, worker_id: str, limit: int) -> list[HeldJob]:
+        """Like `held`, bounded, oldest first, for the sweep."""
+        ...
+
+    def settle(
+        self, worker_id: str, endings: Sequence[Ending], releases: Sequence[Release], guard: Guard
+    ) -> set[tuple[int, int]]:
+        """End attempts of someone else, if the guard still holds; give the (job_id, token) that were written."""
+        ...
+
+    def overdue(self, limit: int) -> list[HeldJob]:
+        """Give RUNNING jobs that passed their hard deadline by a grace while their worker is not settling them:
+        those of dead or suspect workers, and of any worker 30 s past the deadline."""
+        ...
+
+    def promote_due(self, limit: int) -> Promoted:
+        """Make ready what was scheduled and is due."""
+        ...
+
+    def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
+        """Remove finished jobs, events and dead or stopped workers (that hold nothing) older than given."""
+        ...
+
+    # Operators ------------------------------------------------------------------------------
+
+    def job(self, job_id: int) -> JobRecord | None: ...
+
+    def jobs(self, where: JobFilter) -> list[JobRecord]:
+        """Newest first; payload and result are left empty."""
+        ...
+
+    def count_jobs(self) -> dict[str, int]:
+        """Count jobs by state."""
+        ...
+
+    def attempts(self, job_id: int) -> list[AttemptRecord]:
+        """Oldest first, the current one included."""
+        ...
+
+    def events(
+        self,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        after_id: int | None = None,
+        limit: int = 100,
+    ) -> list[EventRecord]:
+        """Oldest first; with `after_id` those that follow, else the newest `limit`."""
+        ...
+
+    def outputs(self, job_id: int) -> list[OutputRecord]: ...
+
+    def workers(self, living_only: bool = False) -> list[WorkerRecord]: ...
+
+    def queues(self) -> list[QueueRecord]:
+        """Every queue that has unfinished jobs, a living worker, a known task, or a pause."""
+        ...
+
+    def tasks(self) -> list[TaskRecord]: ...
+
+    def pause(self, queue: str | None, by: str) -> list[str]:
+        """Stop handing out jobs of one queue, or of all; give the queues that changed."""
+        ...
+
+    def resume(self, queue: str | None, by: str) -> list[str]: ...
+
+    def request(self, worker_id: str, what: str, by: str) -> bool:
+        """Ask a worker to 'drain' or 'stop'; False when it is not living."""
+        ...
+
+    def cancel(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        """Cancel: 'cancelled' (it waited or was only claimed), 'requested' (it runs; its worker is told),
+        'finished' (too late), 'missing'."""
+        ...
+
+    def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        """Queue finished jobs again with fresh counters: 'queued', 'live' (not finished), 'succeeded', 'missing',
+        'duplicate' (its unique key is in use by another live job)."""
+        ...
+
+    def stale(self, older_than_s: float) -> list[HeldJob]:
+        """Give held jobs whose worker has been silent for at least so long (or is dead)."""
+        ...
+
+    def purge(self, queue: str, by: str) -> int:
+        """Cancel every pending job of a queue."""
+        ...
+
+    def prune(self, older_than_s: float, states: Collection[str] = ()) -> int:
+        """Remove finished jobs (of these final states; all of them where none is named)."""
+        ...

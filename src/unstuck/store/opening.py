@@ -1,0 +1,16 @@
+"""Open the ledger that a URL names."""
+
+from unstuck.config import Settings
+from unstuck.store.contract import Ledger
+
+
+def open_ledger(settings: Settings) -> Ledger:
+    """Give the ledger; nothing is connected before its first use."""
+    # Imported here so that a SQLite user never loads the PostgreSQL driver, and the other way round.
+    if settings.url.startswith("sqlite:"):
+        from unstuck.store.sqlite.ledger import SqliteLedger
+
+        return SqliteLedger(settings)
+    from unstuck.store.postgres.ledger import PostgresLedger
+
+    return PostgresLedger(settings)
