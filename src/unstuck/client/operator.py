@@ -1,0 +1,238 @@
+"""The operator's verbs: look, cancel, retry, pause, drain and settle by hand. Every door uses these."""
+
+import getpass
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from unstuck.client import stale, views
+from unstuck.client.explaining import Surroundings, describe, explain_wait
+from unstuck.client.stale import StaleAction as StaleAction
+from unstuck.config import Settings
+from unstuck.domain.errors import JobNotFound, UnknownQueue, UnknownWorker
+from unstuck.domain.names import did_you_mean
+from unstuck.domain.states import FINAL, LIVING, JobState
+from unstuck.store.contract import Ledger
+from unstuck.store.records import EventRecord, JobFilter, JobRecord, OutputRecord, QueueRecord, WorkerRecord
+
+# Ids are bigint on every ledger; a larger number cannot be a job.
+MAX_JOB_ID = 2**63 - 1
+PAGE = 1_000
+EVENTS_SHOWN = 200
+# Whom to wake is looked up for so many jobs; for more, everybody is woken.
+LOOKED_UP = 20
+RETRIED_BY_DEFAULT = (JobState.FAILED, JobState.QUARANTINED)
+
+
+class Operator:
+    """What an operator can do with a ledger. `by` names who did it, in events and causes."""
+
+    def __init__(self, ledger: Ledger, settings: Settings, by: str | None = None) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._by = by or whoami()
+
+    # Look -------------------------------------------------------------------------------------
+
+    def job(self, job_id: int) -> JobRecord:
+        record = self._ledger.job(job_id) if 0 < job_id <= MAX_JOB_ID else None
+        if record is None:
+            raise JobNotFound(
+                f"Job {job_id} does not exist: it was never stored, or was pruned after it ended. "
+                "`unstuck jobs` lists those there are."
+            )
+        return record
+
+    def job_view(self, job_id: int) -> views.View:
+        """Give the whole story of a job as plain values."""
+        record = self.job(job_id)
+        workers = self._ledger.workers()
+        return views.job_detail(
+            record,
+            self._ledger.attempts(job_id),
+            self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
+            {worker.id: worker.name for worker in workers},
+            explain_wait(record, self._surroundings(record, workers)),
+        )
+
+    def jobs(self, where: JobFilter) -> list[JobRecord]:
+        return self._ledger.jobs(where)
+
+    def outputs(self, job_id: int) -> list[OutputRecord]:
+        self.job(job_id)
+        return self._ledger.outputs(job_id)
+
+    def events(self, *, after_id: int | None = None, limit: int = 100) -> list[EventRecord]:
+        return self._ledger.events(after_id=after_id, limit=limit)
+
+    def workers(self, living_only: bool = False) -> list[WorkerRecord]:
+        return self._ledger.workers(living_only)
+
+    def queues(self) -> list[QueueRecord]:
+        return self._ledger.queues()
+
+    def explain_wait(self, job_id: int) -> str | None:
+        """Say why a job is not moving; None when it is finished or runs as it should."""
+        record = self.job(job_id)
+        return explain_wait(record, self._surroundings(record))
+
+    def doing(self, job_id: int) -> str:
+        """Say what a job is doing, in one sentence."""
+        record = self.job(job_id)
+        return describe(record, self._surroundings(record))
+
+    def _surroundings(self, job: JobRecord, workers: list[WorkerRecord] | None = None) -> Surroundings:
+        queue = None
+        if job.state not in FINAL:
+            queue = next((queue for queue in self._ledger.queues() if queue.name == job.queue), None)
+        if workers is None:
+            workers = self._ledger.workers()
+        return Surroundings(queue, workers, self._settings.recovery, time.time())
+
+    # Jobs -------------------------------------------------------------------------------------
+
+    def cancel(self, job_ids: Collection[int], by: str | None = None) -> dict[int, str]:
+        """Cancel jobs and tell the workers that run them at once; the answers are those of the ledger's verb."""
+        answers = _each_page(job_ids, lambda page: self._ledger.cancel(page, by or self._by))
+        asked = [job_id for job_id, answer in answers.items() if answer == "requested"]
+        if len(asked) > LOOKED_UP:
+            self._ring({f"worker:{worker.id}" for worker in self._ledger.workers(living_only=True)})
+        else:
+            self._ring({f"worker:{job.worker_id}" for job in self._records(asked) if job.worker_id})
+        return answers
+
+    def retry(self, job_ids: Collection[int], by: str | None = None) -> dict[int, str]:
+        """Queue finished jobs again with fresh counters, and wake who may take them."""
+        answers = _each_page(job_ids, lambda page: self._ledger.retry(page, by or self._by))
+        queued = [job_id for job_id, answer in answers.items() if answer == "queued"]
+        if len(queued) > LOOKED_UP:
+            self._ring({f"queue:{queue.name}" for queue in self._ledger.queues() if queue.pending})
+        else:
+            self._ring({f"queue:{job.queue}" for job in self._records(queued)})
+        return answers
+
+    def _records(self, job_ids: Iterable[int]) -> list[JobRecord]:
+        records = (self._ledger.job(job_id) for job_id in job_ids)
+        return [record for record in records if record is not None]
+
+    def matching(self, where: JobFilter) -> Iterator[int]:
+        """Give the ids of every job that a filter finds, newest first, page by page; `limit` is ignored."""
+        before_id = where.before_id
+        while True:
+            page = self._ledger.jobs(
+                JobFilter(
+                    states=where.states,
+                    queue=where.queue,
+                    task=where.task,
+                    error=where.error,
+                    older_than_s=where.older_than_s,
+                    newer_than_s=where.newer_than_s,
+                    worker_id=where.worker_id,
+                    before_id=before_id,
+                    limit=PAGE,
+                )
+            )
+            yield from (job.id for job in page)
+            if len(page) < PAGE:
+                return
+            before_id = page[-1].id
+
+    def prune(self, older_than_s: float | None = None, states: Collection[JobState] = ()) -> int:
+        """Remove finished jobs older than given, or than the retention of jobs."""
+        age_s = self._settings.recovery.kept.jobs_s if older_than_s is None else older_than_s
+        return self._ledger.prune(age_s, tuple(state.value for state in states))
+
+    # Stale ------------------------------------------------------------------------------------
+
+    def stale(self, older_than_s: float = 0.0) -> list[StaleAction]:
+        """List held jobs whose worker missed beats for at least so long, or is suspect or dead."""
+        return stale.find_stale(self._ledger, older_than_s)
+
+    def fail_stale(self, older_than_s: float | None = None, by: str | None = None) -> list[StaleAction]:
+        """Fail stale running jobs; without a threshold each by its own timeout. Gives what was done."""
+        return stale.fail_stale(self._ledger, older_than_s, by or self._by)
+
+    def requeue_stale(self, older_than_s: float | None = None, by: str | None = None) -> list[StaleAction]:
+        """Give stale claimed jobs back to their queues (and running ones where `on_crash="retry"` and their own
+        timeout has passed). Gives what was done."""
+        return stale.requeue_stale(self._ledger, older_than_s, by or self._by)
+
+    # Queues -----------------------------------------------------------------------------------
+
+    def known_queue(self, name: str) -> QueueRecord:
+        queues = self._ledger.queues()
+        for queue in queues:
+            if queue.name == name:
+                return queue
+        known = [queue.name for queue in queues]
+        listed = f" Known: {', '.join(sorted(known)[:10])}." if known else " No queue has been used yet."
+        raise UnknownQueue(f"There is no queue {name!r}.{did_you_mean(name, known)}{listed}")
+
+    def pause(self, queue: str | None, by: str | None = None) -> list[str]:
+        """Stop handing out jobs of one queue, or of all; give the queues that changed."""
+        if queue is not None:
+            self.known_queue(queue)
+        return self._ledger.pause(queue, by or self._by)
+
+    def resume(self, queue: str | None, by: str | None = None) -> list[str]:
+        if queue is not None:
+            self.known_queue(queue)
+        changed = self._ledger.resume(queue, by or self._by)
+        self._ring({f"queue:{name}" for name in changed})
+        return changed
+
+    def purge(self, queue: str, by: str | None = None) -> int:
+        """Cancel every pending job of a queue; give how many."""
+        self.known_queue(queue)
+        return self._ledger.purge(queue, by or self._by)
+
+    # Workers ----------------------------------------------------------------------------------
+
+    def find_worker(self, text: str) -> WorkerRecord:
+        """Find a worker by its id, its name or the beginning of its id; the living are preferred."""
+        workers = self._ledger.workers()
+        for matches in (
+            [worker for worker in workers if worker.id == text],
+            [worker for worker in workers if worker.name == text],
+            [worker for worker in workers if text and worker.id.startswith(text)],
+        ):
+            living = [worker for worker in matches if worker.state in LIVING]
+            chosen = living or matches[:1]
+            if len(chosen) == 1:
+                return chosen[0]
+            if chosen:
+                ids = ", ".join(worker.id for worker in chosen[:5])
+                raise UnknownWorker(f"{text!r} could be any of {len(chosen)} workers: {ids}. Give more of the id.")
+        known = [name for worker in workers if worker.state in LIVING for name in (worker.name, worker.id)]
+        raise UnknownWorker(f"There is no worker {text!r}.{did_you_mean(text, known)} `unstuck workers` lists them.")
+
+    def ask_worker(self, text: str, what: str, by: str | None = None) -> WorkerRecord:
+        """Ask a worker to 'drain' or to 'stop' and wake it, so that it hears at once."""
+        worker = self.find_worker(text)
+        if not self._ledger.request(worker.id, what, by or self._by):
+            raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to ask.")
+        self._ring({f"worker:{worker.id}"})
+        return worker
+
+    def _ring(self, words: set[str]) -> None:
+        if words:
+            self._ledger.ring(words)
+
+
+def whoami() -> str:
+    """Name the person at this keyboard, as well as the system knows them."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _each_page(job_ids: Collection[int], act: Callable[[list[int]], dict[int, str]]) -> dict[int, str]:
+    # A number that no ledger can hold is missing like any other, and must not fail those beside it.
+    possible = [job_id for job_id in dict.fromkeys(job_ids) if 0 < job_id <= MAX_JOB_ID]
+    answers: dict[int, str] = {}
+    for at in range(0, len(possible), PAGE):
+        answers |= act(possible[at : at + PAGE])
+    return {job_id: answers.get(job_id, "missing") for job_id in dict.fromkeys(job_ids)}

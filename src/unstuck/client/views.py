@@ -1,0 +1,189 @@
+"""Show jobs, attempts, workers and queues as plain values, the same at every door: CLI, HTTP, page.
+
+Times are ISO 8601 in UTC, durations are seconds, states are lower case, results are decoded.
+"""
+
+import base64
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from unstuck.domain.endings import JobError
+from unstuck.domain.payload import JSON
+from unstuck.domain.policy import Policy, decode_policy
+from unstuck.domain.states import HELD
+from unstuck.store.records import (
+    AttemptRecord,
+    EventRecord,
+    JobRecord,
+    OutputRecord,
+    QueueRecord,
+    WorkerRecord,
+    WorkerVerdict,
+)
+
+View = dict[str, Any]
+
+
+def instant(at: float | None) -> str | None:
+    """Write a time the way machines and people both read it."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def job_summary(job: JobRecord) -> View:
+    """A line of a list: everything but arguments, result and history."""
+    return {
+        "id": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "state": job.state.value,
+        "priority": job.priority,
+        "error": error_view(job.error),
+        "crash_count": job.crash_count,
+        "failures": job.failures,
+        "attempt": job.attempt,
+        # Finished and waiting jobs are in nobody's hands; who had them is told by their attempts.
+        "worker": job.worker_id if job.state in HELD else None,
+        "unique_key": job.unique_key,
+        "cancel_requested": job.cancel_requested,
+        "enqueued_at": instant(job.enqueued_at),
+        "enqueued_by": job.enqueued_by,
+        "run_at": instant(job.run_at),
+        "claimed_at": instant(job.claimed_at),
+        "started_at": instant(job.started_at),
+        "finished_at": instant(job.finished_at),
+    }
+
+
+def job_detail(
+    job: JobRecord,
+    attempts: list[AttemptRecord],
+    events: list[EventRecord],
+    names: Mapping[str, str],
+    waiting: str | None,
+) -> View:
+    """The whole of a job; `names` are the names of workers by their ids."""
+    args, kwargs = call_view(job.payload, job.payload_type)
+    return {
+        **job_summary(job),
+        "args": args,
+        "kwargs": kwargs,
+        "result": value_view(job.result, job.payload_type),
+        "waiting": waiting,
+        "policy": policy_view(decode_policy(job.policy)),
+        "attempts": [attempt_view(attempt, names) for attempt in attempts],
+        "events": [event_view(event) for event in events],
+    }
+
+
+def error_view(error: JobError | None) -> View | None:
+    if error is None:
+        return None
+    return {"code": error.code, "message": error.message, "cause": error.cause, "details": error.details}
+
+
+def attempt_view(attempt: AttemptRecord, names: Mapping[str, str]) -> View:
+    return {
+        "token": attempt.token,
+        "worker": attempt.worker_id,
+        "worker_name": names.get(attempt.worker_id),
+        "state": attempt.state.value,
+        "claimed_at": instant(attempt.claimed_at),
+        "started_at": instant(attempt.started_at),
+        "ended_at": instant(attempt.ended_at),
+        "code": attempt.code,
+        "cause": attempt.cause,
+        "last_heartbeat_at": instant(attempt.last_heartbeat_at),
+        "heartbeat_deadline": instant(attempt.heartbeat_deadline),
+        "deadline": instant(attempt.deadline),
+    }
+
+
+def event_view(event: EventRecord) -> View:
+    return {
+        "id": event.id,
+        "at": instant(event.at),
+        "kind": event.kind,
+        "job_id": event.job_id,
+        "worker": event.worker_id,
+        "message": event.message,
+    }
+
+
+def output_view(output: OutputRecord) -> View:
+    return {
+        "token": output.token,
+        "stdout": output.stdout.decode("utf-8", "replace"),
+        "stderr": output.stderr.decode("utf-8", "replace"),
+    }
+
+
+def worker_view(worker: WorkerRecord) -> View:
+    return {
+        "id": worker.id,
+        "name": worker.name,
+        "host": worker.host,
+        "pid": worker.pid,
+        "state": worker.state.value,
+        "queues": list(worker.queues),
+        "tasks": list(worker.tasks),
+        "concurrency": worker.concurrency,
+        "created_at": instant(worker.created_at),
+        "last_seen_at": instant(worker.last_seen_at),
+        "stopped_at": instant(worker.stopped_at),
+        "silent_s": round(worker.silent_s, 3),
+        "running": worker.running,
+        "held": worker.held,
+        "processed": worker.processed,
+        "version": worker.version,
+        "metadata": worker.metadata,
+        "verdict": verdict_view(worker.verdict),
+        "request": worker.request,
+        "heartbeat_interval_s": worker.heartbeat_interval_s,
+        "suspect_after_s": worker.suspect_after_s,
+    }
+
+
+def verdict_view(verdict: WorkerVerdict | None) -> View | None:
+    if verdict is None:
+        return None
+    return {
+        "state": verdict.state.value,
+        "detector": verdict.detector.value,
+        "evidence": verdict.evidence,
+        "silent_s": round(verdict.silent_s, 3),
+        "by": verdict.by,
+    }
+
+
+def queue_view(queue: QueueRecord) -> View:
+    return msgspec.structs.asdict(queue)
+
+
+def policy_view(policy: Policy) -> View:
+    view = msgspec.structs.asdict(policy)
+    view["retry"] = msgspec.structs.asdict(policy.retry)
+    return view
+
+
+def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:
+    """Give (args, kwargs) of a JSON call; any other payload is one opaque argument."""
+    call = value_view(payload, payload_type)
+    if isinstance(call, dict) and call.keys() <= {"args", "kwargs"}:
+        return call.get("args", []), call.get("kwargs", {})
+    return [call], {}
+
+
+def value_view(data: bytes | None, payload_type: str) -> Any:
+    if data is None:
+        return None
+    if payload_type == JSON:
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return data.decode("utf-8", "replace")
+    return {"type": payload_type, "base64": base64.b64encode(data).decode("ascii")}

@@ -1,0 +1,104 @@
+"""Say what happens, to stderr, as lines for people or as JSON for machines; never to stdout.
+
+Every module takes its logger from here. A logger hands plain records to the standard library's logging, so an
+app that uses Unstuck keeps its own set-up; only Unstuck's own processes call `setup`.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+from unstuck.domain.errors import ConfigError
+from unstuck.domain.names import did_you_mean
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("console", "json")
+
+# Fields of a standard log record that must not be overwritten by ours.
+_TAKEN = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime"})
+
+
+def logger(name: str) -> Any:
+    """Give a logger that takes facts as keywords: `log.warning("Dead worker detected: w1", worker="w1")`."""
+    return structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def setup(level: str = "info", format: str = "console", stream: TextIO | None = None) -> None:
+    """Send every log of this process, ours and that of other libraries, to stderr (or `stream`)."""
+    if level.lower() not in LEVELS:
+        raise ConfigError(f"Log level must be one of {', '.join(LEVELS)}, not {level!r}.{did_you_mean(level, LEVELS)}")
+    if format not in FORMATS:
+        raise ConfigError(f"Log format must be console or json, not {format!r}.{did_you_mean(format, FORMATS)}")
+    target = stream or sys.stderr
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso" if format == "json" else "%H:%M:%S.%f", utc=format == "json"),
+    ]
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderer(format, target)],
+        )
+    )
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    # What other libraries whisper is of interest only to those who asked for everything.
+    root.setLevel(max(level_number(level), logging.WARNING) if level.lower() != "debug" else logging.DEBUG)
+    logging.getLogger("unstuck").setLevel(level_number(level))
+    logging.captureWarnings(True)
+    # A log that cannot be written must not end a worker.
+    logging.raiseExceptions = False
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+def level_number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+def _renderer(format: str, target: TextIO) -> list[Any]:
+    if format == "json":
+        return [
+            # As text: the structured form would write the values of local variables down, secrets included.
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(ensure_ascii=False, default=str),
+        ]
+    return [
+        _milliseconds,
+        structlog.dev.ConsoleRenderer(
+            colors=target.isatty(),
+            pad_event_to=0,
+            exception_formatter=structlog.dev.plain_traceback,
+            timestamp_key="timestamp",
+        ),
+    ]
+
+
+def _milliseconds(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    event["timestamp"] = event["timestamp"][:-3]
+    return event
+
+
+def _to_record(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    message = event.pop("event")
+    standard: dict[str, Any] = {key: event.pop(key) for key in ("exc_info", "stack_info", "stacklevel") if key in event}
+    extra = {f"{key}_" if key in _TAKEN else key: value for key, value in event.items()}
+    # The percent sign of a message is only a percent sign: arguments are never given.
+    return {"msg": message, "extra": extra, **standard}
