@@ -64,7 +64,7 @@ class Recovery:
     session_grace: Duration = "2s"
     auto_requeue_stale_claimed: bool = True
     auto_fail_stale_running: bool = True
-    evidence: tuple[str, ...] = EVIDENCE
+    evidence: tuple[str, ...] | str = EVIDENCE
     retention: Retention | Duration = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
@@ -143,6 +143,8 @@ class Settings:
     max_output_bytes: int = 64 * 1024
     """How much of a job's stdout and of its stderr is kept, each."""
     connect_timeout: Duration = "10s"
+    auto_migrate: bool = True
+    """Create or update the tables on first use; off: only `unstuck migrate` does."""
     concurrency: int = 0
     """Slots of a worker; 0 means one per CPU."""
     recycle_after_jobs: int = 0

@@ -4,7 +4,7 @@ from typing import assert_never
 
 import msgspec
 
-from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.endings import Counter, Ending, JobError
 from unstuck.domain.errors import WORKER_DIED, ErrorCode
 from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Succeeded
 from unstuck.domain.policy import Policy
@@ -82,7 +82,7 @@ def _after_failure(attempt: Attempt, error: JobError) -> Ending:
 def _after_death(attempt: Attempt, death: Died) -> Ending:
     state = AttemptState.DRAINED if death.drained else AttemptState.CRASHED
     error = JobError(death.code, WORKER_DIED, printable(death.cause, MAX_MESSAGE_CHARS))
-    counter = "crash" if death.counts else "none"
+    counter: Counter = "crash" if death.counts else "none"
     if attempt.cancel_requested:
         return _cancelled(attempt, f"cancelled by request; its process died ({death.cause})")
     if attempt.policy.on_crash == "fail":
@@ -120,7 +120,7 @@ def _final(
     error: JobError | None = None,
     *,
     result: bytes | None = None,
-    counter: str = "none",
+    counter: Counter = "none",
 ) -> Ending:
     return Ending(
         attempt.job_id,
@@ -129,7 +129,7 @@ def _final(
         ended,
         error=error,
         result=result,
-        counter=counter,  # type: ignore[arg-type]
+        counter=counter,
         event=None if state is JobState.SUCCEEDED else state.value,
         message="" if error is None else f"{error.code}: {error.cause or error.message}"[:500],
     )

@@ -1,0 +1,211 @@
+"""The composition root: tasks are registered here, and the rooms are wired together."""
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar, overload
+
+from unstuck import config
+from unstuck.client.counter import Counter
+from unstuck.client.job import Job
+from unstuck.client.operator import Operator, StaleAction
+from unstuck.client.task import Task
+from unstuck.config import DEFAULT_QUEUE, Recovery, Settings
+from unstuck.domain.durations import Duration, seconds
+from unstuck.domain.errors import ConfigError, UnknownTask
+from unstuck.domain.names import checked_name, did_you_mean
+from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
+from unstuck.domain.retry import Retry, RetryRule
+from unstuck.runner.context import Context
+from unstuck.runner.tasks import TaskDefinition
+from unstuck.store.contract import Ledger
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class App:
+    """Tasks, settings and the way to the ledger. Nothing is connected before it is used."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        recovery: Recovery | None = None,
+        queues: Iterable[str] = (),
+        **settings: Any,
+    ) -> None:
+        self.settings: Settings = config.load({"url": url, "recovery": recovery, **settings})
+        self._counter = Counter(self.settings)
+        self._definitions: dict[str, TaskDefinition] = {}
+        self._tasks: dict[str, Task[Any, Any]] = {}
+        self._queues = frozenset(checked_name(queue, "Queue") for queue in queues) | {DEFAULT_QUEUE}
+
+    def __repr__(self) -> str:
+        return f"<App with {len(self._definitions)} tasks>"
+
+    # Tasks ------------------------------------------------------------------------------------
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        retry: Retry | int | None = None,
+        on_crash: OnCrash = "fail",
+        max_crash_retries: int = 3,
+        timeout: Duration | None = None,
+        heartbeat: bool = True,
+        heartbeat_interval: Duration | None = None,
+        heartbeat_timeout: Duration | None = None,
+        overlap: Overlap = "bounded",
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+
+    def task(self, function: Callable[P, R] | None = None, /, **settings: Any) -> Any:
+        """Register a function, with `@app.task` or `@app.task(queue=…, retry=…, on_crash=…, …)`."""
+        if function is not None:
+            return self._register(function, {})
+        for name in settings:
+            if name not in _TASK_SETTINGS:
+                raise ConfigError(
+                    f"There is no task setting {name!r}.{did_you_mean(name, _TASK_SETTINGS)} "
+                    f"Known: {', '.join(_TASK_SETTINGS)}."
+                )
+        return lambda decorated: self._register(decorated, settings)
+
+    def _register(self, function: Callable[P, R], settings: dict[str, Any]) -> Task[P, R]:
+        if not callable(function):
+            raise ConfigError(f"@app.task wants a function, not {function!r}.")
+        name = checked_name(settings.get("name") or getattr(function, "__name__", "task"), "Task")
+        if name in self._definitions:
+            raise ConfigError(f"There are two tasks named {name!r} in this app. Give one of them name=….")
+        policy = _policy(settings)
+        recovery = self.settings.recovery
+        check_policy(
+            name,
+            policy,
+            app_interval_s=recovery.heartbeat_interval_s,
+            app_timeout_s=recovery.running_stale_after_s,
+        )
+        definition = TaskDefinition(
+            name=name,
+            queue=checked_name(settings.get("queue", DEFAULT_QUEUE), "Queue"),
+            function=function,
+            is_async=inspect.iscoroutinefunction(function),
+            context_parameter=_context_parameter(function),
+            policy=policy,
+        )
+        self._definitions[name] = definition
+        self._queues |= {definition.queue}
+        task: Task[P, R] = Task(self._counter, definition, lambda: self._queues)
+        self._tasks[name] = task
+        return task
+
+    @property
+    def definitions(self) -> Mapping[str, TaskDefinition]:
+        return self._definitions
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """Every queue that this app's workers serve unless told otherwise."""
+        return self._queues
+
+    def task_by_name(self, name: str) -> Task[Any, Any]:
+        if name not in self._tasks:
+            raise UnknownTask(f"This app has no task {name!r}.{did_you_mean(name, self._tasks)}")
+        return self._tasks[name]
+
+    def manifest_settings(self) -> bytes:
+        return config.dump(self.settings)
+
+    # The ledger -------------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._counter.parts().ledger
+
+    @property
+    def operator(self) -> Operator:
+        return self._counter.parts().operator
+
+    def job(self, job_id: int) -> Job:
+        """Give a handle on a job whose id is known."""
+        return Job(self._counter, job_id)
+
+    def stale(self, older_than: Duration = 0) -> list[StaleAction]:
+        """List held jobs whose worker has been silent for at least so long."""
+        return self.operator.stale(seconds(older_than, "older_than"))
+
+    def fail_stale(self, older_than: Duration) -> list[StaleAction]:
+        """Fail running jobs whose worker has been silent for so long; give what was done."""
+        return self.operator.fail_stale(seconds(older_than, "older_than"))
+
+    def requeue_stale(self, older_than: Duration) -> list[StaleAction]:
+        """Requeue claimed jobs whose worker has been silent for so long; give what was done."""
+        return self.operator.requeue_stale(seconds(older_than, "older_than"))
+
+    def migrate(self) -> list[str]:
+        """Create or update the tables; give what was applied."""
+        return self._counter.parts().ledger.migrate()
+
+    def close(self) -> None:
+        """Ring what is still to be rung and close the connections; the next use opens them again."""
+        self._counter.close()
+
+
+_TASK_SETTINGS = (
+    "name",
+    "queue",
+    "retry",
+    "on_crash",
+    "max_crash_retries",
+    "timeout",
+    "heartbeat",
+    "heartbeat_interval",
+    "heartbeat_timeout",
+    "overlap",
+)
+
+
+def _policy(settings: dict[str, Any]) -> Policy:
+    return Policy(
+        retry=_rule(settings.get("retry")),
+        on_crash=settings.get("on_crash", "fail"),
+        max_crash_retries=settings.get("max_crash_retries", 3),
+        timeout_s=_optional_s(settings, "timeout"),
+        heartbeat=settings.get("heartbeat", True),
+        heartbeat_interval_s=_optional_s(settings, "heartbeat_interval"),
+        heartbeat_timeout_s=_optional_s(settings, "heartbeat_timeout"),
+        overlap=settings.get("overlap", "bounded"),
+    )
+
+
+def _rule(retry: Any) -> RetryRule:
+    if retry is None:
+        return RetryRule()
+    if isinstance(retry, Retry):
+        return retry.rule()
+    if isinstance(retry, int) and not isinstance(retry, bool):
+        return Retry(max_attempts=retry).rule()
+    raise ConfigError(f"retry must be a Retry(…) or a number of attempts, not {retry!r}.")
+
+
+def _optional_s(settings: dict[str, Any], name: str) -> float | None:
+    value = settings.get(name)
+    return None if value is None else seconds(value, name)
+
+
+def _context_parameter(function: Callable[..., Any]) -> str | None:
+    """Find the parameter annotated with Context, if there is one."""
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # noqa: BLE001 - annotations may name what is not importable; then the text decides
+        hints = dict(getattr(function, "__annotations__", {}))
+    for name, hint in hints.items():
+        if name != "return" and (hint is Context or hint in ("Context", "unstuck.Context")):
+            return name
+    return None

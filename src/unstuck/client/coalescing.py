@@ -1,0 +1,68 @@
+"""Gather enqueues that happen at the same time into one commit.
+
+Whoever comes first writes; those who come meanwhile hand their jobs to the next who writes. One
+connection so serves many threads, and the slower the disk, the larger the batch.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from unstuck.store.records import Enqueued, NewJob
+
+MAX_BATCH = 2_000
+
+Write = Callable[[Sequence[NewJob]], list[Enqueued]]
+
+
+@dataclass(eq=False)
+class _Parcel:
+    jobs: Sequence[NewJob]
+    answer: list[Enqueued] | None = None
+    error: BaseException | None = None
+    alone: bool = field(default=False)
+
+
+class Coalescer:
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._gate = threading.Lock()
+        self._writing = threading.Lock()
+        self._waiting: list[_Parcel] = []
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store the jobs; returns when they are durable."""
+        parcel = _Parcel(jobs)
+        with self._gate:
+            self._waiting.append(parcel)
+        while True:
+            with self._writing:
+                if parcel.answer is not None:
+                    return parcel.answer
+                if parcel.error is not None:
+                    raise parcel.error
+                self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        with self._gate:
+            taken, count = [], 0
+            while self._waiting and (not taken or count + len(self._waiting[0].jobs) <= MAX_BATCH):
+                taken.append(self._waiting.pop(0))
+                count += len(taken[-1].jobs)
+        self._write_parcels(taken)
+
+    def _write_parcels(self, parcels: list[_Parcel]) -> None:
+        try:
+            answers = self._write([job for parcel in parcels for job in parcel.jobs])
+        except Exception as error:  # noqa: BLE001 - handed to the caller whose jobs these are
+            if len(parcels) > 1:
+                # One caller's bad job must not fail the others'.
+                for parcel in parcels:
+                    self._write_parcels([parcel])
+            else:
+                parcels[0].error = error
+            return
+        at = 0
+        for parcel in parcels:
+            parcel.answer = answers[at : at + len(parcel.jobs)]
+            at += len(parcel.jobs)

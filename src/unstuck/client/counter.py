@@ -1,0 +1,82 @@
+"""Hold what a process needs to talk to the ledger: made on first use, made anew after a fork."""
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from unstuck.client.coalescing import Coalescer
+from unstuck.client.operator import Operator
+from unstuck.config import Settings
+from unstuck.domain.errors import JobNotFound
+from unstuck.notify.ringer import Ringer
+from unstuck.notify.waiting import Watcher
+from unstuck.store.contract import Ledger
+from unstuck.store.opening import ready_ledger
+
+
+@dataclass(frozen=True)
+class Parts:
+    ledger: Ledger
+    coalescer: Coalescer
+    ringer: Ringer
+    watcher: Watcher
+    operator: Operator
+
+
+class Counter:
+    """The counter of the front door: `parts()` gives what belongs to this very process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._parts: Parts | None = None
+        _counters.add(self)
+
+    def parts(self) -> Parts:
+        parts = self._parts
+        if parts is not None:
+            return parts
+        with self._lock:
+            if self._parts is None:
+                self._parts = _make(self.settings)
+            return self._parts
+
+    def close(self) -> None:
+        with self._lock:
+            parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.ringer.flush()
+            parts.ledger.close()
+
+    def abandon(self) -> None:
+        """Forget everything in a forked child: its locks, threads and connections are the parent's."""
+        if self._parts is not None:
+            # Kept alive on purpose: closing an inherited connection would disturb the parent's.
+            _abandoned.append(self._parts)
+        self._parts = None
+        self._lock = threading.Lock()
+
+
+def _make(settings: Settings) -> Parts:
+    ledger = ready_ledger(settings)
+    operator = Operator(ledger, settings)
+    watcher = Watcher(
+        lambda: ledger,
+        operator.explain_wait,
+        lambda job_id: JobNotFound(f"Job {job_id} does not exist: it was never stored, or was pruned after it ended."),
+    )
+    return Parts(ledger, Coalescer(ledger.enqueue), Ringer(ledger.ring), watcher, operator)
+
+
+_counters: "weakref.WeakSet[Counter]" = weakref.WeakSet()
+_abandoned: list[Any] = []
+
+
+def _after_fork() -> None:
+    for counter in list(_counters):
+        counter.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

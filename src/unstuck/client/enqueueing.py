@@ -1,0 +1,134 @@
+"""Turn a task, its options and arguments into a job that the ledger can store."""
+
+import os
+import socket
+import sys
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from unstuck.domain.durations import Duration, seconds
+from unstuck.domain.errors import ConfigError, PayloadError, UnknownQueue
+from unstuck.domain.names import checked_name, did_you_mean
+from unstuck.domain.payload import encode_call
+from unstuck.domain.policy import Policy, encode_policy
+from unstuck.store.records import NewJob
+
+MAX_PRIORITY = 1000
+MAX_UNIQUE_KEY_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one enqueue may say beside the arguments."""
+
+    queue: str | None = None
+    priority: int = 0
+    """Higher goes first; -1000 to 1000."""
+    delay: Duration | None = None
+    run_at: datetime | float | None = None
+    unique_key: str | None = None
+    connection: Any = None
+
+    @classmethod
+    def checked(cls, base: "Options | None", values: dict[str, Any]) -> Self:
+        """Give the options with `values` over `base`, or raise ConfigError with what was meant."""
+        known = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ConfigError(f"There is no option {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+        merged = {name: getattr(base, name) for name in known} if base is not None else {}
+        options = cls(**{**merged, **values})
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) > MAX_PRIORITY:
+            raise ConfigError(f"priority must be a whole number from -1000 to 1000, not {self.priority!r}.")
+        if self.delay is not None and self.run_at is not None:
+            raise ConfigError("Give either delay or run_at, not both.")
+        if self.delay is not None:
+            seconds(self.delay, "delay")
+        if self.queue is not None:
+            checked_name(self.queue, "Queue")
+        if isinstance(self.run_at, datetime) and self.run_at.tzinfo is None:
+            raise ConfigError("run_at must know its time zone: use datetime.now(timezone.utc) + …")
+        if self.unique_key is not None:
+            _check_unique_key(self.unique_key)
+
+
+def _check_unique_key(key: object) -> None:
+    if not isinstance(key, str) or not key or len(key) > MAX_UNIQUE_KEY_CHARS or "\0" in key:
+        raise ConfigError(f"unique_key must be text of 1 to {MAX_UNIQUE_KEY_CHARS} characters, not {key!r:.80}.")
+    try:
+        key.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError("unique_key holds a lone surrogate, which is no text.") from error
+
+
+def build_job(
+    *,
+    task: str,
+    queue: str,
+    policy: Policy,
+    options: Options,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    limit_bytes: int,
+    known_queues: frozenset[str] | None,
+) -> NewJob:
+    """Give the job as it is stored, everything checked: nothing half-written later."""
+    chosen = options.queue or queue
+    if known_queues is not None and chosen not in known_queues:
+        raise UnknownQueue(
+            f"No task of this app uses the queue {chosen!r}, so no worker of it would serve it."
+            f"{did_you_mean(chosen, known_queues)} Declare it with App(…, queues=[{chosen!r}])."
+        )
+    return NewJob(
+        task=task,
+        queue=chosen,
+        payload=encode_call(args, kwargs, task, limit_bytes),
+        policy=encode_policy(policy),
+        on_crash=policy.on_crash,
+        heartbeat=policy.heartbeat,
+        heartbeat_timeout_s=policy.heartbeat_timeout_s,
+        timeout_s=policy.timeout_s,
+        priority=options.priority,
+        delay_s=0.0 if options.delay is None else seconds(options.delay, "delay"),
+        run_at=_epoch(options.run_at),
+        unique_key=options.unique_key,
+        enqueued_by=_program(),
+    )
+
+
+def split_call(call: Any, task: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Read one entry of `enqueue_many`: a tuple or list of arguments, or a dict of named ones."""
+    if isinstance(call, dict):
+        return (), call
+    if isinstance(call, tuple | list):
+        return tuple(call), {}
+    raise PayloadError(
+        f"enqueue_many of {task!r} takes tuples of arguments or dicts of named ones, not {type(call).__name__}. "
+        f"Write [(value,), …] for a single argument."
+    )
+
+
+def _epoch(moment: datetime | float | None) -> float | None:
+    if isinstance(moment, datetime):
+        return moment.timestamp()
+    return None if moment is None else float(moment)
+
+
+_programs: dict[int, str] = {}
+
+
+def _program() -> str:
+    """Say who enqueues, for the story of the job: program, host and pid."""
+    pid = os.getpid()
+    if pid not in _programs:
+        name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+        text = f"{name[:60]}@{socket.gethostname()[:60]}:{pid}"
+        # Names of files and hosts may hold anything.
+        _programs[pid] = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "")
+    return _programs[pid]

@@ -1,0 +1,95 @@
+"""A handle on one job: ask for its state, wait for its result, cancel it."""
+
+import asyncio
+import threading
+from typing import Any
+
+from unstuck.client.counter import Counter
+from unstuck.domain.durations import Duration, brief, seconds
+from unstuck.domain.errors import JobNotFound, ResultTimeout, exception_for
+from unstuck.domain.payload import decode
+from unstuck.domain.states import JobState
+from unstuck.notify.waiting import Answer
+from unstuck.store.records import JobRecord, Outcome
+
+
+class Job:
+    """A job, durable since the enqueue that gave this handle returned."""
+
+    def __init__(self, counter: Counter, job_id: int, *, fresh: bool = True) -> None:
+        self._counter = counter
+        self.id = job_id
+        self.fresh = fresh
+        """False: an unfinished job with the same unique key was there already, and this is it."""
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}>"
+
+    def record(self) -> JobRecord:
+        """Give all that the ledger knows of the job now."""
+        record = self._counter.parts().ledger.job(self.id)
+        if record is None:
+            raise JobNotFound(f"Job {self.id} does not exist: it was never stored, or was pruned after it ended.")
+        return record
+
+    @property
+    def state(self) -> JobState:
+        return self.record().state
+
+    def cancel(self) -> str:
+        """Cancel it: 'cancelled', 'requested' (it runs, and its worker is told) or 'finished' (too late)."""
+        return self._counter.parts().operator.cancel([self.id], by="client")[self.id]
+
+    def result(self, timeout: Duration | None = None) -> Any:
+        """Wait for the end; give what the task returned, or raise what became of the job."""
+        patience_s = None if timeout is None else seconds(timeout, "timeout")
+        answers: list[Answer] = []
+        told = threading.Event()
+
+        def tell(answer: Answer) -> None:
+            answers.append(answer)
+            told.set()
+
+        watcher = self._counter.parts().watcher
+        waiter = watcher.add(self.id, tell)
+        try:
+            if not told.wait(patience_s):
+                raise self._timeout(patience_s)
+        finally:
+            watcher.remove(waiter)
+        return _value(answers[0])
+
+    async def result_async(self, timeout: Duration | None = None) -> Any:
+        """Like `result`, without blocking the event loop."""
+        patience_s = None if timeout is None else seconds(timeout, "timeout")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def tell(answer: Answer) -> None:
+            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(answer))
+
+        parts = await asyncio.to_thread(self._counter.parts)
+        waiter = parts.watcher.add(self.id, tell)
+        try:
+            answer = await asyncio.wait_for(future, patience_s)
+        except TimeoutError:
+            raise await asyncio.to_thread(self._timeout, patience_s) from None
+        finally:
+            parts.watcher.remove(waiter)
+        return _value(answer)
+
+    def _timeout(self, patience_s: float | None) -> ResultTimeout:
+        doing = self._counter.parts().operator.doing(self.id)
+        return ResultTimeout(f"Job {self.id} did not end within {brief(patience_s or 0.0)}: {doing}")
+
+
+def _value(answer: Answer) -> Any:
+    if not isinstance(answer, Outcome):
+        raise answer
+    if answer.state is JobState.SUCCEEDED:
+        return decode(answer.result)
+    assert answer.error is not None, f"job {answer.job_id} ended as {answer.state} without an error"
+    error = answer.error
+    raise exception_for(
+        error.code, error.message, job_id=answer.job_id, cause=error.cause, details=error.details
+    )

@@ -1,0 +1,89 @@
+"""A function registered with an app: still an ordinary function when called, and a job when enqueued."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from unstuck.client.counter import Counter
+from unstuck.client.enqueueing import Options, build_job, split_call
+from unstuck.client.job import Job
+from unstuck.runner.tasks import TaskDefinition
+from unstuck.store.records import Enqueued, NewJob
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_MANY = 100_000
+BATCH = 1_000
+
+
+class Task(Generic[P, R]):
+    def __init__(
+        self,
+        counter: Counter,
+        definition: TaskDefinition,
+        known_queues: Callable[[], frozenset[str]],
+        options: Options | None = None,
+    ) -> None:
+        self.definition = definition
+        self._counter = counter
+        self._known_queues = known_queues
+        self._options = options or Options()
+        functools.update_wrapper(self, definition.function)
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r} on queue {self.definition.queue!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return cast(R, self.definition.function(*args, **kwargs))
+
+    def options(self, **values: Any) -> "Task[P, R]":
+        """Give the same task with other options for what is enqueued: priority, delay, run_at, …"""
+        return Task(self._counter, self.definition, self._known_queues, Options.checked(self._options, values))
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> Job:
+        """Store a job; it is durable when this returns."""
+        return self._store([self._job(args, kwargs)])[0]
+
+    def enqueue_many(self, calls: Iterable[Any]) -> list[Job]:
+        """Store many jobs: tuples of arguments or dicts of named ones. Each thousand is one commit."""
+        jobs = [self._job(*split_call(call, self.name)) for call in calls]
+        return [handle for at in range(0, len(jobs), BATCH) for handle in self._store(jobs[at : at + BATCH])]
+
+    async def enqueue_async(self, *args: Any, **kwargs: Any) -> Job:
+        """Like `enqueue`, without blocking the event loop."""
+        job = self._job(args, kwargs)
+        return (await asyncio.to_thread(self._store, [job]))[0]
+
+    async def enqueue_many_async(self, calls: Iterable[Any]) -> list[Job]:
+        return await asyncio.to_thread(self.enqueue_many, list(calls))
+
+    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        definition = self.definition
+        return build_job(
+            task=definition.name,
+            queue=definition.queue,
+            policy=definition.policy,
+            options=self._options,
+            args=args,
+            kwargs=kwargs,
+            limit_bytes=self._counter.settings.max_payload_bytes,
+            known_queues=self._known_queues(),
+        )
+
+    def _store(self, jobs: list[NewJob]) -> list[Job]:
+        parts = self._counter.parts()
+        words = {f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0}
+        stored: list[Enqueued]
+        if self._options.connection is not None:
+            stored = parts.ledger.enqueue_on(self._options.connection, jobs)
+            parts.ringer.ring_later(words)
+        else:
+            stored = parts.coalescer.enqueue(jobs)
+            parts.ringer.ring(words)
+        return [Job(self._counter, item.job_id, fresh=item.fresh) for item in stored]
