@@ -1,7 +1,7 @@
 """Share a page of memory between worker, nursery, runners and the neighbours who may have to clean up.
 
 One record per slot: which process is in it, which attempt it entered, when its interpreter last gave a
-pulse, and until when its lease allows it to live. Each field is written by one party only and is eight
+pulse, until when its lease allows it to live, and which attempts were entered lately. Each field is written by one party only and is eight
 aligned bytes, so a reader sees an old value or a new one, never half of each.
 """
 
@@ -17,9 +17,15 @@ _HEADER = struct.Struct("=QQqq")  # magic, slots, nursery pid, nursery start
 _I64 = struct.Struct("=q")
 _F64 = struct.Struct("=d")
 _HEADER_BYTES = 64
-_SLOT_BYTES = 64
-_PID, _STARTED, _ENTERED, _PULSE, _KILL_AT = 0, 8, 16, 24, 32
+_PID, _STARTED, _ENTERED, _PULSE, _KILL_AT, _KIND, _ENTRIES, _LATELY = 0, 8, 16, 24, 32, 40, 48, 64
+ENTERED_KEPT = 248
+"""How many of the last entered attempts a slot remembers. A slot must never hold half as many unsettled jobs:
+whoever cleans up after a death takes an attempt that is not remembered for one that never began."""
+_SLOT_BYTES = _LATELY + 8 * ENTERED_KEPT
 MAX_SLOTS = 4096
+
+SYNC, ASYNC = 1, 2
+"""Kinds of slots. In an async one every job that was handed over counts as entered; 0 means unknown, and the same."""
 
 
 def trace_path(worker_id: str) -> Path:
@@ -65,6 +71,9 @@ class Trace:
             raise ValueError(f"{path} is not a trace")
         return cls(path, memory, slots)
 
+    def close(self) -> None:
+        self._memory.close()
+
     def unlink(self) -> None:
         self.path.unlink(missing_ok=True)
 
@@ -95,10 +104,21 @@ class Trace:
 
     def enter(self, slot: int, token: int) -> None:
         """Mark the attempt whose user code is about to run; 0 when none is."""
-        _I64.pack_into(self._memory, _HEADER_BYTES + slot * _SLOT_BYTES + _ENTERED, token)
+        base = _HEADER_BYTES + slot * _SLOT_BYTES
+        if token:
+            # Remembered before it is marked: a death in between must not make it look as if it never began.
+            entries = _I64.unpack_from(self._memory, base + _ENTRIES)[0]
+            _I64.pack_into(self._memory, base + _LATELY + 8 * (entries % ENTERED_KEPT), token)
+            _I64.pack_into(self._memory, base + _ENTRIES, entries + 1)
+        _I64.pack_into(self._memory, base + _ENTERED, token)
 
     def entered(self, slot: int) -> int:
         return self._get_i64(slot, _ENTERED)
+
+    def entered_lately(self, slot: int) -> frozenset[int]:
+        """Give the last attempts that were entered in this slot, by whichever runner; the finished ones too."""
+        start = _HEADER_BYTES + slot * _SLOT_BYTES + _LATELY
+        return frozenset(struct.unpack_from(f"={ENTERED_KEPT}q", self._memory, start)) - {0}
 
     def pulse(self, slot: int, at_s: float) -> None:
         self._set_f64(slot, _PULSE, at_s)
@@ -107,6 +127,13 @@ class Trace:
         return self._get_f64(slot, _PULSE)
 
     # Worker -----------------------------------------------------------------------------------
+
+    def set_kind(self, slot: int, kind: int) -> None:
+        """Say what kind of runner this slot is for: SYNC or ASYNC."""
+        self._set_i64(slot, _KIND, kind)
+
+    def kind(self, slot: int) -> int:
+        return self._get_i64(slot, _KIND)
 
     def set_kill_at(self, slot: int, at_s: float) -> None:
         """Tell the nursery when the lease of this slot ends: it kills the runner then, even if we are frozen."""
