@@ -1,8 +1,8 @@
 """Share a page of memory between worker, nursery, runners and the neighbours who may have to clean up.
 
-One record per slot: which process is in it, which attempt it entered, when its interpreter last gave a
-pulse, until when its lease allows it to live, and which attempts were entered lately. Each field is written by one party only and is eight
-aligned bytes, so a reader sees an old value or a new one, never half of each.
+One record per slot: which process is in it, which attempt it entered (and those before it), when its
+interpreter last gave a pulse, and until when its lease allows it to live. Each field is written by one party
+only and is eight aligned bytes, so a reader sees an old value or a new one, never half of each.
 """
 
 import mmap
