@@ -221,8 +221,6 @@ class WorkerWatch(msgspec.Struct, frozen=True):
     """For how long it has been SUSPECT; 0 where it is not."""
     shortest_s: float | None = None
     """The shortest heartbeat timeout among its RUNNING jobs (those with `heartbeat=False` left out)."""
-    detector: Detector | None = None
-    """Who gave the verdict that stands (SUSPECT or DEAD); None where there is none."""
 
 
 class GuardSilent(msgspec.Struct, frozen=True):
