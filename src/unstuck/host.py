@@ -88,3 +88,11 @@ def pidfd(pid: int, started: str) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def memory_bytes(pid: int) -> int:
+    """Give the resident memory of a process; 0 where it cannot be read."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,26 @@
+"""Say until when an attempt may run without a confirmed beat, so that two never run for long at once."""
+
+from unstuck.worker.holds import Hold
+
+MARGIN_SHARE = 0.1
+MAX_MARGIN_S = 2.0
+
+
+def lease_end_s(confirmed_s: float, timeout_s: float) -> float:
+    """Give the end of a lease on our own clock.
+
+    It counts from when the last confirmed beat was *sent*: the ledger wrote it later than that, and so
+    takes the job away later than we give it up.
+    """
+    return confirmed_s + timeout_s - min(MAX_MARGIN_S, MARGIN_SHARE * timeout_s)
+
+
+def must_stop_at_s(hold: Hold, confirmed_s: float) -> float | None:
+    """Give when this job must be stopped unless a beat is confirmed; None where it may go on.
+
+    A job that would fail, not be retried, goes on: nobody else will take it, and it settles if its token
+    still stands.
+    """
+    if hold.lease_s is None or not hold.retried_elsewhere:
+        return None
+    return lease_end_s(confirmed_s, hold.lease_s)

@@ -1,0 +1,152 @@
+"""Prove that this worker lives, and listen for the bell, in a thread that user code cannot block."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from unstuck import host
+from unstuck.domain.errors import LedgerError
+from unstuck.domain.states import WorkerState
+from unstuck.store.contract import Bell, Ledger
+from unstuck.store.records import BeatAnswer, Pulse
+from unstuck.worker.mailbox import Mailbox
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 1.0
+PROMOTE_BATCH = 1_000
+
+log = structlog.get_logger("unstuck.worker")
+
+
+@dataclass(frozen=True)
+class Beaten:
+    """A beat was confirmed; it had been sent at `sent_s` (boot time)."""
+
+    sent_s: float
+    answer: BeatAnswer
+
+
+@dataclass(frozen=True)
+class Rung:
+    """There may be new work."""
+
+
+class Heartbeat:
+    """One loop: wait for the bell until the next beat is due, then beat."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        worker_id: str,
+        mailbox: Mailbox,
+        *,
+        interval_s: float,
+        queues: frozenset[str],
+        report: Callable[[], Pulse],
+        on_workers: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._worker_id = worker_id
+        self._mailbox = mailbox
+        self._interval_s = interval_s
+        self._words = frozenset(f"queue:{name}" for name in queues)
+        self._report = report
+        self._on_workers = on_workers
+        self._bell: Bell | None = None
+        self._promote_at_s: float | None = None
+        self._drain = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unstuck-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping.set()
+        self._interrupt()
+        self._thread.join(timeout_s)
+
+    def announce_drain(self) -> None:
+        """Have the ledger show this worker as draining; the beat goes on."""
+        self._drain = True
+        self._interrupt()
+
+    def promote_in(self, wait_s: float) -> None:
+        """See to it that what is scheduled becomes ready when it is due, and not a poll later."""
+        at_s = host.boottime_s() + wait_s
+        if self._promote_at_s is None or at_s < self._promote_at_s:
+            self._promote_at_s = at_s
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        bell = self._bell
+        if bell is not None:
+            bell.interrupt()
+
+    def _run(self) -> None:
+        # The birth was the first beat.
+        next_beat_s = host.boottime_s() + self._interval_s
+        pause_s = 0.0
+        while not self._stopping.is_set():
+            try:
+                wait_s = max(0.0, min(next_beat_s, self._promote_at_s or next_beat_s) - host.boottime_s())
+                words = self._listen().wait(wait_s)
+                if self._stopping.is_set():
+                    break
+                if self._hear(words) or host.boottime_s() >= next_beat_s:
+                    sent_s = host.boottime_s()
+                    self._beat(sent_s)
+                    next_beat_s = sent_s + self._interval_s
+                self._keep_promises()
+                if pause_s:
+                    log.info("The ledger is back")
+                pause_s = 0.0
+            except LedgerError as error:
+                if not pause_s:
+                    log.warning("Cannot reach the ledger; trying on", error=str(error))
+                pause_s = min(max(FIRST_PAUSE_S, pause_s * 2), LONGEST_PAUSE_S)
+                next_beat_s = host.boottime_s()
+                self._close_bell()
+                self._stopping.wait(pause_s)
+        self._close_bell()
+
+    def _listen(self) -> Bell:
+        if self._bell is None:
+            self._bell = self._ledger.listen(self._worker_id)
+            # Whatever was rung while nobody listened is lost: look.
+            self._mailbox.post(Rung())
+        return self._bell
+
+    def _close_bell(self) -> None:
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
+
+    def _hear(self, words: frozenset[str]) -> bool:
+        """Pass on what was rung; True when somebody wants this worker's ear."""
+        if words & self._words:
+            self._mailbox.post(Rung())
+        if "workers" in words:
+            self._on_workers()
+        return f"worker:{self._worker_id}" in words
+
+    def _beat(self, sent_s: float) -> None:
+        answer = self._ledger.beat(self._report())
+        self._mailbox.post(Beaten(sent_s, answer))
+        if answer.state in (WorkerState.DEAD, WorkerState.STOPPED):
+            self._stopping.set()
+
+    def _keep_promises(self) -> None:
+        if self._drain:
+            self._ledger.drain(self._worker_id)
+            self._drain = False
+        if self._promote_at_s is not None and host.boottime_s() >= self._promote_at_s:
+            self._promote_at_s = None
+            promoted = self._ledger.promote_due(PROMOTE_BATCH)
+            if promoted.count:
+                self._ledger.ring({f"queue:{name}" for name in promoted.queues})
+                self._mailbox.post(Rung())
+            if promoted.next_due_in_s is not None:
+                self.promote_in(promoted.next_due_in_s)

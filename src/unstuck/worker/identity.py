@@ -1,0 +1,61 @@
+"""Give a worker its identity: a random id that is never reused, and the facts that prove its life."""
+
+import os
+import secrets
+from typing import Any
+
+from unstuck import __version__, host
+from unstuck.config import Settings
+from unstuck.domain.policy import encode_policy
+from unstuck.runner.tasks import Manifest
+from unstuck.runner.trace import trace_path
+from unstuck.store.records import TaskRecord, WorkerBirth
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+ID_CHARS = 12
+
+
+def new_worker_id() -> str:
+    """Make an id of 60 random bits, without letters that people mix up."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(ID_CHARS))
+
+
+def beat_interval_s(settings: Settings, manifest: Manifest) -> float:
+    """Beat as often as the most demanding task asks: there is one beat for all of them."""
+    asked = [task.policy.heartbeat_interval_s for task in manifest.tasks if task.policy.heartbeat_interval_s]
+    return min([settings.recovery.heartbeat_interval_s, *asked])
+
+
+def birth(
+    worker_id: str,
+    *,
+    name: str | None,
+    settings: Settings,
+    manifest: Manifest,
+    queues: tuple[str, ...],
+    concurrency: int,
+    metadata: dict[str, Any],
+) -> WorkerBirth:
+    """Write down who this process is."""
+    pid = os.getpid()
+    recovery = settings.recovery
+    return WorkerBirth(
+        id=worker_id,
+        name=name or f"{host.hostname()}-{pid}",
+        host=host.hostname(),
+        pid=pid,
+        boot_id=host.boot_id(),
+        pid_namespace=host.pid_namespace(),
+        process_started=host.process_started(pid),
+        queues=queues,
+        tasks=tuple(
+            TaskRecord(task.name, task.queue, encode_policy(task.policy), task.is_async) for task in manifest.tasks
+        ),
+        concurrency=concurrency,
+        version=__version__,
+        heartbeat_interval_s=beat_interval_s(settings, manifest),
+        suspect_after_s=recovery.claimed_stale_after_s,
+        running_stale_after_s=recovery.running_stale_after_s,
+        metadata=metadata,
+        trace=str(trace_path(worker_id)),
+    )

@@ -1,0 +1,46 @@
+"""Carry messages from the other threads to the floor, and wake it."""
+
+import os
+from collections import deque
+from typing import Any
+
+
+class Mailbox:
+    """Many may post; one takes. `fileno` is readable while something may be inside."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Any] = deque()
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        os.set_blocking(self._write_fd, False)
+
+    def fileno(self) -> int:
+        return self._read_fd
+
+    @property
+    def wakeup_fd(self) -> int:
+        """For `signal.set_wakeup_fd`: a signal wakes the floor too."""
+        return self._write_fd
+
+    def post(self, message: Any) -> None:
+        self._messages.append(message)
+        try:
+            os.write(self._write_fd, b"\0")
+        except BlockingIOError:
+            pass  # Full of wake-ups: the floor will wake.
+
+    def take(self) -> list[Any]:
+        """Give everything posted so far, in order."""
+        try:
+            while len(os.read(self._read_fd, 4096)) == 4096:
+                pass
+        except BlockingIOError:
+            pass
+        messages = []
+        while self._messages:
+            messages.append(self._messages.popleft())
+        return messages
+
+    def close(self) -> None:
+        os.close(self._read_fd)
+        os.close(self._write_fd)

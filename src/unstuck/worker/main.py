@@ -1,0 +1,198 @@
+"""Run a worker: bring up the bench, join the ledger, work, and leave in order.
+
+A worker that was declared dead comes back under a new id; only a shutdown ends the process.
+"""
+
+import os
+from dataclasses import replace
+
+import structlog
+
+from unstuck import config, host
+from unstuck.config import DEFAULT_QUEUE, Settings
+from unstuck.domain.errors import LedgerError, LedgerUnavailable, UnknownQueue
+from unstuck.domain.names import did_you_mean
+from unstuck.reaper.ring import Neighbours
+from unstuck.reaper.sweep import Reaper
+from unstuck.reaper.watchman import Watchman
+from unstuck.runner.tasks import Manifest
+from unstuck.runner.trace import Trace, trace_path
+from unstuck.store.contract import Ledger
+from unstuck.store.opening import ready_ledger
+from unstuck.worker.bench import Bench
+from unstuck.worker.floor import Floor
+from unstuck.worker.heartbeat import Heartbeat
+from unstuck.worker.identity import beat_interval_s, birth, new_worker_id
+from unstuck.worker.mailbox import Mailbox
+from unstuck.worker.signals import StopSignals
+from unstuck.worker.wheel import Wheel
+
+JOIN_S = 5.0
+REBIRTH_PAUSE_S = 0.5
+
+log = structlog.get_logger("unstuck.worker")
+
+
+def run_worker(
+    target: str,
+    *,
+    queues: tuple[str, ...] | None = None,
+    concurrency: int | None = None,
+    name: str | None = None,
+    reaper: bool = True,
+    url: str | None = None,
+) -> int:
+    """Work until told to stop; give the exit code."""
+    signals = StopSignals()
+    bench = Bench(target)
+    try:
+        manifest = bench.start()
+        settings = config.restore(manifest.settings)
+        if url is not None:
+            settings = replace(settings, url=url)
+        served = _served(queues, manifest)
+        ledger = ready_ledger(settings)
+        try:
+            worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper)
+            while not worker.live(signals):
+                log.warning("Coming back as a new worker")
+            return 0
+        finally:
+            ledger.close()
+    finally:
+        bench.close()
+
+
+def _served(asked: tuple[str, ...] | None, manifest: Manifest) -> tuple[str, ...]:
+    known = {task.queue for task in manifest.tasks} | set(manifest.queues) | {DEFAULT_QUEUE}
+    for queue in asked or ():
+        if queue not in known:
+            raise UnknownQueue(
+                f"No task of this app uses the queue {queue!r}.{did_you_mean(queue, known)} "
+                f"Known: {', '.join(sorted(known))}. Declare others with App(…, queues=[…])."
+            )
+    return tuple(dict.fromkeys(asked)) if asked else tuple(sorted(known))
+
+
+class Incarnations:
+    """One process, one bench; a new id each time the ledger took the last one for dead."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        manifest: Manifest,
+        settings: Settings,
+        ledger: Ledger,
+        queues: tuple[str, ...],
+        concurrency: int | None,
+        name: str | None,
+        reaper: bool,
+    ) -> None:
+        self._bench = bench
+        self._manifest = manifest
+        self._settings = settings
+        self._ledger = ledger
+        self._queues = queues
+        self._slots = concurrency or settings.slots
+        self._name = name
+        self._with_reaper = reaper
+
+    def live(self, signals: StopSignals) -> bool:
+        """Live one life; False when it ended because the ledger declared it dead."""
+        worker_id = new_worker_id()
+        trace = Trace.create(trace_path(worker_id), self._slots + 1)
+        mailbox = Mailbox()
+        try:
+            self._bench.equip(trace, worker_id)
+            born_s = self._register(worker_id)
+            return self._work(worker_id, trace, mailbox, born_s, signals)
+        finally:
+            signals.wake(-1)
+            mailbox.close()
+            trace.unlink()
+
+    def _register(self, worker_id: str) -> float:
+        metadata = {
+            "hostname": host.hostname(),
+            "pid": os.getpid(),
+            "fork": self._manifest.fork,
+            "why_spawn": self._manifest.why_spawn,
+        }
+        born = birth(
+            worker_id,
+            name=self._name,
+            settings=self._settings,
+            manifest=self._manifest,
+            queues=self._queues,
+            concurrency=self._slots,
+            metadata={key: value for key, value in metadata.items() if value != ""},
+        )
+        sent_s = host.boottime_s()
+        self._ledger.register(born)
+        self._ledger.ring({"workers"})
+        log.info(
+            "Worker started",
+            worker_id=worker_id,
+            name=born.name,
+            queues=",".join(self._queues),
+            concurrency=self._slots,
+            tasks=len(self._manifest.tasks),
+        )
+        if not self._manifest.fork:
+            log.warning("Runners are spawned, not forked", why=self._manifest.why_spawn)
+        return sent_s
+
+    def _work(self, worker_id: str, trace: Trace, mailbox: Mailbox, born_s: float, signals: StopSignals) -> bool:
+        ledger, recovery = self._ledger, self._settings.recovery
+        watch = Reaper(ledger, recovery, by=worker_id)
+        neighbours = Neighbours(watch, worker_id) if self._with_reaper and "neighbours" in recovery.evidence else None
+        watchman = Watchman(watch) if self._with_reaper else None
+        wheel = Wheel(ledger, worker_id, mailbox)
+        floor = Floor(
+            worker_id=worker_id,
+            bench=self._bench,
+            trace=trace,
+            manifest=self._manifest,
+            settings=self._settings,
+            queues=self._queues,
+            slots=self._slots,
+            mailbox=mailbox,
+            wheel=wheel,
+            born_s=born_s,
+        )
+        heartbeat = Heartbeat(
+            ledger,
+            worker_id,
+            mailbox,
+            interval_s=beat_interval_s(self._settings, self._manifest),
+            queues=frozenset(self._queues),
+            report=floor.pulse,
+            on_workers=neighbours.refresh if neighbours is not None else lambda: None,
+        )
+        floor.attach(heartbeat)
+        parts = [part for part in (wheel, heartbeat, watchman, neighbours) if part is not None]
+        for part in parts:
+            part.start()
+        signals.wake(mailbox.wakeup_fd)
+        try:
+            drained = floor.run(signals)
+            if drained:
+                self._retire(worker_id)
+            return drained
+        finally:
+            wheel.stop(JOIN_S)
+            for caretaker in (neighbours, watchman):
+                if caretaker is not None:
+                    caretaker.stop()
+            # The beat stops last: a worker that is shutting down is still alive.
+            heartbeat.stop(JOIN_S)
+
+    def _retire(self, worker_id: str) -> None:
+        try:
+            self._ledger.retire(worker_id)
+            self._ledger.ring({"workers"})
+            log.info("Worker stopped", worker_id=worker_id)
+        except LedgerUnavailable as error:
+            log.error("Could not tell the ledger that this worker stopped; the reaper will", error=str(error))
+        except LedgerError as error:
+            log.error("The ledger refused the end of this worker", error=str(error))

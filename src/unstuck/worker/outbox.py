@@ -1,0 +1,61 @@
+"""Gather what ended since the last turn, until a turn hands it in."""
+
+from collections import deque
+
+from unstuck.domain.endings import Ending, Release
+from unstuck.store.records import Done, Held, Output, Turn, Wish
+
+MAX_ITEMS = 1_000
+MAX_BYTES = 8 * 1024 * 1024
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self.done: deque[Done] = deque()
+        self.endings: deque[Ending] = deque()
+        self.releases: deque[Release] = deque()
+        self.outputs: dict[int, Output] = {}
+
+    def __len__(self) -> int:
+        return len(self.done) + len(self.endings) + len(self.releases)
+
+    def tokens(self) -> set[int]:
+        return {item.token for part in (self.done, self.endings, self.releases) for item in part}
+
+    def put_output(self, output: Output) -> None:
+        if output.stdout or output.stderr:
+            self.outputs[output.token] = output
+
+    def turn(self, worker_id: str, start: tuple[Held, ...], wish: Wish | None) -> Turn:
+        """Take as much as fits one turn."""
+        size = 0
+        done: list[Done] = []
+        endings: list[Ending] = []
+        outputs: list[Output] = []
+        while self.done and len(done) < MAX_ITEMS and size < MAX_BYTES:
+            item = self.done.popleft()
+            done.append(item)
+            size += len(item.result) + self._take_output(item.token, outputs)
+        while self.endings and len(done) + len(endings) < MAX_ITEMS and size < MAX_BYTES:
+            ending = self.endings.popleft()
+            endings.append(ending)
+            size += self._take_output(ending.token, outputs)
+        releases = tuple(self.releases)
+        self.releases.clear()
+        return Turn(worker_id, tuple(done), tuple(endings), start, releases, tuple(outputs), wish)
+
+    def _take_output(self, token: int, outputs: list[Output]) -> int:
+        if not self.outputs:
+            return 0
+        output = self.outputs.pop(token, None)
+        if output is None:
+            return 0
+        outputs.append(output)
+        return len(output.stdout) + len(output.stderr)
+
+    def put_back(self, turn: Turn, still_held: set[int]) -> None:
+        """Take back what an uncertain turn did not write: a terminal write is repeated until it is known."""
+        self.done.extendleft(item for item in reversed(turn.done) if item.token in still_held)
+        self.endings.extendleft(item for item in reversed(turn.endings) if item.token in still_held)
+        self.releases.extendleft(item for item in reversed(turn.release) if item.token in still_held)
+        self.outputs.update({item.token: item for item in turn.outputs if item.token in still_held})

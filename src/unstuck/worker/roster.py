@@ -1,0 +1,136 @@
+"""Know the runners of this worker: who is in which slot, who is busy with what, who is free."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from unstuck.runner.trace import Trace
+from unstuck.worker.bench import Bench, Runner
+from unstuck.worker.fencing import must_stop_at_s
+from unstuck.worker.holds import Hold
+
+
+@dataclass(slots=True, eq=False)
+class Crew:
+    """A runner and the jobs that it was given, in order; a sync runner is in the first one."""
+
+    runner: Runner
+    is_async: bool
+    jobs: dict[int, Hold] = field(default_factory=dict)
+    to_send: list[Hold] = field(default_factory=list)
+    since_s: float = 0.0
+    """When the first job of a sync runner became the first."""
+    ended: int = 0
+    pidfd: int | None = None
+    gone_s: float | None = None
+    """When we saw that it is gone, while its exit status is still to come."""
+    retiring: bool = False
+    weighed_s: float = 0.0
+
+    @property
+    def slot(self) -> int:
+        return self.runner.slot
+
+
+class Roster:
+    def __init__(self, bench: Bench, slots: int, trace: Trace) -> None:
+        self._bench = bench
+        self._slots = slots
+        self._trace = trace
+        self._kill_at: dict[int, float] = {}
+        self._idle: deque[Crew] = deque()
+        self._busy_sync = 0
+        self._async_jobs = 0
+        self.crews: dict[int, Crew] = {}
+        self.opened: list[Crew] = []
+        """New since the floor last looked: to be watched by its selector."""
+
+    def free(self) -> int:
+        """Give how many more jobs may run at once."""
+        return self._slots - self._busy_sync - self._async_jobs
+
+    def ahead_room(self, depth: int) -> int:
+        """Give how many RUNNING jobs may still be queued behind others at the sync runners."""
+        if depth <= 0:
+            return 0
+        busy = [crew for crew in self.crews.values() if not crew.is_async and crew.jobs and not crew.retiring]
+        return sum(max(0, depth + 1 - len(crew.jobs)) for crew in busy)
+
+    def place(self, hold: Hold, now_s: float, depth: int) -> Crew | None:
+        """Give the job to somebody, or None when all are busy. The floor sends what is in `to_send`."""
+        crew = self._choose(hold, depth)
+        if crew is None:
+            return None
+        if crew.is_async:
+            self._async_jobs += 1
+        elif not crew.jobs:
+            self._busy_sync += 1
+            crew.since_s = now_s
+        hold.given_s = now_s
+        crew.jobs[hold.token] = hold
+        crew.to_send.append(hold)
+        return crew
+
+    def _choose(self, hold: Hold, depth: int) -> Crew | None:
+        if self.free() > 0:
+            return self._async_crew() if hold.is_async else self._free_sync_crew()
+        if hold.is_async or not hold.retried_elsewhere or depth <= 0:
+            return None
+        queues = [crew for crew in self.crews.values() if not crew.is_async and crew.jobs and crew.gone_s is None]
+        crew = min(queues, key=lambda crew: len(crew.jobs), default=None)
+        return crew if crew is not None and not crew.retiring and len(crew.jobs) <= depth else None
+
+    def _async_crew(self) -> Crew | None:
+        crew = self.crews.get(self._slots)
+        if crew is None:
+            return self._open(self._slots, is_async=True)
+        return None if crew.gone_s is not None or crew.retiring else crew
+
+    def _free_sync_crew(self) -> Crew | None:
+        while self._idle:
+            crew = self._idle.pop()
+            if crew.gone_s is None and not crew.retiring and self.crews.get(crew.slot) is crew:
+                return crew
+        slot = next((slot for slot in range(self._slots) if slot not in self.crews), None)
+        return None if slot is None else self._open(slot, is_async=False)
+
+    def _open(self, slot: int, *, is_async: bool) -> Crew:
+        crew = Crew(self._bench.open_runner(slot, "async" if is_async else "sync"), is_async)
+        self.crews[slot] = crew
+        self._kill_at.pop(slot, None)
+        self.opened.append(crew)
+        return crew
+
+    def take_off(self, crew: Crew, token: int) -> Hold | None:
+        """Take a job off a runner: it ended, was retracted, or is no longer ours."""
+        hold = crew.jobs.pop(token, None)
+        if hold is None:
+            return None
+        if crew.is_async:
+            self._async_jobs -= 1
+        elif not crew.jobs:
+            self._busy_sync -= 1
+            if crew.gone_s is None and not crew.retiring:
+                self._idle.append(crew)
+        return hold
+
+    def remove(self, crew: Crew) -> None:
+        """Forget a runner that is gone; its jobs were taken off before."""
+        assert not crew.jobs
+        if self.crews.get(crew.slot) is crew:
+            del self.crews[crew.slot]
+        self._set_kill_at(crew.slot, 0.0)
+
+    def renew_leases(self, confirmed_s: float) -> None:
+        """Tell the nursery until when each runner may live, should this process freeze."""
+        for crew in self.crews.values():
+            self.renew_lease(crew, confirmed_s)
+
+    def renew_lease(self, crew: Crew, confirmed_s: float) -> None:
+        ends = [end_s for hold in crew.jobs.values() if (end_s := must_stop_at_s(hold, confirmed_s)) is not None]
+        self._set_kill_at(crew.slot, min(ends, default=0.0))
+
+    def _set_kill_at(self, slot: int, at_s: float) -> None:
+        # Written only when it changes: most jobs come and go under the same lease.
+        if self._kill_at.get(slot, 0.0) != at_s:
+            self._kill_at[slot] = at_s
+            self._trace.set_kill_at(slot, at_s)

@@ -1,0 +1,143 @@
+"""Turn the wheel: do the floor's turns against the ledger, one at a time, in a thread of its own."""
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue
+from unstuck.domain.outcomes import NotStorable
+from unstuck.domain.recovery import Attempt, conclude
+from unstuck.domain.policy import Policy
+from unstuck.store.contract import Ledger
+from unstuck.store.records import HeldJob, Turn, TurnAnswer
+from unstuck.worker.mailbox import Mailbox
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+log = structlog.get_logger("unstuck.worker")
+
+
+@dataclass(frozen=True)
+class TurnDone:
+    turn: Turn
+    answer: TurnAnswer
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class TurnUncertain:
+    """The answer never came: whether it was written must be found out by comparing."""
+
+    turn: Turn
+    error: str
+
+
+@dataclass(frozen=True)
+class HeldAnswer:
+    held: list[HeldJob]
+
+
+@dataclass(frozen=True)
+class _Compare:
+    pass
+
+
+class Wheel:
+    """The floor gives one turn or comparison at a time and gets its answer in the mailbox."""
+
+    def __init__(self, ledger: Ledger, worker_id: str, mailbox: Mailbox) -> None:
+        self._ledger = ledger
+        self._worker_id = worker_id
+        self._mailbox = mailbox
+        self._work: queue.SimpleQueue[Turn | _Compare | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unstuck-wheel", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping.set()
+        self._work.put(None)
+        self._thread.join(timeout_s)
+
+    def turn(self, turn: Turn) -> None:
+        self._work.put(turn)
+
+    def compare(self) -> None:
+        """Ask the ledger for all that it believes we hold; waits out an outage."""
+        self._work.put(_Compare())
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            self._mailbox.post(self._compare() if isinstance(work, _Compare) else self._turn(work))
+
+    def _turn(self, turn: Turn) -> TurnDone | TurnUncertain:
+        began_s = time.monotonic()
+        try:
+            answer = self._split_if_refused(turn)
+        except LedgerUnavailable as error:
+            return TurnUncertain(turn, str(error))
+        except LedgerError as error:
+            log.error("The ledger refused a turn", error=str(error))
+            return TurnUncertain(turn, str(error))
+        return TurnDone(turn, answer, time.monotonic() - began_s)
+
+    def _split_if_refused(self, turn: Turn) -> TurnAnswer:
+        try:
+            return self._ledger.turn(turn)
+        except RefusedValue as error:
+            return self._split(turn, str(error))
+
+    def _split(self, turn: Turn, reason: str) -> TurnAnswer:
+        """Find the outcome that cannot be written by halves; it fails alone and never blocks the wheel."""
+        ended = [*turn.done, *turn.endings]
+        if len(ended) > 1 or (ended and (turn.start or turn.release or turn.wish)):
+            half = len(ended) // 2
+            parts = [_only(turn, ended[:half]), _only(turn, ended[half:])] if half else [_only(turn, ended)]
+            answers = [self._split_if_refused(part) for part in parts]
+            if turn.start or turn.release or turn.wish:
+                rest = Turn(turn.worker_id, start=turn.start, release=turn.release, wish=turn.wish)
+                answers.append(self._split_if_refused(rest))
+            return _merged(answers)
+        if not ended:
+            raise LedgerError(f"The ledger refused a turn without outcomes: {reason}")
+        item = ended[0]
+        log.error("An outcome cannot be stored; its job fails alone", job_id=item.job_id, reason=reason)
+        attempt = Attempt(item.job_id, item.token, Policy(), 0, 0)
+        ending = conclude(attempt, NotStorable(reason))
+        return self._ledger.turn(Turn(turn.worker_id, endings=(ending,)))
+
+    def _compare(self) -> HeldAnswer:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            try:
+                return HeldAnswer(self._ledger.held(self._worker_id))
+            except LedgerError as error:
+                log.warning("Cannot compare with the ledger yet", error=str(error), again_in_s=round(pause_s, 2))
+            self._stopping.wait(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        return HeldAnswer([])
+
+
+def _only(turn: Turn, ended: list[object]) -> Turn:
+    tokens = {item.token for item in ended}  # type: ignore[attr-defined]
+    return Turn(
+        turn.worker_id,
+        done=tuple(item for item in turn.done if item.token in tokens),
+        endings=tuple(item for item in turn.endings if item.token in tokens),
+        outputs=tuple(item for item in turn.outputs if item.token in tokens),
+    )
+
+
+def _merged(answers: list[TurnAnswer]) -> TurnAnswer:
+    return TurnAnswer(
+        alive=all(answer.alive for answer in answers),
+        claimed=tuple(job for answer in answers for job in answer.claimed),
+        superseded=frozenset(pair for answer in answers for pair in answer.superseded),
+        next_due_in_s=next((a.next_due_in_s for a in answers if a.next_due_in_s is not None), None),
+    )
