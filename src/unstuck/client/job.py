@@ -59,7 +59,7 @@ class Job:
             watcher.remove(waiter)
         return _value(answers[0])
 
-    async def result_async(self, timeout: Duration | None = None) -> Any:
+    async def result_async(self, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 - the same name in both colours
         """Like `result`, without blocking the event loop."""
         patience_s = None if timeout is None else seconds(timeout, "timeout")
         loop = asyncio.get_running_loop()
@@ -90,6 +90,4 @@ def _value(answer: Answer) -> Any:
         return decode(answer.result)
     assert answer.error is not None, f"job {answer.job_id} ended as {answer.state} without an error"
     error = answer.error
-    raise exception_for(
-        error.code, error.message, job_id=answer.job_id, cause=error.cause, details=error.details
-    )
+    raise exception_for(error.code, error.message, job_id=answer.job_id, cause=error.cause, details=error.details)

@@ -26,6 +26,11 @@ class Registry(Protocol):
     @property
     def definitions(self) -> Mapping[str, TaskDefinition]: ...
 
+    @property
+    def queues(self) -> frozenset[str]:
+        """Every queue that the app declared, whether a task uses it or not."""
+        ...
+
     def manifest_settings(self) -> bytes:
         """The app's settings as JSON (see `unstuck.config.dump`): the worker never imports the app itself."""
         ...
@@ -48,3 +53,7 @@ class Manifest(msgspec.Struct, frozen=True):
     fork: bool
     """False: runners are spawned afresh, because forking would not be safe."""
     why_spawn: str = ""
+    queues: tuple[str, ...] = ()
+    """Every queue that the app declared."""
+    containment: str = ""
+    """How what a job started is made to die with it, in words."""

@@ -9,8 +9,8 @@ import structlog
 
 from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue
 from unstuck.domain.outcomes import NotStorable
-from unstuck.domain.recovery import Attempt, conclude
 from unstuck.domain.policy import Policy
+from unstuck.domain.recovery import Attempt, conclude
 from unstuck.store.contract import Ledger
 from unstuck.store.records import HeldJob, Turn, TurnAnswer
 from unstuck.worker.mailbox import Mailbox
