@@ -64,38 +64,51 @@ class Vitals(msgspec.Struct, frozen=True):
     """The boot id of its host differs from ours on a ledger that has one host only."""
     waits_for_s: float | None
     """The longest timeout among the jobs that it runs; None when it runs nothing."""
+    shortest_s: float | None = None
+    """The shortest timeout among the jobs that it runs; None when none of them has one."""
+
+    @property
+    def patience_s(self) -> float:
+        """The silence after which it loses something: what it only claimed, or a job that asked for less."""
+        return self.suspect_after_s if self.shortest_s is None else min(self.suspect_after_s, self.shortest_s)
 
 
-def judge(vitals: Vitals, *, session_grace_s: float, neighbours: bool, session: bool) -> Verdict | None:
-    """Give the verdict that the evidence carries, or None to leave the worker as it is."""
+KERNEL = frozenset({Detector.RUNNER, Detector.NEIGHBOUR, Detector.SUPERVISOR, Detector.BOOT})
+"""Detectors that prove the end of a process; the others may be wrong about it."""
+
+
+def judge(
+    vitals: Vitals, *, session_grace_s: float, neighbours: bool, session: bool, lease: bool = True
+) -> Verdict | None:
+    """Give the verdict that the evidence carries, or None to leave the worker as it is.
+
+    `neighbours`, `session` and `lease` say which witnesses may be heard. The surest speaks first."""
     if vitals.rebooted:
-        return Verdict(
-            WorkerState.DEAD, Detector.BOOT, "the machine was restarted since this worker was born", vitals.silent_s
-        )
+        return _verdict(vitals, WorkerState.DEAD, Detector.BOOT, "the machine was restarted since this worker was born")
     if neighbours and vitals.process is Process.GONE:
-        return Verdict(WorkerState.DEAD, Detector.NEIGHBOUR, "its process no longer exists", vitals.silent_s)
+        return _verdict(vitals, WorkerState.DEAD, Detector.NEIGHBOUR, "its process no longer exists")
     # A process that we can see running is not dead because its session is: it is reconnecting.
-    if session and vitals.session is Session.MISSING and vitals.process is not Process.ALIVE:
-        if vitals.session_missing_s >= session_grace_s:
-            return Verdict(
-                WorkerState.DEAD,
-                Detector.SESSION,
-                f"its database session was lost and did not come back within {brief(session_grace_s)}",
-                vitals.silent_s,
-            )
-        if vitals.state in (WorkerState.ACTIVE, WorkerState.DRAINING):
-            return Verdict(WorkerState.SUSPECT, Detector.SESSION, "its database session is gone", vitals.silent_s)
-        return None
-    if vitals.silent_s >= vitals.suspect_after_s:
+    missing = session and vitals.session is Session.MISSING and vitals.process is not Process.ALIVE
+    # Suspected first, always: the grace runs from there, and a beat in between clears it.
+    if missing and vitals.state is WorkerState.SUSPECT and vitals.session_missing_s >= session_grace_s:
+        evidence = f"its database session was lost and did not come back within {brief(session_grace_s)}"
+        return _verdict(vitals, WorkerState.DEAD, Detector.SESSION, evidence)
+    if lease and vitals.silent_s >= vitals.patience_s:
         return _by_lease(vitals)
+    if missing and vitals.state is not WorkerState.SUSPECT:
+        return _verdict(vitals, WorkerState.SUSPECT, Detector.SESSION, "its database session is gone")
     return None
 
 
 def _by_lease(vitals: Vitals) -> Verdict | None:
-    if vitals.waits_for_s is None or vitals.silent_s >= vitals.waits_for_s:
-        return Verdict(WorkerState.DEAD, Detector.LEASE, f"no heartbeat for {brief(vitals.silent_s)}", vitals.silent_s)
+    evidence = f"no heartbeat for {brief(vitals.silent_s)}"
+    # Dead when nothing is left to wait for: neither what it claimed nor any job that asked for more time.
+    if vitals.silent_s >= max(vitals.suspect_after_s, vitals.waits_for_s or 0.0):
+        return _verdict(vitals, WorkerState.DEAD, Detector.LEASE, evidence)
     if vitals.state is not WorkerState.SUSPECT:
-        return Verdict(
-            WorkerState.SUSPECT, Detector.LEASE, f"no heartbeat for {brief(vitals.silent_s)}", vitals.silent_s
-        )
+        return _verdict(vitals, WorkerState.SUSPECT, Detector.LEASE, evidence)
     return None
+
+
+def _verdict(vitals: Vitals, state: WorkerState, detector: Detector, evidence: str) -> Verdict:
+    return Verdict(state, detector, evidence, vitals.silent_s)

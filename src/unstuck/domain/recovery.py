@@ -82,13 +82,15 @@ def _after_failure(attempt: Attempt, error: JobError) -> Ending:
 def _after_death(attempt: Attempt, death: Died) -> Ending:
     state = AttemptState.DRAINED if death.drained else AttemptState.CRASHED
     error = JobError(death.code, WORKER_DIED, printable(death.cause, MAX_MESSAGE_CHARS))
-    counter: Counter = "crash" if death.counts else "none"
+    # A drain counts for nobody, whoever reports it.
+    counts = death.counts and not death.drained
+    counter: Counter = "crash" if counts else "none"
     if attempt.cancel_requested:
         return _cancelled(attempt, f"cancelled by request; its process died ({death.cause})")
     if attempt.policy.on_crash == "fail":
         return _final(attempt, JobState.FAILED, state, error, counter=counter)
-    crashes = attempt.crashes + 1 if death.counts else attempt.crashes
-    if death.counts and crashes > attempt.policy.max_crash_retries:
+    crashes = attempt.crashes + 1 if counts else attempt.crashes
+    if counts and crashes > attempt.policy.max_crash_retries:
         quarantine = JobError(
             ErrorCode.CRASHED_TOO_OFTEN,
             f"Job killed its process {crashes} times and is quarantined",
@@ -101,10 +103,10 @@ def _after_death(attempt: Attempt, death: Died) -> Ending:
         JobState.PENDING,
         state,
         error=error,
-        delay_s=crash_delay_s(crashes) if death.counts else 0.0,
+        delay_s=crash_delay_s(crashes) if counts else 0.0,
         counter=counter,
         event="requeued",
-        message=f"Task re-queued: {death.cause}"[:500],
+        message=f"Task re-queued: {error.cause}"[:500],
     )
 
 

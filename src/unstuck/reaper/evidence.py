@@ -1,0 +1,81 @@
+"""Gather what can be known of a worker from here: the ledger's word, and the kernel's where it is our neighbour."""
+
+import sys
+from typing import assert_never
+
+from unstuck import host
+from unstuck.domain.liveness import Detector, Process, Verdict, Vitals
+from unstuck.domain.states import WorkerState
+from unstuck.store.contract import Ledger
+from unstuck.store.records import Guard, GuardNone, GuardSilent, GuardSuspect, WorkerWatch
+
+ROUNDING_S = 0.01
+
+
+class Witness:
+    """One observer on one host. It looks, and decides nothing."""
+
+    def __init__(self, *, one_host: bool) -> None:
+        self._one_host = one_host
+        self._host = host.hostname()
+        self._boot_id = host.boot_id()
+        self._pid_namespace = host.pid_namespace()
+
+    def is_neighbour(self, worker: WorkerWatch) -> bool:
+        """Say whether the worker's pid means something here: same machine, same boot, same pid namespace."""
+        if worker.host != self._host:
+            return False
+        if worker.boot_id != self._boot_id or worker.pid_namespace != self._pid_namespace:
+            return False
+        # Two containers in which neither can be read look alike, and a wrong "no such process" costs a live job.
+        return bool(self._boot_id and self._pid_namespace) or sys.platform != "linux"
+
+    def rebooted(self, worker: WorkerWatch) -> bool:
+        """Say whether its machine was restarted: certain only where the ledger is a file of this machine.
+
+        On a shared server another boot id may simply be another machine of the same name."""
+        return self._one_host and bool(self._boot_id and worker.boot_id) and worker.boot_id != self._boot_id
+
+    def process_of(self, worker: WorkerWatch) -> Process:
+        return host.look(worker.pid, worker.process_started) if self.is_neighbour(worker) else Process.UNKNOWN
+
+    def vitals(self, worker: WorkerWatch) -> Vitals:
+        return Vitals(
+            state=worker.state,
+            silent_s=worker.silent_s,
+            suspect_after_s=worker.suspect_after_s,
+            session=worker.session,
+            session_missing_s=worker.suspect_s,
+            process=self.process_of(worker),
+            rebooted=self.rebooted(worker),
+            waits_for_s=worker.waits_for_s,
+            shortest_s=worker.shortest_s,
+        )
+
+
+def on_one_host(ledger: Ledger) -> bool:
+    """Say whether everybody who uses this ledger shares one machine: true of a file, not of a server."""
+    return str(ledger.describe().get("database", "")).lower().startswith("sqlite")
+
+
+def guard_for(worker: WorkerWatch, verdict: Verdict) -> Guard:
+    """Repeat the evidence in the write, so that a worker that beat since we looked is left alone."""
+    match verdict.detector:
+        case Detector.RUNNER | Detector.NEIGHBOUR | Detector.SUPERVISOR | Detector.BOOT | Detector.OPERATOR:
+            return GuardNone()
+        case Detector.SESSION if verdict.state is WorkerState.DEAD:
+            return GuardSuspect()
+        case Detector.SESSION:
+            # It has not beaten since we looked; a little is left for the rounding of clocks.
+            return GuardSilent(max(0.0, worker.silent_s - ROUNDING_S))
+        case Detector.LEASE if verdict.state is WorkerState.DEAD:
+            return GuardSilent(max(worker.suspect_after_s, worker.waits_for_s or 0.0))
+        case Detector.LEASE:
+            return GuardSilent(patience_s(worker))
+        case _:
+            assert_never(verdict.detector)
+
+
+def patience_s(worker: WorkerWatch) -> float:
+    """Give the silence after which this worker loses something."""
+    return worker.suspect_after_s if worker.shortest_s is None else min(worker.suspect_after_s, worker.shortest_s)

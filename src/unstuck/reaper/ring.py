@@ -1,0 +1,164 @@
+"""Hold on to the neighbours: a worker keeps a descriptor on up to three others of its host, and sees them die.
+
+The kernel makes a pidfd readable in the instant its process ends, so a death next door is settled within
+milliseconds and not after a heartbeat timeout. The ring is by worker id, so everybody is held by three others.
+"""
+
+import os
+import select
+import threading
+
+from unstuck import host, logs
+from unstuck.domain.errors import LedgerUnavailable, UnstuckError
+from unstuck.domain.liveness import Detector, Process
+from unstuck.reaper.sweep import Reaper
+from unstuck.reaper.watchman import Watchman
+from unstuck.store.records import WorkerWatch
+
+FOLLOWERS = 3
+# Workers of the same host name in other pid namespaces follow too, and cannot be held.
+LOOKED_AT = 24
+EVIDENCE = "its process no longer exists"
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+
+log = logs.logger("unstuck.reaper")
+
+
+class Neighbours:
+    """One thread that waits on the pidfds of a worker's followers. `watchman` hears when requeued jobs are due."""
+
+    def __init__(self, reaper: Reaper, worker_id: str, *, watchman: Watchman | None = None) -> None:
+        self._reaper = reaper
+        self._worker_id = worker_id
+        self._watchman = watchman
+        self._interval_s = reaper.recovery.heartbeat_interval_s
+        self._held: dict[str, int] = {}
+        self._dead: set[str] = set()
+        self._refresh_s = 0.0
+        self._retry_s = RETRY_FIRST_S
+        self._stopping = False
+        self._poll = select.poll()
+        self._ear, self._bell = os.pipe()
+        os.set_blocking(self._ear, False)
+        os.set_blocking(self._bell, False)
+        self._poll.register(self._ear, select.POLLIN)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="unstuck-neighbours", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def refresh(self) -> None:
+        """Look anew who follows: somebody was born or died."""
+        self._refresh_s = 0.0
+        self._wake()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        if self._thread.ident is None:
+            self._close()
+        else:
+            self._thread.join(timeout_s)
+
+    @property
+    def holding(self) -> frozenset[str]:
+        """The workers whose end would be seen at once."""
+        return frozenset(self._held)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._closed:
+                try:
+                    os.write(self._bell, b"!")
+                except BlockingIOError:
+                    # Full of wake-ups: it will wake.
+                    pass
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wait(self._step())
+        finally:
+            self._close()
+
+    def _step(self) -> float:
+        """Do what is to be done and give the time until there is something again."""
+        now_s = host.boottime_s()
+        try:
+            # The burials first: everybody who waits for these jobs waits for us.
+            self._bury_dead()
+            if now_s >= self._refresh_s:
+                self._refresh_s = now_s + self._interval_s
+                self._look_around()
+                self._bury_dead()
+        except LedgerUnavailable:
+            # The watchman says it in the log; here the proof is kept until it can be delivered.
+            wait_s, self._retry_s = self._retry_s, min(self._retry_s * 2, RETRY_MAX_S)
+            self._refresh_s = min(self._refresh_s, now_s + wait_s)
+            return wait_s
+        except (UnstuckError, OSError):
+            log.exception("Could not look after the neighbours; the watchman's rounds still do")
+            self._dead.clear()
+        self._retry_s = RETRY_FIRST_S
+        return max(0.0, self._refresh_s - host.boottime_s())
+
+    def _wait(self, timeout_s: float) -> None:
+        owners = {fd: worker_id for worker_id, fd in self._held.items()}
+        for fd, _ in self._poll.poll(timeout_s * 1000):
+            if fd == self._ear:
+                os.read(self._ear, 4096)
+            elif fd in owners:
+                self._dead.add(owners[fd])
+                self._let_go(owners[fd])
+
+    def _look_around(self) -> None:
+        following = self._reaper.ledger.ring_of(self._worker_id, host.hostname(), LOOKED_AT)
+        near = [worker for worker in following if self._reaper.witness.is_neighbour(worker)]
+        chosen = {worker.id: worker for worker in near[:FOLLOWERS] if worker.id != self._worker_id}
+        for worker_id in set(self._held) - set(chosen):
+            self._let_go(worker_id)
+        for worker in chosen.values():
+            if worker.id not in self._held:
+                self._hold(worker)
+
+    def _hold(self, worker: WorkerWatch) -> None:
+        fd = host.pidfd(worker.pid, worker.process_started)
+        if fd is None:
+            if host.look(worker.pid, worker.process_started) is Process.GONE:
+                self._dead.add(worker.id)
+            return
+        self._held[worker.id] = fd
+        self._poll.register(fd, select.POLLIN)
+
+    def _let_go(self, worker_id: str) -> None:
+        fd = self._held.pop(worker_id)
+        # Unregistered before it is closed: the number may be another process's in the next moment.
+        self._poll.unregister(fd)
+        os.close(fd)
+
+    def _bury_dead(self) -> None:
+        while self._dead:
+            worker_id = next(iter(self._dead))
+            done = self._reaper.bury(worker_id, Detector.NEIGHBOUR, EVIDENCE)
+            self._dead.discard(worker_id)
+            # Its place in the ring is free: somebody else follows now.
+            self._refresh_s = 0.0
+            if self._watchman is not None:
+                self._watchman.heed(done)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for worker_id in list(self._held):
+                self._let_go(worker_id)
+            os.close(self._ear)
+            os.close(self._bell)

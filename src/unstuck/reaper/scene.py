@@ -1,0 +1,134 @@
+"""Clear up after a worker that died on this host: end the processes it left, and read what they had begun."""
+
+import os
+import select
+import signal
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import msgspec
+
+from unstuck import host
+from unstuck.domain.liveness import Process
+from unstuck.runner.trace import SYNC, Trace
+
+GONE_WITHIN_S = 1.0
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """What was found. Only what is certain may make a job cheaper."""
+
+    cleared: bool = False
+    """Every process that the worker had registered is known to be gone."""
+    entered: frozenset[int] | None = None
+    """Tokens whose user code may have begun; None where that cannot be told, and so may be all."""
+
+
+def clear(trace: str, *, within_s: float = GONE_WITHIN_S) -> Scene:
+    """Kill the nursery and the runners of a dead worker, wait until they are gone, and read their marks."""
+    page = _open(trace)
+    if page is None:
+        return Scene()
+    until_s = host.boottime_s() + within_s
+    try:
+        # The nursery first: once it is gone nobody forks a replacement while we count.
+        gone = _end([page.nursery()], until_s)
+        gone &= _end([page.occupant(slot) for slot in range(page.slots)], until_s)
+        return Scene(gone, _entered(page) if gone else None)
+    finally:
+        page.close()
+
+
+def kill_attempts(trace: str, tokens: Collection[int]) -> int:
+    """End the runners that are inside these attempts, which are no longer theirs; give how many."""
+    page = _open(trace)
+    if page is None:
+        return 0
+    killed = 0
+    try:
+        for slot in range(page.slots):
+            # A runner with an event loop has other jobs too: its worker will end the one when it hears of it.
+            if page.kind(slot) != SYNC or page.entered(slot) not in tokens:
+                continue
+            fd = host.pidfd(*page.occupant(slot))
+            if fd is None:
+                continue
+            try:
+                # Read again: it may have gone on to a job that is still its own.
+                if page.entered(slot) in tokens and _kill(fd):
+                    killed += 1
+            finally:
+                os.close(fd)
+    finally:
+        page.close()
+    return killed
+
+
+def forget(trace: str) -> None:
+    """Remove the shared memory of a worker that holds nothing any more."""
+    page = _open(trace)
+    # Opened first: what a ledger calls a trace is removed only if it is one.
+    if page is not None:
+        page.close()
+        try:
+            page.unlink()
+        except OSError:
+            # Another user's, or gone already: a page in memory until the next boot, nothing else.
+            pass
+
+
+def _open(trace: str) -> Trace | None:
+    if not trace:
+        return None
+    try:
+        return Trace.open(Path(trace))
+    except (OSError, ValueError):
+        return None
+
+
+def _entered(page: Trace) -> frozenset[int] | None:
+    tokens: set[int] = set()
+    for slot in range(page.slots):
+        tokens |= page.entered_lately(slot)
+        _, started = page.occupant(slot)
+        if started != "0" and page.kind(slot) != SYNC:
+            # Somebody ran here who does not mark what he enters one by one.
+            return None
+    return frozenset(tokens)
+
+
+def _end(processes: Iterable[tuple[int, str]], until_s: float) -> bool:
+    """Kill them and wait; True when each is known to be gone."""
+    waiting = select.poll()
+    fds: set[int] = set()
+    sure = True
+    try:
+        for pid, started in processes:
+            if pid <= 0:
+                continue
+            fd = host.pidfd(pid, started)
+            if fd is None:
+                sure &= host.look(pid, started) is Process.GONE
+                continue
+            fds.add(fd)
+            waiting.register(fd, select.POLLIN)
+            sure &= _kill(fd)
+        left = set(fds)
+        while sure and left and (rest_s := until_s - host.boottime_s()) > 0:
+            for fd, _ in waiting.poll(rest_s * 1000):
+                waiting.unregister(fd)
+                left.discard(fd)
+        return sure and not left
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _kill(fd: int) -> bool:
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""Decide what becomes of each job in the hands of a dead or silent worker. Pure: nothing is written here."""
+
+import msgspec
+
+from unstuck.config import Recovery
+from unstuck.domain.durations import brief
+from unstuck.domain.endings import Ending, Release
+from unstuck.domain.liveness import KERNEL, Detector
+from unstuck.domain.outcomes import Cancelled, Died, Overran
+from unstuck.domain.policy import Policy, decode_policy
+from unstuck.domain.recovery import Attempt, conclude, printable
+from unstuck.domain.states import JobState
+from unstuck.store.records import HeldJob, WorkerWatch
+
+MAX_EVENT_CHARS = 500
+
+
+class Grounds(msgspec.Struct, frozen=True):
+    """Why a worker's jobs are taken from it, and how sure that is."""
+
+    worker_id: str
+    host: str
+    detector: Detector | None
+    """None: the worker stopped by itself and left something behind."""
+    evidence: str
+    cleared: bool = False
+    """The processes that ran its jobs are known to be gone."""
+    entered: frozenset[int] | None = None
+    """Tokens whose user code may have begun; None: perhaps all."""
+
+    @property
+    def cause(self) -> str:
+        by = "drain" if self.detector is None else self.detector.value
+        return f"worker {self.worker_id} on host {self.host}: {self.evidence} ({by})"
+
+    @property
+    def headline(self) -> str:
+        return f"Task re-queued due to stale worker: {self.worker_id}"
+
+    @property
+    def proven(self) -> bool:
+        """The end of the process is a fact, and not a conclusion from silence."""
+        return self.detector is Detector.BOOT or (self.detector in KERNEL and self.cleared)
+
+
+def settle(job: HeldJob, grounds: Grounds) -> Ending | Release:
+    """Give the write that takes this job from its worker."""
+    if job.state is JobState.CLAIMED:
+        return Release(job.job_id, job.token, "requeued", grounds.headline)
+    attempt = attempt_of(job)
+    never_entered = grounds.proven and grounds.entered is not None and job.token not in grounds.entered
+    if never_entered and job.cancel_requested:
+        return conclude(attempt, Cancelled("cancelled by request before its code began"))
+    if never_entered:
+        return Release(job.job_id, job.token, "requeued", grounds.headline)
+    died = Died(grounds.cause, counts=grounds.detector is not None, drained=grounds.detector is None)
+    ending = conclude(attempt, died)
+    if ending.state is not JobState.PENDING:
+        return ending
+    message = printable(f"{grounds.headline} ({grounds.cause})", MAX_EVENT_CHARS)
+    return msgspec.structs.replace(ending, message=message, delay_s=_delay_s(ending, job, attempt, grounds.proven))
+
+
+def overrun(job: HeldJob) -> Ending:
+    """Give the write that ends a job whose hard deadline passed without its worker ending it."""
+    attempt = attempt_of(job)
+    limit = "its deadline" if job.timeout_s is None else f"its deadline of {brief(job.timeout_s)}"
+    cause = f"ran for {brief(job.running_s)}, past {limit}; worker {job.worker_id} did not end it"
+    ending = conclude(attempt, Overran(cause))
+    return msgspec.structs.replace(ending, delay_s=_delay_s(ending, job, attempt, proven=False))
+
+
+def is_stale(job: HeldJob, suspect_after_s: float) -> bool:
+    """Say whether the silence of its worker alone is enough to take this job away."""
+    patience_s = suspect_after_s if job.state is JobState.CLAIMED else job.heartbeat_timeout_s
+    return patience_s is not None and job.silent_s >= patience_s
+
+
+def is_left(job: HeldJob, detector: Detector | None, recovery: Recovery) -> bool:
+    """Say whether an operator wants to decide about it: never where the kernel saw the death."""
+    if detector not in (Detector.LEASE, Detector.SESSION):
+        return False
+    switch = recovery.auto_requeue_stale_claimed if job.state is JobState.CLAIMED else recovery.auto_fail_stale_running
+    return not switch
+
+
+def grounds_for(
+    worker: WorkerWatch,
+    detector: Detector | None,
+    evidence: str,
+    *,
+    cleared: bool = False,
+    entered: frozenset[int] | None = None,
+) -> Grounds:
+    return Grounds(worker.id, worker.host, detector, printable(evidence, MAX_EVENT_CHARS), cleared, entered)
+
+
+def attempt_of(job: HeldJob) -> Attempt:
+    try:
+        policy = decode_policy(job.policy)
+    except msgspec.DecodeError:
+        # Written by a version that we do not understand: a job must end all the same, by the careful default.
+        policy = Policy()
+    return Attempt(job.job_id, job.token, policy, job.failures, job.crashes, job.cancel_requested)
+
+
+def _delay_s(ending: Ending, job: HeldJob, attempt: Attempt, proven: bool) -> float:
+    """Give the wait before the next try: past the end of the lease where two tries must never run at once."""
+    if ending.state is not JobState.PENDING or attempt.policy.overlap != "never" or proven:
+        return ending.delay_s
+    if job.heartbeat_timeout_s is not None:
+        lease_s = job.heartbeat_timeout_s - job.silent_s
+    else:
+        lease_s = (job.timeout_s or 0.0) - job.running_s
+    return max(ending.delay_s, lease_s)

@@ -1,0 +1,161 @@
+"""Walk the rounds: tick, log, and outlive every outage. In each worker, in `unstuck up`, or as a daemon of its own."""
+
+import random
+import threading
+from collections.abc import Callable
+
+from unstuck import host, logs
+from unstuck.config import Recovery
+from unstuck.domain.errors import LedgerUnavailable
+from unstuck.reaper.rounds import Round
+from unstuck.reaper.sweep import Reaper
+from unstuck.store.contract import Ledger
+
+LATE_INTERVALS = 2.0
+LATE_AT_LEAST_S = 5.0
+MAX_BACKOFF_S = 5.0
+# Many watchmen share one ticket: who keeps losing it asks less often, so that a thousand idle workers do not
+# ask a thousand times a second. With these two steps about four ask per interval, however many there are.
+SLOWER, FASTER, SLOWEST = 1.25, 2.0, 5.0
+PROMOTE_AT_LEAST_S = 0.02
+RECHECK_AT_MOST_S = 10.0
+
+log = logs.logger("unstuck.reaper")
+
+
+class Watchman:
+    """A thread that calls `reaper.round()` every `check_interval`, if it wins the ticket."""
+
+    def __init__(self, reaper: Reaper) -> None:
+        self._reaper = reaper
+        self._interval_s = reaper.recovery.check_interval_s
+        self._tolerance_s = max(LATE_INTERVALS * self._interval_s, LATE_AT_LEAST_S)
+        self._pace = 1.0
+        self._failures = 0
+        self._tick_s = host.boottime_s()
+        self._promote_s: float | None = None
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="unstuck-watchman", daemon=True)
+
+    def start(self) -> None:
+        self._tick_s = host.boottime_s()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end after the round it is in; safe from a signal handler's thread."""
+        self._stopping = True
+        self._wake.set()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def kick(self) -> None:
+        """Walk a round now: somebody heard that something happened."""
+        with self._lock:
+            self._pace = 1.0
+            self._tick_s = min(self._tick_s, host.boottime_s())
+        self._wake.set()
+
+    def heed(self, done: Round) -> None:
+        """Note from somebody else's burial when the jobs that he put back become due."""
+        if done.next_due_in_s is not None:
+            self._promote_in(done.next_due_in_s)
+            self._wake.set()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            now_s = host.boottime_s()
+            if now_s >= self._tick_s:
+                self._tick(now_s)
+            elif self._promote_s is not None and now_s >= self._promote_s:
+                self._promote_s = None
+                self._guarded(self._reaper.promote)
+            with self._lock:
+                next_s = self._tick_s if self._promote_s is None else min(self._tick_s, self._promote_s)
+            if not self._stopping:
+                self._wake.wait(max(0.0, next_s - host.boottime_s()))
+            self._wake.clear()
+
+    def _tick(self, now_s: float) -> None:
+        self._reaper.attention.tick(now_s, self._tick_s, self._tolerance_s)
+        done = self._guarded(self._reaper.round)
+        if done is not None:
+            self._pace = _pace_after(self._pace, done)
+            if counts := {name: count for name, count in done.counts().items() if name not in ("promoted", "left")}:
+                log.info("Watchman's round", skipped=done.skipped, watched=done.watched, **counts)
+        wait_s = self._interval_s * self._pace if done is not None else self._backoff_s()
+        with self._lock:
+            self._tick_s = host.boottime_s() + wait_s
+
+    def _guarded(self, act: Callable[[], Round]) -> Round | None:
+        attention = self._reaper.attention
+        try:
+            done = act()
+        except LedgerUnavailable as error:
+            attention.lost(host.boottime_s())
+            if self._failures == 0:
+                # Once per outage: a line per tick would bury what matters.
+                log.warning("The watchman cannot reach the ledger and keeps trying", error=str(error))
+            self._failures += 1
+            return None
+        except Exception:
+            # A watchman that dies of a surprise leaves every later death unseen.
+            if self._failures == 0:
+                log.exception("The watchman's round failed; the next one tries again")
+            self._failures += 1
+            return None
+        attention.reached(host.boottime_s(), self._tolerance_s)
+        if self._failures:
+            log.info("The watchman is back on his rounds", failed_rounds=self._failures)
+            self._failures = 0
+        if done.next_due_in_s is not None:
+            self._promote_in(done.next_due_in_s)
+        return done
+
+    def _promote_in(self, delay_s: float) -> None:
+        at_s = host.boottime_s() + max(delay_s, PROMOTE_AT_LEAST_S)
+        with self._lock:
+            self._promote_s = at_s if self._promote_s is None else min(self._promote_s, at_s)
+
+    def _backoff_s(self) -> float:
+        longest_s = max(MAX_BACKOFF_S, self._interval_s)
+        return min(self._interval_s * 2.0 ** min(self._failures, 10), longest_s) * random.uniform(0.5, 1.0)
+
+
+def _pace_after(pace: float, done: Round) -> float:
+    if done.skipped == "ticket":
+        return min(pace * SLOWER, SLOWEST)
+    # Where one died others may follow, and fewer are left to look.
+    return 1.0 if done.buried else max(pace / FASTER, 1.0)
+
+
+def run_daemon(ledger: Ledger, recovery: Recovery, stop: threading.Event, *, by: str = "reaper") -> None:
+    """Keep watch until `stop` is set: `unstuck reaper`."""
+    watchman = Watchman(Reaper(ledger, recovery, by=by))
+    watchman.start()
+    try:
+        stop.wait()
+    finally:
+        watchman.stop()
+        watchman.join()
+
+
+def run_once(
+    ledger: Ledger, recovery: Recovery, *, by: str = "reaper", pause: Callable[[float], object] | None = None
+) -> Round:
+    """Walk one round for cron: `unstuck reaper --once`. Raises when the ledger cannot be reached.
+
+    It remembers no earlier round, so it cannot know that it was cut off itself. Where every single worker looks
+    dead by silence, it looks again after one heartbeat interval before it believes it."""
+    reaper = Reaper(ledger, recovery, by=by)
+    if reaper.looks_cut_off():
+        wait_s = min(recovery.heartbeat_interval_s, RECHECK_AT_MOST_S)
+        log.warning("Every worker looks silent; looking again before the verdict", wait_s=wait_s)
+        (pause or threading.Event().wait)(wait_s)
+    reaper.attention.confirm()
+    return reaper.round(ticket=False)
