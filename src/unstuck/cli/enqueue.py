@@ -1,0 +1,183 @@
+"""Store a job from the command line, with an app or by the names that workers wrote down."""
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from unstuck.cli.common import Common, Misuse, command, duration_s
+from unstuck.cli.show import Cell, Show
+from unstuck.client.enqueueing import Options, build_job
+from unstuck.client.operator import Operator
+from unstuck.client.views import value_view
+from unstuck.domain.durations import brief
+from unstuck.domain.errors import ConfigError, ResultTimeout, UnknownQueue, UnknownTask, exception_for
+from unstuck.domain.names import did_you_mean
+from unstuck.domain.payload import JSON
+from unstuck.domain.policy import Policy, decode_policy
+from unstuck.domain.states import JobState
+from unstuck.runner.tasks import Registry
+from unstuck.store.contract import Ledger
+from unstuck.store.records import Enqueued, Outcome
+
+FIRST_LOOK_S = 0.01
+SLOWEST_LOOK_S = 0.2
+FIRST_WORRY_S = 1.0
+
+
+@command()
+def enqueue(
+    common: Common,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task's name.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments as JSON: 1 '\"text\"' '[1, 2]'.")
+    ] = None,
+    kwargs: Annotated[
+        str | None, typer.Option("--kwargs", metavar="JSON", help="Named arguments: a JSON object.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Instead of the task's own.")] = None,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", help="-1000 to 1000; higher goes first.")] = 0,
+    delay: Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Run it so much later, e.g. 5m.")] = None,
+    unique_key: Annotated[
+        str | None, typer.Option("--unique-key", metavar="KEY", help="At most one unfinished job has it.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print the result.")] = False,
+    timeout: Annotated[str | None, typer.Option("--timeout", metavar="TIME", help="How long --wait waits.")] = None,
+    migrate: Annotated[bool, typer.Option("--migrate/--no-migrate", help="Make or update the tables.")] = True,
+) -> None:
+    """Store a job; prints its id, or with --wait its result."""
+    positional, named = _arguments(args or [], kwargs)
+    patience_s = duration_s(timeout, "--timeout")
+    options = _options(queue, priority, delay, unique_key)
+    registry = common.registry()
+    with common.writing(migrate) as (ledger, settings):
+        operator = Operator(ledger, settings)
+        own_queue, policy = _known_task(registry, ledger, task)
+        if queue is not None:
+            _check_queue(registry, ledger, queue, own_queue)
+        job = build_job(
+            task=task,
+            queue=own_queue,
+            policy=policy,
+            options=options,
+            args=positional,
+            kwargs=named,
+            limit_bytes=settings.max_payload_bytes,
+            known_queues=None,
+        )
+        stored = ledger.enqueue([job])[0]
+        if options.delay is None:
+            ledger.ring([f"queue:{job.queue}"])
+        if wait:
+            _wait(common, ledger, operator, stored.job_id, patience_s)
+        else:
+            _tell(common.show, operator, task, stored)
+
+
+def _arguments(args: list[str], kwargs: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    positional = tuple(_json(text, f"Argument {at}") for at, text in enumerate(args, 1))
+    named = {} if kwargs is None else _json(kwargs, "--kwargs")
+    if not isinstance(named, dict):
+        raise Misuse("""--kwargs must be a JSON object, like '{"url": "https://…", "depth": 2}'.""")
+    return positional, named
+
+
+def _json(text: str, what: str) -> Any:
+    if text.startswith("--"):
+        raise Misuse(f"There is no option {text.partition('=')[0]}. `unstuck enqueue --help` lists them.")
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        quoted = f" To pass it as text, write '{json.dumps(text)}'." if what != "--kwargs" and len(text) < 200 else ""
+        raise Misuse(f"{what}, {text[:80]!r}, is not JSON: {why}.{quoted}") from error
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _options(queue: str | None, priority: int, delay: str | None, unique_key: str | None) -> Options:
+    try:
+        return Options.checked(
+            None, {"queue": queue, "priority": priority, "delay": delay, "unique_key": unique_key, "run_at": None}
+        )
+    except ConfigError as error:
+        raise Misuse(str(error)) from error
+
+
+def _known_task(registry: Registry | None, ledger: Ledger, name: str) -> tuple[str, Policy]:
+    """Find the queue and the policy of a task: in the app, else among those that workers wrote down."""
+    if registry is not None:
+        found = registry.definitions.get(name)
+        if found is not None:
+            return found.queue, found.policy
+        known, owner = list(registry.definitions), "The app has"
+    else:
+        tasks = {task.name: task for task in ledger.tasks()}
+        if name in tasks:
+            return tasks[name].queue, decode_policy(tasks[name].policy)
+        known, owner = list(tasks), "No worker has told the ledger of a task by that name; known are"
+    listed = f" {owner}: {', '.join(sorted(known)[:10])}." if known else ""
+    cure = "" if registry is not None else " Name the app with --app, or start a worker that has the task."
+    raise UnknownTask(f"There is no task {name!r}.{did_you_mean(name, known)}{listed}{cure}")
+
+
+def _check_queue(registry: Registry | None, ledger: Ledger, queue: str, own: str) -> None:
+    known = {own, *getattr(registry, "queues", ())} if registry is not None else {own}
+    if queue not in known and registry is None:
+        known.update(record.name for record in ledger.queues())
+    if queue not in known:
+        raise UnknownQueue(
+            f"There is no queue {queue!r}.{did_you_mean(queue, known)} Known: {', '.join(sorted(known)[:10])}. "
+            "A queue comes to be with a task or a worker that names it."
+        )
+
+
+def _tell(show: Show, operator: Operator, task: str, stored: Enqueued) -> None:
+    if show.as_json:
+        show.json({"id": stored.job_id, "task": task, "fresh": stored.fresh})
+    elif not show.pretty:
+        # The id alone, for `id=$(unstuck enqueue …)`.
+        show.line(str(stored.job_id))
+    else:
+        known = "" if stored.fresh else ": it was there already, with this unique key"
+        show.rich("Job ", Cell(str(stored.job_id), "bold"), f" ({task}){known or ' is stored.'}")
+        reason = operator.explain_wait(stored.job_id)
+        if reason is not None:
+            show.rich(Cell(reason, "bright_black"), indent=2)
+
+
+def _wait(common: Common, ledger: Ledger, operator: Operator, job_id: int, patience_s: float | None) -> None:
+    outcome = _outcome(common.show, ledger, operator, job_id, patience_s)
+    if common.as_json:
+        common.show.json(operator.job_view(job_id))
+    if outcome.state is JobState.SUCCEEDED:
+        if not common.as_json:
+            common.show.line(json.dumps(value_view(outcome.result, JSON), ensure_ascii=False))
+        return
+    error = outcome.error
+    if error is None:
+        raise exception_for("", f"Job ended as {outcome.state}", job_id=job_id, cause=None, details={})
+    raise exception_for(error.code, error.message, job_id=job_id, cause=error.cause, details=error.details)
+
+
+def _outcome(show: Show, ledger: Ledger, operator: Operator, job_id: int, patience_s: float | None) -> Outcome:
+    began_s = time.monotonic()
+    look_s, worry_s = FIRST_LOOK_S, FIRST_WORRY_S
+    while True:
+        found = ledger.outcomes([job_id])
+        if found:
+            return found[0]
+        waited_s = time.monotonic() - began_s
+        if patience_s is not None and waited_s >= patience_s:
+            raise ResultTimeout(f"Job {job_id} did not end within {brief(patience_s)}: {operator.doing(job_id)}")
+        if waited_s >= worry_s:
+            # Never wait in the dark: say why, at growing intervals. This also finds out that the job is gone.
+            reason = operator.explain_wait(job_id)
+            if reason is not None:
+                show.note(f"Job {job_id} waits: {reason}")
+            worry_s = waited_s * 3
+        time.sleep(look_s if patience_s is None else min(look_s, max(0.0, patience_s - waited_s)))
+        look_s = min(look_s * 1.3, SLOWEST_LOOK_S)

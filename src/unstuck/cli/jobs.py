@@ -1,0 +1,288 @@
+"""Look at jobs: `jobs` lists them, `job` tells the story of one, `logs` gives what it printed."""
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from unstuck.cli.common import Common, Misuse, command, duration_s, job_id
+from unstuck.cli.show import Cell, Column, Show, ago, count, one_line, state_cell, took
+from unstuck.client import views
+from unstuck.client.operator import PAGE, Operator
+from unstuck.domain.errors import ErrorCode
+from unstuck.domain.names import did_you_mean
+from unstuck.domain.states import JobState
+from unstuck.store.records import JobFilter, JobRecord
+
+MAX_LISTED = 100_000
+
+State = Annotated[
+    list[str] | None, typer.Option("--state", metavar="STATE", help="Of these states; repeat it or use commas.")
+]
+Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Of this queue.")]
+Task = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Of this task.")]
+Error = Annotated[str | None, typer.Option("--error", metavar="CODE", help="With this error, e.g. WORKER_CRASHED.")]
+OlderThan = Annotated[
+    str | None, typer.Option("--older-than", metavar="AGE", help="Enqueued longer ago than this, e.g. 10m.")
+]
+NewerThan = Annotated[
+    str | None, typer.Option("--newer-than", metavar="AGE", help="Enqueued within this time, e.g. 1h.")
+]
+
+
+@command()
+def jobs(
+    common: Common,
+    state: State = None,
+    queue: Queue = None,
+    task: Task = None,
+    error: Error = None,
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
+    worker: Annotated[
+        str | None, typer.Option("--worker", metavar="WORKER", help="In the hands of this worker (id or name).")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MAX_LISTED, help="At most so many.")] = 100,
+) -> None:
+    """List jobs, newest first."""
+    where = job_filter(state, queue, task, error, older_than, newer_than)
+    with common.reading() as operator:
+        worker_id = operator.find_worker(worker).id if worker is not None else None
+        found = _first(operator, where, worker_id, limit)
+    if common.as_json:
+        common.show.json([views.job_summary(job) for job in found])
+        return
+    if not found:
+        codes = [code.value for code in ErrorCode]
+        hint = did_you_mean(where.error, codes) if where.error and where.error not in codes else ""
+        common.show.note(f"No jobs match.{hint}")
+        return
+    _list(common.show, found)
+    if len(found) == limit and common.show.pretty:
+        common.show.note(f"The newest {count(limit, 'job')}; --limit shows more.")
+
+
+def _first(operator: Operator, where: JobFilter, worker_id: str | None, limit: int) -> list[JobRecord]:
+    found: list[JobRecord] = []
+    while len(found) < limit:
+        size = min(PAGE, limit - len(found))
+        page = operator.jobs(
+            JobFilter(
+                states=where.states,
+                queue=where.queue,
+                task=where.task,
+                error=where.error,
+                older_than_s=where.older_than_s,
+                newer_than_s=where.newer_than_s,
+                worker_id=worker_id,
+                before_id=found[-1].id if found else None,
+                limit=size,
+            )
+        )
+        found += page
+        if len(page) < size:
+            break
+    return found
+
+
+def _list(show: Show, found: list[JobRecord]) -> None:
+    now_s = time.time()
+    columns = [
+        Column("id", right=True),
+        Column("state"),
+        Column("task"),
+        Column("queue"),
+        Column("enqueued"),
+        Column("took", right=True),
+        Column("tries", right=True),
+        Column("note", wide=True),
+    ]
+    show.table(
+        columns,
+        [
+            [
+                Cell(str(job.id), "bold"),
+                state_cell(job.state, mark=show.pretty),
+                job.task,
+                job.queue,
+                Cell(ago(job.enqueued_at, now_s), "bright_black"),
+                took(job.started_at, job.finished_at or (now_s if job.state is JobState.RUNNING else None)),
+                str(job.attempt),
+                _remark(job, now_s),
+            ]
+            for job in found
+        ],
+    )
+
+
+def _remark(job: JobRecord, now_s: float) -> Cell:
+    if job.error is not None:
+        cause = f": {one_line(job.error.cause or job.error.message)}"
+        return Cell(f"{job.error.code}{cause}", "red" if job.state is not JobState.PENDING else "yellow")
+    if job.cancel_requested:
+        return Cell("cancel requested", "yellow")
+    if job.state is JobState.PENDING and job.run_at > now_s + 1:
+        return Cell(f"due {ago(job.run_at, now_s)}", "bright_black")
+    return Cell("")
+
+
+@command()
+def job(common: Common, id: Annotated[str, typer.Argument(metavar="ID", help="The job's number.")]) -> None:
+    """Tell the story of one job: state, result or error, every attempt and event."""
+    number = job_id(id)
+    with common.reading() as operator:
+        view = operator.job_view(number)
+        record = operator.job(number)
+        printed = bool(operator.outputs(number))
+    if common.as_json:
+        common.show.json(view)
+    else:
+        _story(common.show, record, view, printed)
+
+
+def _story(show: Show, record: JobRecord, view: dict[str, Any], printed: bool) -> None:
+    now_s = time.time()
+    show.rich(Cell(f"Job {record.id}", "bold"), f"  {record.task}  ", state_cell(record.state, mark=show.pretty))
+    call = ", ".join([*map(_json, view["args"]), *(f"{key}={_json(value)}" for key, value in view["kwargs"].items())])
+    ran = took(record.started_at, record.finished_at)
+    facts: list[tuple[str, Cell]] = [
+        ("call", Cell(_short(f"{record.task}({call})", show))),
+        ("queue", Cell(record.queue + (f", priority {record.priority}" if record.priority else ""))),
+        (
+            "enqueued",
+            Cell(_when(record.enqueued_at, now_s) + (f" by {record.enqueued_by}" if record.enqueued_by else "")),
+        ),
+    ]
+    if record.unique_key:
+        facts.append(("unique key", Cell(record.unique_key)))
+    if record.state is JobState.PENDING and record.run_at > now_s + 1:
+        facts.append(("due", Cell(_when(record.run_at, now_s))))
+    if record.started_at is not None:
+        facts.append(("started", Cell(_when(record.started_at, now_s))))
+    if record.finished_at is not None:
+        facts.append(("ended", Cell(_when(record.finished_at, now_s) + (f", after {ran}" if ran else ""))))
+    if record.state is JobState.SUCCEEDED:
+        facts.append(("result", Cell(_short(_json(view["result"]), show), "green")))
+    if record.error is not None:
+        kind = record.error.details.get("type")
+        message = f"{kind}: {record.error.message}" if kind else record.error.message
+        facts.append(("error", Cell(f"{record.error.code}  {message}", "red")))
+        if record.error.cause:
+            facts.append(("cause", Cell(record.error.cause, "red")))
+    if record.crash_count:
+        facts.append(("crashes", Cell(str(record.crash_count))))
+    if record.cancel_requested and view["waiting"] is None:
+        facts.append(("cancel", Cell("requested; its worker is told", "yellow")))
+    if view["waiting"]:
+        facts.append(("waiting", Cell(view["waiting"], "yellow")))
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        show.rich(Cell(name.ljust(width + 2), "bright_black"), value, indent=2)
+    _history(show, view, now_s)
+    if printed:
+        show.rich()
+        show.rich(Cell(f"`unstuck logs {record.id}` shows what it printed.", "bright_black"), indent=2)
+
+
+def _history(show: Show, view: dict[str, Any], now_s: float) -> None:
+    if view["attempts"]:
+        show.rich()
+        columns = [Column("attempt", right=True), Column("state"), Column("worker"), Column("started"), Column("took")]
+        rows = []
+        for number, attempt in enumerate(view["attempts"], 1):
+            began, ended = _epoch(attempt["started_at"]), _epoch(attempt["ended_at"])
+            rows.append(
+                [
+                    str(number),
+                    state_cell(attempt["state"]),
+                    attempt["worker_name"] or attempt["worker"] or "",
+                    Cell(ago(began, now_s), "bright_black"),
+                    took(began, ended),
+                    Cell(attempt["cause"] or "", "red" if attempt["state"] in ("failed", "crashed") else ""),
+                ]
+            )
+        show.table([*columns, Column("cause", wide=True)], rows, indent=2)
+    if view["events"]:
+        show.rich()
+        columns = [Column("event"), Column("when"), Column("what", wide=True)]
+        rows = [
+            [Cell(event["kind"], "bold"), Cell(ago(_epoch(event["at"]), now_s), "bright_black"), event["message"]]
+            for event in view["events"]
+        ]
+        show.table(columns, rows, indent=2)
+    trace = ((view["error"] or {}).get("details") or {}).get("traceback")
+    if trace:
+        show.rich()
+        show.rich(Cell(trace.rstrip(), "bright_black"), indent=2)
+
+
+@command()
+def logs(common: Common, id: Annotated[str, typer.Argument(metavar="JOB", help="The job's number.")]) -> None:
+    """Give what a job printed: its stdout on stdout, its stderr on stderr."""
+    number = job_id(id)
+    with common.reading() as operator:
+        outputs = operator.outputs(number)
+    if common.as_json:
+        common.show.json([views.output_view(output) for output in outputs])
+        return
+    if not outputs:
+        common.show.note(f"Job {number} printed nothing, or has not handed in yet what it printed.")
+    for at, output in enumerate(outputs, 1):
+        if len(outputs) > 1:
+            common.show.note(f"── attempt {at} of {len(outputs)} ──")
+        for stream, data in ((sys.stdout, output.stdout), (sys.stderr, output.stderr)):
+            stream.flush()
+            stream.buffer.write(data if data.endswith(b"\n") or not data else data + b"\n")
+            stream.buffer.flush()
+
+
+def job_filter(
+    state: list[str] | None,
+    queue: str | None,
+    task: str | None,
+    error: str | None,
+    older_than: str | None = None,
+    newer_than: str | None = None,
+) -> JobFilter:
+    """Read the options that choose jobs."""
+    return JobFilter(
+        states=states(state),
+        queue=queue,
+        task=task,
+        error=error.upper() if error is not None else None,
+        older_than_s=duration_s(older_than, "--older-than"),
+        newer_than_s=duration_s(newer_than, "--newer-than"),
+    )
+
+
+def states(given: list[str] | None) -> tuple[JobState, ...]:
+    known = [state.value for state in JobState]
+    words = [word.strip().lower() for text in given or [] for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in known:
+            raise Misuse(f"There is no state {word!r}.{did_you_mean(word, known)} States: {', '.join(known)}.")
+    return tuple(JobState(word) for word in words)
+
+
+def _when(at: float, now_s: float) -> str:
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return f"{ago(at, now_s)} ({clock})"
+
+
+def _epoch(text: str | None) -> float | None:
+    from datetime import datetime
+
+    return None if text is None else datetime.fromisoformat(text).timestamp()
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _short(text: str, show: Show, limit: int = 2_000) -> str:
+    return (
+        text if not show.pretty or len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters; --json has all)"
+    )

@@ -1,0 +1,44 @@
+"""Open the ledger for a command: reading never creates one, and trouble is told with its cure."""
+
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from unstuck.config import Settings
+from unstuck.domain.errors import LedgerUnavailable
+from unstuck.store.contract import Ledger
+from unstuck.store.opening import open_ledger, ready_ledger
+
+
+def open_existing(settings: Settings) -> Ledger:
+    """Open a ledger whose tables are there and fit this code."""
+    path = sqlite_file(settings.url)
+    if path is not None and not path.exists():
+        raise LedgerUnavailable(
+            f"There is no ledger at {path}. Start a worker, enqueue a job or run `unstuck migrate` to make one, "
+            "or name another with --url, --app or $UNSTUCK_URL."
+        )
+    ledger = open_ledger(settings)
+    try:
+        ledger.check_schema()
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def open_or_create(settings: Settings) -> Ledger:
+    """Open a ledger, making or updating its tables where the settings allow it."""
+    return ready_ledger(settings)
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Give the file of a SQLite ledger; None for any other."""
+    return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+
+
+def public_url(url: str) -> str:
+    """Give the address without its password, for people and logs."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@", 1)))

@@ -1,0 +1,122 @@
+"""The handle: every command by its name, and one way out for every kind of trouble."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+import unstuck
+from unstuck.cli import enqueue, jobs, ledger, queues, recovery, serve, workers
+from unstuck.cli.common import Common, Misuse, command
+from unstuck.domain.errors import UnstuckError
+
+RUN = "Run"
+LOOK = "Look"
+ACT = "Act"
+CARE = "Care"
+
+USAGE = 2
+INTERRUPTED = 130
+
+
+class _Root(TyperGroup):
+    """Loads the demo only when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), "demo"]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name != "demo":
+            return super().get_command(ctx, cmd_name)
+        from unstuck.cli.demo import demo
+
+        holder = typer.Typer(add_completion=False)
+        holder.command("demo", rich_help_panel=RUN)(demo)
+        return typer.main.get_command(holder)
+
+
+@command()
+def root(
+    common: Common,
+    ctx: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+) -> None:
+    """Durable background jobs for Python that survive the death of their workers."""
+    if show_version:
+        common.show.line(f"unstuck {unstuck.__version__}")
+    elif ctx.invoked_subcommand is None:
+        ctx.get_help()
+
+
+app = typer.Typer(cls=_Root, callback=root, invoke_without_command=True, add_completion=False)
+
+for panel, commands in {
+    RUN: (serve.worker, serve.up, serve.reaper),
+    LOOK: (jobs.jobs, jobs.job, jobs.logs, queues.queues),
+    ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
+    CARE: (ledger.migrate, recovery.prune, ledger.version),
+}.items():
+    for function in commands:
+        app.command(function.__name__, rich_help_panel=panel)(function)
+
+# Numbers below zero are arguments of the task, not options.
+app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
+
+_workers = typer.Typer(invoke_without_command=True)
+_workers.callback()(workers.workers)
+_workers.command("drain")(workers.drain)
+_workers.command("stop")(workers.stop)
+app.add_typer(_workers, name="workers", rich_help_panel=LOOK)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says and give the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # What a job printed may not be writable in the terminal's encoding; that is no reason to fail.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = typer.main.get_command(app).main(
+            list(sys.argv[1:] if argv is None else argv), prog_name="unstuck", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except UnstuckError as error:
+        return _complain(str(error) or type(error).__name__, 1)
+    except Misuse as error:
+        return _complain(str(error), USAGE)
+    except typer.Exit as error:
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        sentence = getattr(error, "format_message", None)
+        if sentence is None:
+            raise
+        return _complain(_usage(error, sentence()), USAGE)
+
+
+def _usage(error: Exception, sentence: str) -> str:
+    path = getattr(getattr(error, "ctx", None), "command_path", "unstuck")
+    stop = "" if sentence.rstrip().endswith((".", "?")) else "."
+    return f"{sentence.rstrip()}{stop} See `{path} --help`."
+
+
+def _complain(sentence: str, code: int) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(f"unstuck: {sentence}\n")
+    return code
+
+
+def run() -> NoReturn:
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

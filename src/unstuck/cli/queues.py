@@ -1,0 +1,102 @@
+"""Look at queues, stop and start them, empty them: `queues`, `pause`, `resume`, `purge`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from unstuck.cli.common import Common, Misuse, command
+from unstuck.cli.show import Cell, Column, coarse, count, state_cell
+from unstuck.client import views
+from unstuck.store.records import QueueRecord
+
+Name = Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="The queue.")]
+Every = Annotated[bool, typer.Option("--all", help="Every queue.")]
+
+
+@command()
+def queues(common: Common) -> None:
+    """List queues with what waits in them and who serves them."""
+    with common.reading() as operator:
+        found = sorted(operator.queues(), key=lambda queue: queue.name)
+    if common.as_json:
+        common.show.json([views.queue_view(queue) for queue in found])
+        return
+    if not found:
+        common.show.note("No queues yet: they appear with their first job or worker.")
+        return
+    columns = [Column("queue"), Column("state")]
+    columns += [Column(title, right=True) for title in ("pending", "scheduled", "claimed", "running", "workers")]
+    columns += [Column("oldest waits"), Column("note", wide=True)]
+    common.show.table(columns, [_row(queue, common.show.pretty) for queue in found])
+
+
+def _row(queue: QueueRecord, pretty: bool) -> list[Cell | str]:
+    numbers = (queue.pending, queue.scheduled, queue.claimed, queue.running)
+    alone = queue.workers == 0 and queue.pending + queue.scheduled > 0
+    return [
+        Cell(queue.name, "bold"),
+        state_cell("paused" if queue.paused else "open", mark=pretty),
+        *(Cell(f"{number:,}" if pretty else str(number), "" if number else "bright_black") for number in numbers),
+        Cell(str(queue.workers), "bold red" if alone else ""),
+        Cell("" if queue.oldest_pending_s is None else coarse(queue.oldest_pending_s), "bright_black"),
+        Cell("no living worker serves it" if alone else "", "red"),
+    ]
+
+
+@command()
+def pause(common: Common, queue: Name = None, all: Every = False) -> None:
+    """Stop handing out jobs of a queue; those that run go on."""
+    _check_target(queue, all)
+    with common.reading() as operator:
+        changed = operator.pause(queue)
+    _tell(common, changed, "paused", queue)
+
+
+@command()
+def resume(common: Common, queue: Name = None, all: Every = False) -> None:
+    """Hand out jobs of a paused queue again."""
+    _check_target(queue, all)
+    with common.reading() as operator:
+        changed = operator.resume(queue)
+    _tell(common, changed, "resumed", queue)
+
+
+def _check_target(queue: str | None, all: bool) -> None:
+    if (queue is None) == (not all):
+        raise Misuse("Give the name of one queue, or --all.")
+
+
+def _tell(common: Common, changed: list[str], verb: str, queue: str | None) -> None:
+    if common.as_json:
+        common.show.json({verb: sorted(changed)})
+    elif changed:
+        common.show.say(f"{verb.capitalize()}: {', '.join(sorted(changed))}.", "green")
+    else:
+        common.show.say(f"Nothing to do: {f'queue {queue!r} is' if queue else 'every queue is'} {verb} already.")
+
+
+@command()
+def purge(
+    common: Common,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Cancel every pending job of a queue; what runs goes on."""
+    with common.reading() as operator:
+        found = operator.known_queue(queue)
+        if not yes:
+            _confirm(found)
+        cancelled = operator.purge(queue)
+    if common.as_json:
+        common.show.json({"queue": queue, "cancelled": cancelled})
+    else:
+        common.show.say(f"Cancelled {count(cancelled, 'pending job')} of queue {queue!r}.", "green")
+
+
+def _confirm(queue: QueueRecord) -> None:
+    if not sys.stdin.isatty():
+        raise Misuse(f"purge cancels every pending job of {queue.name!r}. Say --yes where nobody can be asked.")
+    waiting = queue.pending + queue.scheduled
+    if not typer.confirm(f"Cancel {count(waiting, 'pending job')} of queue {queue.name!r}?", err=True):
+        raise typer.Exit(1)

@@ -1,0 +1,212 @@
+"""Mend by hand: `stale` finds what silent workers hold, `retry` and `cancel` move jobs, `prune` clears away."""
+
+from typing import Annotated
+
+import typer
+
+from unstuck.cli.common import Common, Misuse, command, duration_s, job_id
+from unstuck.cli.jobs import Error, OlderThan, Queue, State, Task, job_filter, states
+from unstuck.cli.show import Cell, Column, Show, coarse, count, state_cell
+from unstuck.client.operator import RETRIED_BY_DEFAULT, StaleAction
+from unstuck.domain.states import FINAL, JobState
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Numbers of jobs.")]
+
+
+@command()
+def stale(
+    common: Common,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="SILENCE",
+            help="Of workers silent for at least so long. Default: 0s to list, each job's own timeout to settle.",
+        ),
+    ] = None,
+    fail: Annotated[bool, typer.Option("--fail", help="Fail stale running jobs as WORKER_CRASHED.")] = False,
+    requeue: Annotated[bool, typer.Option("--requeue", help="Give stale claimed jobs back to their queues.")] = False,
+) -> None:
+    """List jobs in the hands of workers that are silent, suspect or dead; settle them by hand.
+
+    --requeue also takes running jobs of tasks with on_crash="retry" whose own timeout has passed; other running
+    jobs may have had effects already, and only --fail ends them."""
+    if fail and requeue:
+        raise Misuse("Give either --fail or --requeue, not both.")
+    threshold_s = duration_s(older_than, "--older-than")
+    show = common.show
+    with common.reading() as operator:
+        found = operator.stale(threshold_s or 0.0)
+        if not fail and not requeue:
+            _list(show, found, [])
+            return
+        done = operator.fail_stale(threshold_s) if fail else operator.requeue_stale(threshold_s)
+    settled = {action.job_id for action in done}
+    left = [action for action in found if action.job_id not in settled]
+    if show.as_json:
+        show.json(done)
+        return
+    verb = "Failed" if fail else "Re-queued"
+    show.say(f"{verb} {count(len(done), 'stale job')}.", "green" if done else "")
+    if done:
+        _list(show, done, left)
+    for reason in _why_left(left, fail):
+        show.note(reason)
+
+
+def _list(show: Show, found: list[StaleAction], left: list[StaleAction]) -> None:
+    if show.as_json:
+        show.json(found)
+        return
+    if not found:
+        show.note("No stale jobs: every worker that holds one beats.")
+        return
+    columns = [
+        Column("job", right=True),
+        Column("state"),
+        Column("task"),
+        Column("queue"),
+        Column("worker"),
+        Column("worker is"),
+        Column("host"),
+        Column("silent", right=True),
+        Column("given up", right=True),
+        Column("action"),
+    ]
+    show.table(
+        columns,
+        [
+            [
+                Cell(str(action.job_id), "bold"),
+                state_cell(action.state, mark=show.pretty),
+                action.task,
+                action.queue,
+                action.worker_name or action.worker,
+                state_cell(action.worker_state),
+                action.host,
+                coarse(action.silent_s),
+                Cell(
+                    "deadline" if action.given_up_after_s is None else coarse(action.given_up_after_s), "bright_black"
+                ),
+                "" if action.action == "none" else Cell(action.action, "green"),
+            ]
+            for action in found
+        ],
+    )
+
+
+def _why_left(left: list[StaleAction], fail: bool) -> list[str]:
+    claimed = sum(action.state is JobState.CLAIMED for action in left)
+    running = [action for action in left if action.state is JobState.RUNNING]
+    reasons = []
+    if fail:
+        if claimed:
+            reasons.append(f"Left {count(claimed, 'claimed job')}: user code never ran; --requeue gives them back.")
+        if running:
+            reasons.append(
+                f"Left {count(len(running), 'running job')} whose timeout has not passed; --older-than insists."
+            )
+        return reasons
+    unsafe = sum(action.on_crash == "fail" for action in running)
+    if unsafe:
+        reasons.append(
+            f"Left {count(unsafe, 'running job')}: user code was at work and may have had effects; --fail ends them."
+        )
+    early = claimed + len(running) - unsafe
+    if early:
+        reasons.append(f"Left {count(early, 'job')} whose timeout has not passed.")
+    return reasons
+
+
+_RETRIED = {
+    "queued": "queued again",
+    "live": "not finished yet, nothing to retry",
+    "succeeded": "succeeded, and a success is not run again",
+    "missing": "does not exist",
+    "duplicate": "its unique key is in use by another unfinished job",
+}
+
+_CANCELLED = {
+    "cancelled": "cancelled",
+    "requested": "is running; its worker was told to end it",
+    "finished": "has ended already",
+    "missing": "does not exist",
+}
+
+
+@command()
+def retry(
+    common: Common,
+    ids: Ids = None,
+    state: State = None,
+    queue: Queue = None,
+    task: Task = None,
+    error: Error = None,
+    older_than: OlderThan = None,
+) -> None:
+    """Queue finished jobs again with fresh counters: by number, or all that match.
+
+    Without --state those that failed or are quarantined."""
+    where = job_filter(state, queue, task, error, older_than)
+    filtered = any(option is not None for option in (state, queue, task, error, older_than))
+    if bool(ids) == filtered:
+        raise Misuse("Give the numbers of jobs, or --error, --task, --queue, --state to choose them; not both.")
+    numbers = [job_id(text) for text in ids or []]
+    with common.reading() as operator:
+        if filtered:
+            import msgspec
+
+            where = msgspec.structs.replace(where, states=where.states or RETRIED_BY_DEFAULT)
+            numbers = list(operator.matching(where))
+        answers = operator.retry(numbers)
+    _tell(common.show, answers, _RETRIED, {"queued"}, strict=not filtered)
+
+
+@command()
+def cancel(common: Common, ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Numbers of jobs.")]) -> None:
+    """Cancel jobs: those that wait at once, those that run through their worker."""
+    numbers = [job_id(text) for text in ids]
+    with common.reading() as operator:
+        answers = operator.cancel(numbers)
+    _tell(common.show, answers, _CANCELLED, {"cancelled", "requested"}, strict=True)
+
+
+def _tell(show: Show, answers: dict[int, str], words: dict[str, str], good: set[str], strict: bool) -> None:
+    """Say what became of each; exits 1 where somebody named a job and it could not be done."""
+    bad = [answer for answer in answers.values() if answer not in good]
+    if show.as_json:
+        show.json([{"id": number, "answer": answer} for number, answer in answers.items()])
+    elif len(answers) > 20 or not answers:
+        done = {answer: list(answers.values()).count(answer) for answer in sorted(set(answers.values()))}
+        show.say(
+            "; ".join(f"{count(number, 'job')}: {words[answer]}" for answer, number in done.items()) or "No jobs match."
+        )
+    else:
+        for number, answer in answers.items():
+            show.rich(
+                "Job ", Cell(str(number), "bold"), " ", Cell(words[answer], "green" if answer in good else "yellow")
+            )
+    if strict and bad:
+        raise typer.Exit(1)
+
+
+@command()
+def prune(
+    common: Common,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="AGE", help="Ended before; default: the retention of jobs.")
+    ] = None,
+    state: State = None,
+) -> None:
+    """Remove finished jobs and what belongs to them."""
+    age_s = duration_s(older_than, "--older-than")
+    chosen = states(state)
+    for word in chosen:
+        if word not in FINAL:
+            raise Misuse(f"A {word} job is not finished. --state takes: {', '.join(sorted(FINAL))}.")
+    with common.reading() as operator:
+        removed = operator.prune(age_s, chosen)
+    if common.as_json:
+        common.show.json({"pruned": removed})
+    else:
+        common.show.say(f"Removed {count(removed, 'finished job')}.", "green" if removed else "")

@@ -1,0 +1,165 @@
+"""Print for whoever looks: tables with colour on a terminal, plain aligned lines in a pipe, JSON on request."""
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from unstuck.domain.durations import brief
+
+STATE_STYLES = {
+    "pending": "yellow",
+    "claimed": "cyan",
+    "running": "bold cyan",
+    "succeeded": "green",
+    "failed": "bold red",
+    "cancelled": "bright_black",
+    "quarantined": "bold magenta",
+    "crashed": "red",
+    "drained": "yellow",
+    "active": "green",
+    "draining": "yellow",
+    "suspect": "bold yellow",
+    "dead": "bold red",
+    "stopped": "bright_black",
+    "paused": "bold yellow",
+    "open": "green",
+}
+
+# Anything a job or a worker wrote may end up on a terminal: escape sequences must not be obeyed there.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Cell(NamedTuple):
+    """A piece of text with its colour."""
+
+    text: str
+    style: str = ""
+
+
+class Column(NamedTuple):
+    title: str
+    right: bool = False
+    wide: bool = False
+    """Takes the room that is left, and is cut short on a narrow terminal."""
+
+
+class Show:
+    """Where and how a command prints."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.pretty = not as_json and sys.stdout.isatty()
+
+    def json(self, value: Any) -> None:
+        self.line(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode("utf-8"))
+
+    def line(self, text: str = "") -> None:
+        sys.stdout.write(text + "\n")
+
+    def note(self, text: str) -> None:
+        """Say something beside the data: to stderr, so that a pipe gets the data alone."""
+        sys.stdout.flush()
+        sys.stderr.write(text + "\n")
+
+    def say(self, sentence: str, style: str = "") -> None:
+        """Say what was done, in the colour of what it means."""
+        self.rich(Cell(sentence, style)) if self.pretty else self.line(plain(sentence))
+
+    def rich(self, *cells: Cell | str, indent: int = 0) -> None:
+        """Print pieces of text on one line; wraps on a terminal, with the indent kept."""
+        if not self.pretty:
+            self.line(" " * indent + "".join(plain(_cell(cell).text) for cell in cells).rstrip())
+            return
+        from rich.padding import Padding
+        from rich.text import Text
+
+        text = Text.assemble(*((plain(_cell(cell).text), _cell(cell).style) for cell in cells))
+        self._console().print(Padding(text, (0, 0, 0, indent)), highlight=False)
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], indent: int = 0) -> None:
+        cells = [[_cell(cell) for cell in row] for row in rows]
+        if self.pretty:
+            self._rich_table(columns, cells, indent)
+        else:
+            self._plain_table(columns, cells, indent)
+
+    def _plain_table(self, columns: Sequence[Column], rows: list[list[Cell]], indent: int) -> None:
+        lines = [[column.title.upper() for column in columns]]
+        lines += [[one_line(cell.text) or "-" for cell in row] for row in rows]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+        for line in lines:
+            padded = (
+                text.rjust(width) if column.right else text.ljust(width)
+                for text, width, column in zip(line, widths, columns, strict=True)
+            )
+            self.line(" " * indent + "  ".join(padded).rstrip())
+
+    def _rich_table(self, columns: Sequence[Column], rows: list[list[Cell]], indent: int) -> None:
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
+        for column in columns:
+            table.add_column(
+                column.title,
+                justify="right" if column.right else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+                ratio=1 if column.wide else None,
+                min_width=None if column.wide else len(column.title),
+            )
+        for row in rows:
+            table.add_row(*(Text(one_line(cell.text), cell.style) for cell in row))
+        self._console().print(Padding(table, (0, 0, 0, indent)))
+
+    def _console(self) -> Any:
+        from rich.console import Console
+
+        return Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+
+
+def state_cell(state: str, mark: bool = False) -> Cell:
+    return Cell(f"● {state}" if mark else state, STATE_STYLES.get(state, ""))
+
+
+def ago(at: float | None, now_s: float | None = None) -> str:
+    """Write how long ago something was, or in how long it will be."""
+    if at is None:
+        return ""
+    age_s = (time.time() if now_s is None else now_s) - at
+    if age_s < -1:
+        return f"in {coarse(-age_s)}"
+    return "just now" if age_s < 1 else f"{coarse(age_s)} ago"
+
+
+def took(from_at: float | None, to_at: float | None) -> str:
+    if from_at is None or to_at is None:
+        return ""
+    return brief(max(0.0, to_at - from_at))
+
+
+def coarse(value_s: float) -> str:
+    """Write an age without digits that nobody reads: 12s, 5m, 3h20m."""
+    return brief(float(round(value_s))) if value_s < 600 else brief(round(value_s / 60) * 60.0)
+
+
+def plain(text: str) -> str:
+    """Make text harmless on a terminal: control characters are shown, not obeyed."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def one_line(text: str) -> str:
+    return plain(" ".join(text.split()) if "\n" in text or "\t" in text else text)
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _cell(cell: Cell | str) -> Cell:
+    return cell if isinstance(cell, Cell) else Cell(cell)
