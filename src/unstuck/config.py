@@ -8,6 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -225,7 +226,14 @@ def build(values: Mapping[str, Any]) -> Settings:
 
 def dump(settings: Settings) -> bytes:
     """Write settings as JSON, for the process that must not import the app."""
-    return msgspec.json.encode(asdict(settings))
+    return msgspec.json.encode(_plain(asdict(settings)))
+
+
+def _plain(value: Any) -> Any:
+    # JSON would write a timedelta in a form that no duration is read from.
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def restore(data: bytes) -> Settings:

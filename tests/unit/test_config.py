@@ -1,0 +1,246 @@
+"""Settings come from code, environment and file, in that order, and unsafe ones never start."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from unstuck import config
+from unstuck.config import Recovery, Retention, Settings
+from unstuck.domain.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("UNSTUCK_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+class TestWhereSettingsComeFrom:
+    def test_defaults_where_nothing_is_said(self) -> None:
+        settings = config.load()
+        assert settings.url == "sqlite:///unstuck.db"
+        assert settings.recovery.heartbeat_interval_s == 5
+        assert settings.recovery.heartbeat_timeout_s == 30
+        assert settings.recovery.claimed_stale_after_s == 30
+        assert settings.recovery.running_stale_after_s == 30
+        assert settings.recovery.check_interval_s == 1
+        assert settings.recovery.session_grace_s == 2
+
+    def test_code_wins_over_environment_over_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "unstuck.toml").write_text('url = "sqlite:///file.db"\npoll_interval = "9s"\nschema = "of_file"\n')
+        monkeypatch.setenv("UNSTUCK_URL", "sqlite:///env.db")
+        monkeypatch.setenv("UNSTUCK_SCHEMA", "of_env")
+        settings = config.load({"url": "sqlite:///code.db", "schema": None})
+        assert settings.url == "sqlite:///code.db"
+        assert settings.schema == "of_env"
+        assert settings.poll_interval_s == 9
+
+    def test_unstuck_toml_wins_over_pyproject(self, tmp_path: Path) -> None:
+        (tmp_path / "pyproject.toml").write_text('[tool.unstuck]\nurl = "sqlite:///project.db"\n')
+        assert config.load().url == "sqlite:///project.db"
+        (tmp_path / "unstuck.toml").write_text('url = "sqlite:///own.db"\n')
+        assert config.load().url == "sqlite:///own.db"
+
+    def test_a_pyproject_of_someone_else_says_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n')
+        assert config.load() == Settings()
+
+    def test_recovery_may_be_nested_or_beside_in_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "unstuck.toml").write_text(
+            'check_interval = "3s"\n[recovery]\nheartbeat_timeout = "2m"\nevidence = ["session"]\n'
+            '[recovery.retention]\njobs = "1h"\n'
+        )
+        recovery = config.load().recovery
+        assert recovery.check_interval_s == 3
+        assert recovery.heartbeat_timeout_s == 120
+        assert recovery.evidence == ("session",)
+        assert recovery.kept.jobs_s == 3600
+        assert recovery.kept.events_s == 7 * 86400
+
+    def test_recovery_given_in_code_is_complete_in_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UNSTUCK_HEARTBEAT_TIMEOUT", "10m")
+        assert config.load({"recovery": Recovery()}).recovery.heartbeat_timeout_s == 30
+
+    def test_environment_is_typed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UNSTUCK_NOTIFY", "off")
+        monkeypatch.setenv("UNSTUCK_CONCURRENCY", "7")
+        monkeypatch.setenv("UNSTUCK_HEARTBEAT_TIMEOUT", "2m")
+        monkeypatch.setenv("UNSTUCK_AUTO_FAIL_STALE_RUNNING", "false")
+        monkeypatch.setenv("UNSTUCK_EVIDENCE", "session, neighbours")
+        settings = config.load()
+        assert settings.notify is False
+        assert settings.slots == 7
+        assert settings.recovery.heartbeat_timeout_s == 120
+        assert settings.recovery.auto_fail_stale_running is False
+        assert settings.recovery.evidence == ("session", "neighbours")
+
+    def test_an_empty_variable_is_no_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UNSTUCK_URL", "")
+        assert config.load().url == config.DEFAULT_URL
+
+    def test_variables_of_other_tools_are_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("UNSTUCK_SOMETHING_ELSE", "UNSTUCK_LOG_LEVEL", "UNSTUCK_APP"):
+            monkeypatch.setenv(name, "x")
+        assert config.load() == Settings()
+
+    @pytest.mark.parametrize(
+        ("name", "text", "message"),
+        [
+            ("UNSTUCK_NOTIFY", "maybe", "UNSTUCK_NOTIFY must be true or false, not 'maybe'"),
+            ("UNSTUCK_CONCURRENCY", "many", "UNSTUCK_CONCURRENCY must be a whole number, not 'many'"),
+            ("UNSTUCK_URL", "redis://localhost", "redis:// is not a ledger"),
+            ("UNSTUCK_HEARTBEAT_TIMEOUT", "soon", "heartbeat_timeout must be a duration"),
+            ("UNSTUCK_EVIDENCE", "sesion", "Did you mean 'session'"),
+        ],
+    )
+    def test_a_wrong_variable_is_named(
+        self, name: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(name, text)
+        with pytest.raises(ConfigError, match=message):
+            config.load()
+
+    @pytest.mark.parametrize("content", ["url = ", "\x00", 'url = "a"\nurl = "b"'])
+    def test_a_file_that_is_no_toml_is_named(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "unstuck.toml").write_text(content)
+        with pytest.raises(ConfigError, match=r"unstuck\.toml cannot be read"):
+            config.load()
+
+    def test_a_file_that_is_no_text_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "unstuck.toml").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(ConfigError, match=r"unstuck\.toml cannot be read"):
+            config.load()
+
+
+class TestWrongNames:
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"ulr": "sqlite:///x.db"}, "There is no setting 'ulr'. Did you mean 'url'"),
+            (
+                {"recovery": {"heartbeat_timout": "5s"}},
+                "no recovery setting 'heartbeat_timout'. Did you mean 'heartbeat_t",
+            ),
+            ({"retention": {"job": "1d"}}, "no retention 'job'. Did you mean 'jobs'"),
+        ],
+    )
+    def test_get_a_did_you_mean(self, values: dict[str, object], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            config.build(values)
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        "good",
+        ["sqlite:///a.db", "sqlite:////abs/a.db", "postgresql://u:p@h:5432/db", "postgres://h/db", "postgresql:///db"],
+    )
+    def test_that_name_a_ledger(self, good: str) -> None:
+        config.check_url(good)
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ("", "not a ledger URL"),
+            ("jobs.db", "not a ledger URL"),
+            ("mysql://h/db", "mysql:// is not a ledger"),
+            ("postgress://h/db", "Did you mean 'postgres'"),
+            ("sqlite://jobs.db", "names no file"),
+            ("sqlite:///", "names no file"),
+            ("sqlite:///:memory:", "cannot be shared with a worker"),
+        ],
+    )
+    def test_that_do_not_are_refused_with_the_cure(self, wrong: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message) as caught:
+            config.check_url(wrong)
+        assert "sqlite:///" in str(caught.value)
+
+
+class TestUnsafeSettings:
+    def test_a_timeout_that_one_late_beat_would_break(self) -> None:
+        with pytest.raises(
+            ValueError, match=r"Interval \(60s\) must be <= half of timeout \(100s\) to prevent false pos"
+        ):
+            Recovery(heartbeat_interval="60s", heartbeat_timeout="100s")
+
+    @pytest.mark.parametrize(
+        "preset", [("30s", "2m"), ("30s", "5m"), ("70s", "240s"), ("60s", "5m"), ("10s", "30s"), ("5s", "10s")]
+    )
+    def test_the_presets_of_the_guides_are_safe(self, preset: tuple[str, str]) -> None:
+        Recovery(heartbeat_interval=preset[0], heartbeat_timeout=preset[1])
+
+    @pytest.mark.parametrize("name", ["claimed_stale_after", "running_stale_after"])
+    def test_thresholds_of_their_own_are_held_to_the_same_rule(self, name: str) -> None:
+        with pytest.raises(ConfigError, match=name):
+            Recovery(**{name: "6s"})  # type: ignore[arg-type]
+        assert getattr(Recovery(**{name: "10s"}), f"{name}_s") == 10  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"heartbeat_interval": 0},
+            {"heartbeat_timeout": "0s"},
+            {"check_interval": 0},
+            {"runner_heartbeat_interval": 0},
+            {"session_grace": "-1s"},
+            {"auto_fail_stale_running": "yes"},
+            {"auto_requeue_stale_claimed": 1},
+            {"evidence": ("sessions",)},
+            {"retention": "5s"},
+            {"retention": "forever"},
+        ],
+    )
+    def test_recovery_refuses(self, values: dict[str, object]) -> None:
+        with pytest.raises(ConfigError):
+            Recovery(**values)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"schema": "a b"},
+            {"schema": "1st"},
+            {"schema": 'x"; drop table jobs'},
+            {"schema": "x" * 51},
+            {"schema": ""},
+            {"poll_interval": 0},
+            {"connect_timeout": "later"},
+            {"max_payload_bytes": 0},
+            {"max_payload_bytes": True},
+            {"max_output_bytes": -1},
+            {"concurrency": -1},
+            {"concurrency": 1.5},
+            {"listen_url": "nowhere"},
+        ],
+    )
+    def test_settings_refuse(self, values: dict[str, object]) -> None:
+        with pytest.raises(ConfigError):
+            Settings(**values)  # type: ignore[arg-type]
+
+    def test_one_retention_for_everything(self) -> None:
+        assert Recovery(retention="2h").kept == Retention("2h", "2h", "2h")
+
+
+def test_settings_survive_the_way_to_another_process() -> None:
+    settings = Settings(
+        url="postgresql://h/db",
+        recovery=Recovery(
+            heartbeat_interval=timedelta(seconds=2),
+            heartbeat_timeout="10s",
+            evidence=(),
+            retention=Retention(jobs="1h"),
+            auto_fail_stale_running=False,
+        ),
+        concurrency=3,
+        poll_interval=timedelta(milliseconds=500),
+    )
+    again = config.restore(config.dump(settings))
+    assert again.url == settings.url
+    assert again.slots == 3
+    assert again.poll_interval_s == 0.5
+    assert again.recovery.heartbeat_interval_s == 2
+    assert again.recovery.evidence == ()
+    assert again.recovery.kept.jobs_s == 3600
+    assert again.recovery.auto_fail_stale_running is False
