@@ -81,8 +81,6 @@ class App:
         if not callable(function):
             raise ConfigError(f"@app.task wants a function, not {function!r}.")
         name = checked_name(settings.get("name") or getattr(function, "__name__", "task"), "Task")
-        if name in self._definitions:
-            raise ConfigError(f"There are two tasks named {name!r} in this app. Give one of them name=….")
         policy = _policy(settings)
         recovery = self.settings.recovery
         check_policy(
@@ -91,17 +89,25 @@ class App:
             app_interval_s=recovery.heartbeat_interval_s,
             app_timeout_s=recovery.running_stale_after_s,
         )
-        definition = TaskDefinition(
-            name=name,
-            queue=checked_name(settings.get("queue", DEFAULT_QUEUE), "Queue"),
-            function=function,
-            is_async=inspect.iscoroutinefunction(function),
-            context_parameter=_context_parameter(function),
-            policy=policy,
+        return self.adopt(
+            TaskDefinition(
+                name=name,
+                queue=checked_name(settings.get("queue", DEFAULT_QUEUE), "Queue"),
+                function=function,
+                is_async=inspect.iscoroutinefunction(function),
+                context_parameter=_context_parameter(function),
+                policy=policy,
+            )
         )
+
+    def adopt(self, definition: TaskDefinition) -> Task[Any, Any]:
+        """Take a task of another app, for example one that lives in a library."""
+        name = definition.name
+        if name in self._definitions:
+            raise ConfigError(f"There are two tasks named {name!r} in this app. Give one of them name=….")
         self._definitions[name] = definition
         self._queues |= {definition.queue}
-        task: Task[P, R] = Task(self._counter, definition, lambda: self._queues)
+        task: Task[Any, Any] = Task(self._counter, definition, lambda: self._queues)
         self._tasks[name] = task
         return task
 

@@ -1,0 +1,170 @@
+"""Run real workers for tests: start them, watch them, kill them, and look into the ledger meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from unstuck import App
+from unstuck.client.job import Job
+from unstuck.domain.states import FINAL, JobState, WorkerState
+from unstuck.store.contract import Ledger
+from unstuck.store.records import WorkerRecord
+
+T = TypeVar("T")
+
+TASKS = "tests.crash.tasks_under_test:app"
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_S = 60.0
+LOOK_S = 0.005
+
+
+def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    """Look until it is there (truthy), and give it; fail with a sentence when patience ends."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        seen = look()
+        if seen:
+            return seen
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"after {patience_s:.0f}s still not: {what}")
+        time.sleep(LOOK_S)
+
+
+class WorkerProcess:
+    """One `unstuck worker` with everything below it."""
+
+    def __init__(self, fleet: "Fleet", process: subprocess.Popen[bytes], log: Path) -> None:
+        self.fleet = fleet
+        self.process = process
+        self.log = log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def record(self) -> WorkerRecord | None:
+        found = [worker for worker in self.fleet.ledger.workers() if worker.pid == self.pid]
+        return max(found, key=lambda worker: worker.created_at, default=None)
+
+    @property
+    def id(self) -> str:
+        record = self.record()
+        assert record is not None
+        return record.id
+
+    def family(self) -> list[psutil.Process]:
+        """The worker, its nursery and its runners, eldest first."""
+        try:
+            parent = psutil.Process(self.pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def runners(self) -> list[psutil.Process]:
+        """Grandchildren: whom the nursery forked."""
+        return self.family()[2:]
+
+    def signal_family(self, number: int) -> None:
+        for process in self.family():
+            try:
+                process.send_signal(number)
+            except psutil.NoSuchProcess:
+                pass
+
+    def kill(self) -> None:
+        """kill -9 of the worker process alone; the kernel takes the rest."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def kill_family(self) -> None:
+        self.signal_family(signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self, patience_s: float = 30.0) -> int:
+        """SIGTERM and wait for the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(patience_s)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Fleet:
+    """A ledger, an app on it in this process, and any number of workers in others."""
+
+    def __init__(self, url: str, folder: Path, **settings: Any) -> None:
+        self.url = url
+        self.folder = folder
+        self.environment = {f"UNSTUCK_{name.upper()}": str(value) for name, value in settings.items()}
+        self.workers: list[WorkerProcess] = []
+        self.app = self._app(settings)
+        self.ledger: Ledger = self.app.ledger
+
+    def _app(self, settings: dict[str, Any]) -> App:
+        # The same tasks as in the workers, on the same ledger, under this process's own App.
+        from tests.crash import tasks_under_test
+
+        app = App(self.url, queues=["other"], **settings)
+        for definition in tasks_under_test.app.definitions.values():
+            app.adopt(definition)
+        return app
+
+    def task(self, name: str) -> Any:
+        return self.app.task_by_name(name)
+
+    def start(self, *arguments: str, wait: bool = True, **environment: str) -> WorkerProcess:
+        log = self.folder / f"worker-{len(self.workers)}.log"
+        command = [sys.executable, "-m", "unstuck.cli.main", "worker", TASKS, *arguments]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "UNSTUCK_URL": self.url, **self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        worker = WorkerProcess(self, process, log)
+        self.workers.append(worker)
+        if wait:
+            self.wait_active(worker)
+        return worker
+
+    def wait_active(self, worker: WorkerProcess) -> None:
+        def active() -> bool:
+            code = worker.process.poll()
+            assert code is None, f"the worker exited with {code}:\n{worker.said()}"
+            record = worker.record()
+            return record is not None and record.state is WorkerState.ACTIVE
+
+        wait_for(active, f"worker {worker.pid} active")
+
+    def state(self, job: Job) -> JobState:
+        record = self.ledger.job(job.id)
+        assert record is not None
+        return record.state
+
+    def wait_state(self, job: Job, *states: JobState, patience_s: float = PATIENCE_S) -> float:
+        """Wait until the job is in one of these states; give the monotonic time when it was seen."""
+        wait_for(lambda: self.state(job) in states, f"job {job.id} {' or '.join(states)}", patience_s)
+        return time.monotonic()
+
+    def wait_running(self, job: Job) -> None:
+        self.wait_state(job, JobState.RUNNING)
+
+    def wait_final(self, job: Job, patience_s: float = PATIENCE_S) -> float:
+        return self.wait_state(job, *FINAL, patience_s=patience_s)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.signal_family(signal.SIGCONT)
+            worker.signal_family(signal.SIGKILL)
+            worker.process.wait(10)
+        self.app.close()
