@@ -14,6 +14,7 @@ from typing import Self
 
 MAGIC = 0x756E737475636B31
 _HEADER = struct.Struct("=QQqq")  # magic, slots, nursery pid, nursery start
+_MARK_AT = _HEADER.size
 _I64 = struct.Struct("=q")
 _F64 = struct.Struct("=d")
 _HEADER_BYTES = 64
@@ -87,14 +88,21 @@ class Trace:
         _, _, pid, started = _HEADER.unpack_from(self._memory, 0)
         return pid, str(started)
 
+    def set_mark(self, mark: int) -> None:
+        """Note what every process below the nursery carries in its environment (`containment.kill_marked`)."""
+        _I64.pack_into(self._memory, _MARK_AT, mark)
+
+    def mark(self) -> int:
+        return int(_I64.unpack_from(self._memory, _MARK_AT)[0])
+
     def occupy(self, slot: int, pid: int, started: str) -> None:
         self._set_i64(slot, _STARTED, int(started or 0))
         self._set_f64(slot, _PULSE, 0.0)
         self._set_i64(slot, _PID, pid)
 
     def vacate(self, slot: int) -> None:
+        # What it had entered stays until the next runner begins: whoever explains the death still needs it.
         self._set_i64(slot, _PID, 0)
-        self._set_i64(slot, _ENTERED, 0)
 
     def occupant(self, slot: int) -> tuple[int, str]:
         """Give (pid, start time) of the runner in this slot; pid 0 where there is none."""

@@ -1,0 +1,145 @@
+"""Run async jobs many at once on one event loop, and report what ended in each round together."""
+
+import asyncio
+import os
+import socket
+
+from unstuck import failpoints
+from unstuck.runner.calling import Caller, CannotCall, raised, refused
+from unstuck.runner.context import set_context
+from unstuck.runner.output import Sink, flush_standard_streams, set_sink
+from unstuck.runner.tracebacks import user_traceback
+from unstuck.runner.wire import (
+    CANCEL,
+    CANCELLED,
+    JOB,
+    RECEIVE_BYTES,
+    REPORTS,
+    TOKEN,
+    FrameBuffer,
+    JobFrame,
+    Report,
+    encoder,
+    frame,
+    job_decoder,
+)
+
+MAX_UNSENT_BYTES = 8 * 1024 * 1024
+"""Above this no new jobs are read until the worker has taken the reports."""
+
+
+class AsyncLoop:
+    def __init__(self, stream: socket.socket, caller: Caller, max_output_bytes: int) -> None:
+        stream.setblocking(False)
+        self._stream = stream
+        self._caller = caller
+        self._max_output_bytes = max_output_bytes
+        self._buffer = FrameBuffer()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: set[int] = set()
+        self._reports: list[Report] = []
+        self._unsent = bytearray()
+        self._retiring = False
+        self._reading = False
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+
+    def run(self) -> None:
+        """Serve until the worker retires us or closes the stream."""
+        asyncio.set_event_loop(self._loop)
+        self._read_on()
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt) as error:
+                # A task that a job left behind; the others go on.
+                os.write(2, f"A stray task raised, and was ignored:\n{user_traceback(error)}\n".encode())
+
+    def _readable(self) -> None:
+        try:
+            data = self._stream.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.stop()
+            return
+        for kind, body in self._buffer.feed(data):
+            if kind == JOB:
+                job = job_decoder.decode(body)
+                self._tasks[job.token] = self._loop.create_task(self._attempt(job))
+            elif kind == CANCEL:
+                # Later in the same queue: a task must have begun before it can be cancelled and report it.
+                self._loop.call_soon(self._cancel, TOKEN.unpack(body)[0])
+            else:
+                self._retiring = True
+                self._loop.call_soon(self._flush)
+
+    def _cancel(self, token: int) -> None:
+        task = self._tasks.get(token)
+        if task is not None:
+            self._cancelled.add(token)
+            task.cancel()
+
+    async def _attempt(self, job: JobFrame) -> None:
+        token = job.token
+        sink = Sink(self._max_output_bytes)
+        try:
+            call = self._caller.prepare(job)
+            set_context(call.context)
+            set_sink(sink)
+            if failpoints.active:
+                failpoints.reached("runner.before_user_code")
+            report = self._caller.succeeded(job, await call.function(*call.args, **call.kwargs))
+            if failpoints.active:
+                failpoints.reached("runner.after_user_code")
+        except CannotCall as error:
+            report = refused(token, error)
+        except asyncio.CancelledError as error:
+            if token in self._cancelled:
+                report = Report(token, CANCELLED, words=("cancelled by request while it ran", "", ""))
+            else:
+                report = raised(token, error)
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a job must not end its siblings
+            report = raised(token, error)
+        if os.getpid() != self._pid:
+            os._exit(0)  # a fork of user code that came back to us: only the original may report
+        report.stdout, report.stderr = sink.content(0), sink.content(1)
+        del self._tasks[token]
+        if self._cancelled:
+            self._cancelled.discard(token)
+        if not self._reports:
+            self._loop.call_soon(self._flush)
+        self._reports.append(report)
+
+    def _flush(self) -> None:
+        if self._reports:
+            self._unsent += frame(REPORTS, encoder.encode(self._reports))
+            self._reports = []
+        waiting = bool(self._unsent)
+        while self._unsent:
+            try:
+                sent = self._stream.send(self._unsent)
+            except BlockingIOError:
+                self._loop.add_writer(self._stream, self._flush)
+                if len(self._unsent) > MAX_UNSENT_BYTES and self._reading:
+                    self._loop.remove_reader(self._stream)
+                    self._reading = False
+                return
+            except OSError:
+                self._loop.stop()
+                return
+            del self._unsent[:sent]
+        if waiting:
+            self._loop.remove_writer(self._stream)
+        self._read_on()
+        if self._retiring and not self._tasks and not self._reports:
+            flush_standard_streams()
+            self._loop.stop()
+
+    def _read_on(self) -> None:
+        if not self._reading:
+            self._loop.add_reader(self._stream, self._readable)
+            self._reading = True

@@ -1,0 +1,132 @@
+"""Turn a job's frame into a call of user code, and what came of it into a report."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from unstuck.domain.errors import PayloadError
+from unstuck.domain.names import did_you_mean
+from unstuck.domain.payload import JSON, decode_call, encode
+from unstuck.domain.recovery import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, printable
+from unstuck.runner.context import Context
+from unstuck.runner.tasks import Registry, TaskDefinition
+from unstuck.runner.tracebacks import message_of, type_name, user_traceback
+from unstuck.runner.wire import NOT_STORABLE, RAISED, SUCCEEDED, JobFrame, Kind, Report
+
+MAX_TYPE_CHARS = 500
+
+
+class CannotCall(Exception):
+    """The job cannot be turned into a call; the message says why and what to do."""
+
+
+class Call(msgspec.Struct, gc=False):
+    function: Callable[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    context: Context
+
+
+@dataclass(frozen=True)
+class _Callee:
+    definition: TaskDefinition
+    context_at: int | None
+    """Position of the parameter that wants the Context; None when it must be given by name."""
+
+
+class Caller:
+    """Knows the app's tasks and the limits of this runner."""
+
+    def __init__(self, registry: Registry, kind: Kind, worker_id: str, max_payload_bytes: int) -> None:
+        self._definitions = registry.definitions
+        self._kind = kind
+        self._worker_id = worker_id
+        self._limit_bytes = max_payload_bytes
+        self._callees: dict[str, _Callee] = {}
+
+    def prepare(self, frame: JobFrame) -> Call:
+        """Give the call that a frame asks for, or raise CannotCall."""
+        callee = self._callees.get(frame.task)
+        if callee is None:
+            callee = self._callees[frame.task] = self._find(frame.task)
+        if frame.payload_type != JSON:
+            raise CannotCall(
+                f"The arguments of job {frame.job_id} are {frame.payload_type!r}, which Python tasks cannot read. "
+                f"Enqueue them as {JSON!r}."
+            )
+        try:
+            given = decode_call(frame.payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CannotCall(
+                f"The arguments of job {frame.job_id} cannot be read: {error}. Enqueue it again, with a JSON object "
+                "of 'args' (a list) and 'kwargs' (an object)."
+            ) from error
+        context = Context(frame.job_id, frame.task, frame.queue, frame.attempt, frame.crashes, self._worker_id)
+        name = callee.definition.context_parameter
+        if name is not None:
+            position = callee.context_at
+            if position is not None and position <= len(given.args):
+                given.args.insert(position, context)
+            else:
+                given.kwargs[name] = context
+        return Call(callee.definition.function, given.args, given.kwargs, context)
+
+    def succeeded(self, frame: JobFrame, value: Any) -> Report:
+        """Report a returned value, or that it cannot be stored."""
+        if value is None:
+            return Report(frame.token, SUCCEEDED, b"null")
+        try:
+            return Report(frame.token, SUCCEEDED, encode(value, f"The result of {frame.task!r}", self._limit_bytes))
+        except PayloadError as error:
+            reason = str(error)
+        except BaseException as error:  # noqa: BLE001 - a value may run any code while it is written
+            reason = f"The result of {frame.task!r} cannot be written as JSON: {type_name(error)}: {message_of(error)}"
+        return Report(frame.token, NOT_STORABLE, words=(printable(reason, MAX_MESSAGE_CHARS), "", ""))
+
+    def _find(self, task: str) -> _Callee:
+        definition = self._definitions.get(task)
+        if definition is None:
+            raise CannotCall(
+                f"This app has no task {task!r}.{did_you_mean(task, self._definitions)} Deploy the code that has it, "
+                "or cancel the job."
+            )
+        if definition.is_async != (self._kind == "async"):
+            raise CannotCall(
+                f"Task {task!r} is {'async' if definition.is_async else 'sync'} and came to a runner for {self._kind} "
+                "tasks. Restart the worker: it started with other code."
+            )
+        return _Callee(definition, _position(definition))
+
+
+def raised(token: int, error: BaseException) -> Report:
+    """Report what user code raised, bounded and printable whatever the exception does."""
+    return Report(
+        token,
+        RAISED,
+        words=(
+            printable(type_name(error), MAX_TYPE_CHARS),
+            printable(message_of(error), MAX_MESSAGE_CHARS),
+            printable(user_traceback(error), MAX_TRACEBACK_CHARS),
+        ),
+    )
+
+
+def refused(token: int, error: CannotCall) -> Report:
+    """Report a job that could not be called; there is no traceback of user code to show."""
+    return Report(token, RAISED, words=("CannotCall", printable(str(error), MAX_MESSAGE_CHARS), ""))
+
+
+def _position(definition: TaskDefinition) -> int | None:
+    if definition.context_parameter is None:
+        return None
+    try:
+        parameters = list(inspect.signature(definition.function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    for position, parameter in enumerate(parameters):
+        if parameter.name == definition.context_parameter:
+            return None if parameter.kind is inspect.Parameter.KEYWORD_ONLY else position
+    return None

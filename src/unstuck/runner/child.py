@@ -1,0 +1,160 @@
+"""Become a runner: leave the nursery behind, settle in, and serve jobs of one kind until told to end.
+
+Forked from the nursery where that is safe, else a fresh interpreter: `python -m unstuck.runner.child`.
+"""
+
+import faulthandler
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn, TextIO, cast
+
+import msgspec
+
+from unstuck.domain.errors import ConfigError
+from unstuck.runner import containment, kernel, output
+from unstuck.runner.async_loop import AsyncLoop
+from unstuck.runner.calling import Caller
+from unstuck.runner.loader import load_registry
+from unstuck.runner.pulse import start_pulse
+from unstuck.runner.sync_loop import SyncLoop
+from unstuck.runner.tasks import Registry
+from unstuck.runner.trace import Trace
+from unstuck.runner.wire import Kind, Limits
+
+EXIT_BROKEN = 70
+EXIT_NO_APP = 78
+OOM_SCORE = 500
+STACK_SIGNAL = signal.SIGQUIT
+"""Sent to a runner, makes it write the stack of every thread to stderr, even from inside C code."""
+
+
+class Seat(msgspec.Struct):
+    """Where a runner sits: its slot, its descriptors, its parent."""
+
+    slot: int
+    kind: Kind
+    nursery_pid: int
+    worker_id: str
+    limits: Limits
+    trace: str
+    room: str | None
+    """The cgroup to move into."""
+    stream: int
+    permits: int
+    stdout: int
+    stderr: int
+
+
+class SpawnOrder(msgspec.Struct):
+    target: str
+    seat: Seat
+
+
+def arrive(seat: Seat) -> None:
+    """Tie our life to the nursery's and be ready to adopt; first of all, before any user code."""
+    if not kernel.die_with_parent(signal.SIGKILL, seat.nursery_pid):
+        os._exit(0)
+    try:
+        os.setsid()
+    except PermissionError:
+        pass  # spawned runners lead their session already
+    kernel.adopt_orphans()
+    kernel.name_process(f"unstuck-{seat.kind}{seat.slot}")
+    if seat.room is not None:
+        containment.enter_room(seat.room)
+    try:
+        # When memory runs out the kernel shall take a runner, not its worker.
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, str(OOM_SCORE).encode())
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
+
+
+def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:
+    """Serve jobs, then end. Exit handlers are not run: a runner may be killed at any moment anyway."""
+    code = EXIT_BROKEN
+    try:
+        _settle_in(seat)
+        trace.enter(seat.slot, 0)
+        stream = socket.socket(fileno=seat.stream)
+        start_pulse(trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno())
+        caller = Caller(registry, seat.kind, seat.worker_id, seat.limits.max_payload_bytes)
+        if seat.kind == "sync":
+            permits = socket.socket(fileno=seat.permits)
+            SyncLoop(stream, permits, (seat.stdout, seat.stderr), caller, trace, seat.slot).run()
+        else:
+            AsyncLoop(stream, caller, seat.limits.max_output_bytes).run()
+        code = 0
+    except BaseException:  # noqa: BLE001 - whatever it was, it must be read in the output and end this process
+        traceback.print_exc()
+    finally:
+        output.flush_standard_streams()
+        os._exit(code)
+
+
+def _settle_in(seat: Seat) -> None:
+    _reset_signals()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    output.flush_standard_streams()
+    # Ours stay open beside 1 and 2: user code may close or redirect those, and ranges are still measured.
+    os.dup2(seat.stdout, 1)
+    os.dup2(seat.stderr, 2)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            cast(TextIO, stream).reconfigure(  # type: ignore[attr-defined]
+                encoding="utf-8", errors="backslashreplace", line_buffering=True
+            )
+        except Exception:  # noqa: BLE001 - the app replaced it: then it is the app's
+            pass
+    kernel.line_buffer_c_stdout()
+    faulthandler.enable(file=seat.stderr)
+    faulthandler.register(STACK_SIGNAL, file=seat.stderr, all_threads=True, chain=False)
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        try:
+            if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, None):
+                signal.signal(number, signal.SIG_DFL)
+        except (OSError, ValueError):
+            pass
+    # Ctrl-C is for the worker, which then decides what becomes of us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def main(order_text: str) -> NoReturn:
+    order = msgspec.json.decode(order_text, type=SpawnOrder)
+    seat = order.seat
+    arrive(seat)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for fd in (seat.stream, seat.permits, seat.stdout, seat.stderr):
+        os.set_inheritable(fd, False)
+    output.install_routers()
+    try:
+        trace = Trace.open(Path(seat.trace))
+        registry = load_registry(order.target)
+    except (ConfigError, OSError, ValueError) as error:
+        os.write(seat.stderr, f"{error}\n".encode(errors="backslashreplace"))
+        os._exit(EXIT_NO_APP)
+    live(seat, registry, trace)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,330 @@
+"""Import the app once, fork runners from it, enforce their leases, reap them, and leave nothing behind.
+
+Started by the worker as `python -m unstuck.runner.nursery`. After the import it runs no user code. It is
+one thread and one loop, and never blocks: a frozen worker must find its leases enforced.
+"""
+
+import gc
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from unstuck import host
+from unstuck.domain.errors import ConfigError
+from unstuck.runner import child, containment, forksafety, kernel, leftovers, output, wire
+from unstuck.runner.channel import Channel
+from unstuck.runner.loader import load_registry
+from unstuck.runner.tasks import Manifest, Registry, TaskEntry
+from unstuck.runner.trace import Trace
+from unstuck.runner.tracebacks import user_traceback
+
+TICK_S = 0.2
+FAREWELL_S = 5.0
+LEASE_ENDED = "its lease had ended"
+
+
+class Options(msgspec.Struct):
+    """What the worker tells on the command line."""
+
+    target: str
+    control_fd: int
+    worker_pid: int
+    mark: int
+    die_with_parent: bool
+    """False when the worker's main thread did not start us: the signal follows the thread, not the process."""
+    cgroup: bool = True
+
+
+class _Runner(msgspec.Struct):
+    serial: int
+    slot: int
+    pid: int
+    room: str | None
+    process: "subprocess.Popen[bytes] | None" = None
+    why: str = ""
+    killed: bool = False
+
+
+class Nursery:
+    def __init__(self, options: Options, channel: Channel, registry: Registry, manifest: Manifest) -> None:
+        self._options = options
+        self._channel = channel
+        self._registry = registry
+        self._fork = manifest.fork
+        self._containment = containment.detect(containment.mark_text(options.mark), cgroup=options.cgroup)
+        self.manifest = msgspec.structs.replace(manifest, containment=self._containment.describe())
+        self._equipment: wire.Equip | None = None
+        self._trace: Trace | None = None
+        self._runners: dict[int, _Runner] = {}
+        self._rooms: list[str] = []
+        """Rooms of dead runners in which somebody is still dying."""
+        self._guests = frozenset(kernel.children())
+        """Processes that the import started; they belong to the app."""
+        self._ended = False
+        self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        if options.die_with_parent and not kernel.die_with_parent(signal.SIGTERM, options.worker_pid):
+            self._ended = True
+
+    def run(self) -> None:
+        """Serve the worker until it disbands us or dies; then take everything below along."""
+        poller = select.poll()
+        poller.register(self._wake_in, select.POLLIN)
+        while not self._ended and not self._channel.ended:
+            poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_write() else 0))
+            poller.poll(TICK_S * 1000 if self._runners or self._rooms else None)
+            # Before anything else: we may have been frozen together with a lease that ended meanwhile.
+            self._enforce_leases()
+            self._drain_wake()
+            self._reap()
+            for message, fds in self._channel.receive():
+                self._obey(wire.to_nursery.decode(message), fds)
+            self._channel.flush()
+        self._disband()
+
+    # Orders -----------------------------------------------------------------------------------
+
+    def _obey(self, order: wire.ToNursery, fds: list[int]) -> None:
+        match order:
+            case wire.Equip():
+                self._equip(order)
+            case wire.OpenRunner():
+                try:
+                    self._open(order, fds)
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+            case wire.KillRunner():
+                runner = self._runners.get(order.serial)
+                if runner is not None:
+                    self._kill(runner)
+            case wire.Disband():
+                self._ended = True
+
+    def _equip(self, order: wire.Equip) -> None:
+        self._trace = Trace.open(Path(order.trace))
+        self._trace.set_nursery(os.getpid(), host.process_started(os.getpid()))
+        self._trace.set_mark(self._options.mark)
+        self._equipment = order
+
+    def _open(self, order: wire.OpenRunner, fds: list[int]) -> None:
+        trace, equipment = self._trace, self._equipment
+        assert trace is not None
+        assert equipment is not None
+        room = self._containment.make_room(order.serial)
+        seat = child.Seat(
+            order.slot, order.kind, os.getpid(), equipment.worker_id, equipment.limits, equipment.trace, room, *fds
+        )
+        try:
+            runner = self._forked(order, seat, trace) if self._fork else self._spawned(order, seat, fds)
+        except OSError as error:
+            self._containment.remove(room)
+            self._tell(wire.Exited(order.serial, 0, None, why=f"a runner could not be started: {error.strerror}"))
+            return
+        self._runners[order.serial] = runner
+        trace.occupy(order.slot, runner.pid, host.process_started(runner.pid))
+        pidfd = _pidfd(runner.pid)
+        self._channel.send(wire.encoder.encode(wire.Born(order.serial, runner.pid)), [] if pidfd is None else [pidfd])
+        if pidfd is not None:
+            os.close(pidfd)
+
+    def _forked(self, order: wire.OpenRunner, seat: child.Seat, trace: Trace) -> _Runner:
+        output.flush_standard_streams()
+        pid = os.fork()
+        if pid == 0:
+            self._become(seat, trace)
+        return _Runner(order.serial, order.slot, pid, seat.room)
+
+    def _become(self, seat: child.Seat, trace: Trace) -> NoReturn:
+        """Be the runner from here on: nothing of the nursery's may be touched or returned to."""
+        try:
+            signal.set_wakeup_fd(-1)
+            child.arrive(seat)
+            os.close(self._channel.fileno())
+            os.close(self._wake_in)
+            os.close(self._wake_out)
+            child.live(seat, self._registry, trace)
+        finally:
+            os._exit(child.EXIT_BROKEN)
+
+    def _spawned(self, order: wire.OpenRunner, seat: child.Seat, fds: list[int]) -> _Runner:
+        command = msgspec.json.encode(child.SpawnOrder(self._options.target, seat)).decode()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "unstuck.runner.child", command],
+            stdin=subprocess.DEVNULL,
+            stdout=seat.stdout,
+            stderr=seat.stderr,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+        return _Runner(order.serial, order.slot, process.pid, seat.room, process)
+
+    # Deaths -----------------------------------------------------------------------------------
+
+    def _enforce_leases(self) -> None:
+        if self._trace is None:
+            return
+        now_s = host.boottime_s()
+        for runner in self._runners.values():
+            kill_at_s = self._trace.kill_at_s(runner.slot)
+            if kill_at_s and now_s >= kill_at_s and not runner.killed:
+                runner.why = LEASE_ENDED
+                self._kill(runner)
+
+    def _kill(self, runner: _Runner) -> None:
+        runner.killed = True
+        try:
+            os.kill(runner.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
+        except OSError:
+            pass
+
+    def _reap(self) -> None:
+        by_pid = {runner.pid: runner for runner in self._runners.values()}
+        buried = False
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if found is None:
+                break
+            pid = found.si_pid
+            runner = by_pid.get(pid)
+            if runner is not None:
+                # While the dead is not reaped its group's number cannot be given to anybody else.
+                self._clear_group(runner)
+            _, status, usage = os.wait4(pid, 0)
+            buried = True
+            if runner is not None:
+                self._bury(runner, status, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)
+        if buried:
+            self._kill_orphans()
+        if self._rooms:
+            self._rooms = [room for room in self._rooms if not self._containment.remove(room)]
+
+    def _clear_group(self, runner: _Runner) -> None:
+        self._containment.clear(runner.room)
+        try:
+            os.killpg(runner.pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+    def _bury(self, runner: _Runner, status: int, max_rss_bytes: int, cpu_s: float) -> None:
+        del self._runners[runner.serial]
+        if runner.process is not None:
+            runner.process.returncode = status  # reaped here: its own bookkeeping must not look for it
+        entered = 0
+        if self._trace is not None:
+            entered = self._trace.entered(runner.slot)
+            if self._trace.occupant(runner.slot)[0] == runner.pid:
+                self._trace.vacate(runner.slot)
+            kill_at_s = self._trace.kill_at_s(runner.slot)
+            if kill_at_s and os.WIFSIGNALED(status) and host.boottime_s() >= kill_at_s:
+                runner.why = LEASE_ENDED
+        if not runner.why and not self._fork and status == child.EXIT_NO_APP << 8:
+            runner.why = "it could not import the app"
+        if runner.room is not None and not self._containment.remove(runner.room):
+            self._rooms.append(runner.room)
+        self._tell(wire.Exited(runner.serial, runner.pid, status, entered, max_rss_bytes, cpu_s, runner.why))
+
+    def _kill_orphans(self) -> None:
+        """Kill what fell to us from the dead. Their own children fall to us when they die: SIGCHLD comes again."""
+        ours = {runner.pid for runner in self._runners.values()} | self._guests
+        for pid in kernel.children():
+            if pid not in ours:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    pass
+
+    def _disband(self) -> None:
+        for runner in self._runners.values():
+            self._clear_group(runner)
+            self._kill(runner)
+        leftovers.kill_children()
+        for room in [*self._rooms, *(runner.room for runner in self._runners.values())]:
+            self._containment.remove(room)
+        self._containment.close()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _tell(self, message: wire.ToWorker) -> None:
+        self._channel.send(wire.encoder.encode(message))
+
+    def _drain_wake(self) -> None:
+        try:
+            while os.read(self._wake_in, 4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _on_terminate(self, *_: object) -> None:
+        self._ended = True
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def _manifest(registry: Registry, why_spawn: str) -> Manifest:
+    tasks = tuple(
+        TaskEntry(definition.name, definition.queue, definition.is_async, definition.policy)
+        for definition in registry.definitions.values()
+    )
+    return Manifest(tasks, registry.manifest_settings(), not why_spawn, why_spawn, tuple(sorted(registry.queues)))
+
+
+def main(options_text: str) -> int:
+    options = msgspec.json.decode(options_text, type=Options)
+    # While the app is imported user code runs here and nothing is below us: the plain way to die is right.
+    if options.die_with_parent and not kernel.die_with_parent(signal.SIGKILL, options.worker_pid):
+        return 1
+    kernel.name_process("unstuck-nursery")
+    kernel.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=options.control_fd))
+    os.set_inheritable(channel.fileno(), False)
+    output.install_routers()
+    before = forksafety.descriptors()
+    try:
+        registry = load_registry(options.target)
+        manifest = _manifest(registry, forksafety.why_not_fork(before))
+    except ConfigError as error:
+        return _give_up(channel, str(error))
+    except BaseException as error:  # noqa: BLE001 - the app's own code ran; the user must read what it did
+        return _give_up(channel, f"The app {options.target!r} is broken; mend this first:\n\n{user_traceback(error)}")
+    output.flush_standard_streams()
+    gc.collect()
+    gc.freeze()  # what the import made is shared with every runner as long as nobody writes to it
+    nursery = Nursery(options, channel, registry, manifest)
+    channel.send(wire.encoder.encode(wire.Ready(nursery.manifest)))
+    nursery.run()
+    return 0
+
+
+def _give_up(channel: Channel, reason: str) -> int:
+    channel.send(wire.encoder.encode(wire.Unusable(reason.encode(errors="backslashreplace").decode())))
+    give_up_at = time.monotonic() + FAREWELL_S
+    while channel.wants_write() and time.monotonic() < give_up_at:
+        select.select([], [channel], [], TICK_S)
+        channel.flush()
+    return 1
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1])
+    output.flush_standard_streams()
+    os._exit(code)  # threads that the app started must not keep us

@@ -1,0 +1,44 @@
+"""Prove that Python code can run here, and end this process when its lease has ended or its worker is gone."""
+
+import os
+import select
+import signal
+import threading
+import time
+from typing import NoReturn
+
+from unstuck import host
+from unstuck.runner.trace import Trace
+
+MAX_INTERVAL_S = 1.0
+
+
+def start_pulse(trace: Trace, slot: int, interval_s: float, stream_fd: int) -> None:
+    """Begin the pulse in a thread of its own."""
+    interval_s = min(interval_s, MAX_INTERVAL_S)
+    threading.Thread(target=_beat, args=(trace, slot, interval_s, stream_fd), name="unstuck-pulse", daemon=True).start()
+
+
+def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int) -> None:
+    poller = select.poll()
+    poller.register(stream_fd, 0)  # hang-up alone: the worker closed its end, or died
+    watching = True
+    while True:
+        now_s = host.boottime_s()
+        kill_at_s = trace.kill_at_s(slot)
+        if kill_at_s and now_s >= kill_at_s:
+            _die()
+        trace.pulse(slot, now_s)
+        if not watching:
+            time.sleep(interval_s)
+            continue
+        for _, event in poller.poll(interval_s * 1000):
+            if event & select.POLLNVAL:
+                watching = False  # user code closed our descriptor; the nursery still watches over us
+            else:
+                _die()
+
+
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)

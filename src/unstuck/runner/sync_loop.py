@@ -1,0 +1,118 @@
+"""Run sync jobs one at a time: a permit, its frame, the call, the report.
+
+A job may be entered only after its permit was received: whoever takes the packet out of the socket has
+the job, so the worker can take back what has not begun, and knows after a death what never did.
+"""
+
+import contextvars
+import os
+import signal
+import socket
+from collections import deque
+
+from unstuck import failpoints
+from unstuck.runner import leftovers
+from unstuck.runner.calling import Caller, CannotCall, raised, refused
+from unstuck.runner.context import set_context
+from unstuck.runner.output import flush_standard_streams
+from unstuck.runner.trace import Trace
+from unstuck.runner.wire import (
+    JOB,
+    RECEIVE_BYTES,
+    REPORTS,
+    RETIRE_TOKEN,
+    TOKEN,
+    FrameBuffer,
+    JobFrame,
+    Report,
+    encoder,
+    frame,
+    job_decoder,
+)
+
+
+class SyncLoop:
+    def __init__(
+        self,
+        stream: socket.socket,
+        permits: socket.socket,
+        outputs: tuple[int, int],
+        caller: Caller,
+        trace: Trace,
+        slot: int,
+    ) -> None:
+        stream.setblocking(True)
+        permits.setblocking(True)
+        self._stream = stream
+        self._permits = permits
+        self._stdout, self._stderr = outputs
+        self._caller = caller
+        self._trace = trace
+        self._slot = slot
+        self._buffer = FrameBuffer()
+        self._frames: deque[JobFrame] = deque()
+        self._pid = os.getpid()
+
+    def run(self) -> None:
+        """Serve until the worker retires us or closes the permits."""
+        permits, trace, slot = self._permits, self._trace, self._slot
+        stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
+        stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
+        while True:
+            packet = permits.recv(TOKEN.size)
+            if len(packet) != TOKEN.size:
+                return
+            token = TOKEN.unpack(packet)[0]
+            if token == RETIRE_TOKEN:
+                return
+            job = self._take(token)
+            if job is None:
+                return
+            trace.enter(slot, token)
+            report = self._attempt(job)
+            if os.getpid() != self._pid:
+                os._exit(0)  # a fork of user code that came back to us: only the original may report
+            flush_standard_streams()
+            clean = not leftovers.has_children() or leftovers.kill_children()
+            report.stdout_from, report.stderr_from = stdout_end, stderr_end
+            report.stdout_to = stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
+            report.stderr_to = stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
+            self._stream.sendall(frame(REPORTS, encoder.encode((report,))))
+            trace.enter(slot, 0)
+            if not clean:
+                # What outlives our patience is left to the nursery, which cleans up after a death.
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _take(self, token: int) -> JobFrame | None:
+        """Give the frame of a permit. Frames before it had their permits taken back: they are skipped."""
+        while True:
+            while self._frames:
+                job = self._frames.popleft()
+                if job.token == token:
+                    return job
+            data = self._stream.recv(RECEIVE_BYTES)
+            if not data:
+                return None
+            for kind, body in self._buffer.feed(data):
+                if kind == JOB:
+                    self._frames.append(job_decoder.decode(body))
+
+    def _attempt(self, job: JobFrame) -> Report:
+        try:
+            call = self._caller.prepare(job)
+        except CannotCall as error:
+            return refused(job.token, error)
+        # A context of its own: variables that one job sets must not be seen by the next.
+        variables = contextvars.copy_context()
+        variables.run(set_context, call.context)
+        try:
+            if failpoints.active:
+                failpoints.reached("runner.before_user_code")
+            value = variables.run(call.function, *call.args, **call.kwargs)
+            report = self._caller.succeeded(job, value)
+            if failpoints.active:
+                failpoints.reached("runner.after_user_code")
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a job must not end the runner
+            report = raised(job.token, error)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that a job left armed must not hit the next one
+        return report

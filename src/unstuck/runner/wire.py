@@ -1,0 +1,160 @@
+"""Fix the words between worker, nursery and runner: small framed messages, no pickle, every size bounded.
+
+On a runner's stream each frame is `length, kind` and a body. Worker to runner: a job, a cancel or a
+retirement. Runner to worker: a batch of reports. Nobody here decodes what user code was given or gave.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from unstuck.runner.tasks import Manifest
+
+HEADER = struct.Struct("=IB")
+TOKEN = struct.Struct("=q")
+RETIRE_TOKEN = 0
+"""The permit that asks a sync runner to end; tokens of attempts are never 0."""
+MAX_FRAME_BYTES = 1 << 30
+RECEIVE_BYTES = 256 * 1024
+
+JOB, CANCEL, RETIRE, REPORTS = 0, 1, 2, 3
+SUCCEEDED, RAISED, NOT_STORABLE, CANCELLED = 0, 1, 2, 3
+
+Kind = Literal["sync", "async"]
+
+
+class JobFrame(msgspec.Struct, array_like=True, gc=False):
+    """One attempt, as the runner needs it."""
+
+    token: int
+    job_id: int
+    task: str
+    queue: str
+    payload: bytes
+    payload_type: str
+    attempt: int
+    crashes: int
+
+
+class Report(msgspec.Struct, array_like=True, gc=False):
+    """How one attempt ended. A sync runner names ranges of its output files, an async one sends the bytes."""
+
+    token: int
+    kind: int
+    result: bytes = b""
+    words: tuple[str, str, str] | None = None
+    """Type, message and traceback of what was raised; the reason alone (first) for the other kinds."""
+    stdout_from: int = 0
+    stdout_to: int = 0
+    stderr_from: int = 0
+    stderr_to: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    max_output_bytes: int
+    max_payload_bytes: int
+    pulse_interval_s: float
+
+
+# Worker → nursery ---------------------------------------------------------------------------
+
+
+class Equip(msgspec.Struct, tag="equip"):
+    """Use this shared page from now on."""
+
+    trace: str
+    worker_id: str
+    limits: Limits
+
+
+class OpenRunner(msgspec.Struct, tag="open"):
+    """Start a runner; its stream, permits, stdout and stderr come along as descriptors."""
+
+    serial: int
+    slot: int
+    kind: Kind
+
+
+class KillRunner(msgspec.Struct, tag="kill"):
+    serial: int
+
+
+class Disband(msgspec.Struct, tag="disband"):
+    """Kill all runners and end."""
+
+
+# Nursery → worker ---------------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    manifest: Manifest
+
+
+class Unusable(msgspec.Struct, tag="unusable"):
+    """The app cannot be imported; the reason is for the user to read."""
+
+    reason: str
+
+
+class Born(msgspec.Struct, tag="born"):
+    """A runner lives; its pidfd comes along where the system has such."""
+
+    serial: int
+    pid: int
+
+
+class Exited(msgspec.Struct, tag="exited"):
+    serial: int
+    pid: int
+    status: int | None
+    """As `waitpid` gives it; None when the runner could not even be started."""
+    entered: int = 0
+    max_rss_bytes: int = 0
+    cpu_s: float = 0.0
+    why: str = ""
+    """What the nursery knows of it beyond the status."""
+
+
+ToNursery = Equip | OpenRunner | KillRunner | Disband
+ToWorker = Ready | Unusable | Born | Exited
+
+encoder = msgspec.msgpack.Encoder()
+to_nursery = msgspec.msgpack.Decoder(ToNursery)
+to_worker = msgspec.msgpack.Decoder(ToWorker)
+job_decoder = msgspec.msgpack.Decoder(JobFrame)
+reports_decoder = msgspec.msgpack.Decoder(list[Report])
+
+
+class CorruptStream(Exception):
+    """The other side sent what is no frame: user code wrote into our descriptor."""
+
+
+def frame(kind: int, body: bytes) -> bytes:
+    return HEADER.pack(len(body), kind) + body
+
+
+class FrameBuffer:
+    """Cut a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
+        """Take more bytes and give every frame that is now complete; consume it before feeding again."""
+        data = self._data + data if self._data else data
+        view = memoryview(data)
+        at, end = 0, len(data)
+        while end - at >= HEADER.size:
+            length, kind = HEADER.unpack_from(data, at)
+            if length > MAX_FRAME_BYTES or kind > REPORTS:
+                raise CorruptStream(f"a frame of kind {kind} and {length} bytes")
+            stop = at + HEADER.size + length
+            if stop > end:
+                break
+            yield kind, view[at + HEADER.size : stop]
+            at = stop
+        self._data = data[at:]

@@ -1,0 +1,306 @@
+"""Hold one runner: hand it jobs, take them back, read what ended, kill it. Never blocks."""
+
+import os
+import signal
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from unstuck.domain.outcomes import Cancelled, NotStorable, Raised, Succeeded
+from unstuck.runner import wire
+from unstuck.runner.child import STACK_SIGNAL
+from unstuck.runner.wire import JobFrame, Kind, Report
+from unstuck.worker.bench_output import OutputFile
+
+_PACK_HEADER = wire.HEADER.pack
+_PACK_TOKEN = wire.TOKEN.pack
+
+
+class Finished(msgspec.Struct, gc=False):
+    """An attempt whose user code ended while its runner lived."""
+
+    token: int
+    outcome: Succeeded | Raised | NotStorable | Cancelled
+    stdout: bytes
+    stderr: bytes
+
+
+class Runner:
+    """The worker's end of a runner. `pid` is None until the nursery has told it."""
+
+    def __init__(
+        self, serial: int, slot: int, kind: Kind, limit_bytes: int, kill_by_nursery: Callable[[], None]
+    ) -> None:
+        self.serial = serial
+        self.slot = slot
+        self.kind: Kind = kind
+        self.pid: int | None = None
+        self.closed = False
+        """End of stream seen: the runner's process is gone, or has let go."""
+        self.gone = False
+        """The nursery (or its death) told us that the process is gone."""
+        self._kill_by_nursery = kill_by_nursery
+        self._pidfd: int | None = None
+        self._stream, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._permits, self._permits_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The runner's end of the permits stays open here: taking a packet out of it takes the job back.
+        for end in (self._stream, self._permits):
+            end.setblocking(False)
+        self._stdout = OutputFile("unstuck-stdout", limit_bytes)
+        self._stderr = OutputFile("unstuck-stderr", limit_bytes)
+        self._buffer = wire.FrameBuffer()
+        self._unsent: deque[tuple[int | None, memoryview]] = deque()
+        """(token, frame) that the stream did not take yet; the token is None for what is no job."""
+        self._unpermitted: deque[int] = deque()
+        """Tokens whose frames are in the stream and whose permits the socket did not take yet."""
+        self._retiring = False
+
+    def descriptors(self) -> list[int]:
+        """Give what the nursery passes on to the runner: stream, permits, stdout, stderr."""
+        return [self._theirs.fileno(), self._permits_theirs.fileno(), self._stdout.fd, self._stderr.fd]
+
+    def handed_over(self) -> None:
+        """Let go of the runner's end of the stream, so that we see the end of it."""
+        self._theirs.close()
+
+    def born(self, pid: int, pidfd: int | None) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def pidfd(self) -> int | None:
+        """Give a descriptor that is readable when the process is gone."""
+        return self._pidfd
+
+    # Jobs out ---------------------------------------------------------------------------------
+
+    def send(self, jobs: Sequence[JobFrame]) -> None:
+        """Hand jobs over. What the sockets do not take waits here."""
+        encode = wire.encoder.encode
+        parts = []
+        for job in jobs:
+            body = encode(job)
+            parts.append(_PACK_HEADER(len(body), wire.JOB) + body)
+        if not self._unsent and not self.closed:
+            data = b"".join(parts)
+            sent = self._write(data)
+            if sent == len(data):
+                self._unpermitted.extend([job.token for job in jobs])
+                self._permit()
+                return
+            at = 0
+            for job, part in zip(jobs, parts, strict=True):
+                end = at + len(part)
+                if end <= sent:
+                    self._unpermitted.append(job.token)
+                else:
+                    self._unsent.append((job.token, memoryview(part)[max(sent - at, 0) :]))
+                at = end
+            self._permit()
+            return
+        self._unsent.extend([(job.token, memoryview(part)) for job, part in zip(jobs, parts, strict=True)])
+
+    def cancel(self, token: int) -> None:
+        """Ask an async job to stop; its outcome tells what became of it."""
+        if self.kind == "async":
+            self._enqueue(wire.frame(wire.CANCEL, wire.TOKEN.pack(token)))
+
+    def retire(self) -> None:
+        """Ask the runner to end by itself when it has done what it was given."""
+        self._retiring = True
+        if self.kind == "async":
+            self._enqueue(wire.frame(wire.RETIRE, b""))
+        else:
+            self._permit()
+
+    def wants_write(self) -> bool:
+        # Permits alone are no reason: they go out when reports come in, and the stream would always be ready.
+        return bool(self._unsent) and not self.closed
+
+    def flush(self) -> None:
+        while self._unsent and not self.closed:
+            token, part = self._unsent[0]
+            sent = self._write(part)
+            if sent < len(part):
+                self._unsent[0] = (token, part[sent:])
+                break
+            self._unsent.popleft()
+            if token is not None:
+                self._unpermitted.append(token)
+        self._permit()
+
+    def retract(self) -> list[int]:
+        """Take back every job that was not entered. After the death of the runner this is all that never was."""
+        tokens: list[int] = []
+        if self.kind == "sync":
+            while True:
+                try:
+                    packet = self._permits_theirs.recv(wire.TOKEN.size, socket.MSG_DONTWAIT)
+                except OSError:
+                    break
+                if len(packet) != wire.TOKEN.size:
+                    break
+                token = wire.TOKEN.unpack(packet)[0]
+                if token != wire.RETIRE_TOKEN:
+                    tokens.append(token)
+            tokens += self._unpermitted
+        self._unpermitted.clear()
+        kept: deque[tuple[int | None, memoryview]] = deque()
+        for token_or_none, part in self._unsent:
+            if token_or_none is None:
+                kept.append((None, part))
+                continue
+            begun = not self.closed and self._is_begun(part)
+            if begun and self.kind == "async":
+                kept.append((token_or_none, part))  # the rest of it must follow, and then it runs
+                continue
+            tokens.append(token_or_none)
+            if begun:
+                kept.append((None, part))  # without a permit the runner skips it
+        self._unsent = kept
+        if self._retiring:
+            self._permit()
+        return tokens
+
+    # Outcomes in ------------------------------------------------------------------------------
+
+    def read(self) -> list[Finished]:
+        """Give everything that ended and was reported until now."""
+        finished: list[Finished] = []
+        while not self.closed:
+            try:
+                data = self._stream.recv(wire.RECEIVE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.closed = True
+                break
+            try:
+                for kind, body in self._buffer.feed(data):
+                    if kind == wire.REPORTS:
+                        finished += map(self._finished, wire.reports_decoder.decode(body))
+            except (wire.CorruptStream, msgspec.MsgspecError, struct.error):
+                # User code wrote into our descriptor: nothing that follows can be trusted.
+                self.closed = True
+                self.kill()
+            if len(data) < wire.RECEIVE_BYTES and not self.gone:
+                break  # drained: asking again would cost a system call per round
+        if self._unpermitted:
+            self._permit()
+        return finished
+
+    def last_output(self) -> tuple[bytes, bytes]:
+        """Give what the job printed in which the runner died; for async, the last that belongs to no job."""
+        return self.peek_output()
+
+    def peek_output(self) -> tuple[bytes, bytes]:
+        """Give what the current job printed so far, bounded."""
+        tail_only = self.kind == "async"
+        return self._stdout.peek(tail_only=tail_only), self._stderr.peek(tail_only=tail_only)
+
+    def trim_output(self) -> None:
+        """Bound the memory that a flood of output takes; to be called often while a job runs."""
+        tail_only = self.kind == "async"
+        self._stdout.trim(tail_only=tail_only)
+        self._stderr.trim(tail_only=tail_only)
+
+    # Ends -------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """Kill the process, now; through the nursery while we do not know it yet."""
+        if self.gone:
+            return
+        if not self._signal(signal.SIGKILL):
+            self._kill_by_nursery()
+
+    def terminate(self) -> None:
+        """Ask the process to end (SIGTERM), as user code may expect before it is killed."""
+        self._signal(signal.SIGTERM)
+
+    def dump_stack(self) -> None:
+        """Have the runner write the stacks of its threads to stderr, even from inside C code."""
+        self._signal(STACK_SIGNAL)
+
+    def close(self) -> None:
+        """Let go of everything; a runner that still lives ends itself when it sees this."""
+        if self.fileno() >= 0 and not self.gone:
+            self.kill()
+        self.closed = True
+        for end in (self._stream, self._theirs, self._permits, self._permits_theirs):
+            end.close()
+        self._stdout.close()
+        self._stderr.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    # ------------------------------------------------------------------------------------------
+
+    def _finished(self, report: Report) -> Finished:
+        kind = report.kind
+        outcome: Succeeded | Raised | NotStorable | Cancelled
+        if kind == wire.SUCCEEDED:
+            outcome = Succeeded(report.result)
+        else:
+            words = report.words or ("", "", "")
+            if kind == wire.RAISED:
+                outcome = Raised(*words)
+            elif kind == wire.NOT_STORABLE:
+                outcome = NotStorable(words[0])
+            else:
+                outcome = Cancelled(words[0])
+        if self.kind == "async":
+            return Finished(report.token, outcome, report.stdout, report.stderr)
+        stdout = stderr = b""
+        if report.stdout_from != report.stdout_to:
+            stdout = self._stdout.take(report.stdout_from, report.stdout_to)
+        if report.stderr_from != report.stderr_to:
+            stderr = self._stderr.take(report.stderr_from, report.stderr_to)
+        return Finished(report.token, outcome, stdout, stderr)
+
+    def _enqueue(self, data: bytes) -> None:
+        self._unsent.append((None, memoryview(data)))
+        self.flush()
+
+    def _write(self, data: bytes | memoryview) -> int:
+        try:
+            return self._stream.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            # The runner is gone. What it finished may still be read, so the stream is not closed for reading.
+            return 0
+
+    def _permit(self) -> None:
+        """Send permits for frames that are in the stream, in order, as far as the socket takes them."""
+        if self.kind == "async":
+            self._unpermitted.clear()
+            return
+        waiting, send = self._unpermitted, self._permits.send
+        try:
+            while waiting:
+                send(_PACK_TOKEN(waiting[0]))
+                waiting.popleft()
+            if self._retiring and not self._unsent:
+                send(_PACK_TOKEN(wire.RETIRE_TOKEN))
+        except OSError:
+            return
+
+    def _is_begun(self, part: memoryview) -> bool:
+        return part.obj is not None and len(part) < len(part.obj)  # type: ignore[arg-type]
+
+    def _signal(self, number: int) -> bool:
+        try:
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
+                return True
+        except OSError:
+            return True  # gone already
+        return False
