@@ -1,0 +1,130 @@
+"""Take jobs in and tell how they ended: what a client asks of the ledger."""
+
+import sqlite3
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from unstuck import failpoints
+from unstuck.domain.errors import LedgerError
+from unstuck.store.records import Enqueued, NewJob, Outcome
+from unstuck.store.sqlite.bell import Ringer
+from unstuck.store.sqlite.errors import refuse_nul, translate
+from unstuck.store.sqlite.rows import outcome
+from unstuck.store.sqlite.verbs import SQL, Verbs
+
+
+class ClientVerbs(Verbs):
+    ringer: Ringer
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        if not jobs:
+            return []
+        with self.db.write() as cursor:
+            answer = insert_jobs(cursor, jobs)
+            if failpoints.active:
+                failpoints.reached("enqueue.before_commit")
+        if failpoints.active:
+            failpoints.reached("enqueue.after_commit")
+        return answer
+
+    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        _check_connection(connection, self.db.path)
+        if not jobs:
+            return []
+        cursor = connection.cursor()
+        try:
+            # A savepoint: all of these jobs or none, and the caller's own transaction goes on either way.
+            with connection:
+                return insert_jobs(cursor, jobs)
+        except (apsw.Error, UnicodeEncodeError, OverflowError) as error:
+            raise translate(error, str(self.db.path), system_errno=connection.system_errno) from error
+        finally:
+            cursor.close()
+
+    def ring(self, words: Iterable[str]) -> None:
+        self.ringer.ring(words)
+
+    def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
+        with self.db.read() as cursor:
+            return [outcome(row) for row in cursor.execute(SQL["outcomes"], (_json(job_ids),))]
+
+    def missing(self, job_ids: Collection[int]) -> set[int]:
+        with self.db.read() as cursor:
+            return {job_id for (job_id,) in cursor.execute(SQL["missing"], (_json(job_ids),))}
+
+
+def insert_jobs(cursor: apsw.Cursor, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """Insert jobs under the write lock that the caller holds."""
+    now = time.time()
+    last = cursor.execute(SQL["reserve_job_ids"], (len(jobs),)).get
+    next_id = last - len(jobs) + 1
+    answer: list[Enqueued] = []
+    rows: list[tuple[Any, ...]] = []
+    keys: dict[str, int] = {}
+    for job in jobs:
+        refuse_nul(job.task, job.queue, job.unique_key, job.enqueued_by, job.payload_type)
+        if job.unique_key is not None:
+            known = keys.get(job.unique_key) or cursor.execute(SQL["find_live_key"], (job.unique_key,)).get
+            if known is not None:
+                answer.append(Enqueued(known, fresh=False))
+                continue
+            keys[job.unique_key] = next_id
+        rows.append(_row(next_id, job, now))
+        answer.append(Enqueued(next_id))
+        next_id += 1
+    cursor.executemany(SQL["insert_job"], rows)
+    cursor.executemany(SQL["know_queue"], [(queue,) for queue in sorted({job.queue for job in jobs})])
+    return answer
+
+
+def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
+    run_at = job.run_at if job.run_at is not None else now + job.delay_s
+    return (
+        job_id,
+        run_at <= now,
+        -job.priority,
+        job.queue,
+        job.task,
+        run_at,
+        "retry" if job.on_crash == "retry" else None,
+        job.heartbeat,
+        job.heartbeat_timeout_s,
+        job.timeout_s,
+        now,
+        job.unique_key,
+        job.enqueued_by,
+        None if job.payload_type == "json" else job.payload_type,
+        job.policy or None,
+        job.payload,
+    )
+
+
+def _json(job_ids: Collection[int]) -> str:
+    return msgspec.json.encode(list(job_ids)).decode()
+
+
+def _check_connection(connection: Any, path: Path) -> None:
+    if isinstance(connection, sqlite3.Connection):
+        raise LedgerError(
+            "connection= takes an apsw.Connection, not the interpreter's sqlite3.Connection: one process must never "
+            "open the same file with two copies of SQLite, because closing one drops the other's locks and the file "
+            "can be corrupted. Open your file with apsw, or enqueue after your own commit."
+        )
+    if not isinstance(connection, apsw.Connection):
+        raise LedgerError(f"connection= takes an apsw.Connection on SQLite, not {type(connection).__name__}.")
+    theirs = connection.db_filename("main")
+    if not theirs or not path.exists() or not Path(theirs).exists() or not path.samefile(theirs):
+        raise LedgerError(
+            f"The connection is open on {theirs or 'a database in memory'}, and the ledger is {path}. Both must be the "
+            "same file: open the connection on the ledger's file, or leave connection= out."
+        )
+    if not connection.in_transaction:
+        raise LedgerError(
+            "The connection has no transaction open, so there is nothing for the job to be part of. Begin one first "
+            "(`with connection:` or BEGIN IMMEDIATE), or leave connection= out."
+        )

@@ -1,0 +1,286 @@
+"""Open the file, run write transactions one at a time and reads beside them, and keep the WAL short."""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from unstuck import failpoints
+from unstuck.domain.errors import LedgerError, LedgerUnavailable, SchemaMismatch
+from unstuck.store.migrations import CURE_OLD
+from unstuck.store.sqlite.errors import translate
+from unstuck.store.sqlite.fairlock import FairLock
+from unstuck.store.sqlite.forks import watch_forks
+
+PATIENCE_S = 30.0
+BUSY_SLICE_S = 0.1
+"""How long one try waits for a stranger's lock while it holds our own: short, since the others queue behind it."""
+BUSY_PAUSE_S = 0.02
+READ_BUSY_S = 1.0
+FORK_PATIENCE_S = 5.0
+CHECKPOINT_PAGES = 2_000
+RESTART_PAGES = 20_000
+"""Past this the checkpoint waits for readers to finish: a WAL that is never reset grows for ever."""
+RESTART_BUSY_S = 0.5
+WAL_KEPT_BYTES = 64 * 1024 * 1024
+STATEMENTS_KEPT = 200
+
+
+class Database:
+    """One file: a writer connection and a reader connection, each used by one thread at a time."""
+
+    def __init__(self, path: Path, *, kill_after_s: float, patience_s: float = PATIENCE_S) -> None:
+        self.path = path
+        self.patience_s = patience_s
+        self.lock = FairLock(path.with_name(path.name + "-lock"), kill_after_s)
+        self._writer: apsw.Connection | None = None
+        self._reader: apsw.Connection | None = None
+        self._writing = threading.Lock()
+        self._reading = threading.Lock()
+        self._identity: tuple[int, int] | None = None
+        self._wal_pages = 0
+        self._torn = False
+        self._fork_locks: list[threading.Lock] = []
+        watch_forks(self)
+
+    # What the verbs use -----------------------------------------------------------------------
+
+    @contextmanager
+    def write(self, limit_s: float = 0.0) -> Iterator[apsw.Cursor]:
+        """Give a cursor inside a write transaction: committed at the end, rolled back on any error."""
+        deadline = time.monotonic() + self.patience_s
+        self._must_exist()
+        while True:
+            self._acquire(deadline, limit_s)
+            try:
+                with self._writing:
+                    connection = self._begin()
+                    if connection is not None:
+                        yield from self._transact(connection)
+                        return
+            finally:
+                self.lock.release()
+            # A stranger writes without our lock. Let the others try too, and come back.
+            if time.monotonic() >= deadline:
+                raise translate(apsw.BusyError("busy"), str(self.path))
+            time.sleep(BUSY_PAUSE_S)
+
+    @contextmanager
+    def read(self) -> Iterator[apsw.Cursor]:
+        """Give a cursor for reading what is committed; it blocks nobody and is blocked by nobody."""
+        self._must_exist()
+        with self._reading:
+            try:
+                if self._reader is None:
+                    self._reader = self._connect(READ_BUSY_S)
+                cursor = self._reader.cursor()
+                try:
+                    yield cursor
+                finally:
+                    cursor.close()
+            except Exception as error:
+                translated = self._translate(error, self._reader)
+                if translated is error:
+                    raise
+                self._drop_reader()
+                raise translated from error
+
+    def close(self) -> None:
+        """Close both connections; the next use opens them again."""
+        with self._writing, self._reading:
+            self._close_connections()
+        self.lock.close()
+
+    # Opening ----------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Make the file, readable by its owner only, unless it is there."""
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            # Never opened here: closing a plain descriptor of it would drop SQLite's locks of this process.
+            pass
+        except OSError as error:
+            raise self._cannot_open(error) from error
+
+    def _cannot_open(self, error: OSError) -> LedgerError:
+        parent = self.path.parent
+        if not parent.is_dir():
+            return LedgerError(f"The directory {parent} does not exist. Create it, or use another path in the URL.")
+        return LedgerError(
+            f"{self.path} cannot be opened: {error.strerror}. Give this user write access to {parent}, "
+            "or use another path in the URL."
+        )
+
+    def _must_exist(self) -> None:
+        if self._torn:
+            raise LedgerError(
+                "This process was forked in the middle of a write. Open the ledger in the child before anything "
+                "else uses it, or start the child afresh (spawn)."
+            )
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError as error:
+            if self._identity is not None:
+                self._gone()
+            if not self.path.parent.is_dir():
+                raise self._cannot_open(error) from error
+            raise SchemaMismatch(f"There is no ledger in {self.path} yet. {CURE_OLD}") from error
+        except OSError as error:
+            raise self._cannot_open(error) from error
+        if self._identity is not None and self._identity != (found.st_dev, found.st_ino):
+            self._gone()
+
+    def _gone(self) -> None:
+        with self._writing, self._reading:
+            self._close_connections()
+        raise LedgerUnavailable(
+            f"{self.path} was moved, deleted or replaced while it was in use. Put it back, or restart what uses it."
+        )
+
+    def _connect(self, busy_s: float) -> apsw.Connection:
+        connection = apsw.Connection(
+            str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=STATEMENTS_KEPT
+        )
+        connection.set_busy_timeout(int(busy_s * 1000))
+        connection.pragma("synchronous", "FULL")
+        connection.pragma("foreign_keys", True)
+        connection.pragma("journal_size_limit", WAL_KEPT_BYTES)
+        # The plan of every hot query is pinned by INDEXED BY; nothing here may depend on statistics.
+        found = os.stat(self.path)
+        self._identity = (found.st_dev, found.st_ino)
+        return connection
+
+    # Writing ----------------------------------------------------------------------------------
+
+    def _acquire(self, deadline: float, limit_s: float) -> None:
+        try:
+            self.lock.acquire(deadline, limit_s)
+        except LedgerError:
+            raise
+        except OSError as error:
+            raise self._cannot_open(error) from error
+
+    def _begin(self) -> apsw.Connection | None:
+        """Begin a write, or give None where a stranger holds SQLite's own lock."""
+        try:
+            if self._writer is None:
+                writer = self._connect(BUSY_SLICE_S)
+                if writer.pragma("journal_mode") != "wal":
+                    writer.pragma("journal_mode", "wal")
+                writer.set_wal_hook(self._count_wal_pages)
+                self._writer = writer
+            self._writer.execute("BEGIN IMMEDIATE")
+        except (apsw.BusyError, apsw.LockedError, apsw.ProtocolError):
+            return None
+        except Exception as error:
+            translated = self._translate(error, self._writer)
+            self._drop_writer()
+            if translated is error:
+                raise
+            raise translated from error
+        return self._writer
+
+    def _transact(self, connection: apsw.Connection) -> Iterator[apsw.Cursor]:
+        committing = False
+        try:
+            cursor = connection.cursor()
+            yield cursor
+            cursor.close()
+            if failpoints.active:
+                failpoints.reached("sqlite.inside_write")
+            committing = True
+            connection.execute("COMMIT")
+        except BaseException as error:
+            translated = self._translate(error, connection, committing=committing)
+            self._roll_back(connection)
+            if translated is error:
+                raise
+            raise translated from error
+        if self._wal_pages >= CHECKPOINT_PAGES:
+            self._checkpoint(connection)
+
+    def _roll_back(self, connection: apsw.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except apsw.Error:
+            # A connection that cannot even roll back is of no more use; closing it rolls back.
+            self._drop_writer()
+
+    def _translate(
+        self, error: BaseException, connection: apsw.Connection | None, *, committing: bool = False
+    ) -> BaseException:
+        if not isinstance(error, apsw.Error | UnicodeEncodeError | OverflowError):
+            return error
+        number = 0 if connection is None else connection.system_errno
+        return translate(error, str(self.path), system_errno=number, committing=committing)
+
+    def _count_wal_pages(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self, connection: apsw.Connection) -> None:
+        """Copy the WAL back while we hold the fair lock: no writer of ours can keep it from being reset."""
+        mode = apsw.SQLITE_CHECKPOINT_PASSIVE
+        try:
+            if self._wal_pages >= RESTART_PAGES:
+                mode = apsw.SQLITE_CHECKPOINT_RESTART
+                connection.set_busy_timeout(int(RESTART_BUSY_S * 1000))
+            connection.wal_checkpoint(mode=mode)
+        except (apsw.BusyError, apsw.LockedError):
+            # A long reader; the next commit tries again.
+            pass
+        except apsw.Error:
+            # The transaction is committed and safe in the WAL: its caller must not be told otherwise.
+            self._drop_writer()
+        finally:
+            if self._writer is not None and mode == apsw.SQLITE_CHECKPOINT_RESTART:
+                connection.set_busy_timeout(int(BUSY_SLICE_S * 1000))
+
+    # Closing ----------------------------------------------------------------------------------
+
+    def _close_connections(self) -> None:
+        self._drop_writer()
+        self._drop_reader()
+        self._identity = None
+
+    def _drop_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close(force=True)
+
+    def _drop_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close(force=True)
+
+    def before_fork(self) -> None:
+        self._fork_locks = [lock for lock in (self._writing, self._reading) if lock.acquire(timeout=FORK_PATIENCE_S)]
+        if len(self._fork_locks) == 2:
+            self._close_connections()
+
+    def after_fork_in_parent(self) -> None:
+        for lock in self._fork_locks:
+            lock.release()
+        self._fork_locks = []
+
+    def after_fork_in_child(self) -> None:
+        if len(self._fork_locks) < 2:
+            # Somebody was inside SQLite for longer than a fork can wait. Those connections are never touched
+            # again here, not even by the garbage collector.
+            self._torn = True
+            for connection in (self._writer, self._reader):
+                if connection is not None:
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+        self._fork_locks = []
+        self._writer = self._reader = None
+        self._identity = None
+        self._writing = threading.Lock()
+        self._reading = threading.Lock()
+        self.lock.forget()

@@ -1,0 +1,120 @@
+"""Write the end of an attempt: fenced by its token and its holder, whoever makes it."""
+
+import time
+from collections.abc import Iterable
+
+import apsw
+
+from unstuck.domain.endings import Ending, JobError, Release
+from unstuck.domain.errors import ErrorCode
+from unstuck.domain.states import AttemptState, JobState
+from unstuck.store.sqlite.errors import refuse_nul
+from unstuck.store.sqlite.rows import encode_details
+from unstuck.store.sqlite.verbs import SQL, write_event
+
+CANCELLED_UNRUN = "cancelled by request before it ran"
+CANCELLED_ENDED = "cancelled by request while it ran"
+
+
+def write_endings(cursor: apsw.Cursor, worker_id: str, endings: Iterable[Ending]) -> set[tuple[int, int]]:
+    """Write those whose attempt this worker still runs, and give them as (job_id, token)."""
+    return {(ending.job_id, ending.token) for ending in endings if _end(cursor, worker_id, ending)}
+
+
+def write_releases(cursor: apsw.Cursor, worker_id: str, releases: Iterable[Release]) -> set[tuple[int, int]]:
+    """Give back those that this worker still holds; give them as (job_id, token)."""
+    return {(release.job_id, release.token) for release in releases if _release(cursor, worker_id, release)}
+
+
+def _end(cursor: apsw.Cursor, worker_id: str, ending: Ending) -> bool:
+    error = ending.error
+    if error is not None:
+        refuse_nul(error.code, error.message, error.cause)
+    refuse_nul(ending.message)
+    fence = (ending.job_id, ending.token, worker_id)
+    found = cursor.execute(SQL["attempt_in_hand"], fence).fetchone()
+    if found is None or found[0] != JobState.RUNNING:
+        return False
+    if ending.state is JobState.PENDING and found[1]:
+        ending = _as_cancelled(ending)
+    if ending.state is JobState.PENDING:
+        _requeue(cursor, fence, ending)
+    else:
+        _finish(cursor, fence, ending)
+    if ending.event is not None:
+        write_event(cursor, ending.event, ending.message, job_id=ending.job_id, worker_id=worker_id)
+    return True
+
+
+def _as_cancelled(ending: Ending) -> Ending:
+    """Somebody asked to cancel it after its worker had decided to try again: their word wins."""
+    cause = ending.error.cause or ending.error.message if ending.error is not None else None
+    error = JobError(ErrorCode.CANCELLED, "Job was cancelled", f"{CANCELLED_ENDED} ({cause})" if cause else CANCELLED_ENDED)
+    return Ending(
+        ending.job_id,
+        ending.token,
+        JobState.CANCELLED,
+        AttemptState.CANCELLED,
+        error=error,
+        counter=ending.counter,
+        event=JobState.CANCELLED.value,
+        message=f"{error.code}: {error.cause}"[:500],
+    )
+
+
+def _requeue(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending) -> None:
+    now = time.time()
+    error = ending.error
+    code = None if error is None else error.code
+    cause = None if error is None else error.cause or error.message
+    cursor.execute(SQL["archive_attempt"], (*fence[:2], ending.attempt.value, now, code, cause))
+    cursor.execute(
+        SQL["requeue_job"],
+        (
+            *fence,
+            ending.delay_s <= 0,
+            now + max(ending.delay_s, 0.0),
+            ending.counter == "failure",
+            ending.counter == "crash",
+            *_error_columns(error),
+        ),
+    )
+
+
+def _finish(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending) -> None:
+    said_by_state = ending.attempt.value == ending.state.value
+    cursor.execute(
+        SQL["end_job"],
+        (
+            *fence,
+            ending.state.value,
+            None if said_by_state else ending.attempt.value,
+            time.time(),
+            ending.counter == "failure",
+            ending.counter == "crash",
+            *_error_columns(ending.error),
+            ending.result,
+        ),
+    )
+
+
+def _error_columns(error: JobError | None) -> tuple[str | None, ...]:
+    if error is None:
+        return (None, None, None, None)
+    return (str(error.code), error.message, error.cause, encode_details(error))
+
+
+def _release(cursor: apsw.Cursor, worker_id: str, release: Release) -> bool:
+    refuse_nul(release.message)
+    fence = (release.job_id, release.token, worker_id)
+    found = cursor.execute(SQL["attempt_in_hand"], fence).fetchone()
+    if found is None:
+        return False
+    if found[1]:
+        cursor.execute(SQL["cancel_released_job"], (*fence, time.time(), CANCELLED_UNRUN))
+        write_event(cursor, "cancelled", f"Job was {CANCELLED_UNRUN}", job_id=release.job_id, worker_id=worker_id)
+        return True
+    cursor.execute(SQL["release_job"], fence)
+    if release.event is not None:
+        write_event(cursor, release.event, release.message, job_id=release.job_id, worker_id=worker_id)
+    return True

@@ -1,0 +1,103 @@
+"""Name the holder of the write lock in the lock file, and end a holder that is frozen."""
+
+import os
+import signal
+from dataclasses import dataclass
+
+from unstuck import host, logs
+from unstuck.domain.liveness import Process
+
+RECORD_BYTES = 128
+_EMPTY = b"-".ljust(RECORD_BYTES)
+
+log = logs.logger(__name__)
+
+
+@dataclass(frozen=True)
+class Holder:
+    pid: int
+    started: str
+    number: int
+    """Counts the acquisitions of one process: the same number means the same transaction."""
+    since_boot_s: float
+    limit_s: float
+    """How long the holder says that it may need at most; 0 for the usual."""
+    pid_namespace: str
+
+    def encode(self) -> bytes:
+        text = f"{self.pid} {self.started or '0'} {self.number} {self.since_boot_s:.3f} {self.limit_s:g} "
+        return (text + (self.pid_namespace or "-")).encode().ljust(RECORD_BYTES)[:RECORD_BYTES]
+
+
+def write_holder(fd: int, holder: Holder) -> None:
+    os.pwrite(fd, holder.encode(), 0)
+
+
+def clear_holder(fd: int) -> None:
+    # Cleared before the lock is let go: a name that was left behind could get an innocent process killed.
+    os.pwrite(fd, _EMPTY, 0)
+
+
+def read_holder(fd: int) -> Holder | None:
+    """Give who holds the lock, or None where nobody says so."""
+    parts = os.pread(fd, RECORD_BYTES, 0).decode("ascii", "replace").split()
+    try:
+        pid, started, number, since_boot_s, limit_s, namespace = parts
+        return Holder(int(pid), started, int(number), float(since_boot_s), float(limit_s), namespace)
+    except ValueError:
+        return None
+
+
+class Watch:
+    """Watch one lock from the side of somebody who waits for it."""
+
+    def __init__(self, kill_after_s: float, tick_s: float) -> None:
+        self._kill_after_s = kill_after_s
+        self._tick_s = tick_s
+        self._seen: Holder | None = None
+        self._waited_s = 0.0
+        self._last_boot_s = host.boottime_s()
+
+    def tick(self, holder: Holder | None, path: str) -> bool:
+        """Say whether the holder was killed. Called again and again while waiting."""
+        now_s = host.boottime_s()
+        # If we were frozen ourselves, that time says nothing about the holder.
+        step_s = min(now_s - self._last_boot_s, 4 * self._tick_s)
+        self._last_boot_s = now_s
+        if holder is None or holder != self._seen:
+            self._seen, self._waited_s = holder, 0.0
+            return False
+        self._waited_s += step_s
+        if self._waited_s < max(self._kill_after_s, holder.limit_s):
+            return False
+        self._waited_s = 0.0
+        return _end(holder, path)
+
+
+def _end(holder: Holder, path: str) -> bool:
+    """Kill a holder that is provably the process that took the lock; anything less certain is left alone."""
+    if holder.pid == os.getpid() or holder.pid_namespace != (host.pid_namespace() or "-"):
+        return False
+    if host.look(holder.pid, holder.started) is not Process.ALIVE:
+        return False
+    fd = host.pidfd(holder.pid, holder.started)
+    try:
+        if fd is not None:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        else:
+            os.kill(holder.pid, signal.SIGKILL)
+    except OSError as error:
+        log.error(
+            f"Process {holder.pid} has been holding the write lock of {path} for too long and cannot be killed: "
+            f"{error}. Kill it by hand.",
+            pid=holder.pid,
+        )
+        return False
+    finally:
+        if fd is not None:
+            os.close(fd)
+    log.error(
+        f"Process {holder.pid} was frozen inside a write of {path} and was killed, so that the others can go on.",
+        pid=holder.pid,
+    )
+    return True

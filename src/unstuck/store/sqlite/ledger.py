@@ -1,0 +1,79 @@
+"""The ledger in a SQLite file: one host, many processes, nothing to install."""
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import apsw
+import msgspec
+
+from unstuck.config import Settings
+from unstuck.domain.errors import UnstuckError
+from unstuck.store.sqlite import migrating
+from unstuck.store.sqlite.bell import Bells, Ringer
+from unstuck.store.sqlite.client import ClientVerbs
+from unstuck.store.sqlite.database import Database
+from unstuck.store.sqlite.forks import watch_forks
+from unstuck.store.sqlite.operator import OperatorVerbs
+from unstuck.store.sqlite.people import ReadingVerbs
+from unstuck.store.sqlite.reaper import ReaperVerbs
+from unstuck.store.sqlite.upkeep import UpkeepVerbs
+from unstuck.store.sqlite.verbs import SQL
+from unstuck.store.sqlite.worker import WorkerVerbs
+
+
+class SqliteLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, OperatorVerbs, ReadingVerbs):
+    """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        # A holder that is frozen for half of the time in which workers are taken for dead is in everybody's way.
+        self.db = Database(path_of(settings.url), kill_after_s=settings.recovery.heartbeat_timeout_s / 2)
+        self.ringer = Ringer(self._find_bells)
+        watch_forks(self)
+
+    def migrate(self) -> list[str]:
+        return migrating.migrate(self.db)
+
+    def check_schema(self) -> None:
+        migrating.check(self.db)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "database": "sqlite",
+            "path": str(self.db.path),
+            "version": apsw.sqlite_lib_version(),
+            "driver": f"apsw {apsw.apsw_version()}",
+            "journal": "wal",
+            "synchronous": "full",
+            "pooler": False,
+            "bell": "unix datagrams",
+        }
+
+    def close(self) -> None:
+        self.ringer.close()
+        self.db.close()
+
+    def _find_bells(self) -> Bells:
+        try:
+            with self.db.read() as cursor:
+                rows = cursor.execute(SQL["bells"]).fetchall()
+        except (UnstuckError, OSError):
+            return []
+        return [(worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows]
+
+    def before_fork(self) -> None: ...
+
+    def after_fork_in_parent(self) -> None: ...
+
+    def after_fork_in_child(self) -> None:
+        # The bells were rung through the parent's socket, perhaps in the middle of a ring.
+        self.ringer.forget()
+
+
+def path_of(url: str) -> Path:
+    """Give the file that a URL names, resolved once: a later chdir must not lead to another ledger."""
+    path = unquote(url.removeprefix("sqlite:///"))
+    # realpath of the directory, so that two names of one ledger share its lock file and its bells.
+    return Path(os.path.realpath(path))

@@ -1,0 +1,1 @@
+"""The SQLite ledger's tables, as numbered migrations."""

@@ -1,0 +1,105 @@
+"""Do what an operator asks: pause, cancel, retry, purge, and speak to workers."""
+
+import time
+from collections.abc import Collection
+
+import apsw
+
+from unstuck.domain.states import JobState
+from unstuck.store.sqlite.errors import refuse_nul
+from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
+
+PURGE_BATCH = 2_000
+
+
+class OperatorVerbs(Verbs):
+    def pause(self, queue: str | None, by: str) -> list[str]:
+        return self._set_paused(queue, True, by)
+
+    def resume(self, queue: str | None, by: str) -> list[str]:
+        return self._set_paused(queue, False, by)
+
+    def _set_paused(self, queue: str | None, paused: bool, by: str) -> list[str]:
+        refuse_nul(queue, by)
+        changed = []
+        with self.db.write() as cursor:
+            known = {name: bool(value) for name, value in cursor.execute(SQL["queue_names"])}
+            for name in sorted(known) if queue is None else [queue]:
+                if known.get(name, False) is paused:
+                    continue
+                cursor.execute(SQL["set_paused"], (name, paused, time.time(), by))
+                word = "paused" if paused else "resumed"
+                write_event(cursor, f"queue_{word}", f"Queue {name!r} was {word} by {by}")
+                changed.append(name)
+        return changed
+
+    def request(self, worker_id: str, what: str, by: str) -> bool:
+        refuse_nul(worker_id, by)
+        with self.db.write() as cursor:
+            cursor.execute(SQL["request_worker"], (worker_id, what))
+            if not cursor.connection.changes():
+                return False
+            write_event(cursor, f"worker_asked_to_{what}", f"Asked to {what} by {by}", worker_id=worker_id)
+        return True
+
+    def cancel(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        refuse_nul(by)
+        with self.db.write() as cursor:
+            return {job_id: _cancel(cursor, job_id, by) for job_id in job_ids}
+
+    def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        refuse_nul(by)
+        with self.db.write() as cursor:
+            return {job_id: _retry(cursor, job_id, by) for job_id in job_ids}
+
+    def purge(self, queue: str, by: str) -> int:
+        refuse_nul(queue, by)
+        count = 0
+        for name in ("pending_of_queue", "waiting_of_queue"):
+            while True:
+                # In short transactions: purging a million jobs must not make the workers of others wait.
+                with self.db.write() as cursor:
+                    found = cursor.execute(SQL[name], (queue, PURGE_BATCH)).fetchall()
+                    cause = f"queue {queue!r} was purged by {by}"
+                    cursor.executemany(SQL["cancel_idle_job"], [(job_id, time.time(), cause) for (job_id,) in found])
+                count += len(found)
+                if len(found) < PURGE_BATCH:
+                    break
+        if count:
+            with self.db.write() as cursor:
+                write_event(cursor, "purged", f"{count} pending jobs of queue {queue!r} were cancelled by {by}")
+        return count
+
+
+def _cancel(cursor: apsw.Cursor, job_id: int, by: str) -> str:
+    found = cursor.execute(SQL["job_brief"], (job_id,)).fetchone()
+    if found is None:
+        return "missing"
+    state, worker_id = found[:2]
+    if state in (JobState.PENDING, JobState.CLAIMED):
+        cursor.execute(SQL["cancel_idle_job"], (job_id, time.time(), f"cancelled by {by} before it ran"))
+        write_event(cursor, "cancelled", f"Cancelled by {by} before it ran", job_id=job_id, worker_id=worker_id)
+        return "cancelled"
+    if state == JobState.RUNNING:
+        cursor.execute(SQL["ask_cancel"], (job_id,))
+        write_event(cursor, "cancel_requested", f"{by} asked to cancel it", job_id=job_id, worker_id=worker_id)
+        return "requested"
+    return "finished"
+
+
+def _retry(cursor: apsw.Cursor, job_id: int, by: str) -> str:
+    found = cursor.execute(SQL["job_brief"], (job_id,)).fetchone()
+    if found is None:
+        return "missing"
+    state, worker_id, token, unique_key, ended_as, code, cause, finished_at = found
+    if state == JobState.SUCCEEDED:
+        return "succeeded"
+    if state in (JobState.PENDING, JobState.CLAIMED, JobState.RUNNING):
+        return "live"
+    if unique_key is not None and cursor.execute(SQL["find_live_key"], (unique_key,)).get is not None:
+        return "duplicate"
+    if token is not None:
+        cursor.execute(SQL["archive_attempt"], (job_id, token, ended_as or state, finished_at, code, cause))
+    cursor.execute(SQL["retry_job"], (job_id, time.time()))
+    write_event(cursor, "retried", f"Queued again by {by} (it was {state})", job_id=job_id, worker_id=worker_id)
+    return "queued"

@@ -1,0 +1,120 @@
+"""Answer people's questions; nothing here changes anything."""
+
+import time
+
+import msgspec
+
+from unstuck.domain.states import JobState
+from unstuck.store.records import (
+    AttemptRecord,
+    EventRecord,
+    JobFilter,
+    JobRecord,
+    OutputRecord,
+    QueueRecord,
+    TaskRecord,
+    WorkerRecord,
+)
+from unstuck.store.sqlite.rows import attempt_record, job_record, worker_record
+from unstuck.store.sqlite.silence import read_clock
+from unstuck.store.sqlite.verbs import SQL, Verbs
+
+NO_ID = 2**63 - 1
+
+
+class ReadingVerbs(Verbs):
+    def job(self, job_id: int) -> JobRecord | None:
+        with self.db.read() as cursor:
+            row = cursor.execute(SQL["job"], (job_id,)).fetchone()
+        return None if row is None else job_record(row)
+
+    def jobs(self, where: JobFilter) -> list[JobRecord]:
+        now = time.time()
+        values = (
+            NO_ID if where.before_id is None else where.before_id,
+            msgspec.json.encode(where.states).decode(),
+            where.queue,
+            where.task,
+            where.worker_id,
+            None if where.older_than_s is None else now - where.older_than_s,
+            None if where.newer_than_s is None else now - where.newer_than_s,
+            where.limit,
+        )
+        with self.db.read() as cursor:
+            if where.error is not None:
+                cursor.execute(SQL["jobs_with_error"], (*values, where.error))
+            else:
+                cursor.execute(SQL["jobs"], values)
+            return [job_record(row) for row in cursor]
+
+    def count_jobs(self) -> dict[str, int]:
+        with self.db.read() as cursor:
+            found = dict(cursor.execute(SQL["count_jobs"]).fetchall())
+        return {state.value: found[state.value] for state in JobState if state.value in found}
+
+    def attempts(self, job_id: int) -> list[AttemptRecord]:
+        with self.db.read() as cursor:
+            return [attempt_record(row) for row in cursor.execute(SQL["attempts"], (job_id,))]
+
+    def events(
+        self,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        after_id: int | None = None,
+        limit: int = 100,
+    ) -> list[EventRecord]:
+        whose: tuple[int | str, ...] = ()
+        suffix = ""
+        if job_id is not None:
+            whose, suffix = (job_id,), "_of_job"
+        elif worker_id is not None:
+            whose, suffix = (worker_id,), "_of_worker"
+        with self.db.read() as cursor:
+            if after_id is not None:
+                cursor.execute(SQL[f"events{suffix or '_after'}"], (*whose, after_id, limit))
+                rows = cursor.fetchall()
+            else:
+                rows = cursor.execute(SQL[f"last_events{suffix}"], (*whose, limit)).fetchall()[::-1]
+        records = [EventRecord(*row) for row in rows]
+        both = job_id is not None and worker_id is not None
+        return [event for event in records if event.worker_id == worker_id] if both else records
+
+    def outputs(self, job_id: int) -> list[OutputRecord]:
+        with self.db.read() as cursor:
+            return [OutputRecord(*row) for row in cursor.execute(SQL["outputs"], (job_id,))]
+
+    def workers(self, living_only: bool = False) -> list[WorkerRecord]:
+        with self.db.read() as cursor:
+            clock = read_clock(cursor)
+            return [worker_record(row, clock) for row in cursor.execute(SQL["workers"], (living_only,))]
+
+    def queues(self) -> list[QueueRecord]:
+        now = time.time()
+        with self.db.read() as cursor:
+            paused = {name: bool(is_paused) for name, is_paused in cursor.execute(SQL["queue_names"])}
+            ready = {queue: (count, oldest) for queue, count, oldest in cursor.execute(SQL["count_ready"])}
+            waiting = dict(cursor.execute(SQL["count_waiting"]).fetchall())
+            held = {(queue, state): count for queue, state, count in cursor.execute(SQL["count_held"])}
+            served = dict(cursor.execute(SQL["queues_served"]).fetchall())
+            tasks = {row[1] for row in cursor.execute(SQL["tasks"])}
+            since = {queue: cursor.execute(SQL["run_at_of"], (oldest,)).get for queue, (_, oldest) in ready.items()}
+        names = {name for name, is_paused in paused.items() if is_paused}
+        names |= {*ready, *waiting, *(queue for queue, _ in held), *served, *tasks}
+        return [
+            QueueRecord(
+                name=name,
+                paused=paused.get(name, False),
+                pending=ready[name][0] if name in ready else 0,
+                scheduled=waiting.get(name, 0),
+                claimed=held.get((name, "claimed"), 0),
+                running=held.get((name, "running"), 0),
+                oldest_pending_s=max(now - since[name], 0.0) if since.get(name) is not None else None,
+                workers=served.get(name, 0),
+            )
+            for name in sorted(names)
+        ]
+
+    def tasks(self) -> list[TaskRecord]:
+        with self.db.read() as cursor:
+            return [TaskRecord(*row[:3], bool(row[3])) for row in cursor.execute(SQL["tasks"])]

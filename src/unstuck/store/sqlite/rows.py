@@ -1,0 +1,137 @@
+"""Turn rows into records."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from unstuck.domain.endings import JobError
+from unstuck.domain.liveness import Session
+from unstuck.domain.states import AttemptState, JobState, WorkerState
+from unstuck.store.records import (
+    AttemptRecord,
+    HeldJob,
+    JobRecord,
+    Outcome,
+    WorkerRecord,
+    WorkerVerdict,
+    WorkerWatch,
+)
+from unstuck.store.sqlite.silence import Clock
+
+_verdicts = msgspec.json.Decoder(WorkerVerdict)
+Row = Sequence[Any]
+
+
+def job_error(code: str | None, message: str | None, cause: str | None, details: str | None) -> JobError | None:
+    if code is None:
+        return None
+    return JobError(code, message or "", cause, msgspec.json.decode(details) if details else {})
+
+
+def encode_details(error: JobError | None) -> str | None:
+    return msgspec.json.encode(error.details).decode() if error is not None and error.details else None
+
+
+def outcome(row: Row) -> Outcome:
+    return Outcome(row[0], JobState(row[1]), row[2], job_error(*row[3:7]))
+
+
+def held_job(row: Row, clock: Clock) -> HeldJob:
+    claimed_at, started_at, started_boot_s, boot_id, beat_boot_s, beat_at = row[12:18]
+    return HeldJob(
+        job_id=row[0],
+        token=row[1],
+        worker_id=row[2],
+        state=JobState(row[3]),
+        task=row[4],
+        queue=row[5],
+        policy=row[6],
+        failures=row[7],
+        crashes=row[8],
+        cancel_requested=bool(row[9]),
+        timeout_s=row[10],
+        heartbeat_timeout_s=row[11],
+        held_s=max(clock.at - claimed_at, 0.0) if claimed_at is not None else 0.0,
+        running_s=clock.running_s(boot_id, started_boot_s, started_at),
+        silent_s=clock.silent_s(boot_id, beat_boot_s, beat_at),
+    )
+
+
+def worker_watch(row: Row, clock: Clock) -> WorkerWatch:
+    boot_id, suspect_boot_s = row[4], row[12]
+    return WorkerWatch(
+        id=row[0],
+        name=row[1],
+        host=row[2],
+        pid=row[3],
+        boot_id=boot_id,
+        pid_namespace=row[5],
+        process_started=row[6],
+        trace=row[7],
+        state=WorkerState(row[8]),
+        silent_s=clock.silent_s(boot_id, row[9], row[10]),
+        suspect_after_s=row[11],
+        waits_for_s=row[14],
+        held=row[13],
+        session=Session.UNKNOWN,
+        suspect_s=0.0 if suspect_boot_s is None else max(clock.boot_s - suspect_boot_s, 0.0),
+    )
+
+
+def job_record(row: Row) -> JobRecord:
+    return JobRecord(
+        id=row[0],
+        task=row[1],
+        queue=row[2],
+        state=JobState(row[3]),
+        priority=row[4],
+        payload=row[5],
+        payload_type=row[6],
+        result=row[7],
+        error=job_error(*row[8:12]),
+        policy=row[12],
+        failures=row[13],
+        crash_count=row[14],
+        attempt=row[15],
+        unique_key=row[16],
+        cancel_requested=bool(row[17]),
+        enqueued_at=row[18],
+        enqueued_by=row[19],
+        run_at=row[20],
+        claimed_at=row[21],
+        started_at=row[22],
+        finished_at=row[23],
+        worker_id=row[24],
+        token=row[25],
+    )
+
+
+def attempt_record(row: Row) -> AttemptRecord:
+    return AttemptRecord(row[0], row[1], AttemptState(row[2]), *row[3:])
+
+
+def worker_record(row: Row, clock: Clock) -> WorkerRecord:
+    return WorkerRecord(
+        id=row[0],
+        name=row[1],
+        host=row[2],
+        pid=row[3],
+        state=WorkerState(row[4]),
+        queues=tuple(msgspec.json.decode(row[5])),
+        tasks=tuple(msgspec.json.decode(row[6])),
+        concurrency=row[7],
+        created_at=row[8],
+        last_seen_at=row[9],
+        silent_s=clock.silent_s(row[20], row[21], row[9]),
+        stopped_at=row[10],
+        running=row[11],
+        processed=row[12],
+        held=row[13],
+        version=row[14],
+        metadata=msgspec.json.decode(row[15]),
+        verdict=_verdicts.decode(row[16]) if row[16] else None,
+        request=row[17],
+        heartbeat_interval_s=row[18],
+        suspect_after_s=row[19],
+    )

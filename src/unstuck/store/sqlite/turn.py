@@ -1,0 +1,109 @@
+"""Do one turn of the wheel inside one write transaction."""
+
+import heapq
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import apsw
+import msgspec
+
+from unstuck import host
+from unstuck.domain.states import LIVING
+from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
+from unstuck.store.sqlite.endings import write_endings, write_releases
+from unstuck.store.sqlite.verbs import SQL
+
+_LIVING = frozenset(state.value for state in LIVING)
+
+
+def write_turn(cursor: apsw.Cursor, turn: Turn) -> TurnAnswer:
+    state = cursor.execute(SQL["worker_state"], (turn.worker_id,)).get
+    # A verdict is written under the same lock: what is alive here stays so until the commit.
+    if state not in _LIVING:
+        return TurnAnswer(alive=False)
+    superseded = _finish(cursor, turn)
+    if turn.endings:
+        written = write_endings(cursor, turn.worker_id, turn.endings)
+        superseded |= {(one.job_id, one.token) for one in turn.endings} - written
+    if turn.start:
+        superseded |= _start(cursor, turn)
+    if turn.release:
+        written = write_releases(cursor, turn.worker_id, turn.release)
+        superseded |= {(one.job_id, one.token) for one in turn.release} - written
+    for output in turn.outputs:
+        if (output.job_id, output.token) not in superseded:
+            cursor.execute(
+                SQL["store_output"], (output.job_id, output.token, turn.worker_id, output.stdout, output.stderr)
+            )
+    claimed: tuple[Claimed, ...] = ()
+    next_due_in_s = None
+    if turn.wish is not None and turn.wish.limit > 0:
+        queues = _open_queues(cursor, turn.wish)
+        claimed = _claim(cursor, turn.worker_id, turn.wish, queues)
+        if len(claimed) < turn.wish.limit:
+            next_due_in_s = _next_due_in_s(cursor, queues)
+    return TurnAnswer(True, claimed, frozenset(superseded), next_due_in_s)
+
+
+def _finish(cursor: apsw.Cursor, turn: Turn) -> set[tuple[int, int]]:
+    superseded: set[tuple[int, int]] = set()
+    if not turn.done:
+        return superseded
+    now, sql, worker_id, connection = time.time(), SQL["finish_job"], turn.worker_id, cursor.connection
+    before = connection.total_changes()
+    cursor.executemany(sql, [(one.job_id, one.token, worker_id, one.result, now) for one in turn.done])
+    if connection.total_changes() - before == len(turn.done):
+        return superseded
+    # Somebody was superseded, which is rare: those that are not finished by this very transaction.
+    mine = cursor.execute(
+        SQL["finished_just_now"],
+        (msgspec.json.encode([one.job_id for one in turn.done]).decode(), worker_id, now),
+    ).fetchall()
+    return {(one.job_id, one.token) for one in turn.done} - set(mine)
+
+
+def _start(cursor: apsw.Cursor, turn: Turn) -> set[tuple[int, int]]:
+    now, boot_s, sql, connection = time.time(), host.boottime_s(), SQL["start_job"], cursor.connection
+    superseded = set()
+    for held in turn.start:
+        cursor.execute(sql, (held.job_id, held.token, turn.worker_id, now, boot_s))
+        if not connection.changes():
+            superseded.add((held.job_id, held.token))
+    return superseded
+
+
+def _open_queues(cursor: apsw.Cursor, wish: Wish) -> list[str]:
+    paused = {name for (name,) in cursor.execute(SQL["paused_queues"])}
+    return [queue for queue in dict.fromkeys(wish.queues) if queue not in paused]
+
+
+def _claim(cursor: apsw.Cursor, worker_id: str, wish: Wish, queues: list[str]) -> tuple[Claimed, ...]:
+    tasks = msgspec.json.encode(wish.tasks).decode()
+    # Each queue gives its jobs in order, read only as far as the merge needs them.
+    lanes = [_peek(cursor.connection, queue, tasks, wish.limit) for queue in queues]
+    chosen = [job_id for _, job_id in islice(heapq.merge(*lanes), wish.limit)]
+    for lane in lanes:
+        lane.close()
+    if not chosen:
+        return ()
+    first = cursor.execute(SQL["reserve_tokens"], (len(chosen),)).get - len(chosen) + 1
+    now, boot_s = time.time(), host.boottime_s()
+    rows = cursor.executemany(
+        SQL["claim_job"],
+        [(job_id, first + n, worker_id, wish.run_ahead, now, boot_s) for n, job_id in enumerate(chosen)],
+    )
+    return tuple([Claimed(*row[:4], row[4] == 1, *row[5:]) for row in rows])
+
+
+def _peek(connection: apsw.Connection, queue: str, tasks: str, limit: int) -> Iterator[tuple[int, int]]:
+    cursor = connection.cursor()
+    try:
+        yield from cursor.execute(SQL["peek_ready"], (queue, tasks, limit))
+    finally:
+        cursor.close(force=True)
+
+
+def _next_due_in_s(cursor: apsw.Cursor, queues: list[str]) -> float | None:
+    due = [at for queue in queues if (at := cursor.execute(SQL["next_due_at"], (queue,)).get) is not None]
+    return max(min(due) - time.time(), 0.0) if due else None

@@ -1,0 +1,128 @@
+"""Do the chores: tickets, due jobs, retention, and the first hour after a restore."""
+
+import time
+from collections.abc import Collection
+
+import apsw
+import msgspec
+
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import FINAL, WorkerState
+from unstuck.store.records import Promoted, Swept, WorkerVerdict
+from unstuck.store.sqlite.silence import read_clock
+from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
+
+WINDOW_ROWS = 10_000
+"""How many rows one retention step looks at; bounds the time that it keeps the write lock."""
+SKIPPED_NUMBERS = 1_000_000
+"""How far ids and tokens jump after a restore, past everything handed out since the backup."""
+
+
+class UpkeepVerbs(Verbs):
+    def take_ticket(self, name: str, ttl_s: float) -> bool:
+        clock = read_clock()
+        # Most ask in vain: they must not queue for the write lock to hear it.
+        with self.db.read() as cursor:
+            found = cursor.execute(SQL["ticket"], (name,)).fetchone()
+        if found is not None and found[1] == clock.boot_id and clock.boot_s < found[0] <= clock.boot_s + 86400:
+            return False
+        with self.db.write() as cursor:
+            now_s = read_clock().boot_s
+            cursor.execute(SQL["take_ticket"], (name, now_s, clock.boot_id, ttl_s))
+            return bool(cursor.connection.changes())
+
+    def promote_due(self, limit: int) -> Promoted:
+        now = time.time()
+        with self.db.read() as cursor:
+            due, next_at = _look_at_waiting(cursor, now)
+        if not due:
+            return Promoted(0, frozenset(), None if next_at is None else max(next_at - now, 0.0))
+        count, woken = 0, set()
+        with self.db.write() as cursor:
+            for queue in due:
+                cursor.execute(SQL["promote_due"], (queue, now, limit - count))
+                changed = cursor.connection.changes()
+                if changed:
+                    woken.add(queue)
+                    count += changed
+                if count >= limit:
+                    break
+            _, next_at = _look_at_waiting(cursor, now)
+        return Promoted(count, frozenset(woken), None if next_at is None else max(next_at - time.time(), 0.0))
+
+    def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
+        now = time.time()
+        with self.db.write() as cursor:
+            start = cursor.execute(SQL["sweep_position"]).get
+            jobs, position = _delete_finished(cursor, start, now - jobs_s, frozenset(FINAL), limit)
+            cursor.execute(SQL["set_sweep_position"], (position,))
+            cursor.execute(SQL["delete_events"], (now - events_s, limit))
+            events = cursor.connection.changes()
+            cursor.execute(SQL["delete_workers"], (now - workers_s, limit))
+            workers = cursor.connection.changes()
+        return Swept(jobs, events, workers)
+
+    def prune(self, older_than_s: float, states: Collection[str] = ()) -> int:
+        wanted = frozenset(states) & FINAL if states else FINAL
+        before = time.time() - older_than_s
+        removed, position = 0, 0
+        while True:
+            # Many short transactions: a prune of millions must not make the workers wait.
+            with self.db.write() as cursor:
+                count, position = _delete_finished(cursor, position, before, wanted, WINDOW_ROWS)
+            removed += count
+            if position == 0:
+                return removed
+
+    def void_tokens(self) -> int:
+        with self.db.write() as cursor:
+            workers = [worker_id for (worker_id,) in cursor.execute(SQL["living_worker_ids"])]
+            evidence = "the ledger was restored from a backup"
+            text = msgspec.json.encode(
+                WorkerVerdict(WorkerState.DEAD, Detector.OPERATOR, evidence, 0.0, "operator")
+            ).decode()
+            for worker_id in workers:
+                cursor.execute(SQL["bury_worker"], (worker_id, text, time.time()))
+                write_event(
+                    cursor, "worker_dead", f"Dead worker detected: {worker_id} ({evidence})", worker_id=worker_id
+                )
+            cursor.execute(SQL["release_all_claimed"])
+            cursor.execute(SQL["skip_numbers"], (SKIPPED_NUMBERS,))
+            running = [job_id for (job_id,) in cursor.execute(SQL["running_job_ids"])]
+            if running:
+                first = cursor.execute(SQL["reserve_tokens"], (len(running),)).get - len(running) + 1
+                cursor.executemany(SQL["replace_token"], [(job_id, first + n) for n, job_id in enumerate(running)])
+        return len(workers)
+
+
+def _look_at_waiting(cursor: apsw.Cursor, now: float) -> tuple[list[str], float | None]:
+    """Give the queues that have something due, and when the next of the others will be."""
+    due, next_at = [], None
+    for (queue,) in cursor.execute(SQL["waiting_queues"]).fetchall():
+        at = cursor.execute(SQL["next_due_at"], (queue,)).get
+        if at is not None and at <= now:
+            due.append(queue)
+        elif at is not None:
+            next_at = at if next_at is None else min(next_at, at)
+    return due, next_at
+
+
+def _delete_finished(
+    cursor: apsw.Cursor, after_id: int, before: float, states: Collection[str], limit: int
+) -> tuple[int, int]:
+    """Delete up to `limit` old jobs of the next stretch of ids; give the count and where to go on (0: from the start)."""
+    found: list[int] = []
+    position = after_id
+    rows = cursor.execute(SQL["finished_window"], (after_id, WINDOW_ROWS)).fetchall()
+    for job_id, finished_at, state in rows:
+        if len(found) >= limit:
+            break
+        position = job_id
+        if finished_at is not None and finished_at < before and state in states:
+            found.append(job_id)
+    else:
+        if len(rows) < WINDOW_ROWS:
+            position = 0
+    if found:
+        cursor.execute(SQL["delete_jobs"], (msgspec.json.encode(found).decode(),))
+    return len(found), position

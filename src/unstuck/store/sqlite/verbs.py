@@ -1,0 +1,24 @@
+"""Hold what every group of verbs needs: the file, the queries, and a way to write an event."""
+
+import time
+
+import apsw
+
+from unstuck.config import Settings
+from unstuck.store.sql import load_queries
+from unstuck.store.sqlite.database import Database
+
+SQL = load_queries("unstuck.store.sqlite.queries", "jobs.sql", "workers.sql", "upkeep.sql", "people.sql")
+
+
+class Verbs:
+    """The ground that client, worker, reaper and operator verbs stand on."""
+
+    settings: Settings
+    db: Database
+
+
+def write_event(
+    cursor: apsw.Cursor, kind: str, message: str, *, job_id: int | None = None, worker_id: str | None = None
+) -> None:
+    cursor.execute(SQL["insert_event"], (time.time(), kind, job_id, worker_id, message))

@@ -1,0 +1,134 @@
+"""Keep the book of a worker's life: birth, beats, turns, end."""
+
+import time
+
+import apsw
+import msgspec
+
+from unstuck import failpoints
+from unstuck.domain.errors import UncertainCommit
+from unstuck.domain.states import LIVING, WorkerState
+from unstuck.store.records import BeatAnswer, HeldJob, Pulse, Turn, TurnAnswer, WorkerBirth
+from unstuck.store.sqlite.bell import SqliteBell, bell_address
+from unstuck.store.sqlite.errors import refuse_nul
+from unstuck.store.sqlite.rows import held_job
+from unstuck.store.sqlite.silence import Clock, read_clock
+from unstuck.store.sqlite.turn import write_turn
+from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
+
+MAX_HELD = 1_000_000
+
+
+class WorkerVerbs(Verbs):
+    def register(self, birth: WorkerBirth) -> None:
+        refuse_nul(birth.id, birth.name, birth.host, birth.version)
+        clock = read_clock()
+        with self.db.write() as cursor:
+            cursor.execute(SQL["insert_worker"], _worker_row(birth, clock.at))
+            if not cursor.connection.changes():
+                # Written down before the answer was lost: once is enough, and the dead are not raised.
+                return
+            cursor.execute(SQL["insert_beat"], (birth.id, clock.boot_s, clock.at))
+            for task in birth.tasks:
+                row = (task.name, task.queue, task.policy or None, task.is_async, clock.at)
+                cursor.execute(SQL["know_task"], row)
+            for queue in sorted({*birth.queues, *(task.queue for task in birth.tasks)}):
+                cursor.execute(SQL["know_queue"], (queue,))
+            where = f"{birth.name} (pid {birth.pid} on {birth.host})"
+            write_event(cursor, "worker_started", f"Worker started: {where}", worker_id=birth.id)
+
+    def listen(self, worker_id: str) -> SqliteBell:
+        bell = SqliteBell(bell_address(self.db.path, worker_id))
+        try:
+            with self.db.write() as cursor:
+                cursor.execute(SQL["set_bell"], (worker_id, bell.address))
+        except BaseException:
+            bell.close()
+            raise
+        return bell
+
+    def beat(self, pulse: Pulse) -> BeatAnswer:
+        if failpoints.active:
+            failpoints.reached("beat.before")
+        with self.db.write() as cursor:
+            found = cursor.execute(SQL["worker_pulse"], (pulse.worker_id,)).fetchone()
+            if found is None:
+                return BeatAnswer(WorkerState.DEAD)
+            state, draining, request, suspect_after_s, interval_s, previous_boot_s = found
+            if state not in LIVING:
+                return BeatAnswer(WorkerState(state), request=request)
+            clock = read_clock()
+            if clock.boot_s - previous_boot_s > suspect_after_s / 2:
+                _consider_amnesty(cursor, pulse.worker_id, clock, previous_boot_s + interval_s)
+            row = (pulse.worker_id, clock.boot_s, clock.at, pulse.running, pulse.processed)
+            cursor.execute(SQL["beat"], row)
+            was_suspect = state == WorkerState.SUSPECT
+            if was_suspect:
+                cursor.execute(SQL["clear_suspicion"], (pulse.worker_id,))
+                state = WorkerState.DRAINING if draining else WorkerState.ACTIVE
+                write_event(cursor, "worker_recovered", "It beat again: it was only slow.", worker_id=pulse.worker_id)
+            if pulse.metadata is not None:
+                cursor.execute(SQL["set_metadata"], (pulse.worker_id, msgspec.json.encode(pulse.metadata).decode()))
+            cancel = tuple(cursor.execute(SQL["cancel_asked"], (pulse.worker_id,)).fetchall())
+        return BeatAnswer(WorkerState(state), was_suspect, request, cancel)
+
+    def turn(self, turn: Turn) -> TurnAnswer:
+        with self.db.write() as cursor:
+            answer = write_turn(cursor, turn)
+            if failpoints.active:
+                failpoints.reached("turn.before_commit")
+        if failpoints.active:
+            failpoints.reached("turn.after_commit")
+            try:
+                failpoints.reached("turn.answer_lost")
+            except failpoints.FailpointHit as error:
+                raise UncertainCommit("The answer of a turn was lost. Compare what is held, and go on.") from error
+        return answer
+
+    def held(self, worker_id: str) -> list[HeldJob]:
+        return self.held_by(worker_id, MAX_HELD)
+
+    def held_by(self, worker_id: str, limit: int) -> list[HeldJob]:
+        with self.db.read() as cursor:
+            clock = read_clock(cursor)
+            return [held_job(row, clock) for row in cursor.execute(SQL["held_by_worker"], (worker_id, limit))]
+
+    def drain(self, worker_id: str) -> None:
+        with self.db.write() as cursor:
+            cursor.execute(SQL["drain_worker"], (worker_id,))
+
+    def retire(self, worker_id: str) -> None:
+        with self.db.write() as cursor:
+            cursor.execute(SQL["retire_worker"], (worker_id, time.time()))
+            if cursor.connection.changes():
+                write_event(cursor, "worker_stopped", "It shut down in order.", worker_id=worker_id)
+
+
+def _consider_amnesty(cursor: apsw.Cursor, worker_id: str, clock: Clock, quiet_since_boot_s: float) -> None:
+    """Where nobody beat since we last did, nobody could: that time must not count against anyone."""
+    others_boot_s = cursor.execute(SQL["others_last_beat"], (worker_id, clock.boot_id)).get
+    if others_boot_s is None or others_boot_s <= quiet_since_boot_s:
+        cursor.execute(SQL["grant_amnesty"], (clock.boot_s, clock.boot_id))
+
+
+def _worker_row(birth: WorkerBirth, now: float) -> tuple[object, ...]:
+    return (
+        birth.id,
+        birth.name,
+        birth.host,
+        birth.pid,
+        birth.boot_id,
+        birth.pid_namespace,
+        birth.process_started,
+        msgspec.json.encode(birth.queues).decode(),
+        msgspec.json.encode([task.name for task in birth.tasks]).decode(),
+        birth.concurrency,
+        birth.version,
+        birth.heartbeat_interval_s,
+        birth.suspect_after_s,
+        birth.running_stale_after_s,
+        msgspec.json.encode(birth.metadata).decode(),
+        birth.bell,
+        birth.trace,
+        now,
+    )
