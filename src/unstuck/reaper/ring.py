@@ -12,7 +12,6 @@ from unstuck import host, logs
 from unstuck.domain.errors import LedgerUnavailable, UnstuckError
 from unstuck.domain.liveness import Detector, Process
 from unstuck.reaper.sweep import Reaper
-from unstuck.reaper.watchman import Watchman
 from unstuck.store.records import WorkerWatch
 
 FOLLOWERS = 3
@@ -26,12 +25,11 @@ log = logs.logger("unstuck.reaper")
 
 
 class Neighbours:
-    """One thread that waits on the pidfds of a worker's followers. `watchman` hears when requeued jobs are due."""
+    """One thread that waits on the pidfds of a worker's followers."""
 
-    def __init__(self, reaper: Reaper, worker_id: str, *, watchman: Watchman | None = None) -> None:
+    def __init__(self, reaper: Reaper, worker_id: str) -> None:
         self._reaper = reaper
         self._worker_id = worker_id
-        self._watchman = watchman
         self._interval_s = reaper.recovery.heartbeat_interval_s
         self._held: dict[str, int] = {}
         self._dead: set[str] = set()
@@ -146,12 +144,10 @@ class Neighbours:
     def _bury_dead(self) -> None:
         while self._dead:
             worker_id = next(iter(self._dead))
-            done = self._reaper.bury(worker_id, Detector.NEIGHBOUR, EVIDENCE)
+            self._reaper.bury(worker_id, Detector.NEIGHBOUR, EVIDENCE)
             self._dead.discard(worker_id)
             # Its place in the ring is free: somebody else follows now.
             self._refresh_s = 0.0
-            if self._watchman is not None:
-                self._watchman.heed(done)
 
     def _close(self) -> None:
         with self._lock:

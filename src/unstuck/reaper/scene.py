@@ -24,7 +24,7 @@ class Scene(msgspec.Struct, frozen=True):
     """Tokens whose user code may have begun; None where that cannot be told, and so may be all."""
 
 
-def clear(trace: str, *, within_s: float = GONE_WITHIN_S) -> Scene:
+def clear(trace: str, *, nursery: bool = True, within_s: float = GONE_WITHIN_S) -> Scene:
     """Kill the nursery and the runners of a dead worker, wait until they are gone, and read their marks."""
     page = _open(trace)
     if page is None:
@@ -32,7 +32,7 @@ def clear(trace: str, *, within_s: float = GONE_WITHIN_S) -> Scene:
     until_s = host.boottime_s() + within_s
     try:
         # The nursery first: once it is gone nobody forks a replacement while we count.
-        gone = _end([page.nursery()], until_s)
+        gone = _end([page.nursery()] if nursery else [], until_s)
         gone &= _end([page.occupant(slot) for slot in range(page.slots)], until_s)
         return Scene(gone, _entered(page) if gone else None)
     finally:

@@ -37,6 +37,7 @@ class Watchman:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._stopping = False
+        reaper.heed = self.heed
         self._thread = threading.Thread(target=self._run, name="unstuck-watchman", daemon=True)
 
     def start(self) -> None:
@@ -105,7 +106,7 @@ class Watchman:
             return None
         except Exception:
             # A watchman that dies of a surprise leaves every later death unseen.
-            if self._failures == 0:
+            if self._failures == 0 and not self._stopping:
                 log.exception("The watchman's round failed; the next one tries again")
             self._failures += 1
             return None

@@ -1,0 +1,193 @@
+"""Take from the dead and the silent what they held, and give it back to its queue or to its end.
+
+Every write carries the tokens and repeats its evidence. Nothing is lost by being killed in between: the dead are
+watched until they hold nothing, so the next round goes on where this one stopped.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from unstuck import failpoints, logs
+from unstuck.config import Recovery
+from unstuck.domain.durations import brief
+from unstuck.domain.endings import Ending, Release
+from unstuck.domain.errors import WORKER_DIED
+from unstuck.domain.liveness import Detector, Process, Verdict
+from unstuck.domain.states import JobState
+from unstuck.reaper import scene
+from unstuck.reaper.evidence import Witness
+from unstuck.reaper.rounds import Round
+from unstuck.reaper.settling import Grounds, grounds_for, is_left, is_stale, overrun, settle
+from unstuck.store.contract import Ledger
+from unstuck.store.records import Guard, GuardDead, GuardNone, GuardSilent, GuardSuspect, HeldJob, WorkerWatch
+
+HELD_BATCH = 1_000
+SETTLE_BATCH = 250
+MAX_BATCHES = 50
+OVERDUE_BATCH = 500
+MAX_LOGGED_JOBS = 20
+
+Key = tuple[int, int]
+
+log = logs.logger("unstuck.reaper")
+
+
+class Handover:
+    """The settling half of the reaper: it is told who is dead, and decides nothing about that."""
+
+    def __init__(self, ledger: Ledger, recovery: Recovery, witness: Callable[[], Witness]) -> None:
+        self._ledger = ledger
+        self._recovery = recovery
+        self._witness = witness
+        self._warned: set[str] = set()
+
+    def empty(self, worker: WorkerWatch, detector: Detector | None, evidence: str, done: Round) -> None:
+        """Take everything from a worker that is dead in the ledger, and so can write nothing more."""
+        # Its processes end before anybody else may begin the same jobs.
+        found = self._clear(worker)
+        grounds = grounds_for(worker, detector, evidence, cleared=found.cleared, entered=found.entered)
+        for _ in range(MAX_BATCHES):
+            jobs = self._ledger.held_by(worker.id, HELD_BATCH)
+            mine = [job for job in jobs if not is_left(job, detector, self._recovery)]
+            self._note_left(worker, len(jobs) - len(mine), done)
+            written = self._settle(worker, mine, grounds, lambda _: GuardDead(), done)
+            if len(jobs) < HELD_BATCH and len(written) == len(jobs):
+                # Only now: a reaper that is killed before this leaves the marks to the next one.
+                if self._witness().is_neighbour(worker):
+                    scene.forget(worker.trace)
+                return
+            if not written:
+                # Somebody else is at it, or an operator must decide.
+                return
+
+    def take_stale(self, worker: WorkerWatch, done: Round) -> None:
+        """Take from a silent worker what has waited long enough, each job by its own timeout."""
+        grounds = grounds_for(worker, Detector.LEASE, f"no heartbeat for {brief(worker.silent_s)}")
+        self._take(worker, self._held(worker), grounds, done)
+
+    def leave_to_operator(self, worker: WorkerWatch, verdict: Verdict, done: Round) -> bool:
+        """Say whether this worker holds what only an operator may touch; what nobody protects is taken all the same."""
+        if self._recovery.auto_requeue_stale_claimed and self._recovery.auto_fail_stale_running:
+            return False
+        if verdict.detector not in (Detector.LEASE, Detector.SESSION) or not worker.held:
+            return False
+        jobs = self._held(worker)
+        if not any(is_left(job, verdict.detector, self._recovery) for job in jobs):
+            return False
+        self._take(worker, jobs, grounds_for(worker, verdict.detector, verdict.evidence), done)
+        return True
+
+    def end_overdue(self, workers: Sequence[WorkerWatch], done: Round) -> None:
+        """End what ran past its hard deadline in the hands of a worker that is gone, or does not end it."""
+        seen = {worker.id: worker for worker in workers}
+        late: dict[str, list[HeldJob]] = defaultdict(list)
+        for job in self._ledger.overdue(OVERDUE_BATCH):
+            late[job.worker_id].append(job)
+        for worker_id, jobs in late.items():
+            endings = {(job.job_id, job.token): overrun(job) for job in jobs}
+            written = self._ledger.settle(worker_id, list(endings.values()), [], GuardNone())
+            _count(worker_id, jobs, endings, written, done)
+            if worker := seen.get(worker_id):
+                self._stop_runners(worker, written)
+
+    def forget_all_but(self, worker_ids: set[str]) -> None:
+        """Forget whom we warned about, where nobody watches them any more."""
+        self._warned &= worker_ids
+
+    # ------------------------------------------------------------------------------------------
+
+    def _take(self, worker: WorkerWatch, jobs: Sequence[HeldJob], grounds: Grounds, done: Round) -> None:
+        by_session = grounds.detector is Detector.SESSION
+        stale = [job for job in jobs if by_session or is_stale(job, worker.suspect_after_s)]
+        mine = [job for job in stale if not is_left(job, grounds.detector, self._recovery)]
+        self._note_left(worker, len(stale) - len(mine), done)
+
+        def guard(chunk: Sequence[HeldJob]) -> Guard:
+            return GuardSuspect() if by_session else _still_silent(chunk, worker)
+
+        written = self._settle(worker, mine, grounds, guard, done)
+        self._stop_runners(worker, written)
+
+    def _settle(
+        self,
+        worker: WorkerWatch,
+        jobs: Sequence[HeldJob],
+        grounds: Grounds,
+        guard: Callable[[Sequence[HeldJob]], Guard],
+        done: Round,
+    ) -> set[Key]:
+        written: set[Key] = set()
+        for start in range(0, len(jobs), SETTLE_BATCH):
+            chunk = jobs[start : start + SETTLE_BATCH]
+            writes = {(job.job_id, job.token): settle(job, grounds) for job in chunk}
+            endings = [write for write in writes.values() if isinstance(write, Ending)]
+            releases = [write for write in writes.values() if isinstance(write, Release)]
+            if failpoints.active:
+                failpoints.reached("sweep.before_settle")
+            now = self._ledger.settle(worker.id, endings, releases, guard(chunk))
+            if failpoints.active:
+                failpoints.reached("sweep.after_settle")
+            _count(worker.id, chunk, writes, now, done)
+            written |= now
+        return written
+
+    def _clear(self, worker: WorkerWatch) -> scene.Scene:
+        witness = self._witness()
+        if not witness.is_neighbour(worker):
+            return scene.Scene()
+        # A frozen worker may wake up and go on under a new id, with the same nursery.
+        return scene.clear(worker.trace, nursery=witness.process_of(worker) is Process.GONE)
+
+    def _stop_runners(self, worker: WorkerWatch, written: Iterable[Key]) -> None:
+        # After the write, not before: until it is refused, a worker that wakes up may still have the job.
+        tokens = {token for _, token in written}
+        if tokens and self._witness().is_neighbour(worker):
+            scene.kill_attempts(worker.trace, tokens)
+
+    def _held(self, worker: WorkerWatch) -> list[HeldJob]:
+        return self._ledger.held_by(worker.id, HELD_BATCH * MAX_BATCHES)
+
+    def _note_left(self, worker: WorkerWatch, count: int, done: Round) -> None:
+        done.left += count
+        if count and worker.id not in self._warned:
+            self._warned.add(worker.id)
+            log.warning(
+                f"{count} stale tasks are left for an operator: recovery is switched off. "
+                "See them with 'unstuck stale', settle them with --fail or --requeue.",
+                worker=worker.id,
+                host=worker.host,
+                stale=count,
+            )
+
+
+def _still_silent(jobs: Sequence[HeldJob], worker: WorkerWatch) -> Guard:
+    """Repeat the evidence for all of them: as silent as the most patient of these jobs asks."""
+    patiences_s = [worker.suspect_after_s if job.state is JobState.CLAIMED else job.heartbeat_timeout_s for job in jobs]
+    return GuardSilent(max((patience_s for patience_s in patiences_s if patience_s is not None), default=0.0))
+
+
+def _count(
+    worker_id: str, jobs: Sequence[HeldJob], writes: Mapping[Key, Ending | Release], written: set[Key], done: Round
+) -> None:
+    """Add what was really written to the round, and say it in the log."""
+    became: dict[JobState, list[int]] = defaultdict(list)
+    for job in jobs:
+        if (job.job_id, job.token) not in written:
+            continue
+        write = writes[job.job_id, job.token]
+        state = write.state if isinstance(write, Ending) else JobState.PENDING
+        became[state].append(job.job_id)
+        if state is JobState.PENDING:
+            done.queues.add(job.queue)
+            if isinstance(write, Ending):
+                done.due_in(write.delay_s)
+    done.requeued += len(became[JobState.PENDING])
+    done.failed += len(became[JobState.FAILED])
+    done.quarantined += len(became[JobState.QUARANTINED])
+    done.cancelled += len(became[JobState.CANCELLED])
+    if ids := became[JobState.PENDING]:
+        log.warning(f"Re-queued {len(ids)} stale tasks", worker=worker_id, jobs=ids[:MAX_LOGGED_JOBS])
+    if ids := became[JobState.FAILED]:
+        log.error(WORKER_DIED, worker=worker_id, failed=len(ids), jobs=ids[:MAX_LOGGED_JOBS])
+    if ids := became[JobState.QUARANTINED]:
+        log.error(f"Quarantined {len(ids)} tasks that killed their workers", worker=worker_id, jobs=ids)
