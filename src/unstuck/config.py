@@ -79,7 +79,9 @@ class Recovery:
         for switch in ("auto_requeue_stale_claimed", "auto_fail_stale_running"):
             if not isinstance(getattr(self, switch), bool):
                 raise ConfigError(f"Recovery {switch} must be true or false, not {getattr(self, switch)!r}.")
-        known = (self.evidence,) if isinstance(self.evidence, str) else tuple(self.evidence)
+        # In a file or variable: "neighbours,session", or "none".
+        text = self.evidence if isinstance(self.evidence, str) else ",".join(self.evidence)
+        known = tuple(word.strip() for word in text.split(",") if word.strip() not in ("", "none"))
         for word in known:
             if word not in EVIDENCE:
                 raise ConfigError(

@@ -1,0 +1,101 @@
+"""A whole worker dies with its runners: by neighbours, by session, by lease, by supervisor."""
+
+import time
+
+import pytest
+from tests.crash.conftest import MakeFleet
+from tests.fleet import Fleet, wait_for
+
+from unstuck import WorkerCrashed
+from unstuck.client.job import Job
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import JobState, WorkerState
+
+KILLS = 3
+
+
+def detector_of(fleet: Fleet, worker_id: str) -> Detector:
+    def look() -> Detector | None:
+        worker = next(w for w in fleet.ledger.workers() if w.id == worker_id)
+        return worker.verdict.detector if worker.state is WorkerState.DEAD and worker.verdict else None
+
+    return wait_for(look, f"verdict on {worker_id}")
+
+
+def start_victim(fleet: Fleet, task: str = "nap", *arguments: object) -> tuple[str, Job]:
+    """Start a worker of its own queue and wait until it runs a job; give its id and the job."""
+    worker = fleet.start("--queues", "other", "--concurrency", "2")
+    job = fleet.task(task).options(queue="other").enqueue(*(arguments or (60,)))
+    fleet.wait_running(job)
+    return worker.id, job
+
+
+def test_a_neighbour_sees_the_death_within_a_second(fleet: Fleet) -> None:
+    fleet.start("--queues", "default", "--concurrency", "2")
+    took_s = []
+    for _ in range(KILLS):
+        worker_id, job = start_victim(fleet)
+        fleet.task("add").enqueue_many([(n, n) for n in range(100)])
+        killed_s = time.monotonic()
+        fleet.workers[-1].kill_family()
+        took_s.append(fleet.wait_final(job) - killed_s)
+        assert detector_of(fleet, worker_id) is Detector.NEIGHBOUR
+        with pytest.raises(WorkerCrashed, match="Worker died unexpectedly"):
+            job.result(timeout=5)
+    assert sorted(took_s)[KILLS // 2] < 1.0, took_s
+
+
+def test_what_was_only_claimed_goes_back_for_free(fleet: Fleet) -> None:
+    """One slot, a long job in it, and others that follow: none of them spends an attempt."""
+    fleet.start("--queues", "default")
+    worker_id, first = start_victim(fleet, "nap_again", 60)
+    fleet.workers[-1].kill()
+    assert detector_of(fleet, worker_id) is Detector.NEIGHBOUR
+    fleet.wait_state(first, JobState.PENDING)
+    record = first.record()
+    assert record.crash_count == 1
+    assert record.failures == 0
+
+
+def test_with_neighbours_blinded_the_lost_session_tells_within_seconds(make_fleet: MakeFleet, url: str) -> None:
+    if url.startswith("sqlite"):
+        pytest.skip("SQLite has one host and no sessions")
+    fleet = make_fleet(evidence="session")
+    fleet.start("--queues", "default")
+    worker_id, job = start_victim(fleet)
+    killed_s = time.monotonic()
+    fleet.workers[-1].kill_family()
+    took_s = fleet.wait_final(job) - killed_s
+    assert detector_of(fleet, worker_id) is Detector.SESSION
+    assert took_s < 5.0
+
+
+def test_without_any_evidence_the_lease_tells(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(evidence="none", heartbeat_interval="0.5s", heartbeat_timeout="3s", check_interval="0.5s")
+    fleet.start("--queues", "default")
+    worker_id, job = start_victim(fleet)
+    killed_s = time.monotonic()
+    fleet.workers[-1].kill_family()
+    took_s = fleet.wait_final(job) - killed_s
+    assert detector_of(fleet, worker_id) is Detector.LEASE
+    assert took_s < 3.0 + 0.5 + 2.0
+
+
+def test_a_killed_job_with_a_policy_of_retry_runs_again_elsewhere(fleet: Fleet) -> None:
+    fleet.start("--queues", "other,default")
+    victim = fleet.start("--queues", "other")
+    jobs = [fleet.task("nap_again").options(queue="other").enqueue(1) for _ in range(8)]
+    for job in jobs[:2]:
+        fleet.wait_running(job)
+    victim.kill_family()
+    for job in jobs:
+        assert job.result(timeout=60) == "rested"
+
+
+def test_the_last_worker_dies_and_the_next_one_settles_what_it_held(fleet: Fleet) -> None:
+    worker = fleet.start()
+    job = fleet.task("nap_again").enqueue(0.5)
+    fleet.wait_running(job)
+    worker.kill_family()
+    fleet.start()
+    assert job.result(timeout=30) == "rested"
