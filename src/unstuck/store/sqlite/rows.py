@@ -76,6 +76,7 @@ def worker_watch(row: Row, clock: Clock) -> WorkerWatch:
         held=row[13],
         session=Session.UNKNOWN,
         suspect_s=0.0 if suspect_boot_s is None else max(clock.boot_s - suspect_boot_s, 0.0),
+        shortest_s=row[15],
     )
 
 

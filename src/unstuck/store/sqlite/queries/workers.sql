@@ -81,6 +81,11 @@ SELECT
         SELECT max(iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), 9e999))
         FROM jobs j INDEXED BY jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
+    ),
+    (
+        SELECT min(coalesce(j.heartbeat_timeout_s, w.running_stale_after_s))
+        FROM jobs j INDEXED BY jobs_held
+        WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     )
 FROM workers w
 LEFT JOIN beats b ON b.worker_id = w.id
@@ -100,6 +105,11 @@ SELECT
         SELECT max(iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), 9e999))
         FROM jobs j INDEXED BY jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
+    ),
+    (
+        SELECT min(coalesce(j.heartbeat_timeout_s, w.running_stale_after_s))
+        FROM jobs j INDEXED BY jobs_held
+        WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     )
 FROM workers w
 LEFT JOIN beats b ON b.worker_id = w.id
