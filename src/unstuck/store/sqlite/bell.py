@@ -14,6 +14,7 @@ from pathlib import Path
 WORDS_BYTES = 60_000
 CACHE_S = 1.0
 _ABSTRACT = "@"
+_HAS_ABSTRACT_NAMES = sys.platform.startswith("linux")
 
 Bells = list[tuple[str, str, frozenset[str]]]
 """(worker id, address, queues it serves)"""
@@ -22,7 +23,7 @@ Bells = list[tuple[str, str, frozenset[str]]]
 def bell_address(ledger: Path, worker_id: str) -> str:
     """Name a worker's bell: in the kernel's own name space on Linux, where no file can be left behind."""
     name = hashlib.sha256(f"{ledger}\0{worker_id}".encode()).hexdigest()[:40]
-    if sys.platform == "linux":
+    if _HAS_ABSTRACT_NAMES:
         return f"{_ABSTRACT}unstuck-{name}"
     return str(Path(tempfile.gettempdir()) / f"unstuck-{name}.bell")
 

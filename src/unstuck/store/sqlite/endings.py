@@ -7,7 +7,7 @@ import apsw
 
 from unstuck.domain.endings import Ending, JobError, Release
 from unstuck.domain.errors import ErrorCode
-from unstuck.domain.states import AttemptState, JobState
+from unstuck.domain.states import AttemptState, JobState, may_move
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.rows import encode_details
 from unstuck.store.sqlite.verbs import SQL, write_event
@@ -33,12 +33,12 @@ def _end(cursor: apsw.Cursor, worker_id: str, ending: Ending) -> bool:
     refuse_nul(ending.message)
     fence = (ending.job_id, ending.token, worker_id)
     found = cursor.execute(SQL["attempt_in_hand"], fence).fetchone()
-    if found is None or found[0] != JobState.RUNNING:
+    if found is None or not may_move(JobState(found[0]), ending.state):
         return False
     if ending.state is JobState.PENDING and found[1]:
         ending = _as_cancelled(ending)
     if ending.state is JobState.PENDING:
-        _requeue(cursor, fence, ending)
+        _requeue(cursor, fence, ending, ran=found[0] == JobState.RUNNING)
     else:
         _finish(cursor, fence, ending)
     if ending.event is not None:
@@ -49,7 +49,9 @@ def _end(cursor: apsw.Cursor, worker_id: str, ending: Ending) -> bool:
 def _as_cancelled(ending: Ending) -> Ending:
     """Somebody asked to cancel it after its worker had decided to try again: their word wins."""
     cause = ending.error.cause or ending.error.message if ending.error is not None else None
-    error = JobError(ErrorCode.CANCELLED, "Job was cancelled", f"{CANCELLED_ENDED} ({cause})" if cause else CANCELLED_ENDED)
+    error = JobError(
+        ErrorCode.CANCELLED, "Job was cancelled", f"{CANCELLED_ENDED} ({cause})" if cause else CANCELLED_ENDED
+    )
     return Ending(
         ending.job_id,
         ending.token,
@@ -62,12 +64,13 @@ def _as_cancelled(ending: Ending) -> Ending:
     )
 
 
-def _requeue(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending) -> None:
+def _requeue(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending, *, ran: bool) -> None:
     now = time.time()
     error = ending.error
     code = None if error is None else error.code
     cause = None if error is None else error.cause or error.message
-    cursor.execute(SQL["archive_attempt"], (*fence[:2], ending.attempt.value, now, code, cause))
+    if ran:
+        cursor.execute(SQL["archive_attempt"], (*fence[:2], ending.attempt.value, now, code, cause))
     cursor.execute(
         SQL["requeue_job"],
         (

@@ -124,10 +124,14 @@ class FairLock:
                 assert fd is not None
                 self._blocked = True
             fcntl.flock(fd, fcntl.LOCK_EX)
-            with self._asking:
-                self._blocked = False
-                if self._wanted:
-                    self._granted = True
-                    self._asking.notify_all()
-                else:
-                    fcntl.flock(fd, fcntl.LOCK_UN)
+            self._hand_over(fd)
+
+    def _hand_over(self, fd: int) -> None:
+        with self._asking:
+            self._blocked = False
+            if self._wanted:
+                self._granted = True
+                self._asking.notify_all()
+            else:
+                # Whoever asked has given up in the meantime.
+                fcntl.flock(fd, fcntl.LOCK_UN)

@@ -19,7 +19,7 @@ from unstuck.store.sqlite.operator import OperatorVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
-from unstuck.store.sqlite.verbs import SQL
+from unstuck.store.sqlite.verbs import fetch
 from unstuck.store.sqlite.worker import WorkerVerbs
 
 
@@ -58,7 +58,7 @@ class SqliteLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, OperatorV
     def _find_bells(self) -> Bells:
         try:
             with self.db.read() as cursor:
-                rows = cursor.execute(SQL["bells"]).fetchall()
+                rows = fetch(cursor, "bells")
         except (UnstuckError, OSError):
             return []
         return [(worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows]

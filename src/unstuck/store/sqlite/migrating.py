@@ -27,9 +27,7 @@ def migrate(db: Database) -> list[str]:
                 return done
             for _ in cursor.execute(left[0].sql):
                 pass
-            cursor.execute(
-                "INSERT INTO migrations VALUES (?, ?, unixepoch('subsec'))", (left[0].number, left[0].name)
-            )
+            cursor.execute("INSERT INTO migrations VALUES (?, ?, unixepoch('subsec'))", (left[0].number, left[0].name))
             if failpoints.active:
                 failpoints.reached("migrate.before_commit")
         done.append(left[0].name)
@@ -49,5 +47,3 @@ def check(db: Database) -> None:
 
 def _applied(cursor: apsw.Cursor) -> set[int]:
     return {number for (number,) in cursor.execute("SELECT number FROM migrations")}
-
-

@@ -17,7 +17,7 @@ from unstuck.store.records import (
 )
 from unstuck.store.sqlite.rows import attempt_record, job_record, worker_record
 from unstuck.store.sqlite.silence import read_clock
-from unstuck.store.sqlite.verbs import SQL, Verbs
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch
 
 NO_ID = 2**63 - 1
 
@@ -42,19 +42,19 @@ class ReadingVerbs(Verbs):
         )
         with self.db.read() as cursor:
             if where.error is not None:
-                cursor.execute(SQL["jobs_with_error"], (*values, where.error))
+                rows = fetch(cursor, "jobs_with_error", (*values, where.error))
             else:
-                cursor.execute(SQL["jobs"], values)
-            return [job_record(row) for row in cursor]
+                rows = fetch(cursor, "jobs", values)
+        return [job_record(row) for row in rows]
 
     def count_jobs(self) -> dict[str, int]:
         with self.db.read() as cursor:
-            found = dict(cursor.execute(SQL["count_jobs"]).fetchall())
+            found = dict(fetch(cursor, "count_jobs"))
         return {state.value: found[state.value] for state in JobState if state.value in found}
 
     def attempts(self, job_id: int) -> list[AttemptRecord]:
         with self.db.read() as cursor:
-            return [attempt_record(row) for row in cursor.execute(SQL["attempts"], (job_id,))]
+            return [attempt_record(row) for row in fetch(cursor, "attempts", (job_id,))]
 
     def events(
         self,
@@ -72,32 +72,31 @@ class ReadingVerbs(Verbs):
             whose, suffix = (worker_id,), "_of_worker"
         with self.db.read() as cursor:
             if after_id is not None:
-                cursor.execute(SQL[f"events{suffix or '_after'}"], (*whose, after_id, limit))
-                rows = cursor.fetchall()
+                rows = fetch(cursor, f"events{suffix or '_after'}", (*whose, after_id, limit))
             else:
-                rows = cursor.execute(SQL[f"last_events{suffix}"], (*whose, limit)).fetchall()[::-1]
+                rows = fetch(cursor, f"last_events{suffix}", (*whose, limit))[::-1]
         records = [EventRecord(*row) for row in rows]
         both = job_id is not None and worker_id is not None
         return [event for event in records if event.worker_id == worker_id] if both else records
 
     def outputs(self, job_id: int) -> list[OutputRecord]:
         with self.db.read() as cursor:
-            return [OutputRecord(*row) for row in cursor.execute(SQL["outputs"], (job_id,))]
+            return [OutputRecord(*row) for row in fetch(cursor, "outputs", (job_id,))]
 
     def workers(self, living_only: bool = False) -> list[WorkerRecord]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
-            return [worker_record(row, clock) for row in cursor.execute(SQL["workers"], (living_only,))]
+            return [worker_record(row, clock) for row in fetch(cursor, "workers", (living_only,))]
 
     def queues(self) -> list[QueueRecord]:
         now = time.time()
         with self.db.read() as cursor:
-            paused = {name: bool(is_paused) for name, is_paused in cursor.execute(SQL["queue_names"])}
-            ready = {queue: (count, oldest) for queue, count, oldest in cursor.execute(SQL["count_ready"])}
-            waiting = dict(cursor.execute(SQL["count_waiting"]).fetchall())
-            held = {(queue, state): count for queue, state, count in cursor.execute(SQL["count_held"])}
-            served = dict(cursor.execute(SQL["queues_served"]).fetchall())
-            tasks = {row[1] for row in cursor.execute(SQL["tasks"])}
+            paused = {name: bool(is_paused) for name, is_paused in fetch(cursor, "queue_names")}
+            ready = {queue: (count, oldest) for queue, count, oldest in fetch(cursor, "count_ready")}
+            waiting = dict(fetch(cursor, "count_waiting"))
+            held = {(queue, state): count for queue, state, count in fetch(cursor, "count_held")}
+            served = dict(fetch(cursor, "queues_served"))
+            tasks = {row[1] for row in fetch(cursor, "tasks")}
             since = {queue: cursor.execute(SQL["run_at_of"], (oldest,)).get for queue, (_, oldest) in ready.items()}
         names = {name for name, is_paused in paused.items() if is_paused}
         names |= {*ready, *waiting, *(queue for queue, _ in held), *served, *tasks}
@@ -117,4 +116,7 @@ class ReadingVerbs(Verbs):
 
     def tasks(self) -> list[TaskRecord]:
         with self.db.read() as cursor:
-            return [TaskRecord(*row[:3], bool(row[3])) for row in cursor.execute(SQL["tasks"])]
+            return [
+                TaskRecord(name, queue, policy, bool(is_async))
+                for name, queue, policy, is_async in fetch(cursor, "tasks")
+            ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import apsw
 
 from unstuck import host
-from unstuck.store.sqlite.verbs import SQL
+from unstuck.store.sqlite.verbs import fetch
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,6 @@ def read_clock(cursor: apsw.Cursor | None = None) -> Clock:
     boot_id = host.boot_id()
     amnesty_boot_s = None
     if cursor is not None:
-        stored_s, stored_id = cursor.execute(SQL["amnesty"]).fetchone()
+        [(stored_s, stored_id)] = fetch(cursor, "amnesty")
         amnesty_boot_s = stored_s if stored_id == boot_id else None
     return Clock(time.time(), host.boottime_s(), boot_id, amnesty_boot_s)

@@ -2,8 +2,9 @@
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable
 from itertools import islice
+from typing import Any
 
 import apsw
 import msgspec
@@ -12,9 +13,20 @@ from unstuck import host
 from unstuck.domain.states import LIVING
 from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
 from unstuck.store.sqlite.endings import write_endings, write_releases
-from unstuck.store.sqlite.verbs import SQL
+from unstuck.store.sqlite.verbs import SQL, fetch
 
 _LIVING = frozenset(state.value for state in LIVING)
+
+
+def look(cursor: apsw.Cursor, worker_id: str, wish: Wish) -> TurnAnswer | None:
+    """Answer a turn that only wishes, if there is nothing to be had; None where it must be written after all."""
+    if cursor.execute(SQL["worker_state"], (worker_id,)).get not in _LIVING:
+        return TurnAnswer(alive=False)
+    tasks = msgspec.json.encode(wish.tasks).decode()
+    queues = _open_queues(cursor, wish)
+    if wish.limit > 0 and any(fetch(cursor, "peek_ready", (queue, tasks, 1)) for queue in queues):
+        return None
+    return TurnAnswer(True, next_due_in_s=_next_due_in_s(cursor, queues))
 
 
 def write_turn(cursor: apsw.Cursor, turn: Turn) -> TurnAnswer:
@@ -56,10 +68,8 @@ def _finish(cursor: apsw.Cursor, turn: Turn) -> set[tuple[int, int]]:
     if connection.total_changes() - before == len(turn.done):
         return superseded
     # Somebody was superseded, which is rare: those that are not finished by this very transaction.
-    mine = cursor.execute(
-        SQL["finished_just_now"],
-        (msgspec.json.encode([one.job_id for one in turn.done]).decode(), worker_id, now),
-    ).fetchall()
+    ids = msgspec.json.encode([one.job_id for one in turn.done]).decode()
+    mine = fetch(cursor, "finished_just_now", (ids, worker_id, now))
     return {(one.job_id, one.token) for one in turn.done} - set(mine)
 
 
@@ -74,7 +84,7 @@ def _start(cursor: apsw.Cursor, turn: Turn) -> set[tuple[int, int]]:
 
 
 def _open_queues(cursor: apsw.Cursor, wish: Wish) -> list[str]:
-    paused = {name for (name,) in cursor.execute(SQL["paused_queues"])}
+    paused = {name for (name,) in fetch(cursor, "paused_queues")}
     return [queue for queue in dict.fromkeys(wish.queues) if queue not in paused]
 
 
@@ -89,14 +99,18 @@ def _claim(cursor: apsw.Cursor, worker_id: str, wish: Wish, queues: list[str]) -
         return ()
     first = cursor.execute(SQL["reserve_tokens"], (len(chosen),)).get - len(chosen) + 1
     now, boot_s = time.time(), host.boottime_s()
-    rows = cursor.executemany(
+    rows: Iterable[Any] = cursor.executemany(
         SQL["claim_job"],
         [(job_id, first + n, worker_id, wish.run_ahead, now, boot_s) for n, job_id in enumerate(chosen)],
     )
-    return tuple([Claimed(*row[:4], row[4] == 1, *row[5:]) for row in rows])
+    return tuple([_claimed(*row) for row in rows])
 
 
-def _peek(connection: apsw.Connection, queue: str, tasks: str, limit: int) -> Iterator[tuple[int, int]]:
+def _claimed(job_id: int, token: int, task: str, queue: str, running: int, *rest: Any) -> Claimed:
+    return Claimed(job_id, token, task, queue, running == 1, *rest)
+
+
+def _peek(connection: apsw.Connection, queue: str, tasks: str, limit: int) -> Generator[tuple[Any, ...], None, None]:
     cursor = connection.cursor()
     try:
         yield from cursor.execute(SQL["peek_ready"], (queue, tasks, limit))

@@ -10,7 +10,7 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.states import FINAL, WorkerState
 from unstuck.store.records import Promoted, Swept, WorkerVerdict
 from unstuck.store.sqlite.silence import read_clock
-from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 WINDOW_ROWS = 10_000
 """How many rows one retention step looks at; bounds the time that it keeps the write lock."""
@@ -76,7 +76,7 @@ class UpkeepVerbs(Verbs):
 
     def void_tokens(self) -> int:
         with self.db.write() as cursor:
-            workers = [worker_id for (worker_id,) in cursor.execute(SQL["living_worker_ids"])]
+            workers = [worker_id for (worker_id,) in fetch(cursor, "living_worker_ids")]
             evidence = "the ledger was restored from a backup"
             text = msgspec.json.encode(
                 WorkerVerdict(WorkerState.DEAD, Detector.OPERATOR, evidence, 0.0, "operator")
@@ -88,7 +88,7 @@ class UpkeepVerbs(Verbs):
                 )
             cursor.execute(SQL["release_all_claimed"])
             cursor.execute(SQL["skip_numbers"], (SKIPPED_NUMBERS,))
-            running = [job_id for (job_id,) in cursor.execute(SQL["running_job_ids"])]
+            running = [job_id for (job_id,) in fetch(cursor, "running_job_ids")]
             if running:
                 first = cursor.execute(SQL["reserve_tokens"], (len(running),)).get - len(running) + 1
                 cursor.executemany(SQL["replace_token"], [(job_id, first + n) for n, job_id in enumerate(running)])
@@ -97,8 +97,9 @@ class UpkeepVerbs(Verbs):
 
 def _look_at_waiting(cursor: apsw.Cursor, now: float) -> tuple[list[str], float | None]:
     """Give the queues that have something due, and when the next of the others will be."""
-    due, next_at = [], None
-    for (queue,) in cursor.execute(SQL["waiting_queues"]).fetchall():
+    due: list[str] = []
+    next_at: float | None = None
+    for (queue,) in fetch(cursor, "waiting_queues"):
         at = cursor.execute(SQL["next_due_at"], (queue,)).get
         if at is not None and at <= now:
             due.append(queue)
@@ -110,10 +111,10 @@ def _look_at_waiting(cursor: apsw.Cursor, now: float) -> tuple[list[str], float 
 def _delete_finished(
     cursor: apsw.Cursor, after_id: int, before: float, states: Collection[str], limit: int
 ) -> tuple[int, int]:
-    """Delete up to `limit` old jobs of the next stretch of ids; give the count and where to go on (0: from the start)."""
+    """Delete old jobs of the next stretch of ids; give the count, and where to go on (0: from the start)."""
     found: list[int] = []
     position = after_id
-    rows = cursor.execute(SQL["finished_window"], (after_id, WINDOW_ROWS)).fetchall()
+    rows = fetch(cursor, "finished_window", (after_id, WINDOW_ROWS))
     for job_id, finished_at, state in rows:
         if len(found) >= limit:
             break

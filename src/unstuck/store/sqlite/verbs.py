@@ -1,6 +1,8 @@
 """Hold what every group of verbs needs: the file, the queries, and a way to write an event."""
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import apsw
 
@@ -16,6 +18,11 @@ class Verbs:
 
     settings: Settings
     db: Database
+
+
+def fetch(cursor: apsw.Cursor, query: str, values: Sequence[Any] = ()) -> list[Any]:
+    """Run a named query and give all of its rows."""
+    return cursor.execute(SQL[query], values).fetchall()
 
 
 def write_event(

@@ -13,8 +13,8 @@ from unstuck.store.sqlite.bell import SqliteBell, bell_address
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.rows import held_job
 from unstuck.store.sqlite.silence import Clock, read_clock
-from unstuck.store.sqlite.turn import write_turn
-from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
+from unstuck.store.sqlite.turn import look, write_turn
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 MAX_HELD = 1_000_000
 
@@ -69,10 +69,16 @@ class WorkerVerbs(Verbs):
                 write_event(cursor, "worker_recovered", "It beat again: it was only slow.", worker_id=pulse.worker_id)
             if pulse.metadata is not None:
                 cursor.execute(SQL["set_metadata"], (pulse.worker_id, msgspec.json.encode(pulse.metadata).decode()))
-            cancel = tuple(cursor.execute(SQL["cancel_asked"], (pulse.worker_id,)).fetchall())
+            cancel = tuple(fetch(cursor, "cancel_asked", (pulse.worker_id,)))
         return BeatAnswer(WorkerState(state), was_suspect, request, cancel)
 
     def turn(self, turn: Turn) -> TurnAnswer:
+        if turn.wish is not None and not (turn.done or turn.endings or turn.start or turn.release or turn.outputs):
+            # An idle worker that finds nothing must not stand in the line of those who write.
+            with self.db.read() as cursor:
+                nothing = look(cursor, turn.worker_id, turn.wish)
+            if nothing is not None:
+                return nothing
         with self.db.write() as cursor:
             answer = write_turn(cursor, turn)
             if failpoints.active:

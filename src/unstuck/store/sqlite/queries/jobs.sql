@@ -76,14 +76,14 @@ UPDATE jobs
 SET state = 'pending', ready = ?4, waiting = 1 - ?4, held = 0, run_at = ?5, token = NULL, worker_id = NULL,
     claimed_at = NULL, started_at = NULL, started_boot_s = NULL, failures = failures + ?6,
     crash_count = crash_count + ?7, error_code = ?8, error_message = ?9, error_cause = ?10, error_details = ?11
-WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'running';
+WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: end_job
 UPDATE jobs
 SET state = ?4, held = 0, ended_as = ?5, finished_at = ?6, live_key = NULL, failures = failures + ?7,
     crash_count = crash_count + ?8, error_code = ?9, error_message = ?10, error_cause = ?11, error_details = ?12,
     result = ?13
-WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'running';
+WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: release_job
 -- User code never ran: no attempt is spent, and the job goes back to its old place.
