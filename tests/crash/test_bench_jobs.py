@@ -1,0 +1,257 @@
+"""What jobs return, raise and print comes back whole, and nothing they do but dying ends their runner."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.crash.bench_kit import House, frame, house, wait_until
+
+from unstuck.domain.outcomes import Cancelled, NotStorable, Raised, Succeeded
+from unstuck.worker.bench import JobFrame, Runner
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with house(tmp_path_factory.mktemp("jobs"), max_output_bytes=10_000, max_payload_bytes=2000) as built:
+        yield built
+
+
+@pytest.fixture(scope="module")
+def runner(home: House) -> Runner:
+    return home.bench.open_runner(0, "sync")
+
+
+@pytest.fixture(scope="module")
+def loop(home: House) -> Runner:
+    return home.bench.open_runner(1, "async")
+
+
+def raised(home: House, runner: Runner, task: str, *args: object) -> Raised:
+    outcome = home.run(runner, task, *args).outcome
+    assert isinstance(outcome, Raised), outcome
+    return outcome
+
+
+def test_a_result_comes_back(home: House, runner: Runner) -> None:
+    assert home.run(runner, "add", 1, b=2).outcome == Succeeded(b"3")
+
+
+def test_the_context_is_given_where_the_signature_asks_for_it(home: House, runner: Runner) -> None:
+    facts = b'1001,"about","default",1,0,"w-test"]'
+    assert home.run(runner, "about", "x", "y").outcome == Succeeded(b'["x","y",' + facts)
+    assert home.run(runner, "about", after="y", before="x").outcome == Succeeded(b'["x","y",' + facts)
+    assert home.run(runner, "about", "x").outcome == Succeeded(b'["x",null,' + facts)
+
+
+def test_the_context_is_gone_when_the_job_is(home: House, runner: Runner) -> None:
+    home.run(runner, "about", "x")
+    assert home.run(runner, "evaluate", "import contextvars; seen = contextvars.ContextVar('v'); seen.set(1)")
+    assert "LookupError" in raised(home, runner, "evaluate", "seen.get()").type
+
+
+def test_output_is_kept_with_the_job_that_printed_it(home: House, runner: Runner) -> None:
+    runner.send([frame(1, "say", "one", "err one"), frame(2, "add", 1, 1), frame(3, "say", "thrée\n")])
+    first, second, third = home.finish(runner, 3)
+    assert (first.stdout, first.stderr) == (b"one", b"err one")
+    assert (second.stdout, second.stderr) == (b"", b"")
+    assert (third.stdout, third.stderr) == ("thrée\n".encode(), b"")
+
+
+def test_output_of_children_and_of_c_code_is_kept_too(home: House, runner: Runner) -> None:
+    done = home.run(runner, "evaluate", "subprocess.run(['echo', 'from a child']); ctypes.CDLL(None).puts(b'from C')")
+    assert done.stdout == b"from a child\nfrom C\n"
+
+
+def test_much_output_is_cut_in_the_middle(home: House, runner: Runner) -> None:
+    done = home.run(runner, "evaluate", "print('begin' + 'x' * 100_000 + 'end')")
+    assert len(done.stdout) < 10_100
+    assert done.stdout.startswith(b"beginxxx")
+    assert done.stdout.endswith(b"xend\n")
+    assert "90,009 bytes left out".encode() in done.stdout
+
+
+def test_a_job_that_truncates_its_stdout_loses_only_its_own_words(home: House, runner: Runner) -> None:
+    home.run(runner, "say", "x" * 500)
+    home.run(runner, "evaluate", "print('lost', flush=True); open('/dev/stdout', 'w').write('kept')")
+    assert home.run(runner, "say", "next").stdout.endswith(b"next")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("raise ValueError('bad')", "ValueError", "bad"),
+        ("sys.exit(3)", "SystemExit", "3"),
+        ("raise KeyboardInterrupt('x')", "KeyboardInterrupt", "x"),
+        ("raise GeneratorExit('x')", "GeneratorExit", "x"),
+        ("raise BaseException('base')", "BaseException", "base"),
+        ("raise ValueError('\\ud800 \\0')", "ValueError", "\\ud800 \\x00"),
+        ("def f(): f()\nf()", "RecursionError", "maximum recursion depth"),
+        ("class E(Exception):\n def __str__(self): sys.exit()\nraise E", "E", "cannot be written: SystemExit"),
+        ("raise ValueError('y' * 10**7)", "ValueError", "characters left out"),
+        ("signal.alarm(1); signal.signal(signal.SIGALRM, lambda *_: 1/0); time.sleep(9)", "ZeroDivisionError", "div"),
+    ],
+)
+def test_whatever_a_job_raises_is_told_and_the_runner_lives(
+    home: House, runner: Runner, text: str, kind: str, message: str
+) -> None:
+    before = home.run(runner, "pid").outcome
+    outcome = raised(home, runner, "evaluate", text)
+    assert outcome.type.endswith(kind)
+    assert message in outcome.message
+    assert len(outcome.message) < 11_000
+    assert home.run(runner, "pid").outcome == before
+
+
+def test_a_traceback_shows_user_code_and_none_of_ours(home: House, runner: Runner) -> None:
+    outcome = raised(home, runner, "evaluate", "1/0")
+    assert outcome.traceback.startswith("Traceback (most recent call last):\n")
+    assert "bench_app.py" in outcome.traceback
+    assert outcome.traceback.endswith("ZeroDivisionError: division by zero")
+    assert "sync_loop" not in outcome.traceback
+
+
+def test_arguments_that_do_not_fit_are_the_jobs_error(home: House, runner: Runner) -> None:
+    outcome = raised(home, runner, "add", 1)
+    assert (outcome.type, outcome.message) == ("TypeError", "add() missing 1 required positional argument: 'b'")
+
+
+def test_an_unknown_task_says_so(home: House, runner: Runner) -> None:
+    assert "no task 'adds'. Did you mean 'add'?" in raised(home, runner, "adds").message
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"), [(b"{", "json"), (b"[]", "json"), (b'{"args": 3}', "json"), (b"\xff", "json"), (b"", "cbor")]
+)
+def test_a_payload_that_cannot_be_read_says_so(home: House, runner: Runner, payload: bytes, kind: str) -> None:
+    runner.send([JobFrame(9, 77, "add", "default", payload, kind, 1, 0)])
+    outcome = home.finish(runner)[0].outcome
+    assert isinstance(outcome, Raised)
+    assert "arguments of job 77" in outcome.message
+    assert "nqueue" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("float('nan')", "NaN"),
+        ("object()", "cannot be written as JSON"),
+        ("'x' * 3000", "over the limit of 2,000"),
+        ("'\\ud800'", "lone surrogate"),
+        ("type('D', (dict,), {'items': lambda self: sys.exit(4)})(a=1)", "SystemExit"),
+    ],
+)
+def test_a_result_that_cannot_be_stored_fails_alone(home: House, runner: Runner, text: str, reason: str) -> None:
+    outcome = home.run(runner, "result_of", text).outcome
+    assert isinstance(outcome, NotStorable)
+    assert reason in outcome.reason
+    assert home.run(runner, "add", 1, 1).outcome == Succeeded(b"2")
+
+
+def test_a_fork_that_comes_back_out_of_the_job_reports_nothing(home: House, runner: Runner) -> None:
+    assert home.run(runner, "evaluate", "os.fork()").outcome == Succeeded(b"null")
+    runner.send([frame(5, "add", 1, 1)])
+    assert [done.token for done in home.finish(runner)] == [5]
+
+
+def test_stdin_is_empty_and_stdout_may_be_closed(home: House, runner: Runner) -> None:
+    assert home.run(runner, "result_of", "sys.stdin.read()").outcome == Succeeded(b'""')
+    home.run(runner, "evaluate", "saved = os.dup(1); os.close(1)")
+    assert home.run(runner, "add", 1, 1).outcome == Succeeded(b"2")
+    home.run(runner, "evaluate", "os.dup2(saved, 1)")
+
+
+def test_each_runner_has_randomness_of_its_own(home: House) -> None:
+    seen = set()
+    for slot in (2, 3):
+        runner = home.bench.open_runner(slot, "sync")
+        seen.add(home.run(runner, "result_of", "__import__('random').random()").outcome.result)  # type: ignore[union-attr]
+        runner.retire()
+        assert home.exit_of(runner).exit_code == 0
+        runner.close()
+    assert len(seen) == 2
+
+
+# Async ----------------------------------------------------------------------------------------
+
+
+def test_async_jobs_run_at_once_and_keep_their_words_apart(home: House, loop: Runner) -> None:
+    loop.send([frame(token, "asay", f"job {token}", 0.05) for token in range(1, 101)])
+    finished = home.finish(loop, 100)
+    assert {done.token for done in finished} == set(range(1, 101))
+    for done in finished:
+        assert done.outcome == Succeeded(f'["job {done.token}",{done.token + 1000}]'.encode())
+        assert done.stdout == done.stderr == f"job {done.token}\n".encode()
+
+
+def test_cancelling_an_async_job_ends_that_one(home: House, loop: Runner) -> None:
+    loop.send([frame(1, "asay", "long", 600), frame(2, "asay", "short", 0.05)])
+    loop.cancel(1)
+    first, second = home.finish(loop, 2)
+    assert isinstance(first.outcome, Cancelled)
+    assert first.stdout == b"long\n"
+    assert isinstance(second.outcome, Succeeded)
+    loop.cancel(99)
+
+
+@pytest.mark.parametrize("text", ["1/0", "sys.exit(3)", "raise KeyboardInterrupt"])
+def test_what_an_async_job_raises_is_its_own(home: House, loop: Runner, text: str) -> None:
+    loop.send([frame(1, "asay", "sibling", 0.05), frame(2, "aevaluate", text)])
+    first, second = home.finish(loop, 2)
+    assert (first.token, second.token) == (2, 1)
+    assert isinstance(first.outcome, Raised)
+    assert "async_loop" not in first.outcome.traceback
+    assert isinstance(second.outcome, Succeeded)
+
+
+def test_a_job_that_cancels_itself_is_not_cancelled_by_request(home: House, loop: Runner) -> None:
+    assert raised(home, loop, "acancel_self").type.endswith("CancelledError")
+
+
+def test_a_stray_task_that_exits_does_not_end_the_loop(home: House, loop: Runner) -> None:
+    assert home.run(loop, "astray").outcome == Succeeded(b'"alive"')
+    assert home.run(loop, "asay", "still here").stdout == b"still here\n"
+    assert b"A stray task raised" in loop.peek_output()[1]
+
+
+def test_much_async_output_is_cut_in_the_middle(home: House, loop: Runner) -> None:
+    done = home.run(loop, "aevaluate", "for n in range(100_000): print('line', n)")
+    assert len(done.stdout) < 10_100
+    assert done.stdout.startswith(b"line 0\n")
+    assert done.stdout.endswith(b"line 99999\n")
+    assert b"bytes left out" in done.stdout
+
+
+def test_a_task_of_the_wrong_colour_is_refused(home: House, loop: Runner, runner: Runner) -> None:
+    assert "is sync and came to a runner for async" in raised(home, loop, "add", 1, 2).message
+    assert "is async and came to a runner for sync" in raised(home, runner, "asay", "x").message
+
+
+def test_retired_runners_do_what_they_were_given_and_exit_zero(home: House, tmp_path: Path) -> None:
+    sync, loop = home.bench.open_runner(2, "sync"), home.bench.open_runner(3, "async")
+    sync.send([frame(token, "add", 1, 1) for token in range(1, 6)])
+    loop.send([frame(token, "asay", "x", 0.02) for token in range(1, 6)])
+    for runner in (sync, loop):
+        runner.retire()
+        found = home.exit_of(runner)
+        assert (found.cause, found.exit_code, found.signal) == ("exited with code 0", 0, None)
+        assert found.max_rss_bytes > 1_000_000
+        # Everything that it finished before it died can still be read.
+        assert len(runner.read()) == 5
+        assert runner.closed
+        runner.close()
+
+
+def test_descriptors_do_not_pile_up(home: House) -> None:
+    def one_life() -> None:
+        runner = home.bench.open_runner(2, "sync")
+        home.run(runner, "add", 1, 1)
+        runner.kill()
+        home.exit_of(runner)
+        runner.close()
+
+    one_life()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        one_life()
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "as many descriptors as before")
