@@ -33,5 +33,8 @@ layers: install
 
 check: lint types layers test ## lint, types, layers and tests in one
 
+bench-core: install ## what it does per second, what it costs, how soon it sees a death
+	$(PY) -m bench.core $(BENCH)
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,67 @@
+"""Measure the core on both databases in one run, beside what the bare machine does: `make bench-core`."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import (
+    measure_drain,
+    measure_enqueue,
+    measure_latency,
+    measure_references,
+)
+from bench.databases import Database, open_databases
+from bench.report import Table, as_json, machine, progress, today
+
+Part = Callable[[list[Database], bool], Table]
+
+PARTS: dict[str, Part] = {
+    "references": lambda databases, quick: measure_references.run(databases, 0.5 if quick else 2.0),
+    "enqueue": lambda databases, quick: measure_enqueue.run(databases, 0.5 if quick else 2.0),
+    "latency": lambda databases, quick: measure_latency.run(databases, 40 if quick else 200),
+    "drain": lambda databases, quick: measure_drain.run(databases, 0.7 if quick else 3.0),
+}
+
+
+def main() -> int:
+    options = _options()
+    tables: list[Table] = []
+    print(f"Unstuck core benchmark · {today()} · {machine()}\n", flush=True)
+    with open_databases(options.databases) as databases:
+        for part in options.only:
+            progress(f"… {part}")
+            tables.append(PARTS[part](databases, options.quick))
+            print(tables[-1].text() + "\n", flush=True)
+    if options.json is not None:
+        options.json.write_text(as_json(tables))
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.core", description=__doc__)
+    parser.add_argument("--only", type=_parts, default=list(PARTS), metavar="A,B", help=f"of: {', '.join(PARTS)}")
+    parser.add_argument("--databases", type=_databases, default=["postgresql", "sqlite"], metavar="A,B")
+    parser.add_argument("--quick", action="store_true", help="short runs: for a first look, not for figures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
+    return parser.parse_args()
+
+
+def _parts(text: str) -> list[str]:
+    return _known(text, list(PARTS))
+
+
+def _databases(text: str) -> list[str]:
+    return _known(text, ["postgresql", "sqlite"])
+
+
+def _known(text: str, known: list[str]) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

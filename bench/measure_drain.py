@@ -1,0 +1,134 @@
+"""Measure how many no-op jobs workers drain per second, each in an isolated runner, and what a job costs.
+
+The jobs are enqueued while their queue is paused. The rate is the ledger's own account: jobs between the first
+claim and the last end. CPU time is the kernel's.
+"""
+
+import time
+from dataclasses import dataclass
+
+from bench.databases import Database, Postgres
+from bench.processes import wait_for
+from bench.report import Table
+from bench.stage import Stage, stage_on
+
+WARM_UP_JOBS = 400
+MIN_JOBS, MAX_JOBS = 800, 100_000
+SHAPES = (("async", 200), ("sync", 2), ("sync", 8), ("sync", 32))
+STATS_DELAY_S = 1.3
+"""PostgreSQL sessions report their counters at most once a second."""
+
+
+@dataclass(frozen=True)
+class Drained:
+    jobs: int
+    per_s: float
+    worker_us: float
+    runners_us: float
+    server_us: float
+    commits: float | None = None
+    wal_bytes: float | None = None
+
+
+def run(databases: list[Database], seconds_each: float, shapes: tuple[tuple[str, int], ...] = SHAPES) -> Table:
+    table = Table(
+        "drain",
+        "Drain: no-op jobs per second through isolated runners",
+        ("workers", "jobs/s", "worker µs", "runners µs", "server µs", "commits/job", "WAL B/job"),
+    )
+    for database in databases:
+        for kind, concurrency in shapes:
+            for on_crash in ("fail", "retry"):
+                for workers in (1, 2):
+                    drained = drain(database, kind, concurrency, on_crash, workers, seconds_each)
+                    table.add(
+                        f'{database.name}, {kind} × {concurrency}, on_crash="{on_crash}"',
+                        workers,
+                        drained.per_s,
+                        drained.worker_us,
+                        drained.runners_us,
+                        drained.server_us if isinstance(database, Postgres) else None,
+                        drained.commits,
+                        drained.wal_bytes,
+                    )
+    table.notes += [
+        "concurrency is per worker: sync × 8 is eight processes; async × 200 is one process with 200 jobs at once",
+        'on_crash="fail" never runs ahead: a runner gets its next job after a commit that says so',
+        "µs: CPU time (user + system) per job of the worker process, of nursery and runners, of the server's processes",
+        "commits and WAL: between the first and the last job, beats and polls included, without the enqueue",
+    ]
+    return table
+
+
+def drain(database: Database, kind: str, concurrency: int, on_crash: str, workers: int, seconds: float) -> Drained:
+    """Start workers on an empty ledger, warm them up, then have them drain what `seconds` should take."""
+    name = "noop" + ("_async" if kind == "async" else "") + ("_retry" if on_crash == "retry" else "")
+    with stage_on(database) as stage:
+        stage.workers.start(workers, "--concurrency", str(concurrency))
+        task = stage.task(name)
+        _drain(stage, name, WARM_UP_JOBS)
+        task.enqueue_many([()] * WARM_UP_JOBS)
+        begun_s = time.monotonic()
+        wait_for(lambda: not database.unfinished(stage.url), "warm-up", every_s=0.01)
+        rate = WARM_UP_JOBS / (time.monotonic() - begun_s)
+        first = _drain(stage, name, _jobs(rate, seconds / 4))
+        return _drain(stage, name, _jobs(first.per_s, seconds))
+
+
+def _jobs(rate: float, seconds: float) -> int:
+    return int(min(MAX_JOBS, max(MIN_JOBS, rate * seconds)))
+
+
+def _drain(stage: Stage, name: str, jobs: int) -> Drained:
+    database = stage.database
+    stage.pause()
+    handles = stage.task(name).enqueue_many([()] * jobs)
+    last = handles[-1].id
+    if isinstance(database, Postgres):
+        database.query(stage.url, "checkpoint")
+        time.sleep(STATS_DELAY_S)
+    counters = _counters(stage)
+    workers, server = stage.workers.cpu(), database.server_cpu()
+    stage.resume()
+    # The last id ends about last; asking for one row does not disturb the workers.
+    wait_for(lambda: stage.ledger.outcomes([last]), "last job", patience_s=300, every_s=0.01)
+    wait_for(lambda: not database.unfinished(stage.url), "all jobs", every_s=0.01)
+    workers, server = stage.workers.cpu() - workers, database.server_cpu() - server
+    if isinstance(database, Postgres):
+        time.sleep(STATS_DELAY_S)
+    ended = _counters(stage)
+    spent = None if counters is None or ended is None else (ended[0] - counters[0], ended[1] - counters[1])
+    return Drained(
+        jobs,
+        jobs / _span_s(stage, handles[0].id),
+        workers.head_s / jobs * 1e6,
+        workers.below_s / jobs * 1e6,
+        server.all_s / jobs * 1e6,
+        None if spent is None else spent[0] / jobs,
+        None if spent is None else spent[1] / jobs,
+    )
+
+
+def _span_s(stage: Stage, first_id: int) -> float:
+    span = "max(finished_at) - min(claimed_at)"
+    if isinstance(stage.database, Postgres):
+        span = f"extract(epoch from {span})"
+    failed, span_s = stage.database.query(
+        stage.url,
+        f"select sum(case state when 'succeeded' then 0 else 1 end), {span} from {{jobs}} where id >= {first_id}",
+    )[0]
+    if failed:
+        raise RuntimeError(f"{failed} no-op jobs did not succeed; the figures would be worthless")
+    return float(span_s)
+
+
+def _counters(stage: Stage) -> tuple[int, int] | None:
+    """Give commits and WAL bytes so far."""
+    if not isinstance(stage.database, Postgres):
+        return None
+    sql = (
+        "select xact_commit, pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')"
+        " from pg_stat_database where datname = current_database()"
+    )
+    commits, wal = stage.database.query(stage.url, sql)[0]
+    return int(commits), int(wal)
