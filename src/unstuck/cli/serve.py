@@ -90,9 +90,9 @@ def reaper(
 
 
 def _one_round(show: Show, ledger: Ledger, recovery: Recovery) -> None:
-    from unstuck.reaper.sweep import Reaper
+    from unstuck.reaper.watchman import run_once
 
-    counts = Reaper(ledger, recovery, by="reaper").round(ticket=False).counts()
+    counts = run_once(ledger, recovery).counts()
     if show.as_json:
         show.json(counts)
     elif counts:

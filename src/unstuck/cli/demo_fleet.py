@@ -1,0 +1,135 @@
+"""Keep a fleet of real worker processes: start them, replace whoever died, send all of them home."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from unstuck.domain.states import LIVING
+from unstuck.runner.trace import trace_path
+from unstuck.store.contract import Ledger
+from unstuck.store.records import WorkerRecord
+
+CONCURRENCY = 3
+MAX_STARTS = 1_000
+"""A fleet that cannot live must not be restarted for ever."""
+MAX_UNEXPECTED = 20
+LEAVE_S = 20.0
+HURRY_S = 2.0
+
+
+@dataclass
+class Member:
+    """One worker process of the fleet. Its name is that of its place, with the generation behind it."""
+
+    place: int
+    generation: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    worker_id: str | None = None
+    ready: bool = False
+    killed_s: float | None = None
+    """When the demo killed it (monotonic)."""
+
+    @property
+    def name(self) -> str:
+        return f"w{self.place}" if self.generation == 1 else f"w{self.place}.{self.generation}"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+class Fleet:
+    """Used by the demo's main thread alone, but for `ready_members`: workers leave when their starter does."""
+
+    def __init__(self, size: int, folder: Path, environment: dict[str, str]) -> None:
+        self._size = size
+        self._folder = folder
+        self._environment = environment
+        self._places: list[Member] = []
+        self._gone: list[Member] = []
+        self.unexpected: list[str] = []
+        """One sentence for each worker that ended without having been asked or killed."""
+
+    @property
+    def members(self) -> list[Member]:
+        """Who stands in each place now, the dead included until they are replaced."""
+        return list(self._places)
+
+    @property
+    def pids(self) -> set[int]:
+        return {member.pid for member in (*self._places, *self._gone)}
+
+    def ready_members(self) -> list[Member]:
+        return [m for m in self.members if m.ready and m.killed_s is None and m.process.poll() is None]
+
+    def launch(self) -> None:
+        self._places = [self._start(place, 1) for place in range(1, self._size + 1)]
+
+    def tend(self) -> list[Member]:
+        """Replace the dead and give their replacements."""
+        fresh = []
+        for at, member in enumerate(self._places):
+            code = member.process.poll()
+            if code is None or len(self._gone) >= MAX_STARTS or len(self.unexpected) >= MAX_UNEXPECTED:
+                continue
+            if member.killed_s is None:
+                self.unexpected.append(f"worker {member.name} ended by itself with code {code}: {_last_words(member)}")
+            self._gone.append(member)
+            self._places[at] = self._start(member.place, member.generation + 1)
+            fresh.append(self._places[at])
+        return fresh
+
+    def recognise(self, records: list[WorkerRecord]) -> None:
+        """Learn from the ledger who of the fleet is there."""
+        by_pid = {record.pid: record for record in records if record.state in LIVING}
+        for member in self._places:
+            if record := by_pid.get(member.pid):
+                member.worker_id, member.ready = record.id, True
+
+    def send_home(self, hurry: bool = False) -> None:
+        """Ask all to leave, wait for a bounded while, and kill who is left."""
+        members = self._places
+        for _ in range(2 if hurry else 1):
+            for member in members:
+                member.process.send_signal(signal.SIGTERM)
+            # Signals of one kind that arrive together count as one: the second must come later.
+            time.sleep(0.1 if hurry else 0.0)
+        deadline_s = time.monotonic() + (HURRY_S if hurry else LEAVE_S)
+        for member in members:
+            try:
+                member.process.wait(max(0.05, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                member.process.kill()
+                member.process.wait()
+
+    def forget(self, ledger: Ledger) -> None:
+        """Remove what killed workers left in shared memory, where no neighbour was left to do it."""
+        for record in ledger.workers():
+            if record.pid in self.pids:
+                trace_path(record.id).unlink(missing_ok=True)
+
+    def _start(self, place: int, generation: int) -> Member:
+        name = f"w{place}.{generation}"
+        log = self._folder / f"{name}.log"
+        command = [sys.executable, "-m", "unstuck.cli.demo_worker", str(os.getpid())]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*command, "--name", f"demo-{name}", "--concurrency", str(CONCURRENCY)],
+                env={**os.environ, **self._environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for the demo, which then sends them home itself.
+                start_new_session=True,
+            )
+        return Member(place, generation, process, log)
+
+
+def _last_words(member: Member) -> str:
+    lines = member.log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"

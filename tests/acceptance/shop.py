@@ -1,0 +1,176 @@
+"""Run the real command line, and put a ledger into any situation without a worker of flesh and blood."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unstuck import config, host
+from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.liveness import Detector
+from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.states import AttemptState, JobState, WorkerState
+from unstuck.store.contract import Ledger
+from unstuck.store.opening import ready_ledger
+from unstuck.store.records import (
+    Done,
+    GuardNone,
+    Held,
+    NewJob,
+    Output,
+    TaskRecord,
+    Turn,
+    Wish,
+    WorkerBirth,
+    WorkerVerdict,
+)
+
+COMMAND = [sys.executable, "-m", "unstuck.cli.main"]
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.code == 0, self
+        return json.loads(self.out)
+
+
+class Shop:
+    """A ledger, and the command line pointed at it."""
+
+    def __init__(self, url: str, folder: Path, **settings: Any) -> None:
+        self.url = url
+        self.folder = folder
+        self.settings = config.build({"url": url, **settings})
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("UNSTUCK_")}
+        return {**kept, "UNSTUCK_URL": self.url, "NO_COLOR": "1", **more}
+
+    def run(self, *arguments: str, stdin: str | None = None, **environment: str) -> Said:
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=self.folder,
+            env=self.environment(**environment),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr or "mend this first" in done.stderr, done.stderr
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def refused(self, code: int, *arguments: str, **environment: str) -> str:
+        """Run a command that must end with this code and one sentence; give the sentence."""
+        said = self.run(*arguments, **environment)
+        assert said.code == code, said
+        assert said.out == "", said
+        lines = said.err.splitlines()
+        assert len(lines) == 1, said
+        assert lines[0].startswith("unstuck: "), said
+        return lines[0]
+
+    @contextmanager
+    def ledger(self) -> Iterator[Ledger]:
+        ledger = ready_ledger(self.settings)
+        try:
+            yield ledger
+        finally:
+            ledger.close()
+
+    # Situations -------------------------------------------------------------------------------
+
+    def worker(self, worker_id: str = "w1", name: str = "ada", *, queues: tuple[str, ...] = ("default",)) -> str:
+        """Write down a worker that will never beat again by itself."""
+        birth = WorkerBirth(
+            id=worker_id,
+            name=name,
+            host=host.hostname(),
+            pid=os.getpid(),
+            boot_id=host.boot_id(),
+            pid_namespace=host.pid_namespace(),
+            process_started=host.process_started(os.getpid()),
+            queues=queues,
+            tasks=(TaskRecord("add", "default"), TaskRecord("crawl", "scrapes", encode_policy(RETRIED))),
+            concurrency=4,
+            version="0.1.0",
+            heartbeat_interval_s=self.settings.recovery.heartbeat_interval_s,
+            suspect_after_s=self.settings.recovery.claimed_stale_after_s,
+            running_stale_after_s=self.settings.recovery.running_stale_after_s,
+            metadata={"zone": "a"},
+        )
+        with self.ledger() as ledger:
+            ledger.register(birth)
+        return worker_id
+
+    def jobs(self, count: int = 1, *, policy: Policy | None = None, **fields: Any) -> list[int]:
+        rule = policy or Policy()
+        new = NewJob(
+            **{
+                "task": "add",
+                "queue": "default",
+                "payload": b'{"args":[1,2]}',
+                "policy": encode_policy(rule),
+                "on_crash": rule.on_crash,
+                **fields,
+            }
+        )
+        with self.ledger() as ledger:
+            return [stored.job_id for stored in ledger.enqueue([new] * count)]
+
+    def claim(
+        self, worker_id: str = "w1", limit: int = 1, *, start: bool = False, queue: str = "default"
+    ) -> list[Held]:
+        """Let the worker claim jobs, and start them."""
+        with self.ledger() as ledger:
+            wish = Wish(queues=(queue,), tasks=("add", "crawl"), limit=limit)
+            answer = ledger.turn(Turn(worker_id, wish=wish))
+            held = [Held(claimed.job_id, claimed.token) for claimed in answer.claimed]
+            assert len(held) == limit
+            if start:
+                assert not ledger.turn(Turn(worker_id, start=tuple(held))).superseded
+        return held
+
+    def succeed(self, held: Held, result: bytes = b"3", stdout: bytes = b"", stderr: bytes = b"") -> None:
+        outputs = (Output(held.job_id, held.token, stdout, stderr),) if stdout or stderr else ()
+        with self.ledger() as ledger:
+            done = Turn("w1", done=(Done(held.job_id, held.token, result),), outputs=outputs)
+            assert not ledger.turn(done).superseded
+
+    def fail(self, held: Held, message: str = "boom") -> None:
+        details = {"type": "ValueError", "traceback": f'  File "tasks.py", line 3\nValueError: {message}'}
+        ending = Ending(
+            held.job_id,
+            held.token,
+            JobState.FAILED,
+            AttemptState.FAILED,
+            error=JobError("TASK_FAILED", message, None, details),
+            counter="failure",
+            event="failed",
+            message=f"TASK_FAILED: {message}",
+        )
+        with self.ledger() as ledger:
+            assert not ledger.turn(Turn("w1", endings=(ending,))).superseded
+
+    def bury(self, worker_id: str = "w1") -> None:
+        with self.ledger() as ledger:
+            verdict = WorkerVerdict(WorkerState.DEAD, Detector.NEIGHBOUR, "its process no longer exists", 1.5, "reaper")
+            assert ledger.condemn(worker_id, verdict, GuardNone())
+
+
+RETRIED = Policy(on_crash="retry")

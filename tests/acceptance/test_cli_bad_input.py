@@ -1,0 +1,203 @@
+"""Whatever is typed, the answer is one sentence that names the cure, and nothing is half-written."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.acceptance.shop import COMMAND, Shop
+
+USAGE = [
+    (["nosuch"], "No such command 'nosuch'"),
+    (["jobs", "--nosuch"], "No such option: --nosuch"),
+    (["jobs", "--state", "runing"], "Did you mean 'running'"),
+    (["jobs", "--limit", "0"], "--limit"),
+    (["jobs", "--limit", "many"], "--limit"),
+    (["jobs", "--older-than", "5x"], "--older-than must be a duration like '30s'"),
+    (["jobs", "--newer-than", "-5s"], "--newer-than must be"),
+    (["jobs", "--older-than", "nan"], "between 0 and ten years"),
+    (["job"], "Missing argument 'ID'"),
+    (["job", "abc"], "'abc' is not a job id"),
+    (["job", "1.5"], "is not a job id"),
+    (["job", ""], "is not a job id"),
+    (["job", "１"], "is not a job id"),
+    (["logs", "x"], "is not a job id"),
+    (["cancel"], "Missing argument"),
+    (["cancel", "1", "two"], "'two' is not a job id"),
+    (["retry"], "Give the numbers of jobs, or --error"),
+    (["retry", "1", "--state", "failed"], "not both"),
+    (["stale", "--fail", "--requeue"], "either --fail or --requeue"),
+    (["stale", "--older-than", "soon"], "--older-than must be a duration"),
+    (["prune", "--state", "running"], "A running job is not finished"),
+    (["pause"], "Give the name of one queue, or --all"),
+    (["pause", "default", "--all"], "Give the name of one queue, or --all"),
+    (["workers", "drain"], "Missing argument"),
+    (["worker"], "Name the app as module:attribute"),
+    (["worker", "app:app", "--concurrency", "0"], "--concurrency"),
+    (["worker", "app:app", "--queues", ","], "names no queue"),
+    (["up", "app:app", "--workers", "0"], "--workers"),
+    (["jobs", "--log-level", "loud"], "Log level must be one of"),
+    (["jobs", "--log-format", "xml"], "Log format must be console or json"),
+    (["enqueue"], "Missing argument 'TASK'"),
+    (["enqueue", "add", "hello"], """To pass it as text, write '"hello"'"""),
+    (["enqueue", "add", "{1}"], "is not JSON"),
+    (["enqueue", "add", "NaN"], "NaN is not JSON"),
+    (["enqueue", "add", "[" * 100_000], "is not JSON"),
+    (["enqueue", "add", "--kwargs", "[1]"], "--kwargs must be a JSON object"),
+    (["enqueue", "add", "--kwargs", "{"], "--kwargs, '{', is not JSON"),
+    (["enqueue", "add", "--prioritty", "3"], "There is no option --prioritty"),
+    (["enqueue", "add", "--priority", "1001"], "priority must be a whole number from -1000 to 1000"),
+    (["enqueue", "add", "--delay", "tomorrow"], "delay must be a duration"),
+    (["enqueue", "add", "--queue", "no queue"], "is not a usable name"),
+    (["enqueue", "add", "--unique-key", ""], "unique_key must be text"),
+    (["enqueue", "add", "--wait", "--timeout", "x"], "--timeout must be a duration"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), USAGE, ids=lambda value: " ".join(value)[:40] if value else "")
+def test_a_command_that_cannot_be_meant(arguments: list[str], sentence: str, shop: Shop) -> None:
+    assert sentence in shop.refused(2, *arguments)
+    assert list(shop.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("jobs.db", "is not a ledger URL"),
+        ("", "is not a ledger URL"),
+        ("redis://localhost", "redis:// is not a ledger that Unstuck knows"),
+        ("postgress://localhost/x", "Did you mean 'postgres'"),
+        ("sqlite://jobs.db", "names no file"),
+        ("sqlite:///:memory:", "cannot be shared"),
+    ],
+)
+def test_an_address_that_names_no_ledger(url: str, sentence: str, shop: Shop) -> None:
+    assert sentence in shop.refused(1, "jobs", "--url", url)
+    assert sentence in shop.refused(1, "enqueue", "add", "--url", url)
+
+
+@pytest.mark.parametrize("command", ["jobs", "workers", "queues", "stale", "prune", "reaper --once", "pause --all"])
+def test_looking_never_creates_a_ledger(command: str, shop: Shop) -> None:
+    sentence = shop.refused(1, *command.split())
+    assert "There is no ledger at" in sentence
+    assert "unstuck migrate" in sentence
+    assert list(shop.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["jobs"], ["migrate"], ["enqueue", "add", "1"]])
+class TestAPlaceThatIsNoLedger:
+    def test_a_directory(self, command: list[str], shop: Shop) -> None:
+        (shop.folder / "jobs.db").mkdir()
+        assert "jobs.db" in shop.refused(1, *command)
+
+    def test_a_file_that_is_no_database(self, command: list[str], shop: Shop) -> None:
+        path = shop.folder / "jobs.db"
+        path.write_bytes(b"This is a diary, not a database. " * 100)
+        assert "is not a SQLite database" in shop.refused(1, *command)
+        assert path.read_bytes().startswith(b"This is a diary")
+
+    def test_a_database_of_someone_else(self, command: list[str], shop: Shop) -> None:
+        import apsw
+
+        other = apsw.Connection(str(shop.folder / "jobs.db"))
+        other.execute("create table jobs (mine text)")
+        other.execute("insert into jobs values ('kept')")
+        other.close()
+        shop.refused(1, *command)
+        again = apsw.Connection(str(shop.folder / "jobs.db"))
+        assert list(again.execute("select mine from jobs")) == [("kept",)]
+        again.close()
+
+    def test_a_folder_that_does_not_exist(self, command: list[str], shop: Shop) -> None:
+        sentence = shop.refused(1, *command, "--url", f"sqlite:///{shop.folder}/no/such/jobs.db")
+        assert "/no/such" in sentence
+
+
+def test_an_empty_file_is_no_ledger_yet(shop: Shop) -> None:
+    (shop.folder / "jobs.db").touch()
+    assert "unstuck migrate" in shop.refused(1, "jobs")
+    assert shop.run("migrate").code == 0
+    assert shop.run("jobs").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["job", "1"], "Job 1 does not exist"),
+        (["job", "0"], "Job 0 does not exist"),
+        (["job", "9223372036854775808"], "does not exist"),
+        (["job", "9" * 400], "does not exist"),
+        (["logs", "77"], "Job 77 does not exist"),
+        (["pause", "nosuch"], "There is no queue 'nosuch'"),
+        (["resume", "nosuch"], "There is no queue 'nosuch'"),
+        (["purge", "nosuch", "--yes"], "There is no queue 'nosuch'"),
+        (["workers", "drain", "nobody"], "There is no worker 'nobody'"),
+        (["workers", "stop", ""], "There is no worker ''"),
+        (["jobs", "--worker", "nobody"], "There is no worker 'nobody'"),
+        (["enqueue", "nosuch", "1"], "There is no task 'nosuch'"),
+        (["jobs", "--app", "nosuch_module:app"], "There is no module 'nosuch_module'"),
+        (["jobs", "--app", "app.py"], "names a file, not a module"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_a_name_that_does_not_exist(arguments: list[str], sentence: str, shop: Shop) -> None:
+    assert shop.run("migrate").code == 0
+    assert sentence in shop.refused(1, *arguments)
+
+
+def test_close_names_get_a_did_you_mean(shop: Shop) -> None:
+    shop.worker(queues=("default", "scrapes"))
+    assert "Did you mean 'scrapes'" in shop.refused(1, "pause", "scrape")
+    assert "Did you mean 'crawl'" in shop.refused(1, "enqueue", "craw")
+    assert "Did you mean 'scrapes'" in shop.refused(1, "enqueue", "add", "1", "--queue", "scrapess")
+    assert "Did you mean 'ada'" in shop.refused(1, "workers", "stop", "adaa")
+    said = shop.run("jobs", "--error", "worker_crash")
+    assert said.code == 0
+    assert "Did you mean 'WORKER_CRASHED'" in said.err
+
+
+def test_a_payload_over_the_limit_is_refused_whole(shop: Shop) -> None:
+    shop.worker()
+    sentence = shop.refused(1, "enqueue", "add", f'"{"x" * 5000}"', UNSTUCK_MAX_PAYLOAD_BYTES="1000")
+    assert "over the limit of 1,000" in sentence
+    assert shop.run("jobs", "--json").json == []
+
+
+def test_a_database_server_that_is_not_there(shop: Shop) -> None:
+    url = f"postgresql://u:secret@localhost/x?host={shop.folder}"
+    for command in (["jobs"], ["enqueue", "add"], ["migrate"]):
+        sentence = shop.refused(1, *command, "--url", url)
+        assert "secret" not in sentence
+
+
+def test_a_broken_app_shows_its_own_trouble(shop: Shop) -> None:
+    (shop.folder / "broken.py").write_text("import nothing_like_this\n")
+    said = shop.run("jobs", "--app", "broken:app")
+    assert said.code == 1
+    assert said.err.startswith("unstuck: The module 'broken' could not be imported; mend this first:")
+    assert "No module named 'nothing_like_this'" in said.err
+    assert "unstuck/cli" not in said.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(shop: Shop) -> None:
+    shop.folder.chmod(0o500)
+    assert "write" in shop.refused(1, "migrate")
+
+
+def test_a_reader_that_goes_away_is_no_error_worth_a_word(shop: Shop, tmp_path: Path) -> None:
+    shop.worker()
+    shop.jobs(2_000)
+    process = subprocess.Popen(
+        [*COMMAND, "jobs", "--limit", "2000"],
+        env=shop.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait(30)
