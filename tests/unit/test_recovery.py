@@ -1,0 +1,175 @@
+"""Every way an attempt can end, under every policy: the job's next state is legal and its counters are right."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from unstuck.domain.endings import Ending
+from unstuck.domain.errors import WORKER_DIED, ErrorCode
+from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Succeeded
+from unstuck.domain.policy import Policy
+from unstuck.domain.recovery import Attempt, conclude, printable
+from unstuck.domain.retry import CRASH_BACKOFF_MAX_S, RetryRule
+from unstuck.domain.states import FINAL, AttemptState, JobState, may_move
+
+# Anything a process can print or die of: NUL and lone surrogates too.
+words = st.text(st.characters(codec=None), max_size=40)
+rules = st.builds(
+    RetryRule,
+    max_attempts=st.integers(1, 6),
+    backoff=st.sampled_from(["exponential", "linear", "constant"]),
+    delay_s=st.floats(0, 100),
+    max_delay_s=st.floats(0, 1000),
+)
+policies = st.builds(
+    Policy,
+    retry=rules,
+    on_crash=st.sampled_from(["fail", "retry"]),
+    max_crash_retries=st.integers(0, 5),
+    overlap=st.sampled_from(["bounded", "never"]),
+)
+attempts = st.builds(
+    Attempt,
+    job_id=st.integers(1),
+    token=st.integers(1),
+    policy=policies,
+    failures=st.integers(0, 8),
+    crashes=st.integers(0, 8),
+    cancel_requested=st.booleans(),
+)
+deaths = st.builds(
+    Died,
+    cause=words,
+    code=st.sampled_from([ErrorCode.WORKER_CRASHED, ErrorCode.OUT_OF_MEMORY]),
+    counts=st.booleans(),
+    drained=st.booleans(),
+)
+outcomes: st.SearchStrategy[Outcome] = st.one_of(
+    st.builds(Succeeded, result=st.binary(max_size=10)),
+    st.builds(Raised, type=words, message=words, traceback=words),
+    st.builds(NotStorable, reason=words),
+    deaths,
+    st.builds(Overran, cause=words),
+    st.builds(Cancelled, cause=words),
+)
+
+
+def storable(text: str | None) -> bool:
+    return text is None or ("\0" not in text and text.encode("utf-8").decode("utf-8") == text)
+
+
+@given(attempts, outcomes)
+def test_every_outcome_under_every_policy_is_a_legal_move(attempt: Attempt, outcome: Outcome) -> None:
+    ending = conclude(attempt, outcome)
+    assert (ending.job_id, ending.token) == (attempt.job_id, attempt.token)
+    assert may_move(JobState.RUNNING, ending.state)
+    assert ending.state is JobState.PENDING or ending.state in FINAL
+    assert ending.attempt not in (AttemptState.CLAIMED, AttemptState.RUNNING)
+    assert (ending.error is None) == (ending.state is JobState.SUCCEEDED)
+    assert (ending.result is not None) == (ending.state is JobState.SUCCEEDED)
+    assert ending.delay_s == 0 or ending.state is JobState.PENDING
+    assert ending.delay_s >= 0
+
+
+@given(attempts, outcomes)
+def test_everything_written_down_can_be_stored_in_any_database(attempt: Attempt, outcome: Outcome) -> None:
+    ending = conclude(attempt, outcome)
+    assert storable(ending.message)
+    assert len(ending.message) <= 500
+    if ending.error is not None:
+        assert storable(ending.error.message)
+        assert storable(ending.error.cause)
+        assert all(storable(str(value)) for value in ending.error.details.values())
+
+
+@given(attempts, deaths)
+def test_a_death_spends_the_crash_counter_and_never_the_retries(attempt: Attempt, death: Died) -> None:
+    ending = conclude(attempt, death)
+    cancelled = attempt.cancel_requested
+    assert ending.counter == ("crash" if death.counts and not death.drained and not cancelled else "none")
+
+
+@given(attempts, st.builds(Died, cause=words, drained=st.just(True), counts=st.booleans()))
+def test_a_drain_counts_for_nobody_and_never_quarantines(attempt: Attempt, drain: Died) -> None:
+    ending = conclude(attempt, drain)
+    assert ending.counter == "none"
+    assert ending.state is not JobState.QUARANTINED
+    if not attempt.cancel_requested:
+        assert ending.attempt is AttemptState.DRAINED
+        assert ending.state is (JobState.PENDING if attempt.policy.on_crash == "retry" else JobState.FAILED)
+    assert ending.delay_s == 0
+
+
+@given(attempts, outcomes)
+def test_a_cancelled_job_is_never_tried_again(attempt: Attempt, outcome: Outcome) -> None:
+    ending = conclude(attempt, outcome)
+    if attempt.cancel_requested:
+        assert ending.state is not JobState.PENDING
+        if isinstance(outcome, Died | Raised | Overran | Cancelled):
+            assert ending.state is JobState.CANCELLED
+            assert ending.counter == "none"
+
+
+@given(attempts, deaths)
+def test_on_crash_fail_fails_at_the_first_death_in_the_words_of_the_table(attempt: Attempt, death: Died) -> None:
+    if attempt.policy.on_crash != "fail" or attempt.cancel_requested:
+        return
+    ending = conclude(attempt, death)
+    assert ending.state is JobState.FAILED
+    assert ending.error is not None
+    assert ending.error.message == WORKER_DIED == "Worker died unexpectedly"
+    assert ending.error.code == death.code
+
+
+def live_through(policy: Policy, outcome: Outcome) -> list[Ending]:
+    """Try until the job is finished, with the counters kept as the ledger keeps them."""
+    failures = crashes = 0
+    endings: list[Ending] = []
+    while not endings or endings[-1].state is JobState.PENDING:
+        assert len(endings) < 100
+        ending = conclude(Attempt(1, len(endings) + 1, policy, failures, crashes), outcome)
+        failures += ending.counter == "failure"
+        crashes += ending.counter == "crash"
+        endings.append(ending)
+    return endings
+
+
+def test_by_default_the_fourth_death_quarantines() -> None:
+    endings = live_through(Policy(on_crash="retry"), Died("segfault"))
+    assert [ending.state for ending in endings] == [JobState.PENDING] * 3 + [JobState.QUARANTINED]
+    assert endings[-1].error is not None
+    assert endings[-1].error.code == ErrorCode.CRASHED_TOO_OFTEN
+    assert "4 times" in endings[-1].error.message
+
+
+@given(st.integers(0, 20))
+def test_quarantine_comes_exactly_after_the_allowed_crash_retries(allowed: int) -> None:
+    endings = live_through(Policy(on_crash="retry", max_crash_retries=allowed), Died("segfault"))
+    assert len(endings) == allowed + 1
+    assert endings[-1].state is JobState.QUARANTINED
+    waits_s = [ending.delay_s for ending in endings[:-1]]
+    assert waits_s == sorted(waits_s)
+    assert all(0 < wait_s <= CRASH_BACKOFF_MAX_S for wait_s in waits_s)
+
+
+@given(st.integers(1, 20), st.sampled_from([Raised("E", "m", "t"), Overran("late")]))
+def test_user_errors_and_deadlines_are_tried_exactly_as_often_as_asked(most: int, outcome: Outcome) -> None:
+    endings = live_through(Policy(retry=RetryRule(max_attempts=most)), outcome)
+    assert len(endings) == most
+    assert endings[-1].state is JobState.FAILED
+    assert {ending.counter for ending in endings} == {"failure"}
+
+
+@given(attempts)
+def test_a_result_that_cannot_be_stored_is_not_tried_again(attempt: Attempt) -> None:
+    ending = conclude(attempt, NotStorable("NaN"))
+    assert ending.state is JobState.FAILED
+    assert ending.error is not None
+    assert ending.error.code == ErrorCode.RESULT_NOT_STORABLE
+
+
+@given(words, st.integers(2, 60))
+def test_printable_text_is_bounded_and_storable(text: str, limit: int) -> None:
+    shown = printable(text, limit)
+    assert storable(shown)
+    if len(text) <= limit and storable(text):
+        assert shown == text
