@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import (
+    measure_decay,
+    measure_detection,
     measure_drain,
     measure_enqueue,
     measure_latency,
@@ -21,6 +23,8 @@ PARTS: dict[str, Part] = {
     "enqueue": lambda databases, quick: measure_enqueue.run(databases, 0.5 if quick else 2.0),
     "latency": lambda databases, quick: measure_latency.run(databases, 40 if quick else 200),
     "drain": lambda databases, quick: measure_drain.run(databases, 0.7 if quick else 3.0),
+    "detection": lambda databases, quick: measure_detection.run(databases, 3 if quick else 7),
+    "decay": lambda databases, quick: measure_decay.run(databases, 100_000 if quick else 1_000_000, 10_000),
 }
 
 

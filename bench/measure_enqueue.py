@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from bench.databases import Database
 from bench.report import Table
@@ -25,14 +27,13 @@ def run(databases: list[Database], seconds_each: float) -> Table:
                 database.name,
                 _threads(task.enqueue, 1, seconds_each),
                 _threads(task.enqueue, THREADS, seconds_each),
-                _threads(lambda: task.enqueue_many([()] * BATCH), 1, seconds_each) * BATCH,
+                _threads(partial(task.enqueue_many, [()] * BATCH), 1, seconds_each) * BATCH,
             )
     table.notes.append("one by one: a commit each; threads: concurrent calls share commits; many: enqueue_many")
     return table
 
 
-def _threads(act: object, count: int, seconds: float) -> float:
-    assert callable(act)
+def _threads(act: Callable[[], object], count: int, seconds: float) -> float:
     counts = [0] * count
     deadline_s = time.monotonic() + seconds
 

@@ -49,7 +49,8 @@ def machine() -> str:
     cpus = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     memory_kb = next((line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), "0")
     cpu = f"{len(cpus)} × {cpus[0]}" if cpus else platform.processor()
-    return f"{cpu}, {int(memory_kb) / 1048576:.0f} GiB, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    system = f"{platform.system()} {platform.release()}"
+    return f"{cpu}, {int(memory_kb) / 1048576:.0f} GiB, {system}, Python {platform.python_version()}"
 
 
 def today() -> str:

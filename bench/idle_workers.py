@@ -1,0 +1,71 @@
+"""Be many idle workers in one process: everything of a worker but its nursery and runners.
+
+Each has a ledger with connections of its own and the real threads: floor, wheel, heartbeat, watchman, neighbours.
+Run by `bench.measure_idle`; it prints a line when all are registered, and ends when it is killed.
+"""
+
+import os
+import sys
+import threading
+import time
+from typing import cast
+
+from unstuck import config, logs
+from unstuck.config import DEFAULT_QUEUE, Settings
+from unstuck.domain.policy import Policy
+from unstuck.runner.tasks import Manifest, TaskEntry
+from unstuck.runner.trace import Trace
+from unstuck.store.opening import ready_ledger
+from unstuck.worker.bench import Bench
+from unstuck.worker.main import Incarnations
+from unstuck.worker.signals import StopSignals
+
+STACK_BYTES = 256 * 1024
+SPREAD_S = 0.02
+"""Between two births: a fleet is never born in one instant."""
+
+
+class EmptyBench:
+    """A bench at which nobody ever works."""
+
+    def __init__(self) -> None:
+        self._ear, self._mouth = os.pipe()
+
+    def fileno(self) -> int:
+        return self._ear
+
+    def read(self) -> list[object]:
+        return []
+
+    def equip(self, trace: Trace, worker_id: str) -> None: ...
+
+
+class NoSignals:
+    def __call__(self) -> int:
+        return 0
+
+    def wake(self, fd: int) -> None: ...
+
+
+def live(settings: Settings) -> None:
+    manifest = Manifest((TaskEntry("noop", DEFAULT_QUEUE, False, Policy()),), config.dump(settings), fork=True)
+    worker = Incarnations(
+        cast(Bench, EmptyBench()), manifest, settings, ready_ledger(settings), (DEFAULT_QUEUE,), 2, None, True
+    )
+    worker.live(cast(StopSignals, NoSignals()))
+
+
+def main() -> None:
+    count, url = int(sys.argv[1]), sys.argv[2]
+    settings = config.load({"url": url})
+    threading.stack_size(STACK_BYTES)
+    logs.setup("warning")
+    for _ in range(count):
+        threading.Thread(target=live, args=(settings,), daemon=True).start()
+        time.sleep(SPREAD_S)
+    print("born", flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()
