@@ -2,8 +2,9 @@
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -77,7 +78,9 @@ class Common:
             return None
         from unstuck.runner.loader import load_registry
 
-        return load_registry(self.app_path)
+        # What the app prints while it is imported must not mix with what the command prints.
+        with redirect_stdout(sys.stderr):
+            return load_registry(self.app_path)
 
     def settings(self) -> Settings:
         """Give the settings in force: of the app that was named, else of environment and files; `--url` wins."""

@@ -94,8 +94,8 @@ def _list(show: Show, found: list[JobRecord]) -> None:
         Column("task"),
         Column("queue"),
         Column("enqueued"),
-        Column("took", right=True),
-        Column("tries", right=True),
+        Column("took", right=True, spare=True),
+        Column("tries", right=True, spare=True),
         Column("note", wide=True),
     ]
     show.table(
@@ -176,9 +176,7 @@ def _story(show: Show, record: JobRecord, view: dict[str, Any], printed: bool) -
         facts.append(("cancel", Cell("requested; its worker is told", "yellow")))
     if view["waiting"]:
         facts.append(("waiting", Cell(view["waiting"], "yellow")))
-    width = max(len(name) for name, _ in facts)
-    for name, value in facts:
-        show.rich(Cell(name.ljust(width + 2), "bright_black"), value, indent=2)
+    show.facts(facts)
     _history(show, view, now_s)
     if printed:
         show.rich()
@@ -202,7 +200,7 @@ def _history(show: Show, view: dict[str, Any], now_s: float) -> None:
                     Cell(attempt["cause"] or "", "red" if attempt["state"] in ("failed", "crashed") else ""),
                 ]
             )
-        show.table([*columns, Column("cause", wide=True)], rows, indent=2)
+        show.table([*columns, Column("cause", wide=True)], rows, indent=2, wrap=True)
     if view["events"]:
         show.rich()
         columns = [Column("event"), Column("when"), Column("what", wide=True)]
@@ -210,7 +208,7 @@ def _history(show: Show, view: dict[str, Any], now_s: float) -> None:
             [Cell(event["kind"], "bold"), Cell(ago(_epoch(event["at"]), now_s), "bright_black"), event["message"]]
             for event in view["events"]
         ]
-        show.table(columns, rows, indent=2)
+        show.table(columns, rows, indent=2, wrap=True)
     trace = ((view["error"] or {}).get("details") or {}).get("traceback")
     if trace:
         show.rich()

@@ -26,8 +26,9 @@ def queues(common: Common) -> None:
         common.show.note("No queues yet: they appear with their first job or worker.")
         return
     columns = [Column("queue"), Column("state")]
-    columns += [Column(title, right=True) for title in ("pending", "scheduled", "claimed", "running", "workers")]
-    columns += [Column("oldest waits"), Column("note", wide=True)]
+    for title in ("pending", "scheduled", "claimed", "running", "workers"):
+        columns.append(Column(title, right=True, spare=title in ("scheduled", "claimed")))
+    columns += [Column("oldest"), Column("note", wide=True)]
     common.show.table(columns, [_row(queue, common.show.pretty) for queue in found])
 
 

@@ -2,13 +2,16 @@
 
 import os
 import signal
+import sys
 import threading
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from unstuck import config
 from unstuck.cli import ledgers
+from unstuck.cli.app_settings import settings_of
 from unstuck.cli.common import Common, Misuse, command
 from unstuck.cli.show import Show
 from unstuck.config import Recovery
@@ -16,6 +19,7 @@ from unstuck.domain.names import checked_name
 from unstuck.store.contract import Ledger
 
 MAX_WORKERS = 1_000
+STOP_MARGIN_S = 15.0
 
 Target = Annotated[
     str | None, typer.Argument(metavar="MODULE:APP", help="The app; else --app or $UNSTUCK_APP.", show_default=False)
@@ -62,9 +66,24 @@ def up(
     """Run supervised workers and a reaper in one command: whoever dies is replaced."""
     path = _app_path(common, target)
     _before(common, migrate)
+    names = _queues(queues)
+    settings = settings_of(path)
+    if common.url is not None:
+        settings = replace(settings, url=common.url)
+    arguments = [sys.executable, "-m", "unstuck.cli.main", "worker", path]
+    arguments += ["--url", common.url] if common.url is not None else []
+    arguments += ["--queues", ",".join(names)] if names else []
+    arguments += ["--concurrency", str(concurrency)] if concurrency is not None else []
     from unstuck.worker.supervisor import Supervisor
 
-    raise typer.Exit(Supervisor(path, workers=workers, queues=_queues(queues), concurrency=concurrency).run())
+    ledger = ledgers.open_or_create(settings)
+    try:
+        # Longer than a worker's own grace: it ends by itself before anybody has to kill it.
+        patience_s = settings.shutdown_grace_s + STOP_MARGIN_S
+        supervisor = Supervisor(arguments, workers, ledger, settings.recovery, stop_grace_s=patience_s)
+        raise typer.Exit(supervisor.run())
+    finally:
+        ledger.close()
 
 
 @command(log_level="info")

@@ -29,6 +29,9 @@ STATE_STYLES = {
     "open": "green",
 }
 
+GAP = 2
+ROOM_FOR_NOTES = 24
+
 # Anything a job or a worker wrote may end up on a terminal: escape sequences must not be obeyed there.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -45,6 +48,8 @@ class Column(NamedTuple):
     right: bool = False
     wide: bool = False
     """Takes the room that is left, and is cut short on a narrow terminal."""
+    spare: bool = False
+    """Left out where the terminal is too narrow for everything."""
 
 
 class Show:
@@ -80,10 +85,13 @@ class Show:
         text = Text.assemble(*((plain(_cell(cell).text), _cell(cell).style) for cell in cells))
         self._console().print(Padding(text, (0, 0, 0, indent)), highlight=False)
 
-    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], indent: int = 0) -> None:
+    def table(
+        self, columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], indent: int = 0, wrap: bool = False
+    ) -> None:
+        """Print a table; `wrap` lets the wide column go over several lines."""
         cells = [[_cell(cell) for cell in row] for row in rows]
         if self.pretty:
-            self._rich_table(columns, cells, indent)
+            self._rich_table(columns, cells, indent, wrap)
         else:
             self._plain_table(columns, cells, indent)
 
@@ -98,29 +106,56 @@ class Show:
             )
             self.line(" " * indent + "  ".join(padded).rstrip())
 
-    def _rich_table(self, columns: Sequence[Column], rows: list[list[Cell]], indent: int) -> None:
+    def _rich_table(self, columns: Sequence[Column], rows: list[list[Cell]], indent: int, wrap: bool) -> None:
+        from rich.cells import cell_len
         from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
-        for column in columns:
+        console = self._console()
+        texts = [[Text(one_line(cell.text), cell.style) for cell in row] for row in rows]
+        widths = [
+            max(cell_len(column.title), *(cell_len(row[at].plain) for row in texts))
+            for at, column in enumerate(columns)
+        ]
+        filled = [any(row[at].plain for row in texts) for at in range(len(columns))]
+        room = console.width - indent
+        kept = _columns_that_fit(columns, widths, filled, room)
+        fixed = sum(widths[at] + GAP for at in kept if not columns[at].wide)
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bright_black")
+        for at in kept:
+            column = columns[at]
+            folds = wrap and column.wide
             table.add_column(
                 column.title,
                 justify="right" if column.right else "left",
-                no_wrap=True,
-                overflow="ellipsis",
-                ratio=1 if column.wide else None,
-                min_width=None if column.wide else len(column.title),
+                no_wrap=not folds,
+                overflow="fold" if folds else "ellipsis",
+                width=max(len(column.title), min(widths[at], room - fixed)) if column.wide else widths[at],
             )
-        for row in rows:
-            table.add_row(*(Text(one_line(cell.text), cell.style) for cell in row))
-        self._console().print(Padding(table, (0, 0, 0, indent)))
+        for row in texts:
+            table.add_row(*(row[at] for at in kept))
+        console.print(Padding(table, (0, 0, 0, indent)))
 
     def _console(self) -> Any:
         from rich.console import Console
 
         return Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+
+
+def _columns_that_fit(columns: Sequence[Column], widths: Sequence[int], filled: Sequence[bool], room: int) -> list[int]:
+    """Leave out empty columns, and then spare ones from the right until the rest fits."""
+    kept = [at for at in range(len(columns)) if filled[at]] or list(range(len(columns)))
+
+    def needed() -> int:
+        return sum(GAP + (min(widths[at], ROOM_FOR_NOTES) if columns[at].wide else widths[at]) for at in kept)
+
+    for at in reversed(range(len(columns))):
+        if needed() <= room:
+            break
+        if columns[at].spare and at in kept:
+            kept.remove(at)
+    return kept
 
 
 def state_cell(state: str, mark: bool = False) -> Cell:
@@ -145,6 +180,8 @@ def took(from_at: float | None, to_at: float | None) -> str:
 
 def coarse(value_s: float) -> str:
     """Write an age without digits that nobody reads: 12s, 5m, 3h20m."""
+    if value_s < 1:
+        return "0s"
     return brief(float(round(value_s))) if value_s < 600 else brief(round(value_s / 60) * 60.0)
 
 
