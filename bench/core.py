@@ -10,6 +10,7 @@ from bench import (
     measure_detection,
     measure_drain,
     measure_enqueue,
+    measure_idle,
     measure_latency,
     measure_references,
 )
@@ -25,6 +26,7 @@ PARTS: dict[str, Part] = {
     "drain": lambda databases, quick: measure_drain.run(databases, 0.7 if quick else 3.0),
     "detection": lambda databases, quick: measure_detection.run(databases, 3 if quick else 7),
     "decay": lambda databases, quick: measure_decay.run(databases, 100_000 if quick else 1_000_000, 10_000),
+    "idle": lambda databases, quick: measure_idle.run(databases, 100 if quick else 1_000, 5.0 if quick else 20.0),
 }
 
 

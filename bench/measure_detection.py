@@ -7,6 +7,9 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from bench.databases import Database, Postgres
 from bench.processes import WorkerProcess, wait_for
@@ -14,8 +17,13 @@ from bench.report import Table
 from bench.stage import Stage, stage_on
 from unstuck.client.job import Job
 
-LEASE = {"heartbeat_interval": "500ms", "heartbeat_timeout": "2s", "check_interval": "250ms", "evidence": []}
-BLINDED = {"evidence": ["session"]}
+LEASE: dict[str, Any] = {
+    "heartbeat_interval": "500ms",
+    "heartbeat_timeout": "2s",
+    "check_interval": "250ms",
+    "evidence": [],
+}
+BLINDED: dict[str, Any] = {"evidence": ["session"]}
 
 Kill = Callable[[Stage, int], None]
 
@@ -41,7 +49,7 @@ def run(databases: list[Database], kills: int) -> Table:
 
 
 def _cases(
-    table: Table, database: Database, label: str, kill: Kill, recovery: dict[str, object], workers: int, kills: int
+    table: Table, database: Database, label: str, kill: Kill, recovery: dict[str, Any], workers: int, kills: int
 ) -> None:
     environment = {"BENCH_RECOVERY": json.dumps(recovery)} if recovery else {}
     taken_ms: list[float] = []
@@ -51,7 +59,7 @@ def _cases(
         for number in range(kills):
             note = stage.folder / f"hold-{number}"
             job = stage.task("hold").enqueue(str(note))
-            pid = int(wait_for(lambda: note.exists() and note.read_text(), "job running"))
+            pid = int(wait_for(partial(_read, note), "job running"))
             begun_s = time.monotonic()
             kill(stage, pid)
             _wait_settled(stage, job)
@@ -62,6 +70,10 @@ def _cases(
                 stage.workers.start(missing, "--concurrency", "2", **environment)
     seen_by = ", ".join(sorted(detectors)) or "kernel"
     table.add(f"{database.name}, {label}", kills, statistics.median(taken_ms), max(taken_ms), seen_by)
+
+
+def _read(note: Path) -> str:
+    return note.read_text() if note.exists() else ""
 
 
 def _kill_runner(_stage: Stage, pid: int) -> None:
