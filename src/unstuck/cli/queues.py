@@ -26,8 +26,8 @@ def queues(common: Common) -> None:
         common.show.note("No queues yet: they appear with their first job or worker.")
         return
     columns = [Column("queue"), Column("state")]
-    for title in ("pending", "scheduled", "claimed", "running", "workers"):
-        columns.append(Column(title, right=True, spare=title in ("scheduled", "claimed")))
+    numbers = ("pending", "scheduled", "claimed", "running", "workers")
+    columns += [Column(title, right=True, spare=title in ("scheduled", "claimed")) for title in numbers]
     columns += [Column("oldest"), Column("note", wide=True)]
     common.show.table(columns, [_row(queue, common.show.pretty) for queue in found])
 

@@ -85,6 +85,24 @@ class Show:
         text = Text.assemble(*((plain(_cell(cell).text), _cell(cell).style) for cell in cells))
         self._console().print(Padding(text, (0, 0, 0, indent)), highlight=False)
 
+    def facts(self, pairs: Sequence[tuple[str, Cell]], indent: int = 2) -> None:
+        """Print names with their values, one below the other; long values wrap beside their name."""
+        width = max(len(name) for name, _ in pairs)
+        if not self.pretty:
+            for name, value in pairs:
+                self.line(" " * indent + name.ljust(width + GAP) + plain(value.text))
+            return
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, GAP, 0, 0))
+        grid.add_column(style="bright_black", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, value in pairs:
+            grid.add_row(name, Text(plain(value.text), value.style))
+        self._console().print(Padding(grid, (0, 0, 0, indent)))
+
     def table(
         self, columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], indent: int = 0, wrap: bool = False
     ) -> None:
