@@ -46,10 +46,9 @@ class Member:
 class Fleet:
     """Used by the demo's main thread alone, but for `ready_members`: workers leave when their starter does."""
 
-    def __init__(self, size: int, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, size: int, folder: Path) -> None:
         self._size = size
         self._folder = folder
-        self._environment = environment
         self._places: list[Member] = []
         self._gone: list[Member] = []
         self.unexpected: list[str] = []
@@ -120,7 +119,6 @@ class Fleet:
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [*command, "--name", f"demo-{name}", "--concurrency", str(CONCURRENCY)],
-                env={**os.environ, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -24,7 +24,6 @@ LOOK_S = 0.01
 PATIENCE_S = 60.0
 DIE_S = 5.0
 JITTER = 0.4
-WORKERS_SHARE = 0.4
 
 Kind = Literal["worker", "runner"]
 Hands = dict[int, tuple[int, str]]
@@ -49,7 +48,10 @@ class Death:
     failed: int = 0
     returned: int = 0
     """Given back for free: their code had not begun."""
+    over: bool = False
+    """Everything above is known."""
     given_up: bool = False
+    """It was not settled within our patience."""
 
 
 class Killer:
@@ -61,6 +63,7 @@ class Killer:
         self._ledger = ledger
         self._every_s = every_s
         self._tell = tell
+        self._next: Kind = "runner"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._prowl, name="demo-killer", daemon=True)
         self._async = {name for name, task in app.definitions.items() if task.is_async}
@@ -101,10 +104,12 @@ class Killer:
         victim = random.choice(ready)
         # While somebody else lives the death is seen at once; a fleet of one is watched by its successor.
         alone = len(ready) == 1 and len(self._fleet.members) > 1
-        if alone or random.random() > WORKERS_SHARE:
-            self._strike_runner(victim)
-        else:
+        if self._next == "worker" and not alone:
+            self._next = "runner"
             self._strike_worker(victim)
+        else:
+            self._next = "worker"
+            self._strike_runner(victim)
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -122,6 +127,7 @@ class Killer:
             death.detector = verdict.detector.value if verdict else ""
             death.cause = verdict.evidence if verdict else ""
             self._sort_out(death)
+        death.over = True
         self._tell(death)
 
     def _is_buried(self, worker_id: str) -> bool:
@@ -165,6 +171,10 @@ class Killer:
         if self._measure(death, lambda: not held.keys() & self._hands(worker_id).keys()):
             death.detector = Detector.RUNNER.value
             self._sort_out(death)
+            if not death.held:
+                # Between two jobs: there was nothing to settle, and so nothing to measure.
+                death.settled_ms = None
+        death.over = True
         self._tell(death)
 
     def _in_slot(self, trace: Trace, slot: int, hands: Hands) -> Hands:

@@ -1,15 +1,15 @@
 """The app that the demo's workers run: six kinds of small work, each leaving a record outside the ledger."""
 
+# ruff: noqa: T201 - tasks print: what they say is kept with the attempt
+
 import asyncio
-import os
 import random
-import secrets
 import time
 
 from unstuck import App, Context, Retry
+from unstuck.cli.demo_record import Proof
 
 QUEUE = "demo"
-RECORD_VARIABLE = "UNSTUCK_DEMO_RECORD"
 MANY = 100
 """Crash retries that no demo uses up: here the killer is to blame, never the job."""
 
@@ -17,35 +17,10 @@ MANY = 100
 app = App(heartbeat_interval="1s")
 
 
-def record(*words: object) -> None:
-    """Append one line in one write: it is there whole or not at all, whoever is killed when."""
-    path = os.environ.get(RECORD_VARIABLE)
-    if not path:
-        return
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, f"{' '.join(map(str, words))}\n".encode())
-    finally:
-        os.close(fd)
-
-
-class _Proof:
-    """Says when one try began and ended; `mark` is returned as the result and stands in the record too."""
-
-    def __init__(self, ctx: Context) -> None:
-        self.ctx = ctx
-        self.mark = secrets.token_hex(8)
-        record("begun", ctx.job_id, self.mark, f"{time.time():.6f}")
-
-    def done(self) -> str:
-        record("ended", self.ctx.job_id, self.mark, f"{time.time():.6f}")
-        return self.mark
-
-
 @app.task(queue=QUEUE, on_crash="retry", max_crash_retries=MANY)
 def resize(ctx: Context, picture: int) -> str:
     """Quick work, over before one can look."""
-    proof = _Proof(ctx)
+    proof = Proof(ctx.job_id)
     time.sleep(random.uniform(0.005, 0.05))
     print(f"picture {picture}: 64x64")
     return proof.done()
@@ -54,7 +29,7 @@ def resize(ctx: Context, picture: int) -> str:
 @app.task(queue=QUEUE, on_crash="retry", max_crash_retries=MANY)
 async def fetch(ctx: Context, page: int) -> str:
     """Async work: many at once on one event loop."""
-    proof = _Proof(ctx)
+    proof = Proof(ctx.job_id)
     print(f"page {page}: asking")
     await asyncio.sleep(random.uniform(0.2, 1.5))
     print(f"page {page}: 200 OK")
@@ -64,7 +39,7 @@ async def fetch(ctx: Context, page: int) -> str:
 @app.task(queue=QUEUE, on_crash="retry", max_crash_retries=MANY)
 def report(ctx: Context, chapters: int) -> str:
     """Long work: the likeliest to be hit."""
-    proof = _Proof(ctx)
+    proof = Proof(ctx.job_id)
     for chapter in range(1, chapters + 1):
         time.sleep(random.uniform(0.4, 0.8))
         print(f"chapter {chapter} of {chapters}")
@@ -79,7 +54,7 @@ def report(ctx: Context, chapters: int) -> str:
 )
 def mail(ctx: Context, refusals: int) -> str:
     """Work that fails at first: the server refuses so many times before it accepts."""
-    proof = _Proof(ctx)
+    proof = Proof(ctx.job_id)
     time.sleep(random.uniform(0.02, 0.1))
     if ctx.attempt - ctx.crash_count <= refusals:
         raise ConnectionRefusedError("421 too busy, try again later")
@@ -90,7 +65,7 @@ def mail(ctx: Context, refusals: int) -> str:
 @app.task(queue=QUEUE, on_crash="fail")
 def charge(ctx: Context, cents: int) -> str:
     """Work that must not be done twice: if its process dies, a person decides."""
-    proof = _Proof(ctx)
+    proof = Proof(ctx.job_id)
     time.sleep(random.uniform(0.3, 0.9))
     print(f"charged {cents} cents")
     return proof.done()
@@ -99,6 +74,6 @@ def charge(ctx: Context, cents: int) -> str:
 @app.task(queue=QUEUE, on_crash="retry", max_crash_retries=MANY)
 def parse(ctx: Context, text: str) -> str:
     """Work that cannot succeed: it ends as failed, with the reason."""
-    proof = _Proof(ctx)
+    proof = Proof(ctx.job_id)
     int(text)
     return proof.done()
