@@ -1,5 +1,6 @@
 """Run real workers for tests: start them, watch them, kill them, and look into the ledger meanwhile."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -104,6 +105,7 @@ class Fleet:
         self.folder = folder
         self.environment = {f"UNSTUCK_{name.upper()}": str(value) for name, value in settings.items()}
         self.workers: list[WorkerProcess] = []
+        self._numbers = itertools.count()
         self.app = self._app(settings)
         self.ledger: Ledger = self.app.ledger
 
@@ -155,6 +157,13 @@ class Fleet:
         """Wait until the job is in one of these states; give the monotonic time when it was seen."""
         wait_for(lambda: self.state(job) in states, f"job {job.id} {' or '.join(states)}", patience_s)
         return time.monotonic()
+
+    def begin(self, task: str, seconds: float, queue: str = "default") -> tuple[Job, int]:
+        """Enqueue a nap and wait until user code is really in it; give the job and the pid of its runner."""
+        notes = self.folder / f"begun-{next(self._numbers)}"
+        job = self.task(task).options(queue=queue).enqueue(seconds, str(notes))
+        wait_for(lambda: notes.exists() and "\n" in notes.read_text(), f"job {job.id} ({task}) to begin")
+        return job, int(notes.read_text().split()[1])
 
     def wait_running(self, job: Job) -> None:
         self.wait_state(job, JobState.RUNNING)

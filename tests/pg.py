@@ -122,7 +122,18 @@ class PgServer:
 
     def _initdb(self) -> None:
         subprocess.run(
-            [self._binaries / "initdb", "-D", self.data, "-U", SUPERUSER, "-E", "UTF8", "--no-sync", "--no-locale"],
+            [
+                self._binaries / "initdb",
+                "-D",
+                self.data,
+                "-U",
+                SUPERUSER,
+                "-E",
+                "UTF8",
+                "--auth=trust",
+                "--no-sync",
+                "--no-locale",
+            ],
             check=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace
+from unstuck.runner.wire import Kind
 from unstuck.worker.bench import Bench, Finished, JobFrame, Runner, RunnerBorn, RunnerExit
 
 T = TypeVar("T")
@@ -168,6 +169,18 @@ class House:
         self.trace = trace
         self.manifest = manifest
         self.events: list[Any] = []
+        self.opened: list[Runner] = []
+        self._open_runner = bench.open_runner
+        bench.open_runner = self._open  # type: ignore[method-assign]
+
+    def _open(self, slot: int, kind: Kind) -> Runner:
+        self.opened.append(self._open_runner(slot, kind))
+        return self.opened[-1]
+
+    def close(self) -> None:
+        self.bench.close()
+        for runner in self.opened:
+            runner.close()
 
     def wait_event(self, kind: type[T], patience_s: float = PATIENCE_S) -> T:
         deadline = time.monotonic() + patience_s
@@ -219,9 +232,13 @@ def house(folder: Path, *, source: str = APP, slots: int = 4, **settings: Any) -
     bench = Bench("bench_app:app", **settings)
     trace = Trace.create(folder / f"trace-{time.monotonic_ns()}", slots)
     try:
-        manifest = bench.start()
+        built = House(bench, trace, bench.start())
         bench.equip(trace, "w-test")
-        yield House(bench, trace, manifest)
+        try:
+            yield built
+        finally:
+            built.close()
     finally:
         bench.close()
+        trace.close()
         os.chdir(back)

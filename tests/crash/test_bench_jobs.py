@@ -68,7 +68,7 @@ def test_much_output_is_cut_in_the_middle(home: House, runner: Runner) -> None:
     assert len(done.stdout) < 10_100
     assert done.stdout.startswith(b"beginxxx")
     assert done.stdout.endswith(b"xend\n")
-    assert "90,009 bytes left out".encode() in done.stdout
+    assert b"90,009 bytes left out" in done.stdout
 
 
 def test_a_job_that_truncates_its_stdout_loses_only_its_own_words(home: House, runner: Runner) -> None:

@@ -88,8 +88,7 @@ def _stopped(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGSTOP], ids=["stop"])
 def test_a_short_freeze_costs_nothing(fleet: Fleet, number: signal.Signals) -> None:
     worker = fleet.start("--concurrency", "1")
-    job = fleet.task("nap").enqueue(0.5)
-    fleet.wait_running(job)
+    job, _ = fleet.begin("nap", 0.5)
     worker.signal_family(number)
     worker.signal_family(signal.SIGCONT)
     assert job.result(timeout=30) == "rested"

@@ -1,11 +1,11 @@
 """A runner dies in the middle of a job."""
 
+import os
 import signal
 import time
 
-import psutil
 import pytest
-from tests.fleet import Fleet, wait_for
+from tests.fleet import Fleet
 
 from unstuck import OutOfMemory, WorkerCrashed
 from unstuck.domain.states import JobState
@@ -17,15 +17,11 @@ def test_a_killed_runner_is_settled_in_half_a_second_and_its_siblings_are_untouc
     fleet.start("--concurrency", "3")
     took_s = []
     for _ in range(KILLS):
-        sibling = fleet.task("nap").enqueue(1.5)
-        fleet.wait_running(sibling)
-        others = fleet.workers[0].runners()
-        victim = fleet.task("nap").enqueue(60)
-        fleet.wait_running(victim)
+        sibling, _ = fleet.begin("nap", 1.5)
+        victim, runner = fleet.begin("nap", 60)
         fleet.task("add").enqueue_many([(n, n) for n in range(50)])
-        runner = runner_of(fleet, victim.id, {process.pid for process in others})
         killed_s = time.monotonic()
-        runner.kill()
+        os.kill(runner, signal.SIGKILL)
         took_s.append(fleet.wait_final(victim) - killed_s)
         with pytest.raises(WorkerCrashed, match="Worker died unexpectedly") as caught:
             victim.result(timeout=5)
@@ -34,15 +30,6 @@ def test_a_killed_runner_is_settled_in_half_a_second_and_its_siblings_are_untouc
         assert not isinstance(caught.value, OutOfMemory)
         assert sibling.result(timeout=30) == "rested"
     assert sorted(took_s)[KILLS // 2] < 0.5, took_s
-
-
-def runner_of(fleet: Fleet, job_id: int, known: set[int]) -> psutil.Process:
-    """Find the runner that naps for this job: the one that is new, or any that is not a sibling's."""
-
-    def look() -> psutil.Process | None:
-        return next((p for p in fleet.workers[0].runners() if p.pid not in known), None)
-
-    return wait_for(look, f"the runner of job {job_id}")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +59,7 @@ def test_a_job_that_kills_four_times_is_quarantined(fleet: Fleet) -> None:
 
 def test_the_whole_nursery_dies_and_work_goes_on(fleet: Fleet) -> None:
     worker = fleet.start("--concurrency", "2")
-    job = fleet.task("nap_again").enqueue(2)
-    fleet.wait_running(job)
+    job, _ = fleet.begin("nap_again", 2)
     nursery = worker.family()[1]
     nursery.send_signal(signal.SIGKILL)
     assert job.result(timeout=60) == "rested"

@@ -22,11 +22,10 @@ def detector_of(fleet: Fleet, worker_id: str) -> Detector:
     return wait_for(look, f"verdict on {worker_id}")
 
 
-def start_victim(fleet: Fleet, task: str = "nap", *arguments: object) -> tuple[str, Job]:
-    """Start a worker of its own queue and wait until it runs a job; give its id and the job."""
+def start_victim(fleet: Fleet, task: str = "nap") -> tuple[str, Job]:
+    """Start a worker of its own queue and wait until it is in a job; give its id and the job."""
     worker = fleet.start("--queues", "other", "--concurrency", "2")
-    job = fleet.task(task).options(queue="other").enqueue(*(arguments or (60,)))
-    fleet.wait_running(job)
+    job, _ = fleet.begin(task, 60, "other")
     return worker.id, job
 
 
@@ -45,16 +44,16 @@ def test_a_neighbour_sees_the_death_within_a_second(fleet: Fleet) -> None:
     assert sorted(took_s)[KILLS // 2] < 1.0, took_s
 
 
-def test_what_was_only_claimed_goes_back_for_free(fleet: Fleet) -> None:
-    """One slot, a long job in it, and others that follow: none of them spends an attempt."""
+def test_a_job_to_be_retried_goes_back_to_the_queue_and_one_crash_is_counted(fleet: Fleet) -> None:
     fleet.start("--queues", "default")
-    worker_id, first = start_victim(fleet, "nap_again", 60)
+    worker_id, job = start_victim(fleet, "nap_again")
     fleet.workers[-1].kill()
     assert detector_of(fleet, worker_id) is Detector.NEIGHBOUR
-    fleet.wait_state(first, JobState.PENDING)
-    record = first.record()
+    fleet.wait_state(job, JobState.PENDING)
+    record = job.record()
     assert record.crash_count == 1
     assert record.failures == 0
+    assert f"Task re-queued due to stale worker: {worker_id}" in fleet.ledger.events(job_id=job.id)[-1].message
 
 
 def test_with_neighbours_blinded_the_lost_session_tells_within_seconds(make_fleet: MakeFleet, url: str) -> None:

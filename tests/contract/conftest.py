@@ -1,0 +1,72 @@
+"""Fixtures of the conformance suite: every test that asks for `ledger` runs on both databases."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.hands import birth
+from tests.contract.meddling import Meddler, PostgresMeddler, SqliteMeddler
+from unstuck.config import Settings
+from unstuck.store.contract import Ledger
+from unstuck.store.opening import open_ledger
+
+DIALECTS = ("sqlite", "postgresql")
+OpenLedger = Callable[[], Ledger]
+
+
+@pytest.fixture(params=DIALECTS)
+def dialect(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def url(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty database of each kind. Without a PostgreSQL the fixture fails; it never skips."""
+    if dialect == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    return str(request.getfixturevalue("pg_url"))
+
+
+@pytest.fixture
+def open_again(url: str) -> Iterator[OpenLedger]:
+    """Open one more ledger object on the same database, as another process would."""
+    opened: list[Ledger] = []
+
+    def open_one() -> Ledger:
+        opened.append(open_ledger(Settings(url=url)))
+        return opened[-1]
+
+    yield open_one
+    for ledger in opened:
+        ledger.close()
+
+
+@pytest.fixture
+def empty_ledger(open_again: OpenLedger) -> Ledger:
+    """A ledger whose tables do not exist yet."""
+    return open_again()
+
+
+@pytest.fixture
+def ledger(empty_ledger: Ledger) -> Ledger:
+    """A ledger with its tables and nothing in them."""
+    empty_ledger.migrate()
+    return empty_ledger
+
+
+@pytest.fixture
+def w1(ledger: Ledger) -> str:
+    """A living worker."""
+    ledger.register(birth("w1"))
+    return "w1"
+
+
+@pytest.fixture
+def w2(ledger: Ledger) -> str:
+    ledger.register(birth("w2"))
+    return "w2"
+
+
+@pytest.fixture
+def meddler(url: str, dialect: str, tmp_path: Path) -> Meddler:
+    return SqliteMeddler(tmp_path / "jobs.db") if dialect == "sqlite" else PostgresMeddler(url)

@@ -1,0 +1,116 @@
+"""Reach into the tables behind the ledger's back, to make time pass without waiting for it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import apsw
+import psycopg
+
+
+class Meddler(Protocol):
+    dialect: str
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]: ...
+
+    def age_beat(self, worker_id: str, seconds: float) -> None:
+        """As if the worker had last beaten so much earlier."""
+        ...
+
+    def age_job(self, job_id: int, seconds: float) -> None:
+        """As if all that happened to the job had happened so much earlier; a scheduled one comes nearer."""
+        ...
+
+    def age_worker(self, worker_id: str, seconds: float) -> None: ...
+
+    def age_events(self, seconds: float) -> None: ...
+
+    def expire_ticket(self, name: str) -> None: ...
+
+    def age_schema(self, number: int) -> None:
+        """As if a later version had migrated the tables."""
+        ...
+
+
+class SqliteMeddler:
+    dialect = "sqlite"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        connection = apsw.Connection(str(self.path))
+        try:
+            connection.set_busy_timeout(5000)
+            return connection.execute(query, values).fetchall()
+        finally:
+            connection.close()
+
+    def age_beat(self, worker_id: str, seconds: float) -> None:
+        self.rows(
+            "UPDATE beats SET beat_boot_s = beat_boot_s - ?2, beat_at = beat_at - ?2 WHERE worker_id = ?1",
+            (worker_id, seconds),
+        )
+
+    def age_job(self, job_id: int, seconds: float) -> None:
+        columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "started_boot_s", "finished_at")
+        self.rows(f"UPDATE jobs SET {', '.join(f'{c} = {c} - ?2' for c in columns)} WHERE id = ?1", (job_id, seconds))
+
+    def age_worker(self, worker_id: str, seconds: float) -> None:
+        self.rows(
+            "UPDATE workers SET created_at = created_at - ?2, stopped_at = stopped_at - ?2 WHERE id = ?1",
+            (worker_id, seconds),
+        )
+
+    def age_events(self, seconds: float) -> None:
+        self.rows("UPDATE events SET at = at - ?", (seconds,))
+
+    def expire_ticket(self, name: str) -> None:
+        self.rows("UPDATE tickets SET until_boot_s = 0 WHERE name = ?", (name,))
+
+    def age_schema(self, number: int) -> None:
+        self.rows("INSERT INTO migrations VALUES (?, 'from_the_future', 0)", (number,))
+
+
+class PostgresMeddler:
+    dialect = "postgresql"
+
+    def __init__(self, url: str, schema: str = "unstuck") -> None:
+        self.url = url
+        self._schema = schema
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"set search_path = {self._schema}")
+            cursor = connection.execute(query, values)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def age_beat(self, worker_id: str, seconds: float) -> None:
+        self.rows(
+            "update beats set beat_at = beat_at - make_interval(secs => %s) where worker_id = %s", (seconds, worker_id)
+        )
+
+    def age_job(self, job_id: int, seconds: float) -> None:
+        columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "finished_at")
+        changes = ", ".join(f"{c} = {c} - make_interval(secs => %(s)s)" for c in columns)
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(
+                f"update {self._schema}.jobs set {changes} where id = %(id)s",  # type: ignore[arg-type]
+                {"s": seconds, "id": job_id},
+            )
+
+    def age_worker(self, worker_id: str, seconds: float) -> None:
+        self.rows(
+            "update workers set created_at = created_at - make_interval(secs => %s), "
+            "stopped_at = stopped_at - make_interval(secs => %s) where id = %s",
+            (seconds, seconds, worker_id),
+        )
+
+    def age_events(self, seconds: float) -> None:
+        self.rows("update events set at = at - make_interval(secs => %s)", (seconds,))
+
+    def expire_ticket(self, name: str) -> None:
+        self.rows("update tickets set until = 'epoch' where name = %s", (name,))
+
+    def age_schema(self, number: int) -> None:
+        self.rows("insert into migrations (number, name) values (%s, 'from_the_future')", (number,))

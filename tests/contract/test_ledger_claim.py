@@ -1,0 +1,134 @@
+"""Who gets what: order, queues, pauses, unknown tasks, run-ahead; and never two for one."""
+
+import threading
+
+import pytest
+from tests.contract.conftest import OpenLedger
+from tests.contract.hands import birth, claim, new_job, put, release, run, state_of, turn, wish
+from unstuck.domain.states import JobState
+from unstuck.store.contract import Ledger
+
+
+def test_first_come_first_served(ledger: Ledger, w1: str) -> None:
+    ids = [put(ledger) for _ in range(5)]
+    assert [job.job_id for job in claim(ledger, limit=2)] == ids[:2]
+    assert [job.job_id for job in claim(ledger, limit=10)] == ids[2:]
+
+
+def test_higher_priority_goes_first_whenever_it_came(ledger: Ledger, w1: str) -> None:
+    low, normal, high, highest = (put(ledger, priority=p) for p in (-1000, 0, 10, 1000))
+    assert [job.job_id for job in claim(ledger)] == [highest, high, normal, low]
+
+
+def test_several_queues_are_served_as_if_they_were_one_line(ledger: Ledger, w1: str) -> None:
+    a1 = put(ledger, queue="a")
+    b1 = put(ledger, queue="b")
+    a2 = put(ledger, queue="a", priority=5)
+    b2 = put(ledger, queue="b")
+    put(ledger, queue="c")
+    first = claim(ledger, limit=3, queues=("b", "a"))
+    assert {job.job_id for job in first} == {a2, a1, b1}
+    assert [job.job_id for job in claim(ledger, limit=3, queues=("b", "a"))] == [b2]
+
+
+def test_one_full_queue_does_not_starve_another_of_the_same_rank(ledger: Ledger, w1: str) -> None:
+    ledger.enqueue([new_job(queue="full") for _ in range(20)])
+    late = put(ledger, queue="small", priority=1)
+    assert late in {job.job_id for job in claim(ledger, limit=5, queues=("full", "small"))}
+
+
+def test_a_claim_gives_what_the_worker_needs_to_know(ledger: Ledger, w1: str) -> None:
+    put(ledger, payload=b"p", policy=b"{}")
+    [job] = claim(ledger)
+    assert (job.task, job.queue, job.payload, job.payload_type, job.policy) == ("add", "default", b"p", "json", b"{}")
+    assert (job.running, job.failures, job.crashes, job.attempt) == (False, 0, 0, 1)
+    record = ledger.job(job.job_id)
+    assert record is not None
+    assert (record.state, record.worker_id, record.token, record.attempt) == (JobState.CLAIMED, "w1", job.token, 0)
+    assert record.claimed_at is not None
+    assert record.started_at is None
+
+
+def test_a_job_of_a_task_that_this_worker_does_not_know_is_left_for_others(ledger: Ledger, w1: str, w2: str) -> None:
+    unknown = put(ledger, task="from_the_next_release")
+    known = put(ledger)
+    assert [job.job_id for job in claim(ledger)] == [known]
+    assert state_of(ledger, unknown) is JobState.PENDING
+    assert [job.job_id for job in claim(ledger, "w2", tasks=("from_the_next_release",))] == [unknown]
+
+
+def test_a_worker_without_tasks_or_queues_gets_nothing(ledger: Ledger, w1: str) -> None:
+    put(ledger)
+    assert claim(ledger, tasks=()) == []
+    assert claim(ledger, queues=()) == []
+    assert claim(ledger, limit=0) == []
+
+
+def test_a_paused_queue_gives_nothing_until_it_is_resumed(ledger: Ledger, w1: str) -> None:
+    paused = put(ledger, queue="a")
+    other = put(ledger, queue="b")
+    assert ledger.pause("a", "ops") == ["a"]
+    assert [job.job_id for job in claim(ledger, queues=("a", "b"))] == [other]
+    assert claim(ledger, queues=("a",)) == []
+    assert ledger.resume("a", "ops") == ["a"]
+    assert [job.job_id for job in claim(ledger, queues=("a",))] == [paused]
+
+
+def test_run_ahead_makes_only_retryable_jobs_running_at_once(ledger: Ledger, w1: str) -> None:
+    careful = put(ledger)
+    hardy = put(ledger, on_crash="retry")
+    jobs = {job.job_id: job for job in claim(ledger, run_ahead=True)}
+    assert not jobs[careful].running
+    assert jobs[hardy].running
+    assert (state_of(ledger, careful), state_of(ledger, hardy)) == (JobState.CLAIMED, JobState.RUNNING)
+    assert [jobs[careful].attempt, jobs[hardy].attempt] == [1, 1]
+    record = ledger.job(hardy)
+    assert record is not None
+    assert record.attempt == 1
+    assert record.started_at is not None
+
+
+def test_without_run_ahead_nothing_runs_before_it_is_started(ledger: Ledger, w1: str) -> None:
+    put(ledger, on_crash="retry")
+    assert [job.running for job in claim(ledger)] == [False]
+
+
+def test_tokens_are_never_used_twice(ledger: Ledger, w1: str) -> None:
+    put(ledger)
+    seen = set()
+    for _ in range(20):
+        [job] = claim(ledger)
+        assert job.token not in seen
+        seen.add(job.token)
+        turn(ledger, release=[release(job)])
+
+
+def test_an_empty_ledger_says_that_nothing_is_due(ledger: Ledger, w1: str) -> None:
+    answer = wish(ledger)
+    assert answer.alive
+    assert answer.claimed == ()
+    assert answer.next_due_in_s is None
+
+
+def test_two_crowds_of_claimers_never_get_the_same_job(ledger: Ledger, open_again: OpenLedger) -> None:
+    ledger.enqueue([new_job(queue=queue) for queue in ("a", "b") for _ in range(150)])
+    taken: list[int] = []
+    handles = [ledger, open_again(), open_again(), open_again()]
+
+    def drain(handle: Ledger, worker_id: str) -> None:
+        handle.register(birth(worker_id))
+        while jobs := run(handle, worker_id, 7, queues=("a", "b")):
+            taken.extend(job.job_id for job in jobs)
+
+    threads = [threading.Thread(target=drain, args=(handle, f"w{n}")) for n, handle in enumerate(handles)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == len(set(taken)) == 300
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_the_limit_of_a_wish_is_kept(ledger: Ledger, w1: str, limit: int) -> None:
+    ledger.enqueue([new_job(queue=queue) for queue in ("a", "b", "c") for _ in range(5)])
+    assert len(claim(ledger, limit=limit, queues=("a", "b", "c"))) == limit

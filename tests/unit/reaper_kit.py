@@ -1,0 +1,146 @@
+"""Stage deaths for the reaper's tests: a real ledger, real processes, and workers that are only rows."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from unstuck import host
+from unstuck.config import Settings
+from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.states import JobState
+from unstuck.reaper.sweep import Reaper
+from unstuck.store.contract import Ledger
+from unstuck.store.opening import ready_ledger
+from unstuck.store.records import Held, NewJob, TaskRecord, Turn, Wish, WorkerBirth, WorkerRecord, WorkerWatch
+
+T = TypeVar("T")
+PATIENCE_S = 20.0
+LONG_S = 600.0
+
+
+def wait_for(look: Callable[[], T], what: str) -> T:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not (seen := look()):
+        assert time.monotonic() < give_up_s, f"still not: {what}"
+        time.sleep(0.005)
+    return seen
+
+
+class Body:
+    """A process that does nothing, to be killed."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+        )
+        self.pid = self.process.pid
+        self.started = host.process_started(self.pid)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    @property
+    def dead(self) -> bool:
+        return self.process.poll() is not None
+
+
+@dataclass
+class Stage:
+    ledger: Ledger
+    bodies: list[Body] = field(default_factory=list)
+    born: int = 0
+
+    def body(self) -> Body:
+        self.bodies.append(Body())
+        return self.bodies[-1]
+
+    def worker(self, *, suspect_after_s: float = LONG_S, body: Body | None = None, **changes: Any) -> str:
+        """Register a worker; without a body it lives on another host, where nobody can look."""
+        self.born += 1
+        facts: dict[str, Any] = {
+            "id": f"w{self.born}",
+            "name": f"name{self.born}",
+            "host": host.hostname() if body else "elsewhere",
+            "pid": body.pid if body else 1,
+            "boot_id": host.boot_id(),
+            "pid_namespace": host.pid_namespace() if body else "pid:[1]",
+            "process_started": body.started if body else "1",
+            "queues": ("default",),
+            "tasks": (TaskRecord("t", "default"),),
+            "concurrency": 10,
+            "version": "0",
+            "heartbeat_interval_s": min(suspect_after_s / 4, 5.0),
+            "suspect_after_s": suspect_after_s,
+            "running_stale_after_s": suspect_after_s,
+        }
+        birth = WorkerBirth(**{**facts, **changes})
+        self.ledger.register(birth)
+        return birth.id
+
+    def running(self, worker_id: str, count: int = 1, policy: Policy | None = None) -> list[int]:
+        """Give the worker jobs, and have it start them."""
+        claimed = self.claimed(worker_id, count, policy)
+        tokens = {held.job_id: held.token for held in self.ledger.held(worker_id)}
+        self.ledger.turn(Turn(worker_id, start=tuple(Held(job_id, tokens[job_id]) for job_id in claimed)))
+        return claimed
+
+    def claimed(self, worker_id: str, count: int = 1, policy: Policy | None = None) -> list[int]:
+        policy = policy or Policy()
+        new = NewJob(
+            "t",
+            "default",
+            b"{}",
+            policy=encode_policy(policy),
+            on_crash=policy.on_crash,
+            heartbeat=policy.heartbeat,
+            heartbeat_timeout_s=policy.heartbeat_timeout_s,
+            timeout_s=policy.timeout_s,
+        )
+        ids = [job.job_id for job in self.ledger.enqueue([new] * count)]
+        answer = self.ledger.turn(Turn(worker_id, wish=Wish(("default",), ("t",), count)))
+        assert sorted(job.job_id for job in answer.claimed) == sorted(ids)
+        return ids
+
+    def silent(self, worker_id: str, for_s: float) -> None:
+        """Wait until the ledger says that this worker has been silent for so long."""
+        wait_for(lambda: self.watch(worker_id).silent_s >= for_s, f"{worker_id} silent for {for_s}s")
+
+    def watch(self, worker_id: str) -> WorkerWatch:
+        return next(seen for seen in self.ledger.watch() if seen.id == worker_id)
+
+    def record(self, worker_id: str) -> WorkerRecord:
+        return next(seen for seen in self.ledger.workers() if seen.id == worker_id)
+
+    def state(self, job_id: int) -> JobState:
+        job = self.ledger.job(job_id)
+        assert job is not None
+        return job.state
+
+    def cause(self, job_id: int) -> str:
+        job = self.ledger.job(job_id)
+        assert job is not None
+        assert job.error is not None
+        return job.error.cause or ""
+
+    def messages(self, job_id: int) -> list[str]:
+        return [event.message for event in self.ledger.events(job_id=job_id)]
+
+    def reaper(self, recovery: Any) -> Reaper:
+        return Reaper(self.ledger, recovery, by="test")
+
+
+@contextmanager
+def a_stage(url: str) -> Iterator[Stage]:
+    ledger = ready_ledger(Settings(url=url))
+    stage = Stage(ledger)
+    try:
+        yield stage
+    finally:
+        for body in stage.bodies:
+            body.kill()
+        ledger.close()

@@ -1,0 +1,263 @@
+"""The watchman's loop and the neighbours' ring: they outlive outages, and they see a death at once."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.reaper_kit import LONG_S, Stage, a_stage, wait_for
+
+from unstuck.config import Recovery
+from unstuck.domain.errors import LedgerUnavailable
+from unstuck.domain.liveness import Detector
+from unstuck.domain.policy import Policy
+from unstuck.domain.states import JobState, WorkerState
+from unstuck.reaper import Neighbours, Reaper, Round, Watchman, run_daemon
+from unstuck.reaper.undertaker import Undertaker
+from unstuck.reaper.watchman import SLOWEST, _pace_after
+from unstuck.store.records import Promoted
+
+TICK = Recovery(check_interval=0.02)
+RARE = Recovery(check_interval=LONG_S)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with a_stage(f"sqlite:///{tmp_path}/jobs.db") as made:
+        yield made
+
+
+class Scripted(Reaper):
+    """A reaper whose rounds are written down beforehand; the last one repeats."""
+
+    def __init__(self, recovery: Recovery, *script: Round | Exception) -> None:
+        super().__init__(object(), recovery, by="test")  # type: ignore[arg-type]
+        self.script = list(script)
+        self.rounds = 0
+        self.promotions = threading.Semaphore(0)
+        self.walked = threading.Condition()
+
+    def round(self, *, ticket: bool = True) -> Round:
+        with self.walked:
+            self.rounds += 1
+            self.walked.notify_all()
+            step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def promote(self) -> Round:
+        self.promotions.release()
+        return Round()
+
+    def await_rounds(self, count: int) -> None:
+        with self.walked:
+            assert self.walked.wait_for(lambda: self.rounds >= count, 20)
+
+
+@pytest.fixture
+def started() -> Iterator[list[Any]]:
+    parts: list[Any] = []
+    yield parts
+    for part in parts:
+        part.stop()
+        part.join(10)
+
+
+def test_it_walks_again_and_again_and_stops_when_told(started: list[Any]) -> None:
+    reaper = Scripted(TICK, Round())
+    watchman = Watchman(reaper)
+    started.append(watchman)
+    watchman.start()
+    reaper.await_rounds(5)
+
+
+def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    down = LedgerUnavailable("no route to host")
+    reaper = Scripted(TICK, Round(), down, down, down, Round())
+    watchman = Watchman(reaper)
+    started.append(watchman)
+    watchman.start()
+    reaper.await_rounds(6)
+    said = [record.getMessage() for record in caplog.records if record.name == "unstuck.reaper"]
+    assert said.count("The watchman cannot reach the ledger and keeps trying") == 1
+    assert said.count("The watchman is back on his rounds") == 1
+
+
+def test_a_bug_in_one_round_does_not_end_the_watch(started: list[Any]) -> None:
+    reaper = Scripted(TICK, ZeroDivisionError(), Round())
+    watchman = Watchman(reaper)
+    started.append(watchman)
+    watchman.start()
+    reaper.await_rounds(3)
+
+
+def test_a_kick_walks_a_round_at_once(started: list[Any]) -> None:
+    reaper = Scripted(RARE, Round())
+    watchman = Watchman(reaper)
+    started.append(watchman)
+    watchman.start()
+    reaper.await_rounds(1)
+    watchman.kick()
+    reaper.await_rounds(2)
+
+
+def test_what_becomes_due_between_two_rounds_is_made_ready_then(started: list[Any]) -> None:
+    reaper = Scripted(RARE, Round(next_due_in_s=0.01))
+    watchman = Watchman(reaper)
+    started.append(watchman)
+    watchman.start()
+    assert reaper.promotions.acquire(timeout=20)
+    reaper.heed(Round(next_due_in_s=0.01))
+    assert reaper.promotions.acquire(timeout=20)
+
+
+def test_many_watchmen_ask_for_the_ticket_less_often_together() -> None:
+    # However many there are, about four ask per interval in the long run; alone or in two, each asks every time.
+    for crowd, most_asked in ((1, 1.01), (2, 2.01), (20, 8.0)):
+        paces, next_s, asked = [1.0] * crowd, [index / crowd for index in range(crowd)], 0
+        ticket_until_s = 0.0
+        while (now_s := min(next_s)) < 200.0:
+            who = next_s.index(now_s)
+            asked += 1
+            won = now_s >= ticket_until_s
+            if won:
+                ticket_until_s = now_s + 0.9
+            paces[who] = _pace_after(paces[who], Round(skipped="" if won else "ticket"))
+            next_s[who] = now_s + paces[who]
+        assert asked / 200.0 <= most_asked
+        assert max(paces) <= SLOWEST
+    assert _pace_after(4.0, Round(buried=Round().buried + {Detector.LEASE: 1})) == 1.0  # type: ignore[operator]
+
+
+def test_the_daemon_keeps_watch_until_it_is_told_to_stop(stage: Stage) -> None:
+    body = stage.body()
+    worker = stage.worker(body=body)
+    stop = threading.Event()
+    thread = threading.Thread(target=run_daemon, args=(stage.ledger, TICK, stop))
+    thread.start()
+    body.kill()
+    wait_for(lambda: stage.record(worker).state is WorkerState.DEAD, "the dead worker found")
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_neighbour_that_dies_is_buried_at_once_and_its_retries_are_soon_ready(
+    stage: Stage, started: list[Any]
+) -> None:
+    me, body = stage.body(), stage.body()
+    mine, other = stage.worker(body=me), stage.worker(body=body)
+    [job] = stage.running(other, policy=Policy(on_crash="retry"))
+    reaper = stage.reaper(RARE)
+    watchman, neighbours = Watchman(reaper), Neighbours(reaper, mine)
+    started += [watchman, neighbours]
+    watchman.start()
+    neighbours.start()
+    wait_for(lambda: neighbours.holding == {other}, "a hold on the neighbour")
+    began = time.monotonic()
+    body.kill()
+    wait_for(lambda: stage.state(job) is JobState.PENDING, "the job back in its queue")
+    assert time.monotonic() - began < 2.0
+    assert stage.record(other).verdict is not None
+    wait_for(lambda: neighbours.holding == set(), "the hold let go")
+    queue = wait_for(lambda: [seen for seen in stage.ledger.queues() if seen.pending == 1], "ready again")
+    assert queue[0].scheduled == 0
+
+
+def test_a_neighbour_that_was_gone_before_we_looked_is_buried_too(stage: Stage, started: list[Any]) -> None:
+    me, body = stage.body(), stage.body()
+    mine, other = stage.worker(body=me), stage.worker(body=body)
+    body.kill()
+    neighbours = Neighbours(stage.reaper(RARE), mine)
+    started.append(neighbours)
+    neighbours.start()
+    wait_for(lambda: stage.record(other).state is WorkerState.DEAD, "the dead neighbour found")
+
+
+def test_three_followers_are_held_and_a_newcomer_is_noticed_on_refresh(stage: Stage, started: list[Any]) -> None:
+    ids = [stage.worker(body=stage.body()) for _ in range(6)]
+    neighbours = Neighbours(stage.reaper(RARE), ids[-1])
+    started.append(neighbours)
+    neighbours.start()
+    wait_for(lambda: neighbours.holding == set(ids[:3]), "three followers, going round")
+    newcomer = stage.worker(body=stage.body(), id="w0")
+    neighbours.refresh()
+    wait_for(lambda: neighbours.holding == {newcomer, *ids[:2]}, "the newcomer held")
+
+
+def test_a_worker_that_stops_in_order_is_let_go_without_a_verdict(stage: Stage, started: list[Any]) -> None:
+    me, body = stage.body(), stage.body()
+    mine, other = stage.worker(body=me), stage.worker(body=body)
+    neighbours = Neighbours(stage.reaper(RARE), mine)
+    started.append(neighbours)
+    neighbours.start()
+    wait_for(lambda: neighbours.holding == {other}, "a hold on the neighbour")
+    stage.ledger.retire(other)
+    body.kill()
+    wait_for(lambda: neighbours.holding == set(), "the hold let go")
+    assert stage.record(other).state is WorkerState.STOPPED
+
+
+def test_a_proof_of_death_is_kept_through_an_outage(
+    stage: Stage, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, body = stage.body(), stage.body()
+    mine, other = stage.worker(body=me), stage.worker(body=body)
+    neighbours = Neighbours(stage.reaper(RARE), mine)
+    started.append(neighbours)
+    neighbours.start()
+    wait_for(lambda: neighbours.holding == {other}, "a hold on the neighbour")
+    tries = threading.Semaphore(0)
+    condemn = stage.ledger.condemn
+
+    def refuse(*_: Any) -> bool:
+        tries.release()
+        raise LedgerUnavailable("gone fishing")
+
+    monkeypatch.setattr(stage.ledger, "condemn", refuse)
+    body.kill()
+    for _ in range(3):
+        assert tries.acquire(timeout=20)
+    assert stage.record(other).state is WorkerState.ACTIVE
+    monkeypatch.setattr(stage.ledger, "condemn", condemn)
+    wait_for(lambda: stage.record(other).state is WorkerState.DEAD, "the proof delivered")
+
+
+def test_a_worker_in_another_namespace_is_no_neighbour(stage: Stage, started: list[Any]) -> None:
+    mine = stage.worker(body=stage.body())
+    stage.worker(body=stage.body(), pid_namespace="pid:[42]")
+    near = stage.worker(body=stage.body())
+    neighbours = Neighbours(stage.reaper(RARE), mine)
+    started.append(neighbours)
+    neighbours.start()
+    wait_for(lambda: neighbours.holding == {near}, "only the near one held")
+
+
+def test_the_undertaker_finds_the_worker_by_its_process(stage: Stage) -> None:
+    body = stage.body()
+    worker, stranger = stage.worker(body=body), stage.worker(body=stage.body())
+    [job] = stage.running(worker)
+    body.kill()
+    undertaker = Undertaker(stage.reaper(RARE))
+    undertaker.start()
+    undertaker.bury(body.pid, body.started, "its supervisor saw it end: killed by SIGKILL")
+    undertaker.stop(10)
+    assert stage.cause(job).endswith("its supervisor saw it end: killed by SIGKILL (supervisor)")
+    assert stage.record(stranger).state is WorkerState.ACTIVE
+
+
+def test_promotions_are_bounded_and_the_rest_is_due_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def endless(limit: int) -> Promoted:
+        calls.append(limit)
+        return Promoted(limit, frozenset({"q"}), 5.0)
+
+    monkeypatch.setattr(stage.ledger, "promote_due", endless)
+    done = stage.reaper(Recovery()).promote()
+    assert len(calls) == 10
+    assert (done.next_due_in_s, done.queues) == (0.0, {"q"})
