@@ -6,6 +6,7 @@ the job, so the worker can take back what has not begun, and knows after a death
 
 import contextvars
 import os
+import select
 import signal
 import socket
 from collections import deque
@@ -42,7 +43,7 @@ class SyncLoop:
         slot: int,
     ) -> None:
         stream.setblocking(True)
-        permits.setblocking(True)
+        permits.setblocking(False)
         self._stream = stream
         self._permits = permits
         self._stdout, self._stderr = outputs
@@ -52,6 +53,9 @@ class SyncLoop:
         self._buffer = FrameBuffer()
         self._frames: deque[JobFrame] = deque()
         self._pid = os.getpid()
+        self._poller = select.poll()
+        self._poller.register(permits, select.POLLIN)
+        self._poller.register(stream, select.POLLIN)
 
     def run(self) -> None:
         """Serve until the worker retires us or closes the permits."""
@@ -59,7 +63,12 @@ class SyncLoop:
         stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
         stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
         while True:
-            packet = permits.recv(TOKEN.size)
+            try:
+                packet = permits.recv(TOKEN.size)
+            except BlockingIOError:
+                if not self._wait():
+                    return
+                continue
             if len(packet) != TOKEN.size:
                 return
             token = TOKEN.unpack(packet)[0]
@@ -83,6 +92,12 @@ class SyncLoop:
                 # What outlives our patience is left to the nursery, which cleans up after a death.
                 os.kill(self._pid, signal.SIGKILL)
 
+    def _wait(self) -> bool:
+        """Wait for a permit, and read frames meanwhile: a frame larger than the socket comes in parts, and its
+        permit only after the last. False when the worker is gone."""
+        ready = {fd for fd, _ in self._poller.poll()}
+        return self._stream.fileno() not in ready or self._receive()
+
     def _take(self, token: int) -> JobFrame | None:
         """Give the frame of a permit. Frames before it had their permits taken back: they are skipped."""
         while True:
@@ -90,12 +105,15 @@ class SyncLoop:
                 job = self._frames.popleft()
                 if job.token == token:
                     return job
-            data = self._stream.recv(RECEIVE_BYTES)
-            if not data:
+            if not self._receive():
                 return None
-            for kind, body in self._buffer.feed(data):
-                if kind == JOB:
-                    self._frames.append(job_decoder.decode(body))
+
+    def _receive(self) -> bool:
+        data = self._stream.recv(RECEIVE_BYTES)
+        for kind, body in self._buffer.feed(data):
+            if kind == JOB:
+                self._frames.append(job_decoder.decode(body))
+        return bool(data)
 
     def _attempt(self, job: JobFrame) -> Report:
         try:

@@ -49,8 +49,8 @@ class Runner:
         # The runner's end of the permits stays open here: taking a packet out of it takes the job back.
         for end in (self._stream, self._permits):
             end.setblocking(False)
-        self._stdout = OutputFile("unstuck-stdout", limit_bytes)
-        self._stderr = OutputFile("unstuck-stderr", limit_bytes)
+        self.stdout = OutputFile("unstuck-stdout", limit_bytes)
+        self.stderr = OutputFile("unstuck-stderr", limit_bytes)
         self._buffer = wire.FrameBuffer()
         self._unsent: deque[tuple[int | None, memoryview]] = deque()
         """(token, frame) that the stream did not take yet; the token is None for what is no job."""
@@ -60,7 +60,7 @@ class Runner:
 
     def descriptors(self) -> list[int]:
         """Give what the nursery passes on to the runner: stream, permits, stdout, stderr."""
-        return [self._theirs.fileno(), self._permits_theirs.fileno(), self._stdout.fd, self._stderr.fd]
+        return [self._theirs.fileno(), self._permits_theirs.fileno(), self.stdout.fd, self.stderr.fd]
 
     def handed_over(self) -> None:
         """Let go of the runner's end of the stream, so that we see the end of it."""
@@ -203,13 +203,13 @@ class Runner:
     def peek_output(self) -> tuple[bytes, bytes]:
         """Give what the current job printed so far, bounded."""
         tail_only = self.kind == "async"
-        return self._stdout.peek(tail_only=tail_only), self._stderr.peek(tail_only=tail_only)
+        return self.stdout.peek(tail_only=tail_only), self.stderr.peek(tail_only=tail_only)
 
     def trim_output(self) -> None:
         """Bound the memory that a flood of output takes; to be called often while a job runs."""
         tail_only = self.kind == "async"
-        self._stdout.trim(tail_only=tail_only)
-        self._stderr.trim(tail_only=tail_only)
+        self.stdout.trim(tail_only=tail_only)
+        self.stderr.trim(tail_only=tail_only)
 
     # Ends -------------------------------------------------------------------------------------
 
@@ -235,8 +235,8 @@ class Runner:
         self.closed = True
         for end in (self._stream, self._theirs, self._permits, self._permits_theirs):
             end.close()
-        self._stdout.close()
-        self._stderr.close()
+        self.stdout.close()
+        self.stderr.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
@@ -260,9 +260,9 @@ class Runner:
             return Finished(report.token, outcome, report.stdout, report.stderr)
         stdout = stderr = b""
         if report.stdout_from != report.stdout_to:
-            stdout = self._stdout.take(report.stdout_from, report.stdout_to)
+            stdout = self.stdout.take(report.stdout_from, report.stdout_to)
         if report.stderr_from != report.stderr_to:
-            stderr = self._stderr.take(report.stderr_from, report.stderr_to)
+            stderr = self.stderr.take(report.stderr_from, report.stderr_to)
         return Finished(report.token, outcome, stdout, stderr)
 
     def _enqueue(self, data: bytes) -> None:
