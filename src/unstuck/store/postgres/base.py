@@ -1,0 +1,72 @@
+"""Hold what every verb of the PostgreSQL ledger needs: the queries and one lane per purpose."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from unstuck.config import Settings
+from unstuck.store.postgres.bell import Ringer
+from unstuck.store.postgres.connecting import Session, read_address
+from unstuck.store.postgres.lanes import Lane, Row
+from unstuck.store.sql import load_queries
+
+QUERY_FILES = ("clients.sql", "workers.sql", "reaper.sql", "people.sql", "operators.sql")
+PACKAGE = "unstuck.store.postgres.queries"
+
+
+class Verbs:
+    """The parts of the ledger inherit from this; each uses the lanes that its purpose names.
+
+    `turn` carries turns alone, so that nothing delays them. `service` carries beats, the bell and the reaper;
+    its session is the worker's proof of life. `client` carries enqueues, `read` what people ask, `bell` the rings
+    of those who are no worker. Each is opened on first use: a worker has two, a client two or three.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.schema = settings.schema
+        self.quoted_schema = f'"{settings.schema}"'
+        self.address = read_address(settings.url)
+        queries = load_queries(PACKAGE, *QUERY_FILES, schema=self.quoted_schema)
+        self.sql: Mapping[str, bytes] = {name: text.encode() for name, text in queries.items()}
+        self.turn_lane = self._lane("turn")
+        self.service_lane = self._lane("service")
+        self.client_lane = self._lane("client")
+        self.read_lane = self._lane("read")
+        self.bell_lane = self._lane("bell")
+        self.listen_lane = self._lane("listen", settings.listen_url) if settings.listen_url else None
+        self.ringer = Ringer(self.sql["ring"], self.schema)
+        self.worker_id: str | None = None
+        """The worker that was registered here, if any: its service session is stamped whenever it reconnects."""
+        self.worker_queues: frozenset[str] = frozenset()
+        self.service_lane.on_open(self._stamp)
+
+    def _lane(self, purpose: str, url: str | None = None) -> Lane:
+        address = self.address if url is None else read_address(url)
+        return Lane(purpose, address, self.schema, self.settings.connect_timeout_s)
+
+    def lanes(self) -> list[Lane]:
+        lanes = [self.turn_lane, self.service_lane, self.client_lane, self.read_lane, self.bell_lane]
+        return lanes if self.listen_lane is None else [*lanes, self.listen_lane]
+
+    def read(self, name: str, /, **values: Any) -> list[Row]:
+        return self.read_lane.ask(self.sql[name], values)
+
+    def serve(self, name: str, /, **values: Any) -> list[Row]:
+        """Ask on the service lane, for what is the same when done twice."""
+        return self.service_lane.ask(self.sql[name], values)
+
+    def serve_once(self, name: str, /, **values: Any) -> list[Row]:
+        """Write on the service lane, for what is not."""
+        return self.service_lane.write(self.sql[name], values)
+
+    def _stamp(self, session: Session) -> None:
+        if self.worker_id is not None:
+            values = {"worker_id": self.worker_id, **session_values(session)}
+            session.connection.execute(self.sql["stamp_session"], values)
+
+
+def session_values(session: Session) -> dict[str, Any]:
+    """Give the session as evidence; none behind a pooler, whose sessions prove nothing."""
+    if session.pooled:
+        return {"session_pid": None, "session_start": None}
+    return {"session_pid": session.pid, "session_start": session.started}

@@ -1,0 +1,175 @@
+"""Take jobs in and tell how they ended: what a client asks of the ledger."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from unstuck import failpoints
+from unstuck.config import Settings
+from unstuck.domain.errors import LedgerError, LedgerUnavailable, UncertainCommit
+from unstuck.domain.payload import JSON
+from unstuck.store.postgres import arrays, errors
+from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.jobids import JobIds
+from unstuck.store.postgres.lanes import Row
+from unstuck.store.postgres.rows import outcome
+from unstuck.store.postgres.strangers import driver_connection
+from unstuck.store.records import Enqueued, NewJob, Outcome
+
+CHUNK_JOBS = 5_000
+CHUNK_BYTES = 16 * 1024 * 1024
+REPEAT_FOR_S = 15.0
+"""How long an enqueue whose answer was lost tries to find out, and repeats itself."""
+REPEAT_EVERY_S = 0.2
+
+Ask = Callable[[bytes, dict[str, Any]], list[Row]]
+
+
+class ClientVerbs(Verbs):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._job_ids = JobIds(self._reserve)
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        if not jobs:
+            return []
+        with self.client_lane.hold():
+            ids = self._job_ids.take(len(jobs))
+            batches = _batches(ids, jobs)
+            if failpoints.active:
+                failpoints.reached("enqueue.before_commit")
+            places = self._store(batches)
+        if failpoints.active:
+            failpoints.reached("enqueue.after_commit")
+        return _answer(ids, places)
+
+    def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        theirs = driver_connection(connection)
+        if not jobs:
+            return []
+        cursor = psycopg.Cursor(theirs, row_factory=tuple_row)
+        arrays.teach(cursor.adapters)
+
+        def ask(query: bytes, values: dict[str, Any]) -> list[Row]:
+            return cursor.execute(query, values, binary=True).fetchall()
+
+        try:
+            ids = [row[0] for row in ask(self.sql["reserve_job_ids"], {"count": len(jobs)})]
+            # The statement above began the caller's transaction, if it had not begun. So this is a savepoint: all of
+            # these jobs or none, and the transaction goes on either way.
+            with cursor, theirs.transaction():
+                return _answer(ids, self._insert(ask, _batches(ids, jobs)))
+        except psycopg.Error as error:
+            where = "the database of the given connection"
+            if theirs.closed:
+                raise errors.lost_error(error, where, uncertain=False) from error
+            raise errors.statement_error(error, where, self.schema) from error
+        except UnicodeEncodeError as error:
+            raise errors.unwritable_text(error) from None
+
+    def ring(self, words: Iterable[str]) -> None:
+        if self.settings.notify:
+            # A worker rings on the connection that it has anyway; everybody else on one of their own.
+            self.ringer.ring(words, self.service_lane if self.worker_id is not None else self.bell_lane)
+
+    def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
+        return [outcome(row) for row in self.read("outcomes", ids=arrays.int8s(list(job_ids)))]
+
+    def missing(self, job_ids: Collection[int]) -> set[int]:
+        return set(job_ids) - {row[0] for row in self.read("existing", ids=arrays.int8s(list(job_ids)))}
+
+    # ------------------------------------------------------------------------------------------
+
+    def _reserve(self, count: int) -> list[int]:
+        return [row[0] for row in self.client_lane.ask(self.sql["reserve_job_ids"], {"count": count})]
+
+    def _store(self, batches: list[dict[str, Any]]) -> dict[int, int]:
+        """Repeat an uncertain write as it was: the ids are reserved, so that it cannot be stored twice."""
+        deadline = time.monotonic() + REPEAT_FOR_S
+        uncertain: UncertainCommit | None = None
+        while True:
+            try:
+                return self._store_once(batches)
+            except UncertainCommit as error:
+                uncertain = error
+            except LedgerUnavailable:
+                if uncertain is None:
+                    raise
+            if time.monotonic() + REPEAT_EVERY_S > deadline:
+                raise uncertain
+            time.sleep(REPEAT_EVERY_S)
+
+    def _store_once(self, batches: list[dict[str, Any]]) -> dict[int, int]:
+        if len(batches) == 1:
+            return self._insert(self.client_lane.write, batches)
+        with self.client_lane.transaction() as connection:
+            return self._insert(lambda sql, values: connection.execute(sql, values, binary=True).fetchall(), batches)
+
+    def _insert(self, ask: Ask, batches: list[dict[str, Any]]) -> dict[int, int]:
+        """Give the jobs that were there already: their place in the whole, and whose id they have."""
+        known: dict[int, int] = {}
+        before = 0
+        for batch in batches:
+            count = batch["count"]
+            for place, job_id in ask(self.sql["enqueue"], batch):
+                known[before + place - 1] = job_id
+            before += count
+        return known
+
+
+def _answer(ids: list[int], known: dict[int, int]) -> list[Enqueued]:
+    answer = [Enqueued(job_id) for job_id in ids]
+    for place, job_id in known.items():
+        answer[place] = Enqueued(job_id, fresh=False)
+    return answer
+
+
+def _batches(ids: list[int], jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
+    try:
+        return [_columns(ids[start:end], jobs[start:end]) for start, end in _chunks(jobs)]
+    except UnicodeEncodeError as error:
+        raise errors.unwritable_text(error) from None
+
+
+def _chunks(jobs: Sequence[NewJob]) -> Iterable[tuple[int, int]]:
+    """Cut a large enqueue into pieces that fit into a message; they are one transaction all the same."""
+    start = size = 0
+    for place, job in enumerate(jobs):
+        size += len(job.payload)
+        if place - start >= CHUNK_JOBS or (size > CHUNK_BYTES and place > start):
+            yield start, place
+            start, size = place, len(job.payload)
+    yield start, len(jobs)
+
+
+def _columns(ids: list[int], jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """Give a batch by column. A column of defaults alone is left out."""
+    if any(not -1000 <= job.priority <= 1000 for job in jobs):
+        raise LedgerError("A priority must be between -1000 and 1000. Choose one in that range.")
+    payload_types = [None if job.payload_type == JSON else job.payload_type for job in jobs]
+    on_crash = [None if job.on_crash == "fail" else job.on_crash for job in jobs]
+    return {
+        "count": len(ids),
+        "ids": arrays.int8s(ids),
+        "queues": arrays.texts([job.queue for job in jobs]),
+        "tasks": arrays.texts([job.task for job in jobs]),
+        "payloads": arrays.byteas([job.payload for job in jobs]),
+        "payload_types": _optional(arrays.texts, payload_types),
+        "policies": _optional(arrays.byteas, [job.policy or None for job in jobs]),
+        "on_crash": _optional(arrays.texts, on_crash),
+        "heartbeats": _optional(arrays.bools, [None if job.heartbeat else False for job in jobs]),
+        "heartbeat_timeouts_s": _optional(arrays.float8s, [job.heartbeat_timeout_s for job in jobs]),
+        "timeouts_s": _optional(arrays.float8s, [job.timeout_s for job in jobs]),
+        "ranks": arrays.int4s([-job.priority for job in jobs]) if any(job.priority for job in jobs) else None,
+        "delays_s": _optional(arrays.float8s, [job.delay_s or None for job in jobs]),
+        "runs_at": _optional(arrays.float8s, [job.run_at for job in jobs]),
+        "unique_keys": _optional(arrays.texts, [job.unique_key for job in jobs]),
+        "enqueued_by": _optional(arrays.texts, [job.enqueued_by for job in jobs]),
+    }
+
+
+def _optional(pack: Callable[[Any], bytes], values: list[Any]) -> bytes | None:
+    return None if values.count(None) == len(values) else pack(values)

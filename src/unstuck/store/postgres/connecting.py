@@ -1,0 +1,112 @@
+"""Open one connection to PostgreSQL so that it notices a cut network, and learn what stands behind it."""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from unstuck.domain.errors import LedgerError
+from unstuck.store.postgres import arrays, errors
+
+OLDEST_SERVER = 140000
+
+# A cut network is noticed in about ten seconds, whether we wait for an answer or for an acknowledgement.
+_NETWORK = {
+    "keepalives": 1,
+    "keepalives_idle": 4,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+# The server's side of the same, and: a client that died inside a query is noticed, and nobody sits in a transaction.
+# These are session settings, so they are for direct connections only: a pooler would hand them on to strangers.
+_SESSION = (
+    ("client_connection_check_interval", "1s"),
+    ("idle_in_transaction_session_timeout", "60s"),
+    ("tcp_keepalives_idle", "5"),
+    ("tcp_keepalives_interval", "2"),
+    ("tcp_keepalives_count", "4"),
+    ("tcp_user_timeout", "15s"),
+)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Session:
+    """An open connection with what the server said of it."""
+
+    connection: Connection
+    pid: int
+    started: datetime | None
+    pooled: bool
+    """A pooler stands between: no session settings, no LISTEN, and the session proves nothing."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the ledger is; `str()` of it is fit for people, without the password."""
+
+    parameters: dict[str, Any]
+    where: str
+
+    def __str__(self) -> str:
+        return self.where
+
+
+def read_address(url: str) -> Address:
+    try:
+        parameters: dict[str, Any] = dict(conninfo_to_dict(url))
+    except psycopg.Error:
+        raise errors.unreadable_url() from None
+    host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
+    port = f":{parameters['port']}" if parameters.get("port") else ""
+    return Address(parameters, f"{host}{port}/{parameters.get('dbname') or parameters.get('user') or ''}")
+
+
+def connect(address: Address, purpose: str, timeout_s: float) -> Session:
+    """Open a connection in autocommit: one statement is one transaction and one round trip."""
+    parameters = {
+        **_NETWORK,
+        "connect_timeout": max(2, math.ceil(timeout_s)),
+        "application_name": f"unstuck {purpose}",
+        **address.parameters,
+        "client_encoding": "UTF8",
+    }
+    try:
+        # Never a prepared statement by name: behind a pooler it would be prepared in somebody else's session.
+        connection: Connection = psycopg.connect(autocommit=True, prepare_threshold=None, **parameters)
+    except psycopg.Error as error:
+        raise errors.connect_error(error, address.where) from None
+    try:
+        return _introduce(connection, address)
+    except psycopg.Error as error:
+        connection.close()
+        raise errors.lost_error(error, address.where, uncertain=False) from None
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _introduce(connection: Connection, address: Address) -> Session:
+    if connection.info.server_version < OLDEST_SERVER:
+        raise LedgerError(
+            f"PostgreSQL at {address.where} is older than 14, which Unstuck does not support. Upgrade the server."
+        )
+    arrays.teach(connection.adapters)
+    row = connection.execute(
+        "select pg_backend_pid(), (select backend_start from pg_stat_get_activity(pg_backend_pid()))"
+    ).fetchone()
+    assert row is not None
+    pooled = row[0] != connection.info.backend_pid
+    if not pooled:
+        for name, value in _SESSION:
+            # Servers on some systems cannot do some of this; the ledger works without.
+            with suppress(psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject):
+                connection.execute("select set_config(%s, %s, false)", (name, value))
+    return Session(connection, row[0], row[1], pooled)

@@ -1,0 +1,85 @@
+"""Translate the driver's errors, once, into ours: what happened, to whom, and the cure."""
+
+import psycopg
+
+from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch, UncertainCommit
+from unstuck.store.migrations import CURE_OLD
+
+MAX_REASON_CHARS = 300
+
+_CONNECT_CURES = (
+    ("password authentication failed", "Check user and password in the URL."),
+    ("no password supplied", "Put the password into the URL, PGPASSWORD or ~/.pgpass."),
+    ("no pg_hba.conf entry", "Allow this host and user in the server's pg_hba.conf."),
+    ("role", "Create the role (createuser), or name another user in the URL."),
+    ("database", "Create it (createdb), or name another database in the URL."),
+)
+_BUSY = ("too many clients", "remaining connection slots", "starting up", "shutting down", "recovery mode")
+
+
+def connect_error(error: psycopg.Error, where: str) -> LedgerError:
+    """Say why no connection could be opened."""
+    reason = _reason(error)
+    lower = reason.lower()
+    if any(words in lower for words in _BUSY):
+        return LedgerUnavailable(
+            f"PostgreSQL at {where} takes no connection just now: {reason}. Try again, or raise max_connections."
+        )
+    for words, cure in _CONNECT_CURES:
+        if words in lower and ("does not exist" in lower or words not in ("role", "database")):
+            return LedgerError(f"PostgreSQL at {where} refused the connection: {reason}. {cure}")
+    return LedgerUnavailable(
+        f"PostgreSQL at {where} cannot be reached: {reason}. Check that the server runs and that the URL names its "
+        "host and port."
+    )
+
+
+def lost_error(error: BaseException, where: str, *, uncertain: bool) -> LedgerUnavailable:
+    """Say that the connection broke in the middle."""
+    if uncertain:
+        return UncertainCommit(
+            f"The connection to PostgreSQL at {where} broke during a write, which may or may not have happened: "
+            f"{_reason(error)}. Look again before repeating it."
+        )
+    return LedgerUnavailable(f"The connection to PostgreSQL at {where} broke: {_reason(error)}. Try again.")
+
+
+def statement_error(error: psycopg.Error, where: str, schema: str) -> LedgerError:
+    """Say why a statement was refused over a connection that still stands."""
+    code = error.sqlstate or ""
+    reason = _reason(error)
+    if code.startswith(("22", "54")) or isinstance(error, psycopg.DataError):
+        return RefusedValue(f"PostgreSQL will not store a value of this batch: {reason}. Text must be free of NUL.")
+    if code in ("42P01", "42883", "3F000", "42703"):
+        return SchemaMismatch(f"There is no fitting ledger in schema {schema!r} of {where}: {reason}. {CURE_OLD}")
+    if code == "42501":
+        return LedgerError(
+            f"This user may not use the ledger at {where}: {reason}. Grant it the rights on schema {schema!r}, or "
+            "connect as its owner."
+        )
+    if code == "25006":
+        return LedgerUnavailable(
+            f"PostgreSQL at {where} is read-only (a standby?): {reason}. Point the URL at the primary."
+        )
+    if code == "53100":
+        return LedgerUnavailable(f"The disk of PostgreSQL at {where} is full: {reason}. Make room, then try again.")
+    if code.startswith(("53", "40", "55", "57", "58", "08")):
+        return LedgerUnavailable(f"PostgreSQL at {where} could not do it just now: {reason}. Try again.")
+    return LedgerError(f"PostgreSQL at {where} refused a statement of the ledger: {reason} ({code or 'no code'}).")
+
+
+def unreadable_url() -> LedgerError:
+    # The driver's own message may quote a part of the password.
+    return LedgerError(
+        "The PostgreSQL URL cannot be read. Write postgresql://user:password@host:port/database, with special "
+        "characters of the password percent-encoded."
+    )
+
+
+def _reason(error: BaseException) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return first.removesuffix(".")[:MAX_REASON_CHARS]
+
+
+def unwritable_text(error: UnicodeEncodeError) -> RefusedValue:
+    return RefusedValue(f"A text of this batch is not valid Unicode and cannot be stored: {error.reason}.")

@@ -1,0 +1,213 @@
+"""Keep one connection per purpose, opened on first use, replaced when it breaks, refused after a fork."""
+
+import os
+import random
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg.pq import ConnStatus
+
+from unstuck.domain.errors import LedgerError, LedgerUnavailable
+from unstuck.store.postgres import errors
+from unstuck.store.postgres.connecting import Address, Connection, Session, connect
+
+Row = tuple[Any, ...]
+CONFLICT_TRIES = 8
+"""How often a transaction that lost against another (deadlock, serialization) is repeated as it was."""
+_MAX_READS = 100
+_CONFLICTS = frozenset({"40001", "40P01"})
+
+
+class Lane:
+    """A connection and its lock. Whoever calls waits for its turn, and gets our errors only."""
+
+    def __init__(self, purpose: str, address: Address, schema: str, connect_timeout_s: float) -> None:
+        self.purpose = purpose
+        self._address = address
+        self._schema = schema
+        self._connect_timeout_s = connect_timeout_s
+        self._lock = threading.RLock()
+        self._session: Session | None = None
+        self._owner_pid = 0
+        self._closed = False
+        self._on_open: list[Callable[[Session], None]] = []
+        self._on_change: list[Callable[[], None]] = []
+
+    def on_open(self, greet: Callable[[Session], None]) -> None:
+        """Call `greet` with every session as it opens (the present one too), before anything else uses it."""
+        with self._lock:
+            self._on_open.append(greet)
+            if self._session is not None:
+                greet(self._session)
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Call `tell` whenever the connection was opened or dropped: who selects on its socket must look again."""
+        self._on_change.append(tell)
+
+    def ask(self, query: bytes, values: Mapping[str, Any] | None = None) -> list[Row]:
+        """Run a statement that may be repeated: a read, or a write that is the same when done twice."""
+        with self._lock:
+            try:
+                return self._execute(query, values, uncertain=False)
+            except LedgerUnavailable:
+                if self._session is not None or self._closed:
+                    raise
+                # The connection broke; perhaps only this one.
+                return self._execute(query, values, uncertain=False)
+
+    def write(self, query: bytes, values: Mapping[str, Any] | None = None) -> list[Row]:
+        """Run a statement that must not be repeated blindly; UncertainCommit when its answer is lost."""
+        with self._lock:
+            return self._execute(query, values, uncertain=True)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep the lane for several calls."""
+        with self._lock:
+            yield
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Give the connection inside one transaction, for the few things that need several statements."""
+        with self._lock:
+            session = self.open()
+            try:
+                with session.connection.transaction():
+                    yield session.connection
+            except psycopg.Error as error:
+                raise self._translated(error, uncertain=True) from None
+            except BaseException:
+                self._drop_if_broken()
+                raise
+
+    def open(self) -> Session:
+        """Give the open session, or open one."""
+        with self._lock:
+            if self._closed:
+                raise LedgerError("This ledger is closed. Open a new one.")
+            if self._session is not None:
+                if self._owner_pid != os.getpid():
+                    raise LedgerError(
+                        "This ledger was opened before a fork and cannot be used in the child process. Open a new one "
+                        "after the fork."
+                    )
+                if self._is_alive(self._session):
+                    return self._session
+                self._drop()
+            session = connect(self._address, self.purpose, self._connect_timeout_s)
+            try:
+                for greet in self._on_open:
+                    greet(session)
+            except psycopg.Error as error:
+                session.connection.close()
+                raise errors.lost_error(error, self._address.where, uncertain=False) from None
+            except BaseException:
+                session.connection.close()
+                raise
+            self._session = session
+            self._owner_pid = os.getpid()
+            self._changed()
+            return session
+
+    def socket_fd(self) -> int | None:
+        """Give the socket of the open connection, without waiting for the lock; it may be replaced at any moment."""
+        session = self._session
+        if session is None:
+            return None
+        with suppress(psycopg.Error):
+            return session.connection.pgconn.socket
+        return None
+
+    def collect(self) -> None:
+        """Take in what the server sent unasked; notifies go to their handlers, a dead connection is dropped."""
+        with self._lock:
+            if self._session is not None and not self._is_alive(self._session):
+                self._drop()
+
+    def close(self) -> None:
+        """Close for good, also when another thread waits for an answer on it."""
+        self._closed = True
+        if not self._lock.acquire(timeout=0.05):
+            self._cut()
+            self._lock.acquire()
+        try:
+            self._drop()
+        finally:
+            self._lock.release()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _execute(self, query: bytes, values: Mapping[str, Any] | None, *, uncertain: bool) -> list[Row]:
+        for tries in range(1, CONFLICT_TRIES + 1):
+            connection = self.open().connection
+            try:
+                return connection.execute(query, values, binary=True).fetchall()
+            except psycopg.Error as error:
+                if error.sqlstate in _CONFLICTS and tries < CONFLICT_TRIES and not connection.closed:
+                    # Rolled back as a whole: to repeat it is the documented answer.
+                    time.sleep(random.uniform(0, 0.002 * tries))
+                    continue
+                raise self._translated(error, uncertain=uncertain) from None
+            except UnicodeEncodeError as error:
+                raise errors.unwritable_text(error) from None
+            except BaseException:
+                # Interrupted in the middle: the state of the protocol is anybody's guess.
+                self._drop()
+                raise
+        raise AssertionError("unreachable")
+
+    def _translated(self, error: psycopg.Error, *, uncertain: bool) -> LedgerError:
+        if self._drop_if_broken():
+            return errors.lost_error(error, self._address.where, uncertain=uncertain)
+        if error.sqlstate == "25006":
+            # After a failover the address may name another server: connect afresh next time.
+            self._drop()
+        return errors.statement_error(error, self._address.where, self._schema)
+
+    def _drop_if_broken(self) -> bool:
+        if self._session is not None and self._session.connection.closed:
+            self._drop()
+        return self._session is None
+
+    def _is_alive(self, session: Session) -> bool:
+        """See an end of the connection *before* something is sent: so it is certain that nothing was written."""
+        pgconn = session.connection.pgconn
+        if pgconn.status != ConnStatus.OK:
+            return False
+        poller = select.poll()
+        poller.register(pgconn.socket, select.POLLIN)
+        try:
+            # The server's last words come before the end of the stream: read until there is nothing more.
+            for _ in range(_MAX_READS):
+                if not poller.poll(0):
+                    break
+                pgconn.consume_input()
+                while notify := pgconn.notifies():
+                    if pgconn.notify_handler:
+                        pgconn.notify_handler(notify)
+        except psycopg.Error:
+            return False
+        return pgconn.status == ConnStatus.OK
+
+    def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and self._owner_pid == os.getpid():
+            with suppress(psycopg.Error):
+                session.connection.close()
+            self._changed()
+
+    def _changed(self) -> None:
+        for tell in self._on_change:
+            tell()
+
+    def _cut(self) -> None:
+        fd = self.socket_fd()
+        if fd is not None:
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as same:
+                same.shutdown(socket.SHUT_RDWR)

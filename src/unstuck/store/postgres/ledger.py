@@ -1,0 +1,48 @@
+"""The ledger on PostgreSQL: many machines, one clock, the server's.
+
+The hot verbs are functions in the ledger's own schema (see `migrations/`): several statements in one round
+trip and one commit, with plans that live in the session without a name, so that a transaction-mode pooler
+may stand in between.
+"""
+
+from typing import Any
+
+from unstuck.store.postgres.clients import ClientVerbs
+from unstuck.store.postgres.migrating import check_schema, migrate
+from unstuck.store.postgres.operators import OperatorVerbs
+from unstuck.store.postgres.reaper import ReaperVerbs
+from unstuck.store.postgres.upkeep import UpkeepVerbs
+from unstuck.store.postgres.workers import WorkerVerbs
+
+
+class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, OperatorVerbs):
+    """See `unstuck.store.contract.Ledger`, which this fulfils."""
+
+    def migrate(self) -> list[str]:
+        return migrate(self.read_lane, self.schema, self.quoted_schema)
+
+    def check_schema(self) -> None:
+        check_schema(self.read_lane, self.address, self.schema, self.quoted_schema)
+
+    def describe(self) -> dict[str, Any]:
+        session = self.read_lane.open()
+        version = session.connection.info.server_version
+        return {
+            "database": "postgresql",
+            "address": str(self.address),
+            "version": f"{version // 10000}.{version % 10000}",
+            "schema": self.schema,
+            "pooler": session.pooled,
+            "bell": self._bell(session.pooled),
+        }
+
+    def close(self) -> None:
+        for lane in self.lanes():
+            lane.close()
+
+    def _bell(self, pooled: bool) -> str:
+        if not self.settings.notify:
+            return "off: workers poll"
+        if self.settings.listen_url:
+            return "LISTEN on listen_url"
+        return "none behind a pooler: workers poll; set listen_url" if pooled else "LISTEN"

@@ -1,0 +1,176 @@
+-- The tables. State rules stand here first: no code, ours or an operator's, can write a job that both waits and runs.
+
+create sequence {schema}.job_ids;
+-- Tokens are compared for equality only, so a session may keep some in hand.
+create sequence {schema}.tokens cache 50;
+
+-- One row per job; the current attempt, or the last, lives in it. Columns that are NULL for the ordinary job keep it
+-- narrow. `ready`, `waiting` and `held` repeat the state as booleans: they are the predicates of the partial indexes,
+-- and so the state itself stays unindexed and most updates can be HOT.
+create table {schema}.jobs (
+    id                  bigint primary key,
+    token               bigint,
+    enqueued_at         timestamptz not null,
+    run_at              timestamptz,
+    claimed_at          timestamptz,
+    started_at          timestamptz,
+    finished_at         timestamptz,
+    heartbeat_timeout_s double precision,
+    timeout_s           double precision,
+    rank                integer not null default 0,
+    attempt             integer not null default 0,
+    failures            integer not null default 0,
+    crash_count         integer not null default 0,
+    ready               boolean not null,
+    waiting             boolean not null,
+    held                boolean not null default false,
+    heartbeat           boolean,
+    cancel_requested    boolean,
+    state               text not null default 'pending',
+    queue               text not null,
+    task                text not null,
+    payload             bytea not null,
+    payload_type        text,
+    policy              bytea,
+    on_crash            text,
+    worker_id           text,
+    result              bytea,
+    ended_as            text,
+    error_code          text,
+    error_message       text,
+    error_cause         text,
+    error_details       jsonb,
+    unique_key          text,
+    live_key            text,
+    enqueued_by         text,
+    constraint state_known check (
+        state in ('pending', 'claimed', 'running', 'succeeded', 'failed', 'cancelled', 'quarantined')),
+    constraint pending_is_ready_or_waits check ((ready or waiting) = (state = 'pending') and not (ready and waiting)),
+    constraint waits_until check (not waiting or run_at is not null),
+    constraint held_is_in_hands check (held = (state in ('claimed', 'running'))),
+    constraint held_has_a_holder check (not held or (token is not null and worker_id is not null and claimed_at is not null)),
+    constraint running_was_started check (state <> 'running' or started_at is not null),
+    constraint pending_has_no_attempt check (state <> 'pending' or (token is null and worker_id is null)),
+    constraint finished_has_an_end check (
+        (finished_at is not null) = (state in ('succeeded', 'failed', 'cancelled', 'quarantined'))),
+    constraint bad_end_has_a_code check (state not in ('failed', 'cancelled', 'quarantined') or error_code is not null),
+    constraint key_lives_with_the_job check (
+        live_key is not distinct from case when finished_at is null then unique_key end),
+    constraint on_crash_known check (on_crash in ('fail', 'retry')),
+    constraint counters_count check (attempt >= 0 and failures >= 0 and crash_count >= 0)
+) with (
+    fillfactor = 70,
+    -- Claims leave dead entries at the head of the index; they must not wait for a fifth of the table.
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_analyze_scale_factor = 0.1
+);
+create index jobs_ready on {schema}.jobs (queue, rank, id) where ready;
+create index jobs_waiting on {schema}.jobs (run_at) where waiting;
+create index jobs_held on {schema}.jobs (worker_id) where held;
+create unique index jobs_live_key on {schema}.jobs (live_key) where live_key is not null;
+create index jobs_errors on {schema}.jobs (id) where error_code is not null;
+
+-- Attempts that are over while their job goes on; the last one is in the job's row.
+create table {schema}.attempts (
+    job_id            bigint not null,
+    token             bigint not null,
+    worker_id         text not null,
+    state             text not null check (state in ('succeeded', 'failed', 'crashed', 'drained', 'cancelled')),
+    claimed_at        timestamptz,
+    started_at        timestamptz,
+    ended_at          timestamptz not null,
+    last_heartbeat_at timestamptz,
+    code              text,
+    cause             text,
+    primary key (job_id, token)
+);
+
+-- What a job printed, where it printed anything.
+create table {schema}.outputs (
+    job_id bigint not null,
+    token  bigint not null,
+    stdout bytea not null,
+    stderr bytea not null,
+    primary key (job_id, token)
+);
+
+-- Who a worker is and what was decided of it. Every turn locks this row for share, every verdict updates it.
+create table {schema}.workers (
+    id                    text primary key,
+    name                  text not null,
+    host                  text not null,
+    pid                   integer not null,
+    boot_id               text not null,
+    pid_namespace         text not null,
+    process_started       text not null,
+    trace                 text not null,
+    queues                text[] not null,
+    tasks                 text[] not null,
+    concurrency           integer not null,
+    version               text not null,
+    heartbeat_interval_s  double precision not null,
+    suspect_after_s       double precision not null,
+    running_stale_after_s double precision not null,
+    state                 text not null default 'active' check (state in ('active', 'draining', 'suspect', 'dead', 'stopped')),
+    draining              boolean not null default false,
+    created_at            timestamptz not null,
+    suspect_at            timestamptz,
+    stopped_at            timestamptz,
+    request               text check (request in ('drain', 'stop')),
+    verdict               jsonb,
+    metadata              jsonb not null,
+    constraint suspect_since check ((suspect_at is not null) = (state = 'suspect')),
+    constraint ended_at check ((stopped_at is not null) = (state in ('dead', 'stopped')))
+) with (fillfactor = 70);
+
+-- The beats: one narrow row per worker, no index on what changes, room on the page: every beat is HOT.
+create table {schema}.beats (
+    worker_id     text primary key,
+    beat_at       timestamptz not null,
+    session_start timestamptz,
+    processed     bigint not null default 0,
+    session_pid   integer,
+    running       integer not null default 0,
+    cancels       boolean not null default false
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 500);
+
+create table {schema}.queues (
+    name      text primary key,
+    paused    boolean not null default false,
+    paused_by text,
+    paused_at timestamptz
+);
+
+-- What the apps of the workers know, so that doors without the app can enqueue it.
+create table {schema}.tasks (
+    name     text primary key,
+    queue    text not null,
+    policy   bytea,
+    is_async boolean not null
+);
+
+create table {schema}.events (
+    id        bigint generated always as identity primary key,
+    at        timestamptz not null default clock_timestamp(),
+    kind      text not null,
+    job_id    bigint,
+    worker_id text,
+    message   text not null
+);
+create index events_job on {schema}.events (job_id, id) where job_id is not null;
+create index events_worker on {schema}.events (worker_id, id) where worker_id is not null;
+
+-- The right to do one round; it expires by itself, so nobody can hold it while frozen.
+create table {schema}.tickets (
+    name  text primary key,
+    until timestamptz not null
+) with (fillfactor = 50);
+
+-- What concerns the ledger as a whole: when silence was last forgiven, and how far retention has walked.
+create table {schema}.ledger (
+    one           boolean primary key default true check (one),
+    amnesty_at    timestamptz not null default '-infinity',
+    swept_up_to   bigint not null default 0,
+    voided_at     timestamptz
+) with (fillfactor = 50);
+insert into {schema}.ledger default values;

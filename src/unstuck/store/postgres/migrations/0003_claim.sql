@@ -1,0 +1,142 @@
+-- Find and lock what is ready, in the order of rank and id, without ever waiting for another claimer.
+--
+-- The planner is kept to the index (queue, rank, id) where ready: it is in order already, so a claim reads as many
+-- entries as it takes, however many jobs wait or are finished.
+
+create function {schema}.lock_ready(p_queue text, p_tasks text[], p_limit integer) returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set enable_incremental_sort = off
+set jit = off
+as $body$
+begin
+    return (
+        select array_agg(x.id) from (
+            select j.id from {schema}.jobs j
+            where j.ready and j.queue = p_queue and coalesce(j.task = any (p_tasks), false)
+            order by j.rank, j.id
+            limit p_limit
+            for update skip locked
+        ) x
+    );
+end
+$body$;
+
+-- Several queues: look without locks how many of the best belong to each queue, then lock so many of each.
+create function {schema}.lock_ready_of_many(p_queues text[], p_tasks text[], p_limit integer) returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_sort = off
+set enable_incremental_sort = off
+set jit = off
+as $body$
+declare
+    v_names text[];
+    v_quotas bigint[];
+    v_seen bigint;
+    v_ids bigint[];
+    v_queue text;
+begin
+    select array_agg(z.queue), array_agg(z.quota), sum(z.quota) into v_names, v_quotas, v_seen
+    from (
+        select y.queue, count(*) as quota
+        from (
+            select x.queue
+            from unnest(p_queues) as q(name)
+            cross join lateral (
+                select j.queue, j.rank, j.id from {schema}.jobs j
+                where j.ready and j.queue = q.name and coalesce(j.task = any (p_tasks), false)
+                order by j.rank, j.id
+                limit p_limit
+            ) x
+            order by x.rank, x.id
+            limit p_limit
+        ) y
+        group by y.queue
+    ) z;
+    if v_names is null then
+        return null;
+    end if;
+    select array_agg(x.id order by x.rank, x.id) into v_ids
+    from unnest(v_names, v_quotas) as q(name, quota)
+    cross join lateral (
+        select j.id, j.rank from {schema}.jobs j
+        where j.ready and j.queue = q.name and coalesce(j.task = any (p_tasks), false)
+        order by j.rank, j.id
+        limit q.quota
+        for update skip locked
+    ) x;
+    -- Another claimer was faster in one queue: what is missing is taken from wherever there is more.
+    if v_seen >= p_limit and coalesce(cardinality(v_ids), 0) < p_limit then
+        foreach v_queue in array p_queues loop
+            v_ids := coalesce(v_ids, '{}') || (
+                select array_agg(x.id) from (
+                    select j.id from {schema}.jobs j
+                    where j.ready and j.queue = v_queue and coalesce(j.task = any (p_tasks), false)
+                          and j.id <> all (coalesce(v_ids, '{}'))
+                    order by j.rank, j.id
+                    limit p_limit - coalesce(cardinality(v_ids), 0)
+                    for update skip locked
+                ) x
+            );
+            exit when cardinality(v_ids) >= p_limit;
+        end loop;
+    end if;
+    return case when cardinality(v_ids) > 0 then v_ids end;
+end
+$body$;
+
+-- Whether there is anything to claim at all; reads only.
+create function {schema}.any_ready(p_queues text[], p_tasks text[]) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $body$
+begin
+    return exists (
+        select 1
+        from unnest(p_queues) as q(name)
+        cross join lateral (
+            select 1 from {schema}.jobs j
+            where j.ready and j.queue = q.name and coalesce(j.task = any (p_tasks), false)
+            order by j.rank, j.id
+            limit 1
+        ) x
+    );
+end
+$body$;
+
+-- When the next scheduled job of these queues is due. It looks at the first few of the ledger only: not to know costs
+-- a poll, to search a million of somebody else's jobs would cost more.
+create function {schema}.next_due_in_s(p_queues text[]) returns double precision
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $body$
+begin
+    return (
+        select greatest(0, extract(epoch from x.run_at - clock_timestamp()))
+        from (select j.run_at, j.queue from {schema}.jobs j where j.waiting order by j.run_at limit 200) x
+        where x.queue = any (p_queues)
+        limit 1
+    );
+end
+$body$;

@@ -1,0 +1,107 @@
+-- End attempts, whoever asks: one statement writes the job, the attempt that is over, and the event.
+--
+-- `p_endings` is a list of endings or of releases (which have no `attempt`, since user code never ran). Given back is
+-- every pair that was asked for, and whether it was written. A row that is not there with this token, this holder and
+-- a state that can end this way is superseded.
+--
+-- Plans: joined by the key alone, with the fence inside coalesce(), and the planner kept to nested loops over indexes:
+-- statistics gathered while nothing was held must not turn this into a scan of the table.
+create function {schema}.apply_endings(p_worker text, p_endings jsonb, p_wait boolean)
+returns table (job_id bigint, token bigint, written boolean)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $body$
+#variable_conflict use_column
+declare
+    v_now timestamptz := clock_timestamp();
+    v_free bigint[];
+begin
+    if not p_wait then
+        -- A sweep takes what nobody else has in hand just now, and comes back for the rest.
+        select array_agg(id) into v_free from (
+            select j.id
+            from jsonb_to_recordset(p_endings) as e(job_id bigint)
+            join {schema}.jobs j on j.id = e.job_id
+            for update of j skip locked
+        ) locked;
+    end if;
+    return query
+    with asked as materialized (
+        select e.job_id, e.token, e.state, e.attempt, e.error, e.result, coalesce(e.delay_s, 0) as delay_s,
+               coalesce(e.counter, 'none') as counter, e.event, coalesce(e.message, '') as message
+        from jsonb_to_recordset(p_endings) as e(
+            job_id bigint, token bigint, state text, attempt text, error jsonb, result text, delay_s double precision,
+            counter text, event text, message text)
+    ), before as materialized (
+        -- A job that somebody asked to cancel does not go back to the queue.
+        select j.id, j.token, j.state as was, j.claimed_at, j.started_at, a.attempt, a.error, a.result,
+               a.delay_s, a.counter, a.event, a.message,
+               case when coalesce(a.state, 'pending') <> 'pending' then a.state
+                    when coalesce(j.cancel_requested, false) then 'cancelled'
+                    else 'pending' end as becomes,
+               coalesce(a.state, 'pending') = 'pending' and coalesce(j.cancel_requested, false) as stopped,
+               'cancelled by request ' || case when a.attempt is null then 'before it ran' else 'while it ran' end
+                   || coalesce(' (' || coalesce(a.error ->> 'cause', a.error ->> 'message') || ')', '') as stop_cause
+        from asked a
+        join {schema}.jobs j on j.id = a.job_id
+        where coalesce(j.held and j.token = a.token and j.worker_id = p_worker
+                       and (j.state = 'running' or coalesce(a.state, 'pending') in ('pending', 'cancelled'))
+                       and (p_wait or j.id = any (v_free)), false)
+        for update of j
+    ), past as (
+        insert into {schema}.attempts (
+            job_id, token, worker_id, state, claimed_at, started_at, ended_at, last_heartbeat_at, code, cause)
+        select b.id, b.token, p_worker, b.attempt, b.claimed_at, b.started_at, v_now,
+               (select beat_at from {schema}.beats where worker_id = p_worker),
+               b.error ->> 'code', coalesce(b.error ->> 'cause', b.error ->> 'message')
+        from before b
+        where b.becomes = 'pending' and b.was = 'running' and b.attempt is not null
+        on conflict do nothing
+    ), told as (
+        insert into {schema}.events (at, kind, job_id, worker_id, message)
+        select v_now, case when b.stopped then 'cancelled' else b.event end, b.id, p_worker,
+               case when b.stopped then left('CANCELLED: ' || b.stop_cause, 500) else b.message end
+        from before b
+        where b.event is not null or b.stopped
+    ), ended as (
+        update {schema}.jobs j set
+            state = b.becomes,
+            held = false,
+            ready = b.becomes = 'pending' and b.delay_s <= 0,
+            waiting = b.becomes = 'pending' and b.delay_s > 0,
+            run_at = case when b.becomes = 'pending' and b.attempt is not null
+                          then v_now + make_interval(secs => b.delay_s) else j.run_at end,
+            token = case when b.becomes <> 'pending' then j.token end,
+            worker_id = case when b.becomes <> 'pending' then j.worker_id end,
+            claimed_at = case when b.becomes <> 'pending' then j.claimed_at end,
+            started_at = case when b.becomes <> 'pending' then j.started_at end,
+            finished_at = case when b.becomes <> 'pending' then v_now end,
+            -- A start that led nowhere is taken back: no attempt is spent.
+            attempt = j.attempt - (b.attempt is null and b.was = 'running')::integer,
+            failures = j.failures + (b.counter = 'failure')::integer,
+            crash_count = j.crash_count + (b.counter = 'crash')::integer,
+            result = decode(b.result, 'base64'),
+            ended_as = case when b.stopped then 'cancelled' when b.becomes <> 'pending' then b.attempt end,
+            live_key = case when b.becomes = 'pending' then j.live_key end,
+            error_code = case when b.stopped then 'CANCELLED' when b.attempt is null then j.error_code
+                              else b.error ->> 'code' end,
+            error_message = case when b.stopped then 'Job was cancelled' when b.attempt is null then j.error_message
+                                 else b.error ->> 'message' end,
+            error_cause = case when b.stopped then b.stop_cause when b.attempt is null then j.error_cause
+                               else b.error ->> 'cause' end,
+            error_details = case when b.stopped then null when b.attempt is null then j.error_details
+                                 else nullif(b.error -> 'details', '{}') end
+        from before b
+        where j.id = b.id
+        returning j.id
+    )
+    select a.job_id, a.token, coalesce(a.job_id = any (array(select id from ended)), false)
+    from asked a;
+end
+$body$;

@@ -1,0 +1,172 @@
+-- What operators and retention do to jobs.
+
+-- Cancel what waits or was only claimed; ask for what runs, and tell its worker at its next beat.
+create function {schema}.cancel(p_ids bigint[], p_by text)
+returns table (job_id bigint, answer text, worker_id text)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $body$
+#variable_conflict use_column
+begin
+    return query
+    with asked as materialized (
+        select distinct u.id from unnest(p_ids) as u(id)
+    ), found as materialized (
+        -- In the order of ids, so that two operators cannot wait for each other.
+        select j.id, j.state, j.worker_id
+        from asked a join {schema}.jobs j on j.id = a.id
+        order by j.id
+        for update of j
+    ), stopped as (
+        update {schema}.jobs j set
+            state = 'cancelled', ready = false, waiting = false, held = false, finished_at = clock_timestamp(),
+            token = null, worker_id = null, claimed_at = null, live_key = null,
+            error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = 'cancelled by ' || p_by || ' before it ran',
+            error_details = null
+        from found f
+        where j.id = f.id and f.state in ('pending', 'claimed')
+        returning j.id
+    ), asked_to_stop as (
+        update {schema}.jobs j set cancel_requested = true
+        from found f
+        where j.id = f.id and f.state = 'running'
+        returning j.id, j.worker_id
+    ), flagged as (
+        update {schema}.beats b set cancels = true
+        where b.worker_id = any (array(select distinct s.worker_id from asked_to_stop s))
+    ), told as (
+        insert into {schema}.events (kind, job_id, worker_id, message)
+        select case when f.state = 'running' then 'cancel_requested' else 'cancelled' end, f.id, f.worker_id,
+               case when f.state = 'running' then p_by || ' asked to cancel it'
+                    else 'Cancelled by ' || p_by || ' before it ran' end
+        from found f
+        where f.state in ('pending', 'claimed', 'running')
+    )
+    select a.id,
+           case when f.id is null then 'missing'
+                when f.state in ('pending', 'claimed') then 'cancelled'
+                when f.state = 'running' then 'requested'
+                else 'finished' end,
+           case when f.state in ('claimed', 'running') then f.worker_id end
+    from asked a left join found f on f.id = a.id;
+end
+$body$;
+
+-- Queue a finished job again with fresh counters; its last attempt becomes history.
+create function {schema}.retry(p_id bigint, p_by text) returns text
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_job record;
+    v_now timestamptz;
+begin
+    select j.state, j.token into v_job from {schema}.jobs j where j.id = p_id for update;
+    if not found then
+        return 'missing';
+    elsif v_job.state in ('pending', 'claimed', 'running') then
+        return 'live';
+    elsif v_job.state = 'succeeded' then
+        return 'succeeded';
+    end if;
+    v_now := clock_timestamp();
+    if v_job.token is not null then
+        insert into {schema}.attempts (
+            job_id, token, worker_id, state, claimed_at, started_at, ended_at, last_heartbeat_at, code, cause)
+        select j.id, j.token, j.worker_id, coalesce(j.ended_as, j.state), j.claimed_at, j.started_at, j.finished_at,
+               least(b.beat_at, j.finished_at), j.error_code, coalesce(j.error_cause, j.error_message)
+        from {schema}.jobs j left join {schema}.beats b on b.worker_id = j.worker_id
+        where j.id = p_id
+        on conflict do nothing;
+    end if;
+    update {schema}.jobs j set
+        state = 'pending', ready = true, waiting = false, run_at = v_now, token = null, worker_id = null,
+        claimed_at = null, started_at = null, finished_at = null, failures = 0, crash_count = 0,
+        cancel_requested = null, result = null, ended_as = null, error_code = null, error_message = null,
+        error_cause = null, error_details = null, live_key = j.unique_key
+    where j.id = p_id;
+    insert into {schema}.events (at, kind, job_id, message) values (v_now, 'retried', p_id, format('Queued again by %s (it was %s)', p_by, v_job.state));
+    return 'queued';
+exception when unique_violation then
+    return 'duplicate';
+end
+$body$;
+
+-- Remove finished jobs among the next `p_look` by id, and say where the look ended (NULL: at the last job, or where
+-- jobs are younger than asked for). Walks the primary key, so that retention costs the hot path no index.
+create function {schema}.prune_batch(
+    p_after bigint, p_older_than_s double precision, p_states text[], p_look integer, out next_after bigint, out removed integer)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $body$
+declare
+    v_before timestamptz := clock_timestamp() - make_interval(secs => p_older_than_s);
+    v_seen bigint;
+    v_young boolean;
+    v_old bigint[];
+begin
+    select count(*), max(x.id), coalesce(bool_or(x.enqueued_at > v_before), false)
+    into v_seen, next_after, v_young
+    from (select j.id, j.enqueued_at from {schema}.jobs j where j.id > p_after order by j.id limit p_look) x;
+    removed := 0;
+    if v_seen > 0 then
+        select array_agg(y.id) into v_old from (
+            select j.id from {schema}.jobs j
+            where j.id > p_after and j.id <= next_after
+              and coalesce(j.finished_at < v_before and (p_states is null or j.state = any (p_states)), false)
+            for update skip locked
+        ) y;
+        delete from {schema}.attempts a where a.job_id = any (v_old);
+        delete from {schema}.outputs o where o.job_id = any (v_old);
+        delete from {schema}.jobs j where j.id = any (v_old);
+        get diagnostics removed = row_count;
+    end if;
+    if v_seen < p_look or v_young then
+        next_after := null;
+    end if;
+end
+$body$;
+
+-- After a restore from a backup: whoever lived then is dead, and what was handed out since is void.
+create function {schema}.void_tokens() returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    c_gap constant integer := 1000000;
+    c_evidence constant text := 'the ledger was restored from a backup';
+    v_now timestamptz := clock_timestamp();
+    v_count integer;
+begin
+    lock table {schema}.jobs in share row exclusive mode;
+    with buried as (
+        update {schema}.workers w set
+            state = 'dead', suspect_at = null, stopped_at = v_now,
+            verdict = jsonb_build_object('state', 'dead', 'detector', 'operator', 'silent_s', 0.0, 'by', 'operator',
+                                         'evidence', c_evidence)
+        where w.state in ('active', 'draining', 'suspect')
+        returning w.id
+    )
+    insert into {schema}.events (at, kind, worker_id, message)
+    select v_now, 'worker_dead', b.id, format('Dead worker detected: %s (%s)', b.id, c_evidence) from buried b;
+    get diagnostics v_count = row_count;
+    -- Ids and tokens that were given out after the backup was taken must never be given out again.
+    perform setval('{schema}.tokens'::regclass, nextval('{schema}.tokens'::regclass) + c_gap);
+    perform setval('{schema}.job_ids'::regclass, nextval('{schema}.job_ids'::regclass) + c_gap);
+    update {schema}.jobs j set
+        state = 'pending', ready = true, waiting = false, held = false, token = null, worker_id = null, claimed_at = null
+    where j.held and j.state = 'claimed';
+    update {schema}.jobs j set token = nextval('{schema}.tokens'::regclass) where j.held;
+    update {schema}.ledger set voided_at = v_now;
+    return v_count;
+end
+$body$;

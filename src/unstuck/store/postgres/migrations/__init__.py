@@ -1,0 +1,1 @@
+"""The numbered files that make the ledger's tables, views and functions on PostgreSQL."""

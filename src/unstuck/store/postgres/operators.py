@@ -1,0 +1,55 @@
+"""Do what an operator asks: pause, cancel, retry, purge, and speak to workers."""
+
+from collections.abc import Collection
+
+from unstuck.store.postgres import arrays
+from unstuck.store.postgres.people import ReadingVerbs
+
+PURGE_BATCH = 2_000
+CANCEL_BATCH = 1_000
+
+
+class OperatorVerbs(ReadingVerbs):
+    def pause(self, queue: str | None, by: str) -> list[str]:
+        return self._set_paused([record.name for record in self.queues()] if queue is None else [queue], True, by)
+
+    def resume(self, queue: str | None, by: str) -> list[str]:
+        paused = [row[0] for row in self.read("paused_queues")]
+        return self._set_paused([name for name in paused if queue in (None, name)], False, by)
+
+    def request(self, worker_id: str, what: str, by: str) -> bool:
+        return bool(self.read("request", worker_id=worker_id, what=what, by=by))
+
+    def cancel(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        answers: dict[int, str] = {}
+        ids = list(dict.fromkeys(job_ids))
+        for start in range(0, len(ids), CANCEL_BATCH):
+            batch = arrays.int8s(ids[start : start + CANCEL_BATCH])
+            rows = self.read_lane.write(self.sql["cancel"], {"ids": batch, "by": by})
+            answers.update({job_id: answer for job_id, answer, _ in rows})
+        return {job_id: answers[job_id] for job_id in ids}
+
+    def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        # One at a time: a unique key in use stops one job and not the others.
+        return {
+            job_id: str(self.read_lane.write(self.sql["retry"], {"job_id": job_id, "by": by})[0][0])
+            for job_id in dict.fromkeys(job_ids)
+        }
+
+    def purge(self, queue: str, by: str) -> int:
+        count = 0
+        values = {"queue": queue, "limit": PURGE_BATCH, "cause": f"queue {queue!r} was purged by {by}"}
+        for name in ("purge_ready", "purge_waiting"):
+            # In short transactions: purging a million jobs must not make anybody wait.
+            while found := int(self.read_lane.write(self.sql[name], values)[0][0]):
+                count += found
+        if count:
+            message = f"{count} pending jobs of queue {queue!r} were cancelled by {by}"
+            self.read_lane.write(self.sql["tell"], {"kind": "purged", "message": message})
+        return count
+
+    def _set_paused(self, names: list[str], paused: bool, by: str) -> list[str]:
+        if not names:
+            return []
+        values = {"names": arrays.texts(names), "paused": paused, "by": by, "word": "paused" if paused else "resumed"}
+        return [row[0] for row in self.read_lane.write(self.sql["set_paused"], values)]

@@ -1,0 +1,68 @@
+"""Answer people's questions; nothing here changes anything."""
+
+from unstuck.store.postgres import arrays
+from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.rows import attempt_record, job_record, worker_record
+from unstuck.store.records import (
+    AttemptRecord,
+    EventRecord,
+    JobFilter,
+    JobRecord,
+    OutputRecord,
+    QueueRecord,
+    TaskRecord,
+    WorkerRecord,
+)
+
+
+class ReadingVerbs(Verbs):
+    def job(self, job_id: int) -> JobRecord | None:
+        rows = self.read("job", job_id=job_id)
+        return job_record(rows[0]) if rows else None
+
+    def jobs(self, where: JobFilter) -> list[JobRecord]:
+        rows = self.read(
+            "jobs",
+            before_id=where.before_id,
+            states=arrays.texts(where.states) if where.states else None,
+            queue=where.queue,
+            task=where.task,
+            error=where.error,
+            worker_id=where.worker_id,
+            older_than_s=where.older_than_s,
+            newer_than_s=where.newer_than_s,
+            limit=where.limit,
+        )
+        return [job_record(row) for row in rows]
+
+    def count_jobs(self) -> dict[str, int]:
+        return dict(self.read("count_jobs"))
+
+    def attempts(self, job_id: int) -> list[AttemptRecord]:
+        return [attempt_record(row) for row in self.read("attempts", job_id=job_id)]
+
+    def events(
+        self,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        after_id: int | None = None,
+        limit: int = 100,
+    ) -> list[EventRecord]:
+        if after_id is None:
+            rows = self.read("last_events", job_id=job_id, worker_id=worker_id, limit=limit)[::-1]
+        else:
+            rows = self.read("events_after", job_id=job_id, worker_id=worker_id, after_id=after_id, limit=limit)
+        return [EventRecord(*row) for row in rows]
+
+    def outputs(self, job_id: int) -> list[OutputRecord]:
+        return [OutputRecord(*row) for row in self.read("outputs", job_id=job_id)]
+
+    def workers(self, living_only: bool = False) -> list[WorkerRecord]:
+        return [worker_record(row) for row in self.read("workers", living_only=living_only)]
+
+    def queues(self) -> list[QueueRecord]:
+        return [QueueRecord(*(*row[:6], row[6] if row[8] else None, row[7])) for row in self.read("queues")]
+
+    def tasks(self) -> list[TaskRecord]:
+        return [TaskRecord(*row) for row in self.read("tasks")]

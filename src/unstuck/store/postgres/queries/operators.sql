@@ -1,0 +1,62 @@
+-- What operators do.
+
+-- name: set_paused
+with changed as (
+    insert into {schema}.queues as q (name, paused, paused_by, paused_at)
+    select u.name, %(paused)s, %(by)s, clock_timestamp() from unnest(%(names)s) as u(name) order by u.name
+    on conflict (name) do update
+    set paused = excluded.paused, paused_by = excluded.paused_by, paused_at = excluded.paused_at
+    where q.paused <> excluded.paused
+    returning q.name
+), told as (
+    insert into {schema}.events (kind, message)
+    select 'queue_' || %(word)s::text, format('Queue %%L was %%s by %%s', c.name, %(word)s::text, %(by)s::text) from changed c
+)
+select name from changed order by name;
+
+-- name: paused_queues
+select name from {schema}.queues where paused order by name;
+
+-- name: request
+with asked as (
+    update {schema}.workers set request = %(what)s
+    where id = %(worker_id)s and state in ('active', 'draining', 'suspect')
+    returning id
+)
+insert into {schema}.events (kind, worker_id, message)
+select 'worker_asked_to_' || %(what)s::text, a.id, format('Asked to %%s by %%s', %(what)s::text, %(by)s::text) from asked a
+returning id;
+
+-- name: cancel
+select job_id, answer, worker_id from {schema}.cancel(%(ids)s, %(by)s);
+
+-- name: retry
+select {schema}.retry(%(job_id)s, %(by)s);
+
+-- name: purge_ready
+-- What a worker is claiming at this moment is its own; the rest is cancelled in bounded steps.
+with found as materialized (
+    select id from {schema}.jobs where ready and queue = %(queue)s limit %(limit)s for update skip locked
+), stopped as (
+    update {schema}.jobs j set
+        state = 'cancelled', ready = false, waiting = false, finished_at = clock_timestamp(), live_key = null,
+        error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = %(cause)s, error_details = null
+    from found f where j.id = f.id
+    returning 1
+)
+select count(*) from stopped;
+
+-- name: purge_waiting
+with found as materialized (
+    select id from {schema}.jobs where waiting and queue = %(queue)s limit %(limit)s for update skip locked
+), stopped as (
+    update {schema}.jobs j set
+        state = 'cancelled', ready = false, waiting = false, finished_at = clock_timestamp(), live_key = null,
+        error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = %(cause)s, error_details = null
+    from found f where j.id = f.id
+    returning 1
+)
+select count(*) from stopped;
+
+-- name: tell
+insert into {schema}.events (kind, message) values (%(kind)s, %(message)s) returning id;

@@ -1,0 +1,110 @@
+-- What people ask. Nothing here changes anything.
+
+-- name: job
+select id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), result, error_code, error_message,
+       error_cause, error_details, coalesce(policy, ''::bytea), failures, crash_count, attempt, unique_key,
+       coalesce(cancel_requested, false), extract(epoch from enqueued_at)::double precision, enqueued_by,
+       extract(epoch from coalesce(run_at, enqueued_at))::double precision,
+       extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
+       extract(epoch from finished_at)::double precision, worker_id, token
+from {schema}.jobs
+where id = %(job_id)s;
+
+-- name: jobs
+-- Planned with its values, so that conditions that were not asked for are gone before the plan is made.
+select id, task, queue, state, -rank, ''::bytea, coalesce(payload_type, 'json'), null::bytea, error_code, error_message,
+       error_cause, error_details, coalesce(policy, ''::bytea), failures, crash_count, attempt, unique_key,
+       coalesce(cancel_requested, false), extract(epoch from enqueued_at)::double precision, enqueued_by,
+       extract(epoch from coalesce(run_at, enqueued_at))::double precision,
+       extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
+       extract(epoch from finished_at)::double precision, worker_id, token
+from {schema}.jobs
+where (%(before_id)s::bigint is null or id < %(before_id)s)
+  and (%(states)s::text[] is null or state = any (%(states)s::text[]))
+  and (%(queue)s::text is null or queue = %(queue)s)
+  and (%(task)s::text is null or task = %(task)s)
+  and (%(error)s::text is null or error_code = %(error)s)
+  and (%(worker_id)s::text is null or worker_id = %(worker_id)s)
+  and (%(older_than_s)s::double precision is null
+       or enqueued_at <= clock_timestamp() - make_interval(secs => %(older_than_s)s))
+  and (%(newer_than_s)s::double precision is null
+       or enqueued_at >= clock_timestamp() - make_interval(secs => %(newer_than_s)s))
+order by id desc
+limit %(limit)s;
+
+-- name: count_jobs
+select state, count(*) from {schema}.jobs group by state;
+
+-- name: attempts
+select token, worker_id, state, extract(epoch from claimed_at)::double precision,
+       extract(epoch from started_at)::double precision, extract(epoch from ended_at)::double precision, code, cause,
+       extract(epoch from last_heartbeat_at)::double precision,
+       extract(epoch from heartbeat_deadline)::double precision, extract(epoch from deadline)::double precision
+from {schema}.attempt_status
+where job_id = %(job_id)s
+order by claimed_at, token;
+
+-- name: events_after
+select id, extract(epoch from at)::double precision, kind, job_id, worker_id, message
+from {schema}.events
+where id > %(after_id)s
+  and (%(job_id)s::bigint is null or job_id = %(job_id)s)
+  and (%(worker_id)s::text is null or worker_id = %(worker_id)s)
+order by id
+limit %(limit)s;
+
+-- name: last_events
+select id, extract(epoch from at)::double precision, kind, job_id, worker_id, message
+from {schema}.events
+where (%(job_id)s::bigint is null or job_id = %(job_id)s)
+  and (%(worker_id)s::text is null or worker_id = %(worker_id)s)
+order by id desc
+limit %(limit)s;
+
+-- name: outputs
+select token, stdout, stderr from {schema}.outputs where job_id = %(job_id)s order by token;
+
+-- name: workers
+select w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency,
+       extract(epoch from w.created_at)::double precision, extract(epoch from v.beat_at)::double precision, v.silent_s,
+       extract(epoch from w.stopped_at)::double precision, v.running, v.processed,
+       (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id), w.version, w.metadata, w.verdict,
+       w.request, w.heartbeat_interval_s, w.suspect_after_s
+from {schema}.workers w
+join {schema}.vitals v on v.worker_id = w.id
+where w.state in ('active', 'draining', 'suspect') or not %(living_only)s
+order by w.created_at, w.id;
+
+-- name: queues
+with ready as (
+    select queue, count(*) as pending, min(coalesce(run_at, enqueued_at)) as since
+    from {schema}.jobs where ready group by queue
+), waiting as (
+    select queue, count(*) as scheduled from {schema}.jobs where waiting group by queue
+), held as (
+    select queue, count(*) filter (where state = 'claimed') as claimed, count(*) filter (where state = 'running') as running
+    from {schema}.jobs where held group by queue
+), served as (
+    select q.name as queue, count(*) as workers
+    from {schema}.workers w cross join lateral unnest(w.queues) as q(name)
+    where w.state in ('active', 'draining', 'suspect') group by q.name
+), names as (
+    select queue from ready union select queue from waiting union select queue from held union select queue from served
+    union select queue from {schema}.tasks union select name from {schema}.queues where paused
+)
+select n.queue, coalesce(p.paused, false), coalesce(r.pending, 0), coalesce(s.scheduled, 0), coalesce(h.claimed, 0),
+       coalesce(h.running, 0), greatest(0, extract(epoch from clock_timestamp() - r.since))::double precision,
+       coalesce(v.workers, 0), r.since is not null
+from names n
+left join {schema}.queues p on p.name = n.queue
+left join ready r on r.queue = n.queue
+left join waiting s on s.queue = n.queue
+left join held h on h.queue = n.queue
+left join served v on v.queue = n.queue
+order by n.queue;
+
+-- name: tasks
+select name, queue, coalesce(policy, ''::bytea), is_async from {schema}.tasks order by name;
+
+-- name: migrations
+select number from {schema}.migrations;

@@ -1,0 +1,71 @@
+-- What a worker says of itself, and its turn of the wheel.
+
+-- name: register
+-- Repeated after a lost answer it changes nothing, and never raises the dead.
+with born as (
+    insert into {schema}.workers (
+        id, name, host, pid, boot_id, pid_namespace, process_started, trace, queues, tasks, concurrency, version,
+        heartbeat_interval_s, suspect_after_s, running_stale_after_s, metadata, created_at)
+    values (
+        %(id)s, %(name)s, %(host)s, %(pid)s, %(boot_id)s, %(pid_namespace)s, %(process_started)s, %(trace)s, %(queues)s,
+        %(tasks)s, %(concurrency)s, %(version)s, %(heartbeat_interval_s)s, %(suspect_after_s)s,
+        %(running_stale_after_s)s, %(metadata)s::jsonb, clock_timestamp())
+    on conflict (id) do nothing
+    returning id, name, pid, host
+), first_beat as (
+    insert into {schema}.beats (worker_id, beat_at, session_pid, session_start)
+    select b.id, clock_timestamp(), %(session_pid)s::integer, %(session_start)s::timestamptz from born b
+), known as (
+    insert into {schema}.tasks (name, queue, policy, is_async)
+    select u.name, u.queue, nullif(u.policy, ''::bytea), u.is_async
+    from unnest(%(tasks)s, %(task_queues)s, %(task_policies)s, %(task_async)s) as u(name, queue, policy, is_async)
+    order by u.name
+    on conflict (name) do update set queue = excluded.queue, policy = excluded.policy, is_async = excluded.is_async
+    where (tasks.queue, tasks.policy, tasks.is_async) is distinct from (excluded.queue, excluded.policy, excluded.is_async)
+)
+insert into {schema}.events (kind, worker_id, message)
+select 'worker_started', b.id, format('Worker started: %%s (pid %%s on %%s)', b.name, b.pid, b.host) from born b
+returning id;
+
+-- name: stamp_session
+-- After a reconnect, so that the lost session is not taken for a lost worker. It is no beat.
+update {schema}.beats set session_pid = %(session_pid)s, session_start = %(session_start)s
+where worker_id = %(worker_id)s
+returning worker_id;
+
+-- name: beat
+select state, was_suspect, request, cancel_ids, cancel_tokens
+from {schema}.beat(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s);
+
+-- name: turn
+select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, kind, due_in_s
+from {schema}.turn(
+    %(worker_id)s, %(done_ids)s, %(done_tokens)s, %(done_results)s, %(start_ids)s, %(start_tokens)s, %(endings)s,
+    %(releases)s, %(output_ids)s, %(output_tokens)s, %(stdouts)s, %(stderrs)s, %(queues)s, %(tasks)s, %(limit)s,
+    %(run_ahead)s);
+
+-- name: payloads
+select id, payload from {schema}.jobs where id = any (%(ids)s);
+
+-- name: drain
+update {schema}.workers set draining = true, state = case state when 'active' then 'draining' else state end
+where id = %(worker_id)s and state in ('active', 'suspect')
+returning id;
+
+-- name: retire
+with gone as (
+    update {schema}.workers set state = 'stopped', suspect_at = null, stopped_at = clock_timestamp()
+    where id = %(worker_id)s and state in ('active', 'draining', 'suspect')
+    returning id
+)
+insert into {schema}.events (kind, worker_id, message)
+select 'worker_stopped', g.id, 'It shut down in order.' from gone g
+returning id;
+
+-- name: held_by
+select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
+       heartbeat_timeout_s, held_s, running_s, silent_s
+from {schema}.held_jobs
+where worker_id = %(worker_id)s
+order by job_id
+limit %(limit)s;

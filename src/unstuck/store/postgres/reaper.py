@@ -1,0 +1,117 @@
+"""Write verdicts and settle what the dead held: guarded, so that a beat in between always wins."""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+import msgspec
+
+from unstuck.domain.endings import Ending, Release
+from unstuck.domain.liveness import Session
+from unstuck.domain.states import WorkerState
+from unstuck.store.postgres import errors
+from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.rows import held_job, worker_watch
+from unstuck.store.records import (
+    Guard,
+    GuardDead,
+    GuardNone,
+    GuardSilent,
+    GuardSuspect,
+    HeldJob,
+    WorkerVerdict,
+    WorkerWatch,
+)
+
+OVERDUE_GRACE_S = 30.0
+"""How long past the deadline a worker that seems well may take to end its job itself."""
+OVERDUE_LOST_GRACE_S = 2.0
+"""The same for a worker that is suspect or dead."""
+MUTED_FROM = 3
+"""So many sessions missing at once, and more than half of all, are our loss and not theirs."""
+
+
+class ReaperVerbs(Verbs):
+    def take_ticket(self, name: str, ttl_s: float) -> bool:
+        return bool(self.serve_once("take_ticket", name=name, ttl_s=ttl_s))
+
+    def watch(self, host: str | None = None) -> list[WorkerWatch]:
+        rows = self.serve("watch", host=host, after=None, size=None)
+        sessions = [Session(row[13]) for row in rows]
+        living = [
+            session
+            for row, session in zip(rows, sessions, strict=True)
+            if row[8] not in _GONE and session is not Session.UNKNOWN
+        ]
+        missing = living.count(Session.MISSING)
+        if missing >= MUTED_FROM and 2 * missing > len(living):
+            sessions = [Session.UNKNOWN] * len(rows)
+        return [worker_watch(row, session) for row, session in zip(rows, sessions, strict=True)]
+
+    def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
+        rows = self.serve("watch", host=host, after=worker_id, size=size)
+        return [worker_watch(row, Session.UNKNOWN) for row in rows]
+
+    def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
+        assert verdict.state in (WorkerState.SUSPECT, WorkerState.DEAD), verdict.state
+        what = "Dead worker detected" if verdict.state is WorkerState.DEAD else "Suspect worker"
+        message = f"{what}: {worker_id} ({verdict.evidence}; {verdict.detector}, by {verdict.by})"
+        kind, silent_s = _guard(guard)
+        rows = self.serve_once(
+            "condemn",
+            worker_id=worker_id,
+            verdict=_json(verdict),
+            guard=kind,
+            silent_s=silent_s,
+            message=message,
+        )
+        return bool(rows[0][0])
+
+    def held_by(self, worker_id: str, limit: int) -> list[HeldJob]:
+        return [held_job(row) for row in self.serve("held_by", worker_id=worker_id, limit=limit)]
+
+    def settle(
+        self, worker_id: str, endings: Sequence[Ending], releases: Sequence[Release], guard: Guard
+    ) -> set[tuple[int, int]]:
+        if not endings and not releases:
+            return set()
+        kind, silent_s = _guard(guard)
+        rows = self.serve_once(
+            "settle",
+            worker_id=worker_id,
+            endings=_json(endings) if endings else None,
+            releases=_json(releases) if releases else None,
+            guard=kind,
+            silent_s=silent_s,
+        )
+        return {(job_id, token) for job_id, token in rows}
+
+    def overdue(self, limit: int) -> list[HeldJob]:
+        rows = self.serve("overdue", grace_s=OVERDUE_GRACE_S, lost_grace_s=OVERDUE_LOST_GRACE_S, limit=limit)
+        return [held_job(row) for row in rows]
+
+    def stale(self, older_than_s: float) -> list[HeldJob]:
+        return [held_job(row) for row in self.read("stale", older_than_s=older_than_s)]
+
+
+_GONE = (WorkerState.DEAD.value, WorkerState.STOPPED.value)
+
+
+def _guard(guard: Guard) -> tuple[str, float | None]:
+    match guard:
+        case GuardNone():
+            return "none", None
+        case GuardDead():
+            return "dead", None
+        case GuardSuspect():
+            return "suspect", None
+        case GuardSilent():
+            return "silent", guard.silent_s
+        case _:
+            assert_never(guard)
+
+
+def _json(value: object) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError as error:
+        raise errors.unwritable_text(error) from None

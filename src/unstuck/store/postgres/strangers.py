@@ -1,0 +1,43 @@
+"""Find the psycopg connection inside whatever a caller gives as `connection=`."""
+
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from unstuck.domain.errors import LedgerError
+
+_TAKES = "connection= takes a psycopg.Connection, or a SQLAlchemy Connection or Session on postgresql+psycopg"
+
+
+def driver_connection(connection: Any) -> psycopg.Connection[Any]:
+    """Give the driver's connection with a transaction open that the caller will commit."""
+    found = connection
+    if not isinstance(found, psycopg.Connection):
+        found = _of_sqlalchemy(connection)
+    if found.closed:
+        raise LedgerError("The given connection is closed. Open it, or leave connection= out.")
+    if found.autocommit and found.info.transaction_status == TransactionStatus.IDLE:
+        raise LedgerError(
+            "The given connection is in autocommit and has no transaction open, so there is nothing for the job to be "
+            "part of. Begin one first (`with connection.transaction():`), or leave connection= out."
+        )
+    return found
+
+
+def _of_sqlalchemy(given: Any) -> psycopg.Connection[Any]:
+    kind = type(given)
+    if kind.__module__.partition(".")[0] != "sqlalchemy":
+        raise LedgerError(f"{_TAKES}; not {kind.__module__}.{kind.__qualname__}.")
+    if hasattr(given, "sync_session") or hasattr(given, "sync_connection"):
+        raise LedgerError(f"{_TAKES}; not one of its asyncio twins. Use run_sync, or enqueue after your own commit.")
+    # A Session knows its Connection, and asking for it begins the Session's transaction.
+    connection = given.connection() if callable(getattr(given, "connection", None)) else given
+    if not connection.in_transaction():
+        # SQLAlchemy begins by itself when it executes; we go past it, so it must be told, or its commit does nothing.
+        connection.begin()
+    found = connection.connection.driver_connection
+    if not isinstance(found, psycopg.Connection):
+        module = type(found).__module__.partition(".")[0]
+        raise LedgerError(f"{_TAKES}; this one is on {module}. Use a postgresql+psycopg:// engine.")
+    return found

@@ -1,0 +1,56 @@
+"""Pack a turn for its one round trip, and read the answer, with as little Python per job as can be."""
+
+from typing import Any
+
+import msgspec
+
+from unstuck.store.postgres import arrays
+from unstuck.store.postgres.lanes import Row
+from unstuck.store.records import Claimed, Turn
+
+ALIVE = "alive"
+SUPERSEDED = "superseded"
+_encode = msgspec.json.Encoder().encode
+
+_NOTHING: dict[str, Any] = dict.fromkeys(
+    (
+        *("done_ids", "done_tokens", "done_results", "start_ids", "start_tokens", "endings", "releases"),
+        *("output_ids", "output_tokens", "stdouts", "stderrs", "queues", "tasks", "limit", "run_ahead"),
+    )
+)
+
+
+def turn_values(turn: Turn) -> dict[str, Any]:
+    """Give the parameters; what is empty stays NULL, and its part of the turn is skipped."""
+    values = {**_NOTHING, "worker_id": turn.worker_id}
+    if turn.done:
+        values["done_ids"] = arrays.int8s([one.job_id for one in turn.done])
+        values["done_tokens"] = arrays.int8s([one.token for one in turn.done])
+        values["done_results"] = arrays.byteas([one.result for one in turn.done])
+    if turn.start:
+        values["start_ids"] = arrays.int8s([one.job_id for one in turn.start])
+        values["start_tokens"] = arrays.int8s([one.token for one in turn.start])
+    if turn.endings:
+        values["endings"] = _encode(turn.endings).decode()
+    if turn.release:
+        values["releases"] = _encode(turn.release).decode()
+    if turn.outputs:
+        values["output_ids"] = arrays.int8s([one.job_id for one in turn.outputs])
+        values["output_tokens"] = arrays.int8s([one.token for one in turn.outputs])
+        values["stdouts"] = arrays.byteas([one.stdout for one in turn.outputs])
+        values["stderrs"] = arrays.byteas([one.stderr for one in turn.outputs])
+    if turn.wish is not None and turn.wish.limit > 0:
+        values["queues"] = arrays.texts(tuple(dict.fromkeys(turn.wish.queues)))
+        values["tasks"] = arrays.texts(turn.wish.tasks)
+        values["limit"] = turn.wish.limit
+        values["run_ahead"] = turn.wish.run_ahead
+    return values
+
+
+def claims(rows: list[Row]) -> tuple[tuple[Claimed, ...], frozenset[tuple[int, int]]]:
+    """Part the rows (without the last): what was claimed comes first, then what was superseded."""
+    superseded = set()
+    while rows and rows[-1][11] == SUPERSEDED:
+        row = rows.pop()
+        superseded.add((row[0], row[1]))
+    return tuple([Claimed(*row[:11]) for row in rows]), frozenset(superseded)

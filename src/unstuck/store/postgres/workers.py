@@ -1,0 +1,155 @@
+"""Keep the book of a worker's life: birth, beats, turns, end."""
+
+from typing import Any
+
+import msgspec
+
+from unstuck import failpoints
+from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
+from unstuck.domain.states import WorkerState
+from unstuck.store.postgres import arrays, errors
+from unstuck.store.postgres.base import Verbs, session_values
+from unstuck.store.postgres.bell import PostgresBell
+from unstuck.store.postgres.rows import held_job
+from unstuck.store.postgres.turning import ALIVE, claims, turn_values
+from unstuck.store.records import BeatAnswer, Claimed, HeldJob, Pulse, Turn, TurnAnswer, WorkerBirth
+
+MAX_HELD = 1_000_000
+
+
+class WorkerVerbs(Verbs):
+    def register(self, birth: WorkerBirth) -> None:
+        tasks = sorted(birth.tasks, key=lambda task: task.name)
+        try:
+            values: dict[str, Any] = {
+                **{name: getattr(birth, name) for name in _BIRTH_FIELDS},
+                "queues": arrays.texts(birth.queues),
+                "tasks": arrays.texts([task.name for task in tasks]),
+                "task_queues": arrays.texts([task.queue for task in tasks]),
+                "task_policies": arrays.byteas([task.policy for task in tasks]),
+                "task_async": arrays.bools([task.is_async for task in tasks]),
+                "metadata": msgspec.json.encode(birth.metadata).decode(),
+            }
+        except UnicodeEncodeError as error:
+            raise errors.unwritable_text(error) from None
+        with self.service_lane.hold():
+            session = self.service_lane.open()
+            self.serve("register", **values, **session_values(session))
+            self.worker_id = birth.id
+            self.worker_queues = frozenset(birth.queues)
+
+    def listen(self, worker_id: str) -> PostgresBell:
+        return PostgresBell(self._bell_source(), self.schema, self._concerns_of(worker_id))
+
+    def beat(self, pulse: Pulse) -> BeatAnswer:
+        if failpoints.active:
+            failpoints.reached("beat.before")
+        metadata = None if pulse.metadata is None else msgspec.json.encode(pulse.metadata).decode()
+        with self.service_lane.hold():
+            try:
+                return self._beat_once(pulse, metadata)
+            except LedgerUnavailable:
+                # Once more on a new connection: the server may have cut this one alone. A beat may be given twice.
+                return self._beat_once(pulse, metadata)
+
+    def turn(self, turn: Turn) -> TurnAnswer:
+        try:
+            values = turn_values(turn)
+        except UnicodeEncodeError as error:
+            raise errors.unwritable_text(error) from None
+        if failpoints.active:
+            failpoints.reached("turn.before_commit")
+        rows = self.turn_lane.write(self.sql["turn"], values)
+        if failpoints.active:
+            _after_commit()
+        last = rows.pop()
+        if last[11] != ALIVE:
+            return TurnAnswer(alive=False)
+        claimed, superseded = claims(rows)
+        if last[8]:
+            claimed = self._with_payloads(claimed)
+        return TurnAnswer(True, claimed, superseded, last[12])
+
+    def held(self, worker_id: str) -> list[HeldJob]:
+        rows = self.turn_lane.ask(self.sql["held_by"], {"worker_id": worker_id, "limit": MAX_HELD})
+        return [held_job(row) for row in rows]
+
+    def drain(self, worker_id: str) -> None:
+        self.serve("drain", worker_id=worker_id)
+
+    def retire(self, worker_id: str) -> None:
+        self.serve("retire", worker_id=worker_id)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _beat_once(self, pulse: Pulse, metadata: str | None) -> BeatAnswer:
+        session = self.service_lane.open()
+        row = self.serve_once(
+            "beat",
+            worker_id=pulse.worker_id,
+            running=pulse.running,
+            processed=pulse.processed,
+            metadata=metadata,
+            **session_values(session),
+        )[0]
+        cancel = tuple(zip(row[3], row[4], strict=True)) if row[3] else ()
+        return BeatAnswer(WorkerState(row[0]), row[1], row[2], cancel)
+
+    def _with_payloads(self, claimed: tuple[Claimed, ...]) -> tuple[Claimed, ...]:
+        """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""
+        left_out = arrays.int8s([job.job_id for job in claimed if job.payload is None])
+        try:
+            rows = self.turn_lane.ask(self.sql["payloads"], {"ids": left_out})
+        except LedgerUnavailable as error:
+            raise UncertainCommit(str(error)) from error
+        payloads: dict[int, bytes] = dict(rows)
+        return tuple(
+            msgspec.structs.replace(job, payload=payloads[job.job_id]) if job.payload is None else job
+            for job in claimed
+        )
+
+    def _bell_source(self) -> Any:
+        if not self.settings.notify:
+            return None
+        if self.listen_lane is not None:
+            self.listen_lane.open()
+            return self.listen_lane
+        # A pooler gives the session to others after each transaction: nobody would hear what it listens for.
+        return None if self.service_lane.open().pooled else self.service_lane
+
+    def _concerns_of(self, worker_id: str) -> Any:
+        own = f"worker:{worker_id}"
+        queues = self.worker_queues if worker_id == self.worker_id else frozenset()
+
+        def concerns(word: str) -> bool:
+            kind, _, name = word.partition(":")
+            if kind == "worker":
+                return word == own
+            return kind != "queue" or not queues or name in queues
+
+        return concerns
+
+
+def _after_commit() -> None:
+    failpoints.reached("turn.after_commit")
+    try:
+        failpoints.reached("turn.answer_lost")
+    except failpoints.FailpointHit as error:
+        raise UncertainCommit("The answer of a turn was lost. Compare what is held, and go on.") from error
+
+
+_BIRTH_FIELDS = (
+    "id",
+    "name",
+    "host",
+    "pid",
+    "boot_id",
+    "pid_namespace",
+    "process_started",
+    "trace",
+    "concurrency",
+    "version",
+    "heartbeat_interval_s",
+    "suspect_after_s",
+    "running_stale_after_s",
+)
