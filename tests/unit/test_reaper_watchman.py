@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from unstuck.domain.policy import Policy
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.reaper import Neighbours, Reaper, Round, Watchman, run_daemon
 from unstuck.reaper.undertaker import Undertaker
-from unstuck.reaper.watchman import SLOWEST, _pace_after
+from unstuck.reaper.watchman import pace
 from unstuck.store.records import Promoted
 
 TICK = Recovery(check_interval=0.02)
@@ -115,22 +116,23 @@ def test_what_becomes_due_between_two_rounds_is_made_ready_then(started: list[An
     assert reaper.promotions.acquire(timeout=20)
 
 
-def test_many_watchmen_ask_for_the_ticket_less_often_together() -> None:
-    # However many there are, about four ask per interval in the long run; alone or in two, each asks every time.
-    for crowd, most_asked in ((1, 1.01), (2, 2.01), (20, 8.0)):
-        paces, next_s, asked = [1.0] * crowd, [index / crowd for index in range(crowd)], 0
-        ticket_until_s = 0.0
-        while (now_s := min(next_s)) < 200.0:
-            who = next_s.index(now_s)
-            asked += 1
-            won = now_s >= ticket_until_s
-            if won:
-                ticket_until_s = now_s + 0.9
-            paces[who] = _pace_after(paces[who], Round(skipped="" if won else "ticket"))
-            next_s[who] = now_s + paces[who]
-        assert asked / 200.0 <= most_asked
-        assert max(paces) <= SLOWEST
-    assert _pace_after(4.0, Round(buried=Round().buried + {Detector.LEASE: 1})) == 1.0  # type: ignore[operator]
+def test_in_a_small_fleet_everybody_asks_for_the_ticket_and_in_a_crowd_each_asks_less_often() -> None:
+    assert [pace(crowd) for crowd in (0, 1, 2, 4)] == [1.0] * 4
+    assert pace(8) == 2.0
+    assert pace(1000) == 5.0
+
+
+def test_whoever_keeps_losing_the_ticket_counts_the_fleet(stage: Stage, started: list[Any]) -> None:
+    for _ in range(40):
+        stage.worker()
+    reaper = Scripted(TICK, Round(skipped="ticket"))
+    reaper.ledger = stage.ledger
+    watchman = Watchman(reaper)
+    started.append(watchman)
+    watchman.start()
+    wait_for(lambda: watchman._crowd == 40, "the fleet counted")
+    reaper.heed(Round(buried=Counter({Detector.LEASE: 1})))
+    assert watchman._crowd == 1
 
 
 def test_the_daemon_keeps_watch_until_it_is_told_to_stop(stage: Stage) -> None:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from unstuck.domain.durations import brief
+from unstuck.domain.durations import MAX_DURATION_S, brief
 from unstuck.domain.states import WorkerState
 
 
@@ -101,7 +101,7 @@ def judge(
 
 
 def _by_lease(vitals: Vitals) -> Verdict | None:
-    evidence = f"no heartbeat for {brief(vitals.silent_s)}"
+    evidence = silence(vitals.silent_s)
     # Dead when nothing is left to wait for: neither what it claimed nor any job that asked for more time.
     if vitals.silent_s >= max(vitals.suspect_after_s, vitals.waits_for_s or 0.0):
         return _verdict(vitals, WorkerState.DEAD, Detector.LEASE, evidence)
@@ -110,5 +110,11 @@ def _by_lease(vitals: Vitals) -> Verdict | None:
     return None
 
 
+def silence(silent_s: float) -> str:
+    """Say for how long nothing was heard of a worker."""
+    return f"no heartbeat for {brief(silent_s)}" if silent_s < MAX_DURATION_S else "no heartbeat at all"
+
+
 def _verdict(vitals: Vitals, state: WorkerState, detector: Detector, evidence: str) -> Verdict:
-    return Verdict(state, detector, evidence, vitals.silent_s)
+    # A worker without any beat has been silent for ever, and no database has a number for that.
+    return Verdict(state, detector, evidence, min(vitals.silent_s, MAX_DURATION_S))

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from unstuck import failpoints, logs
 from unstuck.config import Recovery
-from unstuck.domain.durations import brief
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.errors import WORKER_DIED
-from unstuck.domain.liveness import Detector, Process, Verdict
+from unstuck.domain.liveness import Detector, Process, Verdict, silence
 from unstuck.domain.states import JobState
 from unstuck.reaper import scene
 from unstuck.reaper.evidence import Witness
@@ -62,7 +61,7 @@ class Handover:
 
     def take_stale(self, worker: WorkerWatch, done: Round) -> None:
         """Take from a silent worker what has waited long enough, each job by its own timeout."""
-        grounds = grounds_for(worker, Detector.LEASE, f"no heartbeat for {brief(worker.silent_s)}")
+        grounds = grounds_for(worker, Detector.LEASE, silence(worker.silent_s))
         self._take(worker, self._held(worker), grounds, done)
 
     def leave_to_operator(self, worker: WorkerWatch, verdict: Verdict, done: Round) -> bool:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from unstuck import failpoints, host, logs
 from unstuck.config import Recovery
+from unstuck.domain.durations import MAX_DURATION_S
 from unstuck.domain.errors import LedgerError, LedgerUnavailable
 from unstuck.domain.liveness import KERNEL, Detector, Verdict, Vitals, judge
 from unstuck.domain.states import LIVING, WorkerState
@@ -83,7 +84,7 @@ class Reaper:
         worker = next((seen for seen in self.ledger.watch(near) if seen.id == worker_id), None)
         if worker is None:
             return done
-        verdict = Verdict(WorkerState.DEAD, detector, evidence, worker.silent_s)
+        verdict = Verdict(WorkerState.DEAD, detector, evidence, min(worker.silent_s, MAX_DURATION_S))
         try:
             # Three neighbours see one death: the first one settles, and the sweep looks after him.
             if worker.state not in LIVING or self._condemn(worker, verdict, done):

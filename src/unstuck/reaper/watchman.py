@@ -14,9 +14,13 @@ from unstuck.store.contract import Ledger
 LATE_INTERVALS = 2.0
 LATE_AT_LEAST_S = 5.0
 MAX_BACKOFF_S = 5.0
-# Many watchmen share one ticket: who keeps losing it asks less often, so that a thousand idle workers do not
-# ask a thousand times a second. With these two steps about four ask per interval, however many there are.
-SLOWER, FASTER, SLOWEST = 1.25, 2.0, 5.0
+# Many watchmen share one ticket, and a thousand idle workers must not ask for it a thousand times a second. In a
+# crowd each asks less often: about four per interval in all. In a small fleet everybody asks every time, so that
+# the death of the one who always wins costs no more than one interval.
+ASKING_PER_INTERVAL = 4.0
+SLOWEST = 5.0
+COUNT_AFTER_LOSSES = 10
+COUNT_EVERY_S = 60.0
 PROMOTE_AT_LEAST_S = 0.02
 RECHECK_AT_MOST_S = 10.0
 
@@ -30,7 +34,9 @@ class Watchman:
         self._reaper = reaper
         self._interval_s = reaper.recovery.check_interval_s
         self._tolerance_s = max(LATE_INTERVALS * self._interval_s, LATE_AT_LEAST_S)
-        self._pace = 1.0
+        self._crowd = 1
+        self._losses = 0
+        self._count_s = 0.0
         self._failures = 0
         self._tick_s = host.boottime_s()
         self._promote_s: float | None = None
@@ -56,12 +62,14 @@ class Watchman:
     def kick(self) -> None:
         """Walk a round now: somebody heard that something happened."""
         with self._lock:
-            self._pace = 1.0
             self._tick_s = min(self._tick_s, host.boottime_s())
         self._wake.set()
 
     def heed(self, done: Round) -> None:
-        """Note from somebody else's burial when the jobs that he put back become due."""
+        """Note from a burial beside our rounds when the jobs that it put back become due."""
+        if done.buried:
+            # Where one died others may follow, and fewer are left to look.
+            self._crowd = 1
         if done.next_due_in_s is not None:
             self._promote_in(done.next_due_in_s)
             self._wake.set()
@@ -84,14 +92,25 @@ class Watchman:
 
     def _tick(self, now_s: float) -> None:
         self._reaper.attention.tick(now_s, self._tick_s, self._tolerance_s)
-        done = self._guarded(self._reaper.round)
-        if done is not None:
-            self._pace = _pace_after(self._pace, done)
-            if counts := {name: count for name, count in done.counts().items() if name not in ("promoted", "left")}:
-                log.info("Watchman's round", skipped=done.skipped, watched=done.watched, **counts)
-        wait_s = self._interval_s * self._pace if done is not None else self._backoff_s()
+        done = self._guarded(self._round)
+        if done is not None and done.counts():
+            log.debug("The watchman's round", skipped=done.skipped, watched=done.watched, **done.counts())
+        wait_s = self._interval_s * pace(self._crowd) if done is not None else self._backoff_s()
         with self._lock:
             self._tick_s = host.boottime_s() + wait_s
+
+    def _round(self) -> Round:
+        done = self._reaper.round()
+        if done.skipped != "ticket":
+            self._crowd, self._losses = done.watched, 0
+            return done
+        self._losses += 1
+        now_s = host.boottime_s()
+        # Whoever keeps losing learns nothing of the fleet from his rounds.
+        if self._losses >= COUNT_AFTER_LOSSES and now_s >= self._count_s:
+            self._crowd = len(self._reaper.ledger.watch())
+            self._count_s = now_s + max(COUNT_EVERY_S, self._crowd / ASKING_PER_INTERVAL) * random.uniform(1.0, 2.0)
+        return done
 
     def _guarded(self, act: Callable[[], Round]) -> Round | None:
         attention = self._reaper.attention
@@ -128,11 +147,9 @@ class Watchman:
         return min(self._interval_s * 2.0 ** min(self._failures, 10), longest_s) * random.uniform(0.5, 1.0)
 
 
-def _pace_after(pace: float, done: Round) -> float:
-    if done.skipped == "ticket":
-        return min(pace * SLOWER, SLOWEST)
-    # Where one died others may follow, and fewer are left to look.
-    return 1.0 if done.buried else max(pace / FASTER, 1.0)
+def pace(crowd: int) -> float:
+    """Give how many intervals a watchman of so many lets pass between two tries."""
+    return min(max(crowd / ASKING_PER_INTERVAL, 1.0), SLOWEST)
 
 
 def run_daemon(ledger: Ledger, recovery: Recovery, stop: threading.Event, *, by: str = "reaper") -> None:
