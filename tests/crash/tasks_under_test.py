@@ -66,15 +66,16 @@ def nap_once_then_quick(seconds: float, path: str) -> str:
 
 
 @app.task
-async def nap_async(seconds: float) -> str:
+async def nap_async(seconds: float, path: str = "") -> str:
+    if path:
+        _note(path, f"begun {os.getpid()}")
     await asyncio.sleep(seconds)
     return "rested"
 
 
 @app.task(on_crash="retry")
-async def nap_async_again(seconds: float) -> str:
-    await asyncio.sleep(seconds)
-    return "rested"
+async def nap_async_again(seconds: float, path: str = "") -> str:
+    return await nap_async(seconds, path)
 
 
 @app.task

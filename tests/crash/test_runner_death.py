@@ -69,10 +69,8 @@ def test_the_whole_nursery_dies_and_work_goes_on(fleet: Fleet) -> None:
 
 def test_an_async_runner_dies_with_all_that_it_was_doing(fleet: Fleet) -> None:
     worker = fleet.start("--concurrency", "10")
-    jobs = [fleet.task("nap_async").enqueue(30) for _ in range(3)]
-    again = [fleet.task("nap_async_again").enqueue(0.5) for _ in range(3)]
-    for job in jobs + again:
-        fleet.wait_state(job, JobState.RUNNING, JobState.SUCCEEDED)
+    jobs = [fleet.begin("nap_async", 30)[0] for _ in range(3)]
+    again = [fleet.begin("nap_async_again", 0.5)[0] for _ in range(3)]
     worker.runners()[0].kill()
     for job in jobs:
         with pytest.raises(WorkerCrashed):

@@ -1,0 +1,169 @@
+"""What runs for long: a worker, supervised workers, the reaper; started, asked and stopped like a user would."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.acceptance.shop import COMMAND, Shop
+
+APP = """
+import os, time
+from unstuck import App
+app = App()
+print("noise at import")
+
+@app.task
+def add(a, b=0):
+    print("adding", a, b)
+    return a + b
+
+@app.task
+def sleep(seconds):
+    time.sleep(seconds)
+"""
+
+
+@contextmanager
+def running(shop: Shop, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command; whatever happens, it is gone afterwards."""
+    log = (shop.folder / "serving.log").open("wb")
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=shop.folder,
+        env=shop.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        log.close()
+
+
+def until(look: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + 45
+    while not look():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+
+
+def living(shop: Shop) -> list[dict[str, object]]:
+    if not (shop.folder / "jobs.db").exists():
+        return []
+    said = shop.run("workers", "--json")
+    return [worker for worker in json.loads(said.out or "[]") if worker["state"] == "active"]
+
+
+def make_app(shop: Shop) -> None:
+    (shop.folder / "app.py").write_text(APP)
+
+
+def test_a_worker_makes_the_ledger_works_and_leaves_in_order(shop: Shop) -> None:
+    make_app(shop)
+    with running(shop, "worker", "app:app", "--name", "ada", "--concurrency", "2", "--log-format", "json") as process:
+        until(lambda: living(shop), "a living worker")
+        [worker] = living(shop)
+        assert worker["name"] == "ada"
+        assert worker["pid"] == process.pid
+        assert shop.run("enqueue", "add", "1", "2", "--wait", "--timeout", "30s").out == "3\n"
+        assert shop.run("logs", "1").out == "adding 1 2\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) == 0
+    log = (shop.folder / "serving.log").read_text()
+    assert "Received shutdown signal, gracefully exiting..." in log
+    for line in log.splitlines():
+        assert line == "noise at import" or json.loads(line)["event"], line
+    [worker] = shop.run("workers", "--json").json
+    assert worker["state"] == "stopped"
+    assert (shop.folder / "jobs.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_running_job_is_cancelled_at_once(shop: Shop) -> None:
+    make_app(shop)
+    with running(shop, "worker", "app:app", "--concurrency", "1"):
+        until(lambda: living(shop), "a living worker")
+        shop.run("enqueue", "sleep", "100")
+        until(lambda: shop.run("jobs", "--state", "running", "--json").json, "a running job")
+        assert "its worker was told" in shop.run("cancel", "1").out
+        until(lambda: shop.run("job", "1", "--json").json["state"] == "cancelled", "cancelled")
+
+
+def test_a_worker_is_stopped_from_afar(shop: Shop) -> None:
+    make_app(shop)
+    with running(shop, "worker", "app:app", "--name", "ada", "--concurrency", "1") as process:
+        until(lambda: living(shop), "a living worker")
+        assert shop.run("workers", "stop", "ada").code == 0
+        assert process.wait(40) == 0
+
+
+def test_up_replaces_whoever_dies(shop: Shop) -> None:
+    make_app(shop)
+    with running(shop, "up", "app:app", "--workers", "2", "--concurrency", "1") as process:
+        until(lambda: len(living(shop)) == 2, "two living workers")
+        victim = living(shop)[0]
+        os.kill(int(str(victim["pid"])), signal.SIGKILL)
+        until(lambda: len([w for w in living(shop) if w["id"] != victim["id"]]) == 2, "a replacement")
+        dead = [worker for worker in shop.run("workers", "--json").json if worker["id"] == victim["id"]]
+        assert dead[0]["state"] == "dead"
+        assert dead[0]["verdict"]["detector"] in ("supervisor", "neighbour")
+        assert shop.run("enqueue", "add", "20", "22", "--wait", "--timeout", "30s").out == "42\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert living(shop) == []
+
+
+def test_the_reaper_daemon_settles_and_leaves_in_order(shop: Shop, tmp_path: Path) -> None:
+    silent = Shop(shop.url, tmp_path, heartbeat_interval=0.2, heartbeat_timeout=0.5)
+    silent.worker()
+    silent.jobs()
+    silent.claim(start=True)
+    with running(shop, "reaper") as process:
+        until(lambda: shop.run("job", "1", "--json").json["state"] == "failed", "settled")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert "Dead worker detected: w1" in (shop.folder / "serving.log").read_text()
+
+
+def test_a_worker_without_its_app_says_so(shop: Shop) -> None:
+    for command in ("worker", "up"):
+        assert "There is no module 'nothing_here'" in shop.refused(1, command, "nothing_here:app")
+    make_app(shop)
+    said = shop.run("worker", "app:app", "--queues", "nosuch")
+    assert said.code == 1
+    assert "No task of this app uses the queue 'nosuch'" in said.err
+    said = shop.run("worker", "app:app", "--no-migrate")
+    assert said.code == 1
+    assert "unstuck migrate" in said.err
+    assert not (shop.folder / "jobs.db").exists()
+
+
+def test_ctrl_c_ends_a_wait_with_130(shop: Shop) -> None:
+    shop.worker()
+    with running(shop, "enqueue", "add", "1", "--wait") as process:
+        until(lambda: shop.run("jobs", "--json").json, "the job is stored")
+        # The child sets no handler of its own; the interpreter turns SIGINT into KeyboardInterrupt.
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert "Traceback" not in (shop.folder / "serving.log").read_text()
+
+
+def test_what_an_app_prints_does_not_mix_with_json(shop: Shop) -> None:
+    make_app(shop)
+    said = shop.run("enqueue", "add", "1", "--app", "app:app", "--json")
+    assert said.json["task"] == "add"
+    assert "noise at import" in said.err

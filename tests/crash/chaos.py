@@ -1,0 +1,132 @@
+"""Let random processes be killed while many jobs run, and check every story afterwards.
+
+As a program: `python -m tests.crash.chaos --url … --workers 20 --jobs 20000 --seconds 60 [--seed N]`.
+"""
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+from tests.fleet import Fleet, wait_for
+from tests.history import check_history
+from tests.pg import start_postgres
+
+QUICK = ("add", "add_again", "add_async", "add_async_again")
+PAGE = 2_000
+
+
+def run_chaos(
+    url: str, folder: Path, *, workers: int, jobs: int, seconds: float, seed: int, patience_s: float = 240.0
+) -> Counter[str]:
+    """Run it; give the number of jobs by state. Raises AssertionError at the first illegal story."""
+    print(f"chaos on {url.partition(':')[0]}: seed {seed}, {workers} workers, {jobs} jobs, {seconds:g}s of kills")
+    chance = random.Random(seed)
+    fleet = Fleet(url, folder)
+    try:
+        for _ in range(workers):
+            fleet.start("--concurrency", "4", wait=False)
+        ids = _enqueue(fleet, jobs, chance)
+        kills = _kill_for(fleet, seconds, chance)
+        print(f"killed: {dict(kills)}")
+        _wait_until_all_ended(fleet, ids, patience_s)
+        states = check_history(fleet.ledger, ids)
+        # Nobody kills four times the same job by chance so often that a retried one may be lost.
+        assert states["pending"] == states["claimed"] == states["running"] == 0
+        held = [worker for worker in fleet.ledger.watch() if worker.held]
+        assert not held, f"held by somebody who does not know it: {held}"
+        print(f"ended: {dict(states)}")
+        return states
+    finally:
+        fleet.close()
+
+
+def _enqueue(fleet: Fleet, jobs: int, chance: random.Random) -> list[int]:
+    ids = []
+    naps = jobs // 100
+    for start in range(0, jobs - naps, 500):
+        name = chance.choice(QUICK)
+        count = min(500, jobs - naps - start)
+        ids += [job.id for job in fleet.task(name).enqueue_many([(n, 1) for n in range(count)])]
+    for _ in range(naps):
+        task = fleet.task(chance.choice(("nap", "nap_again")))
+        ids.append(task.options(priority=5).enqueue(chance.uniform(0.05, 2.0)).id)
+    return ids
+
+
+def _kill_for(fleet: Fleet, seconds: float, chance: random.Random) -> Counter[str]:
+    kills: Counter[str] = Counter()
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        time.sleep(chance.uniform(0.05, 0.5))  # The rhythm of the disaster, not luck.
+        living = [worker for worker in fleet.workers if worker.process.poll() is None]
+        worker = chance.choice(living)
+        what = chance.choice(("worker", "family", "nursery", "runner", "runner", "runner", "freeze"))
+        kills[what] += _strike(worker.family(), what)
+        if worker.process.poll() is not None or what in ("worker", "family"):
+            worker.process.wait(10)
+            fleet.start("--concurrency", "4", wait=False)
+    for worker in fleet.workers:
+        worker.signal_family(signal.SIGCONT)
+    return kills
+
+
+def _strike(family: list[psutil.Process], what: str) -> int:
+    targets = {
+        "worker": family[:1],
+        "family": family,
+        "nursery": family[1:2],
+        "runner": family[2:3],
+        "freeze": family[:1],
+    }[what]
+    for process in targets:
+        try:
+            process.send_signal(signal.SIGSTOP if what == "freeze" else signal.SIGKILL)
+            if what == "freeze":
+                time.sleep(0.3)  # Shorter than any lease: it must cost nothing.
+                process.send_signal(signal.SIGCONT)
+        except psutil.NoSuchProcess:
+            pass
+    return len(targets[:1])
+
+
+def _wait_until_all_ended(fleet: Fleet, ids: list[int], patience_s: float) -> None:
+    left = set(ids)
+
+    def none_left() -> bool:
+        page = list(left)[:PAGE]
+        left.difference_update(outcome.job_id for outcome in fleet.ledger.outcomes(page))
+        return not left
+
+    try:
+        wait_for(none_left, "every job to end", patience_s)
+    except AssertionError:
+        sample = [fleet.ledger.job(job_id) for job_id in list(left)[:5]]
+        raise AssertionError(f"{len(left)} jobs did not end, such as {sample}") from None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url", default="", help="empty: SQLite in a temporary folder; 'postgresql': a server of ours")
+    parser.add_argument("--workers", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
+    asked = parser.parse_args()
+    chaos = {"workers": asked.workers, "jobs": asked.jobs, "seconds": asked.seconds, "seed": asked.seed}
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.url == "postgresql":
+            with start_postgres() as server:
+                run_chaos(server.new_database(), Path(folder), **chaos)
+        else:
+            run_chaos(asked.url or f"sqlite:///{folder}/jobs.db", Path(folder), **chaos)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
