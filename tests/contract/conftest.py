@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.contract.hands import birth
 from tests.contract.meddling import Meddler, PostgresMeddler, SqliteMeddler
+
 from unstuck.config import Settings
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import open_ledger

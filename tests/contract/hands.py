@@ -18,9 +18,9 @@ from unstuck.store.records import (
     TaskRecord,
     Turn,
     TurnAnswer,
+    Wish,
     WorkerBirth,
     WorkerVerdict,
-    Wish,
 )
 
 QUEUE = "default"

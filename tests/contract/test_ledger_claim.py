@@ -5,6 +5,7 @@ import threading
 import pytest
 from tests.contract.conftest import OpenLedger
 from tests.contract.hands import birth, claim, new_job, put, release, run, state_of, turn, wish
+
 from unstuck.domain.states import JobState
 from unstuck.store.contract import Ledger
 

@@ -17,11 +17,12 @@ from tests.contract.hands import (
     state_of,
     turn,
 )
+
 from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.errors import RefusedValue
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.contract import Ledger
-from unstuck.store.records import GuardNone, Output, Outcome
+from unstuck.store.records import GuardNone, Outcome, Output
 
 
 def test_a_success_is_written_with_its_result(ledger: Ledger, w1: str) -> None:
@@ -43,7 +44,11 @@ def test_a_crash_is_kept_with_code_message_cause_and_details(ledger: Ledger, w1:
     [outcome] = ledger.outcomes([job.job_id])
     assert (outcome.state, outcome.error) == (JobState.FAILED, error)
     [attempt] = ledger.attempts(job.job_id)
-    assert (attempt.state, attempt.code, attempt.cause) == (AttemptState.CRASHED, "OUT_OF_MEMORY", "killed by the kernel")
+    assert (attempt.state, attempt.code, attempt.cause) == (
+        AttemptState.CRASHED,
+        "OUT_OF_MEMORY",
+        "killed by the kernel",
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,12 @@ def test_an_ending_tells_its_event_and_who_held_the_job(ledger: Ledger, w1: str)
     job = running(ledger)
     turn(ledger, endings=[failure(job)])
     [event] = ledger.events(job_id=job.job_id)
-    assert (event.kind, event.job_id, event.worker_id, event.message) == ("failed", job.job_id, "w1", "TASK_FAILED: boom")
+    assert (event.kind, event.job_id, event.worker_id, event.message) == (
+        "failed",
+        job.job_id,
+        "w1",
+        "TASK_FAILED: boom",
+    )
 
 
 def test_quarantine_keeps_the_list_of_what_the_job_killed(ledger: Ledger, w1: str) -> None:
@@ -148,9 +158,7 @@ def test_quarantine_keeps_the_list_of_what_the_job_killed(ledger: Ledger, w1: st
     turn(ledger, endings=[crash_retry(job)])
     [again] = run(ledger)
     error = JobError("CRASHED_TOO_OFTEN", "Job killed its process 2 times and is quarantined", "signal 9")
-    ending = Ending(
-        again.job_id, again.token, JobState.QUARANTINED, AttemptState.CRASHED, error=error, counter="crash"
-    )
+    ending = Ending(again.job_id, again.token, JobState.QUARANTINED, AttemptState.CRASHED, error=error, counter="crash")
     turn(ledger, endings=[ending])
     record = ledger.job(job.job_id)
     assert record is not None
@@ -164,7 +172,7 @@ def test_a_drained_attempt_counts_for_nobody(ledger: Ledger, w1: str) -> None:
     turn(ledger, endings=[drained])
     [again] = claim(ledger)
     assert (again.failures, again.crashes) == (0, 0)
-    assert [attempt.state for attempt in ledger.attempts(job.job_id)][0] is AttemptState.DRAINED
+    assert ledger.attempts(job.job_id)[0].state is AttemptState.DRAINED
 
 
 @pytest.mark.parametrize("text", ["nul \0 inside", "lone \ud800 surrogate"])

@@ -5,6 +5,7 @@ import threading
 import pytest
 from tests.contract.conftest import OpenLedger
 from tests.contract.hands import birth, claim, crash, done, new_job, put, run, running, turn
+
 from unstuck.domain.errors import RefusedValue
 from unstuck.domain.states import JobState
 from unstuck.store.contract import Ledger
@@ -30,7 +31,13 @@ def test_a_job_is_there_for_everyone_when_enqueue_returns(ledger: Ledger, open_a
         "cbor",
         b"{}",
     )
-    assert (record.priority, record.enqueued_by, record.attempt, record.failures, record.crash_count) == (7, "me", 0, 0, 0)
+    assert (record.priority, record.enqueued_by, record.attempt, record.failures, record.crash_count) == (
+        7,
+        "me",
+        0,
+        0,
+        0,
+    )
     assert record.worker_id is None
     assert record.token is None
     assert record.run_at == pytest.approx(record.enqueued_at)

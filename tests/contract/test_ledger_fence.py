@@ -15,6 +15,7 @@ from tests.contract.hands import (
     turn,
     verdict,
 )
+
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.store.contract import Ledger
@@ -48,7 +49,7 @@ def test_a_wrong_token_writes_nothing(ledger: Ledger, w1: str, write: str) -> No
     answer = turn(ledger, **WRITES[write](with_token(job, job.token + 1000)))
     assert answer.superseded == {(job.job_id, job.token + 1000)}
     assert ledger.job(job.job_id) == before
-    assert [event for event in ledger.events(job_id=job.job_id)] == []
+    assert ledger.events(job_id=job.job_id) == []
 
 
 @every_write

@@ -5,6 +5,7 @@ import time
 import pytest
 from tests.contract.hands import claim, crash_retry, new_job, put, running, turn, wish
 from tests.contract.meddling import Meddler
+
 from unstuck.store.contract import Ledger
 
 

@@ -1,0 +1,70 @@
+"""The tables come up to date once, whoever asks and however often; newer ones are refused."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.contract.conftest import OpenLedger
+from tests.contract.hands import put, until
+from tests.contract.meddling import Meddler
+
+from unstuck.domain.errors import SchemaMismatch
+from unstuck.store.contract import Ledger
+
+MIGRATE = (
+    "import sys; from unstuck.config import Settings; from unstuck.store.opening import open_ledger; "
+    "print(*open_ledger(Settings(url=sys.argv[1])).migrate())"
+)
+
+
+def migrate_elsewhere(url: str, failpoints: str = "") -> "subprocess.Popen[str]":
+    environment = {**os.environ, "UNSTUCK_FAILPOINTS": failpoints}
+    command = [sys.executable, "-c", MIGRATE, url]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_migrating_twice_does_nothing_the_second_time(empty_ledger: Ledger) -> None:
+    applied = empty_ledger.migrate()
+    assert applied
+    assert applied == sorted(applied)
+    assert empty_ledger.migrate() == []
+    empty_ledger.check_schema()
+
+
+def test_a_ledger_without_tables_names_the_cure(empty_ledger: Ledger) -> None:
+    with pytest.raises(SchemaMismatch, match="unstuck migrate"):
+        empty_ledger.check_schema()
+    with pytest.raises(SchemaMismatch, match="unstuck migrate"):
+        put(empty_ledger)
+
+
+def test_newer_tables_are_refused_and_left_alone(ledger: Ledger, open_again: OpenLedger, meddler: Meddler) -> None:
+    meddler.age_schema(900)
+    for check in (open_again().check_schema, open_again().migrate):
+        with pytest.raises(SchemaMismatch, match=r"newer.*Upgrade Unstuck"):
+            check()
+    assert meddler.rows("select count(*) from jobs") == [(0,)]
+
+
+def test_four_processes_migrate_at_once_and_each_step_is_applied_once(url: str, empty_ledger: Ledger) -> None:
+    processes = [migrate_elsewhere(url) for _ in range(4)]
+    applied: list[str] = []
+    for process in processes:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        applied.extend(out.split())
+    assert len(applied) == len(set(applied)) > 0
+    empty_ledger.check_schema()
+    assert put(empty_ledger) == 1
+
+
+@pytest.mark.parametrize("point", ["migrate.before_commit", "migrate.between"])
+def test_a_migration_killed_halfway_is_finished_by_the_next(url: str, empty_ledger: Ledger, point: str) -> None:
+    killed = migrate_elsewhere(url, f"{point}=kill")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    until(lambda: empty_ledger.migrate() is not None)
+    empty_ledger.check_schema()
+    assert put(empty_ledger) == 1
