@@ -32,6 +32,8 @@ _SESSION = (
     ("tcp_keepalives_interval", "2"),
     ("tcp_keepalives_count", "4"),
     ("tcp_user_timeout", "15s"),
+    # None of our statements is worth compiling, and tables without statistics make the planner think otherwise.
+    ("jit", "off"),
 )
 
 Connection = psycopg.Connection[tuple[Any, ...]]

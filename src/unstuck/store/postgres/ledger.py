@@ -18,6 +18,8 @@ from unstuck.store.postgres.workers import WorkerVerbs
 class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, OperatorVerbs):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 
+    one_host = False
+
     def migrate(self) -> list[str]:
         return migrate(self.read_lane, self.schema, self.quoted_schema)
 

@@ -34,7 +34,7 @@ def attempt_record(row: Row) -> AttemptRecord:
 
 
 def worker_watch(row: Row, session: Session) -> WorkerWatch:
-    return WorkerWatch(*(*row[:8], WorkerState(row[8]), *row[9:13], session, row[14]))
+    return WorkerWatch(*(*row[:8], WorkerState(row[8]), *row[9:13], session, *row[14:]))
 
 
 def worker_record(row: Row) -> WorkerRecord:

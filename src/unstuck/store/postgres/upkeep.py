@@ -14,7 +14,7 @@ PRUNE_LOOK = 10_000
 
 class UpkeepVerbs(Verbs):
     def promote_due(self, limit: int) -> Promoted:
-        counts = dict(self.serve_once("promote_due", limit=limit))
+        counts: dict[str, int] = dict(self.serve_once("promote_due", limit=limit))
         next_due = self.serve("next_due")
         return Promoted(sum(counts.values()), frozenset(counts), next_due[0][0] if next_due else None)
 

@@ -9,37 +9,9 @@ where t.until <= clock_timestamp() or t.until > clock_timestamp() + make_interva
 returning 1;
 
 -- name: watch
--- With `after`: the living of one host that follow this worker in the order of ids, going round; without: everybody
--- who lives, or is dead and still holds jobs. A session is present or missing only where the server lets us see it,
--- and not where the server was restarted since it was written down.
-with seen as materialized (
-    select a.pid, a.backend_start from pg_stat_get_activity(null) a where %(after)s::text is null
-)
-select w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, v.silent_s,
-       w.suspect_after_s, h.waits_for_s, h.held,
-       case when v.session_pid is null or %(after)s::text is not null then 'unknown'
-            when pg_postmaster_start_time() > v.session_start then 'unknown'
-            when s.pid is null then 'missing'
-            when s.backend_start is null then 'unknown'
-            when s.backend_start = v.session_start then 'present'
-            else 'missing' end,
-       coalesce(extract(epoch from clock_timestamp() - w.suspect_at), 0)::double precision
-from {schema}.workers w
-join {schema}.vitals v on v.worker_id = w.id
-left join seen s on s.pid = v.session_pid
-cross join lateral (
-    select count(*) as held,
-           max(case when j.state = 'running' then
-               case when coalesce(j.heartbeat, true) then coalesce(j.heartbeat_timeout_s, w.running_stale_after_s)
-                    else 'infinity'::double precision end end) as waits_for_s
-    from {schema}.jobs j
-    where j.held and j.worker_id = w.id
-) h
-where (%(host)s::text is null or w.host = %(host)s)
-  and (w.state in ('active', 'draining', 'suspect') or (h.held > 0 and %(after)s::text is null))
-  and (%(after)s::text is null or w.id <> %(after)s)
-order by coalesce(w.id < %(after)s, false), w.id
-limit %(size)s;
+select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
+       waits_for_s, held, session, suspect_s, shortest_s
+from {schema}.watch(%(host)s, %(after)s, %(size)s);
 
 -- name: condemn
 select {schema}.condemn(%(worker_id)s, %(verdict)s::jsonb, %(guard)s, %(silent_s)s, %(message)s);
