@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ class Scripted(Reaper):
     """A reaper whose rounds are written down beforehand; the last one repeats."""
 
     def __init__(self, recovery: Recovery, *script: Round | Exception) -> None:
-        super().__init__(object(), recovery, by="test")  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(one_host=True), recovery, by="test")  # type: ignore[arg-type]
         self.script = list(script)
         self.rounds = 0
         self.promotions = threading.Semaphore(0)

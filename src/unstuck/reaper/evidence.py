@@ -6,7 +6,6 @@ from typing import assert_never
 from unstuck import host
 from unstuck.domain.liveness import Detector, Process, Verdict, Vitals
 from unstuck.domain.states import WorkerState
-from unstuck.store.contract import Ledger
 from unstuck.store.records import Guard, GuardNone, GuardSilent, GuardSuspect, WorkerWatch
 
 ROUNDING_S = 0.01
@@ -51,11 +50,6 @@ class Witness:
             waits_for_s=worker.waits_for_s,
             shortest_s=worker.shortest_s,
         )
-
-
-def on_one_host(ledger: Ledger) -> bool:
-    """Say whether everybody who uses this ledger shares one machine: true of a file, not of a server."""
-    return str(ledger.describe().get("database", "")).lower().startswith("sqlite")
 
 
 def guard_for(worker: WorkerWatch, verdict: Verdict) -> Guard:

@@ -34,7 +34,7 @@ log = logs.logger("unstuck.reaper")
 class Handover:
     """The settling half of the reaper: it is told who is dead, and decides nothing about that."""
 
-    def __init__(self, ledger: Ledger, recovery: Recovery, witness: Callable[[], Witness]) -> None:
+    def __init__(self, ledger: Ledger, recovery: Recovery, witness: Witness) -> None:
         self._ledger = ledger
         self._recovery = recovery
         self._witness = witness
@@ -52,7 +52,7 @@ class Handover:
             written = self._settle(worker, mine, grounds, lambda _: GuardDead(), done)
             if len(jobs) < HELD_BATCH and len(written) == len(jobs):
                 # Only now: a reaper that is killed before this leaves the marks to the next one.
-                if self._witness().is_neighbour(worker):
+                if self._witness.is_neighbour(worker):
                     scene.forget(worker.trace)
                 return
             if not written:
@@ -131,7 +131,7 @@ class Handover:
         return written
 
     def _clear(self, worker: WorkerWatch) -> scene.Scene:
-        witness = self._witness()
+        witness = self._witness
         if not witness.is_neighbour(worker):
             return scene.Scene()
         # A frozen worker may wake up and go on under a new id, with the same nursery.
@@ -140,7 +140,7 @@ class Handover:
     def _stop_runners(self, worker: WorkerWatch, written: Iterable[Key]) -> None:
         # After the write, not before: until it is refused, a worker that wakes up may still have the job.
         tokens = {token for _, token in written}
-        if tokens and self._witness().is_neighbour(worker):
+        if tokens and self._witness.is_neighbour(worker):
             scene.kill_attempts(worker.trace, tokens)
 
     def _held(self, worker: WorkerWatch) -> list[HeldJob]:

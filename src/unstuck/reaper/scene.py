@@ -10,6 +10,7 @@ import msgspec
 
 from unstuck import host
 from unstuck.domain.liveness import Process
+from unstuck.runner.containment import kill_marked
 from unstuck.runner.trace import SYNC, Trace
 
 GONE_WITHIN_S = 1.0
@@ -34,6 +35,9 @@ def clear(trace: str, *, nursery: bool = True, within_s: float = GONE_WITHIN_S) 
         # The nursery first: once it is gone nobody forks a replacement while we count.
         gone = _end([page.nursery()] if nursery else [], until_s)
         gone &= _end([page.occupant(slot) for slot in range(page.slots)], until_s)
+        if nursery and page.mark():
+            # A killed nursery cleans up no more: what its jobs had started is found by the mark it carries.
+            kill_marked(page.mark())
         return Scene(gone, _entered(page) if gone else None)
     finally:
         page.close()

@@ -15,7 +15,7 @@ from unstuck.domain.liveness import KERNEL, Detector, Verdict, Vitals, judge
 from unstuck.domain.states import LIVING, WorkerState
 from unstuck.reaper import upkeep
 from unstuck.reaper.attention import Attention
-from unstuck.reaper.evidence import Witness, guard_for, on_one_host
+from unstuck.reaper.evidence import Witness, guard_for
 from unstuck.reaper.handover import Handover
 from unstuck.reaper.rounds import Round
 from unstuck.store.contract import Ledger
@@ -38,16 +38,10 @@ class Reaper:
         self.attention = Attention(host.boottime_s())
         self.heed: Callable[[Round], None] = lambda done: None
         """Hears of every burial: a Watchman on the same reaper learns when requeued jobs become due."""
-        self._known_witness: Witness | None = None
-        self._handover = Handover(ledger, recovery, lambda: self.witness)
+        self.witness = Witness(one_host=ledger.one_host)
+        self._handover = Handover(ledger, recovery, self.witness)
         self._housekeeping = upkeep.Housekeeping()
         self._standing: dict[str, WorkerVerdict | None] = {}
-
-    @property
-    def witness(self) -> Witness:
-        if self._known_witness is None:
-            self._known_witness = Witness(one_host=on_one_host(self.ledger))
-        return self._known_witness
 
     # What others call ---------------------------------------------------------------------------
 

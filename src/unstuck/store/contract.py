@@ -54,6 +54,9 @@ class Bell(Protocol):
 
 
 class Ledger(Protocol):
+    one_host: bool
+    """Everybody who uses it shares one machine, and one boot of it: true of a file, not of a server."""
+
     # Life of the ledger itself --------------------------------------------------------------
 
     def migrate(self) -> list[str]:

@@ -26,6 +26,8 @@ from unstuck.store.sqlite.worker import WorkerVerbs
 class SqliteLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, OperatorVerbs, ReadingVerbs):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 
+    one_host = True
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         # A holder that is frozen for half of the time in which workers are taken for dead is in everybody's way.
