@@ -13,10 +13,12 @@ from unstuck.runner.trace import trace_path
 from unstuck.store.contract import Ledger
 from unstuck.store.records import WorkerRecord
 
-CONCURRENCY = 3
+CONCURRENCY = 8
 MAX_STARTS = 1_000
 """A fleet that cannot live must not be restarted for ever."""
 MAX_UNEXPECTED = 20
+SHOWN_DEAD_S = 1.0
+"""How long an empty place is left for people to see."""
 LEAVE_S = 20.0
 HURRY_S = 2.0
 
@@ -75,6 +77,8 @@ class Fleet:
         for at, member in enumerate(self._places):
             code = member.process.poll()
             if code is None or len(self._gone) >= MAX_STARTS or len(self.unexpected) >= MAX_UNEXPECTED:
+                continue
+            if member.killed_s is not None and time.monotonic() - member.killed_s < SHOWN_DEAD_S:
                 continue
             if member.killed_s is None:
                 self.unexpected.append(f"worker {member.name} ended by itself with code {code}: {_last_words(member)}")

@@ -49,6 +49,12 @@ class Lookout:
         return len(self._ids)
 
     @property
+    def rate(self) -> int:
+        """Jobs that ended, per second, over the last two seconds."""
+        whole = list(self.finished_per_bin)[-5:-1]
+        return round(sum(whole) / (len(whole) * BIN_S)) if whole else 0
+
+    @property
     def unfinished(self) -> int:
         return len(self._ids) - self.ended.total()
 

@@ -14,7 +14,7 @@ WAVE_S = 9.0
 STEP_S = 0.1
 JOIN_S = 30.0
 
-_SHARES = {"resize": 48, "fetch": 32, "mail": 8, "report": 6, "charge": 5, "parse": 1}
+_SHARES = {"resize": 46, "fetch": 32, "mail": 8, "charge": 7, "report": 6, "parse": 1}
 
 
 class Stream:

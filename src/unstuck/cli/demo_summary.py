@@ -7,7 +7,7 @@ from typing import Any
 
 from unstuck.cli.demo_audit import Audit
 from unstuck.cli.demo_killer import Death, Kind
-from unstuck.cli.show import Cell
+from unstuck.cli.show import Cell, count
 
 MAX_NAMED = 10
 
@@ -81,7 +81,9 @@ class Summary:
             _line("retried after error", f"{audit.retried_after_error:,}"),
             [],
         ]
-        lines += [_deaths_line("worker", self._of("worker")), _deaths_line("runner", self._of("runner"))]
+        if self.deaths:
+            lines.append([Cell(f"  {'killed with kill -9':<22}      n    median     worst   seen by", "bright_black")])
+            lines += [_deaths_line("workers", self._of("worker")), _deaths_line("runners", self._of("runner"))]
         return lines + self._complaints()
 
     def _of(self, kind: Kind) -> list[Death]:
@@ -111,14 +113,17 @@ def _line(label: str, value: str, style: str = "", note: str = "") -> list[Cell]
     return [Cell(f"  {label:<22}"), Cell(f"{value:>7}", style), Cell(f"   {note}" if note else "", "bright_black")]
 
 
-def _deaths_line(kind: str, deaths: list[Death]) -> list[Cell]:
+def _deaths_line(who: str, deaths: list[Death]) -> list[Cell]:
     times = _times(deaths)
     seen = Counter(death.detector for death in deaths if death.detector)
-    note = ""
-    if times["median"] is not None:
-        by = ", ".join(f"{name} {number}" for name, number in seen.most_common())
-        note = f"settled in {times['median']:.0f} ms (median), {times['worst']:.0f} ms (worst), seen by {by}"
-    return _line(f"{kind}s killed", f"{len(deaths):,}", "", note)
+    fast = ("-", "-") if times["median"] is None else (f"{times['median']:,.0f} ms", f"{times['worst']:,.0f} ms")
+    by = ", ".join(f"{name} {number}" for name, number in seen.most_common())
+    return [
+        Cell(f"  {who:<22}"),
+        Cell(f"{len(deaths):>7,}", "bold"),
+        Cell(f"{fast[0]:>10}{fast[1]:>10}", "green"),
+        Cell(f"   {by}", "bright_black"),
+    ]
 
 
 def _times(deaths: list[Death]) -> dict[str, Any]:
@@ -147,12 +152,13 @@ def _kill(death: Death) -> dict[str, Any]:
 def became(death: Death) -> str:
     """Say in a few words what became of the jobs in the dead hands."""
     parts = []
-    if death.requeued:
-        ids = [job_id for job_id, _ in death.held.values()]
-        one = len(ids) == 1
-        parts.append(f"{next(iter(death.held.values()))[1]} {ids[0]} requeued" if one else f"{death.requeued} requeued")
+    if death.requeued == len(death.held) == 1:
+        job_id, task = next(iter(death.held.values()))
+        parts.append(f"{task} {job_id} requeued")
+    elif death.requeued:
+        parts.append(f"{count(death.requeued, 'job')} requeued")
     if death.failed:
-        parts.append(f"{death.failed} failed (on_crash=fail)")
+        parts.append(f"{death.failed} failed")
     if death.returned:
         parts.append(f"{death.returned} given back")
     if death.given_up:

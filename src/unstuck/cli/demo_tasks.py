@@ -66,7 +66,7 @@ def mail(ctx: Context, refusals: int) -> str:
 def charge(ctx: Context, cents: int) -> str:
     """Work that must not be done twice: if its process dies, a person decides."""
     proof = Proof(ctx.job_id)
-    time.sleep(random.uniform(0.3, 0.9))
+    time.sleep(random.uniform(0.5, 1.5))
     print(f"charged {cents} cents")
     return proof.done()
 
