@@ -13,6 +13,8 @@ from tests.crash.bench_kit import APP, House, frame, gone_within, house, read_pi
 
 from unstuck import host
 from unstuck.domain.outcomes import Succeeded
+from unstuck.reaper import scene
+from unstuck.runner.containment import detect
 from unstuck.runner.trace import Trace
 from unstuck.worker.bench import NurseryGone, RunnerBorn, RunnerExit
 
@@ -207,6 +209,21 @@ def test_a_crowd_of_daemons_dies_to_the_last(home: House, tmp_path: Path) -> Non
     assert all(gone_within(read_pid(tmp_path / f"d{n}"), 1) for n in range(20))
 
 
+def test_a_new_nursery_leaves_the_rooms_of_the_living_alone(plain: House, tmp_path: Path) -> None:
+    with house(tmp_path, source=APP):
+        pass
+    runner = plain.bench.open_runner(0, "sync")
+    plain.run(runner, "add", 1, 1)
+    found = Path(f"/proc/{plain.born(runner)}/cgroup").read_text()
+    assert ("/runner-1" in found) == (plain.manifest.containment.startswith("cgroup"))
+
+
+def test_containment_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert detect("0", cgroup=False).describe().startswith("subreaper")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert detect("0").describe().startswith("process groups only")
+
+
 def test_closing_the_bench_leaves_nothing(home: House, tmp_path: Path) -> None:
     runner = home.bench.open_runner(0, "sync")
     runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "wait")])
@@ -322,6 +339,16 @@ def test_a_killed_worker_takes_everything_along(worker: subprocess.Popen[bytes],
     worker.kill()
     for pid in below(tmp_path):
         assert gone_within(pid, max(0.0, killed_at + 1 - time.monotonic()))
+
+
+def test_what_is_left_when_nobody_could_clean_up_is_found_by_its_mark(
+    worker: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    nursery, *_ = below(tmp_path)
+    os.kill(nursery, signal.SIGSTOP)
+    worker.kill()
+    assert scene.clear(str((tmp_path / "trace").resolve())).cleared
+    assert all(gone_within(pid, 1) for pid in below(tmp_path))
 
 
 def test_the_nursery_keeps_the_lease_of_a_frozen_worker(worker: subprocess.Popen[bytes], tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from unstuck import host
+from unstuck.domain.liveness import Process
+
+_PREFIX = "unstuck-"
 MARK_VARIABLE = "UNSTUCK_BENCH_MARK"
 _MAX_ROUNDS = 10
 
@@ -41,7 +45,7 @@ class Containment:
             return None
         room = self._hall / f"runner-{serial}"
         try:
-            room.mkdir()
+            room.mkdir(parents=True)
         except OSError:
             return None
         return str(room)
@@ -69,7 +73,7 @@ def detect(mark: str, *, cgroup: bool = True) -> Containment:
     base = _own_cgroup()
     if base is None:
         return Containment("subreaper", None, "there is no cgroup v2 here")
-    hall = _hall(base, mark)
+    hall = base / f"{_PREFIX}{mark}-{os.getpid()}-{host.process_started(os.getpid())}"
     try:
         _remove_stale(base)
         hall.mkdir()
@@ -102,8 +106,10 @@ def kill_marked(mark: int) -> int:
     that they inherited in their environment."""
     text = mark_text(mark)
     base = _own_cgroup()
-    if base is not None:
-        _kill(_hall(base, text))
+    # A nursery lives in its worker's own cgroup, so both find the same place.
+    halls = [] if base is None else list(base.glob(f"{_PREFIX}{text}-*"))
+    for hall in halls:
+        _kill(hall)
     killed: set[int] = set()
     for _ in range(_MAX_ROUNDS):
         found = _marked(text)
@@ -115,8 +121,8 @@ def kill_marked(mark: int) -> int:
             killed.add(pid)
         if not found:
             break
-    if base is not None:
-        _remove_hall(_hall(base, text))
+    for hall in halls:
+        _remove_hall(hall)
     return len(killed)
 
 
@@ -159,15 +165,13 @@ def _own_cgroup() -> Path | None:
     return None
 
 
-def _hall(base: Path, mark: str) -> Path:
-    # A nursery lives in the worker's own cgroup, so both find the same place.
-    return base / f"unstuck-{mark}"
-
-
 def _remove_stale(base: Path) -> None:
-    """Take down what killed nurseries left; a hall in which anybody lives refuses to go."""
-    for hall in base.glob("unstuck-*"):
-        _remove_hall(hall)
+    """Take down what killed nurseries left. An empty hall alone is no sign: its nursery may just be idle."""
+    for hall in base.glob(f"{_PREFIX}*"):
+        _, _, owner = hall.name.removeprefix(_PREFIX).partition("-")
+        pid, _, started = owner.partition("-")
+        if pid.isdigit() and host.look(int(pid), started) is Process.GONE:
+            _remove_hall(hall)
 
 
 def _remove_hall(hall: Path) -> None:
