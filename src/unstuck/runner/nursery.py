@@ -22,6 +22,7 @@ from unstuck.domain.errors import ConfigError
 from unstuck.runner import child, containment, forksafety, kernel, leftovers, output, wire
 from unstuck.runner.channel import Channel
 from unstuck.runner.loader import load_registry
+from unstuck.runner.oom import OomWatch
 from unstuck.runner.tasks import Manifest, Registry, TaskEntry
 from unstuck.runner.trace import Trace
 from unstuck.runner.tracebacks import user_traceback
@@ -29,6 +30,7 @@ from unstuck.runner.tracebacks import user_traceback
 TICK_S = 0.2
 FAREWELL_S = 5.0
 LEASE_ENDED = "its lease had ended"
+OUT_OF_MEMORY = "the kernel ran out of memory"
 
 
 class Options(msgspec.Struct):
@@ -68,6 +70,7 @@ class Nursery:
         """Rooms of dead runners in which somebody is still dying."""
         self._guests = frozenset(kernel.children())
         """Processes that the import started; they belong to the app."""
+        self._oom = OomWatch()
         self._ended = False
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
@@ -87,6 +90,7 @@ class Nursery:
             self._enforce_leases()
             self._drain_wake()
             self._reap()
+            self._oom.look(host.boottime_s())
             for message, fds in self._channel.receive():
                 self._obey(wire.to_nursery.decode(message), fds)
             self._channel.flush()
@@ -233,9 +237,13 @@ class Nursery:
                 runner.why = LEASE_ENDED
         if not runner.why and not self._fork and status == child.EXIT_NO_APP << 8:
             runner.why = "it could not import the app"
+        oom = not runner.killed and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        oom = oom and self._oom.struck()
+        if oom and not runner.why:
+            runner.why = OUT_OF_MEMORY
         if runner.room is not None and not self._containment.remove(runner.room):
             self._rooms.append(runner.room)
-        self._tell(wire.Exited(runner.serial, runner.pid, status, entered, max_rss_bytes, cpu_s, runner.why))
+        self._tell(wire.Exited(runner.serial, runner.pid, status, entered, max_rss_bytes, cpu_s, runner.why, oom))
 
     def _kill_orphans(self) -> None:
         """Kill what fell to us from the dead. Their own children fall to us when they die: SIGCHLD comes again."""

@@ -117,6 +117,8 @@ class Exited(msgspec.Struct, tag="exited"):
     cpu_s: float = 0.0
     why: str = ""
     """What the nursery knows of it beyond the status."""
+    oom: bool = False
+    """The kernel killed for want of memory at that moment."""
 
 
 ToNursery = Equip | OpenRunner | KillRunner | Disband

@@ -53,6 +53,8 @@ class RunnerExit(msgspec.Struct):
     """The token it was in when it died, by the shared page; 0 for none."""
     serial: int = 0
     """Which runner of this slot: `Runner.serial`."""
+    oom: bool = False
+    """There is evidence that the kernel killed it for want of memory."""
 
 
 class NurseryGone(msgspec.Struct):
@@ -237,6 +239,7 @@ class Bench:
                     message.cpu_s,
                     message.entered,
                     message.serial,
+                    message.oom,
                 )
             case wire.Ready() | wire.Unusable():
                 return None
