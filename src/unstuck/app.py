@@ -65,10 +65,10 @@ class App:
         overlap: Overlap = "bounded",
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
-    def task(self, function: Callable[P, R] | None = None, /, **settings: Any) -> Any:
+    def task(self, *function: Any, **settings: Any) -> Any:
         """Register a function, with `@app.task` or `@app.task(queue=…, retry=…, on_crash=…, …)`."""
-        if function is not None:
-            return self._register(function, {})
+        if function:
+            return self._register(function[0], {})
         for name in settings:
             if name not in _TASK_SETTINGS:
                 raise ConfigError(
@@ -77,7 +77,7 @@ class App:
                 )
         return lambda decorated: self._register(decorated, settings)
 
-    def _register(self, function: Callable[P, R], settings: dict[str, Any]) -> Task[P, R]:
+    def _register(self, function: Callable[..., Any], settings: dict[str, Any]) -> Task[Any, Any]:
         if not callable(function):
             raise ConfigError(f"@app.task wants a function, not {function!r}.")
         name = checked_name(settings.get("name") or getattr(function, "__name__", "task"), "Task")

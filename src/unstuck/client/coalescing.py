@@ -6,7 +6,7 @@ connection so serves many threads, and the slower the disk, the larger the batch
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from unstuck.store.records import Enqueued, NewJob
 
@@ -20,7 +20,6 @@ class _Parcel:
     jobs: Sequence[NewJob]
     answer: list[Enqueued] | None = None
     error: BaseException | None = None
-    alone: bool = field(default=False)
 
 
 class Coalescer:
@@ -45,7 +44,8 @@ class Coalescer:
 
     def _write_waiting(self) -> None:
         with self._gate:
-            taken, count = [], 0
+            taken: list[_Parcel] = []
+            count = 0
             while self._waiting and (not taken or count + len(self._waiting[0].jobs) <= MAX_BATCH):
                 taken.append(self._waiting.pop(0))
                 count += len(taken[-1].jobs)

@@ -66,7 +66,7 @@ class Job:
         future: asyncio.Future[Answer] = loop.create_future()
 
         def tell(answer: Answer) -> None:
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(answer))
+            loop.call_soon_threadsafe(_fulfil, future, answer)
 
         parts = await asyncio.to_thread(self._counter.parts)
         waiter = parts.watcher.add(self.id, tell)
@@ -81,6 +81,11 @@ class Job:
     def _timeout(self, patience_s: float | None) -> ResultTimeout:
         doing = self._counter.parts().operator.doing(self.id)
         return ResultTimeout(f"Job {self.id} did not end within {brief(patience_s or 0.0)}: {doing}")
+
+
+def _fulfil(future: asyncio.Future[Answer], answer: Answer) -> None:
+    if not future.done():
+        future.set_result(answer)
 
 
 def _value(answer: Answer) -> Any:

@@ -207,7 +207,7 @@ class Floor:
 
     def _choose_start(self) -> tuple[Held, ...]:
         free = self._free()
-        chosen = []
+        chosen: list[Held] = []
         while self._hand and len(chosen) < free:
             hold = self._hand.popleft()
             self._starting[hold.token] = hold

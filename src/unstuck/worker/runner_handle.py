@@ -221,7 +221,7 @@ class Runner:
             self._kill_by_nursery()
 
     def terminate(self) -> None:
-        """Ask the process to end (SIGTERM), as user code may expect before it is killed."""
+        """Send SIGTERM: user code that handles it can clean up; all other code does not notice."""
         self._signal(signal.SIGTERM)
 
     def dump_stack(self) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import structlog
 
+from unstuck.domain.endings import Ending
 from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue
 from unstuck.domain.outcomes import NotStorable
 from unstuck.domain.policy import Policy
 from unstuck.domain.recovery import Attempt, conclude
 from unstuck.store.contract import Ledger
-from unstuck.store.records import HeldJob, Turn, TurnAnswer
+from unstuck.store.records import Done, HeldJob, Turn, TurnAnswer
 from unstuck.worker.mailbox import Mailbox
 
 FIRST_PAUSE_S = 0.05
@@ -95,7 +96,7 @@ class Wheel:
 
     def _split(self, turn: Turn, reason: str) -> TurnAnswer:
         """Find the outcome that cannot be written by halves; it fails alone and never blocks the wheel."""
-        ended = [*turn.done, *turn.endings]
+        ended: list[Done | Ending] = [*turn.done, *turn.endings]
         if len(ended) > 1 or (ended and (turn.start or turn.release or turn.wish)):
             half = len(ended) // 2
             parts = [_only(turn, ended[:half]), _only(turn, ended[half:])] if half else [_only(turn, ended)]
@@ -124,8 +125,8 @@ class Wheel:
         return HeldAnswer([])
 
 
-def _only(turn: Turn, ended: list[object]) -> Turn:
-    tokens = {item.token for item in ended}  # type: ignore[attr-defined]
+def _only(turn: Turn, ended: list[Done | Ending]) -> Turn:
+    tokens = {item.token for item in ended}
     return Turn(
         turn.worker_id,
         done=tuple(item for item in turn.done if item.token in tokens),
