@@ -1,0 +1,137 @@
+"""The supervisor with commands that misbehave: crash loops, stubborn ones, and what they leave behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.fleet import ROOT, wait_for
+
+from unstuck.worker.replacing import BRAKE_AT, MAX_WAIT_S, STEADY_S, Replacing
+
+SUPERVISE = textwrap.dedent(
+    """
+    import sys
+    from unstuck import logs
+    from unstuck.config import Recovery, Settings
+    from unstuck.store.opening import ready_ledger
+    from unstuck.worker.supervisor import Supervisor
+
+    logs.setup("info")
+    ledger = ready_ledger(Settings(url=sys.argv[1]))
+    command = [sys.executable, "-c", sys.argv[4]]
+    sys.exit(Supervisor(command, int(sys.argv[2]), ledger, Recovery(), stop_grace_s=float(sys.argv[3])).run())
+    """
+)
+
+
+class Supervised:
+    def __init__(self, folder: Path, command: str, workers: int, grace_s: float) -> None:
+        self.log = folder / "supervisor.log"
+        with self.log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SUPERVISE, f"sqlite:///{folder}/jobs.db", str(workers), str(grace_s), command],
+                cwd=ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+
+@pytest.fixture
+def supervise(tmp_path: Path) -> Iterator["Make"]:
+    make = Make(tmp_path)
+    yield make
+    for made in make.made:
+        made.process.kill()
+        made.process.wait(10)
+
+
+class Make:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: list[Supervised] = []
+
+    def __call__(self, command: str, *, workers: int = 1, grace_s: float = 20.0) -> Supervised:
+        self.made.append(Supervised(self.folder, command, workers, grace_s))
+        return self.made[-1]
+
+
+def test_workers_that_never_start_are_given_up_with_a_sentence(supervise: Make) -> None:
+    up = supervise("raise SystemExit(3)", workers=2)
+    assert up.process.wait(60) == 3
+    said = up.log.read_text()
+    assert "No worker stays up. Run the worker by hand to see why" in said
+    assert "exited with code 3" in said
+
+
+def test_workers_that_ended_in_order_are_not_replaced(supervise: Make) -> None:
+    up = supervise("raise SystemExit(0)", workers=2)
+    assert up.process.wait(60) == 0
+    assert up.log.read_text().count("Worker process started") == 2
+
+
+def test_who_does_not_listen_is_killed_after_the_grace(supervise: Make, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    up = supervise(
+        "import signal, pathlib, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"pathlib.Path({str(ready)!r}).touch(); time.sleep(600)",
+        grace_s=0.3,
+    )
+    wait_for(ready.exists, "the stubborn one started")
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(20) == 1
+    assert "did not end in time" in up.log.read_text()
+
+
+def test_what_a_dead_worker_left_behind_is_killed(supervise: Make, tmp_path: Path) -> None:
+    note = tmp_path / "orphan"
+    up = supervise(
+        "import os, pathlib, subprocess, time; "
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True); "
+        f"pathlib.Path({str(note)!r}).write_text(str(child.pid)); time.sleep(600)"
+    )
+    wait_for(lambda: note.exists() and note.read_text(), "an orphan to be")
+    orphan = psutil.Process(int(note.read_text()))
+    [worker] = [child for child in psutil.Process(up.process.pid).children() if child.pid != orphan.pid]
+    worker.kill()
+    wait_for(lambda: not orphan.is_running(), "the orphan gone")
+    assert "killed by SIGKILL" in up.log.read_text()
+
+
+def test_a_worker_born_into_a_dead_house_does_not_start(tmp_path: Path) -> None:
+    from unstuck.worker.supervisor import _LEASH
+
+    nobody = str(os.getpid() + 1)
+    command = [sys.executable, "-I", "-S", "-c", _LEASH, nobody, sys.executable, "-c", "print('alive')"]
+    done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (143, b"")
+
+
+def test_replacements_come_at_once_then_ever_more_slowly() -> None:
+    place, now_s, waits_s = Replacing(), 1000.0, []
+    for _ in range(12):
+        waits_s.append(place.after_death(now_s, lived_s=0.1, code=-signal.SIGKILL))
+        now_s = place.at_s
+    assert waits_s[:4] == [0.0, 0.5, 1.0, 2.0]
+    assert waits_s[-1] == MAX_WAIT_S
+    assert waits_s == sorted(waits_s)
+    assert place.braked
+    # Killed from outside, not failing by itself: it may come right again.
+    assert not place.hopeless
+    assert place.after_death(now_s, lived_s=STEADY_S, code=1) == 0.0
+    assert not place.braked
+
+
+def test_a_place_is_hopeless_only_if_nothing_ever_stood_there() -> None:
+    never, once = Replacing(), Replacing()
+    once.after_death(0.0, lived_s=STEADY_S + 1, code=1)
+    for _ in range(BRAKE_AT + 1):
+        never.after_death(0.0, lived_s=0.1, code=1)
+        once.after_death(0.0, lived_s=0.1, code=1)
+    assert never.hopeless
+    assert not once.hopeless
