@@ -12,7 +12,7 @@ import pytest
 from tests.crash.bench_kit import APP, House, frame, gone_within, house, read_pid, wait_until
 
 from unstuck import host
-from unstuck.domain.outcomes import Succeeded
+from unstuck.domain.outcomes import Raised, Succeeded
 from unstuck.reaper import scene
 from unstuck.runner.containment import detect
 from unstuck.runner.trace import Trace
@@ -80,8 +80,47 @@ def test_the_stack_of_code_stuck_in_c_can_be_asked_for(plain: House, tmp_path: P
     plain.born(runner)
     runner.dump_stack()
     wait_until(lambda: b"in hold_the_gil" in runner.peek_output()[1], "the stack in stderr")
+    runner.kill()
+    assert plain.exit_of(runner).signal == signal.SIGKILL
+
+
+def test_a_sigterm_to_everybody_is_for_the_worker_to_obey(plain: House, tmp_path: Path) -> None:
+    runner, loop = plain.bench.open_runner(0, "sync"), plain.bench.open_runner(1, "async")
+    runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
+    loop.send([frame(2, "asay", "x", 0.2)])
+    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    for pid in (plain.trace.nursery()[0], plain.born(runner), plain.born(loop)):
+        os.kill(pid, signal.SIGTERM)
+    (tmp_path / "go").touch()
+    assert plain.finish(runner)[0].outcome == Succeeded(b"null")
+    assert isinstance(plain.finish(loop)[0].outcome, Succeeded)
+
+
+def test_what_a_job_forks_or_executes_obeys_a_sigterm(plain: House) -> None:
+    runner = plain.bench.open_runner(0, "sync")
+    text = """
+import multiprocessing
+forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+executed = subprocess.Popen(["sleep", "600"])
+forked.start()
+for process in (forked, executed):
+    process.terminate()
+forked.join(10), executed.wait(10)
+assert (forked.exitcode, executed.returncode) == (-15, -15), (forked.exitcode, executed.returncode)
+"""
+    assert plain.run(runner, "evaluate", text).outcome == Succeeded(b"null")
+
+
+def test_user_code_may_handle_sigterm(plain: House, tmp_path: Path) -> None:
+    runner = plain.bench.open_runner(0, "sync")
+    text = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit('told')); wait_for({str(tmp_path / 'go')!r})"
+    runner.send([frame(1, "evaluate", text)])
+    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    plain.born(runner)
     runner.terminate()
-    assert plain.exit_of(runner).cause == "killed by SIGTERM (signal 15)"
+    outcome = plain.finish(runner)[0].outcome
+    assert isinstance(outcome, Raised)
+    assert (outcome.type, outcome.message) == ("SystemExit", "told")
 
 
 def test_a_runner_killed_before_it_is_known_dies_as_well(plain: House) -> None:

@@ -5,6 +5,7 @@ worker's loop: what the socket does not take waits here.
 """
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -48,7 +49,7 @@ class Channel:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno == 109:  # ETOOMANYREFS: too many descriptors in flight; they drain as they are read
+                if error.errno == errno.ETOOMANYREFS:  # descriptors in flight are limited; they drain as they are read
                     return
                 self._drop_out()
                 return

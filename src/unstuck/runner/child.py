@@ -16,7 +16,7 @@ from typing import NoReturn, TextIO, cast
 import msgspec
 
 from unstuck.domain.errors import ConfigError
-from unstuck.runner import containment, kernel, output
+from unstuck.runner import containment, kernel, output, termination
 from unstuck.runner.async_loop import AsyncLoop
 from unstuck.runner.calling import Caller
 from unstuck.runner.loader import load_registry
@@ -135,7 +135,7 @@ def _reset_signals() -> None:
             pass
     # Ctrl-C is for the worker, which then decides what becomes of us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    termination.overhear()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -277,7 +277,9 @@ class Nursery:
             pass
 
     def _on_terminate(self, *_: object) -> None:
-        self._ended = True
+        # The kernel's word that the worker is dead. Told by anybody else while it lives (systemd tells every process
+        # of a service to end), it is for the worker to decide: it may be draining.
+        self._ended = os.getppid() != self._options.worker_pid
 
 
 def _pidfd(pid: int) -> int | None:
