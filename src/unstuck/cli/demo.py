@@ -49,6 +49,9 @@ def demo(
         summary = perform(folder, stream, ledger=url, seconds=seconds, workers=workers, kill_every_s=kill_every)
         keep = not summary.ok
         _print(common.show, summary, folder)
+    except KeyboardInterrupt:
+        common.show.note("The demo was interrupted; its workers and its files are gone.")
+        raise
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
