@@ -31,19 +31,20 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def runnable() -> Iterator[Any]:
-    for path in DOCS:
-        blocks = [body for info, body in FENCE.findall(path.read_text()) if info.strip() == "python run"]
-        for number, body in enumerate(blocks, 1):
-            yield pytest.param(body, id=f"{name_of(path)}:{number}")
+def runnable(mark: str) -> list[Any]:
+    return [
+        pytest.param(body, id=f"{name_of(path)}:{number}")
+        for path in DOCS
+        for number, (info, body) in enumerate(FENCE.findall(path.read_text()), 1)
+        if info.strip() == mark
+    ]
 
 
-def run_python(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("UNSTUCK_")}
+def run_python(*arguments: str, cwd: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         cwd=cwd,
-        env=environment,
+        env={**plain_environment(), **environment},
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_S,
@@ -51,13 +52,24 @@ def run_python(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]"
     )
 
 
+def plain_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("UNSTUCK_")}
+
+
 # Code ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", list(runnable()))
+@pytest.mark.parametrize("code", runnable("python run"))
 def test_a_block_marked_to_run_runs(code: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(code)
     done = run_python("example.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("code", runnable("python run postgresql"))
+def test_a_block_for_postgresql_runs(code: str, tmp_path: Path, pg_url: str) -> None:
+    (tmp_path / "example.py").write_text(code)
+    done = run_python("example.py", cwd=tmp_path, UNSTUCK_URL=pg_url)
     assert done.returncode == 0, done.stderr
 
 
@@ -65,10 +77,9 @@ def test_the_twelve_lines_of_the_readme_give_three(tmp_path: Path) -> None:
     code = next(body for info, body in FENCE.findall((ROOT / "README.md").read_text()) if info.strip() == "python app")
     assert len(code.splitlines()) == 12
     (tmp_path / "app.py").write_text(code)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("UNSTUCK_")}
     command = [sys.executable, "-m", "unstuck.cli.main", "worker", "app:app", "--concurrency", "1"]
     with (tmp_path / "worker.log").open("wb") as log:
-        worker = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        worker = subprocess.Popen(command, cwd=tmp_path, env=plain_environment(), stdout=log, stderr=log)
     try:
         wait_for(
             lambda: worker.poll() is not None or "Worker started" in (tmp_path / "worker.log").read_text(),
@@ -102,8 +113,14 @@ def shown_commands(path: Path) -> list[str]:
     return [line for line in found if re.match(r"unstuck\s+[a-z-]", line) and "COMMAND" not in line]
 
 
-def options_of(command: Any) -> set[str]:
-    return {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
+def options_of(command: Any) -> dict[str, bool]:
+    """Give the options of a command, and whether each is a flag."""
+    known = {"--help": True}
+    for param in command.params:
+        for option in (*param.opts, *param.secondary_opts):
+            if option.startswith("-"):
+                known[option] = bool(param.is_flag)
+    return known
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
@@ -116,10 +133,13 @@ def test_every_command_shown_exists(path: Path) -> None:
         while words:
             word = words.pop(0)
             if word.startswith("-") and not re.fullmatch(r"-\d+", word):
-                assert word.partition("=")[0] in known, f"{line!r} of {name_of(path)}: no option {word}"
+                option, has_value, _ = word.partition("=")
+                assert option in known, f"{line!r} of {name_of(path)}: no option {option}"
+                if not known[option] and not has_value and words:
+                    words.pop(0)
             elif hasattr(command, "commands") and word in {*command.commands, "demo"}:
                 command = command.get_command(None, word)
-                known = known | options_of(command)
+                known |= options_of(command)
             elif command is root:
                 raise AssertionError(f"{line!r} of {name_of(path)}: no command {word!r}")
 
@@ -128,13 +148,13 @@ def test_every_command_and_option_is_described() -> None:
     text = (ROOT / "docs/cli.md").read_text()
     root = typer.main.get_command(cli)
     common = options_of(root)
-    for option in common - {"--version", "--help"}:
-        assert f"`{option}" in text, f"common option {option}"
+    for option in common:
+        assert f"{option}" in text, f"common option {option}"
     for name, command in commands_below(root, "unstuck"):
-        assert f"`{name}" in text, name
-        section = text[text.index(f"`{name}") :]
-        for option in options_of(command) - common:
-            assert f"`{option}" in section, f"{option} of {name}"
+        section = next((part for part in re.split(r"^##+ ", text, flags=re.MULTILINE) if f"`{name}" in part), "")
+        assert section, f"{name} is not in docs/cli.md"
+        for option in options_of(command).keys() - common.keys():
+            assert f"`{option}" in section, f"{option} of {name} is not in docs/cli.md"
 
 
 def commands_below(group: Any, path: str) -> Iterator[tuple[str, Any]]:
