@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from unstuck import host
 from unstuck.cli.demo_fleet import Fleet, Member
@@ -26,8 +26,16 @@ DIE_S = 5.0
 JITTER = 0.4
 
 Kind = Literal["worker", "runner"]
-Hands = dict[int, tuple[int, str]]
-"""What somebody held: job id and task by token."""
+
+
+class InHand(NamedTuple):
+    job_id: int
+    task: str
+    running: bool
+
+
+Hands = dict[int, InHand]
+"""What somebody held, by token."""
 
 
 @dataclass
@@ -168,25 +176,34 @@ class Killer:
         held = self._in_slot(trace, slot, {**before, **self._hands(worker_id)})
         death = Death("runner", victim.name, pid, killed_s, held)
         self._announce(death)
-        if self._measure(death, lambda: not held.keys() & self._hands(worker_id).keys()):
+        # An async job that had not reached the dead runner is simply run by the next one: only those that
+        # died in it are counted, and each left the worker's hands at a moment of its own.
+        left_ms: dict[int, float] = {}
+
+        def all_left() -> bool:
+            now_ms = (time.monotonic() - killed_s) * 1000
+            for token in held.keys() - self._hands(worker_id).keys():
+                left_ms.setdefault(token, now_ms)
+            return len(left_ms) == len(held)
+
+        if self._measure(death, all_left):
             death.detector = Detector.RUNNER.value
             self._sort_out(death)
-            if not death.held:
-                # Between two jobs: there was nothing to settle, and so nothing to measure.
-                death.settled_ms = None
+            death.settled_ms = max((left_ms[token] for token in death.held), default=None)
         death.over = True
         self._tell(death)
 
     def _in_slot(self, trace: Trace, slot: int, hands: Hands) -> Hands:
         if trace.kind(slot) == ASYNC:
-            return {token: job for token, job in hands.items() if job[1] in self._async}
+            return {token: job for token, job in hands.items() if job.task in self._async and job.running}
         token = trace.entered(slot)
         return {token: hands[token]} if token in hands else {}
 
     # Both -------------------------------------------------------------------------------------
 
     def _hands(self, worker_id: str) -> Hands:
-        return {job.token: (job.job_id, job.task) for job in self._ledger.held(worker_id)}
+        held = self._ledger.held(worker_id)
+        return {job.token: InHand(job.job_id, job.task, job.state is JobState.RUNNING) for job in held}
 
     def _announce(self, death: Death) -> None:
         self.deaths.append(death)
@@ -203,9 +220,9 @@ class Killer:
 
     def _sort_out(self, death: Death) -> None:
         """Ask the ledger how each try that was in the dead hands ended."""
-        for token, (job_id, _task) in list(death.held.items()):
-            attempt = next((a for a in self._ledger.attempts(job_id) if a.token == token), None)
-            job = self._ledger.job(job_id)
+        for token, hand in list(death.held.items()):
+            attempt = next((a for a in self._ledger.attempts(hand.job_id) if a.token == token), None)
+            job = self._ledger.job(hand.job_id)
             if attempt is None or job is None:
                 death.returned += 1
             elif attempt.state is not AttemptState.CRASHED:

@@ -153,8 +153,8 @@ def became(death: Death) -> str:
     """Say in a few words what became of the jobs in the dead hands."""
     parts = []
     if death.requeued == len(death.held) == 1:
-        job_id, task = next(iter(death.held.values()))
-        parts.append(f"{task} {job_id} requeued")
+        hand = next(iter(death.held.values()))
+        parts.append(f"{hand.task} {hand.job_id} requeued")
     elif death.requeued:
         parts.append(f"{count(death.requeued, 'job')} requeued")
     if death.failed:
