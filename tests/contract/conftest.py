@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from tests.contract.hands import birth
 from tests.contract.meddling import Meddler, PostgresMeddler, SqliteMeddler
+from tests.pg import PgServer
 
 from unstuck.config import Settings
 from unstuck.store.contract import Ledger
@@ -25,7 +27,36 @@ def url(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty database of each kind. Without a PostgreSQL the fixture fails; it never skips."""
     if dialect == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
-    return str(request.getfixturevalue("pg_url"))
+    # Making a database takes longer than most of these tests: those that do not migrate share one.
+    return str(request.getfixturevalue("swept_pg_url" if "ledger" in request.fixturenames else "pg_url"))
+
+
+@pytest.fixture(scope="session")
+def shared_pg_url(pg_server: PgServer) -> Iterator[str]:
+    """A database with the ledger's tables, made once."""
+    url = pg_server.new_database()
+    ledger = open_ledger(Settings(url=url))
+    ledger.migrate()
+    ledger.close()
+    yield url
+    pg_server.drop_database(url)
+
+
+@pytest.fixture
+def swept_pg_url(shared_pg_url: str) -> str:
+    """The shared database as it was when its tables were new."""
+    with psycopg.connect(shared_pg_url) as connection:
+        connection.execute("set search_path = unstuck")
+        tables = connection.execute(
+            "select tablename from pg_tables where schemaname = 'unstuck' and tablename not in ('migrations', 'ledger')"
+        ).fetchall()
+        for (table,) in tables:
+            connection.execute(f"delete from {table}")
+        connection.execute("delete from ledger")
+        connection.execute("insert into ledger default values")
+        for sequence in ("job_ids", "tokens"):
+            connection.execute(f"alter sequence {sequence} restart")
+    return shared_pg_url
 
 
 @pytest.fixture

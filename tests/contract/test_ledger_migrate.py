@@ -40,7 +40,10 @@ def test_a_ledger_without_tables_names_the_cure(empty_ledger: Ledger) -> None:
         put(empty_ledger)
 
 
-def test_newer_tables_are_refused_and_left_alone(ledger: Ledger, open_again: OpenLedger, meddler: Meddler) -> None:
+def test_newer_tables_are_refused_and_left_alone(
+    empty_ledger: Ledger, open_again: OpenLedger, meddler: Meddler
+) -> None:
+    empty_ledger.migrate()
     meddler.age_schema(900)
     for check in (open_again().check_schema, open_again().migrate):
         with pytest.raises(SchemaMismatch, match=r"newer.*Upgrade Unstuck"):

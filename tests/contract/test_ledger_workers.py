@@ -204,7 +204,7 @@ def test_after_an_outage_the_first_beat_forgives_everyones_silence(
 
 
 def test_a_worker_that_was_away_alone_forgives_nobody(ledger: Ledger, w1: str, w2: str, meddler: Meddler) -> None:
-    ledger.register(birth("w3"))
+    ledger.register(birth("w3", suspect_after_s=1000.0))
     silent(ledger, meddler, "w2")
     silent(ledger, meddler, "w1")
     ledger.beat(Pulse("w3", 0, 0))
