@@ -27,7 +27,7 @@ from unstuck.worker.replacing import Replacing
 
 STOP_GRACE_S = 40.0
 """Longer than a worker's own grace: it should have ended by itself long before."""
-HURRY_GRACE_S = 5.0
+HURRY_GRACE_S = 15.0
 BURIAL_GRACE_S = 5.0
 LOOK_EVERY_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -208,11 +208,14 @@ class Supervisor:
             log.info("Received shutdown signal, gracefully exiting...", workers=self._living())
             self._stop_s = now_s + self._stop_grace_s
         else:
-            log.warning("Another signal: hurrying", workers=self._living())
-            self._stop_s = min(self._stop_s or now_s, now_s + HURRY_GRACE_S)
+            log.warning("Received another shutdown signal, hurrying", workers=self._living())
+            # Whoever asks a third time does not want to wait at all.
+            grace_s = HURRY_GRACE_S if self._signals == 2 else 0.0
+            self._stop_s = min(self._stop_s or now_s, now_s + grace_s)
         for child in self._children:
             if child.pid:
-                _send(child.pid, signal.SIGTERM)
+                # A worker takes SIGTERM twice at once for one; SIGINT always counts.
+                _send(child.pid, signal.SIGTERM if first else signal.SIGINT)
 
     def _kill_all(self) -> None:
         if not self._killed:
