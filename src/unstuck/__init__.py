@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from unstuck.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from unstuck.app import App as App

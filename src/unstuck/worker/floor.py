@@ -24,7 +24,7 @@ from unstuck.store.records import Claimed, Held, HeldJob, Pulse, Turn, Wish
 from unstuck.worker.bench import Bench
 from unstuck.worker.heartbeat import Beaten, Heartbeat, Rung
 from unstuck.worker.holds import Hold
-from unstuck.worker.mailbox import Mailbox
+from unstuck.worker.mailbox import Broken, Mailbox
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
 from unstuck.worker.runners import Runners
@@ -141,6 +141,9 @@ class Floor:
                     self._after_beat(message)
                 case Rung():
                     self._rung = True
+                case Broken():
+                    # A worker with a dead thread would live and do nothing: better to die loudly.
+                    raise RuntimeError(f"the {message.what} of this worker broke") from message.error
                 case _:
                     raise AssertionError(f"unknown message {message!r}")
 
@@ -220,8 +223,8 @@ class Floor:
         # Who cannot confirm a beat must not take on more.
         if now_s - self._confirmed_s > self._settings.recovery.heartbeat_timeout_s / 2:
             return None
-        room = self._free() - len(self._hand) + self._pace.lookahead(self._slots)
-        room += self._runners.roster.ahead_room(self._depth())
+        room = self._free() - len(self._hand) + self._pace.lookahead(self._slots, now_s)
+        room += self._runners.roster.ahead_room(self._depth(), now_s - self._pace.slow_s())
         if room <= 0:
             return None
         return Wish(self._queues, self._tasks, min(room, MAX_CLAIM), run_ahead=self._run_ahead)
@@ -234,7 +237,7 @@ class Floor:
             return
         now_s = host.boottime_s()
         self._pace.saw_turn(message.duration_s)
-        self._pace.saw_ends(self._runners.ended_since_turn, now_s - self._turned_s)
+        self._pace.saw_ends(self._runners.ended_since_turn, now_s - self._turned_s, now_s)
         self._runners.ended_since_turn, self._turned_s = 0, now_s
         for job_id, token in answer.superseded:
             log.warning("Refused by the ledger: this attempt was superseded", job_id=job_id, token=token)

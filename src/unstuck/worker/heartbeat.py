@@ -58,7 +58,7 @@ class Heartbeat:
         self._promote_at_s: float | None = None
         self._drain = False
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="unstuck-heartbeat", daemon=True)
+        self._thread = mailbox.thread("heartbeat", self._run)
 
     def start(self) -> None:
         self._thread.start()

@@ -4,12 +4,13 @@ import os
 import secrets
 from typing import Any
 
-from unstuck import __version__, host
+from unstuck import host
 from unstuck.config import Settings
 from unstuck.domain.policy import encode_policy
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import trace_path
 from unstuck.store.records import TaskRecord, WorkerBirth
+from unstuck.version import VERSION
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 ID_CHARS = 12
@@ -52,7 +53,7 @@ def birth(
             TaskRecord(task.name, task.queue, encode_policy(task.policy), task.is_async) for task in manifest.tasks
         ),
         concurrency=concurrency,
-        version=__version__,
+        version=VERSION,
         heartbeat_interval_s=beat_interval_s(settings, manifest),
         suspect_after_s=recovery.claimed_stale_after_s,
         running_stale_after_s=recovery.running_stale_after_s,

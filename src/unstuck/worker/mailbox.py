@@ -1,8 +1,19 @@
 """Carry messages from the other threads to the floor, and wake it."""
 
 import os
+import threading
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A thread of this worker ended by an error that nobody foresaw."""
+
+    what: str
+    error: BaseException
 
 
 class Mailbox:
@@ -28,6 +39,17 @@ class Mailbox:
             os.write(self._write_fd, b"\0")
         except BlockingIOError:
             pass  # Full of wake-ups: the floor will wake.
+
+    def thread(self, what: str, run: Callable[[], None]) -> threading.Thread:
+        """Make a thread whose unforeseen end is told to the floor."""
+
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - handed to the floor, which raises it
+                self.post(Broken(what, error))
+
+        return threading.Thread(target=guarded, name=f"unstuck-{what}", daemon=True)
 
     def take(self) -> list[Any]:
         """Give everything posted so far, in order."""

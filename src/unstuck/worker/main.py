@@ -4,6 +4,7 @@ A worker that was declared dead comes back under a new id; only a shutdown ends 
 """
 
 import os
+import time
 from dataclasses import replace
 
 import structlog
@@ -19,6 +20,7 @@ from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace, trace_path
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
+from unstuck.store.records import WorkerBirth
 from unstuck.worker.bench import Bench
 from unstuck.worker.floor import Floor
 from unstuck.worker.heartbeat import Heartbeat
@@ -55,7 +57,9 @@ def run_worker(
         try:
             worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper)
             while not worker.live(signals):
-                log.warning("Coming back as a new worker")
+                # What the old id held is killed with its bench; the new one starts with a clean table.
+                bench.close()
+                bench.start()
             return 0
         finally:
             ledger.close()
@@ -96,6 +100,7 @@ class Incarnations:
         self._slots = concurrency or settings.slots
         self._name = name
         self._with_reaper = reaper
+        self._reborn = False
 
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""
@@ -104,14 +109,29 @@ class Incarnations:
         mailbox = Mailbox()
         try:
             self._bench.equip(trace, worker_id)
-            born_s = self._register(worker_id)
+            born_s = self._register(worker_id, signals)
+            self._reborn = True
             return self._work(worker_id, trace, mailbox, born_s, signals)
         finally:
             signals.wake(-1)
             mailbox.close()
             trace.unlink()
 
-    def _register(self, worker_id: str) -> float:
+    def _join(self, born: WorkerBirth, signals: StopSignals) -> float:
+        """Write the birth down; a worker that comes back waits out an outage. Gives when it was sent."""
+        while True:
+            sent_s = host.boottime_s()
+            try:
+                self._ledger.register(born)
+                self._ledger.ring({"workers"})
+                return sent_s
+            except LedgerUnavailable as error:
+                if not self._reborn or signals():
+                    raise
+                log.warning("Cannot come back yet", error=str(error))
+            time.sleep(REBIRTH_PAUSE_S)
+
+    def _register(self, worker_id: str, signals: StopSignals) -> float:
         metadata = {
             "hostname": host.hostname(),
             "pid": os.getpid(),
@@ -127,9 +147,7 @@ class Incarnations:
             concurrency=self._slots,
             metadata={key: value for key, value in metadata.items() if value != ""},
         )
-        sent_s = host.boottime_s()
-        self._ledger.register(born)
-        self._ledger.ring({"workers"})
+        sent_s = self._join(born, signals)
         log.info(
             "Worker started",
             worker_id=worker_id,

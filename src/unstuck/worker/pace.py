@@ -13,19 +13,25 @@ TURNS_AHEAD = 2.0
 FIRST_TURN_S = 0.005
 SHORTEST_JOB_S = 0.00002
 MAX_AHEAD_S = 0.05
+MAX_SILENCE_S = 0.25
+SLOW_JOB_S = 0.05
+SLOW_FACTOR = 5
 
 
 class Pace:
     def __init__(self) -> None:
         self.turn_s = FIRST_TURN_S
         self.ends_per_s = 0.0
+        self.ended_s = 0.0
         self.sync_job_s: float | None = None
 
     def saw_turn(self, duration_s: float) -> None:
         self.turn_s += SMOOTHING * (duration_s - self.turn_s)
 
-    def saw_ends(self, count: int, elapsed_s: float) -> None:
+    def saw_ends(self, count: int, elapsed_s: float, now_s: float) -> None:
         """Note `count` jobs that ended in the last `elapsed_s`."""
+        if count:
+            self.ended_s = now_s
         rate = count / max(elapsed_s, 1e-4)
         self.ends_per_s += SMOOTHING * (rate - self.ends_per_s)
 
@@ -34,11 +40,16 @@ class Pace:
         known_s = self.sync_job_s
         self.sync_job_s = each_s if known_s is None else known_s + SMOOTHING * (each_s - known_s)
 
-    def lookahead(self, slots: int) -> int:
+    def lookahead(self, slots: int, now_s: float) -> int:
         """Give how many jobs to claim beyond the free slots."""
-        if self.ends_per_s < 1.0:
+        # A fast hour says nothing while the slots are full of long jobs.
+        if self.ends_per_s < 1.0 or now_s - self.ended_s > MAX_SILENCE_S:
             return 0
         return min(MAX_LOOKAHEAD, 2 * slots, math.ceil(self.ends_per_s * self.turn_s * TURNS_AHEAD))
+
+    def slow_s(self) -> float:
+        """Give how long a job must take for its runner to count as busy with a long one."""
+        return max(SLOW_JOB_S, SLOW_FACTOR * (self.sync_job_s or 0.0))
 
     def depth(self) -> int:
         """Give how many RUNNING jobs to queue at a sync runner behind the one that it is in."""

@@ -48,16 +48,27 @@ class Roster:
         """Give how many more jobs may run at once."""
         return self._slots - self._busy_sync - self._async_jobs
 
-    def ahead_room(self, depth: int) -> int:
+    def ahead_room(self, depth: int, quick_since_s: float) -> int:
         """Give how many RUNNING jobs may still be queued behind others at the sync runners."""
-        if depth <= 0:
-            return 0
-        busy = [crew for crew in self.crews.values() if not crew.is_async and crew.jobs and not crew.retiring]
-        return sum(max(0, depth + 1 - len(crew.jobs)) for crew in busy)
+        return sum(depth + 1 - len(crew.jobs) for crew in self._queues(depth, quick_since_s))
 
-    def place(self, hold: Hold, now_s: float, depth: int) -> Crew | None:
+    def _queues(self, depth: int, quick_since_s: float) -> list[Crew]:
+        """Give the sync runners that may be given more than they are in: not those busy with a long job."""
+        if depth <= 0:
+            return []
+        return [
+            crew
+            for crew in self.crews.values()
+            if not crew.is_async
+            and 0 < len(crew.jobs) <= depth
+            and crew.since_s >= quick_since_s
+            and crew.gone_s is None
+            and not crew.retiring
+        ]
+
+    def place(self, hold: Hold, now_s: float, depth: int, quick_since_s: float) -> Crew | None:
         """Give the job to somebody, or None when all are busy. The floor sends what is in `to_send`."""
-        crew = self._choose(hold, depth)
+        crew = self._choose(hold, depth, quick_since_s)
         if crew is None:
             return None
         if crew.is_async:
@@ -70,14 +81,12 @@ class Roster:
         crew.to_send.append(hold)
         return crew
 
-    def _choose(self, hold: Hold, depth: int) -> Crew | None:
+    def _choose(self, hold: Hold, depth: int, quick_since_s: float) -> Crew | None:
         if self.free() > 0:
             return self._async_crew() if hold.is_async else self._free_sync_crew()
-        if hold.is_async or not hold.retried_elsewhere or depth <= 0:
+        if hold.is_async or not hold.retried_elsewhere:
             return None
-        queues = [crew for crew in self.crews.values() if not crew.is_async and crew.jobs and crew.gone_s is None]
-        crew = min(queues, key=lambda crew: len(crew.jobs), default=None)
-        return crew if crew is not None and not crew.retiring and len(crew.jobs) <= depth else None
+        return min(self._queues(depth, quick_since_s), key=lambda crew: len(crew.jobs), default=None)
 
     def _async_crew(self) -> Crew | None:
         crew = self.crews.get(self._slots)

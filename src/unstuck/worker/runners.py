@@ -13,6 +13,7 @@ import structlog
 from unstuck import host
 from unstuck.config import Settings
 from unstuck.domain.endings import Release
+from unstuck.domain.errors import ErrorCode
 from unstuck.domain.outcomes import Cancelled, Died, Outcome, Overran, Raised, Succeeded
 from unstuck.domain.recovery import conclude
 from unstuck.runner.trace import Trace
@@ -26,8 +27,6 @@ from unstuck.worker.roster import Crew, Roster
 
 WAIT_FOR_STATUS_S = 0.25
 """How long to wait for a dead runner's exit status once its death is certain."""
-SLOW_HEAD_S = 0.05
-"""A runner whose first job takes longer gives back what was queued behind it."""
 STOP_GRACE_S = 5.0
 """How long an async job may take to obey its cancellation before its runner is killed."""
 MEMORY_LOOK_S = 1.0
@@ -76,7 +75,7 @@ class Runners:
             now_s = host.boottime_s()
             waiting: deque[Hold] = deque()
             for hold in self.ready:
-                crew = self.roster.place(hold, now_s, depth)
+                crew = self.roster.place(hold, now_s, depth, now_s - self._pace.slow_s())
                 if crew is None:
                     waiting.append(hold)
                 else:
@@ -225,8 +224,9 @@ class Runners:
                     self._watch_process(report)
                 case RunnerExit():
                     crew = self.roster.crews.get(report.slot)
-                    if crew is not None and crew.runner.pid in (report.pid, None):
-                        self._bury(crew, report.cause)
+                    # By serial: a late report must not bury the next runner of the same slot.
+                    if crew is not None and crew.runner.serial == report.serial:
+                        self._bury(crew, report.cause, oom=report.oom)
                 case NurseryGone():
                     self._replace_nursery(report.cause)
 
@@ -250,7 +250,7 @@ class Runners:
                         pass
             crew.pidfd = None
 
-    def _bury(self, crew: Crew, cause: str) -> None:
+    def _bury(self, crew: Crew, cause: str, *, oom: bool = False) -> None:
         """Settle what a dead runner held: what it finished, what it never entered, and what it died in."""
         self._saw_gone(crew)
         self._take_ended(crew, crew.runner.read())
@@ -268,17 +268,18 @@ class Runners:
                 hold.taken_s = now_s
                 back.append(hold)
                 continue
-            self._died_in(hold, cause)
+            code = ErrorCode.OUT_OF_MEMORY if oom else ErrorCode.WORKER_CRASHED
+            self._died_in(hold, Died(cause, code))
             if not crew.is_async:
                 self._outbox.put_output(Output(hold.job.job_id, token, stdout, stderr))
         self.ready.extendleft(reversed(back))
         self.roster.remove(crew)
         crew.runner.close()
 
-    def _died_in(self, hold: Hold, cause: str) -> None:
+    def _died_in(self, hold: Hold, death: Died) -> None:
         if hold.fate is None:
-            log.error("Worker died unexpectedly", job_id=hold.job.job_id, task=hold.job.task, cause=cause)
-        self._outbox.endings.append(conclude(hold.attempt(), hold.fate or Died(cause)))
+            log.error("Worker died unexpectedly", job_id=hold.job.job_id, task=hold.job.task, cause=death.cause)
+        self._outbox.endings.append(conclude(hold.attempt(), hold.fate or death))
         self.processed += 1
         self.ended_since_turn += 1
 
@@ -306,11 +307,12 @@ class Runners:
     # Time -------------------------------------------------------------------------------------
 
     def _check_crew(self, crew: Crew, now_s: float) -> None:
+        crew.runner.trim_output()
         if crew.is_async:
             holds = list(crew.jobs.values())
         else:
-            crew.runner.trim_output()
-            if len(crew.jobs) > 1 and now_s - crew.since_s > max(SLOW_HEAD_S, 5 * (self._pace.sync_job_s or 0.0)):
+            if len(crew.jobs) > 1 and now_s - crew.since_s > self._pace.slow_s():
+                # Whoever waits behind a long job can be served elsewhere.
                 for token in crew.runner.retract():
                     self._came_back(crew, token, now_s)
             holds = list(crew.jobs.values())[:1]

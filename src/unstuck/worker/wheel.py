@@ -56,7 +56,7 @@ class Wheel:
         self._mailbox = mailbox
         self._work: queue.SimpleQueue[Turn | _Compare | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="unstuck-wheel", daemon=True)
+        self._thread = mailbox.thread("wheel", self._run)
 
     def start(self) -> None:
         self._thread.start()
