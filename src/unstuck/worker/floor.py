@@ -13,9 +13,8 @@ import structlog
 
 from unstuck import failpoints, host
 from unstuck.config import Settings
-from unstuck.domain.endings import Release
 from unstuck.domain.outcomes import Cancelled, Died
-from unstuck.domain.policy import decode_policy
+from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.recovery import conclude
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.runner.tasks import Manifest
@@ -32,9 +31,12 @@ from unstuck.worker.wheel import HeldAnswer, TurnDone, TurnUncertain, Wheel
 
 BUSY_TICK_S = 0.1
 IDLE_TICK_S = 1.0
-MAX_WAIT_IN_HAND_S = 1.0
+MAX_WAIT_IN_HAND_S = 0.3
 """A job that found no slot for so long goes back: somebody else may be free."""
 MAX_CLAIM = 1_000
+LEAST_HALF = 64
+"""From twice as many slots on, one half of them is started per turn: it runs while the other half is written."""
+MAX_TERMS_KEPT = 1_000
 BEATS_PER_COMPARISON = 3
 LAST_WORDS_S = 10.0
 """How long a drained worker tries on to hand in its last outcomes."""
@@ -69,6 +71,11 @@ class Floor:
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
+        # Read once: settings are written as people write them, and these are needed for every job.
+        self._poll_interval_s = settings.poll_interval_s
+        self._stale_after_s = settings.recovery.running_stale_after_s
+        self._claim_until_s = settings.recovery.heartbeat_timeout_s / 2
+        self._terms: dict[bytes, tuple[Policy, float | None]] = {}
         self._queues = queues
         self._slots = slots
         self._mailbox = mailbox
@@ -194,7 +201,7 @@ class Floor:
         if wish is not None:
             self._rung = False
         if wish is not None or now_s >= self._look_at_s:
-            self._look_at_s = now_s + self._settings.poll_interval_s
+            self._look_at_s = now_s + self._poll_interval_s
         if not start and wish is None and not len(self._outbox):
             return
         if failpoints.active and (self._outbox.done or self._outbox.endings):
@@ -209,7 +216,7 @@ class Floor:
         return self._pace.depth() if self._run_ahead else 0
 
     def _choose_start(self) -> tuple[Held, ...]:
-        free = self._free()
+        free = min(self._free(), max(LEAST_HALF, self._slots // 2))
         chosen: list[Held] = []
         while self._hand and len(chosen) < free:
             hold = self._hand.popleft()
@@ -221,7 +228,7 @@ class Floor:
         if self._drain is not None or not (busy or self._rung or now_s >= self._look_at_s):
             return None
         # Who cannot confirm a beat must not take on more.
-        if now_s - self._confirmed_s > self._settings.recovery.heartbeat_timeout_s / 2:
+        if now_s - self._confirmed_s > self._claim_until_s:
             return None
         room = self._free() - len(self._hand) + self._pace.lookahead(self._slots, now_s)
         room += self._runners.roster.ahead_room(self._depth(), now_s - self._pace.slow_s())
@@ -244,6 +251,9 @@ class Floor:
             self._starting.pop(token, None)
         if failpoints.active and turn.start:
             failpoints.reached("worker.after_start")
+        if turn.release and self._heartbeat is not None:
+            self._heartbeat.ring_soon(self._outbox.returned)
+            self._outbox.returned = set()
         for held in turn.start:
             hold = self._starting.pop(held.token, None)
             if hold is not None:
@@ -259,9 +269,19 @@ class Floor:
                 self._heartbeat.promote_in(answer.next_due_in_s)
 
     def _hold(self, job: Claimed, now_s: float) -> Hold:
-        policy = decode_policy(job.policy)
-        lease_s = policy.heartbeat_timeout_s or self._settings.recovery.running_stale_after_s
-        return Hold(job, policy, job.task in self._async_tasks, lease_s if policy.heartbeat else None, now_s)
+        terms = self._terms.get(job.policy)
+        if terms is None:
+            terms = self._read_terms(job.policy)
+        return Hold(job, terms[0], job.task in self._async_tasks, terms[1], now_s)
+
+    def _read_terms(self, stored: bytes) -> tuple[Policy, float | None]:
+        """Give the policy and how long a job under it may live without a confirmed beat; few tasks, few policies."""
+        policy = decode_policy(stored)
+        lease_s = (policy.heartbeat_timeout_s or self._stale_after_s) if policy.heartbeat else None
+        if len(self._terms) >= MAX_TERMS_KEPT:
+            self._terms.clear()
+        self._terms[stored] = policy, lease_s
+        return policy, lease_s
 
     def _after_comparison(self, held: list[HeldJob]) -> None:
         """Make our list and the ledger's the same."""
@@ -277,7 +297,7 @@ class Floor:
         for token, item in theirs.items():
             if token not in ours:
                 log.info("Giving back a job that we did not know we hold", job_id=item.job_id)
-                self._outbox.releases.append(Release(item.job_id, token))
+                self._outbox.give_back(item.job_id, token, item.queue)
         self._hand = deque(hold for hold in self._hand if hold.token in theirs)
         self._runners.ready = deque(hold for hold in ready if hold.token in theirs)
         now_s = host.boottime_s()
@@ -313,7 +333,7 @@ class Floor:
         self._runners.release_waiting(patience_s, now_s)
         while self._hand and now_s - self._hand[0].taken_s >= patience_s:
             hold = self._hand.popleft()
-            self._outbox.releases.append(Release(hold.job.job_id, hold.token))
+            self._outbox.give_back(hold.job.job_id, hold.token, hold.job.queue)
         if self._drain is not None:
             self._press_drain(self._drain, now_s)
 

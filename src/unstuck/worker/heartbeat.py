@@ -56,6 +56,7 @@ class Heartbeat:
         self._on_workers = on_workers
         self._bell: Bell | None = None
         self._promote_at_s: float | None = None
+        self._to_ring: set[str] = set()
         self._drain = False
         self._stopping = threading.Event()
         self._thread = mailbox.thread("heartbeat", self._run)
@@ -71,6 +72,11 @@ class Heartbeat:
     def announce_drain(self) -> None:
         """Have the ledger show this worker as draining; the beat goes on."""
         self._drain = True
+        self._interrupt()
+
+    def ring_soon(self, queues: set[str]) -> None:
+        """Tell other workers that jobs of these queues went back."""
+        self._to_ring |= {f"queue:{name}" for name in queues}
         self._interrupt()
 
     def promote_in(self, wait_s: float) -> None:
@@ -142,6 +148,9 @@ class Heartbeat:
         if self._drain:
             self._ledger.drain(self._worker_id)
             self._drain = False
+        if self._to_ring:
+            words, self._to_ring = self._to_ring, set()
+            self._ledger.ring(words)
         if self._promote_at_s is not None and host.boottime_s() >= self._promote_at_s:
             self._promote_at_s = None
             promoted = self._ledger.promote_due(PROMOTE_BATCH)

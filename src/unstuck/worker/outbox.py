@@ -15,12 +15,19 @@ class Outbox:
         self.endings: deque[Ending] = deque()
         self.releases: deque[Release] = deque()
         self.outputs: dict[int, Output] = {}
+        self.returned: set[str] = set()
+        """Queues that get jobs back with the next turn: others should look there."""
 
     def __len__(self) -> int:
         return len(self.done) + len(self.endings) + len(self.releases)
 
     def tokens(self) -> set[int]:
         return {item.token for part in (self.done, self.endings, self.releases) for item in part}
+
+    def give_back(self, job_id: int, token: int, queue: str) -> None:
+        """Return a job whose user code never ran."""
+        self.releases.append(Release(job_id, token))
+        self.returned.add(queue)
 
     def put_output(self, output: Output) -> None:
         if output.stdout or output.stderr:

@@ -1,5 +1,6 @@
 """Know the runners of this worker: who is in which slot, who is busy with what, who is free."""
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -43,6 +44,8 @@ class Roster:
         self.crews: dict[int, Crew] = {}
         self.opened: list[Crew] = []
         """New since the floor last looked: to be watched by its selector."""
+        self.loaded: list[Crew] = []
+        """Those with something `to_send`."""
 
     def free(self) -> int:
         """Give how many more jobs may run at once."""
@@ -78,6 +81,8 @@ class Roster:
             crew.since_s = now_s
         hold.given_s = now_s
         crew.jobs[hold.token] = hold
+        if not crew.to_send:
+            self.loaded.append(crew)
         crew.to_send.append(hold)
         return crew
 
@@ -133,6 +138,12 @@ class Roster:
         """Tell the nursery until when each runner may live, should this process freeze."""
         for crew in self.crews.values():
             self.renew_lease(crew, confirmed_s)
+
+    def tighten_lease(self, crew: Crew, holds: list[Hold], confirmed_s: float) -> None:
+        """Let a runner live no longer than what it is about to get allows."""
+        ends = [end_s for hold in holds if (end_s := must_stop_at_s(hold, confirmed_s)) is not None]
+        if ends:
+            self._set_kill_at(crew.slot, min(min(ends), self._kill_at.get(crew.slot) or math.inf))
 
     def renew_lease(self, crew: Crew, confirmed_s: float) -> None:
         ends = [end_s for hold in crew.jobs.values() if (end_s := must_stop_at_s(hold, confirmed_s)) is not None]

@@ -12,7 +12,6 @@ import structlog
 
 from unstuck import host
 from unstuck.config import Settings
-from unstuck.domain.endings import Release
 from unstuck.domain.errors import ErrorCode
 from unstuck.domain.outcomes import Cancelled, Died, Outcome, Overran, Raised, Succeeded
 from unstuck.domain.recovery import conclude
@@ -27,6 +26,8 @@ from unstuck.worker.roster import Crew, Roster
 
 WAIT_FOR_STATUS_S = 0.25
 """How long to wait for a dead runner's exit status once its death is certain."""
+CHECK_S = 0.02
+"""How often every job is looked at: deadlines and leases are no business of each single message."""
 STOP_GRACE_S = 5.0
 """How long an async job may take to obey its cancellation before its runner is killed."""
 MEMORY_LOOK_S = 1.0
@@ -54,6 +55,7 @@ class Runners:
         self._outbox = outbox
         self._pace = pace
         self._confirmed_s = 0.0
+        self._checked_s = 0.0
         self.roster = Roster(bench, slots, trace)
         self.ready: deque[Hold] = deque()
         """RUNNING in the ledger, and not yet with a runner."""
@@ -73,9 +75,10 @@ class Runners:
         """Give every ready job to a runner that can take it."""
         if self.ready:
             now_s = host.boottime_s()
+            quick_since_s = now_s - self._pace.slow_s()
             waiting: deque[Hold] = deque()
             for hold in self.ready:
-                crew = self.roster.place(hold, now_s, depth, now_s - self._pace.slow_s())
+                crew = self.roster.place(hold, now_s, depth, quick_since_s)
                 if crew is None:
                     waiting.append(hold)
                 else:
@@ -84,19 +87,24 @@ class Runners:
         for crew in self.roster.opened:
             self._selector.register(crew.runner, selectors.EVENT_READ, self._reader(crew))
         self.roster.opened.clear()
-        for crew in list(self.roster.crews.values()):
-            if crew.to_send and crew.gone_s is None:
+        for crew in self.roster.loaded:
+            if crew.gone_s is None:
                 holds, crew.to_send = crew.to_send, []
-                self.roster.renew_lease(crew, self._confirmed_s)
+                self.roster.tighten_lease(crew, holds, self._confirmed_s)
                 crew.runner.send([hold.frame() for hold in holds])
                 self._watch_writing(crew)
+        self.roster.loaded.clear()
 
     def tick(self, now_s: float) -> None:
+        if now_s - self._checked_s < CHECK_S:
+            return
+        self._checked_s = now_s
         for crew in list(self.roster.crews.values()):
             if crew.gone_s is not None:
                 if now_s - crew.gone_s > WAIT_FOR_STATUS_S:
                     self._bury(crew, "its process is gone; the exit status is unknown")
             elif crew.jobs:
+                self.roster.renew_lease(crew, self._confirmed_s)
                 self._check_crew(crew, now_s)
 
     def stop(self, token: int, fate: Outcome, now_s: float) -> None:
@@ -343,4 +351,4 @@ class Runners:
         """Give back ready jobs that found no runner for so long: somebody else may be free."""
         while self.ready and now_s - self.ready[0].taken_s >= older_than_s:
             hold = self.ready.popleft()
-            self._outbox.releases.append(Release(hold.job.job_id, hold.token))
+            self._outbox.give_back(hold.job.job_id, hold.token, hold.job.queue)
