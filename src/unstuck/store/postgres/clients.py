@@ -31,13 +31,13 @@ Ask = Callable[[bytes, dict[str, Any]], list[Row]]
 class ClientVerbs(Verbs):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._job_ids = JobIds(self._reserve)
+        self.job_ids = JobIds(self._reserve)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         if not jobs:
             return []
         with self.client_lane.hold():
-            ids = self._job_ids.take(len(jobs))
+            ids = self.job_ids.take(len(jobs))
             batches = _batches(ids, jobs)
             if failpoints.active:
                 failpoints.reached("enqueue.before_commit")

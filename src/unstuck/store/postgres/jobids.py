@@ -17,6 +17,9 @@ class JobIds:
         self._ahead = 0
         self._until_s = 0.0
 
+    def forget(self) -> None:
+        self._until_s = 0.0
+
     def take(self, count: int) -> list[int]:
         now = time.monotonic()
         if now > self._until_s:

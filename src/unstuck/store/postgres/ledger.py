@@ -26,6 +26,11 @@ class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, Operato
     def check_schema(self) -> None:
         check_schema(self.read_lane, self.address, self.schema, self.quoted_schema)
 
+    def void_tokens(self) -> int:
+        count = int(self.read_lane.write(self.sql["void_tokens"], {})[0][0])
+        self.job_ids.forget()
+        return count
+
     def describe(self) -> dict[str, Any]:
         session = self.read_lane.open()
         version = session.connection.info.server_version

@@ -1,4 +1,4 @@
-"""Do the chores: due jobs, retention, and the first hour after a restore."""
+"""Do the chores: due jobs and retention."""
 
 from collections.abc import Collection
 
@@ -42,6 +42,3 @@ class UpkeepVerbs(Verbs):
             )[0]
             removed += count
         return removed
-
-    def void_tokens(self) -> int:
-        return int(self.read_lane.write(self.sql["void_tokens"], {})[0][0])

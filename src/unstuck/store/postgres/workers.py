@@ -66,7 +66,7 @@ class WorkerVerbs(Verbs):
         if last[11] != ALIVE:
             return TurnAnswer(alive=False)
         claimed, superseded = claims(rows)
-        if last[8]:
+        if last[4]:
             claimed = self._with_payloads(claimed)
         return TurnAnswer(True, claimed, superseded, last[12])
 

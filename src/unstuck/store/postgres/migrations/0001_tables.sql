@@ -32,7 +32,7 @@ create table {schema}.jobs (
     payload             bytea not null,
     payload_type        text,
     policy              bytea,
-    on_crash            text,
+    on_crash            text constraint on_crash_known check (on_crash = 'retry'),
     worker_id           text,
     result              bytea,
     ended_as            text,
@@ -43,21 +43,25 @@ create table {schema}.jobs (
     unique_key          text,
     live_key            text,
     enqueued_by         text,
-    constraint state_known check (
-        state in ('pending', 'claimed', 'running', 'succeeded', 'failed', 'cancelled', 'quarantined')),
-    constraint pending_is_ready_or_waits check ((ready or waiting) = (state = 'pending') and not (ready and waiting)),
-    constraint waits_until check (not waiting or run_at is not null),
-    constraint held_is_in_hands check (held = (state in ('claimed', 'running'))),
-    constraint held_has_a_holder check (not held or (token is not null and worker_id is not null and claimed_at is not null)),
-    constraint running_was_started check (state <> 'running' or started_at is not null),
-    constraint pending_has_no_attempt check (state <> 'pending' or (token is null and worker_id is null)),
-    constraint finished_has_an_end check (
-        (finished_at is not null) = (state in ('succeeded', 'failed', 'cancelled', 'quarantined'))),
-    constraint bad_end_has_a_code check (state not in ('failed', 'cancelled', 'quarantined') or error_code is not null),
+    -- What a job is in each state, in one expression: it is looked at with every write.
+    constraint whole_in_its_state check (
+        case state
+            when 'pending' then (ready <> waiting) and not held and token is null and worker_id is null
+                                and finished_at is null and (ready or run_at is not null)
+            when 'claimed' then held and not (ready or waiting) and token is not null and worker_id is not null
+                                and claimed_at is not null and finished_at is null
+            when 'running' then held and not (ready or waiting) and token is not null and worker_id is not null
+                                and started_at is not null and finished_at is null
+            when 'succeeded' then not (held or ready or waiting) and finished_at is not null
+            when 'failed' then not (held or ready or waiting) and finished_at is not null and error_code is not null
+            when 'cancelled' then not (held or ready or waiting) and finished_at is not null and error_code is not null
+            when 'quarantined' then not (held or ready or waiting) and finished_at is not null and error_code is not null
+            else false
+        end),
     constraint key_lives_with_the_job check (
-        live_key is not distinct from case when finished_at is null then unique_key end),
-    constraint on_crash_known check (on_crash in ('fail', 'retry')),
-    constraint counters_count check (attempt >= 0 and failures >= 0 and crash_count >= 0)
+        unique_key is null or live_key is not distinct from case when finished_at is null then unique_key end),
+    constraint no_key_without_a_name check (live_key is null or unique_key is not null),
+    constraint counters_count check (least(attempt, failures, crash_count) >= 0)
 ) with (
     fillfactor = 70,
     -- Claims leave dead entries at the head of the index; they must not wait for a fifth of the table.

@@ -3,7 +3,9 @@
 -- The planner is kept to the index (queue, rank, id) where ready: it is in order already, so a claim reads as many
 -- entries as it takes, however many jobs wait or are finished.
 
-create function {schema}.lock_ready(p_queue text, p_tasks text[], p_limit integer) returns bigint[]
+-- Given back with the ids is the size of their payloads: what does not fit into an answer is left out of it.
+create function {schema}.lock_ready(
+    p_queue text, p_tasks text[], p_limit integer, out ids bigint[], out payload_bytes bigint)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -14,20 +16,19 @@ set enable_incremental_sort = off
 set jit = off
 as $body$
 begin
-    return (
-        select array_agg(x.id) from (
-            select j.id from {schema}.jobs j
-            where j.ready and j.queue = p_queue and coalesce(j.task = any (p_tasks), false)
-            order by j.rank, j.id
-            limit p_limit
-            for update skip locked
-        ) x
-    );
+    select array_agg(x.id), sum(x.size) into ids, payload_bytes from (
+        select j.id, octet_length(j.payload) as size from {schema}.jobs j
+        where j.ready and j.queue = p_queue and coalesce(j.task = any (p_tasks), false)
+        order by j.rank, j.id
+        limit p_limit
+        for update skip locked
+    ) x;
 end
 $body$;
 
 -- Several queues: look without locks how many of the best belong to each queue, then lock so many of each.
-create function {schema}.lock_ready_of_many(p_queues text[], p_tasks text[], p_limit integer) returns bigint[]
+create function {schema}.lock_ready_of_many(
+    p_queues text[], p_tasks text[], p_limit integer, out ids bigint[], out payload_bytes bigint)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -43,8 +44,9 @@ declare
     v_names text[];
     v_quotas bigint[];
     v_seen bigint;
-    v_ids bigint[];
     v_queue text;
+    v_more bigint[];
+    v_more_bytes bigint;
 begin
     select array_agg(z.queue), array_agg(z.quota), sum(z.quota) into v_names, v_quotas, v_seen
     from (
@@ -64,34 +66,33 @@ begin
         group by y.queue
     ) z;
     if v_names is null then
-        return null;
+        return;
     end if;
-    select array_agg(x.id order by x.rank, x.id) into v_ids
+    select array_agg(x.id order by x.rank, x.id), sum(x.size) into ids, payload_bytes
     from unnest(v_names, v_quotas) as q(name, quota)
     cross join lateral (
-        select j.id, j.rank from {schema}.jobs j
+        select j.id, j.rank, octet_length(j.payload) as size from {schema}.jobs j
         where j.ready and j.queue = q.name and coalesce(j.task = any (p_tasks), false)
         order by j.rank, j.id
         limit q.quota
         for update skip locked
     ) x;
     -- Another claimer was faster in one queue: what is missing is taken from wherever there is more.
-    if v_seen >= p_limit and coalesce(cardinality(v_ids), 0) < p_limit then
+    if v_seen >= p_limit and coalesce(cardinality(ids), 0) < p_limit then
         foreach v_queue in array p_queues loop
-            v_ids := coalesce(v_ids, '{}') || (
-                select array_agg(x.id) from (
-                    select j.id from {schema}.jobs j
-                    where j.ready and j.queue = v_queue and coalesce(j.task = any (p_tasks), false)
-                          and j.id <> all (coalesce(v_ids, '{}'))
-                    order by j.rank, j.id
-                    limit p_limit - coalesce(cardinality(v_ids), 0)
-                    for update skip locked
-                ) x
-            );
-            exit when cardinality(v_ids) >= p_limit;
+            select array_agg(x.id), sum(x.size) into v_more, v_more_bytes from (
+                select j.id, octet_length(j.payload) as size from {schema}.jobs j
+                where j.ready and j.queue = v_queue and coalesce(j.task = any (p_tasks), false)
+                      and j.id <> all (coalesce(ids, '{}'))
+                order by j.rank, j.id
+                limit p_limit - coalesce(cardinality(ids), 0)
+                for update skip locked
+            ) x;
+            ids := ids || v_more;
+            payload_bytes := coalesce(payload_bytes, 0) + coalesce(v_more_bytes, 0);
+            exit when cardinality(ids) >= p_limit;
         end loop;
     end if;
-    return case when cardinality(v_ids) > 0 then v_ids end;
 end
 $body$;
 

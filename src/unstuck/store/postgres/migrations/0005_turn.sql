@@ -39,8 +39,8 @@ declare
     v_queues text[];
     v_ids bigint[];
     v_inline integer;
-    v_left_out integer := 0;
-    v_due timestamptz;
+    v_left_out boolean := false;
+    v_bytes bigint;
 begin
     if p_limit > 0 then
         select array_agg(q order by n) into v_queues
@@ -53,7 +53,6 @@ begin
         perform 1 from {schema}.workers w where w.id = p_worker and w.state in ('active', 'draining', 'suspect');
         kind := case when found then 'alive' else 'dead' end;
         due_in_s := {schema}.next_due_in_s(v_queues);
-        failures := 0;
         return next;
         return;
     end if;
@@ -63,7 +62,6 @@ begin
     perform 1 from {schema}.workers w where w.id = p_worker and w.state in ('active', 'draining', 'suspect') for share;
     if not found then
         kind := 'dead';
-        failures := 0;
         return next;
         return;
     end if;
@@ -127,17 +125,16 @@ begin
 
     if cardinality(v_queues) > 0 then
         if cardinality(v_queues) = 1 then
-            v_ids := {schema}.lock_ready(v_queues[1], p_tasks, p_limit);
+            select r.ids, r.payload_bytes into v_ids, v_bytes from {schema}.lock_ready(v_queues[1], p_tasks, p_limit) r;
         else
-            v_ids := {schema}.lock_ready_of_many(v_queues, p_tasks, p_limit);
+            select r.ids, r.payload_bytes into v_ids, v_bytes
+            from {schema}.lock_ready_of_many(v_queues, p_tasks, p_limit) r;
         end if;
     end if;
 
     if v_ids is not null then
-        select case when sum(octet_length(j.payload)) <= c_answer_bytes then 2147483647
-                    else c_answer_bytes / cardinality(v_ids) end
-        into v_inline
-        from unnest(v_ids) as u(id) join {schema}.jobs j on j.id = u.id;
+        v_left_out := v_bytes > c_answer_bytes;
+        v_inline := case when v_left_out then c_answer_bytes / cardinality(v_ids) else 2147483647 end;
         return query
         with taken as (
             update {schema}.jobs j set
@@ -156,9 +153,6 @@ begin
                coalesce(t.payload_type, 'json'), coalesce(t.policy, ''::bytea), t.failures, t.crash_count,
                t.attempt + (t.state = 'claimed')::integer, 'claimed', null::double precision
         from taken t;
-        if v_inline < 2147483647 then
-            v_left_out := 1;
-        end if;
     end if;
 
     if cardinality(v_lost_ids) > 0 then
@@ -169,7 +163,7 @@ begin
     end if;
 
     kind := 'alive';
-    failures := v_left_out;
+    running := v_left_out;
     if cardinality(v_queues) > 0 and coalesce(cardinality(v_ids), 0) < p_limit then
         due_in_s := {schema}.next_due_in_s(v_queues);
     end if;
