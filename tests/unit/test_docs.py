@@ -249,6 +249,19 @@ def test_the_crash_model_names_tests_that_exist() -> None:
         assert f"def {test}(" in source, f"{test} is not in {file}"
 
 
+@pytest.mark.parametrize("page", ["docs/runbook.md", "docs/troubleshooting.md"])
+def test_messages_to_search_for_are_really_said(page: str) -> None:
+    """The first column of a table quotes a log line in backticks or an error in quotes; … and {} stand for anything."""
+    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    # Sentences are wrapped over several string literals in the code.
+    said = re.sub(r'"\s*\n\s*f?"', "", source)
+    rows = re.findall(r'^\| (?:`([A-Z][^`]+)`|"([^"|]+)") \|', (ROOT / page).read_text(), re.MULTILINE)
+    assert rows
+    for quoted in (backticks or quotes for backticks, quotes in rows):
+        for part in re.split(r"…|\{\w+\}|\bN\b", quoted):
+            assert part.strip(" .:;") in said, f"{page} quotes {quoted!r}, and nobody says {part!r}"
+
+
 def test_pages_speak_of_unstuck_only() -> None:
     for path in DOCS:
         text = path.read_text()
