@@ -1,0 +1,127 @@
+"""Clearing up after a dead worker: only its own processes die, and only certainty counts."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.reaper_kit import Body, wait_for
+
+from unstuck.reaper import scene
+from unstuck.runner.trace import ASYNC, ENTERED_KEPT, SYNC, Trace
+
+
+@pytest.fixture
+def bodies() -> Iterator[list[Body]]:
+    made = [Body() for _ in range(3)]
+    yield made
+    for body in made:
+        body.process.send_signal(signal.SIGCONT)
+        body.kill()
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Trace]:
+    made = Trace.create(tmp_path / "trace", 3)
+    yield made
+    made.close()
+
+
+def occupy(page: Trace, slot: int, body: Body, kind: int = SYNC) -> None:
+    page.set_kind(slot, kind)
+    page.occupy(slot, body.pid, body.started)
+
+
+def test_nursery_and_runners_die_and_what_they_entered_is_known(page: Trace, bodies: list[Body]) -> None:
+    nursery, first, second = bodies
+    page.set_nursery(nursery.pid, nursery.started)
+    occupy(page, 0, first)
+    occupy(page, 1, second)
+    page.enter(0, 11)
+    page.enter(0, 12)
+    page.enter(1, 21)
+    page.enter(1, 0)
+    found = scene.clear(str(page.path))
+    assert all(body.dead for body in bodies)
+    # What was finished and what is between two jobs were entered too: their outcomes died with the worker.
+    assert found == scene.Scene(cleared=True, entered=frozenset({11, 12, 21}))
+
+
+def test_a_frozen_runner_dies_as_well(page: Trace, bodies: list[Body]) -> None:
+    occupy(page, 0, bodies[0])
+    bodies[0].process.send_signal(signal.SIGSTOP)
+    assert scene.clear(str(page.path)).cleared
+    assert bodies[0].dead
+
+
+def test_the_nursery_of_a_worker_that_may_wake_up_is_spared(page: Trace, bodies: list[Body]) -> None:
+    nursery, runner, _ = bodies
+    page.set_nursery(nursery.pid, nursery.started)
+    occupy(page, 0, runner)
+    assert scene.clear(str(page.path), nursery=False).cleared
+    assert runner.dead
+    assert not nursery.dead
+
+
+def test_somebody_else_with_the_same_pid_is_not_touched(page: Trace, bodies: list[Body]) -> None:
+    page.set_kind(0, SYNC)
+    page.occupy(0, bodies[0].pid, "1")
+    assert scene.clear(str(page.path)).cleared
+    assert not bodies[0].dead
+
+
+def test_where_an_async_runner_stood_nothing_is_known_to_be_unbegun(page: Trace, bodies: list[Body]) -> None:
+    occupy(page, 0, bodies[0])
+    occupy(page, 2, bodies[1], ASYNC)
+    found = scene.clear(str(page.path))
+    assert (found.cleared, found.entered) == (True, None)
+
+
+def test_a_slot_of_unknown_kind_counts_only_if_somebody_stood_in_it(page: Trace, bodies: list[Body]) -> None:
+    occupy(page, 0, bodies[0])
+    assert scene.clear(str(page.path)).entered == frozenset()
+    page.occupy(1, bodies[1].pid, bodies[1].started)
+    assert scene.clear(str(page.path)).entered is None
+
+
+def test_what_a_slot_entered_is_remembered_when_its_runner_is_replaced(page: Trace) -> None:
+    page.set_kind(0, SYNC)
+    page.enter(0, 5)
+    page.vacate(0)
+    assert scene.clear(str(page.path)).entered == frozenset({5})
+
+
+def test_a_slot_remembers_the_last_entries_and_no_more(page: Trace) -> None:
+    for token in range(1, ENTERED_KEPT + 11):
+        page.enter(0, token)
+    assert page.entered_lately(0) == frozenset(range(11, ENTERED_KEPT + 11))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"x" * 4096])
+def test_without_a_readable_page_nothing_is_certain(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "page"
+    if content is not None:
+        path.write_bytes(content)
+    assert scene.clear(str(path)) == scene.Scene()
+    assert scene.clear("") == scene.Scene()
+    scene.forget(str(path))
+    assert path.exists() == (content is not None), "only a page is removed"
+
+
+def test_a_page_is_removed_and_removing_it_twice_is_no_trouble(page: Trace) -> None:
+    scene.forget(str(page.path))
+    assert not page.path.exists()
+    scene.forget(str(page.path))
+
+
+def test_only_the_runner_inside_a_lost_attempt_is_killed(page: Trace, bodies: list[Body]) -> None:
+    for slot, body in enumerate(bodies[:2]):
+        occupy(page, slot, body)
+        page.enter(slot, 100 + slot)
+    occupy(page, 2, bodies[2], ASYNC)
+    page.enter(2, 102)
+    assert scene.kill_attempts(str(page.path), {100, 102, 999}) == 1
+    wait_for(lambda: bodies[0].dead, "the runner dead")
+    assert not bodies[1].dead
+    assert not bodies[2].dead
+    assert scene.kill_attempts("", {1}) == 0
