@@ -19,7 +19,7 @@ from unstuck.reaper.watchman import Watchman
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace, trace_path
 from unstuck.store.contract import Ledger
-from unstuck.store.opening import ready_ledger
+from unstuck.store.opening import open_ledger, ready_ledger
 from unstuck.store.records import WorkerBirth
 from unstuck.worker.bench import Bench
 from unstuck.worker.floor import Floor
@@ -53,7 +53,9 @@ def run_worker(
         if url is not None:
             settings = replace(settings, url=url)
         served = _served(queues, manifest)
-        ledger = ready_ledger(settings)
+        # The tables are looked at over a connection of its own: a worker keeps two, and this is neither.
+        ready_ledger(settings).close()
+        ledger = open_ledger(settings)
         try:
             worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper)
             while not worker.live(signals):
