@@ -36,7 +36,7 @@ class OperatorVerbs(Verbs):
     def request(self, worker_id: str, what: str, by: str) -> bool:
         refuse_nul(worker_id, by)
         with self.db.write() as cursor:
-            cursor.execute(SQL["request_worker"], (worker_id, what))
+            cursor.execute(SQL["request"], (worker_id, what))
             if not cursor.connection.changes():
                 return False
             write_event(cursor, f"worker_asked_to_{what}", f"Asked to {what} by {by}", worker_id=worker_id)

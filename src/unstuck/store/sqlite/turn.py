@@ -119,5 +119,5 @@ def _peek(connection: apsw.Connection, queue: str, tasks: str, limit: int) -> Ge
 
 
 def _next_due_in_s(cursor: apsw.Cursor, queues: list[str]) -> float | None:
-    due = [at for queue in queues if (at := cursor.execute(SQL["next_due_at"], (queue,)).get) is not None]
+    due = [at for queue in queues if (at := cursor.execute(SQL["next_due"], (queue,)).get) is not None]
     return max(min(due) - time.time(), 0.0) if due else None

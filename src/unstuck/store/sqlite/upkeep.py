@@ -56,9 +56,9 @@ class UpkeepVerbs(Verbs):
             start = cursor.execute(SQL["sweep_position"]).get
             jobs, position = _delete_finished(cursor, start, now - jobs_s, frozenset(FINAL), limit)
             cursor.execute(SQL["set_sweep_position"], (position,))
-            cursor.execute(SQL["delete_events"], (now - events_s, limit))
+            cursor.execute(SQL["sweep_events"], (now - events_s, limit))
             events = cursor.connection.changes()
-            cursor.execute(SQL["delete_workers"], (now - workers_s, limit))
+            cursor.execute(SQL["sweep_workers"], (now - workers_s, limit))
             workers = cursor.connection.changes()
         return Swept(jobs, events, workers)
 
@@ -100,7 +100,7 @@ def _look_at_waiting(cursor: apsw.Cursor, now: float) -> tuple[list[str], float 
     due: list[str] = []
     next_at: float | None = None
     for (queue,) in fetch(cursor, "waiting_queues"):
-        at = cursor.execute(SQL["next_due_at"], (queue,)).get
+        at = cursor.execute(SQL["next_due"], (queue,)).get
         if at is not None and at <= now:
             due.append(queue)
         elif at is not None:

@@ -97,15 +97,15 @@ class WorkerVerbs(Verbs):
     def held_by(self, worker_id: str, limit: int) -> list[HeldJob]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
-            return [held_job(row, clock) for row in cursor.execute(SQL["held_by_worker"], (worker_id, limit))]
+            return [held_job(row, clock) for row in cursor.execute(SQL["held_by"], (worker_id, limit))]
 
     def drain(self, worker_id: str) -> None:
         with self.db.write() as cursor:
-            cursor.execute(SQL["drain_worker"], (worker_id,))
+            cursor.execute(SQL["drain"], (worker_id,))
 
     def retire(self, worker_id: str) -> None:
         with self.db.write() as cursor:
-            cursor.execute(SQL["retire_worker"], (worker_id, time.time()))
+            cursor.execute(SQL["retire"], (worker_id, time.time()))
             if cursor.connection.changes():
                 write_event(cursor, "worker_stopped", "It shut down in order.", worker_id=worker_id)
 

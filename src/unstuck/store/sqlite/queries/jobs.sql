@@ -44,7 +44,7 @@ RETURNING
     id, token, task, queue, state = 'running', payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures,
     crash_count, attempt + (state = 'claimed');
 
--- name: next_due_at
+-- name: next_due
 SELECT run_at FROM jobs INDEXED BY jobs_waiting WHERE waiting = 1 AND queue = ? ORDER BY run_at LIMIT 1;
 
 -- name: start_job
@@ -100,7 +100,7 @@ WHERE EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3
     OR EXISTS (SELECT 1 FROM attempts WHERE job_id = ?1 AND token = ?2 AND worker_id = ?3)
 ON CONFLICT (job_id, token) DO UPDATE SET stdout = excluded.stdout, stderr = excluded.stderr;
 
--- name: held_by_worker
+-- name: held_by
 SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),

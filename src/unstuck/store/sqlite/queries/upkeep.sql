@@ -42,10 +42,10 @@ SELECT id, finished_at, state FROM jobs WHERE id > ?1 ORDER BY id LIMIT ?2;
 -- name: delete_jobs
 DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(?)) AND finished_at IS NOT NULL;
 
--- name: delete_events
+-- name: sweep_events
 DELETE FROM events WHERE id IN (SELECT id FROM events WHERE at < ?1 ORDER BY id LIMIT ?2) AND at < ?1;
 
--- name: delete_workers
+-- name: sweep_workers
 -- The tombstone stays until everything that the worker held is settled.
 DELETE FROM workers
 WHERE id IN (

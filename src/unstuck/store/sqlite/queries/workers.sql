@@ -60,13 +60,13 @@ SELECT id, token
 FROM jobs INDEXED BY jobs_held
 WHERE held = 1 AND worker_id = ? AND state = 'running' AND cancel_requested = 1;
 
--- name: drain_worker
+-- name: drain
 -- A suspect keeps its suspicion, and goes back to draining when it beats.
 UPDATE workers
 SET draining = 1, state = iif(state = 'suspect', 'suspect', 'draining')
 WHERE id = ? AND state IN ('active', 'suspect');
 
--- name: retire_worker
+-- name: retire
 UPDATE workers
 SET state = 'stopped', stopped_at = ?2, suspect_boot_s = NULL
 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
@@ -134,7 +134,7 @@ UPDATE workers
 SET state = 'dead', verdict = ?2, stopped_at = ?3
 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 
--- name: request_worker
+-- name: request
 UPDATE workers SET request = ?2 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 
 -- name: workers

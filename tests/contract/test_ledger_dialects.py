@@ -1,0 +1,81 @@
+"""The two dialects say the same things: same names for the same queries, same columns, no dead SQL."""
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import apsw
+import psycopg
+import pytest
+
+import unstuck.store
+from unstuck.config import Settings
+from unstuck.store.opening import open_ledger
+from unstuck.store.sql import parse_queries, read_sql
+from unstuck.store.sqlite.migrating import MIGRATIONS
+
+PACKAGES = {"sqlite": "unstuck.store.sqlite", "postgresql": "unstuck.store.postgres"}
+
+# PostgreSQL does the hot verbs in functions, one call each, where SQLite (no round trips) takes several small steps.
+# What is one statement on both has one name on both.
+SHARED = frozenset(
+    {
+        *("attempts", "beat", "count_jobs", "drain", "events_after", "held_by", "job", "jobs", "last_events"),
+        *("outcomes", "outputs", "paused_queues", "promote_due", "request", "reserve_job_ids", "retire"),
+        *("set_paused", "set_sweep_position", "sweep_events", "sweep_position", "sweep_workers", "take_ticket"),
+        *("tasks", "watch", "workers"),
+    }
+)
+ONLY_SQLITE = {("jobs", "started_boot_s")}
+"""Leases on one host are judged by the boot clock; PostgreSQL has a clock of its own."""
+
+
+def names(dialect: str) -> set[str]:
+    package = f"{PACKAGES[dialect]}.queries"
+    found: set[str] = set()
+    for entry in files(package).iterdir():
+        if entry.name.endswith(".sql"):
+            found |= parse_queries(read_sql(package, entry.name)).keys()
+    return found
+
+
+@pytest.mark.parametrize("dialect", PACKAGES)
+def test_the_shared_queries_have_the_same_names(dialect: str) -> None:
+    assert names(dialect) >= SHARED
+
+
+@pytest.mark.parametrize("dialect", PACKAGES)
+def test_every_query_is_used(dialect: str) -> None:
+    folder = Path(unstuck.store.__file__).parent / PACKAGES[dialect].rpartition(".")[2]
+    code = "\n".join(path.read_text() for path in folder.glob("*.py"))
+    # `events_of_job` and its kin are put together from their parts.
+    built = {name for name in names(dialect) if re.fullmatch(r"(last_)?events(_of_\w+|_after)?", name)}
+    unused = {name for name in names(dialect) - built if f'"{name}"' not in code and f"'{name}'" not in code}
+    assert unused == set()
+
+
+@pytest.fixture
+def sqlite_columns(tmp_path: Path) -> Iterator[set[tuple[str, str]]]:
+    connection = apsw.Connection(str(tmp_path / "a.db"))
+    for migration in MIGRATIONS:
+        connection.execute(migration.sql).fetchall()
+    yield set(
+        connection.execute(
+            "select t.name, c.name from sqlite_schema t, pragma_table_info(t.name) c "
+            "where t.name in ('jobs', 'attempts', 'outputs', 'worker_status', 'heartbeats', 'attempt_status')"
+        ).fetchall()
+    )
+    connection.close()
+
+
+def test_jobs_attempts_and_views_have_the_same_columns(sqlite_columns: set[tuple[str, str]], pg_url: str) -> None:
+    ledger = open_ledger(Settings(url=pg_url))
+    ledger.migrate()
+    ledger.close()
+    with psycopg.connect(pg_url) as connection:
+        found = connection.execute(
+            "select table_name, column_name from information_schema.columns where table_schema = 'unstuck' "
+            "and table_name in ('jobs', 'attempts', 'outputs', 'worker_status', 'heartbeats', 'attempt_status')"
+        ).fetchall()
+    assert sqlite_columns - ONLY_SQLITE == set(found)

@@ -1,0 +1,114 @@
+"""The hot verbs read only the rows that they are about, also with statistics gathered at the worst moment."""
+
+from typing import Any
+
+import psycopg
+import pytest
+from tests.contract.hands import birth, claim, crash_retry, done, new_job, start
+
+from unstuck.store.postgres import arrays
+from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.postgres.turning import turn_values
+from unstuck.store.records import Held, Turn, Wish
+
+FINISHED = 20_000
+PENDING = 5_000
+BATCH = 100
+TIMES_EACH = 8
+"""How many row reads per job are still in the nature of the verb; a scan would be thousands."""
+
+
+@pytest.fixture
+def worst(pg_ledger: PostgresLedger, pg_url: str) -> PostgresLedger:
+    """Statistics say that nothing is ever ready, waiting or held; then there is a lot."""
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute(
+            "insert into unstuck.jobs (id, queue, task, payload, enqueued_at, finished_at, ready, waiting, state)"
+            " select nextval('unstuck.job_ids'), 'default', 'add', '', now(), now(), false, false, 'succeeded'"
+            f" from generate_series(1, {FINISHED})"
+        )
+        connection.execute("vacuum analyze")
+        connection.execute("alter table unstuck.jobs set (autovacuum_enabled = off)")
+    pg_ledger.register(birth("w1"))
+    pg_ledger.enqueue([new_job() for _ in range(PENDING)])
+    return pg_ledger
+
+
+def reads(ledger: PostgresLedger, name: str, values: dict[str, Any], repeat: int = 1) -> tuple[int, int]:
+    """Run a verb, and give the rows of `jobs` that were read by scanning and by index in its last transaction."""
+    connection = ledger.turn_lane.open().connection
+    for _ in range(repeat):
+        with connection.transaction():
+            connection.execute(ledger.sql[name], values, binary=True)
+            row = connection.execute(
+                "select seq_tup_read, idx_tup_fetch from pg_stat_xact_user_tables where relname = 'jobs'"
+            ).fetchone()
+    assert row is not None
+    return row
+
+
+def is_lean(found: tuple[int, int]) -> bool:
+    scanned, fetched = found
+    return scanned == 0 and fetched <= BATCH * TIMES_EACH
+
+
+@pytest.mark.parametrize("queues", [("default",), ("default", "other")])
+def test_a_claim_reads_what_it_takes(worst: PostgresLedger, queues: tuple[str, ...]) -> None:
+    values = turn_values(Turn("w1", wish=Wish(queues, ("add",), BATCH)))
+    # More than five times: from then on the plan is the cached one.
+    assert is_lean(reads(worst, "turn", values, repeat=7))
+
+
+def test_starts_and_ends_read_the_jobs_they_name(worst: PostgresLedger) -> None:
+    jobs = claim(worst, limit=3 * BATCH)
+    values = turn_values(Turn("w1", start=tuple(Held(job.job_id, job.token) for job in jobs[:BATCH])))
+    assert is_lean(reads(worst, "turn", values))
+    start(worst, jobs[BATCH:])
+    assert is_lean(reads(worst, "turn", turn_values(Turn("w1", done=tuple(map(done, jobs[:BATCH]))))))
+    retries = tuple(map(crash_retry, jobs[BATCH : 2 * BATCH]))
+    assert is_lean(reads(worst, "turn", turn_values(Turn("w1", endings=retries))))
+
+
+def test_an_idle_poll_reads_next_to_nothing(worst: PostgresLedger) -> None:
+    assert reads(worst, "turn", turn_values(Turn("w1", wish=Wish(("other",), ("add",), BATCH)))) == (0, 0)
+
+
+def test_enqueue_with_keys_reads_its_own(worst: PostgresLedger) -> None:
+    worst.enqueue([new_job(unique_key=f"k{n}") for n in range(BATCH)])
+    ids = arrays.int8s(range(10_000_000, 10_000_000 + BATCH))
+    names = dict.fromkeys(
+        ("payload_types", "policies", "on_crash", "heartbeats", "heartbeat_timeouts_s", "timeouts_s", "ranks")
+        + ("delays_s", "runs_at", "enqueued_by")
+    )
+    values = {
+        **names,
+        "ids": ids,
+        "queues": arrays.texts(["default"] * BATCH),
+        "tasks": arrays.texts(["add"] * BATCH),
+        "payloads": arrays.byteas([b""] * BATCH),
+        "unique_keys": arrays.texts([f"k{n}" for n in range(BATCH)]),
+    }
+    assert is_lean(reads(worst, "enqueue", values))
+
+
+def test_the_watchman_reads_what_is_held(worst: PostgresLedger) -> None:
+    claim(worst, limit=BATCH)
+    assert is_lean(reads(worst, "watch", {"host": None, "after": None, "size": None}))
+    assert is_lean(reads(worst, "held_by", {"worker_id": "w1", "limit": BATCH}))
+
+
+def test_beats_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    pg_ledger.register(birth("w1"))
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        beat = {"worker_id": "w1", "running": 1, "processed": 1, "metadata": None}
+        beat |= {"session_pid": None, "session_start": None}
+        with connection.transaction():
+            for _ in range(50):
+                connection.execute(pg_ledger.sql["beat"], beat)
+            row = connection.execute(
+                "select n_tup_upd, n_tup_hot_upd, n_tup_ins from pg_stat_xact_user_tables where relname = 'beats'"
+            ).fetchone()
+    assert row is not None
+    assert row[0] == 50
+    assert row[1] >= 45
+    assert row[2] == 0

@@ -1,0 +1,117 @@
+"""Query plans: the hot queries use their indexes, with statistics gathered at the worst moment, among many rows."""
+
+import re
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+from tests.contract.hands import birth, claim, done, new_job, run, turn
+
+from unstuck.config import Settings
+from unstuck.store.sqlite.ledger import SqliteLedger
+from unstuck.store.sqlite.verbs import SQL
+
+MANY = 300_000
+INDEX_OF = {
+    "peek_ready": "jobs_ready",
+    "held_by": "jobs_held",
+    "cancel_asked": "jobs_held",
+    "next_due": "jobs_waiting",
+    "find_live_key": "jobs_live_key",
+    "jobs_with_error": "jobs_error",
+    "count_ready": "jobs_ready",
+    "count_held": "jobs_held",
+}
+BY_KEY = (
+    "claim_job",
+    "start_job",
+    "finish_job",
+    "end_job",
+    "requeue_job",
+    "release_job",
+    "outcomes",
+    "attempt_in_hand",
+)
+
+INSERT = """
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})
+INSERT INTO jobs (id, state, ready, waiting, held, rank, queue, task, run_at, enqueued_at, finished_at, payload)
+SELECT i + {offset}, '{state}', {ready}, 0, 0, 0, 'default', 'add', 0, 0, {finished_at}, x'00' FROM n
+"""
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> SqliteLedger:
+    """Many finished and many pending jobs; statistics were gathered while nothing was ready and nothing was held."""
+    path = tmp_path_factory.mktemp("plans") / "jobs.db"
+    ledger = SqliteLedger(Settings(url=f"sqlite:///{path}"))
+    ledger.migrate()
+    connection = apsw.Connection(str(path))
+    connection.pragma("synchronous", 0)
+    connection.execute(INSERT.format(count=MANY, offset=0, state="succeeded", ready=0, finished_at=1))
+    connection.execute("ANALYZE")
+    connection.execute(INSERT.format(count=MANY, offset=MANY, state="pending", ready=1, finished_at="NULL"))
+    connection.execute("UPDATE ledger SET last_job_id = ?", (2 * MANY,))
+    connection.close()
+    ledger.register(birth("w1"))
+    return ledger
+
+
+def plan(ledger: SqliteLedger, name: str) -> str:
+    with ledger.db.read() as cursor:
+        rows = cursor.execute(SQL[name], [None] * _bindings(SQL[name]), explain=2).fetchall()
+    return "\n".join(str(row[3]) for row in rows)
+
+
+def _bindings(sql: str) -> int:
+    numbered = [int(number) for number in re.findall(r"\?(\d+)", sql)]
+    return max(numbered, default=0) or sql.count("?")
+
+
+@pytest.mark.parametrize("name", INDEX_OF)
+def test_a_hot_query_uses_its_index(crowded: SqliteLedger, name: str) -> None:
+    text = plan(crowded, name)
+    assert f"USING INDEX {INDEX_OF[name]}" in text or f"USING COVERING INDEX {INDEX_OF[name]}" in text, text
+
+
+@pytest.mark.parametrize("name", BY_KEY)
+def test_what_ends_or_starts_an_attempt_goes_by_the_key(crowded: SqliteLedger, name: str) -> None:
+    text = plan(crowded, name)
+    assert "USING INTEGER PRIMARY KEY" in text, text
+    assert "SCAN jobs" not in text
+
+
+@pytest.mark.parametrize("name", ["peek_ready", "claim_job", "finish_job", "held_by", "next_due"])
+def test_no_hot_query_sorts_or_scans_jobs(crowded: SqliteLedger, name: str) -> None:
+    text = plan(crowded, name)
+    assert "SCAN j\n" not in text + "\n"
+    assert "SCAN jobs" not in text
+    if name != "held_by":
+        assert "TEMP B-TREE FOR ORDER BY" not in text
+
+
+def test_claiming_among_many_is_as_quick_as_claiming_among_few(crowded: SqliteLedger, tmp_path: Path) -> None:
+    few = SqliteLedger(Settings(url=f"sqlite:///{tmp_path}/few.db"))
+    few.migrate()
+    few.register(birth("w1"))
+    few.enqueue([new_job() for _ in range(4000)])
+
+    def cpu_s(ledger: SqliteLedger) -> float:
+        best = float("inf")
+        for _ in range(10):
+            before = time.process_time()
+            jobs = run(ledger, limit=200)
+            turn(ledger, done=[done(job) for job in jobs])
+            best = min(best, time.process_time() - before)
+            assert len(jobs) == 200
+        return best
+
+    assert cpu_s(crowded) < 3 * cpu_s(few) + 0.005
+
+
+def test_a_claim_from_several_queues_reads_only_what_it_takes(crowded: SqliteLedger) -> None:
+    before = time.process_time()
+    jobs = claim(crowded, limit=10, queues=("empty", "default", "also-empty"))
+    assert len(jobs) == 10
+    assert time.process_time() - before < 0.1
