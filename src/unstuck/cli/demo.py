@@ -41,14 +41,14 @@ def demo(
     folder = Path(tempfile.mkdtemp(prefix="unstuck-demo-"))
     keep = False
     try:
-        url = _settle_in(common.url, folder)
+        ledger = _settle_in(common.url, folder)
         # Imported here: the app inside reads the settings that were made just now.
         from unstuck.cli.demo_run import perform
 
         stream = sys.stderr if common.as_json else sys.stdout
-        summary = perform(folder, stream, ledger=url, seconds=seconds, workers=workers, kill_every_s=kill_every)
+        summary = perform(folder, stream, ledger=ledger, seconds=seconds, workers=workers, kill_every_s=kill_every)
         keep = not summary.ok
-        _print(common.show, summary, folder)
+        _print(common.show, summary, common.url, folder)
     except KeyboardInterrupt:
         common.show.note("The demo was interrupted; its workers and its files are gone.")
         raise
@@ -67,14 +67,14 @@ def _settle_in(url: str | None, folder: Path) -> str:
     # Never where $UNSTUCK_URL points by chance: the demo was not asked to go there.
     os.environ["UNSTUCK_URL"] = url or f"sqlite:///{folder}/demo.db"
     os.environ[VARIABLE] = str(folder / "record")
-    return "SQLite" if url is None else ledgers.public_url(url)
+    return "SQLite" if url is None or url.startswith("sqlite:") else "PostgreSQL"
 
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _print(show: Show, summary: "Summary", folder: Path) -> None:
+def _print(show: Show, summary: "Summary", url: str | None, folder: Path) -> None:
     if show.as_json:
         show.json(summary.as_json() | ({} if summary.ok else {"kept": str(folder)}))
         return
@@ -84,4 +84,7 @@ def _print(show: Show, summary: "Summary", folder: Path) -> None:
     show.line()
     show.rich("  ", summary.verdict())
     if not summary.ok:
-        show.rich(f"  Logs of the workers, the ledger and the record are kept in {folder}.")
+        show.rich(f"  Logs of the workers and the record of what ran are kept in {folder}.")
+    if url is not None:
+        schema = "" if url.startswith("sqlite:") else f"UNSTUCK_SCHEMA={os.environ['UNSTUCK_SCHEMA']} "
+        show.rich(f"  Its jobs are still there: {schema}unstuck jobs --url {ledgers.public_url(url)}")

@@ -15,8 +15,6 @@ PAGE = 1_000
 OUTCOMES_BATCH = 500
 BY_DESIGN = {("parse", ErrorCode.TASK_FAILED), ("charge", ErrorCode.WORKER_CRASHED)}
 """What may fail, and how: bad input, and work that must not be repeated after a crash."""
-SLACK_S = 0.5
-"""Clocks of two processes, or of two machines, differ a little."""
 
 
 @dataclass
@@ -78,8 +76,8 @@ def _check(ledger: Ledger, job: JobRecord, tries: Tries, mark: str | None, resul
 
 def _second_success(ledger: Ledger, job: JobRecord, tries: Tries, mark: str) -> str | None:
     """Find signs of a job that was finished, and then given out or finished again."""
-    late = [other for other, at in tries.begun.items() if at > (job.finished_at or 0.0) + SLACK_S]
-    if late:
+    # Both times are from the same host: once the try that counts has ended, nobody else can have the job.
+    if any(at > tries.ended[mark] for at in tries.begun.values()):
         return f"{job.task} was begun again after its success"
     if len(tries.begun) == 1:
         return None

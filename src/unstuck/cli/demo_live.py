@@ -19,7 +19,9 @@ BEAT_SHOWN_S = 0.35
 WOUND_SHOWN_S = 1.6
 ROOMY_LINES = 22
 """With fewer lines than this (for four workers) the blank ones go first."""
+NARROW = 72
 MAX_DEATHS = 12
+SCORE_WIDTHS = {"failed by design": 100, "retried after a crash": 78, "unfinished": 55}
 FIXED_LINES = 9
 """Header, progress, titles, two gauges, title of the deaths, one death, score and sentence."""
 
@@ -81,10 +83,10 @@ class LiveView:
 
     def _header(self, width: int) -> Text:
         stage = self._stage
-        line = Text.assemble(
-            (" unstuck demo", "bold"), (f"   {stage.workers} workers on {stage.ledger}, kill -9 every ", GREY)
-        )
-        line.append(f"{stage.kill_every_s:g}s" if stage.kill_every_s else "never", "red")
+        line = Text(" unstuck demo", "bold")
+        if width >= NARROW:
+            line.append(f"   {stage.workers} workers on {stage.ledger}, kill -9 every ", GREY)
+            line.append(f"{stage.kill_every_s:g}s" if stage.kill_every_s else "never", "red")
         clock = f"{min(stage.elapsed_s, stage.seconds):.0f} of {stage.seconds:.0f} s "
         line.append(" " * max(1, width - line.cell_len - len(clock)))
         return line.append(clock, "bold")
@@ -92,8 +94,8 @@ class LiveView:
     def _score(self, width: int) -> Text:
         line = Text(" ")
         for name, number, style in self._stage.score():
-            # The least telling number gives way on a narrow screen.
-            if name != "failed by design" or width >= 100:
+            # The least telling numbers give way on a narrow screen.
+            if width >= SCORE_WIDTHS.get(name, 0):
                 line.append(f"{name} ", GREY).append(f"{number:,}", style).append("  ")
         return line
 

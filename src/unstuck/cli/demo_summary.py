@@ -151,14 +151,14 @@ def _kill(death: Death) -> dict[str, Any]:
 
 def became(death: Death) -> str:
     """Say in a few words what became of the jobs in the dead hands."""
-    parts = []
-    if death.requeued == len(death.held) == 1:
+    if len(death.held) == 1 and death.requeued + death.failed == 1:
         hand = next(iter(death.held.values()))
-        parts.append(f"{hand.task} {hand.job_id} requeued")
-    elif death.requeued:
+        return f"{hand.task} {hand.job_id} {'requeued' if death.requeued else 'failed by its rule'}"
+    parts = []
+    if death.requeued:
         parts.append(f"{count(death.requeued, 'job')} requeued")
     if death.failed:
-        parts.append(f"{death.failed} failed")
+        parts.append(f"{death.failed} failed by rule")
     if death.returned:
         parts.append(f"{death.returned} given back")
     if death.given_up:
