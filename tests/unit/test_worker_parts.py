@@ -1,0 +1,113 @@
+"""The pure parts of the shop floor: what is held ahead, what is handed in, when a lease ends."""
+
+import threading
+
+import pytest
+
+from unstuck.client.coalescing import Coalescer
+from unstuck.domain.endings import Release
+from unstuck.domain.policy import Policy
+from unstuck.store.records import Claimed, Done, Enqueued, NewJob, Output, Turn
+from unstuck.worker.fencing import lease_end_s, must_stop_at_s
+from unstuck.worker.holds import Hold
+from unstuck.worker.outbox import MAX_ITEMS, Outbox
+from unstuck.worker.pace import MAX_DEPTH, Pace
+
+
+def hold(policy: Policy, lease_s: float | None = 30.0) -> Hold:
+    return Hold(Claimed(1, 2, "t", "q", True, b"", "json", b"", 0, 0, 1), policy, False, lease_s, 0.0)
+
+
+def test_a_job_that_others_would_take_must_stop_before_its_lease_ends() -> None:
+    stop_at_s = must_stop_at_s(hold(Policy(on_crash="retry")), 100.0)
+    assert stop_at_s is not None
+    assert 100.0 + 30.0 * 0.9 <= stop_at_s < 130.0
+
+
+def test_a_job_that_nobody_else_would_take_goes_on() -> None:
+    assert must_stop_at_s(hold(Policy(on_crash="fail")), 100.0) is None
+    assert must_stop_at_s(hold(Policy(on_crash="retry", heartbeat=False), None), 100.0) is None
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, 2.0, 30.0, 3600.0])
+def test_the_margin_leaves_most_of_the_lease(timeout_s: float) -> None:
+    assert 0.9 * timeout_s <= lease_end_s(0.0, timeout_s) < timeout_s
+
+
+def test_nothing_is_held_ahead_of_long_jobs() -> None:
+    pace = Pace()
+    assert pace.lookahead(8, now_s=0.0) == 0
+    for now_s in range(1, 50):
+        pace.saw_ends(100, 0.01, now_s * 0.01)
+    assert pace.lookahead(8, now_s=0.5) > 0
+    # The slots fill with long jobs: nothing ended lately.
+    assert pace.lookahead(8, now_s=2.0) == 0
+
+
+def test_the_depth_follows_the_length_of_jobs() -> None:
+    pace = Pace()
+    assert pace.depth() == 0
+    pace.saw_sync_jobs(10, 0.0005)
+    assert 0 < pace.depth() <= MAX_DEPTH
+    for _ in range(50):
+        pace.saw_sync_jobs(1, 10.0)
+    assert pace.depth() == 0
+
+
+def test_a_turn_takes_a_bounded_batch_and_output_goes_with_its_outcome() -> None:
+    outbox = Outbox()
+    for n in range(MAX_ITEMS + 5):
+        outbox.done.append(Done(n, n, b"null"))
+    outbox.put_output(Output(0, 0, b"said", b""))
+    outbox.put_output(Output(MAX_ITEMS + 1, MAX_ITEMS + 1, b"later", b""))
+    outbox.put_output(Output(3, 3, b"", b""))
+    turn = outbox.turn("w", (), None)
+    assert len(turn.done) == MAX_ITEMS
+    assert [output.token for output in turn.outputs] == [0]
+    assert len(outbox) == 5
+
+
+def test_an_uncertain_turn_gives_back_only_what_was_not_written() -> None:
+    outbox = Outbox()
+    turn = Turn("w", done=(Done(1, 1, b""), Done(2, 2, b"")), release=(Release(3, 3), Release(4, 4)))
+    outbox.put_back(turn, still_held={2, 3})
+    assert outbox.tokens() == {2, 3}
+
+
+def test_one_bad_job_does_not_fail_the_enqueues_beside_it() -> None:
+    entered = threading.Event()
+    go_on = threading.Event()
+    batches: list[int] = []
+
+    def write(jobs: list[NewJob]) -> list[Enqueued]:
+        batches.append(len(jobs))
+        if len(batches) == 1:
+            entered.set()
+            go_on.wait(10)
+        if any(job.task == "bad" for job in jobs):
+            raise ValueError("bad")
+        return [Enqueued(int(job.task)) for job in jobs]
+
+    coalescer = Coalescer(write)  # type: ignore[arg-type]
+    answers: dict[str, object] = {}
+
+    def enqueue(name: str) -> None:
+        try:
+            answers[name] = coalescer.enqueue([NewJob(name, "q", b"")])[0].job_id
+        except ValueError as error:
+            answers[name] = error
+
+    names = ["0", "1", "2", "bad", "3"]
+    threads = [threading.Thread(target=enqueue, args=(name,)) for name in names]
+    threads[0].start()
+    assert entered.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    while len(coalescer._waiting) < len(names) - 1:
+        pass
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert isinstance(answers.pop("bad"), ValueError)
+    assert answers == {"0": 0, "1": 1, "2": 2, "3": 3}
+    assert max(batches) >= 4, "those who came meanwhile shared a commit"
