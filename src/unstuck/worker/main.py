@@ -153,7 +153,7 @@ class Incarnations:
         log.info(
             "Worker started",
             worker_id=worker_id,
-            name=born.name,
+            worker_name=born.name,
             queues=",".join(self._queues),
             concurrency=self._slots,
             tasks=len(self._manifest.tasks),
