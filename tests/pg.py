@@ -86,10 +86,10 @@ class PgServer:
             connection.execute(sql)  # type: ignore[call-overload]
 
     def terminate_all(self) -> int:
-        """Cut every session but our own, and say how many."""
+        """Cut every session but our own, wait until they are gone, and say how many."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             cut = connection.execute(
-                "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+                "select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity"
                 " where backend_type = 'client backend' and pid <> pg_backend_pid()"
             ).fetchone()
         assert cut is not None

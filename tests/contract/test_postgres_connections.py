@@ -15,6 +15,7 @@ from unstuck.config import Settings
 from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch, UncertainCommit
 from unstuck.domain.states import JobState
 from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.postgres.turning import turn_values
 from unstuck.store.records import Turn, Wish
 
 WISH = Wish(("default",), ("add",), 10)
@@ -143,8 +144,6 @@ def test_a_frozen_reader_of_large_payloads_blocks_nobody(pg_ledger: PostgresLedg
     pg_ledger.register(birth("w1"))
     pg_ledger.enqueue([new_job(payload=bytes(900_000)) for _ in range(20)])
     connection = pg_ledger.turn_lane.open().connection
-    from unstuck.store.postgres.turning import turn_values  # noqa: PLC0415
-
     rows = connection.execute(pg_ledger.sql["turn"], turn_values(Turn("w1", wish=Wish(("default",), ("add",), 20))))
     # The answer to the turn itself is small: the server never waits for its reader with the rows locked.
     assert sum(len(row[5] or b"") for row in rows.fetchall()) <= 65536
@@ -154,12 +153,8 @@ def test_a_frozen_reader_of_large_payloads_blocks_nobody(pg_ledger: PostgresLedg
 
 
 def _message(url: str) -> str:
-    ledger = PostgresLedger(Settings(url=url, connect_timeout=2))
-    try:
-        with pytest.raises(LedgerError) as caught:
-            ledger.check_schema()
-    finally:
-        ledger.close()
+    with pytest.raises(LedgerError) as caught:
+        PostgresLedger(Settings(url=url, connect_timeout=2)).check_schema()
     assert "sesame" not in str(caught.value)
     return str(caught.value)
 
@@ -171,7 +166,7 @@ def test_each_bad_address_gets_its_own_sentence(pg_server: PgServer) -> None:
     pg_server.execute(f"create role {GUARDED} login password 'open'")
     assert "Check user and password" in _message(pg_server.url("postgres", GUARDED, "sesame"))
     assert "Put the password" in _message(pg_server.url("postgres", GUARDED))
-    assert "percent-encoded" in _message("postgresql://me:ses%ame@[/x")
+    assert "percent-encoded" in _message("postgresql://me:sesame%zz@127.0.0.1/x")
 
 
 def test_a_database_without_tables_names_the_cure(pg_url: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, turn, until, verdict
+from tests.contract.hands import birth, put, turn, until, verdict, wish
 from tests.pg import PgServer
 
 from unstuck.config import Settings
@@ -93,11 +93,6 @@ def test_a_turn_that_waited_for_a_verdict_sees_it(pg_ledger: PostgresLedger, pg_
     answers: list[bool] = []
     with psycopg.connect(pg_url) as judge:
         judge.execute("update unstuck.workers set state = 'dead', stopped_at = now() where id = 'w1'")
-        from tests.contract.hands import wish  # noqa: PLC0415
-
-        pg_ledger.enqueue([])
-        from tests.contract.hands import put  # noqa: PLC0415
-
         put(pg_ledger)
         thread = threading.Thread(target=lambda: answers.append(wish(pg_ledger).alive))
         thread.start()

@@ -1,0 +1,93 @@
+"""A job can be part of the caller's own transaction, and of nothing else."""
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg.rows import dict_row
+from sqlalchemy.orm import Session
+from tests.contract.hands import new_job
+
+from unstuck.domain.errors import LedgerError, SchemaMismatch
+from unstuck.domain.states import JobState
+from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.records import Enqueued
+
+JOBS = [new_job(), new_job(unique_key="once"), new_job(unique_key="once")]
+
+
+@pytest.fixture
+def engine(pg_url: str) -> Iterator[sqlalchemy.Engine]:
+    engine = sqlalchemy.create_engine(pg_url.replace("postgresql://", "postgresql+psycopg://"))
+    yield engine
+    engine.dispose()
+
+
+def pending(ledger: PostgresLedger) -> int:
+    return ledger.count_jobs().get(JobState.PENDING, 0)
+
+
+def test_jobs_appear_with_the_commit_of_a_psycopg_connection(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    with psycopg.connect(pg_url, row_factory=dict_row) as connection:
+        answer = pg_ledger.enqueue_on(connection, JOBS)
+        assert answer == [Enqueued(1), Enqueued(2), Enqueued(2, fresh=False)]
+        assert pending(pg_ledger) == 0
+        connection.commit()
+        assert pending(pg_ledger) == 2
+        pg_ledger.enqueue_on(connection, [new_job()])
+        connection.rollback()
+    assert pending(pg_ledger) == 2
+
+
+def test_a_transaction_block_of_an_autocommit_connection_will_do(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        with pytest.raises(LedgerError, match="Begin one first"):
+            pg_ledger.enqueue_on(connection, JOBS)
+        with connection.transaction(force_rollback=True):
+            pg_ledger.enqueue_on(connection, JOBS)
+        assert pending(pg_ledger) == 0
+        with connection.transaction():
+            pg_ledger.enqueue_on(connection, JOBS)
+    assert pending(pg_ledger) == 2
+
+
+def test_jobs_appear_with_the_commit_of_sqlalchemy(pg_ledger: PostgresLedger, engine: sqlalchemy.Engine) -> None:
+    with engine.connect() as connection:
+        pg_ledger.enqueue_on(connection, [new_job()])
+        assert pending(pg_ledger) == 0
+        connection.commit()
+    assert pending(pg_ledger) == 1
+    with engine.begin() as connection:
+        pg_ledger.enqueue_on(connection, [new_job()])
+    assert pending(pg_ledger) == 2
+    with Session(engine) as session:
+        pg_ledger.enqueue_on(session, [new_job()])
+        session.rollback()
+        pg_ledger.enqueue_on(session, [new_job()])
+        session.commit()
+    assert pending(pg_ledger) == 3
+
+
+def test_a_refused_job_leaves_the_callers_transaction_alive(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    with psycopg.connect(pg_url) as connection:
+        connection.execute("create table mine (id int)")
+        with pytest.raises(LedgerError):
+            pg_ledger.enqueue_on(connection, [new_job(), new_job(enqueued_by="nul\0")])
+        connection.execute("insert into mine values (1)")
+    assert pending(pg_ledger) == 0
+
+
+def test_other_things_are_refused_by_name(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    for stranger in (object(), "postgresql://", sqlalchemy.create_engine("sqlite://").connect()):
+        with pytest.raises(LedgerError, match="connection= takes"):
+            pg_ledger.enqueue_on(stranger, JOBS)
+    closed = psycopg.connect(pg_url)
+    closed.close()
+    with pytest.raises(LedgerError, match="closed"):
+        pg_ledger.enqueue_on(closed, JOBS)
+
+
+def test_a_connection_to_a_database_without_the_ledger_is_told_so(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    with psycopg.connect(pg_url.rpartition("/")[0] + "/postgres") as elsewhere, pytest.raises(SchemaMismatch):
+        pg_ledger.enqueue_on(elsewhere, JOBS)

@@ -1,0 +1,110 @@
+"""Behind PgBouncer in transaction mode everything works but the bell, and that works with `listen_url`."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.contract.hands import birth, claim, done, put, start, state_of, turn, until
+from tests.pg import PgServer
+
+from unstuck.config import Settings
+from unstuck.domain.liveness import Session
+from unstuck.domain.states import JobState, WorkerState
+from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.records import Pulse
+
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
+
+
+@pytest.fixture
+def pooled_url(pg_server: PgServer, pg_url: str) -> Iterator[str]:
+    folder = Path(tempfile.mkdtemp(prefix="pgb"))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    config = folder / "pgbouncer.ini"
+    config.write_text(
+        f"[databases]\n* = host=127.0.0.1 port={pg_server.port}\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+        "pool_mode = transaction\nmax_client_conn = 100\ndefault_pool_size = 2\n"
+        "[users]\n"
+    )
+    config.write_text(config.read_text().replace("* = host", f"{pg_url.rpartition('/')[2]} = user=postgres host"))
+    account = {}
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+        account = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": ()}
+    assert PGBOUNCER is not None
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen([PGBOUNCER, config], stdout=log, stderr=log, cwd=folder, **account)
+    url = f"postgresql://postgres@127.0.0.1:{port}/{pg_url.rpartition('/')[2]}"
+
+    def answers() -> bool:
+        assert process.poll() is None, (folder / "log").read_text()
+        try:
+            psycopg.connect(url, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    until(answers, "pgbouncer to answer")
+    yield url
+    process.send_signal(signal.SIGTERM)
+    process.wait(10)
+    log.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def pooled(pooled_url: str) -> Iterator[PostgresLedger]:
+    ledger = PostgresLedger(Settings(url=pooled_url))
+    ledger.migrate()
+    yield ledger
+    ledger.close()
+
+
+def test_a_worker_lives_its_whole_life_behind_a_pooler(pooled: PostgresLedger) -> None:
+    assert pooled.describe()["pooler"] is True
+    pooled.register(birth("w1"))
+    for _ in range(10):
+        # More often than there are sessions in the pool: each of them plans for itself.
+        put(pooled)
+        jobs = claim(pooled)
+        start(pooled, jobs)
+        assert turn(pooled, done=map(done, jobs)).superseded == frozenset()
+        assert state_of(pooled, jobs[0].job_id) is JobState.SUCCEEDED
+        assert pooled.beat(Pulse("w1", 0, 0)).state is WorkerState.ACTIVE
+    assert [worker.session for worker in pooled.watch()] == [Session.UNKNOWN]
+    assert pooled.take_ticket("sweep", 60)
+    pooled.enqueue([])
+    pooled.retire("w1")
+
+
+def test_without_a_direct_address_the_bell_only_waits(pooled: PostgresLedger) -> None:
+    pooled.register(birth("w1"))
+    bell = pooled.listen("w1")
+    pooled.ring(["queue:default"])
+    assert bell.wait(0.1) == frozenset()
+    threading.Timer(0.05, bell.interrupt).start()
+    assert bell.wait(30) == frozenset()
+    bell.close()
+
+
+def test_with_a_direct_address_the_bell_is_heard(pooled: PostgresLedger, pooled_url: str, pg_url: str) -> None:
+    worker = PostgresLedger(Settings(url=pooled_url, listen_url=pg_url))
+    worker.register(birth("w1"))
+    bell = worker.listen("w1")
+    pooled.ring(["queue:default"])
+    assert bell.wait(10) == frozenset({"queue:default"})
+    bell.close()
+    worker.close()
