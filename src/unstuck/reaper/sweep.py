@@ -38,6 +38,9 @@ class Reaper:
         self.attention = Attention(host.boottime_s())
         self.heed: Callable[[Round], None] = lambda done: None
         """Hears of every burial: a Watchman on the same reaper learns when requeued jobs become due."""
+        # Read once: a setting is parsed each time it is asked for, and a round asks for every worker.
+        self._session_grace_s = recovery.session_grace_s
+        self._reunion_s = max(recovery.session_grace_s, recovery.heartbeat_interval_s)
         self.witness = Witness(one_host=ledger.one_host)
         self._handover = Handover(ledger, recovery, self.witness)
         self._housekeeping = upkeep.Housekeeping()
@@ -117,13 +120,15 @@ class Reaper:
             log.exception("A worker could not be settled; the next round tries again", worker=worker.id)
 
     def _is_silent(self, vitals: Vitals) -> bool:
+        if vitals.silent_s < vitals.patience_s:
+            return False
         verdict = self._judge(vitals, lease=True, session=False)
-        return vitals.silent_s >= vitals.patience_s and (verdict is None or verdict.detector is Detector.LEASE)
+        return verdict is None or verdict.detector is Detector.LEASE
 
     def _judge(self, vitals: Vitals, *, lease: bool, session: bool) -> Verdict | None:
         return judge(
             vitals,
-            session_grace_s=self.recovery.session_grace_s,
+            session_grace_s=self._session_grace_s,
             neighbours="neighbours" in self.recovery.evidence,
             session=session and "session" in self.recovery.evidence,
             lease=lease,
@@ -132,8 +137,7 @@ class Reaper:
     def _act(self, worker: WorkerWatch, vitals: Vitals, *, most: bool, done: Round) -> None:
         now_s = host.boottime_s()
         lease = self.attention.may_accuse(now_s, timeout_s=worker.suspect_after_s, most=most)
-        grace_s = max(self.recovery.session_grace_s, self.recovery.heartbeat_interval_s)
-        session = self.attention.may_miss_sessions(now_s, grace_s=grace_s)
+        session = self.attention.may_miss_sessions(now_s, grace_s=self._reunion_s)
         verdict = self._judge(vitals, lease=lease, session=session)
         if verdict is not None and verdict.state is WorkerState.DEAD:
             if self._handover.leave_to_operator(worker, verdict, done):
