@@ -67,6 +67,12 @@ def test_every_verdict_is_a_legal_change_on_evidence_that_was_allowed_to_speak(
 
 
 @given(vitals_of_the_living())
+def test_of_those_who_are_well_nothing_is_ever_said(vitals: Vitals) -> None:
+    if vitals.well:
+        assert ask(vitals) is None
+
+
+@given(vitals_of_the_living())
 def test_the_kernel_is_believed_at_once_and_kills_outright(vitals: Vitals) -> None:
     verdict = ask(vitals)
     certain = vitals.rebooted or vitals.process is Process.GONE

@@ -72,6 +72,16 @@ class Vitals(msgspec.Struct, frozen=True):
         """The silence after which it loses something: what it only claimed, or a job that asked for less."""
         return self.suspect_after_s if self.shortest_s is None else min(self.suspect_after_s, self.shortest_s)
 
+    @property
+    def well(self) -> bool:
+        """Nothing at all speaks against it: what is true of nearly everybody in nearly every round."""
+        return (
+            self.silent_s < self.patience_s
+            and self.session is not Session.MISSING
+            and self.process is not Process.GONE
+            and not self.rebooted
+        )
+
 
 KERNEL = frozenset({Detector.RUNNER, Detector.NEIGHBOUR, Detector.SUPERVISOR, Detector.BOOT})
 """Detectors that prove the end of a process; the others may be wrong about it."""

@@ -106,6 +106,8 @@ class Reaper:
                 with self._apart(worker):
                     self._finish_burial(worker, done)
         for worker, vitals in living:
+            if vitals.well:
+                continue
             with self._apart(worker):
                 self._act(worker, vitals, most=silent * 2 > len(living), done=done)
 
