@@ -2,13 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.acceptance.quick import Forker
 
 from unstuck import config, host
 from unstuck.domain.endings import Ending, JobError
@@ -31,7 +32,6 @@ from unstuck.store.records import (
 )
 
 COMMAND = [sys.executable, "-m", "unstuck.cli.main"]
-PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -51,29 +51,25 @@ class Said:
 class Shop:
     """A ledger, and the command line pointed at it."""
 
-    def __init__(self, url: str, folder: Path, **settings: Any) -> None:
+    def __init__(self, url: str, folder: Path, *, forker: Forker, **settings: Any) -> None:
+        self._forker = forker
         self.url = url
         self.folder = folder
         self.settings = config.build({"url": url, **settings})
+
+    def with_settings(self, **settings: Any) -> "Shop":
+        """Give the same place with other settings for those who stand in for workers."""
+        return Shop(self.url, self.folder, forker=self._forker, **settings)
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("UNSTUCK_")}
         return {**kept, "UNSTUCK_URL": self.url, "NO_COLOR": "1", **more}
 
-    def run(self, *arguments: str, stdin: str | None = None, **environment: str) -> Said:
-        done = subprocess.run(
-            [*COMMAND, *arguments],
-            cwd=self.folder,
-            env=self.environment(**environment),
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr or "mend this first" in done.stderr, done.stderr
-        return Said(done.returncode, done.stdout, done.stderr)
+    def run(self, *arguments: str, **environment: str) -> Said:
+        """Run a command to its end, in a process of its own."""
+        said = Said(*self._forker.run(list(arguments), self.folder, self.environment(**environment)))
+        assert "Traceback" not in said.err or "mend this first" in said.err, said.err
+        return said
 
     def refused(self, code: int, *arguments: str, **environment: str) -> str:
         """Run a command that must end with this code and one sentence; give the sentence."""

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 from tests.acceptance.shop import COMMAND, Shop
@@ -54,7 +53,7 @@ USAGE = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), USAGE, ids=lambda value: " ".join(value)[:40] if value else "")
+@pytest.mark.parametrize(("arguments", "sentence"), USAGE, ids=[" ".join(words)[:40] for words, _ in USAGE])
 def test_a_command_that_cannot_be_meant(arguments: list[str], sentence: str, shop: Shop) -> None:
     assert sentence in shop.refused(2, *arguments)
     assert list(shop.folder.iterdir()) == []
@@ -185,7 +184,7 @@ def test_a_folder_that_cannot_be_written(shop: Shop) -> None:
     assert "write" in shop.refused(1, "migrate")
 
 
-def test_a_reader_that_goes_away_is_no_error_worth_a_word(shop: Shop, tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_is_no_error_worth_a_word(shop: Shop) -> None:
     shop.worker()
     shop.jobs(2_000)
     process = subprocess.Popen(

@@ -1,7 +1,6 @@
 """Workers, queues and stale jobs by hand."""
 
 import time
-from pathlib import Path
 
 import pytest
 from tests.acceptance.shop import RETRIED, Shop
@@ -141,7 +140,7 @@ class TestWhyAJobWaits:
         assert "is shutting down" in self._reason(shop)
 
     def test_its_worker_is_silent_and_recovery_is_off(self, shop: Shop) -> None:
-        silent = Shop(shop.url, shop.folder, auto_fail_stale_running=False, **SILENT)
+        silent = shop.with_settings(auto_fail_stale_running=False, **SILENT)
         silent.worker()
         silent.jobs()
         silent.claim(start=True)
@@ -174,9 +173,9 @@ class TestStale:
         assert {job["state"] for job in shop.run("jobs", "--json").json} == {"claimed", "running"}
 
     @pytest.fixture
-    def silent_shop(self, either_shop: Shop, tmp_path: Path) -> Shop:
+    def silent_shop(self, either_shop: Shop) -> Shop:
         """Job 1 runs, 2 is claimed, 3 runs and may be retried; their worker fell silent."""
-        shop = Shop(either_shop.url, tmp_path, **SILENT)
+        shop = either_shop.with_settings(**SILENT)
         shop.worker(queues=("default", "scrapes"))
         shop.jobs(2)
         shop.jobs(1, policy=RETRIED, task="crawl", queue="scrapes")
@@ -241,7 +240,7 @@ class TestStale:
 
 
 def test_one_round_of_the_reaper_settles_the_silent(shop: Shop) -> None:
-    silent = Shop(shop.url, shop.folder, **SILENT)
+    silent = shop.with_settings(**SILENT)
     silent.worker()
     silent.jobs()
     silent.claim(start=True)

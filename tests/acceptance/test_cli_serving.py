@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tests.acceptance.shop import COMMAND, Shop
 
@@ -127,8 +126,8 @@ def test_up_replaces_whoever_dies(shop: Shop) -> None:
     assert living(shop) == []
 
 
-def test_the_reaper_daemon_settles_and_leaves_in_order(shop: Shop, tmp_path: Path) -> None:
-    silent = Shop(shop.url, tmp_path, heartbeat_interval=0.2, heartbeat_timeout=0.5)
+def test_the_reaper_daemon_settles_and_leaves_in_order(shop: Shop) -> None:
+    silent = shop.with_settings(heartbeat_interval=0.2, heartbeat_timeout=0.5)
     silent.worker()
     silent.jobs()
     silent.claim(start=True)
