@@ -208,12 +208,22 @@ def watched(holder: Holder, seconds: float) -> bool:
 def test_only_the_very_process_that_took_the_lock_is_killed(bystander: "subprocess.Popen[bytes]") -> None:
     namespace = host.pid_namespace()
     started = host.process_started(bystander.pid)
-    assert not watched(Holder(bystander.pid, "1", 1, 0.0, 0.0, namespace), 10)
-    assert not watched(Holder(bystander.pid, started, 1, 0.0, 0.0, "pid:[1]"), 10)
-    assert not watched(Holder(os.getpid(), host.process_started(os.getpid()), 1, 0.0, 0.0, namespace), 10)
+    assert not watched(Holder(bystander.pid, "1", 1, 0.0, 0.0, namespace), 60)
+    assert not watched(Holder(bystander.pid, started, 1, 0.0, 0.0, "pid:[1]"), 60)
+    assert not watched(Holder(os.getpid(), host.process_started(os.getpid()), 1, 0.0, 0.0, namespace), 60)
     assert bystander.poll() is None
-    assert watched(Holder(bystander.pid, started, 1, 0.0, 0.0, namespace), 10)
+    assert watched(Holder(bystander.pid, started, 1, 0.0, 0.0, namespace), 60)
     assert bystander.wait(10) == -signal.SIGKILL
+
+
+def test_a_holder_that_is_only_slow_is_given_more_time_than_one_that_is_stopped(
+    bystander: "subprocess.Popen[bytes]",
+) -> None:
+    holder = Holder(bystander.pid, host.process_started(bystander.pid), 1, 0.0, 0.0, host.pid_namespace())
+    assert not watched(holder, 5)
+    bystander.send_signal(signal.SIGSTOP)
+    until(lambda: stopped(bystander.pid))
+    assert watched(holder, 5)
 
 
 def test_a_holder_that_announced_long_work_is_given_the_time(bystander: "subprocess.Popen[bytes]") -> None:

@@ -137,8 +137,7 @@ class Database:
             self._gone()
 
     def _gone(self) -> None:
-        with self._writing, self._reading:
-            self._close_connections()
+        self.close()
         raise LedgerUnavailable(
             f"{self.path} was moved, deleted or replaced while it was in use. Put it back, or restart what uses it."
         )

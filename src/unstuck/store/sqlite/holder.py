@@ -3,11 +3,14 @@
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 from unstuck import host, logs
 from unstuck.domain.liveness import Process
 
 RECORD_BYTES = 128
+SLOW_KILL_AFTER_S = 10.0
+"""A holder that is not stopped is given at least so long, however short the heartbeat timeout is."""
 _EMPTY = b"-".ljust(RECORD_BYTES)
 
 log = logs.logger(__name__)
@@ -68,10 +71,24 @@ class Watch:
             self._seen, self._waited_s = holder, 0.0
             return False
         self._waited_s += step_s
-        if self._waited_s < max(self._kill_after_s, holder.limit_s):
+        if self._waited_s < self._patience_s(holder):
             return False
         self._waited_s = 0.0
         return _end(holder, path)
+
+    def _patience_s(self, holder: Holder) -> float:
+        """A stopped process will not move by itself; one that is only slow may be waiting for its disk."""
+        if _is_stopped(holder.pid):
+            return self._kill_after_s
+        return max(2 * self._kill_after_s, SLOW_KILL_AFTER_S, holder.limit_s)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] in "Tt"
 
 
 def _end(holder: Holder, path: str) -> bool:
