@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from unstuck.store.records import (
 )
 
 COMMAND = [sys.executable, "-m", "unstuck.cli.main"]
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Said:
 class Shop:
     """A ledger, and the command line pointed at it."""
 
-    def __init__(self, url: str, folder: Path, *, forker: Forker, **settings: Any) -> None:
+    def __init__(self, url: str, folder: Path, *, forker: Forker | None = None, **settings: Any) -> None:
         self._forker = forker
         self.url = url
         self.folder = folder
@@ -67,7 +69,21 @@ class Shop:
 
     def run(self, *arguments: str, **environment: str) -> Said:
         """Run a command to its end, in a process of its own."""
-        said = Said(*self._forker.run(list(arguments), self.folder, self.environment(**environment)))
+        surroundings = self.environment(**environment)
+        if self._forker is not None:
+            said = Said(*self._forker.run(list(arguments), self.folder, surroundings))
+        else:
+            done = subprocess.run(
+                [*COMMAND, *arguments],
+                cwd=self.folder,
+                env=surroundings,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+            said = Said(done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in said.err or "mend this first" in said.err, said.err
         return said
 

@@ -121,7 +121,7 @@ class TestWhyAJobWaits:
         shop.jobs()
         assert "No living worker serves queue 'default'" in self._reason(shop)
         shop.worker(queues=("other",))
-        assert "(1 worker serve other queues)" in self._reason(shop)
+        assert "(1 worker serves other queues)" in self._reason(shop)
 
     def test_nobody_knows_its_task(self, shop: Shop) -> None:
         shop.worker()

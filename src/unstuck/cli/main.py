@@ -53,6 +53,9 @@ def root(
 
 app = typer.Typer(cls=_Root, callback=root, invoke_without_command=True, add_completion=False)
 
+# Numbers below zero are arguments of the task, not options.
+app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
+
 for panel, commands in {
     RUN: (serve.worker, serve.up, serve.reaper),
     LOOK: (jobs.jobs, jobs.job, jobs.logs, queues.queues),
@@ -61,9 +64,6 @@ for panel, commands in {
 }.items():
     for function in commands:
         app.command(function.__name__, rich_help_panel=panel)(function)
-
-# Numbers below zero are arguments of the task, not options.
-app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
 
 _workers = typer.Typer(invoke_without_command=True)
 _workers.callback()(workers.workers)

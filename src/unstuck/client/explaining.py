@@ -65,7 +65,8 @@ def _obstacle(job: JobRecord, around: Surroundings) -> str | None:
     living = [worker for worker in around.workers if _is_well(worker)]
     serving = [worker for worker in living if job.queue in worker.queues]
     if not serving:
-        others = f" ({_count(len(living), 'worker')} serve other queues)" if living else ""
+        verb = "serves" if len(living) == 1 else "serve"
+        others = f" ({_count(len(living), 'worker')} {verb} other queues)" if living else ""
         return (
             f"No living worker serves queue {job.queue!r}{others}; "
             f"start one with `unstuck worker module:app --queues {job.queue}`."

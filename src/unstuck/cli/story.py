@@ -1,0 +1,103 @@
+"""Tell the story of one job to a person: what it is, what became of it, every attempt and event."""
+
+import json
+import time
+from datetime import datetime
+from typing import Any
+
+from unstuck.cli.show import Cell, Column, Show, ago, state_cell, took
+from unstuck.domain.states import FINAL, JobState
+from unstuck.store.records import JobRecord
+
+
+def tell_story(show: Show, record: JobRecord, view: dict[str, Any], printed: bool) -> None:
+    now_s = time.time()
+    show.rich(Cell(f"Job {record.id}", "bold"), f"  {record.task}  ", state_cell(record.state, mark=show.pretty))
+    call = ", ".join([*map(_json, view["args"]), *(f"{key}={_json(value)}" for key, value in view["kwargs"].items())])
+    ran = took(record.started_at, record.finished_at)
+    facts: list[tuple[str, Cell]] = [
+        ("call", Cell(_short(f"{record.task}({call})", show))),
+        ("queue", Cell(record.queue + (f", priority {record.priority}" if record.priority else ""))),
+        (
+            "enqueued",
+            Cell(_when(record.enqueued_at, now_s) + (f" by {record.enqueued_by}" if record.enqueued_by else "")),
+        ),
+    ]
+    if record.unique_key:
+        facts.append(("unique key", Cell(record.unique_key)))
+    if record.state is JobState.PENDING and record.run_at > now_s + 1:
+        facts.append(("due", Cell(_when(record.run_at, now_s))))
+    if record.started_at is not None:
+        facts.append(("started", Cell(_when(record.started_at, now_s))))
+    if record.finished_at is not None:
+        facts.append(("ended", Cell(_when(record.finished_at, now_s) + (f", after {ran}" if ran else ""))))
+    if record.state is JobState.SUCCEEDED:
+        facts.append(("result", Cell(_short(_json(view["result"]), show), "green")))
+    if record.error is not None:
+        kind = record.error.details.get("type")
+        message = f"{kind}: {record.error.message}" if kind else record.error.message
+        facts.append(("error", Cell(f"{record.error.code}  {message}", "red")))
+        if record.error.cause:
+            facts.append(("cause", Cell(record.error.cause, "red")))
+    if record.crash_count:
+        facts.append(("crashes", Cell(str(record.crash_count))))
+    if record.cancel_requested and record.state not in FINAL and view["waiting"] is None:
+        facts.append(("cancel", Cell("requested; its worker is told", "yellow")))
+    if view["waiting"]:
+        facts.append(("waiting", Cell(view["waiting"], "yellow")))
+    show.facts(facts)
+    _history(show, view, now_s)
+    if printed:
+        show.rich()
+        show.rich(Cell(f"`unstuck logs {record.id}` shows what it printed.", "bright_black"), indent=2)
+
+
+def _history(show: Show, view: dict[str, Any], now_s: float) -> None:
+    if view["attempts"]:
+        show.rich()
+        columns = [Column("attempt", right=True), Column("state"), Column("worker"), Column("started"), Column("took")]
+        rows = []
+        for number, attempt in enumerate(view["attempts"], 1):
+            began, ended = _epoch(attempt["started_at"]), _epoch(attempt["ended_at"])
+            rows.append(
+                [
+                    str(number),
+                    state_cell(attempt["state"]),
+                    attempt["worker_name"] or attempt["worker"] or "",
+                    Cell(ago(began, now_s), "bright_black"),
+                    took(began, ended),
+                    Cell(attempt["cause"] or "", "red" if attempt["state"] in ("failed", "crashed") else ""),
+                ]
+            )
+        show.table([*columns, Column("cause", wide=True)], rows, indent=2, wrap=True)
+    if view["events"]:
+        show.rich()
+        columns = [Column("event"), Column("when"), Column("what", wide=True)]
+        rows = [
+            [Cell(event["kind"], "bold"), Cell(ago(_epoch(event["at"]), now_s), "bright_black"), event["message"]]
+            for event in view["events"]
+        ]
+        show.table(columns, rows, indent=2, wrap=True)
+    trace = ((view["error"] or {}).get("details") or {}).get("traceback")
+    if trace:
+        show.rich()
+        show.rich(Cell(trace.rstrip(), "bright_black"), indent=2)
+
+
+def _when(at: float, now_s: float) -> str:
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return f"{ago(at, now_s)} ({clock})"
+
+
+def _epoch(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _short(text: str, show: Show, limit: int = 2_000) -> str:
+    return (
+        text if not show.pretty or len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters; --json has all)"
+    )
