@@ -3,7 +3,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SECONDS_OF_DEMO ?= 30
 
-.PHONY: help install demo test check lint types layers crash bench-core clean
+.PHONY: help install demo test test-long chaos check lint types layers bench-core clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -19,7 +19,7 @@ demo: install ## a fleet of workers on SQLite, killed every few seconds, nothing
 	$(VENV)/bin/unstuck demo --seconds $(SECONDS_OF_DEMO)
 
 test: install ## the whole suite, on both databases
-	$(PY) -m pytest -n 4 --dist loadgroup tests
+	$(PY) -m pytest -n 4 -m 'not long' tests
 
 lint: install
 	$(VENV)/bin/ruff check .
@@ -30,6 +30,13 @@ types: install
 
 layers: install
 	$(VENV)/bin/lint-imports
+
+chaos: install ## 20 workers and 20,000 jobs while random processes are killed for a minute, on both databases
+	$(PY) -m tests.crash.chaos --url sqlite $(CHAOS)
+	$(PY) -m tests.crash.chaos --url postgresql $(CHAOS)
+
+test-long: install ## proofs that take minutes: an outage longer than every lease, with default settings
+	$(PY) -m pytest -m long tests
 
 check: lint types layers test ## lint, types, layers and tests in one
 

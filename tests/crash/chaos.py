@@ -112,7 +112,7 @@ def _wait_until_all_ended(fleet: Fleet, ids: list[int], patience_s: float) -> No
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--url", default="", help="empty: SQLite in a temporary folder; 'postgresql': a server of ours")
+    parser.add_argument("--url", default="sqlite", help="or 'postgresql': both ours, in a temporary folder; or any URL")
     parser.add_argument("--workers", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -124,7 +124,7 @@ def main() -> int:
             with start_postgres() as server:
                 run_chaos(server.new_database(), Path(folder), **chaos)
         else:
-            run_chaos(asked.url or f"sqlite:///{folder}/jobs.db", Path(folder), **chaos)
+            run_chaos(f"sqlite:///{folder}/jobs.db" if asked.url == "sqlite" else asked.url, Path(folder), **chaos)
     return 0
 
 

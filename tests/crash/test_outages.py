@@ -1,11 +1,11 @@
 """The database goes away and comes back: no running job of a living worker is lost or failed."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
 import pytest
-from tests.crash.conftest import MakeFleet
 from tests.fleet import Fleet, wait_for
 from tests.history import check_history
 from tests.pg import PgServer, start_postgres
@@ -16,7 +16,7 @@ SHORT_LEASES = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "2s", "check_
 
 
 @pytest.fixture
-def own_server() -> PgServer:
+def own_server() -> Iterator[PgServer]:
     """A server of this test's own: it is stopped in the middle."""
     with start_postgres() as server:
         yield server
@@ -30,8 +30,8 @@ def _down_for(server: PgServer, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("outage_s", "settings"),
-    [(10.0, {}), (6.0, SHORT_LEASES)],
-    ids=["10s-default-settings", "three-times-the-lease"],
+    [(10.0, {}), (6.0, SHORT_LEASES), pytest.param(60.0, {}, marks=pytest.mark.long)],
+    ids=["10s-default-settings", "three-times-the-lease", "60s-longer-than-every-lease"],
 )
 def test_postgresql_is_stopped_and_started_again(
     own_server: PgServer, tmp_path: Path, outage_s: float, settings: dict[str, str]

@@ -119,7 +119,8 @@ class Wheel:
             try:
                 return HeldAnswer(self._ledger.held(self._worker_id))
             except LedgerError as error:
-                log.warning("Cannot compare with the ledger yet", error=str(error), again_in_s=round(pause_s, 2))
+                if pause_s == FIRST_PAUSE_S:
+                    log.warning("Cannot compare with the ledger yet; trying on", error=str(error))
             self._stopping.wait(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         return HeldAnswer([])
