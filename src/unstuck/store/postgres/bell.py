@@ -4,6 +4,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
@@ -34,6 +35,9 @@ class PostgresBell:
         self._interrupted = False
         self._closed = False
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Closed when nobody can reach us any more, and not by `close`: another thread, or a signal handler, may be
+        # about to use them, and a number that is free again may be somebody else's file by then.
+        weakref.finalize(self, _close_both, self._reading, self._writing)
         if lane is not None:
             lane.on_change(self._nudge)
             lane.on_open(self._greet)
@@ -63,19 +67,23 @@ class PostgresBell:
         self._nudge()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._nudge()
-            with self._words_lock:
-                # Under the lock: a nudge from another thread must not write into a descriptor that is gone.
-                os.close(self._writing)
-                os.close(self._reading)
-                self._writing = self._reading = -1
+        self._closed = True
+        self._nudge()
+        if self._lane is not None:
+            self._lane.ignore(self._nudge, self._greet)
 
     def _greet(self, session: Session) -> None:
         if session.pooled or self._closed:
             return
-        session.connection.add_notify_handler(self._heard)
+        # The connection outlives the bell, and must not keep it.
+        me = weakref.ref(self)
+
+        def hear(notify: Notify) -> None:
+            bell = me()
+            if bell is not None:
+                bell._heard(notify)
+
+        session.connection.add_notify_handler(hear)
         session.connection.execute(SQL("listen {}").format(Identifier(self._channel)))
 
     def _heard(self, notify: Notify) -> None:
@@ -103,10 +111,7 @@ class PostgresBell:
 
     def _select(self, timeout_s: float) -> None:
         poller = select.poll()
-        try:
-            poller.register(self._reading, select.POLLIN)
-        except ValueError:
-            return
+        poller.register(self._reading, select.POLLIN)
         fd = None if self._lane is None else self._lane.socket_fd()
         if fd is not None:
             poller.register(fd, select.POLLIN)
@@ -119,9 +124,13 @@ class PostgresBell:
 
     def _nudge(self) -> None:
         # A full pipe is as good as one byte: the reader wakes either way.
-        if self._writing >= 0:
-            with suppress(OSError):
-                os.write(self._writing, b"!")
+        with suppress(OSError):
+            os.write(self._writing, b"!")
+
+
+def _close_both(reading: int, writing: int) -> None:
+    os.close(reading)
+    os.close(writing)
 
 
 class Ringer:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import ConnStatus
@@ -18,6 +18,7 @@ from unstuck.store.postgres import errors
 from unstuck.store.postgres.connecting import Address, Connection, Session, connect
 
 Row = tuple[Any, ...]
+T = TypeVar("T")
 CONFLICT_TRIES = 8
 """How often a transaction that lost against another (deadlock, serialization) is repeated as it was."""
 _MAX_READS = 100
@@ -53,18 +54,28 @@ class Lane:
     def ask(self, query: bytes, values: Mapping[str, Any] | None = None) -> list[Row]:
         """Run a statement that may be repeated: a read, or a write that is the same when done twice."""
         with self._lock:
-            try:
-                return self._execute(query, values, uncertain=False)
-            except LedgerUnavailable:
-                if self._session is not None or self._closed:
-                    raise
-                # The connection broke; perhaps only this one.
-                return self._execute(query, values, uncertain=False)
+            return self.again_if_cut(lambda: self._execute(query, values, uncertain=False))
 
     def write(self, query: bytes, values: Mapping[str, Any] | None = None) -> list[Row]:
         """Run a statement that must not be repeated blindly; UncertainCommit when its answer is lost."""
         with self._lock:
             return self._execute(query, values, uncertain=True)
+
+    def again_if_cut(self, call: Callable[[], T]) -> T:
+        """Call once more on a new connection where the one that was open broke: the server may have cut it alone."""
+        was_open = self._session is not None
+        try:
+            return call()
+        except LedgerUnavailable:
+            if not was_open or self._session is not None or self._closed:
+                raise
+            return call()
+
+    def ignore(self, *callbacks: object) -> None:
+        """Call these no more."""
+        with self._lock:
+            self._on_open = [greet for greet in self._on_open if greet not in callbacks]
+            self._on_change = [tell for tell in self._on_change if tell not in callbacks]
 
     @contextmanager
     def hold(self) -> Iterator[None]:

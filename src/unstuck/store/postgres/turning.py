@@ -9,6 +9,7 @@ from unstuck.store.postgres.lanes import Row
 from unstuck.store.records import Claimed, Turn
 
 ALIVE = "alive"
+CLAIMED = "claimed"
 SUPERSEDED = "superseded"
 _encode = msgspec.json.Encoder().encode
 

@@ -10,9 +10,10 @@ from unstuck.domain.states import WorkerState
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.base import Verbs, session_values
 from unstuck.store.postgres.bell import PostgresBell
+from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import held_job
-from unstuck.store.postgres.turning import ALIVE, claims, turn_values
-from unstuck.store.records import BeatAnswer, Claimed, HeldJob, Pulse, Turn, TurnAnswer, WorkerBirth
+from unstuck.store.postgres.turning import ALIVE, CLAIMED, claims, turn_values
+from unstuck.store.records import BeatAnswer, HeldJob, Pulse, Turn, TurnAnswer, WorkerBirth
 
 MAX_HELD = 1_000_000
 
@@ -46,11 +47,8 @@ class WorkerVerbs(Verbs):
             failpoints.reached("beat.before")
         metadata = None if pulse.metadata is None else msgspec.json.encode(pulse.metadata).decode()
         with self.service_lane.hold():
-            try:
-                return self._beat_once(pulse, metadata)
-            except LedgerUnavailable:
-                # Once more on a new connection: the server may have cut this one alone. A beat may be given twice.
-                return self._beat_once(pulse, metadata)
+            # A beat may be given twice.
+            return self.service_lane.again_if_cut(lambda: self._beat_once(pulse, metadata))
 
     def turn(self, turn: Turn) -> TurnAnswer:
         try:
@@ -65,9 +63,9 @@ class WorkerVerbs(Verbs):
         last = rows.pop()
         if last[11] != ALIVE:
             return TurnAnswer(alive=False)
-        claimed, superseded = claims(rows)
         if last[4]:
-            claimed = self._with_payloads(claimed)
+            rows = self._with_payloads(rows)
+        claimed, superseded = claims(rows)
         return TurnAnswer(True, claimed, superseded, last[12])
 
     def held(self, worker_id: str) -> list[HeldJob]:
@@ -95,18 +93,20 @@ class WorkerVerbs(Verbs):
         cancel = tuple(zip(row[3], row[4], strict=True)) if row[3] else ()
         return BeatAnswer(WorkerState(row[0]), row[1], row[2], cancel)
 
-    def _with_payloads(self, claimed: tuple[Claimed, ...]) -> tuple[Claimed, ...]:
+    def _with_payloads(self, rows: list[Row]) -> list[Row]:
         """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""
-        left_out = arrays.int8s([job.job_id for job in claimed if job.payload is None])
+        left_out = {row[0] for row in rows if row[11] == CLAIMED and row[5] is None}
         try:
-            rows = self.turn_lane.ask(self.sql["payloads"], {"ids": left_out})
+            found = self.turn_lane.ask(self.sql["payloads"], {"ids": arrays.int8s(list(left_out))})
         except LedgerUnavailable as error:
             raise UncertainCommit(str(error)) from error
-        payloads: dict[int, bytes] = dict(rows)
-        return tuple(
-            msgspec.structs.replace(job, payload=payloads[job.job_id]) if job.payload is None else job
-            for job in claimed
-        )
+        payloads: dict[int, bytes] = dict(found)
+        # One that is not there any more was cancelled and removed meanwhile: it is nobody's.
+        return [
+            (*row[:5], payloads[row[0]], *row[6:]) if row[0] in left_out else row
+            for row in rows
+            if row[0] not in left_out or row[0] in payloads
+        ]
 
     def _bell_source(self) -> Any:
         if not self.settings.notify:

@@ -18,6 +18,11 @@ declare
     v_last record;
     v_now timestamptz;
 begin
+    -- Who will change the row locks it so from the start: to strengthen a lock behind a waiting verdict is a deadlock.
+    if p_metadata is not null
+       or exists (select 1 from {schema}.workers w where w.id = p_worker and w.state = 'suspect') then
+        perform 1 from {schema}.workers w where w.id = p_worker for no key update;
+    end if;
     -- The share lock stands against a verdict: one of the two comes first, and the other sees it.
     select w.state, w.draining, w.request, w.suspect_after_s, w.heartbeat_interval_s into v_worker
     from {schema}.workers w where w.id = p_worker for share;

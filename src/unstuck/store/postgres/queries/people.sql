@@ -105,6 +105,3 @@ order by n.queue;
 
 -- name: tasks
 select name, queue, coalesce(policy, ''::bytea), is_async from {schema}.tasks order by name;
-
--- name: migrations
-select number from {schema}.migrations;

@@ -36,9 +36,10 @@ where worker_state in ('dead', 'stopped') or silent_s >= %(older_than_s)s
 order by job_id;
 
 -- name: promote_due
--- Rows that somebody else has in hand just now are for the next round.
+-- Rows that somebody else has in hand just now are for the next round. now(), and not clock_timestamp(): a bound that
+-- might move during the statement cannot end the walk along the index.
 with due as materialized (
-    select id from {schema}.jobs where waiting and run_at <= clock_timestamp()
+    select id from {schema}.jobs where waiting and run_at <= now()
     order by run_at limit %(limit)s for update skip locked
 ), promoted as (
     update {schema}.jobs j set ready = true, waiting = false from due where j.id = due.id returning j.queue
