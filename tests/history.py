@@ -1,5 +1,6 @@
 """Check that what the ledger tells of a job is a story that could legally have happened."""
 
+import itertools
 from collections import Counter
 
 from unstuck.domain.states import FINAL, AttemptState, JobState
@@ -45,7 +46,7 @@ def _check_job(job: JobRecord, attempts: list[AttemptRecord], max_crash_retries:
     crashed = sum(attempt.state is AttemptState.CRASHED for attempt in attempts)
     assert job.crash_count <= crashed, f"more crashes counted ({job.crash_count}) than happened: {story}"
     assert job.crash_count <= max_crash_retries + 1, f"tried on after the last crash retry: {story}"
-    for before, after in zip(attempts, attempts[1:], strict=False):
+    for before, after in itertools.pairwise(attempts):
         if before.ended_at is not None and after.started_at is not None:
             # The ledger gives a job away only after it closed the attempt before.
             assert after.started_at >= before.ended_at - 0.001, f"attempts overlap in the ledger: {story}"

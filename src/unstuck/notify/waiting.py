@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import structlog
-
 from unstuck.domain.errors import LedgerUnavailable, UnstuckError
+from unstuck.logs import logger
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Outcome
 
@@ -19,7 +18,7 @@ OUTAGE_LOOK_S = 0.5
 FIRST_WORRY_S = 5.0
 IDLE_S = 5.0
 
-log = structlog.get_logger("unstuck.client")
+log = logger("unstuck.client")
 
 Answer = Outcome | UnstuckError
 Explain = Callable[[int], str | None]

@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from unstuck import failpoints, host
 from unstuck.config import Settings
 from unstuck.domain.outcomes import Cancelled, Died
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.recovery import conclude
 from unstuck.domain.states import JobState, WorkerState
+from unstuck.logs import logger
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Claimed, Held, HeldJob, Pulse, Turn, Wish
@@ -41,7 +40,7 @@ BEATS_PER_COMPARISON = 3
 LAST_WORDS_S = 10.0
 """How long a drained worker tries on to hand in its last outcomes."""
 
-log = structlog.get_logger("unstuck.worker")
+log = logger("unstuck.worker")
 
 
 @dataclass

@@ -4,11 +4,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from unstuck import host
 from unstuck.domain.errors import LedgerError
 from unstuck.domain.states import WorkerState
+from unstuck.logs import logger
 from unstuck.store.contract import Bell, Ledger
 from unstuck.store.records import BeatAnswer, Pulse
 from unstuck.worker.mailbox import Mailbox
@@ -17,7 +16,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
 PROMOTE_BATCH = 1_000
 
-log = structlog.get_logger("unstuck.worker")
+log = logger("unstuck.worker")
 
 
 @dataclass(frozen=True)

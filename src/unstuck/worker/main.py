@@ -7,12 +7,11 @@ import os
 import time
 from dataclasses import replace
 
-import structlog
-
 from unstuck import config, host
 from unstuck.config import DEFAULT_QUEUE, Settings
 from unstuck.domain.errors import LedgerError, LedgerUnavailable, UnknownQueue
 from unstuck.domain.names import did_you_mean
+from unstuck.logs import logger
 from unstuck.reaper.ring import Neighbours
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.watchman import Watchman
@@ -32,7 +31,7 @@ from unstuck.worker.wheel import Wheel
 JOIN_S = 5.0
 REBIRTH_PAUSE_S = 0.5
 
-log = structlog.get_logger("unstuck.worker")
+log = logger("unstuck.worker")
 
 
 def run_worker(

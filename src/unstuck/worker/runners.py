@@ -8,13 +8,12 @@ import selectors
 from collections import deque
 from collections.abc import Callable
 
-import structlog
-
 from unstuck import host
 from unstuck.config import Settings
 from unstuck.domain.errors import ErrorCode
 from unstuck.domain.outcomes import Cancelled, Died, Outcome, Overran, Raised, Succeeded
 from unstuck.domain.recovery import conclude
+from unstuck.logs import logger
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Done, Output
 from unstuck.worker.bench import Bench, Finished, NurseryGone, RunnerBorn, RunnerExit
@@ -32,7 +31,7 @@ STOP_GRACE_S = 5.0
 """How long an async job may take to obey its cancellation before its runner is killed."""
 MEMORY_LOOK_S = 1.0
 
-log = structlog.get_logger("unstuck.worker")
+log = logger("unstuck.worker")
 
 
 class Runners:

@@ -5,13 +5,12 @@ import threading
 import time
 from dataclasses import dataclass
 
-import structlog
-
 from unstuck.domain.endings import Ending
 from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue
 from unstuck.domain.outcomes import NotStorable
 from unstuck.domain.policy import Policy
 from unstuck.domain.recovery import Attempt, conclude
+from unstuck.logs import logger
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Done, HeldJob, Turn, TurnAnswer
 from unstuck.worker.mailbox import Mailbox
@@ -19,7 +18,7 @@ from unstuck.worker.mailbox import Mailbox
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 
-log = structlog.get_logger("unstuck.worker")
+log = logger("unstuck.worker")
 
 
 @dataclass(frozen=True)
