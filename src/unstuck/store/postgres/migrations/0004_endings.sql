@@ -99,9 +99,9 @@ begin
                                  else nullif(b.error -> 'details', '{}') end
         from before b
         where j.id = b.id
-        returning j.id
+        returning b.token
     )
-    select a.job_id, a.token, coalesce(a.job_id = any (array(select id from ended)), false)
+    select a.job_id, a.token, coalesce(a.token = any (array(select token from ended)), false)
     from asked a;
 end
 $body$;

@@ -76,7 +76,8 @@ begin
         on conflict do nothing;
     end if;
 
-    -- Joined on the key alone, with the fence inside coalesce(): see `apply_endings` on plans.
+    -- Joined on the key alone, with the fence inside coalesce(): see `apply_endings` on plans. What was written is told
+    -- by token: a worker may hand in an attempt that it lost together with the one that it has of the same job.
     if p_done_ids is not null then
         with ended as (
             update {schema}.jobs j set
@@ -84,11 +85,11 @@ begin
                 error_code = null, error_message = null, error_cause = null, error_details = null
             from unnest(p_done_ids, p_done_tokens, p_done_results) as u(id, token, result)
             where j.id = u.id and coalesce(j.token = u.token and j.state = 'running' and j.worker_id = p_worker, false)
-            returning j.id
-        ) select array_agg(id) into v_written from ended;
+            returning j.token
+        ) select array_agg(token) into v_written from ended;
         if cardinality(v_written) is distinct from cardinality(p_done_ids) then
             select array_agg(u.id), array_agg(u.token) into v_more_ids, v_more_tokens
-            from unnest(p_done_ids, p_done_tokens) as u(id, token) where u.id <> all (coalesce(v_written, '{}'));
+            from unnest(p_done_ids, p_done_tokens) as u(id, token) where u.token <> all (coalesce(v_written, '{}'));
             v_lost_ids := v_lost_ids || v_more_ids;
             v_lost_tokens := v_lost_tokens || v_more_tokens;
         end if;
@@ -106,11 +107,11 @@ begin
             update {schema}.jobs j set state = 'running', started_at = v_now, attempt = j.attempt + 1
             from unnest(p_start_ids, p_start_tokens) as u(id, token)
             where j.id = u.id and coalesce(j.token = u.token and j.state = 'claimed' and j.worker_id = p_worker, false)
-            returning j.id
-        ) select array_agg(id) into v_written from started;
+            returning j.token
+        ) select array_agg(token) into v_written from started;
         if cardinality(v_written) is distinct from cardinality(p_start_ids) then
             select array_agg(u.id), array_agg(u.token) into v_more_ids, v_more_tokens
-            from unnest(p_start_ids, p_start_tokens) as u(id, token) where u.id <> all (coalesce(v_written, '{}'));
+            from unnest(p_start_ids, p_start_tokens) as u(id, token) where u.token <> all (coalesce(v_written, '{}'));
             v_lost_ids := v_lost_ids || v_more_ids;
             v_lost_tokens := v_lost_tokens || v_more_tokens;
         end if;
