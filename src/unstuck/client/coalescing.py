@@ -8,9 +8,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
 from unstuck.store.records import Enqueued, NewJob
 
 MAX_BATCH = 2_000
+INTERRUPTED = (
+    "The thread that stored these jobs was interrupted: they may or may not be stored. "
+    "Look before enqueueing them again, or give them a unique_key."
+)
 
 Write = Callable[[Sequence[NewJob]], list[Enqueued]]
 
@@ -43,17 +48,28 @@ class Coalescer:
                 self._write_waiting()
 
     def _write_waiting(self) -> None:
-        with self._gate:
-            taken: list[_Parcel] = []
-            count = 0
-            while self._waiting and (not taken or count + len(self._waiting[0].jobs) <= MAX_BATCH):
-                taken.append(self._waiting.pop(0))
-                count += len(taken[-1].jobs)
-        self._write_parcels(taken)
+        taken: list[_Parcel] = []
+        try:
+            with self._gate:
+                count = 0
+                while self._waiting and (not taken or count + len(self._waiting[0].jobs) <= MAX_BATCH):
+                    taken.append(self._waiting.pop(0))
+                    count += len(taken[-1].jobs)
+            self._write_parcels(taken)
+        finally:
+            # Ctrl-C in the thread that wrote for all: the others must not wait for an answer that never comes.
+            for parcel in taken:
+                if parcel.answer is None and parcel.error is None:
+                    parcel.error = UncertainCommit(INTERRUPTED)
 
     def _write_parcels(self, parcels: list[_Parcel]) -> None:
         try:
             answers = self._write([job for parcel in parcels for job in parcel.jobs])
+        except LedgerUnavailable as error:
+            # Nobody's fault, and the same for all. Tried one by one, what was written after all would be there twice.
+            for parcel in parcels:
+                parcel.error = error
+            return
         except Exception as error:  # noqa: BLE001 - handed to the caller whose jobs these are
             if len(parcels) > 1:
                 # One caller's bad job must not fail the others'.

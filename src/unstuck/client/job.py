@@ -6,7 +6,7 @@ from typing import Any
 
 from unstuck.client.counter import Counter
 from unstuck.domain.durations import Duration, brief, seconds
-from unstuck.domain.errors import JobNotFound, ResultTimeout, exception_for
+from unstuck.domain.errors import JobNotFound, LedgerError, ResultTimeout, exception_for
 from unstuck.domain.payload import decode
 from unstuck.domain.states import JobState
 from unstuck.notify.waiting import Answer
@@ -79,7 +79,10 @@ class Job:
         return _value(answer)
 
     def _timeout(self, patience_s: float | None) -> ResultTimeout:
-        doing = self._counter.parts().operator.doing(self.id)
+        try:
+            doing = self._counter.parts().operator.doing(self.id)
+        except LedgerError as error:
+            doing = str(error)  # Patience ended all the same.
         return ResultTimeout(f"Job {self.id} did not end within {brief(patience_s or 0.0)}: {doing}")
 
 

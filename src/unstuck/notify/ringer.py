@@ -69,6 +69,8 @@ class Ringer:
                 self._busy = True
             try:
                 self._ring(words)
+            except Exception:  # noqa: BLE001 - a bell that is lost costs a poll interval; a dead thread, every bell
+                pass
             finally:
                 with self._condition:
                     self._busy = False

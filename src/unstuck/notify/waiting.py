@@ -102,6 +102,8 @@ class Watcher:
             return
         except UnstuckError as error:
             answers = {waiter.job_id: error for waiter in due}
+        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it: this thread is all they have
+            answers = {waiter.job_id: UnstuckError(f"Waiting failed: {error!r}") for waiter in due}
         self._tell(due, answers)
 
     def _tell(self, due: list[Waiter], answers: dict[int, Answer]) -> None:
@@ -110,7 +112,10 @@ class Watcher:
             for waiter in told:
                 self._waiters.remove(waiter)
         for waiter in told:
-            waiter.tell(answers[waiter.job_id])
+            try:
+                waiter.tell(answers[waiter.job_id])
+            except RuntimeError:
+                pass  # Its event loop was closed: nobody is there to be told, and the others still wait.
         self._later([waiter for waiter in due if waiter.job_id not in answers], None, None)
 
     def _later(self, waiters: list[Waiter], wait_s: float | None, trouble: str | None) -> None:
@@ -131,7 +136,7 @@ class Watcher:
         if reason is None:
             try:
                 reason = self._explain(job_id)
-            except UnstuckError as error:
+            except Exception as error:  # noqa: BLE001 - as above: an explanation is not worth the thread
                 reason = str(error)
         if reason is not None:
             log.warning(f"Still waiting for job {job_id}: {reason}", job_id=job_id, waited_s=round(waited_s, 1))
