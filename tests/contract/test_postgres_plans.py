@@ -103,7 +103,7 @@ def test_the_watchman_reads_what_is_held(worst: PostgresLedger) -> None:
 
 def test_what_is_not_due_is_not_looked_at(worst: PostgresLedger) -> None:
     worst.enqueue([new_job(delay_s=3600) for _ in range(2000)] + [new_job(run_at=0.0, delay_s=1)])
-    assert reads(worst, "promote_due", {"limit": BATCH}) == (0, 0)
+    assert is_lean(reads(worst, "promote_due", {"limit": BATCH}))
 
 
 def test_beats_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
