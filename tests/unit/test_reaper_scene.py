@@ -77,6 +77,11 @@ def test_where_an_async_runner_stood_nothing_is_known_to_be_unbegun(page: Trace,
     assert (found.cleared, found.entered) == (True, None)
 
 
+def test_an_async_runner_whose_birth_was_not_yet_written_down_counts_too(page: Trace) -> None:
+    page.set_kind(0, ASYNC)
+    assert scene.clear(str(page.path)).entered is None
+
+
 def test_a_slot_of_unknown_kind_counts_only_if_somebody_stood_in_it(page: Trace, bodies: list[Body]) -> None:
     occupy(page, 0, bodies[0])
     assert scene.clear(str(page.path)).entered == frozenset()

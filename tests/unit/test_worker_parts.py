@@ -1,5 +1,7 @@
 """The pure parts of the shop floor: what is held ahead, what is handed in, when a lease ends."""
 
+import os
+import tempfile
 import threading
 
 import pytest
@@ -10,6 +12,7 @@ from unstuck.domain.policy import Policy
 from unstuck.store.records import Claimed, Done, Enqueued, NewJob, Output, Turn
 from unstuck.worker.fencing import lease_end_s, must_stop_at_s
 from unstuck.worker.holds import Hold
+from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.outbox import MAX_ITEMS, Outbox
 from unstuck.worker.pace import MAX_DEPTH, Pace
 
@@ -111,3 +114,14 @@ def test_one_bad_job_does_not_fail_the_enqueues_beside_it() -> None:
     assert isinstance(answers.pop("bad"), ValueError)
     assert answers == {"0": 0, "1": 1, "2": 2, "3": 3}
     assert max(batches) >= 4, "those who came meanwhile shared a commit"
+
+
+def test_a_thread_that_outlives_the_floor_writes_into_nobodys_descriptor() -> None:
+    mailbox = Mailbox()
+    fd = mailbox.wakeup_fd
+    mailbox.close()
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), fd)
+        mailbox.post("too late")
+        assert os.fstat(fd).st_size == 0
+    os.close(fd)

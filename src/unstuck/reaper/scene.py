@@ -11,7 +11,7 @@ import msgspec
 from unstuck import host
 from unstuck.domain.liveness import Process
 from unstuck.runner.containment import kill_marked
-from unstuck.runner.trace import SYNC, Trace
+from unstuck.runner.trace import ASYNC, SYNC, Trace
 
 GONE_WITHIN_S = 1.0
 
@@ -95,7 +95,8 @@ def _entered(page: Trace) -> frozenset[int] | None:
     for slot in range(page.slots):
         tokens |= page.entered_lately(slot)
         _, started = page.occupant(slot)
-        if started != "0" and page.kind(slot) != SYNC:
+        # The kind is written before a runner is asked for, its birth only after the fork: it may run user code by then.
+        if page.kind(slot) == ASYNC or (started != "0" and page.kind(slot) != SYNC):
             # Somebody ran here who does not mark what he enters one by one.
             return None
     return frozenset(tokens)

@@ -104,8 +104,8 @@ def install_routers() -> None:
 
 
 def flush_standard_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
         try:
-            stream.flush()
-        except BaseException:  # noqa: BLE001 - user code may have closed or replaced it
+            getattr(sys, name).flush()
+        except BaseException:  # noqa: BLE001 - user code may have closed, replaced or deleted it
             pass

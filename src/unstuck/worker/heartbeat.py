@@ -54,6 +54,7 @@ class Heartbeat:
         self._report = report
         self._on_workers = on_workers
         self._bell: Bell | None = None
+        self._bell_lock = threading.Lock()
         self._promote_at_s: float | None = None
         self._to_ring: set[str] = set()
         self._drain = False
@@ -75,20 +76,23 @@ class Heartbeat:
 
     def ring_soon(self, queues: set[str]) -> None:
         """Tell other workers that jobs of these queues went back."""
-        self._to_ring |= {f"queue:{name}" for name in queues}
+        # A new set: the old one may be on its way in the other thread.
+        self._to_ring = self._to_ring | {f"queue:{name}" for name in queues}
         self._interrupt()
 
     def promote_in(self, wait_s: float) -> None:
         """See to it that what is scheduled becomes ready when it is due, and not a poll later."""
         at_s = host.boottime_s() + wait_s
-        if self._promote_at_s is None or at_s < self._promote_at_s:
+        known_s = self._promote_at_s  # Read once: the other thread may keep the promise meanwhile.
+        if known_s is None or at_s < known_s:
             self._promote_at_s = at_s
             self._interrupt()
 
     def _interrupt(self) -> None:
-        bell = self._bell
-        if bell is not None:
-            bell.interrupt()
+        # Never a bell that is being closed: its descriptor's number may already be another file's.
+        with self._bell_lock:
+            if self._bell is not None:
+                self._bell.interrupt()
 
     def _run(self) -> None:
         # The birth was the first beat.
@@ -125,7 +129,8 @@ class Heartbeat:
         return self._bell
 
     def _close_bell(self) -> None:
-        bell, self._bell = self._bell, None
+        with self._bell_lock:
+            bell, self._bell = self._bell, None
         if bell is not None:
             bell.close()
 

@@ -21,6 +21,8 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._messages: deque[Any] = deque()
+        self._lock = threading.Lock()
+        self._closed = False
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
@@ -35,10 +37,15 @@ class Mailbox:
 
     def post(self, message: Any) -> None:
         self._messages.append(message)
-        try:
-            os.write(self._write_fd, b"\0")
-        except BlockingIOError:
-            pass  # Full of wake-ups: the floor will wake.
+        # A thread may outlive the floor (it hung in the ledger), and the number of a closed descriptor may already
+        # be another file's: the ledger's own, at worst.
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                os.write(self._write_fd, b"\0")
+            except BlockingIOError:
+                pass  # Full of wake-ups: the floor will wake.
 
     def thread(self, what: str, run: Callable[[], None]) -> threading.Thread:
         """Make a thread whose unforeseen end is told to the floor."""
@@ -64,5 +71,7 @@ class Mailbox:
         return messages
 
     def close(self) -> None:
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+        with self._lock:
+            self._closed = True
+            os.close(self._read_fd)
+            os.close(self._write_fd)
