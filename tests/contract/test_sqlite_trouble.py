@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -295,13 +296,26 @@ def test_a_reader_who_never_ends_does_not_stop_the_writers(
 ) -> None:
     monkeypatch.setattr(database, "CHECKPOINT_PAGES", 10)
     monkeypatch.setattr(database, "RESTART_PAGES", 20)
-    monkeypatch.setattr(database, "RESTART_BUSY_S", 0.01)
+    tried: list[int] = []
+    checkpoint = apsw.Connection.wal_checkpoint
+
+    class Watched(apsw.Connection):
+        def wal_checkpoint(self, *args: Any, **more: Any) -> Any:
+            tried.append(more["mode"])
+            return checkpoint(self, *args, **more)
+
+    monkeypatch.setattr(database.apsw, "Connection", Watched)
+    ledger.close()
+    monkeypatch.setattr(database, "RESTART_BUSY_S", 0.05)
     put(ledger)
     stranger = apsw.Connection(str(path))
     stranger.execute("BEGIN")
     stranger.execute("SELECT count(*) FROM jobs").fetchall()
     for _ in range(30):
         ledger.enqueue([new_job(payload=b"x" * 3000)] * 5)
+    # To wait for the reader keeps the write lock from everybody else: once per so much growth, not once per commit.
+    pages = os.stat(f"{path}-wal").st_size // 4096
+    assert 1 <= tried.count(apsw.SQLITE_CHECKPOINT_RESTART) <= pages / 20 < len(tried)
     stranger.execute("COMMIT")
     stranger.close()
     assert ledger.count_jobs() == {"pending": 151}

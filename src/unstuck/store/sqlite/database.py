@@ -44,6 +44,7 @@ class Database:
         self._reading = threading.Lock()
         self._identity: tuple[int, int] | None = None
         self._wal_pages = 0
+        self._restart_from_pages = 0
         self._torn = False
         self._fork_locks: list[threading.Lock] = []
         watch_forks(self)
@@ -222,19 +223,23 @@ class Database:
 
     def _count_wal_pages(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages
+        if pages < CHECKPOINT_PAGES:
+            # The WAL began anew: whoever was in the way is gone.
+            self._restart_from_pages = 0
         return apsw.SQLITE_OK
 
     def _checkpoint(self, connection: apsw.Connection) -> None:
         """Copy the WAL back while we hold the fair lock: no writer of ours can keep it from being reset."""
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
         try:
-            if self._wal_pages >= RESTART_PAGES:
+            if self._wal_pages >= max(RESTART_PAGES, self._restart_from_pages):
                 mode = apsw.SQLITE_CHECKPOINT_RESTART
                 connection.set_busy_timeout(int(RESTART_BUSY_S * 1000))
             connection.wal_checkpoint(mode=mode)
         except (apsw.BusyError, apsw.LockedError):
-            # A long reader; the next commit tries again.
-            pass
+            # A long reader. We hold the write lock, so nobody may wait for it with every commit: the next try comes
+            # when the WAL has grown as much again.
+            self._restart_from_pages = self._wal_pages + RESTART_PAGES
         except apsw.Error:
             # The transaction is committed and safe in the WAL: its caller must not be told otherwise.
             self._drop_writer()
