@@ -29,6 +29,7 @@ RESTART_PAGES = 20_000
 RESTART_BUSY_S = 0.5
 WAL_KEPT_BYTES = 64 * 1024 * 1024
 STATEMENTS_KEPT = 200
+CACHE_KIB = 16_000
 
 
 class Database:
@@ -150,6 +151,7 @@ class Database:
         connection.set_busy_timeout(int(busy_s * 1000))
         connection.pragma("synchronous", "FULL")
         connection.pragma("foreign_keys", True)
+        connection.pragma("cache_size", -CACHE_KIB)
         connection.pragma("journal_size_limit", WAL_KEPT_BYTES)
         # The plan of every hot query is pinned by INDEXED BY; nothing here may depend on statistics.
         found = os.stat(self.path)

@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from itertools import islice
 from typing import Any
 
@@ -34,7 +34,7 @@ def write_turn(cursor: apsw.Cursor, turn: Turn) -> TurnAnswer:
     # A verdict is written under the same lock: what is alive here stays so until the commit.
     if state not in _LIVING:
         return TurnAnswer(alive=False)
-    superseded = _finish(cursor, turn)
+    superseded = _finish(cursor, turn) if turn.done else set()
     if turn.endings:
         written = write_endings(cursor, turn.worker_id, turn.endings)
         superseded |= {(one.job_id, one.token) for one in turn.endings} - written
@@ -59,28 +59,32 @@ def write_turn(cursor: apsw.Cursor, turn: Turn) -> TurnAnswer:
 
 
 def _finish(cursor: apsw.Cursor, turn: Turn) -> set[tuple[int, int]]:
-    superseded: set[tuple[int, int]] = set()
-    if not turn.done:
-        return superseded
-    now, sql, worker_id, connection = time.time(), SQL["finish_job"], turn.worker_id, cursor.connection
-    before = connection.total_changes()
-    cursor.executemany(sql, [(one.job_id, one.token, worker_id, one.result, now) for one in turn.done])
-    if connection.total_changes() - before == len(turn.done):
-        return superseded
-    # Somebody was superseded, which is rare: those that are not finished by this very transaction.
-    ids = msgspec.json.encode([one.job_id for one in turn.done]).decode()
-    mine = fetch(cursor, "finished_just_now", (ids, worker_id, now))
+    now, worker_id = time.time(), turn.worker_id
+    rows = [(one.job_id, one.token, worker_id, one.result, now) for one in turn.done]
+    if _all_written(cursor, "finish_job", rows):
+        return set()
+    mine = fetch(cursor, "finished_just_now", (_ids(rows), worker_id, now))
     return {(one.job_id, one.token) for one in turn.done} - set(mine)
 
 
 def _start(cursor: apsw.Cursor, turn: Turn) -> set[tuple[int, int]]:
-    now, boot_s, sql, connection = time.time(), host.boottime_s(), SQL["start_job"], cursor.connection
-    superseded = set()
-    for held in turn.start:
-        cursor.execute(sql, (held.job_id, held.token, turn.worker_id, now, boot_s))
-        if not connection.changes():
-            superseded.add((held.job_id, held.token))
-    return superseded
+    now, boot_s, worker_id = time.time(), host.boottime_s(), turn.worker_id
+    rows = [(one.job_id, one.token, worker_id, now, boot_s) for one in turn.start]
+    if _all_written(cursor, "start_job", rows):
+        return set()
+    mine = fetch(cursor, "started_just_now", (_ids(rows), worker_id, now, boot_s))
+    return {(one.job_id, one.token) for one in turn.start} - set(mine)
+
+
+def _all_written(cursor: apsw.Cursor, query: str, rows: list[tuple[Any, ...]]) -> bool:
+    """Write a batch; False where one of them matched no row, which is rare enough to be looked up afterwards."""
+    before = cursor.connection.total_changes()
+    cursor.executemany(SQL[query], rows)
+    return cursor.connection.total_changes() - before == len(rows)
+
+
+def _ids(rows: list[tuple[Any, ...]]) -> str:
+    return msgspec.json.encode([row[0] for row in rows]).decode()
 
 
 def _open_queues(cursor: apsw.Cursor, wish: Wish) -> list[str]:
@@ -90,24 +94,26 @@ def _open_queues(cursor: apsw.Cursor, wish: Wish) -> list[str]:
 
 def _claim(cursor: apsw.Cursor, worker_id: str, wish: Wish, queues: list[str]) -> tuple[Claimed, ...]:
     tasks = msgspec.json.encode(wish.tasks).decode()
-    # Each queue gives its jobs in order, read only as far as the merge needs them.
+    # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them.
     lanes = [_peek(cursor.connection, queue, tasks, wish.limit) for queue in queues]
-    chosen = [job_id for _, job_id in islice(heapq.merge(*lanes), wish.limit)]
+    chosen = list(islice(heapq.merge(*lanes), wish.limit))
     for lane in lanes:
         lane.close()
     if not chosen:
         return ()
-    first = cursor.execute(SQL["reserve_tokens"], (len(chosen),)).get - len(chosen) + 1
+    token = cursor.execute(SQL["reserve_tokens"], (len(chosen),)).get - len(chosen)
     now, boot_s = time.time(), host.boottime_s()
-    rows: Iterable[Any] = cursor.executemany(
-        SQL["claim_job"],
-        [(job_id, first + n, worker_id, wish.run_ahead, now, boot_s) for n, job_id in enumerate(chosen)],
-    )
-    return tuple([_claimed(*row) for row in rows])
-
-
-def _claimed(job_id: int, token: int, task: str, queue: str, running: int, *rest: Any) -> Claimed:
-    return Claimed(job_id, token, task, queue, running == 1, *rest)
+    claimed, updates = [], []
+    for _, job_id, on_crash, task, queue, payload, payload_type, policy, failures, crashes, attempt in chosen:
+        token += 1
+        running = wish.run_ahead and on_crash is not None
+        started = ("running", now, now, boot_s, 1) if running else ("claimed", now, None, None, 0)
+        updates.append((job_id, token, worker_id, *started))
+        claimed.append(
+            Claimed(job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt + 1)
+        )
+    cursor.executemany(SQL["claim_job"], updates)
+    return tuple(claimed)
 
 
 def _peek(connection: apsw.Connection, queue: str, tasks: str, limit: int) -> Generator[tuple[Any, ...], None, None]:

@@ -19,7 +19,9 @@ INSERT INTO queues (name) VALUES (?) ON CONFLICT DO NOTHING;
 
 -- name: peek_ready
 -- Pinned to the index of what is ready: statistics taken at a bad moment cannot make it scan.
-SELECT rank, id
+SELECT
+    rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
+    attempt
 FROM jobs INDEXED BY jobs_ready
 WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -32,17 +34,12 @@ SELECT name FROM queues WHERE paused = 1;
 UPDATE ledger SET last_token = last_token + ? RETURNING last_token;
 
 -- name: claim_job
--- Safe without a guard on the state: the peek was made under the same write lock.
+-- Safe without more of a guard: the peek was made under the same write lock. No RETURNING: it would build and drop a
+-- table in memory for every row, and the peek has read the row already.
 UPDATE jobs
-SET state = iif(?4 AND on_crash IS NOT NULL, 'running', 'claimed'),
-    ready = 0, held = 1, token = ?2, worker_id = ?3, claimed_at = ?5,
-    started_at = iif(?4 AND on_crash IS NOT NULL, ?5, NULL),
-    started_boot_s = iif(?4 AND on_crash IS NOT NULL, ?6, NULL),
-    attempt = attempt + (?4 AND on_crash IS NOT NULL)
-WHERE id = ?1 AND ready = 1
-RETURNING
-    id, token, task, queue, state = 'running', payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures,
-    crash_count, attempt + (state = 'claimed');
+SET state = ?4, ready = 0, held = 1, token = ?2, worker_id = ?3, claimed_at = ?5, started_at = ?6, started_boot_s = ?7,
+    attempt = attempt + ?8
+WHERE id = ?1 AND ready = 1;
 
 -- name: next_due
 SELECT run_at FROM jobs INDEXED BY jobs_waiting WHERE waiting = 1 AND queue = ? ORDER BY run_at LIMIT 1;
@@ -131,6 +128,12 @@ WHERE j.finished_at IS NOT NULL;
 
 -- name: missing
 SELECT i.value FROM json_each(?) i WHERE NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = i.value);
+
+-- name: started_just_now
+SELECT j.id, j.token
+FROM json_each(?1) i
+CROSS JOIN jobs j ON j.id = i.value
+WHERE j.worker_id = ?2 AND j.started_at = ?3 AND j.started_boot_s = ?4 AND j.state = 'running';
 
 -- name: finished_just_now
 SELECT j.id, j.token
