@@ -70,8 +70,9 @@ def wish(
     queues: Sequence[str] = (QUEUE,),
     tasks: Sequence[str] = (TASK,),
     run_ahead: bool = False,
+    start: int = 0,
 ) -> TurnAnswer:
-    return ledger.turn(Turn(worker_id, wish=Wish(tuple(queues), tuple(tasks), limit, run_ahead)))
+    return ledger.turn(Turn(worker_id, wish=Wish(tuple(queues), tuple(tasks), limit, run_ahead, start)))
 
 
 def claim(ledger: Ledger, worker_id: str = "w1", limit: int = 100, **more: Any) -> list[Claimed]:

@@ -50,6 +50,21 @@ def test_a_claim_gives_what_the_worker_needs_to_know(ledger: Ledger, w1: str) ->
     assert record.started_at is None
 
 
+def test_what_slots_wait_for_is_started_in_the_commit_that_claims_it(ledger: Ledger, w1: str) -> None:
+    ids = [put(ledger), put(ledger, priority=1), put(ledger)]
+    claimed = claim(ledger, limit=3, start=2)
+    assert [(job.job_id, job.running, job.attempt) for job in claimed] == [
+        (ids[1], True, 1),
+        (ids[0], True, 1),
+        (ids[2], False, 1),
+    ]
+    assert [state_of(ledger, job_id) for job_id in ids] == [JobState.RUNNING, JobState.RUNNING, JobState.CLAIMED]
+    record = ledger.job(ids[0])
+    assert record is not None
+    assert record.started_at is not None
+    assert record.attempt == 1
+
+
 def test_a_job_of_a_task_that_this_worker_does_not_know_is_left_for_others(ledger: Ledger, w1: str, w2: str) -> None:
     unknown = put(ledger, task="from_the_next_release")
     known = put(ledger)

@@ -41,7 +41,8 @@ FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobS
 LIVING = frozenset({WorkerState.ACTIVE, WorkerState.DRAINING, WorkerState.SUSPECT})
 
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    # Straight to RUNNING is the run-ahead of `on_crash="retry"`: still committed before user code runs.
+    # Straight to RUNNING where a slot waits for the job, or where it may run ahead (`on_crash="retry"`): still
+    # committed before user code runs.
     JobState.PENDING: frozenset({JobState.CLAIMED, JobState.RUNNING, JobState.CANCELLED}),
     JobState.CLAIMED: frozenset({JobState.RUNNING, JobState.PENDING, JobState.CANCELLED}),
     JobState.RUNNING: frozenset({JobState.PENDING, *FINAL}),

@@ -131,6 +131,8 @@ class Wish(msgspec.Struct, frozen=True):
     limit: int
     run_ahead: bool = False
     """Jobs with `on_crash="retry"` become RUNNING at once: the worker hands them to a runner right away."""
+    start: int = 0
+    """So many of the first become RUNNING at once, whatever their `on_crash`: slots wait for them."""
 
 
 class Turn(msgspec.Struct, frozen=True):

@@ -196,7 +196,7 @@ class Floor:
             return
         start = self._choose_start()
         now_s = host.boottime_s()
-        wish = self._wish(now_s, busy=bool(start or len(self._outbox)))
+        wish = self._wish(now_s, starting=len(start))
         if wish is not None:
             self._rung = False
         if wish is not None or now_s >= self._look_at_s:
@@ -215,7 +215,7 @@ class Floor:
         return self._pace.depth() if self._run_ahead else 0
 
     def _choose_start(self) -> tuple[Held, ...]:
-        free = min(self._free(), max(LEAST_HALF, self._slots // 2))
+        free = min(self._free(), self._most_started())
         chosen: list[Held] = []
         while self._hand and len(chosen) < free:
             hold = self._hand.popleft()
@@ -223,17 +223,24 @@ class Floor:
             chosen.append(Held(hold.job.job_id, hold.token))
         return tuple(chosen)
 
-    def _wish(self, now_s: float, *, busy: bool) -> Wish | None:
+    def _wish(self, now_s: float, *, starting: int) -> Wish | None:
+        busy = starting or len(self._outbox)
         if self._drain is not None or not (busy or self._rung or now_s >= self._look_at_s):
             return None
-        # Who cannot confirm a beat must not take on more.
-        if now_s - self._confirmed_s > self._claim_until_s:
+        # Who cannot confirm a beat, or cannot start runners, must not take on more.
+        if now_s - self._confirmed_s > self._claim_until_s or now_s < self._runners.roster.rest_until_s:
             return None
-        room = self._free() - len(self._hand) + self._pace.lookahead(self._slots, now_s)
-        room += self._runners.roster.ahead_room(self._depth(), now_s - self._pace.slow_s())
+        free = self._free() - len(self._hand)
+        start = max(0, min(free, self._most_started() - starting))
+        ahead = self._pace.lookahead(self._slots, now_s)
+        ahead += self._runners.roster.ahead_room(self._depth(), now_s - self._pace.slow_s())
+        room = min(free, start) + self._pace.may_run_ahead(ahead)
         if room <= 0:
             return None
-        return Wish(self._queues, self._tasks, min(room, MAX_CLAIM), run_ahead=self._run_ahead)
+        return Wish(self._queues, self._tasks, min(room, MAX_CLAIM), run_ahead=self._run_ahead, start=start)
+
+    def _most_started(self) -> int:
+        return max(LEAST_HALF, self._slots // 2)
 
     def _after_turn(self, message: TurnDone) -> None:
         turn, answer = message.turn, message.answer
@@ -248,7 +255,7 @@ class Floor:
         for job_id, token in answer.superseded:
             log.warning("Refused by the ledger: this attempt was superseded", job_id=job_id, token=token)
             self._starting.pop(token, None)
-        if failpoints.active and turn.start:
+        if failpoints.active and (turn.start or any(job.running for job in answer.claimed)):
             failpoints.reached("worker.after_start")
         if turn.release and self._heartbeat is not None:
             self._heartbeat.ring_soon(self._outbox.returned)
@@ -259,8 +266,13 @@ class Floor:
                 self._runners.ready.append(hold)
         if failpoints.active and answer.claimed:
             failpoints.reached("worker.after_claim")
+        ahead = 0
         for job in answer.claimed:
-            (self._runners.ready if job.running else self._hand).append(self._hold(job, now_s))
+            hold = self._hold(job, now_s)
+            ahead += hold.retried_elsewhere
+            (self._runners.ready if job.running else self._hand).append(hold)
+        if answer.claimed:
+            self._pace.saw_claimed(ahead, len(answer.claimed))
         if turn.wish is not None:
             if len(answer.claimed) >= turn.wish.limit:
                 self._rung = True  # There was more than we asked for.

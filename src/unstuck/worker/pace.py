@@ -16,6 +16,7 @@ MAX_AHEAD_S = 0.05
 MAX_SILENCE_S = 0.25
 SLOW_JOB_S = 0.05
 SLOW_FACTOR = 5
+LEAST_AHEAD_SHARE = 0.05
 
 
 class Pace:
@@ -24,6 +25,7 @@ class Pace:
         self.ends_per_s = 0.0
         self.ended_s = 0.0
         self.sync_job_s: float | None = None
+        self.ahead_share = 0.0
 
     def saw_turn(self, duration_s: float) -> None:
         self.turn_s += SMOOTHING * (duration_s - self.turn_s)
@@ -34,6 +36,14 @@ class Pace:
             self.ended_s = now_s
         rate = count / max(elapsed_s, 1e-4)
         self.ends_per_s += SMOOTHING * (rate - self.ends_per_s)
+
+    def saw_claimed(self, ahead: int, count: int) -> None:
+        """Note how many of the claimed may run ahead of the runners."""
+        self.ahead_share += SMOOTHING * (ahead / count - self.ahead_share)
+
+    def may_run_ahead(self, wanted: int) -> int:
+        """Give how many of `wanted` to claim beyond the free slots: jobs that may not run ahead would only lie here."""
+        return math.ceil(wanted * self.ahead_share) if self.ahead_share > LEAST_AHEAD_SHARE else 0
 
     def saw_sync_jobs(self, count: int, elapsed_s: float) -> None:
         each_s = elapsed_s / count

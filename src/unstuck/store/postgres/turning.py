@@ -16,7 +16,7 @@ _encode = msgspec.json.Encoder().encode
 _NOTHING: dict[str, Any] = dict.fromkeys(
     (
         *("done_ids", "done_tokens", "done_results", "start_ids", "start_tokens", "endings", "releases"),
-        *("output_ids", "output_tokens", "stdouts", "stderrs", "queues", "tasks", "limit", "run_ahead"),
+        *("output_ids", "output_tokens", "stdouts", "stderrs", "queues", "tasks", "limit", "run_ahead", "start"),
     )
 )
 
@@ -45,6 +45,7 @@ def turn_values(turn: Turn) -> dict[str, Any]:
         values["tasks"] = arrays.texts(turn.wish.tasks)
         values["limit"] = turn.wish.limit
         values["run_ahead"] = turn.wish.run_ahead
+        values["start"] = turn.wish.start
     return values
 
 

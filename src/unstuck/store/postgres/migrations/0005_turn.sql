@@ -10,7 +10,7 @@ create function {schema}.turn(
     p_start_ids bigint[], p_start_tokens bigint[],
     p_endings jsonb, p_releases jsonb,
     p_output_ids bigint[], p_output_tokens bigint[], p_stdouts bytea[], p_stderrs bytea[],
-    p_queues text[], p_tasks text[], p_limit integer, p_run_ahead boolean)
+    p_queues text[], p_tasks text[], p_limit integer, p_run_ahead boolean, p_start integer)
 returns table (
     job_id bigint, token bigint, task text, queue text, running boolean, payload bytea, payload_type text, policy bytea,
     failures integer, crashes integer, attempt integer, kind text, due_in_s double precision)
@@ -141,10 +141,11 @@ begin
             update {schema}.jobs j set
                 ready = false, held = true, token = nextval('{schema}.tokens'::regclass), worker_id = p_worker,
                 claimed_at = v_now,
-                state = case when p_run_ahead and j.on_crash = 'retry' then 'running' else 'claimed' end,
-                started_at = case when p_run_ahead and j.on_crash = 'retry' then v_now end,
-                attempt = j.attempt + (p_run_ahead and coalesce(j.on_crash = 'retry', false))::integer
-            from unnest(v_ids) as u(id)
+                state = case when u.n <= p_start or p_run_ahead and j.on_crash = 'retry' then 'running'
+                             else 'claimed' end,
+                started_at = case when u.n <= p_start or p_run_ahead and j.on_crash = 'retry' then v_now end,
+                attempt = j.attempt + (u.n <= p_start or p_run_ahead and coalesce(j.on_crash = 'retry', false))::integer
+            from unnest(v_ids) with ordinality as u(id, n)
             where j.id = u.id
             returning j.id, j.token, j.task, j.queue, j.state, j.payload, j.payload_type, j.policy, j.failures,
                       j.crash_count, j.attempt
