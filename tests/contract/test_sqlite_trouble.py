@@ -304,7 +304,7 @@ def test_a_reader_who_never_ends_does_not_stop_the_writers(
             tried.append(more["mode"])
             return checkpoint(self, *args, **more)
 
-    monkeypatch.setattr(database.apsw, "Connection", Watched)
+    monkeypatch.setattr(apsw, "Connection", Watched)
     ledger.close()
     monkeypatch.setattr(database, "RESTART_BUSY_S", 0.05)
     put(ledger)

@@ -81,6 +81,8 @@ def test_wrong_task_settings_are_refused(app: App, settings: dict[str, Any], wor
         ({"delay": "5m", "run_at": 1.0}, "either delay or run_at"),
         ({"delay": "later"}, "delay must be a duration"),
         ({"run_at": datetime(2030, 1, 1)}, "time zone"),
+        ({"run_at": float("inf")}, "before the year 9999"),
+        ({"run_at": "tomorrow"}, "seconds since 1970"),
         ({"unique_key": ""}, "unique_key"),
         ({"unique_key": "a\0b"}, "unique_key"),
         ({"unique_key": "\ud800"}, "surrogate"),

@@ -13,6 +13,7 @@ from unstuck.domain.errors import ConfigError, PayloadError, UnknownQueue
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.payload import encode_call
 from unstuck.domain.policy import Policy, encode_policy
+from unstuck.store.checks import EARLIEST_S, LATEST_S
 from unstuck.store.records import NewJob
 
 MAX_PRIORITY = 1000
@@ -52,10 +53,19 @@ class Options:
             seconds(self.delay, "delay")
         if self.queue is not None:
             checked_name(self.queue, "Queue")
-        if isinstance(self.run_at, datetime) and self.run_at.tzinfo is None:
-            raise ConfigError("run_at must know its time zone: use datetime.now(timezone.utc) + …")
+        if self.run_at is not None:
+            _check_run_at(self.run_at)
         if self.unique_key is not None:
             _check_unique_key(self.unique_key)
+
+
+def _check_run_at(moment: object) -> None:
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise ConfigError("run_at must know its time zone: use datetime.now(timezone.utc) + …")
+        moment = moment.timestamp()
+    if isinstance(moment, bool) or not isinstance(moment, int | float) or not EARLIEST_S <= moment <= LATEST_S:
+        raise ConfigError(f"run_at must be a datetime or seconds since 1970, before the year 9999, not {moment!r}.")
 
 
 def _check_unique_key(key: object) -> None:

@@ -9,8 +9,9 @@ from psycopg.rows import tuple_row
 
 from unstuck import failpoints
 from unstuck.config import Settings
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, UncertainCommit
+from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
 from unstuck.domain.payload import JSON
+from unstuck.store.checks import check_jobs
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.jobids import JobIds
@@ -36,6 +37,7 @@ class ClientVerbs(Verbs):
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         if not jobs:
             return []
+        check_jobs(jobs)
         with self.client_lane.hold():
             ids = self.job_ids.take(len(jobs))
             batches = _batches(ids, jobs)
@@ -50,6 +52,7 @@ class ClientVerbs(Verbs):
         theirs = driver_connection(connection)
         if not jobs:
             return []
+        check_jobs(jobs)
         cursor = psycopg.Cursor(theirs, row_factory=tuple_row)
         arrays.teach(cursor.adapters)
 
@@ -147,8 +150,6 @@ def _chunks(jobs: Sequence[NewJob]) -> Iterable[tuple[int, int]]:
 
 def _columns(ids: list[int], jobs: Sequence[NewJob]) -> dict[str, Any]:
     """Give a batch by column. A column of defaults alone is left out."""
-    if any(not -1000 <= job.priority <= 1000 for job in jobs):
-        raise LedgerError("A priority must be between -1000 and 1000. Choose one in that range.")
     payload_types = [None if job.payload_type == JSON else job.payload_type for job in jobs]
     on_crash = [None if job.on_crash == "fail" else job.on_crash for job in jobs]
     return {

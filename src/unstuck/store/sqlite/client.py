@@ -11,6 +11,7 @@ import msgspec
 
 from unstuck import failpoints
 from unstuck.domain.errors import LedgerError
+from unstuck.store.checks import check_jobs
 from unstuck.store.records import Enqueued, NewJob, Outcome
 from unstuck.store.sqlite.bell import Ringer
 from unstuck.store.sqlite.errors import refuse_nul, translate
@@ -24,6 +25,7 @@ class ClientVerbs(Verbs):
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         if not jobs:
             return []
+        check_jobs(jobs)
         with self.db.write() as cursor:
             answer = insert_jobs(cursor, jobs)
             if failpoints.active:
@@ -36,6 +38,7 @@ class ClientVerbs(Verbs):
         _check_connection(connection, self.db.path)
         if not jobs:
             return []
+        check_jobs(jobs)
         cursor = connection.cursor()
         try:
             # A savepoint: all of these jobs or none, and the caller's own transaction goes on either way.

@@ -1,0 +1,29 @@
+"""Refuse numbers that no ledger can keep, before anything is written, in the same words for both databases."""
+
+from collections.abc import Iterable
+
+from unstuck.domain.errors import RefusedValue
+from unstuck.store.records import NewJob
+
+MAX_PRIORITY = 1000
+EARLIEST_S = -62_135_596_800.0
+"""The first day that a calendar can name, in seconds since 1970."""
+LATEST_S = 253_370_764_800.0
+"""The year 9999: what comes later has no date, and infinity cannot even be compared with now."""
+LONGEST_S = 1e10
+"""Three hundred years."""
+
+
+def check_jobs(jobs: Iterable[NewJob]) -> None:
+    """Raise RefusedValue for a time, a timeout or a priority that one of the databases could not live with."""
+    for job in jobs:
+        if not -MAX_PRIORITY <= job.priority <= MAX_PRIORITY:
+            raise RefusedValue(f"A priority must be between -1000 and 1000, not {job.priority}.")
+        # Written so that NaN, which is neither above nor below, is refused too.
+        if job.run_at is not None and not EARLIEST_S <= job.run_at <= LATEST_S:
+            raise RefusedValue(f"run_at must be a moment before the year 9999, not {job.run_at}.")
+        if not -LONGEST_S <= job.delay_s <= LONGEST_S:
+            raise RefusedValue(f"A delay of {job.delay_s} seconds cannot be waited out. Choose a shorter one.")
+        for limit_s in (job.timeout_s, job.heartbeat_timeout_s):
+            if limit_s is not None and not 0 <= limit_s <= LONGEST_S:
+                raise RefusedValue(f"A timeout of {limit_s} seconds can never be seen to pass. Choose a shorter one.")
