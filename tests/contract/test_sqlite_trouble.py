@@ -236,7 +236,7 @@ def test_a_database_of_somebody_elses_making_can_hold_the_ledger_too(path: Path)
 
 def test_a_number_that_does_not_fit_is_refused(ledger: SqliteLedger) -> None:
     with pytest.raises(RefusedValue, match="64 bits"):
-        put(ledger, priority=2**70)
+        ledger.cancel([2**70], "ops")
 
 
 def test_after_a_restart_of_the_machine_the_old_clock_means_nothing(ledger: SqliteLedger, path: Path) -> None:
