@@ -249,7 +249,11 @@ def check_url(url: str) -> None:
     cure = "Use sqlite:///file.db or postgresql://user@host/database."
     if not isinstance(url, str) or "://" not in url:
         raise ConfigError(f"{url!r} is not a ledger URL. {cure}")
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        # The address may hold a password: say what is wrong with it, not what it is.
+        raise ConfigError(f"The ledger URL cannot be read: {error}. {cure}") from None
     if scheme not in _SCHEMES:
         raise ConfigError(f"{scheme}:// is not a ledger that Unstuck knows.{did_you_mean(scheme, _SCHEMES)} {cure}")
     if scheme == "sqlite":

@@ -178,6 +178,7 @@ def test_the_context_is_found_by_its_annotation(app: App) -> None:
         ("mysql://x/y", "not a ledger that Unstuck knows"),
         ("sqlite3:///x", "Did you mean 'sqlite'"),
         ("jobs.db", "not a ledger URL"),
+        ("postgresql://u:p@[/x", "cannot be read"),
         ("sqlite://jobs.db", "names no file"),
         ("sqlite:///:memory:", "cannot be shared"),
     ],
