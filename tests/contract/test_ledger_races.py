@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.contract.conftest import OpenLedger
@@ -24,6 +25,7 @@ from tests.contract.hands import (
 from unstuck.domain.endings import Release
 from unstuck.domain.states import FINAL, JobState, WorkerState
 from unstuck.store.contract import Ledger
+from unstuck.store.postgres import clients
 from unstuck.store.records import Claimed, GuardDead, GuardNone, Held, Pulse
 
 ROUNDS = 25
@@ -179,3 +181,17 @@ def test_one_ledger_object_serves_many_threads(ledger: Ledger, open_again: OpenL
     for job in run_if_there(ledger):
         turn(ledger, done=[done(job)])
     assert ledger.count_jobs() == {"succeeded": 60}
+
+
+def test_large_enqueues_with_the_same_keys_in_another_order_do_not_wait_for_each_other(
+    ledger: Ledger, open_again: OpenLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "CHUNK_JOBS", 20)
+    ledgers = (ledger, open_again())
+    for n in range(10):
+        keys = [f"{n} {word} {key}" for key in range(20) for word in ("a", "B", "é")]
+        batches = [[new_job(unique_key=key) for key in order] for order in (keys, keys[::-1])]
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(lambda pair: pair[0].enqueue(pair[1]), zip(ledgers, batches, strict=True))
+        assert [one.job_id for one in first] == [one.job_id for one in reversed(second)]
+        assert all(a.fresh is not b.fresh for a, b in zip(first, reversed(second), strict=True))

@@ -114,12 +114,9 @@ class ClientVerbs(Verbs):
     def _insert(self, ask: Ask, batches: list[dict[str, Any]]) -> dict[int, int]:
         """Give the jobs that were there already: their place in the whole, and whose id they have."""
         known: dict[int, int] = {}
-        before = 0
         for batch in batches:
-            count = batch["count"]
             for place, job_id in ask(self.sql["enqueue"], batch):
-                known[before + place - 1] = job_id
-            before += count
+                known[batch["places"][place - 1]] = job_id
         return known
 
 
@@ -132,7 +129,13 @@ def _answer(ids: list[int], known: dict[int, int]) -> list[Enqueued]:
 
 def _batches(ids: list[int], jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
     try:
-        return [_columns(ids[start:end], jobs[start:end]) for start, end in _chunks(jobs)]
+        chunks = list(_chunks(jobs))
+        places: Sequence[int] = range(len(jobs))
+        if len(chunks) > 1 and any(job.unique_key is not None for job in jobs):
+            # In the order of keys over all pieces: two such batches cannot wait for each other.
+            places = sorted(places, key=lambda place: (jobs[place].unique_key or "").encode())
+            chunks = list(_chunks([jobs[place] for place in places]))
+        return [_columns(places[start:end], ids, jobs) for start, end in chunks]
     except UnicodeEncodeError as error:
         raise errors.unwritable_text(error) from None
 
@@ -148,12 +151,13 @@ def _chunks(jobs: Sequence[NewJob]) -> Iterable[tuple[int, int]]:
     yield start, len(jobs)
 
 
-def _columns(ids: list[int], jobs: Sequence[NewJob]) -> dict[str, Any]:
-    """Give a batch by column. A column of defaults alone is left out."""
+def _columns(places: Sequence[int], all_ids: list[int], all_jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """Give the jobs at these places by column. A column of defaults alone is left out."""
+    ids, jobs = [all_ids[place] for place in places], [all_jobs[place] for place in places]
     payload_types = [None if job.payload_type == JSON else job.payload_type for job in jobs]
     on_crash = [None if job.on_crash == "fail" else job.on_crash for job in jobs]
     return {
-        "count": len(ids),
+        "places": places,
         "ids": arrays.int8s(ids),
         "queues": arrays.texts([job.queue for job in jobs]),
         "tasks": arrays.texts([job.task for job in jobs]),

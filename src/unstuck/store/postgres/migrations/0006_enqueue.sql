@@ -25,7 +25,8 @@ declare
 begin
     for i in 1 .. c_rounds loop
         -- Both conflicts are good news: the id means that a repeated enqueue had been stored, the key that the
-        -- job is there already. Keys go in in their order, so that two batches cannot wait for each other.
+        -- job is there already. Keys go in in their order, so that two batches cannot wait for each other; by bytes,
+        -- as the client puts in order what it sends in several pieces.
         insert into {schema}.jobs (
             id, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s, timeout_s, rank,
             enqueued_at, run_at, ready, waiting, unique_key, live_key, enqueued_by)
@@ -40,7 +41,7 @@ begin
         cross join (select clock_timestamp() as now) t
         cross join lateral (select coalesce(to_timestamp(u.run_at), t.now + make_interval(secs => u.delay_s)) as run_at) r
         where v_left is null or u.place = any (v_left)
-        order by u.unique_key, u.place
+        order by u.unique_key collate "C", u.place
         on conflict do nothing;
         exit when p_unique_keys is null;
 
