@@ -103,10 +103,11 @@ def _claim(cursor: apsw.Cursor, worker_id: str, wish: Wish, queues: list[str]) -
         return ()
     token = cursor.execute(SQL["reserve_tokens"], (len(chosen),)).get - len(chosen)
     now, boot_s = time.time(), host.boottime_s()
-    claimed, updates = [], []
+    claimed: list[Claimed] = []
+    updates: list[tuple[Any, ...]] = []
     for _, job_id, on_crash, task, queue, payload, payload_type, policy, failures, crashes, attempt in chosen:
         token += 1
-        running = wish.run_ahead and on_crash is not None
+        running = len(claimed) < wish.start or (wish.run_ahead and on_crash is not None)
         started = ("running", now, now, boot_s, 1) if running else ("claimed", now, None, None, 0)
         updates.append((job_id, token, worker_id, *started))
         claimed.append(
