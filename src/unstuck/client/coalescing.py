@@ -23,29 +23,61 @@ Write = Callable[[Sequence[NewJob]], list[Enqueued]]
 @dataclass(eq=False)
 class _Parcel:
     jobs: Sequence[NewJob]
+    told: threading.Lock
+    """Held until there is an answer, or until its owner is to write."""
     answer: list[Enqueued] | None = None
     error: BaseException | None = None
+    leads: bool = False
 
 
 class Coalescer:
+    """One thread writes at a time, for all who wait; then the first of those who came meanwhile does.
+
+    Each waits for its own parcel and for nothing else: who has its answer goes, whatever is being written by then."""
+
     def __init__(self, write: Write) -> None:
         self._write = write
         self._gate = threading.Lock()
-        self._writing = threading.Lock()
+        self._writing = False
         self._waiting: list[_Parcel] = []
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store the jobs; returns when they are durable."""
-        parcel = _Parcel(jobs)
-        with self._gate:
-            self._waiting.append(parcel)
-        while True:
-            with self._writing:
-                if parcel.answer is not None:
-                    return parcel.answer
-                if parcel.error is not None:
-                    raise parcel.error
+        parcel = _Parcel(jobs, threading.Lock())
+        parcel.told.acquire()
+        try:
+            with self._gate:
+                self._waiting.append(parcel)
+                if not self._writing:
+                    self._writing = parcel.leads = True
+            if not parcel.leads:
+                parcel.told.acquire()
+            if parcel.leads:
                 self._write_waiting()
+        except BaseException:
+            self._withdraw(parcel)
+            raise
+        finally:
+            if parcel.leads:
+                self._hand_over()
+        if parcel.error is not None:
+            raise parcel.error
+        assert parcel.answer is not None
+        return parcel.answer
+
+    def _withdraw(self, parcel: _Parcel) -> None:
+        """Ctrl-C while it waited: what nobody took is not stored."""
+        with self._gate:
+            if parcel in self._waiting:
+                self._waiting.remove(parcel)
+
+    def _hand_over(self) -> None:
+        """Let the first of those who came meanwhile write for the next batch."""
+        with self._gate:
+            self._writing = bool(self._waiting)
+            if self._waiting:
+                self._waiting[0].leads = True
+                self._waiting[0].told.release()
 
     def _write_waiting(self) -> None:
         taken: list[_Parcel] = []
@@ -57,10 +89,12 @@ class Coalescer:
                     count += len(taken[-1].jobs)
             self._write_parcels(taken)
         finally:
-            # Ctrl-C in the thread that wrote for all: the others must not wait for an answer that never comes.
             for parcel in taken:
+                # Ctrl-C in the thread that wrote for all: the others must not wait for an answer that never comes.
                 if parcel.answer is None and parcel.error is None:
                     parcel.error = UncertainCommit(INTERRUPTED)
+                if not parcel.leads:
+                    parcel.told.release()
 
     def _write_parcels(self, parcels: list[_Parcel]) -> None:
         try:
