@@ -8,7 +8,7 @@ from tests.contract.hands import claim, new_job, put, wish
 
 from unstuck.domain.errors import RefusedValue
 from unstuck.store.contract import Ledger
-from unstuck.store.records import JobFilter
+from unstuck.store.records import JobFilter, Pulse
 
 UNUSABLE: tuple[dict[str, Any], ...] = (
     {"run_at": math.inf},
@@ -46,3 +46,24 @@ def test_a_moment_long_ago_and_one_far_ahead_are_moments(ledger: Ledger, w1: str
     record = ledger.job(far_ahead)
     assert record is not None
     assert record.run_at == 2e11
+
+
+@pytest.mark.parametrize("job_id", [2**63, -(2**63) - 1, 10**30])
+def test_an_id_beyond_all_ids_is_refused_in_one_sentence(ledger: Ledger, job_id: int) -> None:
+    known = put(ledger)
+    for ask in (
+        lambda: ledger.outcomes([known, job_id]),
+        lambda: ledger.missing([known, job_id]),
+        lambda: ledger.cancel([known, job_id], "me"),
+        lambda: ledger.retry([known, job_id], "me"),
+    ):
+        with pytest.raises(RefusedValue):
+            ask()
+    assert ledger.missing([known, 2**63 - 1, -1]) == {2**63 - 1, -1}
+
+
+def test_a_lone_surrogate_in_an_operators_word_or_a_beat_is_refused(ledger: Ledger, w1: str) -> None:
+    with pytest.raises(RefusedValue):
+        ledger.pause("\ud800", "me")
+    with pytest.raises(RefusedValue):
+        ledger.beat(Pulse("w1", 0, 0, {"note": "\ud800"}))

@@ -1,6 +1,6 @@
 """Refuse numbers that no ledger can keep, before anything is written, in the same words for both databases."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from unstuck.domain.errors import RefusedValue
 from unstuck.store.records import NewJob
@@ -12,6 +12,7 @@ LATEST_S = 253_370_764_800.0
 """The year 9999: what comes later has no date, and infinity cannot even be compared with now."""
 LONGEST_S = 1e10
 """Three hundred years."""
+LARGEST_ID = 2**63 - 1
 
 
 def check_jobs(jobs: Iterable[NewJob]) -> None:
@@ -27,3 +28,10 @@ def check_jobs(jobs: Iterable[NewJob]) -> None:
         for limit_s in (job.timeout_s, job.heartbeat_timeout_s):
             if limit_s is not None and not 0 <= limit_s <= LONGEST_S:
                 raise RefusedValue(f"A timeout of {limit_s} seconds can never be seen to pass. Choose a shorter one.")
+
+
+def check_ids(job_ids: Collection[int]) -> None:
+    """Raise RefusedValue for what cannot be the id of a job, whoever typed it."""
+    if job_ids and (min(job_ids) < -LARGEST_ID or max(job_ids) > LARGEST_ID):
+        wrong = next(job_id for job_id in job_ids if abs(job_id) > LARGEST_ID)
+        raise RefusedValue(f"{wrong} is not the id of a job: ids have at most 64 bits. Check what was typed.")

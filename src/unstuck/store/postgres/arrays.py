@@ -11,6 +11,8 @@ from typing import Any
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
+from unstuck.store.postgres import errors
+
 _HEADER = struct.Struct(">iiIii")
 _LENGTH = struct.Struct(">i")
 _NULL = _LENGTH.pack(-1)
@@ -69,7 +71,10 @@ def byteas(values: Sequence[bytes | None]) -> ByteaArray:
 
 
 def texts(values: Sequence[str | None]) -> TextArray:
-    return TextArray(_variable(TEXT, [None if value is None else value.encode() for value in values]))
+    try:
+        return TextArray(_variable(TEXT, [None if value is None else value.encode() for value in values]))
+    except UnicodeEncodeError as error:
+        raise errors.unwritable_text(error) from None
 
 
 def float8s(values: Sequence[float | None]) -> Float8Array:

@@ -11,7 +11,7 @@ from unstuck import failpoints
 from unstuck.config import Settings
 from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
 from unstuck.domain.payload import JSON
-from unstuck.store.checks import check_jobs
+from unstuck.store.checks import check_ids, check_jobs
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.jobids import JobIds
@@ -79,9 +79,11 @@ class ClientVerbs(Verbs):
             self.ringer.ring(words, self.service_lane if self.worker_id is not None else self.bell_lane)
 
     def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
+        check_ids(job_ids)
         return [outcome(row) for row in self.read("outcomes", ids=arrays.int8s(list(job_ids)))]
 
     def missing(self, job_ids: Collection[int]) -> set[int]:
+        check_ids(job_ids)
         return set(job_ids) - {row[0] for row in self.read("existing", ids=arrays.int8s(list(job_ids)))}
 
     # ------------------------------------------------------------------------------------------
@@ -128,16 +130,13 @@ def _answer(ids: list[int], known: dict[int, int]) -> list[Enqueued]:
 
 
 def _batches(ids: list[int], jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
-    try:
-        chunks = list(_chunks(jobs))
-        places: Sequence[int] = range(len(jobs))
-        if len(chunks) > 1 and any(job.unique_key is not None for job in jobs):
-            # In the order of keys over all pieces: two such batches cannot wait for each other.
-            places = sorted(places, key=lambda place: (jobs[place].unique_key or "").encode())
-            chunks = list(_chunks([jobs[place] for place in places]))
-        return [_columns(places[start:end], ids, jobs) for start, end in chunks]
-    except UnicodeEncodeError as error:
-        raise errors.unwritable_text(error) from None
+    chunks = list(_chunks(jobs))
+    places: Sequence[int] = range(len(jobs))
+    if len(chunks) > 1 and any(job.unique_key is not None for job in jobs):
+        # In the order of keys over all pieces: two such batches cannot wait for each other.
+        places = sorted(places, key=lambda place: jobs[place].unique_key or "")
+        chunks = list(_chunks([jobs[place] for place in places]))
+    return [_columns(places[start:end], ids, jobs) for start, end in chunks]
 
 
 def _chunks(jobs: Sequence[NewJob]) -> Iterable[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from unstuck.store.checks import check_ids
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.people import ReadingVerbs
 
@@ -21,6 +22,7 @@ class OperatorVerbs(ReadingVerbs):
         return bool(self.read("request", worker_id=worker_id, what=what, by=by))
 
     def cancel(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        check_ids(job_ids)
         answers: dict[int, str] = {}
         ids = list(dict.fromkeys(job_ids))
         for start in range(0, len(ids), CANCEL_BATCH):
@@ -30,6 +32,7 @@ class OperatorVerbs(ReadingVerbs):
         return {job_id: answers[job_id] for job_id in ids}
 
     def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        check_ids(job_ids)
         # One at a time: a unique key in use stops one job and not the others.
         return {
             job_id: str(self.read_lane.write(self.sql["retry"], {"job_id": job_id, "by": by})[0][0])

@@ -45,7 +45,10 @@ class WorkerVerbs(Verbs):
     def beat(self, pulse: Pulse) -> BeatAnswer:
         if failpoints.active:
             failpoints.reached("beat.before")
-        metadata = None if pulse.metadata is None else msgspec.json.encode(pulse.metadata).decode()
+        try:
+            metadata = None if pulse.metadata is None else msgspec.json.encode(pulse.metadata).decode()
+        except UnicodeEncodeError as error:
+            raise errors.unwritable_text(error) from None
         with self.service_lane.hold():
             # A beat may be given twice.
             return self.service_lane.again_if_cut(lambda: self._beat_once(pulse, metadata))

@@ -11,7 +11,7 @@ import msgspec
 
 from unstuck import failpoints
 from unstuck.domain.errors import LedgerError
-from unstuck.store.checks import check_jobs
+from unstuck.store.checks import check_ids, check_jobs
 from unstuck.store.records import Enqueued, NewJob, Outcome
 from unstuck.store.sqlite.bell import Ringer
 from unstuck.store.sqlite.errors import refuse_nul, translate
@@ -108,6 +108,7 @@ def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
 
 
 def _json(job_ids: Collection[int]) -> str:
+    check_ids(job_ids)
     return msgspec.json.encode(list(job_ids)).decode()
 
 
