@@ -15,6 +15,13 @@ def lease_end_s(confirmed_s: float, timeout_s: float) -> float:
     return confirmed_s + timeout_s - min(MAX_MARGIN_S, MARGIN_SHARE * timeout_s)
 
 
+def may_begin(hold: Hold, confirmed_s: float, now_s: float) -> bool:
+    """Say whether user code may begin now: not after the lease, when the job may be somebody else's.
+
+    This holds for every policy: what has not begun costs nothing to give back."""
+    return hold.lease_s is None or now_s < lease_end_s(confirmed_s, hold.lease_s)
+
+
 def must_stop_at_s(hold: Hold, confirmed_s: float) -> float | None:
     """Give when this job must be stopped unless a beat is confirmed; None where it may go on.
 

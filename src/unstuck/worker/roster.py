@@ -9,6 +9,10 @@ from unstuck.worker.bench import Bench, Runner
 from unstuck.worker.fencing import must_stop_at_s
 from unstuck.worker.holds import Hold
 
+FIRST_REST_S = 0.1
+LONGEST_REST_S = 5.0
+"""Runners that cannot even be started (no memory, no more processes) must not be asked for without a pause."""
+
 
 @dataclass(slots=True, eq=False)
 class Crew:
@@ -46,6 +50,20 @@ class Roster:
         """New since the floor last looked: to be watched by its selector."""
         self.loaded: list[Crew] = []
         """Those with something `to_send`."""
+        self.rest_until_s = 0.0
+        """No runner is opened before: the last ones died before they began anything."""
+        self._stillborn = 0
+
+    def saw_stillborn(self, now_s: float) -> float:
+        """Note a runner that died before it began anything; give how long to rest before the next one."""
+        pause_s = min(FIRST_REST_S * 2.0 ** min(self._stillborn - 1, 10), LONGEST_REST_S) if self._stillborn else 0.0
+        self._stillborn += 1
+        self.rest_until_s = now_s + pause_s
+        return pause_s
+
+    def saw_life(self) -> None:
+        """Note that a runner finished a job."""
+        self._stillborn = 0
 
     def free(self) -> int:
         """Give how many more jobs may run at once."""
@@ -71,7 +89,7 @@ class Roster:
 
     def place(self, hold: Hold, now_s: float, depth: int, quick_since_s: float) -> Crew | None:
         """Give the job to somebody, or None when all are busy. The floor sends what is in `to_send`."""
-        crew = self._choose(hold, depth, quick_since_s)
+        crew = self._choose(hold, now_s, depth, quick_since_s)
         if crew is None:
             return None
         if crew.is_async:
@@ -86,24 +104,26 @@ class Roster:
         crew.to_send.append(hold)
         return crew
 
-    def _choose(self, hold: Hold, depth: int, quick_since_s: float) -> Crew | None:
+    def _choose(self, hold: Hold, now_s: float, depth: int, quick_since_s: float) -> Crew | None:
         if self.free() > 0:
-            return self._async_crew() if hold.is_async else self._free_sync_crew()
+            return self._async_crew(now_s) if hold.is_async else self._free_sync_crew(now_s)
         if hold.is_async or not hold.retried_elsewhere:
             return None
         return min(self._queues(depth, quick_since_s), key=lambda crew: len(crew.jobs), default=None)
 
-    def _async_crew(self) -> Crew | None:
+    def _async_crew(self, now_s: float) -> Crew | None:
         crew = self.crews.get(self._slots)
         if crew is None:
-            return self._open(self._slots, is_async=True)
+            return None if now_s < self.rest_until_s else self._open(self._slots, is_async=True)
         return None if crew.gone_s is not None or crew.retiring else crew
 
-    def _free_sync_crew(self) -> Crew | None:
+    def _free_sync_crew(self, now_s: float) -> Crew | None:
         while self._idle:
             crew = self._idle.pop()
             if crew.gone_s is None and not crew.retiring and self.crews.get(crew.slot) is crew:
                 return crew
+        if now_s < self.rest_until_s:
+            return None
         slot = next((slot for slot in range(self._slots) if slot not in self.crews), None)
         return None if slot is None else self._open(slot, is_async=False)
 

@@ -68,6 +68,9 @@ class Runner:
 
     def born(self, pid: int, pidfd: int | None) -> None:
         self.pid = pid
+        if self.fileno() < 0 and pidfd is not None:
+            os.close(pidfd)  # buried already: nobody will ask
+            return
         self._pidfd = pidfd
 
     def fileno(self) -> int:

@@ -14,10 +14,11 @@ from unstuck.domain.errors import ErrorCode
 from unstuck.domain.outcomes import Cancelled, Died, Outcome, Overran, Raised, Succeeded
 from unstuck.domain.recovery import conclude
 from unstuck.logs import logger
+from unstuck.runner.nursery import LEASE_ENDED
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Done, Output
 from unstuck.worker.bench import Bench, Finished, NurseryGone, RunnerBorn, RunnerExit
-from unstuck.worker.fencing import must_stop_at_s
+from unstuck.worker.fencing import may_begin, must_stop_at_s
 from unstuck.worker.holds import Hold
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
@@ -77,7 +78,9 @@ class Runners:
             quick_since_s = now_s - self._pace.slow_s()
             waiting: deque[Hold] = deque()
             for hold in self.ready:
-                crew = self.roster.place(hold, now_s, depth, quick_since_s)
+                crew = None
+                if may_begin(hold, self._confirmed_s, now_s):
+                    crew = self.roster.place(hold, now_s, depth, quick_since_s)
                 if crew is None:
                     waiting.append(hold)
                 else:
@@ -110,27 +113,32 @@ class Runners:
         """End a job that a runner has; what it becomes is written when it is really over."""
         crew = self.given.get(token)
         hold = None if crew is None else crew.jobs.get(token)
-        if crew is None or hold is None or hold.fate is not None:
-            return
+        if crew is not None and hold is not None and hold.fate is None:
+            self._stop(crew, hold, fate, now_s)
+
+    def _stop(self, crew: Crew, hold: Hold, fate: Outcome, now_s: float) -> None:
         hold.fate = fate
         if crew.is_async:
-            crew.runner.cancel(token)
+            crew.runner.cancel(hold.token)
             hold.stop_by_s = now_s + STOP_GRACE_S
             return
-        retracted = crew.runner.retract()
-        for other in retracted:
-            self._came_back(crew, other, now_s)
-        if token not in retracted:
+        for token in crew.runner.retract():
+            self._came_back(crew, token, now_s)
+        # From here on it can enter nothing more. Where this job's end is reported already, it is in the next one,
+        # which is not to blame.
+        self._take_ended(crew, crew.runner.read())
+        if hold.token in crew.jobs:
             crew.runner.kill()
 
     def stop_superseded(self, token: int, now_s: float) -> None:
         """Somebody else has this job now: stop ours, and want nothing of it."""
-        crew = self.given.get(token)
+        crew = self.given.pop(token, None)
         if crew is None:
             return
-        log.warning("Stopping an attempt that was superseded", job_id=crew.jobs[token].job.job_id, token=token)
-        self.stop(token, Died("superseded", counts=False), now_s)
-        self.given.pop(token, None)
+        hold = crew.jobs[token]
+        log.warning("Stopping an attempt that was superseded", job_id=hold.job.job_id, token=token)
+        if hold.fate is None:
+            self._stop(crew, hold, Died("superseded", counts=False), now_s)
 
     def cancel(self, token: int) -> bool:
         """Cancel a job that a runner has; False where none has it."""
@@ -184,6 +192,7 @@ class Runners:
         if not finished:
             return
         now_s = host.boottime_s()
+        self.roster.saw_life()
         if not crew.is_async:
             self._pace.saw_sync_jobs(len(finished), now_s - crew.since_s)
             crew.since_s = now_s
@@ -200,8 +209,8 @@ class Runners:
         job, outcome = hold.job, item.outcome
         if isinstance(outcome, Succeeded):
             self._outbox.done.append(Done(job.job_id, job.token, outcome.result))
-        elif isinstance(outcome, Cancelled):
-            # Without a fate of ours, user code raised CancelledError by itself.
+        elif isinstance(outcome, Cancelled) or (isinstance(outcome, Raised) and hold.stop_by_s):
+            # What it raises when we stop it is our doing. Without a fate of ours, it raised CancelledError by itself.
             fate = hold.fate or Raised("CancelledError", "The task cancelled itself", "")
             self._outbox.endings.append(conclude(hold.attempt(), fate))
         else:
@@ -239,7 +248,7 @@ class Runners:
 
     def _watch_process(self, born: RunnerBorn) -> None:
         crew = self.roster.crews.get(born.slot)
-        if crew is None or crew.runner.pid != born.pid or crew.pidfd is not None:
+        if crew is None or crew.runner.pid != born.pid or crew.pidfd is not None or crew.gone_s is not None:
             return
         crew.pidfd = crew.runner.pidfd()
         if crew.pidfd is not None:
@@ -267,21 +276,25 @@ class Runners:
         never_entered = unsent if crew.is_async else unsent | set(crew.runner.retract())
         stdout, stderr = crew.runner.last_output()
         back: list[Hold] = []
+        stillborn = crew.ended == 0 and bool(never_entered) and never_entered >= set(crew.jobs)
         for token in list(crew.jobs):
             hold = self.roster.take_off(crew, token)
             if hold is None or self.given.pop(token, None) is None:
                 continue
-            if token in never_entered and hold.fate is None:
-                hold.taken_s = now_s
-                back.append(hold)
+            if token in never_entered:
+                self._never_began(hold, back, now_s)
                 continue
             code = ErrorCode.OUT_OF_MEMORY if oom else ErrorCode.WORKER_CRASHED
-            self._died_in(hold, Died(cause, code))
+            # A lease that ran out is no crash, whoever ended it first: we or the nursery.
+            self._died_in(hold, Died(cause, code, counts=not cause.endswith(LEASE_ENDED)))
             if not crew.is_async:
                 self._outbox.put_output(Output(hold.job.job_id, token, stdout, stderr))
         self.ready.extendleft(reversed(back))
         self.roster.remove(crew)
         crew.runner.close()
+        if stillborn:
+            rest_s = self.roster.saw_stillborn(now_s)
+            log.error("A runner died before it began anything", cause=cause, next_in_s=rest_s)
 
     def _died_in(self, hold: Hold, death: Died) -> None:
         if hold.fate is None:
@@ -305,11 +318,18 @@ class Runners:
         hold = self.roster.take_off(crew, token)
         if hold is None or self.given.pop(token, None) is None:
             return
-        if hold.fate is not None:
+        back: list[Hold] = []
+        self._never_began(hold, back, now_s)
+        self.ready.extend(back)
+
+    def _never_began(self, hold: Hold, back: list[Hold], now_s: float) -> None:
+        """Settle or keep a job that no runner entered: a drain, a deadline or a lease ends only what has begun."""
+        if isinstance(hold.fate, Cancelled):
             self._outbox.endings.append(conclude(hold.attempt(), hold.fate))
-        else:
-            hold.taken_s = now_s
-            self.ready.append(hold)
+            return
+        hold.fate = None
+        hold.taken_s = now_s
+        back.append(hold)
 
     # Time -------------------------------------------------------------------------------------
 
