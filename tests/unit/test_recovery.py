@@ -1,12 +1,13 @@
 """Every way an attempt can end, under every policy: the job's next state is legal and its counters are right."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from unstuck.domain.endings import Ending
 from unstuck.domain.errors import WORKER_DIED, ErrorCode
 from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Succeeded
-from unstuck.domain.policy import Policy
+from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.recovery import Attempt, conclude, printable
 from unstuck.domain.retry import CRASH_BACKOFF_MAX_S, RetryRule
 from unstuck.domain.states import FINAL, AttemptState, JobState, may_move
@@ -173,3 +174,9 @@ def test_printable_text_is_bounded_and_storable(text: str, limit: int) -> None:
     assert storable(shown)
     if len(text) <= limit and storable(text):
         assert shown == text
+
+
+@pytest.mark.parametrize("stored", [b'{"on_crash":"phone home"}', b"{", b"[]", b"\xff", b'{"timeout_s":"long"}'])
+def test_rules_written_by_an_unknown_version_are_read_as_the_careful_default(stored: bytes) -> None:
+    assert decode_policy(stored) == Policy()
+    assert decode_policy(b'{"on_crash":"retry","a_later_rule":1}').on_crash == "retry"

@@ -39,7 +39,13 @@ def encode_policy(policy: Policy) -> bytes:
 
 
 def decode_policy(stored: bytes | None) -> Policy:
-    return _decoder.decode(stored) if stored else _DEFAULT
+    """Give the stored rules, or the careful default where a version that we do not know wrote them.
+
+    A job must end all the same, and a worker that died of reading it would leave it to kill the next one."""
+    try:
+        return _decoder.decode(stored) if stored else _DEFAULT
+    except msgspec.MsgspecError:
+        return _DEFAULT
 
 
 def check_heartbeat(owner: str, interval_s: float, timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from unstuck.domain.durations import brief
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import KERNEL, Detector
 from unstuck.domain.outcomes import Cancelled, Died, Overran
-from unstuck.domain.policy import Policy, decode_policy
+from unstuck.domain.policy import decode_policy
 from unstuck.domain.recovery import Attempt, conclude, printable
 from unstuck.domain.states import JobState
 from unstuck.store.records import HeldJob, WorkerWatch
@@ -96,12 +96,7 @@ def grounds_for(
 
 
 def attempt_of(job: HeldJob) -> Attempt:
-    try:
-        policy = decode_policy(job.policy)
-    except msgspec.DecodeError:
-        # Written by a version that we do not understand: a job must end all the same, by the careful default.
-        policy = Policy()
-    return Attempt(job.job_id, job.token, policy, job.failures, job.crashes, job.cancel_requested)
+    return Attempt(job.job_id, job.token, decode_policy(job.policy), job.failures, job.crashes, job.cancel_requested)
 
 
 def _delay_s(ending: Ending, job: HeldJob, attempt: Attempt, proven: bool) -> float:
