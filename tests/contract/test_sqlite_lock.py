@@ -6,14 +6,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import apsw
 import pytest
-from tests.contract.hands import put, until
+from tests.contract.hands import new_job, put, until
 
 from unstuck import host
 from unstuck.config import Recovery, Settings
 from unstuck.domain.errors import LedgerUnavailable
+from unstuck.store.records import Enqueued, NewJob
+from unstuck.store.sqlite import client, operator
+from unstuck.store.sqlite.client import insert_jobs
 from unstuck.store.sqlite.fairlock import FairLock
 from unstuck.store.sqlite.holder import Holder, Watch, read_holder
 from unstuck.store.sqlite.ledger import SqliteLedger
@@ -248,3 +253,36 @@ def test_a_waiter_that_was_frozen_itself_accuses_nobody(bystander: "subprocess.P
     watch._last_boot_s -= 3600
     assert not watch.tick(holder, "a.db-lock")
     assert bystander.poll() is None
+
+
+def test_a_large_enqueue_says_how_long_it_may_need(
+    ledger: SqliteLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Holder | None] = []
+
+    def look_and_insert(cursor: apsw.Cursor, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        fd = os.open(tmp_path / "jobs.db-lock", os.O_RDONLY)
+        seen.append(read_holder(fd))
+        os.close(fd)
+        return insert_jobs(cursor, jobs)
+
+    monkeypatch.setattr(client, "insert_jobs", look_and_insert)
+    ledger.enqueue([new_job()] * 20_000)
+    [holder] = seen
+    assert holder is not None
+    assert (holder.pid, holder.limit_s) == (os.getpid(), 20.0)
+
+
+def test_an_operators_long_list_is_worked_off_in_short_steps(
+    ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator, "STEP_JOBS", 2)
+    ids = [job.job_id for job in ledger.enqueue([new_job()] * 5)]
+    commits_before = _commits(ledger)
+    assert ledger.cancel([*ids, 99, ids[0]], "me") == {**dict.fromkeys(ids, "cancelled"), 99: "missing"}
+    assert _commits(ledger) - commits_before >= 3
+    assert ledger.retry(ids, "me") == dict.fromkeys(ids, "queued")
+
+
+def _commits(ledger: SqliteLedger) -> int:
+    return ledger.db.lock._number

@@ -1,15 +1,19 @@
 """Do what an operator asks: pause, cancel, retry, purge, and speak to workers."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import apsw
 
 from unstuck.domain.states import JobState
+from unstuck.store.checks import check_ids
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
 
 PURGE_BATCH = 2_000
+STEP_JOBS = 1_000
+
+Act = Callable[[apsw.Cursor, int, str], str]
 
 
 class OperatorVerbs(Verbs):
@@ -43,14 +47,10 @@ class OperatorVerbs(Verbs):
         return True
 
     def cancel(self, job_ids: Collection[int], by: str) -> dict[int, str]:
-        refuse_nul(by)
-        with self.db.write() as cursor:
-            return {job_id: _cancel(cursor, job_id, by) for job_id in job_ids}
+        return self._in_steps(_cancel, job_ids, by)
 
     def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
-        refuse_nul(by)
-        with self.db.write() as cursor:
-            return {job_id: _retry(cursor, job_id, by) for job_id in job_ids}
+        return self._in_steps(_retry, job_ids, by)
 
     def purge(self, queue: str, by: str) -> int:
         refuse_nul(queue, by)
@@ -69,6 +69,17 @@ class OperatorVerbs(Verbs):
             with self.db.write() as cursor:
                 write_event(cursor, "purged", f"{count} pending jobs of queue {queue!r} were cancelled by {by}")
         return count
+
+    def _in_steps(self, act: Act, job_ids: Collection[int], by: str) -> dict[int, str]:
+        """In short transactions: nobody should wait for an operator with a long list."""
+        refuse_nul(by)
+        check_ids(job_ids)
+        ids = list(dict.fromkeys(job_ids))
+        answers: dict[int, str] = {}
+        for start in range(0, len(ids), STEP_JOBS):
+            with self.db.write() as cursor:
+                answers.update({job_id: act(cursor, job_id, by) for job_id in ids[start : start + STEP_JOBS]})
+        return answers
 
 
 def _cancel(cursor: apsw.Cursor, job_id: int, by: str) -> str:

@@ -147,7 +147,7 @@ declare
     v_now timestamptz := clock_timestamp();
     v_count integer;
 begin
-    lock table {schema}.jobs in share row exclusive mode;
+    -- Workers first, then jobs: the order of every turn and every settlement.
     with buried as (
         update {schema}.workers w set
             state = 'dead', suspect_at = null, stopped_at = v_now,
@@ -159,6 +159,7 @@ begin
     insert into {schema}.events (at, kind, worker_id, message)
     select v_now, 'worker_dead', b.id, format('Dead worker detected: %s (%s)', b.id, c_evidence) from buried b;
     get diagnostics v_count = row_count;
+    lock table {schema}.jobs in share row exclusive mode;
     -- Ids and tokens that were given out after the backup was taken must never be given out again.
     perform setval('{schema}.tokens'::regclass, nextval('{schema}.tokens'::regclass) + c_gap);
     perform setval('{schema}.job_ids'::regclass, nextval('{schema}.job_ids'::regclass) + c_gap);
