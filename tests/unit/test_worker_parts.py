@@ -1,13 +1,16 @@
 """The pure parts of the shop floor: what is held ahead, what is handed in, when a lease ends."""
 
 import os
+import select
 import tempfile
 import threading
+import time
 
 import pytest
 
 from unstuck.client.coalescing import Coalescer
 from unstuck.domain.endings import Release
+from unstuck.domain.errors import LedgerUnavailable
 from unstuck.domain.policy import Policy
 from unstuck.store.records import Claimed, Done, Enqueued, NewJob, Output, Turn
 from unstuck.worker.fencing import lease_end_s, must_stop_at_s
@@ -15,6 +18,7 @@ from unstuck.worker.holds import Hold
 from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.outbox import MAX_ITEMS, Outbox
 from unstuck.worker.pace import MAX_DEPTH, Pace
+from unstuck.worker.wheel import TurnUncertain, Wheel
 
 
 def hold(policy: Policy, lease_s: float | None = 30.0) -> Hold:
@@ -125,3 +129,28 @@ def test_a_thread_that_outlives_the_floor_writes_into_nobodys_descriptor() -> No
         mailbox.post("too late")
         assert os.fstat(fd).st_size == 0
     os.close(fd)
+
+
+def test_a_ledger_that_can_be_read_and_not_written_is_not_asked_without_a_pause() -> None:
+    class Standby:
+        asked = 0
+
+        def turn(self, _turn: Turn) -> None:
+            self.asked += 1
+            raise LedgerUnavailable("read-only")
+
+    standby, mailbox = Standby(), Mailbox()
+    wheel = Wheel(standby, "w", mailbox)  # type: ignore[arg-type]
+    wheel.start()
+    answers: list[TurnUncertain] = []
+    deadline_s = time.monotonic() + 0.5
+    wheel.turn(Turn("w"))
+    while time.monotonic() < deadline_s:
+        select.select([mailbox], [], [], max(0.0, deadline_s - time.monotonic()))
+        for answer in mailbox.take():
+            answers.append(answer)
+            wheel.turn(answer.turn)
+    wheel.stop(5)
+    mailbox.close()
+    assert 2 <= len(answers) <= 6, "at once, then ever more slowly"
+    assert [answer.again for answer in answers] == [False] + [True] * (len(answers) - 1)

@@ -139,7 +139,8 @@ class Floor:
                 case TurnDone():
                     self._after_turn(message)
                 case TurnUncertain():
-                    log.warning("The answer of a turn was lost; comparing with the ledger", error=message.error)
+                    if not message.again:
+                        log.warning("The answer of a turn was lost; comparing with the ledger", error=message.error)
                     self._asked, self._uncertain = None, message.turn
                 case HeldAnswer():
                     self._after_comparison(message.held)

@@ -34,6 +34,8 @@ class TurnUncertain:
 
     turn: Turn
     error: str
+    again: bool = False
+    """The turn before it failed too: it was told already."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Wheel:
         self._mailbox = mailbox
         self._work: queue.SimpleQueue[Turn | _Compare | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._pause_s = 0.0
         self._thread = mailbox.thread("wheel", self._run)
 
     def start(self) -> None:
@@ -81,11 +84,20 @@ class Wheel:
         try:
             answer = self._split_if_refused(turn)
         except LedgerUnavailable as error:
-            return TurnUncertain(turn, str(error))
+            return self._failed(turn, error)
         except LedgerError as error:
-            log.error("The ledger refused a turn", error=str(error))
-            return TurnUncertain(turn, str(error))
+            if not self._pause_s:
+                log.error("The ledger refused a turn", error=str(error))
+            return self._failed(turn, error)
+        self._pause_s = 0.0
         return TurnDone(turn, answer, time.monotonic() - began_s)
+
+    def _failed(self, turn: Turn, error: LedgerError) -> TurnUncertain:
+        """Say so, at once the first time. Who can read and not write (a full disk, a standby) would spin otherwise."""
+        again = self._pause_s > 0
+        self._stopping.wait(self._pause_s)
+        self._pause_s = min(max(FIRST_PAUSE_S, self._pause_s * 2), LONGEST_PAUSE_S)
+        return TurnUncertain(turn, str(error), again)
 
     def _split_if_refused(self, turn: Turn) -> TurnAnswer:
         try:
