@@ -159,7 +159,11 @@ class Settings:
         check_url(self.url)
         if self.listen_url is not None:
             check_url(self.listen_url)
-        if not self.schema.isidentifier() or not self.schema.isascii() or len(self.schema) > 50:
+        for switch in ("notify", "auto_migrate"):
+            if not isinstance(getattr(self, switch), bool):
+                raise ConfigError(f"{switch} must be true or false, not {getattr(self, switch)!r}.")
+        schema = self.schema if isinstance(self.schema, str) else ""
+        if not schema.isidentifier() or not schema.isascii() or len(schema) > 50:
             raise ConfigError(f"schema must be a plain SQL name of up to 50 characters, not {self.schema!r}.")
         for name in ("poll_interval", "shutdown_grace", "connect_timeout"):
             seconds(getattr(self, name), name)
@@ -195,7 +199,7 @@ class Settings:
 
 def load(overrides: Mapping[str, Any] | None = None, directory: Path | None = None) -> Settings:
     """Give the settings in force: `overrides` (code) over environment over file over defaults."""
-    merged: dict[str, Any] = {**_from_file(directory or Path.cwd()), **_from_environment()}
+    merged: dict[str, Any] = {**_from_file(directory or _here()), **_from_environment()}
     merged.update({name: value for name, value in (overrides or {}).items() if value is not None})
     return build(merged)
 
@@ -212,6 +216,8 @@ def build(values: Mapping[str, Any]) -> Settings:
             ready = value
         elif name == "recovery" and isinstance(value, Mapping):
             recovery.update(_known(value, inner, "recovery setting"))
+        elif name == "recovery":
+            raise ConfigError(f"recovery must be a Recovery(…), or a table [recovery] in a file, not {value!r}.")
         elif name in inner:
             recovery.setdefault(name, value)
         else:
@@ -273,6 +279,13 @@ def _known(values: Mapping[str, Any], known: set[str], what: str) -> dict[str, A
     return dict(values)
 
 
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"The current directory cannot be used: {error.strerror}. Change to another one.") from error
+
+
 def _from_file(directory: Path) -> dict[str, Any]:
     own = directory / "unstuck.toml"
     if own.is_file():
@@ -280,7 +293,9 @@ def _from_file(directory: Path) -> dict[str, Any]:
     project = directory / "pyproject.toml"
     if project.is_file():
         section = _read_toml(project).get("tool", {}).get("unstuck", {})
-        return dict(section)
+        if not isinstance(section, dict):
+            raise ConfigError(f"{project}: [tool.unstuck] must be a table, not {section!r}.")
+        return section
     return {}
 
 

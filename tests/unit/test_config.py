@@ -223,6 +223,38 @@ class TestUnsafeSettings:
         assert Recovery(retention="2h").kept == Retention("2h", "2h", "2h")
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("recovery = 3", "recovery must be a Recovery(…), or a table [recovery] in a file, not 3."),
+        ("schema = 3", "schema must be a plain SQL name of up to 50 characters, not 3."),
+        ("url = 3", "3 is not a ledger URL."),
+        ('notify = "no"', "notify must be true or false, not 'no'."),
+        ("auto_migrate = 1", "auto_migrate must be true or false, not 1."),
+    ],
+)
+def test_a_value_of_the_wrong_kind_in_a_file_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "unstuck.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config.load()
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_section_of_pyproject_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool]\nunstuck = 3\n")
+    with pytest.raises(ConfigError, match="must be a table, not 3"):
+        config.load()
+
+
+def test_a_directory_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match="current directory cannot be used"):
+        config.load()
+
+
 def test_settings_survive_the_way_to_another_process() -> None:
     settings = Settings(
         url="postgresql://h/db",

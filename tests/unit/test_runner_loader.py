@@ -94,6 +94,19 @@ def test_a_module_that_raises_is_shown_with_the_users_traceback_alone(here: Path
     assert "loader.py" not in message
 
 
+def test_what_unstuck_refuses_in_an_app_is_one_sentence_with_its_place(here: Path) -> None:
+    (here / "unsafe.py").write_text(
+        "from unstuck import App\n"
+        "app = App()\n"
+        "@app.task(heartbeat_interval=60, heartbeat_timeout=100)\n"
+        "def my_task(): ...\n"
+    )
+    assert refusal("unsafe:app") == (
+        f"{here / 'unsafe.py'}, line 3: Task 'my_task' has unsafe heartbeat config. "
+        "Interval (60s) must be <= half of timeout (100s) to prevent false positives."
+    )
+
+
 def test_a_missing_attribute_is_guessed_and_apps_come_first(here: Path) -> None:
     assert "has no 'apps'. Did you mean 'app'?" in refusal("shop:apps")
     assert "Did you mean 'app'?" in refusal("shop:zzz")

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from unstuck.domain.errors import ConfigError
+from unstuck.domain.errors import ConfigError, UnstuckError
 from unstuck.domain.names import did_you_mean
 from unstuck.runner.tasks import Registry
-from unstuck.runner.tracebacks import user_traceback
+from unstuck.runner.tracebacks import user_place, user_traceback
 
 DEFAULT_ATTRIBUTE = "app"
 _CURE = "Name it as module:attribute, for example app:app."
@@ -50,6 +50,9 @@ def _import(module_name: str, target: str) -> ModuleType:
                 f"{did_you_mean(module_name, _modules_here())} Start in the directory that holds it. {_CURE}"
             ) from None
         raise ConfigError(_broken(module_name, error)) from error
+    except UnstuckError as error:
+        # What we refused ourselves is a sentence with its cure: only the place in the user's code is missing.
+        raise ConfigError(f"{user_place(error)}{error}") from error
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise ConfigError(_broken(module_name, error)) from error
 

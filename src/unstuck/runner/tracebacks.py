@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 _ROOM = str(Path(__file__).parent)
+_HOUSE = str(Path(__file__).parent.parent)
 
 
 def user_traceback(error: BaseException) -> str:
@@ -18,6 +19,14 @@ def user_traceback(error: BaseException) -> str:
     except BaseException as second:  # noqa: BLE001 - an exception that cannot be written must not end the runner
         lines = "".join(traceback.format_tb(trace))
         return f"{lines}{type_name(error)}: (cannot be written: {type_name(second)})"
+
+
+def user_place(error: BaseException) -> str:
+    """Give "file.py, line 7: " for the innermost line of user code that led to an error of ours."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((_HOUSE, "<"))
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
 
 
 def message_of(error: BaseException) -> str:
