@@ -1,7 +1,9 @@
 """Whatever is typed, the answer is one sentence that names the cure, and nothing is half-written."""
 
 import os
+import signal
 import subprocess
+import sys
 
 import pytest
 from tests.acceptance.shop import COMMAND, Shop
@@ -200,3 +202,39 @@ def test_a_reader_that_goes_away_is_no_error_worth_a_word(shop: Shop) -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     process.wait(30)
+
+
+def test_an_output_that_is_full_is_said_in_one_sentence(shop: Shop) -> None:
+    shop.jobs(1)
+    for command in (["jobs"], ["jobs", "--json"], ["--help"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*COMMAND, *command], env=shop.environment(), stdout=full, stderr=subprocess.PIPE, check=False
+            )
+        assert done.returncode == 1
+        assert done.stderr == b"unstuck: The output cannot be written: No space left on device.\n"
+
+
+def test_a_closed_output_stops_nobody(shop: Shop) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "migrate"],
+        env=shop.environment(),
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_ctrl_c_while_it_loads_ends_it_without_a_word(shop: Shop) -> None:
+    # The first import after the handler is set raises the signal, as an impatient hand would.
+    script = (
+        "import os, signal, sys\n"
+        "class Hand:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'unstuck.cli.main': os.kill(os.getpid(), signal.SIGINT)\n"
+        "from unstuck.__main__ import run\n"
+        "sys.meta_path.insert(0, Hand())\n"
+        "run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

@@ -24,7 +24,10 @@ def settings_of(target: str) -> Settings:
     command = [sys.executable, "-m", "unstuck.cli.app_settings", target, str(write)]
     try:
         # What the app prints while it is imported goes to stderr: stdout belongs to the command.
-        child = subprocess.Popen(command, pass_fds=[write], stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        # In a group of its own: Ctrl-C is for the command, which ends the child without a traceback of its own.
+        child = subprocess.Popen(
+            command, pass_fds=[write], stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0
+        )
     finally:
         os.close(write)
     with os.fdopen(read, "rb") as answers:

@@ -1,5 +1,6 @@
 """The handle: every command by its name, and one way out for every kind of trouble."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ CARE = "Care"
 
 USAGE = 2
 INTERRUPTED = 130
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""What a write to a full, limited or vanished output fails with."""
 
 
 class _Root(TyperGroup):
@@ -74,9 +77,7 @@ app.add_typer(_workers, name="workers", rich_help_panel=LOOK)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says and give the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        # What a job printed may not be writable in the terminal's encoding; that is no reason to fail.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    _prepare_streams()
     try:
         code = typer.main.get_command(app).main(
             list(sys.argv[1:] if argv is None else argv), prog_name="unstuck", standalone_mode=False
@@ -93,13 +94,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.filename is not None or error.errno not in UNWRITABLE:
+            raise
+        _drop_output()
+        return _complain(f"The output cannot be written: {error.strerror}.", 1)
     except Exception as error:
         sentence = getattr(error, "format_message", None)
         if sentence is None:
             raise
         return _complain(_usage(error, sentence()), USAGE)
+
+
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # Started with the stream closed: a worker has work to do all the same.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it lasts as long as the process
+        # What a job printed may not be writable in the terminal's encoding; that is no reason to fail.
+        getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    # What is still buffered would be tried again, and fail again, when the interpreter ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: Exception, sentence: str) -> str:
