@@ -13,7 +13,7 @@ from unstuck.client import views
 from unstuck.client.operator import PAGE, Operator
 from unstuck.domain.errors import ErrorCode
 from unstuck.domain.names import did_you_mean
-from unstuck.domain.states import JobState
+from unstuck.domain.states import FINAL, JobState
 from unstuck.store.records import JobFilter, JobRecord
 
 MAX_LISTED = 100_000
@@ -119,8 +119,8 @@ def _list(show: Show, found: list[JobRecord]) -> None:
 
 def _remark(job: JobRecord, now_s: float) -> Cell:
     if job.error is not None:
-        cause = f": {one_line(job.error.cause or job.error.message)}"
-        return Cell(f"{job.error.code}{cause}", "red" if job.state is not JobState.PENDING else "yellow")
+        what = f"{job.error.code}: {one_line(job.error.cause or job.error.message)}"
+        return Cell(what, "red") if job.state in FINAL else Cell(f"last try: {what}", "yellow")
     if job.cancel_requested:
         return Cell("cancel requested", "yellow")
     if job.state is JobState.PENDING and job.run_at > now_s + 1:

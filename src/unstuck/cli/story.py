@@ -85,7 +85,7 @@ def _history(show: Show, view: dict[str, Any], now_s: float) -> None:
 
 
 def _when(at: float, now_s: float) -> str:
-    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    clock = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
     return f"{ago(at, now_s)} ({clock})"
 
 

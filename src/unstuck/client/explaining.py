@@ -53,7 +53,7 @@ def _explain_pending(job: JobRecord, around: Surroundings) -> str:
     wait_s = job.run_at - around.now_s
     if wait_s > DUE_SOON_S:
         why = "It waits out its backoff until" if job.failures or job.crash_count else "It is scheduled for"
-        when = datetime.fromtimestamp(job.run_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        when = datetime.fromtimestamp(job.run_at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
         tail = f"; besides, {obstacle[0].lower()}{obstacle[1:]}" if obstacle else "."
         return f"{why} {when} (in {brief(wait_s)}){tail}"
     return obstacle or _queueing(job, around)
