@@ -42,7 +42,7 @@ def worker(
     migrate: Migrate = True,
 ) -> None:
     """Run a worker. SIGTERM or Ctrl-C drains it; a second one hurries."""
-    path = _app_path(common, target)
+    path = _app_path(common, target, "worker")
     _before(common, migrate)
     if name is not None:
         checked_name(name, "Worker")
@@ -64,7 +64,7 @@ def up(
     migrate: Migrate = True,
 ) -> None:
     """Run supervised workers and a reaper in one command: whoever dies is replaced."""
-    path = _app_path(common, target)
+    path = _app_path(common, target, "up")
     _before(common, migrate)
     names = _queues(queues)
     settings = settings_of(path)
@@ -120,10 +120,10 @@ def _one_round(show: Show, ledger: Ledger, recovery: Recovery) -> None:
         show.say("All is well: nothing to do.", "green")
 
 
-def _app_path(common: Common, target: str | None) -> str:
+def _app_path(common: Common, target: str | None, command: str) -> str:
     path = target or common.app_path
     if path is None:
-        raise Misuse("Name the app as module:attribute, for example `unstuck worker app:app`.")
+        raise Misuse(f"Name the app as module:attribute, for example `unstuck {command} app:app`.")
     return path
 
 
