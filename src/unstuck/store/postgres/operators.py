@@ -8,6 +8,8 @@ from unstuck.store.postgres.people import ReadingVerbs
 
 PURGE_BATCH = 2_000
 CANCEL_BATCH = 1_000
+BUSY = "busy"
+"""Somebody had it in hand when many were cancelled at once: asked for again, alone."""
 
 
 class OperatorVerbs(ReadingVerbs):
@@ -26,9 +28,9 @@ class OperatorVerbs(ReadingVerbs):
         answers: dict[int, str] = {}
         ids = list(dict.fromkeys(job_ids))
         for start in range(0, len(ids), CANCEL_BATCH):
-            batch = arrays.int8s(ids[start : start + CANCEL_BATCH])
-            rows = self.read_lane.write(self.sql["cancel"], {"ids": batch, "by": by})
-            answers.update({job_id: answer for job_id, answer, _ in rows})
+            answers.update(self._cancel(ids[start : start + CANCEL_BATCH], by))
+        for job_id in [job_id for job_id, answer in answers.items() if answer == BUSY]:
+            answers.update(self._cancel([job_id], by))
         return {job_id: answers[job_id] for job_id in ids}
 
     def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
@@ -50,6 +52,10 @@ class OperatorVerbs(ReadingVerbs):
             message = f"{count} pending jobs of queue {queue!r} were cancelled by {by}"
             self.read_lane.write(self.sql["tell"], {"kind": "purged", "message": message})
         return count
+
+    def _cancel(self, ids: list[int], by: str) -> dict[int, str]:
+        rows = self.read_lane.write(self.sql["cancel"], {"ids": arrays.int8s(ids), "by": by})
+        return {job_id: answer for job_id, answer, _ in rows}
 
     def _set_paused(self, names: list[str], paused: bool, by: str) -> list[str]:
         if not names:

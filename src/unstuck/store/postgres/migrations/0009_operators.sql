@@ -1,6 +1,9 @@
 -- What operators and retention do to jobs.
 
 -- Cancel what waits or was only claimed; ask for what runs, and tell its worker at its next beat.
+--
+-- Of several jobs those that somebody has in hand just now are left alone ('busy'): a turn locks jobs in an order of its
+-- own, and whoever waits for one while holding another would wait for ever. One job alone is waited for.
 create function {schema}.cancel(p_ids bigint[], p_by text)
 returns table (job_id bigint, answer text, worker_id text)
 language plpgsql volatile
@@ -13,16 +16,20 @@ set enable_mergejoin = off
 set jit = off
 as $body$
 #variable_conflict use_column
+declare
+    v_free bigint[];
 begin
+    if cardinality(p_ids) = 1 then
+        perform 1 from {schema}.jobs j where j.id = p_ids[1] for update;
+    end if;
+    select array_agg(x.id) into v_free from (
+        select j.id from unnest(p_ids) as u(id) join {schema}.jobs j on j.id = u.id for update of j skip locked
+    ) x;
     return query
     with asked as materialized (
         select distinct u.id from unnest(p_ids) as u(id)
     ), found as materialized (
-        -- In the order of ids, so that two operators cannot wait for each other.
-        select j.id, j.state, j.worker_id
-        from asked a join {schema}.jobs j on j.id = a.id
-        order by j.id
-        for update of j
+        select j.id, j.state, j.worker_id from {schema}.jobs j where j.id = any (v_free)
     ), stopped as (
         update {schema}.jobs j set
             state = 'cancelled', ready = false, waiting = false, held = false, finished_at = clock_timestamp(),
@@ -49,7 +56,8 @@ begin
         where f.state in ('pending', 'claimed', 'running')
     )
     select a.id,
-           case when f.id is null then 'missing'
+           case when f.id is null then
+                    case when exists (select 1 from {schema}.jobs j where j.id = a.id) then 'busy' else 'missing' end
                 when f.state in ('pending', 'claimed') then 'cancelled'
                 when f.state = 'running' then 'requested'
                 else 'finished' end,
@@ -159,7 +167,8 @@ begin
     insert into {schema}.events (at, kind, worker_id, message)
     select v_now, 'worker_dead', b.id, format('Dead worker detected: %s (%s)', b.id, c_evidence) from buried b;
     get diagnostics v_count = row_count;
-    lock table {schema}.jobs in share row exclusive mode;
+    -- Against those who lock rows too, not only against those who change them already.
+    lock table {schema}.jobs in exclusive mode;
     -- Ids and tokens that were given out after the backup was taken must never be given out again.
     perform setval('{schema}.tokens'::regclass, nextval('{schema}.tokens'::regclass) + c_gap);
     perform setval('{schema}.job_ids'::regclass, nextval('{schema}.job_ids'::regclass) + c_gap);

@@ -1,0 +1,44 @@
+"""Who holds a lock never waits for another: what operators do at once with turns ends without a deadlock."""
+
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from tests.contract.hands import birth, new_job, running, until
+
+from unstuck.config import Settings
+from unstuck.store.postgres.ledger import PostgresLedger
+
+
+@pytest.fixture
+def ledger(swept_pg_url: str) -> Iterator[PostgresLedger]:
+    ledger = PostgresLedger(Settings(url=swept_pg_url))
+    ledger.register(birth("w1"))
+    yield ledger
+    ledger.close()
+
+
+def test_a_cancel_of_many_holds_nothing_while_it_waits_for_one(ledger: PostgresLedger, swept_pg_url: str) -> None:
+    runs = running(ledger).job_id
+    first, second, third = (job.job_id for job in ledger.enqueue([new_job()] * 3))
+    answers: dict[int, str] = {}
+    cancelling = threading.Thread(target=lambda: answers.update(ledger.cancel([first, second, third, runs, 99], "me")))
+    with psycopg.connect(swept_pg_url) as turn, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
+        turn.execute("set lock_timeout = '5s'")
+        turn.execute("select 1 from unstuck.jobs where id = %s for update", (second,))
+        cancelling.start()
+        until(
+            lambda: onlooker.execute(
+                "select 1 from pg_stat_activity where application_name = 'unstuck read' and wait_event_type = 'Lock'"
+                " and datname = current_database()"
+            ).fetchone(),
+            "the cancel waits",
+        )
+        for job_id in (third, first, runs):
+            turn.execute("select 1 from unstuck.jobs where id = %s for update", (job_id,))
+        turn.commit()
+        cancelling.join()
+    waiting = dict.fromkeys((first, second, third), "cancelled")
+    assert answers == {**waiting, runs: "requested", 99: "missing"}
+    assert list(answers) == [first, second, third, runs, 99]
