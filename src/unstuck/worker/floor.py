@@ -33,8 +33,6 @@ IDLE_TICK_S = 1.0
 MAX_WAIT_IN_HAND_S = 0.3
 """A job that found no slot for so long goes back: somebody else may be free."""
 MAX_CLAIM = 1_000
-LEAST_HALF = 64
-"""From twice as many slots on, one half of them is started per turn: it runs while the other half is written."""
 MAX_TERMS_KEPT = 1_000
 BEATS_PER_COMPARISON = 3
 LAST_WORDS_S = 10.0
@@ -197,7 +195,7 @@ class Floor:
             return
         start = self._choose_start()
         now_s = host.boottime_s()
-        wish = self._wish(now_s, starting=len(start))
+        wish = self._wish(now_s, busy=bool(start or len(self._outbox)))
         if wish is not None:
             self._rung = False
         if wish is not None or now_s >= self._look_at_s:
@@ -216,7 +214,7 @@ class Floor:
         return self._pace.depth() if self._run_ahead else 0
 
     def _choose_start(self) -> tuple[Held, ...]:
-        free = min(self._free(), self._most_started())
+        free = self._free()
         chosen: list[Held] = []
         while self._hand and len(chosen) < free:
             hold = self._hand.popleft()
@@ -224,24 +222,20 @@ class Floor:
             chosen.append(Held(hold.job.job_id, hold.token))
         return tuple(chosen)
 
-    def _wish(self, now_s: float, *, starting: int) -> Wish | None:
-        busy = starting or len(self._outbox)
+    def _wish(self, now_s: float, *, busy: bool) -> Wish | None:
         if self._drain is not None or not (busy or self._rung or now_s >= self._look_at_s):
             return None
         # Who cannot confirm a beat, or cannot start runners, must not take on more.
         if now_s - self._confirmed_s > self._claim_until_s or now_s < self._runners.roster.rest_until_s:
             return None
         free = self._free() - len(self._hand)
-        start = max(0, min(free, self._most_started() - starting))
         ahead = self._pace.lookahead(self._slots, now_s)
         ahead += self._runners.roster.ahead_room(self._depth(), now_s - self._pace.slow_s())
-        room = min(free, start) + self._pace.may_run_ahead(ahead)
+        room = free + self._pace.may_run_ahead(ahead)
         if room <= 0:
             return None
-        return Wish(self._queues, self._tasks, min(room, MAX_CLAIM), run_ahead=self._run_ahead, start=start)
-
-    def _most_started(self) -> int:
-        return max(LEAST_HALF, self._slots // 2)
+        # What a slot waits for is started in the commit that claims it.
+        return Wish(self._queues, self._tasks, min(room, MAX_CLAIM), run_ahead=self._run_ahead, start=max(0, free))
 
     def _after_turn(self, message: TurnDone) -> None:
         turn, answer = message.turn, message.answer
