@@ -9,34 +9,103 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from unstuck.app import App as App
     from unstuck.client.job import Job as Job
+    from unstuck.client.stale import StaleAction as StaleAction
     from unstuck.client.task import Task as Task
     from unstuck.config import Recovery as Recovery
     from unstuck.config import Retention as Retention
-    from unstuck.domain.errors import *  # noqa: F403
+    from unstuck.domain.errors import ConfigError as ConfigError
+    from unstuck.domain.errors import DeadlineExceeded as DeadlineExceeded
+    from unstuck.domain.errors import ErrorCode as ErrorCode
+    from unstuck.domain.errors import JobCancelled as JobCancelled
+    from unstuck.domain.errors import JobExpired as JobExpired
+    from unstuck.domain.errors import JobFailed as JobFailed
+    from unstuck.domain.errors import JobNotFound as JobNotFound
+    from unstuck.domain.errors import JobQuarantined as JobQuarantined
+    from unstuck.domain.errors import LedgerError as LedgerError
+    from unstuck.domain.errors import LedgerUnavailable as LedgerUnavailable
+    from unstuck.domain.errors import OutOfMemory as OutOfMemory
+    from unstuck.domain.errors import PayloadError as PayloadError
+    from unstuck.domain.errors import RefusedValue as RefusedValue
+    from unstuck.domain.errors import ResultNotStorable as ResultNotStorable
+    from unstuck.domain.errors import ResultTimeout as ResultTimeout
+    from unstuck.domain.errors import SchemaMismatch as SchemaMismatch
+    from unstuck.domain.errors import Stalled as Stalled
+    from unstuck.domain.errors import TaskFailed as TaskFailed
+    from unstuck.domain.errors import UncertainCommit as UncertainCommit
+    from unstuck.domain.errors import UnknownName as UnknownName
+    from unstuck.domain.errors import UnknownQueue as UnknownQueue
+    from unstuck.domain.errors import UnknownTask as UnknownTask
+    from unstuck.domain.errors import UnknownWorker as UnknownWorker
+    from unstuck.domain.errors import UnstuckError as UnstuckError
+    from unstuck.domain.errors import WorkerCrashed as WorkerCrashed
     from unstuck.domain.retry import Retry as Retry
+    from unstuck.domain.states import JobState as JobState
     from unstuck.runner.context import Context as Context
     from unstuck.runner.context import current_context as current_context
 
+__all__ = [
+    "App",
+    "ConfigError",
+    "Context",
+    "DeadlineExceeded",
+    "ErrorCode",
+    "Job",
+    "JobCancelled",
+    "JobExpired",
+    "JobFailed",
+    "JobNotFound",
+    "JobQuarantined",
+    "JobState",
+    "LedgerError",
+    "LedgerUnavailable",
+    "OutOfMemory",
+    "PayloadError",
+    "Recovery",
+    "RefusedValue",
+    "ResultNotStorable",
+    "ResultTimeout",
+    "Retention",
+    "Retry",
+    "SchemaMismatch",
+    "StaleAction",
+    "Stalled",
+    "Task",
+    "TaskFailed",
+    "UncertainCommit",
+    "UnknownName",
+    "UnknownQueue",
+    "UnknownTask",
+    "UnknownWorker",
+    "UnstuckError",
+    "WorkerCrashed",
+    "current_context",
+]
+
+# Everything else is an error.
 _HOMES = {
     "App": "unstuck.app",
+    "Context": "unstuck.runner.context",
     "Job": "unstuck.client.job",
-    "Task": "unstuck.client.task",
+    "JobState": "unstuck.domain.states",
     "Recovery": "unstuck.config",
     "Retention": "unstuck.config",
     "Retry": "unstuck.domain.retry",
-    "Context": "unstuck.runner.context",
+    "StaleAction": "unstuck.client.stale",
+    "Task": "unstuck.client.task",
     "current_context": "unstuck.runner.context",
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Loaded on first use: a worker and its nursery import parts of this package and need not pay for all of it.
-    from importlib import import_module
+if not TYPE_CHECKING:  # Else a type checker would believe in every name.
 
-    home = _HOMES.get(name)
-    if home is not None:
-        return getattr(import_module(home), name)
-    errors = import_module("unstuck.domain.errors")
-    if not name.startswith("_") and hasattr(errors, name):
-        return getattr(errors, name)
-    raise AttributeError(f"module 'unstuck' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        # Loaded on first use: a worker and its nursery import parts of this package and need not pay for all of it.
+        from importlib import import_module
+
+        if name not in __all__:
+            raise AttributeError(f"module 'unstuck' has no attribute {name!r}")
+        return getattr(import_module(_HOMES.get(name, "unstuck.domain.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -3,14 +3,14 @@
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from unstuck import config
 from unstuck.client.counter import Counter
 from unstuck.client.job import Job
 from unstuck.client.operator import Operator, StaleAction
 from unstuck.client.task import Task
-from unstuck.config import DEFAULT_QUEUE, Recovery, Settings
+from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
 from unstuck.domain.names import checked_name, did_you_mean
@@ -33,7 +33,7 @@ class App:
         *,
         recovery: Recovery | None = None,
         queues: Iterable[str] = (),
-        **settings: Any,
+        **settings: Unpack[GivenSettings],
     ) -> None:
         self.settings: Settings = config.load({"url": url, "recovery": recovery, **settings})
         self._counter = Counter(self.settings)
@@ -138,7 +138,7 @@ class App:
     def operator(self) -> Operator:
         return self._counter.parts().operator
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
         return Job(self._counter, job_id)
 

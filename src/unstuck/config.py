@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 import msgspec
@@ -195,6 +195,37 @@ class Settings:
     @property
     def slots(self) -> int:
         return self.concurrency or os.cpu_count() or 1
+
+
+class _GivenRecovery(TypedDict, total=False):
+    heartbeat_interval: Duration
+    heartbeat_timeout: Duration
+    claimed_stale_after: Duration | None
+    running_stale_after: Duration | None
+    runner_heartbeat_interval: Duration
+    check_interval: Duration
+    session_grace: Duration
+    auto_requeue_stale_claimed: bool
+    auto_fail_stale_running: bool
+    evidence: tuple[str, ...] | str
+    retention: Retention | Duration
+
+
+class GivenSettings(_GivenRecovery, total=False):
+    """What `App(…)` takes by name, for type checkers and editors; `Settings` and `Recovery` check it."""
+
+    schema: str
+    listen_url: str | None
+    notify: bool
+    poll_interval: Duration
+    shutdown_grace: Duration
+    max_payload_bytes: int
+    max_output_bytes: int
+    connect_timeout: Duration
+    auto_migrate: bool
+    concurrency: int
+    recycle_after_jobs: int
+    recycle_over_memory_bytes: int
 
 
 def load(overrides: Mapping[str, Any] | None = None, directory: Path | None = None) -> Settings:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, PayloadError, UnknownQueue
@@ -18,6 +18,17 @@ from unstuck.store.records import NewJob
 
 MAX_PRIORITY = 1000
 MAX_UNIQUE_KEY_CHARS = 500
+
+
+class GivenOptions(TypedDict, total=False):
+    """What `options(…)` takes, for type checkers and editors; `Options` checks it."""
+
+    queue: str | None
+    priority: int
+    delay: Duration | None
+    run_at: datetime | float | None
+    unique_key: str | None
+    connection: Any
 
 
 @dataclass(frozen=True)

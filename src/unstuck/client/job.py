@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from unstuck.client.counter import Counter
 from unstuck.domain.durations import Duration, brief, seconds
@@ -12,8 +12,18 @@ from unstuck.domain.states import JobState
 from unstuck.notify.waiting import Answer
 from unstuck.store.records import JobRecord, Outcome
 
+if TYPE_CHECKING:
+    # The type checker knows defaults of type variables on every Python: a bare `Job` stays a good annotation.
+    from typing_extensions import TypeVar
 
-class Job:
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
+
+
+class Job(Generic[R_co]):
     """A job, durable since the enqueue that gave this handle returned."""
 
     def __init__(self, counter: Counter, job_id: int, *, fresh: bool = True) -> None:
@@ -40,7 +50,7 @@ class Job:
         """Cancel it: 'cancelled', 'requested' (it runs, and its worker is told) or 'finished' (too late)."""
         return self._counter.parts().operator.cancel([self.id], by="client")[self.id]
 
-    def result(self, timeout: Duration | None = None) -> Any:
+    def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end; give what the task returned, or raise what became of the job."""
         patience_s = None if timeout is None else seconds(timeout, "timeout")
         answers: list[Answer] = []
@@ -57,9 +67,9 @@ class Job:
                 raise self._timeout(patience_s)
         finally:
             watcher.remove(waiter)
-        return _value(answers[0])
+        return cast(R_co, _value(answers[0]))
 
-    async def result_async(self, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 - the same name in both colours
+    async def result_async(self, timeout: Duration | None = None) -> R_co:  # noqa: ASYNC109 - the same name in both colours
         """Like `result`, without blocking the event loop."""
         patience_s = None if timeout is None else seconds(timeout, "timeout")
         loop = asyncio.get_running_loop()
@@ -76,7 +86,7 @@ class Job:
             raise await asyncio.to_thread(self._timeout, patience_s) from None
         finally:
             parts.watcher.remove(waiter)
-        return _value(answer)
+        return cast(R_co, _value(answer))
 
     def _timeout(self, patience_s: float | None) -> ResultTimeout:
         try:

@@ -2,23 +2,26 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 from unstuck.client.counter import Counter
-from unstuck.client.enqueueing import Options, build_job, split_call
+from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
 from unstuck.client.job import Job
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.records import Enqueued, NewJob
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 MAX_MANY = 100_000
 BATCH = 1_000
 
 
 class Task(Generic[P, R]):
+    """What `@app.task` makes of a function: call it as before, or enqueue it."""
+
     def __init__(
         self,
         counter: Counter,
@@ -42,25 +45,53 @@ class Task(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, self.definition.function(*args, **kwargs))
 
-    def options(self, **values: Any) -> "Task[P, R]":
+    def options(self, **values: Unpack[GivenOptions]) -> "Task[P, R]":
         """Give the same task with other options for what is enqueued: priority, delay, run_at, …"""
-        return Task(self._counter, self.definition, self._known_queues, Options.checked(self._options, values))
+        return Task(self._counter, self.definition, self._known_queues, Options.checked(self._options, {**values}))
 
-    def enqueue(self, *args: Any, **kwargs: Any) -> Job:
+    # An async task gives a coroutine when it is called, and what it returns when it is a job. The arguments are those
+    # of the function without its Context, which may stand anywhere among them: no type says that.
+
+    @overload
+    def enqueue(self: "Task[P, Coroutine[Any, Any, T]]", *args: Any, **kwargs: Any) -> Job[T]: ...
+
+    @overload
+    def enqueue(self, *args: Any, **kwargs: Any) -> Job[R]: ...
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> Job[Any]:
         """Store a job; it is durable when this returns."""
         return self._store([self._job(args, kwargs)])[0]
 
-    def enqueue_many(self, calls: Iterable[Any]) -> list[Job]:
+    @overload
+    def enqueue_many(self: "Task[P, Coroutine[Any, Any, T]]", calls: Iterable[Any]) -> list[Job[T]]: ...
+
+    @overload
+    def enqueue_many(self, calls: Iterable[Any]) -> list[Job[R]]: ...
+
+    def enqueue_many(self, calls: Iterable[Any]) -> list[Job[Any]]:
         """Store many jobs: tuples of arguments or dicts of named ones. Each thousand is one commit."""
         jobs = [self._job(*split_call(call, self.name)) for call in calls]
         return [handle for at in range(0, len(jobs), BATCH) for handle in self._store(jobs[at : at + BATCH])]
 
-    async def enqueue_async(self, *args: Any, **kwargs: Any) -> Job:
+    @overload
+    async def enqueue_async(self: "Task[P, Coroutine[Any, Any, T]]", *args: Any, **kwargs: Any) -> Job[T]: ...
+
+    @overload
+    async def enqueue_async(self, *args: Any, **kwargs: Any) -> Job[R]: ...
+
+    async def enqueue_async(self, *args: Any, **kwargs: Any) -> Job[Any]:
         """Like `enqueue`, without blocking the event loop."""
         job = self._job(args, kwargs)
         return (await asyncio.to_thread(self._store, [job]))[0]
 
-    async def enqueue_many_async(self, calls: Iterable[Any]) -> list[Job]:
+    @overload
+    async def enqueue_many_async(self: "Task[P, Coroutine[Any, Any, T]]", calls: Iterable[Any]) -> list[Job[T]]: ...
+
+    @overload
+    async def enqueue_many_async(self, calls: Iterable[Any]) -> list[Job[R]]: ...
+
+    async def enqueue_many_async(self, calls: Iterable[Any]) -> list[Job[Any]]:
+        """Like `enqueue_many`, without blocking the event loop."""
         return await asyncio.to_thread(self.enqueue_many, list(calls))
 
     def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
@@ -76,7 +107,7 @@ class Task(Generic[P, R]):
             known_queues=self._known_queues(),
         )
 
-    def _store(self, jobs: list[NewJob]) -> list[Job]:
+    def _store(self, jobs: list[NewJob]) -> list[Job[Any]]:
         parts = self._counter.parts()
         words = {f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0}
         stored: list[Enqueued]
