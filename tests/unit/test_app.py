@@ -1,12 +1,13 @@
 """Apps, tasks and options: what is wrong is refused when it is written down, with the cure."""
 
+import pickle
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from unstuck import App, ConfigError, Context, PayloadError, Recovery, Retry, UnknownQueue, UnknownTask
+from unstuck import App, ConfigError, Context, PayloadError, Recovery, Retry, UnknownQueue, UnknownTask, WorkerCrashed
 
 
 @pytest.fixture
@@ -229,3 +230,11 @@ def test_an_enqueue_in_a_forked_child_uses_connections_of_its_own(app: App) -> N
     assert os.waitstatus_to_exitcode(status) == 0
     some_task.enqueue(3)
     assert app.ledger.count_jobs() == {"pending": 3}
+
+
+def test_a_bad_end_survives_the_way_out_of_a_process_pool() -> None:
+    error = WorkerCrashed("Worker died unexpectedly", job_id=7, code="WORKER_CRASHED", cause="killed", host="h")
+    twin = pickle.loads(pickle.dumps(error))
+    assert type(twin) is WorkerCrashed
+    assert str(twin) == str(error)
+    assert (twin.job_id, twin.code, twin.cause, twin.details) == (7, "WORKER_CRASHED", "killed", {"host": "h"})

@@ -93,6 +93,10 @@ class JobFailed(UnstuckError):
     def __str__(self) -> str:
         return f"{self.message} (job {self.job_id}{f': {self.cause}' if self.cause else ''})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # So that it survives the way out of a process pool, which would otherwise break on it.
+        return _rebuilt, (type(self), self.message, self.job_id, self.code, self.cause, self.details)
+
 
 class TaskFailed(JobFailed):
     """User code raised: `remote_type`, `remote_message`, `remote_traceback` say what."""
@@ -155,4 +159,10 @@ _EXCEPTIONS: dict[ErrorCode, type[JobFailed]] = {
 def exception_for(code: str, message: str, *, job_id: int, cause: str | None, details: dict[str, Any]) -> JobFailed:
     """Give the exception that a stored error becomes for whoever waits for the job."""
     kind = _EXCEPTIONS[ErrorCode(code)] if code in ErrorCode.__members__ else JobFailed
+    return kind(message, job_id=job_id, code=code, cause=cause, **details)
+
+
+def _rebuilt(
+    kind: type[JobFailed], message: str, job_id: int, code: str, cause: str | None, details: dict[str, Any]
+) -> JobFailed:
     return kind(message, job_id=job_id, code=code, cause=cause, **details)

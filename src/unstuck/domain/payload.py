@@ -33,14 +33,14 @@ def encode(value: Any, what: str, limit_bytes: int) -> bytes:
         ) from error
     except UnicodeEncodeError as error:
         raise PayloadError(
-            f"{what} holds a lone surrogate, which is no text. Decode it properly, or pass it as base64."
+            f"{what} cannot be written: a lone surrogate is no text. Decode it properly, or pass it as base64."
         ) from error
     except ValueError as error:
         raise PayloadError(f"{what} cannot be written as JSON: {error}. NaN and Infinity are not JSON.") from error
     if len(data) > limit_bytes:
         raise PayloadError(
-            f"{what} is {len(data):,} bytes, over the limit of {limit_bytes:,}. Store it elsewhere and "
-            "pass a reference, or raise max_payload_bytes."
+            f"{what} cannot be stored: {len(data):,} bytes are over the limit of {limit_bytes:,}. Store the data "
+            "elsewhere and pass a reference, or raise max_payload_bytes."
         )
     return data
 
