@@ -25,6 +25,8 @@ def test_sigterm_lets_what_runs_end_and_gives_back_the_rest(fleet: Fleet) -> Non
     old = next(record for record in fleet.ledger.workers() if record.id == worker_id)
     assert old.state is WorkerState.STOPPED
     assert old.held == 0
+    # Counted to the last one, although no beat was due since.
+    assert old.processed == 1 + sum(job.record().state is JobState.SUCCEEDED for job in waiting)
 
 
 def test_a_draining_worker_is_seen_draining_and_still_beats(make_fleet: MakeFleet) -> None:

@@ -19,7 +19,7 @@ from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace, trace_path
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import open_ledger, ready_ledger
-from unstuck.store.records import WorkerBirth
+from unstuck.store.records import Pulse, WorkerBirth
 from unstuck.worker.bench import Bench
 from unstuck.worker.floor import Floor
 from unstuck.worker.heartbeat import Heartbeat
@@ -196,7 +196,7 @@ class Incarnations:
         try:
             drained = floor.run(signals)
             if drained:
-                self._retire(worker_id)
+                self._retire(floor.pulse())
             return drained
         finally:
             wheel.stop(JOIN_S)
@@ -206,11 +206,13 @@ class Incarnations:
             # The beat stops last: a worker that is shutting down is still alive.
             heartbeat.stop(JOIN_S)
 
-    def _retire(self, worker_id: str) -> None:
+    def _retire(self, last: Pulse) -> None:
         try:
-            self._ledger.retire(worker_id)
+            # One more beat: what was done since the one before would else never be counted.
+            self._ledger.beat(last)
+            self._ledger.retire(last.worker_id)
             self._ledger.ring({"workers"})
-            log.info("Worker stopped", worker_id=worker_id)
+            log.info("Worker stopped", worker_id=last.worker_id)
         except LedgerUnavailable as error:
             log.error("Could not tell the ledger that this worker stopped; the reaper will", error=str(error))
         except LedgerError as error:
