@@ -91,3 +91,13 @@ def test_other_things_are_refused_by_name(pg_ledger: PostgresLedger, pg_url: str
 def test_a_connection_to_a_database_without_the_ledger_is_told_so(pg_ledger: PostgresLedger, pg_url: str) -> None:
     with psycopg.connect(pg_url.rpartition("/")[0] + "/postgres") as elsewhere, pytest.raises(SchemaMismatch):
         pg_ledger.enqueue_on(elsewhere, JOBS)
+
+
+def test_a_connection_with_another_encoding_must_not_change_the_words(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    with psycopg.connect(pg_url, client_encoding="LATIN1") as theirs:
+        with pytest.raises(LedgerError, match="client_encoding=UTF8"):
+            pg_ledger.enqueue_on(theirs, [new_job(unique_key="Größe 3 €")])
+        [plain] = pg_ledger.enqueue_on(theirs, [new_job(unique_key="size 3")])
+    record = pg_ledger.job(plain.job_id)
+    assert record is not None
+    assert record.unique_key == "size 3"

@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -88,3 +89,24 @@ def test_a_connection_without_a_transaction_is_refused(ledger: SqliteLedger, con
 def test_anything_else_is_refused(ledger: SqliteLedger) -> None:
     with pytest.raises(LedgerError, match=r"apsw\.Connection"):
         ledger.enqueue_on(object(), [new_job()])
+
+
+def test_a_closed_connection_is_refused_in_our_words(ledger: SqliteLedger, connection: apsw.Connection) -> None:
+    connection.close()
+    with pytest.raises(LedgerError, match="is closed"):
+        ledger.enqueue_on(connection, [new_job()])
+
+
+def test_what_the_callers_cursors_do_to_rows_is_not_done_to_ours(
+    ledger: SqliteLedger, connection: apsw.Connection
+) -> None:
+    class Odd(apsw.Cursor):
+        def execute(self, *args: Any, **more: Any) -> Any:
+            raise AssertionError("this cursor is for the caller")
+
+    connection.row_trace = lambda _cursor, row: {"row": row}
+    with connection:
+        [first] = ledger.enqueue_on(connection, [new_job(unique_key="once")])
+        connection.cursor_factory = Odd
+        [again] = ledger.enqueue_on(connection, [new_job(unique_key="once")])
+    assert (again.job_id, again.fresh) == (first.job_id, False)

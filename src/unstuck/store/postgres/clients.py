@@ -17,7 +17,7 @@ from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.jobids import JobIds
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import outcome
-from unstuck.store.postgres.strangers import driver_connection
+from unstuck.store.postgres.strangers import driver_connection, refuse_other_words
 from unstuck.store.records import Enqueued, NewJob, Outcome
 
 CHUNK_JOBS = 5_000
@@ -53,6 +53,8 @@ class ClientVerbs(Verbs):
         if not jobs:
             return []
         check_jobs(jobs)
+        for job in jobs:
+            refuse_other_words(theirs, (job.task, job.queue, job.unique_key, job.enqueued_by))
         cursor = psycopg.Cursor(theirs, row_factory=tuple_row)
         arrays.teach(cursor.adapters)
 

@@ -1,5 +1,6 @@
 """Find the psycopg connection inside whatever a caller gives as `connection=`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -8,6 +9,7 @@ from psycopg.pq import TransactionStatus
 from unstuck.domain.errors import LedgerError
 
 _TAKES = "connection= takes a psycopg.Connection, or a SQLAlchemy Connection or Session on postgresql+psycopg"
+_SAME_BYTES = ("utf-8", "ascii")
 
 
 def driver_connection(connection: Any) -> psycopg.Connection[Any]:
@@ -23,6 +25,17 @@ def driver_connection(connection: Any) -> psycopg.Connection[Any]:
             "part of. Begin one first (`with connection.transaction():`), or leave connection= out."
         )
     return found
+
+
+def refuse_other_words(connection: psycopg.Connection[Any], texts: Iterable[str | None]) -> None:
+    """Refuse text that the server would take for something else: we send UTF-8, whatever the caller chose."""
+    encoding = connection.info.encoding
+    if encoding in _SAME_BYTES or all(text is None or text.isascii() for text in texts):
+        return
+    raise LedgerError(
+        f"The given connection speaks {encoding}, in which this job's text would be stored as other words. Open it "
+        "with client_encoding=UTF8, or leave connection= out."
+    )
 
 
 def _of_sqlalchemy(given: Any) -> psycopg.Connection[Any]:

@@ -42,7 +42,8 @@ class ClientVerbs(Verbs):
         if not jobs:
             return []
         check_jobs(jobs)
-        cursor = connection.cursor()
+        # Not by the caller's cursor factory: what it makes of rows is for the caller.
+        cursor = apsw.Cursor(connection)
         try:
             # A savepoint: all of these jobs or none, and the caller's own transaction goes on either way.
             with connection:
@@ -124,7 +125,10 @@ def _check_connection(connection: Any, path: Path) -> None:
         )
     if not isinstance(connection, apsw.Connection):
         raise LedgerError(f"connection= takes an apsw.Connection on SQLite, not {type(connection).__name__}.")
-    theirs = connection.db_filename("main")
+    try:
+        theirs = connection.db_filename("main")
+    except apsw.ConnectionClosedError:
+        raise LedgerError("The given connection is closed. Open it, or leave connection= out.") from None
     if not theirs or not path.exists() or not Path(theirs).exists() or not path.samefile(theirs):
         raise LedgerError(
             f"The connection is open on {theirs or 'a database in memory'}, and the ledger is {path}. Both must be the "
