@@ -286,3 +286,21 @@ def test_an_operators_long_list_is_worked_off_in_short_steps(
 
 def _commits(ledger: SqliteLedger) -> int:
     return ledger.db.lock._number
+
+
+def test_all_meet_at_the_new_lock_file_when_the_old_one_was_deleted(tmp_path: Path) -> None:
+    (tmp_path / "jobs.db").touch()
+    path = tmp_path / "jobs.db-lock"
+    old, new = FairLock(path, 5.0), FairLock(path, 5.0)
+    old.acquire(time.monotonic() + 1)
+    path.unlink()
+    new.acquire(time.monotonic() + 1)
+    old.release()
+    with pytest.raises(LedgerUnavailable):
+        old.acquire(time.monotonic() + 0.2)
+    new.release()
+    until(lambda: not old._blocked, "nobody waits for the lock any more")
+    old.acquire(time.monotonic() + 1)
+    old.release()
+    old.close()
+    new.close()

@@ -81,6 +81,11 @@ class FairLock:
             self._turnstile.release()
 
     def _open(self) -> int:
+        with self._asking:
+            if self._fd is not None and not self._blocked and not os.fstat(self._fd).st_nlink:
+                # Deleted by somebody who tidied up: the others lock a new file by now.
+                os.close(self._fd)
+                self._fd = None
         if self._fd is None:
             mode = os.stat(str(self.path).removesuffix("-lock")).st_mode & 0o777
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
