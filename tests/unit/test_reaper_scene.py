@@ -102,6 +102,16 @@ def test_a_slot_remembers_the_last_entries_and_no_more(page: Trace) -> None:
     assert page.entered_lately(0) == frozenset(range(11, ENTERED_KEPT + 11))
 
 
+def test_a_slot_that_raced_on_while_nothing_was_settled_is_not_believed(page: Trace) -> None:
+    page.set_kind(0, SYNC)
+    for token in range(1, ENTERED_KEPT + 2):
+        page.enter(0, token)
+    # The first of them is forgotten, and its outcome may have died with the worker.
+    assert scene.clear(str(page.path)).entered is None
+    page.set_settled(0, 1)
+    assert scene.clear(str(page.path)).entered == frozenset(range(2, ENTERED_KEPT + 2))
+
+
 @pytest.mark.parametrize("content", [None, b"", b"x" * 4096])
 def test_without_a_readable_page_nothing_is_certain(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "page"

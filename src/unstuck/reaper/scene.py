@@ -99,6 +99,8 @@ def _entered(page: Trace) -> frozenset[int] | None:
         if page.kind(slot) == ASYNC or (started != "0" and page.kind(slot) != SYNC):
             # Somebody ran here who does not mark what he enters one by one.
             return None
+        if not page.remembers_all(slot):
+            return None
     return frozenset(tokens)
 
 

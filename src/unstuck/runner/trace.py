@@ -18,10 +18,10 @@ _MARK_AT = _HEADER.size
 _I64 = struct.Struct("=q")
 _F64 = struct.Struct("=d")
 _HEADER_BYTES = 64
-_PID, _STARTED, _ENTERED, _PULSE, _KILL_AT, _KIND, _ENTRIES, _LATELY = 0, 8, 16, 24, 32, 40, 48, 64
+_PID, _STARTED, _ENTERED, _PULSE, _KILL_AT, _KIND, _ENTRIES, _SETTLED, _LATELY = 0, 8, 16, 24, 32, 40, 48, 56, 64
 ENTERED_KEPT = 248
-"""How many of the last entered attempts a slot remembers. A slot must never hold half as many unsettled jobs:
-whoever cleans up after a death takes an attempt that is not remembered for one that never began."""
+"""How many of the last entered attempts a slot remembers: more than are unsettled at once, but for a turn that hangs
+while one slot races on. Then `remembers_all` is false, and nobody may say of an attempt that it never began."""
 _SLOT_BYTES = _LATELY + 8 * ENTERED_KEPT
 MAX_SLOTS = 4096
 
@@ -128,6 +128,14 @@ class Trace:
         start = _HEADER_BYTES + slot * _SLOT_BYTES + _LATELY
         return frozenset(struct.unpack_from(f"={ENTERED_KEPT}q", self._memory, start)) - {0}
 
+    def entries(self, slot: int) -> int:
+        """Give how many attempts were ever entered in this slot."""
+        return self._get_i64(slot, _ENTRIES)
+
+    def remembers_all(self, slot: int) -> bool:
+        """Say whether every attempt of this slot that is not settled yet is among `entered_lately`."""
+        return self._get_i64(slot, _ENTRIES) - self._get_i64(slot, _SETTLED) <= ENTERED_KEPT
+
     def pulse(self, slot: int, at_s: float) -> None:
         self._set_f64(slot, _PULSE, at_s)
 
@@ -142,6 +150,10 @@ class Trace:
 
     def kind(self, slot: int) -> int:
         return self._get_i64(slot, _KIND)
+
+    def set_settled(self, slot: int, entries: int) -> None:
+        """Say that the ledger knows the outcomes of the first `entries` attempts of this slot."""
+        self._set_i64(slot, _SETTLED, entries)
 
     def set_kill_at(self, slot: int, at_s: float) -> None:
         """Tell the nursery when the lease of this slot ends: it kills the runner then, even if we are frozen."""

@@ -93,6 +93,8 @@ class Floor:
         self._starting: dict[int, Hold] = {}
         """Becoming RUNNING in the turn that is on its way."""
         self._asked: Turn | None = None
+        self._handed_in: dict[int, int] = {}
+        """By slot, the attempts whose ends are all known once the turn on its way is written."""
         self._uncertain: Turn | None = None
         self._comparing = False
         self._compare_wanted = False
@@ -205,6 +207,7 @@ class Floor:
         if failpoints.active and (self._outbox.done or self._outbox.endings):
             failpoints.reached("worker.before_settle")
         self._asked = self._outbox.turn(self._worker_id, start, wish)
+        self._handed_in = {} if len(self._outbox) else self._runners.roster.entered_and_over()
         self._wheel.turn(self._asked)
 
     def _free(self) -> int:
@@ -243,6 +246,7 @@ class Floor:
         if not answer.alive:
             self._die()
             return
+        self._runners.roster.note_settled(self._handed_in)
         now_s = host.boottime_s()
         self._pace.saw_turn(message.duration_s)
         self._pace.saw_ends(self._runners.ended_since_turn, now_s - self._turned_s, now_s)

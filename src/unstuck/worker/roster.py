@@ -169,6 +169,20 @@ class Roster:
         ends = [end_s for hold in crew.jobs.values() if (end_s := must_stop_at_s(hold, confirmed_s)) is not None]
         self._set_kill_at(crew.slot, min(ends, default=0.0))
 
+    def entered_and_over(self) -> dict[int, int]:
+        """Give for each sync runner's slot how many entered attempts have certainly ended."""
+        # What is entered and not over is among its jobs.
+        return {
+            crew.slot: self._trace.entries(crew.slot) - len(crew.jobs)
+            for crew in self.crews.values()
+            if not crew.is_async
+        }
+
+    def note_settled(self, entries: dict[int, int]) -> None:
+        """Tell who may have to clean up after us that the ledger knows how these ended."""
+        for slot, count in entries.items():
+            self._trace.set_settled(slot, count)
+
     def _set_kill_at(self, slot: int, at_s: float) -> None:
         # Written only when it changes: most jobs come and go under the same lease.
         if self._kill_at.get(slot, 0.0) != at_s:
