@@ -72,7 +72,7 @@ def unreadable_url() -> LedgerError:
     # The driver's own message may quote a part of the password.
     return LedgerError(
         "The PostgreSQL URL cannot be read. Write postgresql://user:password@host:port/database, with special "
-        "characters of the password percent-encoded."
+        "characters of the password percent-encoded and parameters (?sslmode=require) spelled as PostgreSQL does."
     )
 
 

@@ -31,7 +31,10 @@ def translate(error: Exception, path: str, *, system_errno: int = 0, committing:
                 f"{path} cannot be written ({error}). Give this user write access to the file and its directory."
             )
         case apsw.CantOpenError():
-            return LedgerError(f"{path} cannot be opened ({error}). Check that its directory exists and is writable.")
+            return LedgerError(
+                f"{path} cannot be opened ({error}). Check that its directory exists, and that this user may read and "
+                "write both."
+            )
         case apsw.NotADBError():
             return LedgerError(
                 f"{path} is not a SQLite database. Point the URL at another file, or move this one out of the way."
