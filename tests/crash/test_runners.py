@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from tests.crash.bench_kit import House, frame, house, wait_until
 
 from unstuck import host
@@ -93,7 +94,6 @@ def test_a_job_that_ended_just_before_it_was_cancelled_does_not_take_the_next_on
 def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_failed(tmp_path: Path) -> None:
     for fate in (Died("drain", counts=False, drained=True), Overran("too long"), Died("lease", counts=False)):
         with shift(tmp_path) as at_work:
-            nursery = at_work.house.trace.nursery()[0]
             wait_until(lambda at=at_work: at.house.trace.nursery()[0], "the nursery to be equipped")  # type: ignore[misc]
             nursery = at_work.house.trace.nursery()[0]
             os.kill(nursery, signal.SIGSTOP)
@@ -107,6 +107,38 @@ def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_faile
             assert not at_work.outbox.endings
             at_work.runners.feed(0)
             at_work.until(lambda at=at_work: at.outbox.done, "it to run as if nothing had been")  # type: ignore[misc]
+
+
+def test_a_frozen_nursery_is_replaced_and_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unstuck.worker.runners.BIRTH_S", 0.2)
+    with shift(tmp_path) as at_work:
+        wait_until(lambda: at_work.house.trace.nursery()[0], "the nursery to be equipped")
+        os.kill(at_work.house.trace.nursery()[0], signal.SIGSTOP)
+        hold = at_work.hold("add", 1, 2)
+        at_work.give(hold)
+        at_work.until(lambda: hold in at_work.runners.ready, "the job to come back from the frozen nursery")
+        monkeypatch.setattr("unstuck.worker.runners.BIRTH_S", 10.0)
+        at_work.runners.feed(0)
+        at_work.until(lambda: at_work.outbox.done, "the job to run")
+
+
+def test_a_frozen_nursery_is_left_alone_while_others_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unstuck.worker.runners.BIRTH_S", 0.2)
+    with shift(tmp_path, slots=2) as at_work:
+        go_on = tmp_path / "go-on"
+        working = at_work.hold("wait_for", str(go_on))
+        at_work.give(working)
+        at_work.entered(working)
+        nursery = at_work.house.trace.nursery()[0]
+        os.kill(nursery, signal.SIGSTOP)
+        try:
+            hold = at_work.hold("add", 1, 2)
+            at_work.give(hold)
+            at_work.until(lambda: hold in at_work.runners.ready, "the job to come back")
+            go_on.touch()
+            at_work.until(lambda: at_work.outbox.done, "the other to end undisturbed")
+        finally:
+            os.kill(nursery, signal.SIGCONT)
 
 
 def test_a_runner_killed_by_a_drain_before_it_began_gives_its_job_back(tmp_path: Path) -> None:

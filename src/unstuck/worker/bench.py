@@ -124,6 +124,11 @@ class Bench:
             self.close()
             raise
 
+    def kill_nursery(self) -> None:
+        """End a nursery that does not answer; `read` tells of its end as of any other."""
+        if self._process is not None:
+            self._process.kill()
+
     def equip(self, trace: Trace, worker_id: str) -> None:
         """Say which shared page the runners use from now on."""
         self._trace = trace

@@ -31,6 +31,8 @@ CHECK_S = 0.02
 STOP_GRACE_S = 5.0
 """How long an async job may take to obey its cancellation before its runner is killed."""
 MEMORY_LOOK_S = 1.0
+BIRTH_S = 10.0
+"""How long a job waits for its runner to be born; the nursery needs milliseconds, unless it is frozen."""
 
 log = logger("unstuck.worker")
 
@@ -335,6 +337,9 @@ class Runners:
 
     def _check_crew(self, crew: Crew, now_s: float) -> None:
         crew.runner.trim_output()
+        if crew.runner.pid is None and now_s - next(iter(crew.jobs.values())).given_s > BIRTH_S:
+            self._miss_birth(crew, now_s)
+            return
         if crew.is_async:
             holds = list(crew.jobs.values())
         else:
@@ -348,6 +353,19 @@ class Runners:
             if hold.stop_by_s and now_s > hold.stop_by_s:
                 self._kill_shared(crew, hold)
                 return
+
+    def _miss_birth(self, crew: Crew, now_s: float) -> None:
+        """The nursery does not answer: replace it, unless that would kill what others run; then wait without jobs."""
+        if all(other.runner.pid is None for other in self.roster.crews.values() if other.jobs):
+            log.error("The nursery does not answer and is killed")
+            self._bench.kill_nursery()
+            return
+        tokens = crew.runner.retract()
+        for token in tokens:
+            self._came_back(crew, token, now_s)
+        if tokens:
+            log.error("The nursery does not answer; giving back what waits for a runner", jobs=len(tokens))
+            self.roster.rest_until_s = now_s + BIRTH_S
 
     def _check_hold(self, hold: Hold, began_s: float, now_s: float) -> None:
         limit_s = hold.policy.timeout_s
