@@ -6,7 +6,7 @@ import time
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, claim, new_job, put, turn, until
+from tests.contract.hands import birth, claim, new_job, put, running, turn, until
 from tests.contract.proxy import Proxy
 from tests.pg import GUARDED, PgServer
 
@@ -210,3 +210,19 @@ def test_a_batch_larger_than_a_message_is_stored_as_one(pg_ledger: PostgresLedge
     answer = pg_ledger.enqueue(jobs)
     assert [one.fresh for one in answer] == [True] * 6000 + [False] * 6000
     assert [one.job_id for one in answer[:6000]] == [one.job_id for one in answer[6000:]]
+
+
+def test_a_servers_own_defaults_change_nothing(pg_server: PgServer) -> None:
+    url = pg_server.new_database()
+    name = url.rpartition("/")[2]
+    for setting in ("datestyle = 'German, DMY'", "default_transaction_isolation = 'repeatable read'"):
+        pg_server.execute(f"alter database {name} set {setting}")
+    ledger = PostgresLedger(Settings(url=url))
+    ledger.migrate()
+    ledger.register(birth("w1"))
+    job = running(ledger, payload=b"\\\x00")
+    assert job.payload == b"\\\x00"
+    connection = ledger.turn_lane.open().connection
+    assert connection.execute("show transaction_isolation").fetchone() == ("read committed",)
+    ledger.close()
+    pg_server.drop_database(url)

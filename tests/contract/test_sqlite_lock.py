@@ -1,5 +1,6 @@
 """The write lock of the SQLite ledger: fair, named, and taken from the frozen and the dead."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -304,3 +305,16 @@ def test_all_meet_at_the_new_lock_file_when_the_old_one_was_deleted(tmp_path: Pa
     old.release()
     old.close()
     new.close()
+
+
+def test_a_ledger_that_is_dropped_keeps_no_file_open(url: str, tmp_path: Path) -> None:
+    def open_files() -> list[str]:
+        names = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+        return [name for name in names if name.startswith(str(tmp_path))]
+
+    ledger = SqliteLedger(Settings(url=url))
+    ledger.migrate()
+    assert f"{tmp_path}/jobs.db-lock" in open_files()
+    del ledger
+    gc.collect()
+    assert open_files() == []

@@ -34,6 +34,8 @@ _SESSION = (
     ("tcp_user_timeout", "15s"),
     # None of our statements is worth compiling, and tables without statistics make the planner think otherwise.
     ("jit", "off"),
+    # Whoever waited for a lock must see what was committed meanwhile: a server may have been set to another default.
+    ("default_transaction_isolation", "read committed"),
 )
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -102,7 +104,9 @@ def _introduce(connection: Connection, address: Address) -> Session:
         )
     arrays.teach(connection.adapters)
     row = connection.execute(
-        "select pg_backend_pid(), (select backend_start from pg_stat_get_activity(pg_backend_pid()))"
+        "select pg_backend_pid(), (select backend_start from pg_stat_get_activity(pg_backend_pid()))",
+        # Times as text would come in whatever DateStyle the server has.
+        binary=True,
     ).fetchone()
     assert row is not None
     pooled = row[0] != connection.info.backend_pid

@@ -80,6 +80,12 @@ class FairLock:
         finally:
             self._turnstile.release()
 
+    def __del__(self) -> None:
+        # Dropped without `close`: a number of its own must not stay taken.
+        fd: int | None = getattr(self, "_fd", None)
+        if fd is not None:
+            os.close(fd)
+
     def _open(self) -> int:
         with self._asking:
             if self._fd is not None and not self._blocked and not os.fstat(self._fd).st_nlink:
