@@ -85,14 +85,16 @@ def _list(show: Show, found: list[StaleAction], left: list[StaleAction]) -> None
                 state_cell(action.worker_state),
                 action.host,
                 coarse(action.silent_s),
-                Cell(
-                    "deadline" if action.given_up_after_s is None else coarse(action.given_up_after_s), "bright_black"
-                ),
+                Cell(_given_up(action), "bright_black"),
                 "" if action.action == "none" else Cell(action.action, "green"),
             ]
             for action in found
         ],
     )
+
+
+def _given_up(action: StaleAction) -> str:
+    return "at its deadline" if action.given_up_after_s is None else f"after {coarse(action.given_up_after_s)}"
 
 
 def _why_left(left: list[StaleAction], fail: bool) -> list[str]:

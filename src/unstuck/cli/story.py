@@ -36,9 +36,11 @@ def tell_story(show: Show, record: JobRecord, view: dict[str, Any], printed: boo
     if record.error is not None:
         kind = record.error.details.get("type")
         message = f"{kind}: {record.error.message}" if kind else record.error.message
-        facts.append(("error", Cell(f"{record.error.code}  {message}", "red")))
+        # Until the job has ended, this is only what became of an earlier try.
+        name, style = ("error", "red") if record.state in FINAL else ("last try", "yellow")
+        facts.append((name, Cell(f"{record.error.code}  {message}", style)))
         if record.error.cause:
-            facts.append(("cause", Cell(record.error.cause, "red")))
+            facts.append(("cause", Cell(record.error.cause, style)))
     if record.crash_count:
         facts.append(("crashes", Cell(str(record.crash_count))))
     if record.cancel_requested and record.state not in FINAL and view["waiting"] is None:

@@ -93,7 +93,8 @@ def _list(show: Show, shown: list[WorkerRecord], now_s: float) -> None:
                 worker.id,
                 state_cell(worker.state, mark=show.pretty),
                 ",".join(worker.queues),
-                f"{worker.running}/{worker.concurrency}",
+                # The dead keep the number of their last beat; what they held is in other hands.
+                f"{worker.running}/{worker.concurrency}" if worker.state in LIVING else "",
                 Cell(ago(worker.last_seen_at, now_s), "bright_black"),
                 worker.host,
                 str(worker.pid),
