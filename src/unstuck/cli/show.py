@@ -1,6 +1,7 @@
 """Print for whoever looks: tables with colour on a terminal, plain aligned lines in a pipe, JSON on request."""
 
 import re
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -158,7 +159,9 @@ class Show:
     def _console(self) -> Any:
         from rich.console import Console
 
-        return Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+        # The width is asked for here: on a dumb terminal rich would take eighty columns for granted.
+        width = shutil.get_terminal_size().columns
+        return Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False)
 
 
 def _columns_that_fit(columns: Sequence[Column], widths: Sequence[int], filled: Sequence[bool], room: int) -> list[int]:
