@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import UnknownWorker as UnknownWorker
     from unstuck.domain.errors import UnstuckError as UnstuckError
     from unstuck.domain.errors import WorkerCrashed as WorkerCrashed
+    from unstuck.domain.errors import WrongArguments as WrongArguments
     from unstuck.domain.retry import Retry as Retry
     from unstuck.domain.states import JobState as JobState
     from unstuck.runner.context import Context as Context
@@ -78,6 +79,7 @@ __all__ = [
     "UnknownWorker",
     "UnstuckError",
     "WorkerCrashed",
+    "WrongArguments",
     "current_context",
 ]
 

@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from unstuck import App, ConfigError, Context, PayloadError, Recovery, Retry, UnknownQueue, UnknownTask, WorkerCrashed
+from unstuck import (
+    App,
+    ConfigError,
+    Context,
+    PayloadError,
+    Recovery,
+    Retry,
+    UnknownQueue,
+    UnknownTask,
+    WorkerCrashed,
+    WrongArguments,
+)
 
 
 @pytest.fixture
@@ -121,6 +132,20 @@ def test_arguments_that_cannot_be_stored_are_refused_and_nothing_is_written(
     with pytest.raises(PayloadError, match=words):
         some_task.enqueue_many([(1,), (argument,)])
     assert sum(app.ledger.count_jobs().values()) == 0
+
+
+def test_arguments_that_do_not_fit_are_refused_where_they_are_given(app: App) -> None:
+    @app.task
+    def send(ctx: Context, to: str, *, copies: int = 1) -> None: ...
+
+    with pytest.raises(WrongArguments, match="missing a required argument: 'to'"):
+        send.enqueue()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'copy'"):
+        send.enqueue("a", copy=2)
+    with pytest.raises(WrongArguments, match="too many positional arguments"):
+        send.enqueue_many([("a",), ("b", "c")])
+    assert sum(app.ledger.count_jobs().values()) == 0
+    assert send.enqueue("a", copies=2).id > 0
 
 
 def test_a_circular_argument_is_refused(app: App) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 from unstuck.client.counter import Counter
 from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
 from unstuck.client.job import Job
+from unstuck.domain.errors import WrongArguments
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.records import Enqueued, NewJob
 
@@ -33,6 +35,7 @@ class Task(Generic[P, R]):
         self._counter = counter
         self._known_queues = known_queues
         self._options = options or Options()
+        self._signature = _signature(definition)
         functools.update_wrapper(self, definition.function)
 
     @property
@@ -96,6 +99,11 @@ class Task(Generic[P, R]):
 
     def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
         definition = self.definition
+        if self._signature is not None:
+            try:
+                self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise WrongArguments(f"Task {self.name!r}{self._signature} cannot be called so: {error}.") from None
         return build_job(
             task=definition.name,
             queue=definition.queue,
@@ -118,3 +126,13 @@ class Task(Generic[P, R]):
             stored = parts.coalescer.enqueue(jobs)
             parts.ringer.ring(words)
         return [Job(self._counter, item.job_id, fresh=item.fresh) for item in stored]
+
+
+def _signature(definition: TaskDefinition) -> inspect.Signature | None:
+    """Give what a caller must pass, without the Context; None where Python cannot tell."""
+    try:
+        whole = inspect.signature(definition.function)
+    except (TypeError, ValueError):
+        return None
+    passed = [item for item in whole.parameters.values() if item.name != definition.context_parameter]
+    return whole.replace(parameters=passed)

@@ -36,6 +36,10 @@ class PayloadError(UnstuckError, ValueError):
     """Arguments that cannot be stored: not JSON, or too large."""
 
 
+class WrongArguments(UnstuckError, TypeError):
+    """Arguments that do not fit the signature of the task."""
+
+
 class UnknownName(UnstuckError, LookupError):
     """A queue, task, job or worker that does not exist."""
 

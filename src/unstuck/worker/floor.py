@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from unstuck import failpoints, host
 from unstuck.config import Settings
+from unstuck.domain.errors import UnstuckError
 from unstuck.domain.outcomes import Cancelled, Died
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.recovery import conclude
@@ -149,6 +150,8 @@ class Floor:
                 case Rung():
                     self._rung = True
                 case Broken():
+                    if isinstance(message.error, UnstuckError):
+                        raise message.error
                     # A worker with a dead thread would live and do nothing: better to die loudly.
                     raise RuntimeError(f"the {message.what} of this worker broke") from message.error
                 case _:
@@ -172,6 +175,8 @@ class Floor:
 
     def _die(self) -> None:
         """The ledger gave our jobs away: nothing that we hold is ours any more."""
+        if self._declared_dead:
+            return
         log.error("This worker was declared dead; killing what it holds and coming back under a new id")
         self._runners.kill_all(None)
         self._declared_dead = True

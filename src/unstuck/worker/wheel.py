@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass
 
 from unstuck.domain.endings import Ending
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue
+from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch
 from unstuck.domain.outcomes import NotStorable
 from unstuck.domain.policy import Policy
 from unstuck.domain.recovery import Attempt, conclude
 from unstuck.logs import logger
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Done, HeldJob, Turn, TurnAnswer
-from unstuck.worker.mailbox import Mailbox
+from unstuck.worker.mailbox import Broken, Mailbox
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -79,10 +79,13 @@ class Wheel:
         while (work := self._work.get()) is not None:
             self._mailbox.post(self._compare() if isinstance(work, _Compare) else self._turn(work))
 
-    def _turn(self, turn: Turn) -> TurnDone | TurnUncertain:
+    def _turn(self, turn: Turn) -> TurnDone | TurnUncertain | Broken:
         began_s = time.monotonic()
         try:
             answer = self._split_if_refused(turn)
+        except SchemaMismatch as error:
+            # The tables changed under us: trying again would mean to live and do nothing.
+            return Broken("wheel", error)
         except LedgerUnavailable as error:
             return self._failed(turn, error)
         except LedgerError as error:
