@@ -15,7 +15,7 @@ from unstuck.config import DEFAULT_QUEUE, Settings
 from unstuck.domain.policy import Policy
 from unstuck.runner.tasks import Manifest, TaskEntry
 from unstuck.runner.trace import Trace
-from unstuck.store.opening import ready_ledger
+from unstuck.store.opening import open_ledger
 from unstuck.worker.bench import Bench
 from unstuck.worker.main import Incarnations
 from unstuck.worker.signals import StopSignals
@@ -50,7 +50,7 @@ class NoSignals:
 def live(settings: Settings) -> None:
     manifest = Manifest((TaskEntry("noop", DEFAULT_QUEUE, False, Policy()),), config.dump(settings), fork=True)
     worker = Incarnations(
-        cast(Bench, EmptyBench()), manifest, settings, ready_ledger(settings), (DEFAULT_QUEUE,), 2, None, True
+        cast(Bench, EmptyBench()), manifest, settings, open_ledger(settings), (DEFAULT_QUEUE,), 2, None, True
     )
     worker.live(cast(StopSignals, NoSignals()))
 

@@ -129,9 +129,11 @@ def _copy(stage: Stage, state: str, rows: int, task: str | None = None, rank: in
     database.query(
         url,
         f"begin immediate; {numbers} insert into {{jobs}} (id, {names})"
-        f" select (select last_job_id from ledger) + i, {copied} from n, {template};"
-        f" update ledger set last_job_id = (select max(id) from {{jobs}}); commit",
+        f" select (select last_job_id from unstuck_ledger) + i, {copied} from n, {template};"
+        f" update unstuck_ledger set last_job_id = (select max(id) from {{jobs}}); commit",
     )
+    # A WAL of a million rows is no ordinary one: the first commits after it would pay for copying it back.
+    database.query(url, "pragma wal_checkpoint(truncate)")
 
 
 def _columns(stage: Stage) -> list[str]:
@@ -141,5 +143,5 @@ def _columns(stage: Stage) -> list[str]:
             " where table_schema = 'unstuck' and table_name = 'jobs' order by ordinal_position"
         )
     else:
-        sql = "select name from pragma_table_info('jobs')"
+        sql = "select name from pragma_table_info('unstuck_jobs')"
     return [str(row[0]) for row in stage.database.query(stage.url, sql)]

@@ -20,6 +20,7 @@ from unstuck.runner.trace import trace_path
 
 PROCESSES = 4
 SETTLE_S = 8.0
+MOST_CONNECTIONS_EACH = 3
 
 
 def run(databases: list[Database], workers: int, seconds: float) -> Table:
@@ -30,7 +31,8 @@ def run(databases: list[Database], workers: int, seconds: float) -> Table:
     )
     for database in databases:
         if isinstance(database, Postgres):
-            with _room_for(database, workers * 2 + 100) as counts_statements, stage_on(database) as stage:
+            room = workers * MOST_CONNECTIONS_EACH + 100
+            with _room_for(database, room) as counts_statements, stage_on(database) as stage:
                 _measure(table, stage, database, workers, seconds, counts_statements)
     table.notes += [
         f"simulated: {PROCESSES} processes with the real threads of a worker each (floor, wheel, heartbeat, watchman,"
