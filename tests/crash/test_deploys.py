@@ -67,3 +67,18 @@ def test_many_jobs_of_an_unknown_task_do_not_hide_the_known_ones(fleet: Fleet) -
     fleet.start("--concurrency", "4")
     jobs = fleet.task("add").enqueue_many([(n, n) for n in range(200)])
     wait_for(lambda: len(fleet.ledger.outcomes([job.id for job in jobs])) == len(jobs), "the known jobs to end")
+
+
+def test_newer_code_asks_for_a_shorter_lease_than_the_old_worker_beats(fleet: Fleet) -> None:
+    """The worker beats every 5 s for its own app; the job brought a timeout of 2 s: it must not lose it each time."""
+    fleet.start("--concurrency", "1")
+    newer = App(fleet.url)
+
+    @newer.task(on_crash="retry", heartbeat_interval="0.5s", heartbeat_timeout="2s")
+    def nap_again(seconds: float, path: str = "") -> str:
+        return "rested"
+
+    job = nap_again.enqueue(5.0)
+    assert job.result(timeout=40) == "rested"
+    assert len(fleet.ledger.attempts(job.id)) == 1
+    newer.close()

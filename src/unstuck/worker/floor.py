@@ -296,6 +296,8 @@ class Floor:
         if len(self._terms) >= MAX_TERMS_KEPT:
             self._terms.clear()
         self._terms[stored] = policy, lease_s
+        if lease_s is not None and self._heartbeat is not None:
+            self._heartbeat.quicken(lease_s / 2)
         return policy, lease_s
 
     def _after_comparison(self, held: list[HeldJob]) -> None:

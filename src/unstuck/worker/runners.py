@@ -4,6 +4,7 @@ What ended goes into the outbox; what never began comes back to `ready`. All of 
 thread, between two selects.
 """
 
+import math
 import selectors
 from collections import deque
 from collections.abc import Callable
@@ -58,6 +59,7 @@ class Runners:
         self._pace = pace
         self._confirmed_s = 0.0
         self._checked_s = 0.0
+        self._nursery_gone = False
         self.roster = Roster(bench, slots, trace)
         self.ready: deque[Hold] = deque()
         """RUNNING in the ledger, and not yet with a runner."""
@@ -100,6 +102,8 @@ class Runners:
         self.roster.loaded.clear()
 
     def tick(self, now_s: float) -> None:
+        if self._nursery_gone and not len(self._outbox):
+            self._start_nursery()
         if now_s - self._checked_s < CHECK_S:
             return
         self._checked_s = now_s
@@ -312,9 +316,16 @@ class Runners:
             crew.runner.kill()
             self._bury(crew, f"its nursery died ({cause})")
         self._bench.close()
+        self.roster.rest_until_s = math.inf
+        self._nursery_gone = True
+
+    def _start_nursery(self) -> None:
+        """Import the app anew. It may take its time, or fail: what the dead left behind was handed in before."""
         self._bench.start()
         self._bench.equip(self._trace, self._worker_id)
         self._selector.register(self._bench, selectors.EVENT_READ, self._read_bench)
+        self.roster.rest_until_s = 0.0
+        self._nursery_gone = False
 
     def _came_back(self, crew: Crew, token: int, now_s: float) -> None:
         hold = self.roster.take_off(crew, token)
