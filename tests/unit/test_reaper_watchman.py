@@ -192,6 +192,29 @@ def test_three_followers_are_held_and_a_newcomer_is_noticed_on_refresh(stage: St
     wait_for(lambda: neighbours.holding == {newcomer, *ids[:2]}, "the newcomer held")
 
 
+def test_a_fleet_that_is_born_together_is_looked_at_together(
+    stage: Stage, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = stage.worker(body=stage.body())
+    reaper = stage.reaper(RARE)
+    looks: list[str] = []
+    ring_of = reaper.ledger.ring_of
+
+    def counted(*arguments: Any) -> Any:
+        looks.append("look")
+        return ring_of(*arguments)
+
+    monkeypatch.setattr(reaper.ledger, "ring_of", counted)
+    neighbours = Neighbours(reaper, mine)
+    started.append(neighbours)
+    neighbours.start()
+    until_s = time.monotonic() + 1.0
+    while time.monotonic() < until_s:
+        neighbours.refresh()
+    # Gaps of 0.1, 0.2, 0.4 and 0.8 s: a hundred thousand rings are a handful of looks.
+    assert 1 <= len(looks) <= 6
+
+
 def test_a_worker_that_stops_in_order_is_let_go_without_a_verdict(stage: Stage, started: list[Any]) -> None:
     me, body = stage.body(), stage.body()
     mine, other = stage.worker(body=me), stage.worker(body=body)

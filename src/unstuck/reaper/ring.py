@@ -18,6 +18,8 @@ FOLLOWERS = 3
 # Workers of the same host name in other pid namespaces follow too, and cannot be held.
 LOOKED_AT = 24
 EVIDENCE = "its process no longer exists"
+# A fleet that is born together rings once for each: who looked a moment ago looks at the next ones together.
+LOOK_GAP_S = 0.05
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 
@@ -34,6 +36,8 @@ class Neighbours:
         self._held: dict[str, int] = {}
         self._dead: set[str] = set()
         self._refresh_s = 0.0
+        self._looked_s = 0.0
+        self._gap_s = LOOK_GAP_S
         self._retry_s = RETRY_FIRST_S
         self._stopping = False
         self._poll = select.poll()
@@ -50,7 +54,7 @@ class Neighbours:
 
     def refresh(self) -> None:
         """Look anew who follows: somebody was born or died."""
-        self._refresh_s = 0.0
+        self._refresh_s = min(self._refresh_s, self._looked_s + self._gap_s)
         self._wake()
 
     def stop(self) -> None:
@@ -94,6 +98,8 @@ class Neighbours:
             self._bury_dead()
             if now_s >= self._refresh_s:
                 self._refresh_s = now_s + self._interval_s
+                self._gap_s = self._next_gap_s(now_s - self._looked_s)
+                self._looked_s = now_s
                 self._look_around()
                 self._bury_dead()
         except LedgerUnavailable:
@@ -106,6 +112,11 @@ class Neighbours:
             self._dead.clear()
         self._retry_s = RETRY_FIRST_S
         return max(0.0, self._refresh_s - host.boottime_s())
+
+    def _next_gap_s(self, quiet_s: float) -> float:
+        """Look twice as seldom while the rings go on, so that a thousand births are not a million looks."""
+        quiet = quiet_s > max(2 * self._gap_s, LOOK_GAP_S)
+        return LOOK_GAP_S if quiet else min(self._gap_s * 2, self._interval_s)
 
     def _wait(self, timeout_s: float) -> None:
         owners = {fd: worker_id for worker_id, fd in self._held.items()}
