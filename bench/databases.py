@@ -53,7 +53,7 @@ class Sqlite(Database):
         connection = apsw.Connection(url.removeprefix("sqlite://"))
         try:
             connection.set_busy_timeout(5000)
-            return list(connection.execute(sql.replace("{jobs}", "jobs")))
+            return list(connection.execute(sql.replace("{jobs}", "unstuck_jobs")))
         finally:
             connection.close()
 

@@ -101,12 +101,12 @@ class TestAPlaceThatIsNoLedger:
         import apsw
 
         other = apsw.Connection(str(shop.folder / "jobs.db"))
-        other.execute("create table jobs (mine text)")
-        other.execute("insert into jobs values ('kept')")
+        other.execute("create table heartbeats (mine text)")
+        other.execute("insert into heartbeats values ('kept')")
         other.close()
         shop.refused(1, *command)
         again = apsw.Connection(str(shop.folder / "jobs.db"))
-        assert list(again.execute("select mine from jobs")) == [("kept",)]
+        assert list(again.execute("select mine from heartbeats")) == [("kept",)]
         again.close()
 
     def test_a_folder_that_does_not_exist(self, command: list[str], shop: Shop) -> None:

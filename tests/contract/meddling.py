@@ -13,6 +13,10 @@ class Meddler(Protocol):
 
     def rows(self, query: str) -> list[tuple[Any, ...]]: ...
 
+    def count(self, table: str) -> int:
+        """Count the rows of a table, by the name that it has without the dialect's prefix."""
+        ...
+
     def age_beat(self, worker_id: str, seconds: float) -> None:
         """As if the worker had last beaten so much earlier."""
         ...
@@ -46,30 +50,34 @@ class SqliteMeddler:
         finally:
             connection.close()
 
+    def count(self, table: str) -> int:
+        return int(self.rows(f"SELECT count(*) FROM unstuck_{table}")[0][0])
+
     def age_beat(self, worker_id: str, seconds: float) -> None:
         self.rows(
-            "UPDATE beats SET beat_boot_s = beat_boot_s - ?2, beat_at = beat_at - ?2 WHERE worker_id = ?1",
+            "UPDATE unstuck_beats SET beat_boot_s = beat_boot_s - ?2, beat_at = beat_at - ?2 WHERE worker_id = ?1",
             (worker_id, seconds),
         )
 
     def age_job(self, job_id: int, seconds: float) -> None:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "started_boot_s", "finished_at")
-        self.rows(f"UPDATE jobs SET {', '.join(f'{c} = {c} - ?2' for c in columns)} WHERE id = ?1", (job_id, seconds))
+        changes = ", ".join(f"{c} = {c} - ?2" for c in columns)
+        self.rows(f"UPDATE unstuck_jobs SET {changes} WHERE id = ?1", (job_id, seconds))
 
     def age_worker(self, worker_id: str, seconds: float) -> None:
         self.rows(
-            "UPDATE workers SET created_at = created_at - ?2, stopped_at = stopped_at - ?2 WHERE id = ?1",
+            "UPDATE unstuck_workers SET created_at = created_at - ?2, stopped_at = stopped_at - ?2 WHERE id = ?1",
             (worker_id, seconds),
         )
 
     def age_events(self, seconds: float) -> None:
-        self.rows("UPDATE events SET at = at - ?", (seconds,))
+        self.rows("UPDATE unstuck_events SET at = at - ?", (seconds,))
 
     def expire_ticket(self, name: str) -> None:
-        self.rows("UPDATE tickets SET until_boot_s = 0 WHERE name = ?", (name,))
+        self.rows("UPDATE unstuck_tickets SET until_boot_s = 0 WHERE name = ?", (name,))
 
     def age_schema(self, number: int) -> None:
-        self.rows("INSERT INTO migrations VALUES (?, 'from_the_future', 0)", (number,))
+        self.rows("INSERT INTO unstuck_migrations VALUES (?, 'from_the_future', 0)", (number,))
 
 
 class PostgresMeddler:
@@ -84,6 +92,9 @@ class PostgresMeddler:
             connection.execute(f"set search_path = {self._schema}")
             cursor = connection.execute(query, values)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
+
+    def count(self, table: str) -> int:
+        return int(self.rows(f"select count(*) from {table}")[0][0])
 
     def age_beat(self, worker_id: str, seconds: float) -> None:
         self.rows(

@@ -59,8 +59,8 @@ def sqlite_columns(tmp_path: Path) -> Iterator[set[tuple[str, str]]]:
         connection.execute(migration.sql).fetchall()
     yield set(
         connection.execute(
-            "select t.name, c.name from sqlite_schema t, pragma_table_info(t.name) c "
-            "where t.name in ('jobs', 'attempts', 'outputs', 'worker_status', 'heartbeats', 'attempt_status')"
+            "select replace(t.name, 'unstuck_', '') as plain, c.name from sqlite_schema t, pragma_table_info(t.name) c "
+            "where plain in ('jobs', 'attempts', 'outputs', 'worker_status', 'heartbeats', 'attempt_status')"
         ).fetchall()
     )
     connection.close()

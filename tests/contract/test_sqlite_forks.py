@@ -61,7 +61,7 @@ def test_a_fork_waits_for_the_write_that_is_under_way(ledger: SqliteLedger) -> N
 
     def write() -> None:
         with ledger.db.write() as cursor:
-            cursor.execute("INSERT INTO queues (name) VALUES ('slow')")
+            cursor.execute("INSERT INTO unstuck_queues (name) VALUES ('slow')")
             inside.set()
             go.wait()
 
@@ -83,7 +83,7 @@ def test_a_child_torn_from_a_write_that_does_not_end_is_refused_and_harms_nobody
 
     def write() -> None:
         with ledger.db.write() as cursor:
-            cursor.execute("INSERT INTO queues (name) VALUES ('slow')")
+            cursor.execute("INSERT INTO unstuck_queues (name) VALUES ('slow')")
             inside.set()
             go.wait()
 

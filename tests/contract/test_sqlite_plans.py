@@ -14,14 +14,14 @@ from unstuck.store.sqlite.verbs import SQL
 
 MANY = 300_000
 INDEX_OF = {
-    "peek_ready": "jobs_ready",
-    "held_by": "jobs_held",
-    "cancel_asked": "jobs_held",
-    "next_due": "jobs_waiting",
-    "find_live_key": "jobs_live_key",
-    "jobs_with_error": "jobs_error",
-    "count_ready": "jobs_ready",
-    "count_held": "jobs_held",
+    "peek_ready": "unstuck_jobs_ready",
+    "held_by": "unstuck_jobs_held",
+    "cancel_asked": "unstuck_jobs_held",
+    "next_due": "unstuck_jobs_waiting",
+    "find_live_key": "unstuck_jobs_live_key",
+    "jobs_with_error": "unstuck_jobs_error",
+    "count_ready": "unstuck_jobs_ready",
+    "count_held": "unstuck_jobs_held",
 }
 BY_KEY = (
     "claim_job",
@@ -36,7 +36,7 @@ BY_KEY = (
 
 INSERT = """
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})
-INSERT INTO jobs (id, state, ready, waiting, held, rank, queue, task, run_at, enqueued_at, finished_at, payload)
+INSERT INTO unstuck_jobs (id, state, ready, waiting, held, rank, queue, task, run_at, enqueued_at, finished_at, payload)
 SELECT i + {offset}, '{state}', {ready}, 0, 0, 0, 'default', 'add', 0, 0, {finished_at}, x'00' FROM n
 """
 
@@ -52,7 +52,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> SqliteLedger:
     connection.execute(INSERT.format(count=MANY, offset=0, state="succeeded", ready=0, finished_at=1))
     connection.execute("ANALYZE")
     connection.execute(INSERT.format(count=MANY, offset=MANY, state="pending", ready=1, finished_at="NULL"))
-    connection.execute("UPDATE ledger SET last_job_id = ?", (2 * MANY,))
+    connection.execute("UPDATE unstuck_ledger SET last_job_id = ?", (2 * MANY,))
     connection.close()
     ledger.register(birth("w1"))
     return ledger
@@ -79,14 +79,14 @@ def test_a_hot_query_uses_its_index(crowded: SqliteLedger, name: str) -> None:
 def test_what_ends_or_starts_an_attempt_goes_by_the_key(crowded: SqliteLedger, name: str) -> None:
     text = plan(crowded, name)
     assert "USING INTEGER PRIMARY KEY" in text, text
-    assert "SCAN jobs" not in text
+    assert "SCAN unstuck_jobs" not in text
 
 
 @pytest.mark.parametrize("name", ["peek_ready", "claim_job", "finish_job", "held_by", "next_due"])
 def test_no_hot_query_sorts_or_scans_jobs(crowded: SqliteLedger, name: str) -> None:
     text = plan(crowded, name)
     assert "SCAN j\n" not in text + "\n"
-    assert "SCAN jobs" not in text
+    assert "SCAN unstuck_jobs" not in text
     if name != "held_by":
         assert "TEMP B-TREE FOR ORDER BY" not in text
 

@@ -244,9 +244,9 @@ def test_after_a_restart_of_the_machine_the_old_clock_means_nothing(ledger: Sqli
     ledger.register(birth("w1"))
     running(ledger)
     meddler = SqliteMeddler(path)
-    meddler.rows("UPDATE workers SET boot_id = 'the boot before'")
-    meddler.rows("UPDATE beats SET beat_boot_s = beat_boot_s + 1e6, beat_at = beat_at - 50")
-    meddler.rows("UPDATE jobs SET started_boot_s = started_boot_s + 1e6, started_at = started_at - 50")
+    meddler.rows("UPDATE unstuck_workers SET boot_id = 'the boot before'")
+    meddler.rows("UPDATE unstuck_beats SET beat_boot_s = beat_boot_s + 1e6, beat_at = beat_at - 50")
+    meddler.rows("UPDATE unstuck_jobs SET started_boot_s = started_boot_s + 1e6, started_at = started_at - 50")
     [watched] = ledger.watch()
     assert watched.boot_id == "the boot before" != host.boot_id()
     assert watched.silent_s == pytest.approx(50, abs=5)
@@ -259,7 +259,8 @@ def test_after_a_restart_of_the_machine_the_old_clock_means_nothing(ledger: Sqli
 
 def test_a_ticket_of_the_boot_before_is_void(ledger: SqliteLedger, path: Path) -> None:
     assert ledger.take_ticket("sweep", 3600.0)
-    SqliteMeddler(path).rows("UPDATE tickets SET boot_id = 'the boot before', until_boot_s = until_boot_s + 1e6")
+    meddler = SqliteMeddler(path)
+    meddler.rows("UPDATE unstuck_tickets SET boot_id = 'the boot before', until_boot_s = until_boot_s + 1e6")
     assert ledger.take_ticket("sweep", 3600.0)
 
 
@@ -310,7 +311,7 @@ def test_a_reader_who_never_ends_does_not_stop_the_writers(
     put(ledger)
     stranger = apsw.Connection(str(path))
     stranger.execute("BEGIN")
-    stranger.execute("SELECT count(*) FROM jobs").fetchall()
+    stranger.execute("SELECT count(*) FROM unstuck_jobs").fetchall()
     for _ in range(30):
         ledger.enqueue([new_job(payload=b"x" * 3000)] * 5)
     # To wait for the reader keeps the write lock from everybody else: once per so much growth, not once per commit.

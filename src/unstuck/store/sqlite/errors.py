@@ -56,6 +56,11 @@ def translate(error: Exception, path: str, *, system_errno: int = 0, committing:
             return RefusedValue(f"A number is too large to be stored ({error}). Whole numbers may have 64 bits.")
         case apsw.SQLError() if "no such table" in str(error) or "no such column" in str(error):
             return SchemaMismatch(f"There is no ledger in {path} yet, or an old one ({error}). {CURE_OLD}")
+        case apsw.SQLError() if "already exists" in str(error) or "there is already" in str(error):
+            return LedgerError(
+                f"{path} has something of yours under a name that the ledger needs ({error}): rename it, or give the "
+                "ledger a file of its own."
+            )
         case apsw.Error():
             return LedgerError(f"{path}: SQLite says {error}. If it stays, run `unstuck migrate` and restart.")
         case _:

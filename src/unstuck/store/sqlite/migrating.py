@@ -19,7 +19,7 @@ def migrate(db: Database) -> list[str]:
         # What is missing is read inside the transaction that applies it: of two at once, one finds it done.
         with db.write(LIMIT_S) as cursor:
             cursor.execute(
-                "CREATE TABLE IF NOT EXISTS migrations "
+                "CREATE TABLE IF NOT EXISTS unstuck_migrations "
                 "(number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL) STRICT"
             )
             left = pending(MIGRATIONS, _applied(cursor))
@@ -27,7 +27,9 @@ def migrate(db: Database) -> list[str]:
                 return done
             for _ in cursor.execute(left[0].sql):
                 pass
-            cursor.execute("INSERT INTO migrations VALUES (?, ?, unixepoch('subsec'))", (left[0].number, left[0].name))
+            cursor.execute(
+                "INSERT INTO unstuck_migrations VALUES (?, ?, unixepoch('subsec'))", (left[0].number, left[0].name)
+            )
             if failpoints.active:
                 failpoints.reached("migrate.before_commit")
         done.append(left[0].name)
@@ -46,4 +48,4 @@ def check(db: Database) -> None:
 
 
 def _applied(cursor: apsw.Cursor) -> set[int]:
-    return {number for (number,) in cursor.execute("SELECT number FROM migrations")}
+    return {number for (number,) in cursor.execute("SELECT number FROM unstuck_migrations")}

@@ -1,17 +1,20 @@
 -- The ledger on SQLite: one host, one file.
 --
---   jobs      one row per job; its last attempt lives in the row
---   attempts  earlier attempts, written when a job goes back to the queue
---   outputs   what attempts printed, where they printed anything
---   workers   who may hold jobs, with the verdict on them
---   beats     proofs of life: narrow rows that are only ever updated
---   queues, tasks, events, tickets, ledger
+--   unstuck_jobs      one row per job; its last attempt lives in the row
+--   unstuck_attempts  earlier attempts, written when a job goes back to the queue
+--   unstuck_outputs   what attempts printed, where they printed anything
+--   unstuck_workers   who may hold jobs, with the verdict on them
+--   unstuck_beats     proofs of life: narrow rows that are only ever updated
+--   unstuck_queues, unstuck_tasks, unstuck_events, unstuck_tickets, unstuck_ledger
+--
+-- There are no schemas here, and whoever enqueues inside a transaction of their own keeps their tables in the same
+-- file: the prefix leaves them names such as jobs, tasks and events. Only the views for people go without it.
 --
 -- Times named …_at are wall clock (seconds since 1970, UTC) and are for people. Times named …_boot_s are
 -- seconds since the machine was started, count time asleep, and are what leases are judged by: the wall
 -- clock may be set by anyone. They mean something only together with the boot id.
 
-CREATE TABLE ledger (
+CREATE TABLE unstuck_ledger (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     last_job_id INTEGER NOT NULL DEFAULT 0,
     last_token INTEGER NOT NULL DEFAULT 0,
@@ -22,11 +25,11 @@ CREATE TABLE ledger (
     swept_job_id INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
-INSERT INTO ledger (one) VALUES (1);
+INSERT INTO unstuck_ledger (one) VALUES (1);
 
 -- What is read on every claim comes first; what may be long comes last, so that a scan over states and times
 -- never follows the overflow pages of a payload.
-CREATE TABLE jobs (
+CREATE TABLE unstuck_jobs (
     id INTEGER PRIMARY KEY,
     state TEXT NOT NULL CHECK (
         state IN ('pending', 'claimed', 'running', 'succeeded', 'failed', 'cancelled', 'quarantined')
@@ -77,14 +80,14 @@ CREATE TABLE jobs (
 
 -- Predicates are booleans of their own: an entry moves only when the job becomes ready, held or waiting,
 -- and finished jobs are in none of them, however many there are.
-CREATE INDEX jobs_ready ON jobs (queue, rank, id) WHERE ready = 1;
-CREATE INDEX jobs_held ON jobs (worker_id) WHERE held = 1;
-CREATE INDEX jobs_waiting ON jobs (queue, run_at) WHERE waiting = 1;
-CREATE UNIQUE INDEX jobs_live_key ON jobs (live_key) WHERE live_key IS NOT NULL;
-CREATE INDEX jobs_error ON jobs (error_code, id) WHERE error_code IS NOT NULL;
+CREATE INDEX unstuck_jobs_ready ON unstuck_jobs (queue, rank, id) WHERE ready = 1;
+CREATE INDEX unstuck_jobs_held ON unstuck_jobs (worker_id) WHERE held = 1;
+CREATE INDEX unstuck_jobs_waiting ON unstuck_jobs (queue, run_at) WHERE waiting = 1;
+CREATE UNIQUE INDEX unstuck_jobs_live_key ON unstuck_jobs (live_key) WHERE live_key IS NOT NULL;
+CREATE INDEX unstuck_jobs_error ON unstuck_jobs (error_code, id) WHERE error_code IS NOT NULL;
 
-CREATE TABLE attempts (
-    job_id INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+CREATE TABLE unstuck_attempts (
+    job_id INTEGER NOT NULL REFERENCES unstuck_jobs (id) ON DELETE CASCADE,
     token INTEGER NOT NULL,
     worker_id TEXT NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('succeeded', 'failed', 'crashed', 'drained', 'cancelled')),
@@ -97,15 +100,15 @@ CREATE TABLE attempts (
     PRIMARY KEY (job_id, token)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE outputs (
-    job_id INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+CREATE TABLE unstuck_outputs (
+    job_id INTEGER NOT NULL REFERENCES unstuck_jobs (id) ON DELETE CASCADE,
     token INTEGER NOT NULL,
     stdout BLOB NOT NULL,
     stderr BLOB NOT NULL,
     PRIMARY KEY (job_id, token)
 ) STRICT;
 
-CREATE TABLE workers (
+CREATE TABLE unstuck_workers (
     id TEXT PRIMARY KEY,
     name TEXT NOT NULL,
     host TEXT NOT NULL,
@@ -134,22 +137,22 @@ CREATE TABLE workers (
     CHECK ((stopped_at IS NOT NULL) = (state IN ('dead', 'stopped')))
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE beats (
-    worker_id TEXT PRIMARY KEY REFERENCES workers (id) ON DELETE CASCADE,
+CREATE TABLE unstuck_beats (
+    worker_id TEXT PRIMARY KEY REFERENCES unstuck_workers (id) ON DELETE CASCADE,
     beat_boot_s REAL NOT NULL,
     beat_at REAL NOT NULL,
     running INTEGER NOT NULL DEFAULT 0,
     processed INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE queues (
+CREATE TABLE unstuck_queues (
     name TEXT PRIMARY KEY,
     paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
     changed_at REAL,
     changed_by TEXT
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE tasks (
+CREATE TABLE unstuck_tasks (
     name TEXT PRIMARY KEY,
     queue TEXT NOT NULL,
     policy BLOB,
@@ -157,7 +160,7 @@ CREATE TABLE tasks (
     seen_at REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE events (
+CREATE TABLE unstuck_events (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at REAL NOT NULL,
     kind TEXT NOT NULL,
@@ -166,10 +169,10 @@ CREATE TABLE events (
     message TEXT NOT NULL
 ) STRICT;
 
-CREATE INDEX events_job ON events (job_id, id) WHERE job_id IS NOT NULL;
-CREATE INDEX events_worker ON events (worker_id, id) WHERE worker_id IS NOT NULL;
+CREATE INDEX unstuck_events_job ON unstuck_events (job_id, id) WHERE job_id IS NOT NULL;
+CREATE INDEX unstuck_events_worker ON unstuck_events (worker_id, id) WHERE worker_id IS NOT NULL;
 
-CREATE TABLE tickets (
+CREATE TABLE unstuck_tickets (
     name TEXT PRIMARY KEY,
     until_boot_s REAL NOT NULL,
     boot_id TEXT NOT NULL
@@ -182,10 +185,10 @@ SELECT
     w.id AS worker_id,
     w.state AS status,
     strftime('%Y-%m-%d %H:%M:%f', b.beat_at, 'unixepoch') AS last_seen_at,
-    (SELECT count(*) FROM jobs j WHERE j.held = 1 AND j.worker_id = w.id) AS active_tasks,
+    (SELECT count(*) FROM unstuck_jobs j WHERE j.held = 1 AND j.worker_id = w.id) AS active_tasks,
     (unixepoch('subsec') - b.beat_at) / 60.0 AS minutes_since_heartbeat
-FROM workers w
-JOIN beats b ON b.worker_id = w.id;
+FROM unstuck_workers w
+JOIN unstuck_beats b ON b.worker_id = w.id;
 
 -- One row per held job. A worker beats once for all that it holds, so the rows are derived, and none is ever stored.
 CREATE VIEW heartbeats AS
@@ -197,9 +200,9 @@ SELECT
     strftime('%Y-%m-%d %H:%M:%f', b.beat_at, 'unixepoch') AS sent_at,
     w.host AS hostname,
     w.pid AS pid
-FROM jobs j
-JOIN workers w ON w.id = j.worker_id
-JOIN beats b ON b.worker_id = j.worker_id
+FROM unstuck_jobs j
+JOIN unstuck_workers w ON w.id = j.worker_id
+JOIN unstuck_beats b ON b.worker_id = j.worker_id
 WHERE j.held = 1;
 
 -- Every attempt of every job, the current one included.
@@ -219,9 +222,9 @@ SELECT
         WHEN 1 THEN a.last_heartbeat_at + coalesce(j.heartbeat_timeout_s, w.running_stale_after_s)
     END AS heartbeat_deadline,
     a.started_at + j.timeout_s AS deadline
-FROM attempts a
-JOIN jobs j ON j.id = a.job_id
-LEFT JOIN workers w ON w.id = a.worker_id
+FROM unstuck_attempts a
+JOIN unstuck_jobs j ON j.id = a.job_id
+LEFT JOIN unstuck_workers w ON w.id = a.worker_id
 UNION ALL
 SELECT
     j.id,
@@ -240,7 +243,7 @@ SELECT
                 + coalesce(j.heartbeat_timeout_s, w.running_stale_after_s)
     END,
     j.started_at + j.timeout_s
-FROM jobs j
-LEFT JOIN workers w ON w.id = j.worker_id
-LEFT JOIN beats b ON b.worker_id = j.worker_id
+FROM unstuck_jobs j
+LEFT JOIN unstuck_workers w ON w.id = j.worker_id
+LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
 WHERE j.token IS NOT NULL;

@@ -2,81 +2,81 @@
 
 -- name: reserve_job_ids
 -- Ids come from a counter and not from the highest row: a pruned id must never come back as another job.
-UPDATE ledger SET last_job_id = last_job_id + ? RETURNING last_job_id;
+UPDATE unstuck_ledger SET last_job_id = last_job_id + ? RETURNING last_job_id;
 
 -- name: insert_job
-INSERT INTO jobs (
+INSERT INTO unstuck_jobs (
     id, state, ready, waiting, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
     enqueued_at, unique_key, live_key, enqueued_by, payload_type, policy, payload
 ) VALUES (?1, 'pending', ?2, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13, ?14, ?15, ?16);
 
 -- name: find_live_key
 -- The write lock is held from here to the insert, so nobody can come in between.
-SELECT id FROM jobs WHERE live_key = ?;
+SELECT id FROM unstuck_jobs WHERE live_key = ?;
 
 -- name: know_queue
-INSERT INTO queues (name) VALUES (?) ON CONFLICT DO NOTHING;
+INSERT INTO unstuck_queues (name) VALUES (?) ON CONFLICT DO NOTHING;
 
 -- name: peek_ready
 -- Pinned to the index of what is ready: statistics taken at a bad moment cannot make it scan.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
     attempt
-FROM jobs INDEXED BY jobs_ready
+FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
 LIMIT ?3;
 
 -- name: paused_queues
-SELECT name FROM queues WHERE paused = 1;
+SELECT name FROM unstuck_queues WHERE paused = 1;
 
 -- name: reserve_tokens
-UPDATE ledger SET last_token = last_token + ? RETURNING last_token;
+UPDATE unstuck_ledger SET last_token = last_token + ? RETURNING last_token;
 
 -- name: claim_job
 -- Safe without more of a guard: the peek was made under the same write lock. No RETURNING: it would build and drop a
 -- table in memory for every row, and the peek has read the row already.
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = ?4, ready = 0, held = 1, token = ?2, worker_id = ?3, claimed_at = ?5, started_at = ?6, started_boot_s = ?7,
     attempt = attempt + ?8
 WHERE id = ?1 AND ready = 1;
 
 -- name: next_due
-SELECT run_at FROM jobs INDEXED BY jobs_waiting WHERE waiting = 1 AND queue = ? ORDER BY run_at LIMIT 1;
+SELECT run_at FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 AND queue = ? ORDER BY run_at LIMIT 1;
 
 -- name: start_job
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = 'running', started_at = ?4, started_boot_s = ?5, attempt = attempt + 1
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'claimed';
 
 -- name: finish_job
 -- The plain way out: the key is the primary key, the rest is the fence.
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = 'succeeded', held = 0, result = ?4, finished_at = ?5, live_key = NULL, error_code = NULL,
     error_message = NULL, error_cause = NULL, error_details = NULL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'running';
 
 -- name: attempt_in_hand
-SELECT state, cancel_requested FROM jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
+SELECT state, cancel_requested FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: archive_attempt
-INSERT INTO attempts (
+INSERT INTO unstuck_attempts (
     job_id, token, worker_id, state, claimed_at, started_at, ended_at, code, cause, last_heartbeat_at
 )
 SELECT j.id, j.token, j.worker_id, ?3, j.claimed_at, j.started_at, ?4, ?5, ?6,
-    (SELECT b.beat_at FROM beats b WHERE b.worker_id = j.worker_id)
-FROM jobs j
+    (SELECT b.beat_at FROM unstuck_beats b WHERE b.worker_id = j.worker_id)
+FROM unstuck_jobs j
 WHERE j.id = ?1 AND j.token = ?2;
 
 -- name: requeue_job
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = 'pending', ready = ?4, waiting = 1 - ?4, held = 0, run_at = ?5, token = NULL, worker_id = NULL,
     claimed_at = NULL, started_at = NULL, started_boot_s = NULL, failures = failures + ?6,
     crash_count = crash_count + ?7, error_code = ?8, error_message = ?9, error_cause = ?10, error_details = ?11
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: end_job
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = ?4, held = 0, ended_as = ?5, finished_at = ?6, live_key = NULL, failures = failures + ?7,
     crash_count = crash_count + ?8, error_code = ?9, error_message = ?10, error_cause = ?11, error_details = ?12,
     result = ?13
@@ -84,17 +84,17 @@ WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: release_job
 -- User code never ran: no attempt is spent, and the job goes back to its old place.
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = 'pending', ready = 1, held = 0, token = NULL, worker_id = NULL, claimed_at = NULL, started_at = NULL,
     started_boot_s = NULL, attempt = attempt - (state = 'running')
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: store_output
 -- Only of an attempt that was this worker's.
-INSERT INTO outputs (job_id, token, stdout, stderr)
+INSERT INTO unstuck_outputs (job_id, token, stdout, stderr)
 SELECT ?1, ?2, ?4, ?5
-WHERE EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3)
-    OR EXISTS (SELECT 1 FROM attempts WHERE job_id = ?1 AND token = ?2 AND worker_id = ?3)
+WHERE EXISTS (SELECT 1 FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3)
+    OR EXISTS (SELECT 1 FROM unstuck_attempts WHERE job_id = ?1 AND token = ?2 AND worker_id = ?3)
 ON CONFLICT (job_id, token) DO UPDATE SET stdout = excluded.stdout, stderr = excluded.stderr;
 
 -- name: held_by
@@ -102,9 +102,9 @@ SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
     j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_boot_s, b.beat_at, w.state, w.suspect_after_s
-FROM jobs j INDEXED BY jobs_held
-LEFT JOIN workers w ON w.id = j.worker_id
-LEFT JOIN beats b ON b.worker_id = j.worker_id
+FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
+LEFT JOIN unstuck_workers w ON w.id = j.worker_id
+LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
 WHERE j.held = 1 AND j.worker_id = ?1
 ORDER BY j.claimed_at, j.id
 LIMIT ?2;
@@ -114,29 +114,29 @@ SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
     j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_boot_s, b.beat_at, w.state, w.suspect_after_s
-FROM jobs j INDEXED BY jobs_held
-LEFT JOIN workers w ON w.id = j.worker_id
-LEFT JOIN beats b ON b.worker_id = j.worker_id
+FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
+LEFT JOIN unstuck_workers w ON w.id = j.worker_id
+LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
 WHERE j.held = 1
 ORDER BY j.claimed_at, j.id;
 
 -- name: outcomes
 SELECT j.id, j.state, j.result, j.error_code, j.error_message, j.error_cause, j.error_details
 FROM json_each(?) i
-CROSS JOIN jobs j ON j.id = i.value
+CROSS JOIN unstuck_jobs j ON j.id = i.value
 WHERE j.finished_at IS NOT NULL;
 
 -- name: missing
-SELECT i.value FROM json_each(?) i WHERE NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = i.value);
+SELECT i.value FROM json_each(?) i WHERE NOT EXISTS (SELECT 1 FROM unstuck_jobs j WHERE j.id = i.value);
 
 -- name: started_just_now
 SELECT j.id, j.token
 FROM json_each(?1) i
-CROSS JOIN jobs j ON j.id = i.value
+CROSS JOIN unstuck_jobs j ON j.id = i.value
 WHERE j.worker_id = ?2 AND j.started_at = ?3 AND j.started_boot_s = ?4 AND j.state = 'running';
 
 -- name: finished_just_now
 SELECT j.id, j.token
 FROM json_each(?1) i
-CROSS JOIN jobs j ON j.id = i.value
+CROSS JOIN unstuck_jobs j ON j.id = i.value
 WHERE j.worker_id = ?2 AND j.finished_at = ?3 AND j.state = 'succeeded';

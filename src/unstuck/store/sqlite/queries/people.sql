@@ -5,7 +5,7 @@ SELECT
     id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), result, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
     enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token
-FROM jobs
+FROM unstuck_jobs
 WHERE id = ?;
 
 -- name: jobs
@@ -14,7 +14,7 @@ SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
     enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token
-FROM jobs NOT INDEXED
+FROM unstuck_jobs NOT INDEXED
 WHERE id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
     AND (?3 IS NULL OR queue = ?3)
@@ -31,7 +31,7 @@ SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
     enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token
-FROM jobs INDEXED BY jobs_error
+FROM unstuck_jobs INDEXED BY unstuck_jobs_error
 WHERE error_code IS NOT NULL AND error_code = ?9 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
     AND (?3 IS NULL OR queue = ?3)
@@ -43,7 +43,7 @@ ORDER BY id DESC
 LIMIT ?8;
 
 -- name: count_jobs
-SELECT state, count(*) FROM jobs GROUP BY state;
+SELECT state, count(*) FROM unstuck_jobs GROUP BY state;
 
 -- name: attempts
 SELECT token, worker_id, state, claimed_at, started_at, ended_at, code, cause, last_heartbeat_at, heartbeat_deadline, deadline
@@ -53,67 +53,67 @@ ORDER BY token;
 
 -- name: events_of_job
 SELECT id, at, kind, job_id, worker_id, message
-FROM events WHERE job_id IS NOT NULL AND job_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3;
+FROM unstuck_events WHERE job_id IS NOT NULL AND job_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3;
 
 -- name: last_events_of_job
 SELECT id, at, kind, job_id, worker_id, message
-FROM events WHERE job_id IS NOT NULL AND job_id = ?1 ORDER BY id DESC LIMIT ?2;
+FROM unstuck_events WHERE job_id IS NOT NULL AND job_id = ?1 ORDER BY id DESC LIMIT ?2;
 
 -- name: events_of_worker
 SELECT id, at, kind, job_id, worker_id, message
-FROM events WHERE worker_id IS NOT NULL AND worker_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3;
+FROM unstuck_events WHERE worker_id IS NOT NULL AND worker_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3;
 
 -- name: last_events_of_worker
 SELECT id, at, kind, job_id, worker_id, message
-FROM events WHERE worker_id IS NOT NULL AND worker_id = ?1 ORDER BY id DESC LIMIT ?2;
+FROM unstuck_events WHERE worker_id IS NOT NULL AND worker_id = ?1 ORDER BY id DESC LIMIT ?2;
 
 -- name: events_after
-SELECT id, at, kind, job_id, worker_id, message FROM events WHERE id > ?1 ORDER BY id LIMIT ?2;
+SELECT id, at, kind, job_id, worker_id, message FROM unstuck_events WHERE id > ?1 ORDER BY id LIMIT ?2;
 
 -- name: last_events
-SELECT id, at, kind, job_id, worker_id, message FROM events ORDER BY id DESC LIMIT ?1;
+SELECT id, at, kind, job_id, worker_id, message FROM unstuck_events ORDER BY id DESC LIMIT ?1;
 
 -- name: outputs
-SELECT token, stdout, stderr FROM outputs WHERE job_id = ? ORDER BY token;
+SELECT token, stdout, stderr FROM unstuck_outputs WHERE job_id = ? ORDER BY token;
 
 -- name: queue_names
-SELECT name, paused FROM queues ORDER BY name;
+SELECT name, paused FROM unstuck_queues ORDER BY name;
 
 -- name: count_ready
 -- Read from the index alone; the oldest is the one with the lowest id.
-SELECT queue, count(*), min(id) FROM jobs INDEXED BY jobs_ready WHERE ready = 1 GROUP BY queue;
+SELECT queue, count(*), min(id) FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 GROUP BY queue;
 
 -- name: count_waiting
-SELECT queue, count(*) FROM jobs INDEXED BY jobs_waiting WHERE waiting = 1 GROUP BY queue;
+SELECT queue, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 GROUP BY queue;
 
 -- name: count_held
-SELECT queue, state, count(*) FROM jobs INDEXED BY jobs_held WHERE held = 1 GROUP BY queue, state;
+SELECT queue, state, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_held WHERE held = 1 GROUP BY queue, state;
 
 -- name: run_at_of
-SELECT run_at FROM jobs WHERE id = ?;
+SELECT run_at FROM unstuck_jobs WHERE id = ?;
 
 -- name: queues_served
 SELECT q.value, count(*)
-FROM workers w, json_each(w.queues) q
+FROM unstuck_workers w, json_each(w.queues) q
 WHERE w.state IN ('active', 'draining', 'suspect')
 GROUP BY q.value;
 
 -- name: tasks
-SELECT name, queue, coalesce(policy, x''), is_async FROM tasks ORDER BY name;
+SELECT name, queue, coalesce(policy, x''), is_async FROM unstuck_tasks ORDER BY name;
 
 -- name: set_paused
-INSERT INTO queues (name, paused, changed_at, changed_by) VALUES (?1, ?2, ?3, ?4)
+INSERT INTO unstuck_queues (name, paused, changed_at, changed_by) VALUES (?1, ?2, ?3, ?4)
 ON CONFLICT (name) DO UPDATE SET paused = ?2, changed_at = ?3, changed_by = ?4
 WHERE paused <> ?2;
 
 -- name: job_brief
 SELECT state, worker_id, token, unique_key, ended_as, error_code, coalesce(error_cause, error_message), finished_at
-FROM jobs
+FROM unstuck_jobs
 WHERE id = ?;
 
 -- name: cancel_idle_job
 -- It waited, or lay in a worker's hands unstarted: the worker's start will find its token gone.
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = 'cancelled', ready = 0, waiting = 0, held = 0, token = NULL, worker_id = NULL, claimed_at = NULL,
     finished_at = ?2, live_key = NULL, cancel_requested = 1, error_code = 'CANCELLED',
     error_message = 'Job was cancelled', error_cause = ?3, error_details = NULL
@@ -121,17 +121,17 @@ WHERE id = ?1 AND state IN ('pending', 'claimed');
 
 -- name: cancel_released_job
 -- Asked to be cancelled while it was in somebody's hands, and given back without having run.
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = 'cancelled', held = 0, token = NULL, worker_id = NULL, claimed_at = NULL, started_at = NULL,
     started_boot_s = NULL, attempt = attempt - (state = 'running'), finished_at = ?4, live_key = NULL,
     error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = ?5, error_details = NULL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: ask_cancel
-UPDATE jobs SET cancel_requested = 1 WHERE id = ? AND state = 'running';
+UPDATE unstuck_jobs SET cancel_requested = 1 WHERE id = ? AND state = 'running';
 
 -- name: retry_job
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = 'pending', ready = 1, waiting = 0, run_at = ?2, token = NULL, worker_id = NULL, claimed_at = NULL,
     started_at = NULL, started_boot_s = NULL, finished_at = NULL, ended_as = NULL, live_key = unique_key, failures = 0,
     crash_count = 0, cancel_requested = 0, error_code = NULL, error_message = NULL, error_cause = NULL,
@@ -139,7 +139,7 @@ SET state = 'pending', ready = 1, waiting = 0, run_at = ?2, token = NULL, worker
 WHERE id = ?1 AND state IN ('failed', 'cancelled', 'quarantined');
 
 -- name: pending_of_queue
-SELECT id FROM jobs INDEXED BY jobs_ready WHERE ready = 1 AND queue = ?1 LIMIT ?2;
+SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 AND queue = ?1 LIMIT ?2;
 
 -- name: waiting_of_queue
-SELECT id FROM jobs INDEXED BY jobs_waiting WHERE waiting = 1 AND queue = ?1 LIMIT ?2;
+SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 AND queue = ?1 LIMIT ?2;

@@ -1,75 +1,81 @@
 -- What the watchman does beside the dead: tickets, due jobs, retention, and life after a restore.
 
 -- name: ticket
-SELECT until_boot_s, boot_id FROM tickets WHERE name = ?;
+SELECT until_boot_s, boot_id FROM unstuck_tickets WHERE name = ?;
 
 -- name: take_ticket
 -- One row per name; whoever finds it run out takes it, and nobody has to give it back.
-INSERT INTO tickets (name, until_boot_s, boot_id) VALUES (?1, ?2 + ?4, ?3)
+INSERT INTO unstuck_tickets (name, until_boot_s, boot_id) VALUES (?1, ?2 + ?4, ?3)
 ON CONFLICT (name) DO UPDATE SET until_boot_s = excluded.until_boot_s, boot_id = excluded.boot_id
 WHERE until_boot_s <= ?2 OR boot_id <> ?3 OR until_boot_s > ?2 + 86400;
 
 -- name: waiting_queues
 -- Jumps from queue to queue in the index instead of reading a million scheduled jobs.
 WITH RECURSIVE found (name) AS (
-    SELECT min(queue) FROM jobs INDEXED BY jobs_waiting WHERE waiting = 1
+    SELECT min(queue) FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1
     UNION ALL
-    SELECT (SELECT min(j.queue) FROM jobs j INDEXED BY jobs_waiting WHERE j.waiting = 1 AND j.queue > found.name)
+    SELECT (
+        SELECT min(j.queue)
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_waiting
+        WHERE j.waiting = 1 AND j.queue > found.name
+    )
     FROM found
     WHERE found.name IS NOT NULL
 )
 SELECT name FROM found WHERE name IS NOT NULL;
 
 -- name: promote_due
-UPDATE jobs SET ready = 1, waiting = 0
+UPDATE unstuck_jobs SET ready = 1, waiting = 0
 WHERE id IN (
-    SELECT id FROM jobs INDEXED BY jobs_waiting
+    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
     WHERE waiting = 1 AND queue = ?1 AND run_at <= ?2
     ORDER BY run_at
     LIMIT ?3
 );
 
 -- name: sweep_position
-SELECT swept_job_id FROM ledger;
+SELECT swept_job_id FROM unstuck_ledger;
 
 -- name: set_sweep_position
-UPDATE ledger SET swept_job_id = ?;
+UPDATE unstuck_ledger SET swept_job_id = ?;
 
 -- name: finished_window
 -- Walks a bounded stretch of ids instead of needing an index that every job would pay for.
-SELECT id, finished_at, state FROM jobs WHERE id > ?1 ORDER BY id LIMIT ?2;
+SELECT id, finished_at, state FROM unstuck_jobs WHERE id > ?1 ORDER BY id LIMIT ?2;
 
 -- name: delete_jobs
-DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(?)) AND finished_at IS NOT NULL;
+DELETE FROM unstuck_jobs WHERE id IN (SELECT value FROM json_each(?)) AND finished_at IS NOT NULL;
 
 -- name: sweep_events
 -- Ids go with time: looking at the first few is enough.
-DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id LIMIT ?2) AND at < ?1;
+DELETE FROM unstuck_events WHERE id IN (SELECT id FROM unstuck_events ORDER BY id LIMIT ?2) AND at < ?1;
 
 -- name: sweep_workers
 -- The tombstone stays until everything that the worker held is settled.
-DELETE FROM workers
+DELETE FROM unstuck_workers
 WHERE id IN (
     SELECT w.id
-    FROM workers w
+    FROM unstuck_workers w
     WHERE w.state IN ('dead', 'stopped') AND w.stopped_at < ?1
-        AND NOT EXISTS (SELECT 1 FROM jobs j INDEXED BY jobs_held WHERE j.held = 1 AND j.worker_id = w.id)
+        AND NOT EXISTS (
+            SELECT 1 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id
+        )
     LIMIT ?2
 );
 
 -- name: living_worker_ids
-SELECT id FROM workers WHERE state IN ('active', 'draining', 'suspect') ORDER BY id;
+SELECT id FROM unstuck_workers WHERE state IN ('active', 'draining', 'suspect') ORDER BY id;
 
 -- name: release_all_claimed
-UPDATE jobs
+UPDATE unstuck_jobs
 SET state = 'pending', ready = 1, held = 0, token = NULL, worker_id = NULL, claimed_at = NULL
 WHERE held = 1 AND state = 'claimed';
 
 -- name: running_job_ids
-SELECT id FROM jobs INDEXED BY jobs_held WHERE held = 1 AND state = 'running' ORDER BY id;
+SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_held WHERE held = 1 AND state = 'running' ORDER BY id;
 
 -- name: replace_token
-UPDATE jobs SET token = ?2 WHERE id = ?1 AND state = 'running';
+UPDATE unstuck_jobs SET token = ?2 WHERE id = ?1 AND state = 'running';
 
 -- name: skip_numbers
-UPDATE ledger SET last_job_id = last_job_id + ?1, last_token = last_token + ?1;
+UPDATE unstuck_ledger SET last_job_id = last_job_id + ?1, last_token = last_token + ?1;

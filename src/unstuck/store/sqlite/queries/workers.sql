@@ -1,73 +1,73 @@
 -- Workers: birth, beats, verdicts, end.
 
 -- name: insert_worker
-INSERT INTO workers (
+INSERT INTO unstuck_workers (
     id, name, host, pid, boot_id, pid_namespace, process_started, queues, tasks, concurrency, version,
     heartbeat_interval_s, suspect_after_s, running_stale_after_s, metadata, bell, trace, state, created_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'active', ?)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: insert_beat
-INSERT INTO beats (worker_id, beat_boot_s, beat_at) VALUES (?, ?, ?) ON CONFLICT (worker_id) DO NOTHING;
+INSERT INTO unstuck_beats (worker_id, beat_boot_s, beat_at) VALUES (?, ?, ?) ON CONFLICT (worker_id) DO NOTHING;
 
 -- name: know_task
-INSERT INTO tasks (name, queue, policy, is_async, seen_at) VALUES (?, ?, ?, ?, ?)
+INSERT INTO unstuck_tasks (name, queue, policy, is_async, seen_at) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE
 SET queue = excluded.queue, policy = excluded.policy, is_async = excluded.is_async, seen_at = excluded.seen_at;
 
 -- name: set_bell
-UPDATE workers SET bell = ?2 WHERE id = ?1;
+UPDATE unstuck_workers SET bell = ?2 WHERE id = ?1;
 
 -- name: bells
-SELECT id, bell, queues FROM workers WHERE bell <> '' AND state IN ('active', 'draining', 'suspect');
+SELECT id, bell, queues FROM unstuck_workers WHERE bell <> '' AND state IN ('active', 'draining', 'suspect');
 
 -- name: worker_state
-SELECT state FROM workers WHERE id = ?;
+SELECT state FROM unstuck_workers WHERE id = ?;
 
 -- name: worker_pulse
 SELECT w.state, w.draining, w.request, w.suspect_after_s, w.heartbeat_interval_s, b.beat_boot_s
-FROM workers w
-JOIN beats b ON b.worker_id = w.id
+FROM unstuck_workers w
+JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE w.id = ?;
 
 -- name: beat
 -- One narrow row, updated in place. Never an insert: a worker whose row is gone is dead.
-UPDATE beats SET beat_boot_s = ?2, beat_at = ?3, running = ?4, processed = ?5 WHERE worker_id = ?1;
+UPDATE unstuck_beats SET beat_boot_s = ?2, beat_at = ?3, running = ?4, processed = ?5 WHERE worker_id = ?1;
 
 -- name: others_last_beat
 -- The newest beat of anybody else in this boot: tells "I was away" from "nobody could write".
 SELECT max(b.beat_boot_s)
-FROM beats b
-JOIN workers w ON w.id = b.worker_id
+FROM unstuck_beats b
+JOIN unstuck_workers w ON w.id = b.worker_id
 WHERE b.worker_id <> ?1 AND w.boot_id = ?2 AND w.state IN ('active', 'draining', 'suspect');
 
 -- name: grant_amnesty
-UPDATE ledger SET amnesty_boot_s = ?, amnesty_boot_id = ?;
+UPDATE unstuck_ledger SET amnesty_boot_s = ?, amnesty_boot_id = ?;
 
 -- name: amnesty
-SELECT amnesty_boot_s, amnesty_boot_id FROM ledger;
+SELECT amnesty_boot_s, amnesty_boot_id FROM unstuck_ledger;
 
 -- name: clear_suspicion
-UPDATE workers
+UPDATE unstuck_workers
 SET state = iif(draining, 'draining', 'active'), suspect_boot_s = NULL, verdict = NULL
 WHERE id = ? AND state = 'suspect';
 
 -- name: set_metadata
-UPDATE workers SET metadata = ?2 WHERE id = ?1;
+UPDATE unstuck_workers SET metadata = ?2 WHERE id = ?1;
 
 -- name: cancel_asked
 SELECT id, token
-FROM jobs INDEXED BY jobs_held
+FROM unstuck_jobs INDEXED BY unstuck_jobs_held
 WHERE held = 1 AND worker_id = ? AND state = 'running' AND cancel_requested = 1;
 
 -- name: drain
 -- A suspect keeps its suspicion, and goes back to draining when it beats.
-UPDATE workers
+UPDATE unstuck_workers
 SET draining = 1, state = iif(state = 'suspect', 'suspect', 'draining')
 WHERE id = ? AND state IN ('active', 'suspect');
 
 -- name: retire
-UPDATE workers
+UPDATE unstuck_workers
 SET state = 'stopped', stopped_at = ?2, suspect_boot_s = NULL
 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 
@@ -76,23 +76,23 @@ WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 SELECT
     w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, b.beat_boot_s,
     b.beat_at, w.suspect_after_s, w.suspect_boot_s,
-    (SELECT count(*) FROM jobs j INDEXED BY jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
+    (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
     (
         SELECT max(iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), 9e999))
-        FROM jobs j INDEXED BY jobs_held
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
     ),
     (
         SELECT min(coalesce(j.heartbeat_timeout_s, w.running_stale_after_s))
-        FROM jobs j INDEXED BY jobs_held
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     )
-FROM workers w
-LEFT JOIN beats b ON b.worker_id = w.id
+FROM unstuck_workers w
+LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE (?1 IS NULL OR w.host = ?1)
     AND (
         w.state IN ('active', 'draining', 'suspect')
-        OR EXISTS (SELECT 1 FROM jobs j INDEXED BY jobs_held WHERE j.held = 1 AND j.worker_id = w.id)
+        OR EXISTS (SELECT 1 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id)
     )
 ORDER BY w.id;
 
@@ -100,53 +100,53 @@ ORDER BY w.id;
 SELECT
     w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, b.beat_boot_s,
     b.beat_at, w.suspect_after_s, w.suspect_boot_s,
-    (SELECT count(*) FROM jobs j INDEXED BY jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
+    (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
     (
         SELECT max(iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), 9e999))
-        FROM jobs j INDEXED BY jobs_held
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
     ),
     (
         SELECT min(coalesce(j.heartbeat_timeout_s, w.running_stale_after_s))
-        FROM jobs j INDEXED BY jobs_held
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     )
-FROM workers w
-LEFT JOIN beats b ON b.worker_id = w.id
+FROM unstuck_workers w
+LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE w.host = ?2 AND w.id <> ?1 AND w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.id < ?1, w.id
 LIMIT ?3;
 
 -- name: worker_evidence
 SELECT w.state, w.boot_id, b.beat_boot_s, b.beat_at
-FROM workers w
-LEFT JOIN beats b ON b.worker_id = w.id
+FROM unstuck_workers w
+LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE w.id = ?;
 
 -- name: suspect_worker
-UPDATE workers
+UPDATE unstuck_workers
 SET state = 'suspect', verdict = ?2, suspect_boot_s = ?3
 WHERE id = ?1 AND state IN ('active', 'draining');
 
 -- name: bury_worker
 -- Under the write lock: every turn reads this state under the same lock, so none of a dead worker commits after it.
-UPDATE workers
+UPDATE unstuck_workers
 SET state = 'dead', verdict = ?2, stopped_at = ?3
 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 
 -- name: request
-UPDATE workers SET request = ?2 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
+UPDATE unstuck_workers SET request = ?2 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 
 -- name: workers
 SELECT
     w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency, w.created_at,
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
-    (SELECT count(*) FROM jobs j INDEXED BY jobs_held WHERE j.held = 1 AND j.worker_id = w.id), w.version, w.metadata,
-    w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.boot_id, b.beat_boot_s
-FROM workers w
-LEFT JOIN beats b ON b.worker_id = w.id
+    (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
+    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.boot_id, b.beat_boot_s
+FROM unstuck_workers w
+LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE ?1 = 0 OR w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.created_at, w.id;
 
 -- name: insert_event
-INSERT INTO events (at, kind, job_id, worker_id, message) VALUES (?, ?, ?, ?, ?);
+INSERT INTO unstuck_events (at, kind, job_id, worker_id, message) VALUES (?, ?, ?, ?, ?);

@@ -1,0 +1,135 @@
+"""Live in the user's file: whatever their tables are called, they stay theirs, and the ledger works beside them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+from tests.contract.hands import birth, done, new_job, put, run, turn
+
+from unstuck.config import Settings
+from unstuck.domain.errors import LedgerError, SchemaMismatch
+from unstuck.store.sqlite.ledger import SqliteLedger
+
+THEIRS = (
+    "jobs",
+    "tasks",
+    "events",
+    "queues",
+    "workers",
+    "attempts",
+    "outputs",
+    "ledger",
+    "migrations",
+    "beats",
+    "tickets",
+)
+VIEWS = frozenset({"worker_status", "heartbeats", "attempt_status"})
+SCHEMA = "SELECT type, name, sql FROM sqlite_schema ORDER BY name"
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[apsw.Connection]:
+    """The user's own connection, on a file that is in use already."""
+    connection = apsw.Connection(str(tmp_path / "shop.db"))
+    for name in THEIRS:
+        connection.execute(f"CREATE TABLE {name} (mine TEXT); CREATE INDEX {name}_ready ON {name} (mine)")
+        connection.execute(f"INSERT INTO {name} VALUES ('kept')")
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def empty_ledger(connection: apsw.Connection) -> Iterator[SqliteLedger]:
+    ledger = SqliteLedger(Settings(url=f"sqlite:///{connection.filename}"))
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def ledger(empty_ledger: SqliteLedger) -> SqliteLedger:
+    empty_ledger.migrate()
+    return empty_ledger
+
+
+def theirs(connection: apsw.Connection) -> dict[str, list[str]]:
+    return {name: [mine for (mine,) in connection.execute(f"SELECT mine FROM {name}")] for name in THEIRS}
+
+
+def test_everything_but_the_views_has_our_prefix(tmp_path: Path) -> None:
+    ledger = SqliteLedger(Settings(url=f"sqlite:///{tmp_path}/jobs.db"))
+    ledger.migrate()
+    with ledger.db.read() as cursor:
+        names = [str(name) for (name,) in cursor.execute("SELECT name FROM sqlite_schema")]
+    # What begins with sqlite_ is SQLite's own, and made from our names where it is not shared.
+    assert {name for name in names if not name.startswith(("unstuck_", "sqlite_"))} == VIEWS
+    ledger.close()
+
+
+def test_tables_of_theirs_with_our_names_are_not_taken_for_a_ledger(empty_ledger: SqliteLedger) -> None:
+    with pytest.raises(SchemaMismatch, match=r"There is no ledger in .* yet"):
+        empty_ledger.check_schema()
+    with pytest.raises(SchemaMismatch, match="unstuck migrate"):
+        put(empty_ledger)
+
+
+def test_a_ledger_lives_beside_tables_that_have_its_names(ledger: SqliteLedger, connection: apsw.Connection) -> None:
+    ledger.check_schema()
+    ledger.register(birth("w1"))
+    put(ledger)
+    jobs = run(ledger)
+    turn(ledger, done=[done(job) for job in jobs])
+    assert ledger.count_jobs() == {"succeeded": 1}
+    assert ledger.prune(-60.0) == 1
+    assert theirs(connection) == {name: ["kept"] for name in THEIRS}
+
+
+def test_a_row_of_their_jobs_and_one_of_ours_come_with_one_commit(
+    ledger: SqliteLedger, connection: apsw.Connection
+) -> None:
+    with connection:
+        connection.execute("INSERT INTO jobs VALUES ('new')")
+        [answer] = ledger.enqueue_on(connection, [new_job()])
+    assert ledger.job(answer.job_id) is not None
+    assert theirs(connection)["jobs"] == ["kept", "new"]
+
+
+def test_a_row_of_their_jobs_and_one_of_ours_go_with_one_rollback(
+    ledger: SqliteLedger, connection: apsw.Connection
+) -> None:
+    connection.execute("BEGIN IMMEDIATE; INSERT INTO jobs VALUES ('new')")
+    ledger.enqueue_on(connection, [new_job()])
+    connection.execute("ROLLBACK")
+    assert ledger.count_jobs() == {}
+    assert theirs(connection)["jobs"] == ["kept"]
+
+
+def test_their_tables_can_be_dropped_and_renamed(ledger: SqliteLedger, connection: apsw.Connection) -> None:
+    """SQLite reads every view when a table is renamed: none of ours may lean on a table of theirs."""
+    put(ledger)
+    connection.execute("DROP TABLE workers; ALTER TABLE jobs RENAME TO positions")
+    assert ledger.count_jobs() == {"pending": 1}
+    assert connection.execute("SELECT count(*) FROM worker_status").get == 0
+
+
+@pytest.mark.parametrize("name", [*sorted(VIEWS), "Heartbeats"])
+@pytest.mark.parametrize(
+    "statement", ["CREATE TABLE {} (mine)", "CREATE VIEW {} AS SELECT 1", "CREATE INDEX {} ON jobs (mine)"]
+)
+def test_a_name_that_a_view_needs_is_refused_with_the_cure_and_nothing_is_written(
+    empty_ledger: SqliteLedger, connection: apsw.Connection, name: str, statement: str
+) -> None:
+    connection.execute(statement.format(name))
+    before = connection.execute(SCHEMA).fetchall()
+    with pytest.raises(LedgerError, match=rf"{name.lower()}.*: rename it, or give the ledger a file of its own\.$"):
+        empty_ledger.migrate()
+    assert connection.execute(SCHEMA).fetchall() == before
+
+
+def test_a_clash_that_was_cured_is_forgotten(empty_ledger: SqliteLedger, connection: apsw.Connection) -> None:
+    connection.execute("CREATE TABLE heartbeats (mine)")
+    with pytest.raises(LedgerError, match="heartbeats"):
+        empty_ledger.migrate()
+    connection.execute("ALTER TABLE heartbeats RENAME TO pulses")
+    assert empty_ledger.migrate()
+    put(empty_ledger)
