@@ -19,6 +19,9 @@ from bench.report import Table, as_json, machine, progress, today
 
 Part = Callable[[list[Database], bool], Table]
 
+IDLE_WORKERS = [100, 300]
+"""A thousand, and the server beside them, need more than two cores: ask for them with `--idle-workers`."""
+
 PARTS: dict[str, Part] = {
     "references": lambda databases, quick: measure_references.run(databases, 0.5 if quick else 2.0),
     "enqueue": lambda databases, quick: measure_enqueue.run(databases, 0.5 if quick else 2.0),
@@ -26,12 +29,15 @@ PARTS: dict[str, Part] = {
     "drain": lambda databases, quick: measure_drain.run(databases, 0.7 if quick else 3.0),
     "detection": lambda databases, quick: measure_detection.run(databases, 3 if quick else 7),
     "decay": lambda databases, quick: measure_decay.run(databases, 100_000 if quick else 1_000_000, 10_000),
-    "idle": lambda databases, quick: measure_idle.run(databases, 100 if quick else 1_000, 5.0 if quick else 20.0),
+    "idle": lambda databases, quick: measure_idle.run(
+        databases, [60] if quick else IDLE_WORKERS, 5.0 if quick else 20.0
+    ),
 }
 
 
 def main() -> int:
     options = _options()
+    IDLE_WORKERS[:] = options.idle_workers
     tables: list[Table] = []
     print(f"Unstuck core benchmark · {today()} · {machine()}\n", flush=True)
     with open_databases(options.databases) as databases:
@@ -49,6 +55,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", type=_parts, default=list(PARTS), metavar="A,B", help=f"of: {', '.join(PARTS)}")
     parser.add_argument("--databases", type=_databases, default=["postgresql", "sqlite"], metavar="A,B")
     parser.add_argument("--quick", action="store_true", help="short runs: for a first look, not for figures")
+    parser.add_argument(
+        "--idle-workers", type=_sizes, default=list(IDLE_WORKERS), metavar="N,M", help="multiples of 20"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     return parser.parse_args()
 
@@ -59,6 +68,13 @@ def _parts(text: str) -> list[str]:
 
 def _databases(text: str) -> list[str]:
     return _known(text, ["postgresql", "sqlite"])
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = [int(part) for part in text.split(",")]
+    if not sizes or any(size <= 0 or size % measure_idle.WORKERS_PER_HOST for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} must be multiples of {measure_idle.WORKERS_PER_HOST}")
+    return sizes
 
 
 def _known(text: str, known: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Be many idle workers in one process: everything of a worker but its nursery and runners.
+"""Be the idle workers of one host in one process: everything of a worker but its nursery and runners.
 
 Each has a ledger with connections of its own and the real threads: floor, wheel, heartbeat, watchman, neighbours.
 Run by `bench.measure_idle`; it prints a line when all are registered, and ends when it is killed.
@@ -10,7 +10,7 @@ import threading
 import time
 from typing import cast
 
-from unstuck import config, logs
+from unstuck import config, host, logs
 from unstuck.config import DEFAULT_QUEUE, Settings
 from unstuck.domain.policy import Policy
 from unstuck.runner.tasks import Manifest, TaskEntry
@@ -21,8 +21,8 @@ from unstuck.worker.main import Incarnations
 from unstuck.worker.signals import StopSignals
 
 STACK_BYTES = 256 * 1024
-SPREAD_S = 0.02
-"""Between two births: a fleet is never born in one instant."""
+SPREAD_S = 2.0
+"""Between two births: each costs two sessions that compile their functions, and that is not what is measured."""
 
 
 class EmptyBench:
@@ -49,14 +49,16 @@ class NoSignals:
 
 def live(settings: Settings) -> None:
     manifest = Manifest((TaskEntry("noop", DEFAULT_QUEUE, False, Policy()),), config.dump(settings), fork=True)
-    worker = Incarnations(
-        cast(Bench, EmptyBench()), manifest, settings, open_ledger(settings), (DEFAULT_QUEUE,), 2, None, True
-    )
+    ledger = open_ledger(settings)
+    # Born in silence: a thousand births that each wake all before them are a load of their own.
+    ledger.ring = lambda words: None  # type: ignore[method-assign]
+    worker = Incarnations(cast(Bench, EmptyBench()), manifest, settings, ledger, (DEFAULT_QUEUE,), 2, None, True)
     worker.live(cast(StopSignals, NoSignals()))
 
 
 def main() -> None:
-    count, url = int(sys.argv[1]), sys.argv[2]
+    count, url, name = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    host.hostname = lambda: name
     settings = config.load({"url": url})
     threading.stack_size(STACK_BYTES)
     logs.setup("warning")

@@ -1,6 +1,6 @@
 """Measure what a thousand idle workers cost one PostgreSQL: connections, statements and CPU per second.
 
-A thousand real workers would be three thousand Python processes here; so a few processes are many workers each:
+A thousand real workers would be three thousand Python processes here; so each process is a host with twenty of them:
 all of a worker but nursery and runners, which do nothing while it is idle.
 """
 
@@ -18,25 +18,26 @@ from bench.report import Table
 from bench.stage import Stage, stage_on
 from unstuck.runner.trace import trace_path
 
-PROCESSES = 4
+WORKERS_PER_HOST = 20
 SETTLE_S = 8.0
 MOST_CONNECTIONS_EACH = 3
 
 
-def run(databases: list[Database], workers: int, seconds: float) -> Table:
+def run(databases: list[Database], sizes: list[int], seconds: float) -> Table:
     table = Table(
         "idle",
-        f"{workers:,} idle workers on one PostgreSQL, default settings",
+        "Idle workers on one PostgreSQL, default settings",
         ("connections", "commits/s", "statements/s", "server CPU s/s", "client CPU ms/s per worker"),
     )
     for database in databases:
         if isinstance(database, Postgres):
-            room = workers * MOST_CONNECTIONS_EACH + 100
-            with _room_for(database, room) as counts_statements, stage_on(database) as stage:
-                _measure(table, stage, database, workers, seconds, counts_statements)
+            with _room_for(database, max(sizes) * MOST_CONNECTIONS_EACH + 100) as counts_statements:
+                for workers in sizes:
+                    with stage_on(database) as stage:
+                        _measure(table, stage, database, workers, seconds, counts_statements)
     table.notes += [
-        f"simulated: {PROCESSES} processes with the real threads of a worker each (floor, wheel, heartbeat, watchman,"
-        " neighbours), without nurseries and runners",
+        f"simulated: each process is a host of {WORKERS_PER_HOST} workers with their real threads (floor, wheel,"
+        " heartbeat, watchman, neighbours) and connections, without nurseries and runners",
         f"over {seconds:.0f} s; server CPU is of all its processes; one core is 1.0",
     ]
     return table
@@ -91,11 +92,12 @@ def _counters(database: Postgres, url: str, counts_statements: bool) -> tuple[in
 
 @contextmanager
 def _fleet(stage: Stage, workers: int) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    shares = [workers // PROCESSES + (place < workers % PROCESSES) for place in range(PROCESSES)]
+    hosts = workers // WORKERS_PER_HOST
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for share in shares:
-            command = [sys.executable, "-m", "bench.idle_workers", str(share), stage.url]
+        for number in range(hosts):
+            name = f"host-{number}"
+            command = [sys.executable, "-m", "bench.idle_workers", str(WORKERS_PER_HOST), stage.url, name]
             processes.append(
                 subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=os.environ)
             )

@@ -80,4 +80,6 @@ def _shown(value: Figure) -> str:
         return value
     if isinstance(value, int) or abs(value) >= 100:
         return f"{value:,.0f}"
+    if 0 < abs(value) < 0.1:
+        return f"{value:.4f}"
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
