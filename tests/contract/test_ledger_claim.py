@@ -4,10 +4,11 @@ import threading
 
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import birth, claim, new_job, put, release, run, state_of, turn, wish
+from tests.contract.hands import birth, claim, crash_retry, new_job, put, release, run, running, state_of, turn, wish
 
 from unstuck.domain.states import JobState
 from unstuck.store.contract import Ledger
+from unstuck.store.records import Turn, Wish
 
 
 def test_first_come_first_served(ledger: Ledger, w1: str) -> None:
@@ -148,3 +149,22 @@ def test_two_crowds_of_claimers_never_get_the_same_job(ledger: Ledger, open_agai
 def test_the_limit_of_a_wish_is_kept(ledger: Ledger, w1: str, limit: int) -> None:
     ledger.enqueue([new_job(queue=queue) for queue in ("a", "b", "c") for _ in range(5)])
     assert len(claim(ledger, limit=limit, queues=("a", "b", "c"))) == limit
+
+
+def test_a_turn_that_gives_a_job_back_and_takes_it_again_begins_the_second_attempt_after_the_first(
+    ledger: Ledger, w1: str
+) -> None:
+    jobs = [running(ledger) for _ in range(20)]
+    again = ledger.turn(
+        Turn(
+            "w1",
+            endings=tuple(crash_retry(job, counter="none") for job in jobs),
+            wish=Wish(("default",), ("add",), 100, start=100),
+        )
+    )
+    assert len(again.claimed) == len(jobs)
+    for job in jobs:
+        first, second = ledger.attempts(job.job_id)
+        assert first.ended_at is not None
+        assert second.started_at is not None
+        assert first.ended_at <= second.started_at

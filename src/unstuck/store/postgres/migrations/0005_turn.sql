@@ -134,6 +134,8 @@ begin
     end if;
 
     if v_ids is not null then
+        -- Later than every ending above: a job that this turn gave back may be among what it takes.
+        v_now := clock_timestamp();
         v_left_out := v_bytes > c_answer_bytes;
         v_inline := case when v_left_out then c_answer_bytes / cardinality(v_ids) else 2147483647 end;
         return query
