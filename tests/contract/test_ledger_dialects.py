@@ -22,11 +22,22 @@ PACKAGES = {"sqlite": "unstuck.store.sqlite", "postgresql": "unstuck.store.postg
 SHARED = frozenset(
     {
         *("attempts", "beat", "count_jobs", "drain", "events_after", "held_by", "job", "jobs", "last_events"),
-        *("outcomes", "outputs", "paused_queues", "promote_due", "request", "reserve_job_ids", "retire"),
+        *(
+            "note_progress",
+            "outcomes",
+            "outputs",
+            "paused_queues",
+            "progress",
+            "promote_due",
+            "request",
+            "reserve_job_ids",
+            "retire",
+        ),
         *("set_paused", "set_sweep_position", "sweep_events", "sweep_position", "sweep_workers", "take_ticket"),
         *("tasks", "watch", "workers"),
     }
 )
+TABLES = ("jobs", "attempts", "outputs", "autopsies", "progress", "worker_status", "heartbeats", "attempt_status")
 ONLY_SQLITE = {("jobs", "started_boot_s")}
 """Leases on one host are judged by the boot clock; PostgreSQL has a clock of its own."""
 
@@ -60,7 +71,7 @@ def sqlite_columns(tmp_path: Path) -> Iterator[set[tuple[str, str]]]:
     yield set(
         connection.execute(
             "select replace(t.name, 'unstuck_', '') as plain, c.name from sqlite_schema t, pragma_table_info(t.name) c "
-            "where plain in ('jobs', 'attempts', 'outputs', 'worker_status', 'heartbeats', 'attempt_status')"
+            f"where plain in {TABLES}"
         ).fetchall()
     )
     connection.close()
@@ -73,6 +84,6 @@ def test_jobs_attempts_and_views_have_the_same_columns(sqlite_columns: set[tuple
     with psycopg.connect(pg_url) as connection:
         found = connection.execute(
             "select table_name, column_name from information_schema.columns where table_schema = 'unstuck' "
-            "and table_name in ('jobs', 'attempts', 'outputs', 'worker_status', 'heartbeats', 'attempt_status')"
+            f"and table_name in {TABLES}"
         ).fetchall()
     assert sqlite_columns - ONLY_SQLITE == set(found)

@@ -149,7 +149,7 @@ def _patience_s(held: HeldJob, worker: WorkerRecord | None) -> float | None:
 
 def _attempt(found: _Found, policy: Policy) -> Attempt:
     held = found.held
-    return Attempt(held.job_id, held.token, policy, held.failures, held.crashes, held.cancel_requested)
+    return Attempt(held.job_id, held.token, policy, held.failures, held.crashes, held.cancel_requested, held.suspicions)
 
 
 def _cause(found: _Found, done: str, by: str) -> str:

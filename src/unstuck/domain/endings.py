@@ -4,9 +4,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.states import AttemptState, JobState
 
-Counter = Literal["none", "failure", "crash"]
+Counter = Literal["none", "failure", "crash", "suspicion"]
+"""What an ended attempt adds to: `suspicion` where its process died and several jobs were in it."""
 
 
 class JobError(msgspec.Struct, frozen=True):
@@ -34,6 +36,8 @@ class Ending(msgspec.Struct, frozen=True):
     """The kind of the event to write with it; None for what is not worth one."""
     message: str = ""
     """The event's sentence."""
+    autopsy: Autopsy | None = None
+    """Why its process died or was ended; None where user code ended by itself."""
 
 
 class Release(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.errors import ErrorCode
 
 
@@ -31,16 +32,28 @@ class Died(msgspec.Struct, frozen=True):
     counts: bool = True
     """False for a drain, a deploy or a lease that we gave up ourselves: those spend no counter."""
     drained: bool = False
+    shared: bool = False
+    """Other jobs were in the process that died, and who of them killed it is not known."""
+    autopsy: Autopsy | None = None
 
 
 class Overran(msgspec.Struct, frozen=True):
     """The hard deadline passed."""
 
     cause: str
+    autopsy: Autopsy | None = None
+
+
+class Stalled(msgspec.Struct, frozen=True):
+    """It gave no sign for longer than its task allows: none of its logic, or none of Python at all."""
+
+    cause: str
+    autopsy: Autopsy | None = None
 
 
 class Cancelled(msgspec.Struct, frozen=True):
     cause: str
+    autopsy: Autopsy | None = None
 
 
-Outcome = Succeeded | Raised | NotStorable | Died | Overran | Cancelled
+Outcome = Succeeded | Raised | NotStorable | Died | Overran | Stalled | Cancelled

@@ -12,6 +12,8 @@ OnCrash = Literal["fail", "retry"]
 Overlap = Literal["bounded", "never"]
 
 DEFAULT_MAX_CRASH_RETRIES = 3
+LEAST_SILENCE_S = 0.5
+LEAST_MEMORY_BYTES = 16 * 1024 * 1024
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,6 +29,11 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     heartbeat_timeout_s: float | None = None
     """None: the app's `running_stale_after`."""
     overlap: Overlap = "bounded"
+    stall_timeout_s: float | None = None
+    """How long it may go without `ctx.heartbeat()` or `ctx.progress(…)`."""
+    interpreter_timeout_s: float | None = None
+    """How long no Python code may run in its process; None: C code may take as long as it needs."""
+    memory_limit_bytes: int | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -70,6 +77,17 @@ def check_policy(task: str, policy: Policy, *, app_interval_s: float, app_timeou
         raise ConfigError(f"{owner}: max_crash_retries must be 0 to 1000, not {policy.max_crash_retries}.")
     if policy.timeout_s is not None and policy.timeout_s <= 0:
         raise ConfigError(f"{owner}: timeout must be above zero.")
+    for name, value_s in (
+        ("stall_timeout", policy.stall_timeout_s),
+        ("interpreter_timeout", policy.interpreter_timeout_s),
+    ):
+        if value_s is not None and value_s < LEAST_SILENCE_S:
+            raise ConfigError(f"{owner}: {name} must be at least {brief(LEAST_SILENCE_S)}, or a busy machine ends it.")
+    if policy.memory_limit_bytes is not None and policy.memory_limit_bytes < LEAST_MEMORY_BYTES:
+        raise ConfigError(
+            f"{owner}: memory_limit must be at least 16MB, not {policy.memory_limit_bytes} bytes: "
+            "Python itself needs as much. Write it as '512MB' or '2GiB'."
+        )
     if not policy.heartbeat:
         if policy.timeout_s is None:
             raise ConfigError(

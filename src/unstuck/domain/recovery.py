@@ -4,15 +4,19 @@ from typing import assert_never
 
 import msgspec
 
+from unstuck.domain.autopsy import MAX_STACK_CHARS, Autopsy
+from unstuck.domain.durations import brief
 from unstuck.domain.endings import Counter, Ending, JobError
 from unstuck.domain.errors import WORKER_DIED, ErrorCode
-from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Succeeded
+from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Stalled, Succeeded
 from unstuck.domain.policy import Policy
 from unstuck.domain.retry import crash_delay_s, retry_delay_s
 from unstuck.domain.states import AttemptState, JobState
 
 MAX_MESSAGE_CHARS = 10_000
 MAX_TRACEBACK_CHARS = 50_000
+MAX_SUSPICIONS = 3
+"""So many deaths in company are free; after that each counts, though nobody knows who did it."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -26,6 +30,8 @@ class Attempt(msgspec.Struct, frozen=True):
     crashes: int
     """Tries that ended by a death, so far."""
     cancel_requested: bool = False
+    suspicions: int = 0
+    """Tries that died in a process with other jobs, so far: who killed it is not known."""
 
 
 def conclude(attempt: Attempt, outcome: Outcome) -> Ending:
@@ -42,7 +48,10 @@ def conclude(attempt: Attempt, outcome: Outcome) -> Ending:
             return _after_failure(attempt, error)
         case Overran():
             error = JobError(ErrorCode.DEADLINE_EXCEEDED, "Job ran past its deadline", outcome.cause)
-            return _after_failure(attempt, error)
+            return _after_failure(attempt, error, outcome.autopsy)
+        case Stalled():
+            error = JobError(ErrorCode.STALLED, "Job gave no sign of life", outcome.cause)
+            return _after_failure(attempt, error, outcome.autopsy)
         case NotStorable():
             error = JobError(
                 ErrorCode.RESULT_NOT_STORABLE,
@@ -53,18 +62,21 @@ def conclude(attempt: Attempt, outcome: Outcome) -> Ending:
         case Died():
             return _after_death(attempt, outcome)
         case Cancelled():
-            return _cancelled(attempt, outcome.cause)
+            return _cancelled(attempt, outcome.cause, outcome.autopsy)
         case _:
             assert_never(outcome)
 
 
-def _after_failure(attempt: Attempt, error: JobError) -> Ending:
+def _after_failure(attempt: Attempt, error: JobError, autopsy: Autopsy | None = None) -> Ending:
     failures = attempt.failures + 1
     retry = attempt.policy.retry
     if attempt.cancel_requested:
-        return _cancelled(attempt, "cancelled by request while it ran")
+        return _cancelled(attempt, "cancelled by request while it ran", autopsy)
     if failures >= retry.max_attempts:
-        return _final(attempt, JobState.FAILED, AttemptState.FAILED, error, counter="failure")
+        rule = f"retry: try {failures} of {retry.max_attempts} was the last one"
+        return _final(
+            attempt, JobState.FAILED, AttemptState.FAILED, error, counter="failure", autopsy=_ruled(autopsy, rule)
+        )
     delay_s = retry_delay_s(retry, failures)
     return Ending(
         attempt.job_id,
@@ -75,44 +87,96 @@ def _after_failure(attempt: Attempt, error: JobError) -> Ending:
         delay_s=delay_s,
         counter="failure",
         event="retrying",
-        message=f"Try {failures} of {retry.max_attempts} failed; next in {delay_s:.1f}s: {error.message}"[:500],
+        message=f"Try {failures} of {retry.max_attempts} failed; next in {delay_s:.1f}s: {_brief(error)}"[:500],
+        autopsy=_ruled(autopsy, f"retry: try {failures} of {retry.max_attempts} failed; the next in {brief(delay_s)}"),
     )
 
 
 def _after_death(attempt: Attempt, death: Died) -> Ending:
     state = AttemptState.DRAINED if death.drained else AttemptState.CRASHED
     error = JobError(death.code, WORKER_DIED, printable(death.cause, MAX_MESSAGE_CHARS))
-    # A drain counts for nobody, whoever reports it.
-    counts = death.counts and not death.drained
-    counter: Counter = "crash" if counts else "none"
     if attempt.cancel_requested:
-        return _cancelled(attempt, f"cancelled by request; its process died ({death.cause})")
-    if attempt.policy.on_crash == "fail":
-        return _final(attempt, JobState.FAILED, state, error, counter=counter)
-    crashes = attempt.crashes + 1 if counts else attempt.crashes
-    if counts and crashes > attempt.policy.max_crash_retries:
+        return _cancelled(attempt, f"cancelled by request; its process died ({death.cause})", death.autopsy)
+    counter = counter_of(attempt, death)
+    policy = attempt.policy
+    if policy.on_crash == "fail":
+        rule = 'on_crash="fail": its effects may have happened, so it is not tried again'
+        return _final(attempt, JobState.FAILED, state, error, counter=counter, autopsy=_ruled(death.autopsy, rule))
+    crashes = attempt.crashes + (counter == "crash")
+    if counter == "crash" and crashes > policy.max_crash_retries:
         quarantine = JobError(
             ErrorCode.CRASHED_TOO_OFTEN,
             f"Job killed its process {crashes} times and is quarantined",
             error.cause,
         )
-        return _final(attempt, JobState.QUARANTINED, state, quarantine, counter=counter)
+        rule = f'on_crash="retry" with max_crash_retries={policy.max_crash_retries}: death {crashes} ends it'
+        return _final(
+            attempt, JobState.QUARANTINED, state, quarantine, counter=counter, autopsy=_ruled(death.autopsy, rule)
+        )
+    delay_s = 0.0 if counter == "none" else crash_delay_s(max(crashes, 1))
     return Ending(
         attempt.job_id,
         attempt.token,
         JobState.PENDING,
         state,
         error=error,
-        delay_s=crash_delay_s(crashes) if counts else 0.0,
+        delay_s=delay_s,
         counter=counter,
         event="requeued",
         message=f"Task re-queued: {error.cause}"[:500],
+        autopsy=_ruled(death.autopsy, _rule_of_requeue(attempt, counter, crashes, delay_s)),
     )
 
 
-def _cancelled(attempt: Attempt, cause: str) -> Ending:
+def counter_of(attempt: Attempt, death: Died) -> Counter:
+    """Say what a death adds to. A drain counts for nobody; a death that others shared only as a suspicion, but not
+    for ever: a job that takes whole workers with it must be found too."""
+    if death.drained or not death.counts:
+        return "none"
+    return "suspicion" if death.shared and attempt.suspicions < MAX_SUSPICIONS else "crash"
+
+
+def _rule_of_requeue(attempt: Attempt, counter: Counter, crashes: int, delay_s: float) -> str:
+    limit = attempt.policy.max_crash_retries
+    match counter:
+        case "suspicion":
+            return (
+                "several jobs were in the process and who killed it is not known: it counts as no crash "
+                f"({attempt.suspicions + 1} of {MAX_SUSPICIONS} such), and the job runs alone next"
+            )
+        case "crash":
+            return f'on_crash="retry": crash {crashes} of {limit} allowed; tried again in {brief(delay_s)}'
+        case _:
+            return 'on_crash="retry": it was not the job\'s doing and counts for nobody; tried again at once'
+
+
+def _ruled(autopsy: Autopsy | None, rule: str) -> Autopsy | None:
+    """Add the rule, and make every text of the dead process storable."""
+    if autopsy is None:
+        return None
+    progress = autopsy.progress
+    if progress is not None:
+        progress = msgspec.structs.replace(progress, message=printable(progress.message, MAX_MESSAGE_CHARS))
+    return msgspec.structs.replace(
+        autopsy,
+        rule=rule,
+        progress=progress,
+        summary=printable(autopsy.summary, MAX_MESSAGE_CHARS),
+        doubt=printable(autopsy.doubt, MAX_MESSAGE_CHARS),
+        stack=printable(autopsy.stack, MAX_STACK_CHARS),
+        stdout=printable(autopsy.stdout, MAX_MESSAGE_CHARS),
+        stderr=printable(autopsy.stderr, MAX_MESSAGE_CHARS),
+    )
+
+
+def _brief(error: JobError) -> str:
+    return f"{error.message}: {error.cause}" if error.cause else error.message
+
+
+def _cancelled(attempt: Attempt, cause: str, autopsy: Autopsy | None = None) -> Ending:
     error = JobError(ErrorCode.CANCELLED, "Job was cancelled", printable(cause, MAX_MESSAGE_CHARS))
-    return _final(attempt, JobState.CANCELLED, AttemptState.CANCELLED, error)
+    rule = "somebody asked to cancel it: it is not tried again"
+    return _final(attempt, JobState.CANCELLED, AttemptState.CANCELLED, error, autopsy=_ruled(autopsy, rule))
 
 
 def _final(
@@ -123,6 +187,7 @@ def _final(
     *,
     result: bytes | None = None,
     counter: Counter = "none",
+    autopsy: Autopsy | None = None,
 ) -> Ending:
     return Ending(
         attempt.job_id,
@@ -134,6 +199,7 @@ def _final(
         counter=counter,
         event=None if state is JobState.SUCCEEDED else state.value,
         message="" if error is None else f"{error.code}: {error.cause or error.message}"[:500],
+        autopsy=autopsy,
     )
 
 

@@ -96,7 +96,8 @@ def grounds_for(
 
 
 def attempt_of(job: HeldJob) -> Attempt:
-    return Attempt(job.job_id, job.token, decode_policy(job.policy), job.failures, job.crashes, job.cancel_requested)
+    policy = decode_policy(job.policy)
+    return Attempt(job.job_id, job.token, policy, job.failures, job.crashes, job.cancel_requested, job.suspicions)
 
 
 def _delay_s(ending: Ending, job: HeldJob, attempt: Attempt, proven: bool) -> float:

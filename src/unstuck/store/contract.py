@@ -25,6 +25,7 @@ from unstuck.store.records import (
     NewJob,
     Outcome,
     OutputRecord,
+    Progress,
     Promoted,
     Pulse,
     QueueRecord,
@@ -127,6 +128,10 @@ class Ledger(Protocol):
         """Give all that the ledger believes this worker holds."""
         ...
 
+    def note_progress(self, worker_id: str, notes: Sequence[Progress]) -> None:
+        """Write how far running jobs are; what is not this worker's any more is passed over."""
+        ...
+
     def drain(self, worker_id: str) -> None:
         """Write ACTIVE → DRAINING."""
         ...
@@ -190,7 +195,11 @@ class Ledger(Protocol):
         ...
 
     def attempts(self, job_id: int) -> list[AttemptRecord]:
-        """Oldest first, the current one included."""
+        """Oldest first, the current one included, each with its autopsy where there is one."""
+        ...
+
+    def progress(self, job_ids: Collection[int]) -> dict[int, Progress]:
+        """Give how far these jobs said they were; the silent ones are left out."""
         ...
 
     def events(

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import Ending, JobError, Release
 from unstuck.domain.liveness import Detector, Session
 from unstuck.domain.policy import OnCrash
@@ -161,6 +162,8 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     crashes: int
     attempt: int
     """1 for the first try that a worker claimed, and so on: for people, never a fence."""
+    suspicions: int = 0
+    """Above zero: it may have killed a process that it shared, and must run alone."""
 
 
 class TurnAnswer(msgspec.Struct, frozen=True):
@@ -195,6 +198,21 @@ class HeldJob(msgspec.Struct, frozen=True):
     """Since it was started; 0 for a claimed one."""
     silent_s: float
     """Since its worker's last beat, by the same rule as `WorkerWatch.silent_s`."""
+    suspicions: int = 0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a running job says it is, and since when its interpreter is silent."""
+
+    job_id: int
+    token: int
+    at: float
+    """Its last sign, in seconds since 1970."""
+    done: float | None = None
+    total: float | None = None
+    message: str = ""
+    busy_since: float | None = None
+    """Since when no Python code ran in its process: it is busy in C code, or stuck there."""
 
 
 # Reaper ↔ ledger ----------------------------------------------------------------------------
@@ -253,6 +271,8 @@ class WorkerVerdict(msgspec.Struct, frozen=True):
     silent_s: float
     by: str
     """Who decided: a worker id, 'reaper', 'supervisor' or an operator."""
+    autopsy: Autopsy | None = None
+    """What is known of how its process ended."""
 
 
 class Promoted(msgspec.Struct, frozen=True):
@@ -296,6 +316,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     finished_at: float | None
     worker_id: str | None
     token: int | None
+    suspicions: int = 0
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
@@ -311,6 +332,8 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     last_heartbeat_at: float | None
     heartbeat_deadline: float | None
     deadline: float | None
+    autopsy: Autopsy | None = None
+    """Why its process died or was ended; None where user code ended by itself."""
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -36,7 +36,9 @@ class Hold:
 
     def attempt(self) -> Attempt:
         job = self.job
-        return Attempt(job.job_id, job.token, self.policy, job.failures, job.crashes, self.cancel_requested)
+        return Attempt(
+            job.job_id, job.token, self.policy, job.failures, job.crashes, self.cancel_requested, job.suspicions
+        )
 
     def frame(self) -> JobFrame:
         job = self.job

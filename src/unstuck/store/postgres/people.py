@@ -1,5 +1,7 @@
 """Answer people's questions; nothing here changes anything."""
 
+from collections.abc import Collection
+
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.rows import attempt_record, job_record, worker_record
@@ -9,6 +11,7 @@ from unstuck.store.records import (
     JobFilter,
     JobRecord,
     OutputRecord,
+    Progress,
     QueueRecord,
     TaskRecord,
     WorkerRecord,
@@ -40,6 +43,10 @@ class ReadingVerbs(Verbs):
 
     def attempts(self, job_id: int) -> list[AttemptRecord]:
         return [attempt_record(row) for row in self.read("attempts", job_id=job_id)]
+
+    def progress(self, job_ids: Collection[int]) -> dict[int, Progress]:
+        rows = self.read("progress", ids=arrays.int8s(list(job_ids)))
+        return {row[0]: Progress(*row) for row in rows}
 
     def events(
         self,

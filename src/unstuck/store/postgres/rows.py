@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from unstuck.domain.autopsy import decode_autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import AttemptState, JobState, WorkerState
@@ -30,7 +31,7 @@ def held_job(row: Row) -> HeldJob:
 
 
 def attempt_record(row: Row) -> AttemptRecord:
-    return AttemptRecord(row[0], row[1], AttemptState(row[2]), *row[3:])
+    return AttemptRecord(*(*row[:2], AttemptState(row[2]), *row[3:11], decode_autopsy(row[11])))
 
 
 def worker_watch(row: Row, session: Session) -> WorkerWatch:

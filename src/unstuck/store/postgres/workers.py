@@ -1,5 +1,6 @@
 """Keep the book of a worker's life: birth, beats, turns, end."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from unstuck.store.postgres.bell import PostgresBell
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import held_job
 from unstuck.store.postgres.turning import ALIVE, CLAIMED, claims, turn_values
-from unstuck.store.records import BeatAnswer, HeldJob, Pulse, Turn, TurnAnswer, WorkerBirth
+from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
 
 MAX_HELD = 1_000_000
 
@@ -64,16 +65,29 @@ class WorkerVerbs(Verbs):
         if failpoints.active:
             _after_commit()
         last = rows.pop()
-        if last[11] != ALIVE:
+        if last[12] != ALIVE:
             return TurnAnswer(alive=False)
         if last[4]:
             rows = self._with_payloads(rows)
         claimed, superseded = claims(rows)
-        return TurnAnswer(True, claimed, superseded, last[12])
+        return TurnAnswer(True, claimed, superseded, last[13])
 
     def held(self, worker_id: str) -> list[HeldJob]:
         rows = self.turn_lane.ask(self.sql["held_by"], {"worker_id": worker_id, "limit": MAX_HELD})
         return [held_job(row) for row in rows]
+
+    def note_progress(self, worker_id: str, notes: Sequence[Progress]) -> None:
+        self.serve(
+            "note_progress",
+            worker_id=worker_id,
+            job_ids=arrays.int8s([one.job_id for one in notes]),
+            tokens=arrays.int8s([one.token for one in notes]),
+            ats=arrays.float8s([one.at for one in notes]),
+            dones=arrays.float8s([one.done for one in notes]),
+            totals=arrays.float8s([one.total for one in notes]),
+            messages=arrays.texts([one.message for one in notes]),
+            busy=arrays.float8s([one.busy_since for one in notes]),
+        )
 
     def drain(self, worker_id: str) -> None:
         self.serve("drain", worker_id=worker_id)
@@ -98,7 +112,7 @@ class WorkerVerbs(Verbs):
 
     def _with_payloads(self, rows: list[Row]) -> list[Row]:
         """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""
-        left_out = {row[0] for row in rows if row[11] == CLAIMED and row[5] is None}
+        left_out = {row[0] for row in rows if row[12] == CLAIMED and row[5] is None}
         try:
             found = self.turn_lane.ask(self.sql["payloads"], {"ids": arrays.int8s(list(left_out))})
         except LedgerUnavailable as error:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import apsw
 
+from unstuck.domain.autopsy import encode_autopsy
 from unstuck.domain.endings import Ending, JobError, Release
 from unstuck.domain.errors import ErrorCode
 from unstuck.domain.states import AttemptState, JobState, may_move
@@ -41,6 +42,8 @@ def _end(cursor: apsw.Cursor, worker_id: str, ending: Ending) -> bool:
         _requeue(cursor, fence, ending, ran=found[0] == JobState.RUNNING)
     else:
         _finish(cursor, fence, ending)
+    if ending.autopsy is not None:
+        cursor.execute(SQL["store_autopsy"], (*fence[:2], encode_autopsy(ending.autopsy)))
     if ending.event is not None:
         write_event(cursor, ending.event, ending.message, job_id=ending.job_id, worker_id=worker_id)
     return True
@@ -61,6 +64,7 @@ def _as_cancelled(ending: Ending) -> Ending:
         counter=ending.counter,
         event=JobState.CANCELLED.value,
         message=f"{error.code}: {error.cause}"[:500],
+        autopsy=ending.autopsy,
     )
 
 
@@ -79,6 +83,7 @@ def _requeue(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending, *
             now + max(ending.delay_s, 0.0),
             ending.counter == "failure",
             ending.counter == "crash",
+            ending.counter == "suspicion",
             *_error_columns(error),
         ),
     )

@@ -1,6 +1,7 @@
 """Answer people's questions; nothing here changes anything."""
 
 import time
+from collections.abc import Collection
 
 import msgspec
 
@@ -11,6 +12,7 @@ from unstuck.store.records import (
     JobFilter,
     JobRecord,
     OutputRecord,
+    Progress,
     QueueRecord,
     TaskRecord,
     WorkerRecord,
@@ -55,6 +57,11 @@ class ReadingVerbs(Verbs):
     def attempts(self, job_id: int) -> list[AttemptRecord]:
         with self.db.read() as cursor:
             return [attempt_record(row) for row in fetch(cursor, "attempts", (job_id,))]
+
+    def progress(self, job_ids: Collection[int]) -> dict[int, Progress]:
+        with self.db.read() as cursor:
+            rows = fetch(cursor, "progress", (msgspec.json.encode(list(job_ids)).decode(),))
+        return {row[0]: Progress(*row) for row in rows}
 
     def events(
         self,

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from unstuck.domain.autopsy import decode_autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import AttemptState, JobState, WorkerState
@@ -55,6 +56,7 @@ def held_job(row: Row, clock: Clock) -> HeldJob:
         held_s=max(clock.at - claimed_at, 0.0) if claimed_at is not None else 0.0,
         running_s=clock.running_s(boot_id, started_boot_s, started_at),
         silent_s=clock.silent_s(boot_id, beat_boot_s, beat_at),
+        suspicions=row[20],
     )
 
 
@@ -105,11 +107,12 @@ def job_record(row: Row) -> JobRecord:
         finished_at=row[23],
         worker_id=row[24],
         token=row[25],
+        suspicions=row[26],
     )
 
 
 def attempt_record(row: Row) -> AttemptRecord:
-    return AttemptRecord(row[0], row[1], AttemptState(row[2]), *row[3:])
+    return AttemptRecord(*(*row[:2], AttemptState(row[2]), *row[3:11], decode_autopsy(row[11])))
 
 
 def worker_record(row: Row, clock: Clock) -> WorkerRecord:

@@ -1,6 +1,7 @@
 """Keep the book of a worker's life: birth, beats, turns, end."""
 
 import time
+from collections.abc import Sequence
 
 import apsw
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from unstuck import failpoints
 from unstuck.domain.errors import UncertainCommit
 from unstuck.domain.states import LIVING, WorkerState
-from unstuck.store.records import BeatAnswer, HeldJob, Pulse, Turn, TurnAnswer, WorkerBirth
+from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
 from unstuck.store.sqlite.bell import SqliteBell, bell_address
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.rows import held_job
@@ -98,6 +99,15 @@ class WorkerVerbs(Verbs):
         with self.db.read() as cursor:
             clock = read_clock(cursor)
             return [held_job(row, clock) for row in cursor.execute(SQL["held_by"], (worker_id, limit))]
+
+    def note_progress(self, worker_id: str, notes: Sequence[Progress]) -> None:
+        rows = [
+            (one.job_id, one.token, worker_id, one.at, one.done, one.total, one.message, one.busy_since)
+            for one in notes
+        ]
+        refuse_nul(*(one.message for one in notes))
+        with self.db.write() as cursor:
+            cursor.executemany(SQL["note_progress"], rows)
 
     def drain(self, worker_id: str) -> None:
         with self.db.write() as cursor:

@@ -6,7 +6,7 @@ select id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), r
        coalesce(cancel_requested, false), extract(epoch from enqueued_at)::double precision, enqueued_by,
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
-       extract(epoch from finished_at)::double precision, worker_id, token
+       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0)
 from {schema}.jobs
 where id = %(job_id)s;
 
@@ -17,7 +17,7 @@ select id, task, queue, state, -rank, ''::bytea, coalesce(payload_type, 'json'),
        coalesce(cancel_requested, false), extract(epoch from enqueued_at)::double precision, enqueued_by,
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
-       extract(epoch from finished_at)::double precision, worker_id, token
+       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0)
 from {schema}.jobs
 where (%(before_id)s::bigint is null or id < %(before_id)s)
   and (%(states)s::text[] is null or state = any (%(states)s::text[]))
@@ -36,13 +36,17 @@ limit %(limit)s;
 select state, count(*) from {schema}.jobs group by state;
 
 -- name: attempts
-select token, worker_id, state, extract(epoch from claimed_at)::double precision,
-       extract(epoch from started_at)::double precision, extract(epoch from ended_at)::double precision, code, cause,
-       extract(epoch from last_heartbeat_at)::double precision,
-       extract(epoch from heartbeat_deadline)::double precision, extract(epoch from deadline)::double precision
-from {schema}.attempt_status
-where job_id = %(job_id)s
-order by claimed_at, token;
+select s.token, s.worker_id, s.state, extract(epoch from s.claimed_at)::double precision,
+       extract(epoch from s.started_at)::double precision, extract(epoch from s.ended_at)::double precision, s.code, s.cause,
+       extract(epoch from s.last_heartbeat_at)::double precision,
+       extract(epoch from s.heartbeat_deadline)::double precision, extract(epoch from s.deadline)::double precision, a.body::text
+from {schema}.attempt_status s
+left join {schema}.autopsies a on a.job_id = s.job_id and a.token = s.token
+where s.job_id = %(job_id)s
+order by s.claimed_at, s.token;
+
+-- name: progress
+select job_id, token, at, done, total, message, busy_since from {schema}.progress where job_id = any (%(ids)s);
 
 -- name: events_after
 select id, extract(epoch from at)::double precision, kind, job_id, worker_id, message

@@ -21,7 +21,7 @@ select job_id, token from {schema}.settle(%(worker_id)s, %(endings)s, %(releases
 
 -- name: overdue
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
-       heartbeat_timeout_s, held_s, running_s, silent_s
+       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions
 from {schema}.held_jobs
 where state = 'running' and timeout_s is not null
   and running_s > timeout_s + case when worker_state in ('active', 'draining') then %(grace_s)s else %(lost_grace_s)s end
@@ -30,7 +30,7 @@ limit %(limit)s;
 
 -- name: stale
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
-       heartbeat_timeout_s, held_s, running_s, silent_s
+       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions
 from {schema}.held_jobs
 where worker_state in ('dead', 'stopped') or silent_s >= %(older_than_s)s
 order by job_id;

@@ -38,7 +38,7 @@ select state, was_suspect, request, cancel_ids, cancel_tokens
 from {schema}.beat(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s);
 
 -- name: turn
-select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, kind, due_in_s
+select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspicions, kind, due_in_s
 from {schema}.turn(
     %(worker_id)s, %(done_ids)s, %(done_tokens)s, %(done_results)s, %(start_ids)s, %(start_tokens)s, %(endings)s,
     %(releases)s, %(output_ids)s, %(output_tokens)s, %(stdouts)s, %(stderrs)s, %(queues)s, %(tasks)s, %(limit)s,
@@ -46,6 +46,19 @@ from {schema}.turn(
 
 -- name: payloads
 select id, payload from {schema}.jobs where id = any (%(ids)s);
+
+-- name: note_progress
+-- Only of attempts that this worker still runs.
+insert into {schema}.progress as p (job_id, token, at, done, total, message, busy_since)
+select u.job_id, u.token, u.at, u.done, u.total, u.message, u.busy_since
+from unnest(%(job_ids)s, %(tokens)s, %(ats)s, %(dones)s, %(totals)s, %(messages)s, %(busy)s)
+     as u(job_id, token, at, done, total, message, busy_since)
+join {schema}.jobs j on j.id = u.job_id
+where coalesce(j.token = u.token and j.worker_id = %(worker_id)s and j.state = 'running', false)
+on conflict (job_id) do update set
+    token = excluded.token, at = excluded.at, done = excluded.done, total = excluded.total, message = excluded.message,
+    busy_since = excluded.busy_since
+returning p.job_id;
 
 -- name: drain
 update {schema}.workers set draining = true, state = case state when 'active' then 'draining' else state end
@@ -64,7 +77,7 @@ returning id;
 
 -- name: held_by
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
-       heartbeat_timeout_s, held_s, running_s, silent_s
+       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions
 from {schema}.held_jobs
 where worker_id = %(worker_id)s
 order by job_id

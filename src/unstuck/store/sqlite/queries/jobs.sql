@@ -21,7 +21,7 @@ INSERT INTO unstuck_queues (name) VALUES (?) ON CONFLICT DO NOTHING;
 -- Pinned to the index of what is ready: statistics taken at a bad moment cannot make it scan.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt
+    attempt, suspicions
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -72,7 +72,8 @@ WHERE j.id = ?1 AND j.token = ?2;
 UPDATE unstuck_jobs
 SET state = 'pending', ready = ?4, waiting = 1 - ?4, held = 0, run_at = ?5, token = NULL, worker_id = NULL,
     claimed_at = NULL, started_at = NULL, started_boot_s = NULL, failures = failures + ?6,
-    crash_count = crash_count + ?7, error_code = ?8, error_message = ?9, error_cause = ?10, error_details = ?11
+    crash_count = crash_count + ?7, suspicions = suspicions + ?8, error_code = ?9, error_message = ?10,
+    error_cause = ?11, error_details = ?12
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: end_job
@@ -97,11 +98,26 @@ WHERE EXISTS (SELECT 1 FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker
     OR EXISTS (SELECT 1 FROM unstuck_attempts WHERE job_id = ?1 AND token = ?2 AND worker_id = ?3)
 ON CONFLICT (job_id, token) DO UPDATE SET stdout = excluded.stdout, stderr = excluded.stderr;
 
+-- name: store_autopsy
+-- Called only for an ending that was written just now, in the same transaction.
+INSERT INTO unstuck_autopsies (job_id, token, body) VALUES (?1, ?2, ?3)
+ON CONFLICT (job_id, token) DO UPDATE SET body = excluded.body;
+
+-- name: note_progress
+-- Only of an attempt that this worker still runs.
+INSERT INTO unstuck_progress (job_id, token, at, done, total, message, busy_since)
+SELECT ?1, ?2, ?4, ?5, ?6, ?7, ?8
+WHERE EXISTS (SELECT 1 FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'running')
+ON CONFLICT (job_id) DO UPDATE
+SET token = excluded.token, at = excluded.at, done = excluded.done, total = excluded.total, message = excluded.message,
+    busy_since = excluded.busy_since;
+
 -- name: held_by
 SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
-    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_boot_s, b.beat_at, w.state, w.suspect_after_s
+    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_boot_s, b.beat_at, w.state, w.suspect_after_s,
+    j.suspicions
 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
 LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
@@ -113,7 +129,8 @@ LIMIT ?2;
 SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
-    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_boot_s, b.beat_at, w.state, w.suspect_after_s
+    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_boot_s, b.beat_at, w.state, w.suspect_after_s,
+    j.suspicions
 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
 LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id

@@ -4,7 +4,7 @@
 SELECT
     id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), result, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions
 FROM unstuck_jobs
 WHERE id = ?;
 
@@ -13,7 +13,7 @@ WHERE id = ?;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions
 FROM unstuck_jobs NOT INDEXED
 WHERE id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -30,7 +30,7 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions
 FROM unstuck_jobs INDEXED BY unstuck_jobs_error
 WHERE error_code IS NOT NULL AND error_code = ?9 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -46,10 +46,18 @@ LIMIT ?8;
 SELECT state, count(*) FROM unstuck_jobs GROUP BY state;
 
 -- name: attempts
-SELECT token, worker_id, state, claimed_at, started_at, ended_at, code, cause, last_heartbeat_at, heartbeat_deadline, deadline
-FROM attempt_status
-WHERE job_id = ?
-ORDER BY token;
+SELECT
+    s.token, s.worker_id, s.state, s.claimed_at, s.started_at, s.ended_at, s.code, s.cause, s.last_heartbeat_at,
+    s.heartbeat_deadline, s.deadline, a.body
+FROM attempt_status s
+LEFT JOIN unstuck_autopsies a ON a.job_id = s.job_id AND a.token = s.token
+WHERE s.job_id = ?
+ORDER BY s.token;
+
+-- name: progress
+SELECT job_id, token, at, done, total, message, busy_since
+FROM json_each(?) i
+CROSS JOIN unstuck_progress p ON p.job_id = i.value;
 
 -- name: events_of_job
 SELECT id, at, kind, job_id, worker_id, message
@@ -131,10 +139,11 @@ WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 UPDATE unstuck_jobs SET cancel_requested = 1 WHERE id = ? AND state = 'running';
 
 -- name: retry_job
+-- What was quarantined runs alone: it killed every process that it was in.
 UPDATE unstuck_jobs
 SET state = 'pending', ready = 1, waiting = 0, run_at = ?2, token = NULL, worker_id = NULL, claimed_at = NULL,
     started_at = NULL, started_boot_s = NULL, finished_at = NULL, ended_as = NULL, live_key = unique_key, failures = 0,
-    crash_count = 0, cancel_requested = 0, error_code = NULL, error_message = NULL, error_cause = NULL,
+    crash_count = 0, suspicions = (state = 'quarantined'), cancel_requested = 0, error_code = NULL, error_message = NULL, error_cause = NULL,
     error_details = NULL, result = NULL
 WHERE id = ?1 AND state IN ('failed', 'cancelled', 'quarantined');
 

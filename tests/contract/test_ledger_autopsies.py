@@ -1,0 +1,118 @@
+"""Why attempts died is kept with them; how far they said they were; and who must run alone next."""
+
+import msgspec
+import pytest
+from tests.contract.hands import claim, crash, crash_retry, done, put, run, running, turn, until, verdict
+
+from unstuck.domain.autopsy import Autopsy, DeathKind, ProgressMark
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import JobState
+from unstuck.store.contract import Ledger
+from unstuck.store.records import GuardNone, Progress
+
+DEATH = Autopsy(
+    kind=DeathKind.SIGNAL,
+    summary="killed by SIGSEGV (signal 11)",
+    detector=Detector.RUNNER,
+    seen_after_s=0.004,
+    signal="SIGSEGV",
+    pid=4711,
+    memory_bytes=80_000_000,
+    max_memory_bytes=123_000_000,
+    cpu_s=1.25,
+    stack='Current thread 0x1 (most recent call first):\n  File "a.py", line 3 in spin',
+    stderr="ümlaut\nlast words",
+    progress=ProgressMark(3, 10, "third of ten", 1_700_000_000.0),
+    beside=(7, 8),
+    beside_count=2,
+    rule='on_crash="fail"',
+)
+
+
+def test_the_autopsy_of_a_last_attempt_is_kept_with_it(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    turn(ledger, endings=[crash(job, autopsy=DEATH)])
+    [attempt] = ledger.attempts(job.job_id)
+    assert attempt.autopsy == DEATH
+
+
+def test_each_of_several_deaths_keeps_its_own_autopsy(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    turn(ledger, endings=[crash_retry(job, autopsy=DEATH)])
+    [again] = run(ledger)
+    turn(ledger, done=[done(again)])
+    first, last = ledger.attempts(job.job_id)
+    assert (first.autopsy, last.autopsy) == (DEATH, None)
+
+
+def test_a_reaper_writes_an_autopsy_too(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    ledger.settle("w1", [crash(job, autopsy=DEATH)], [], GuardNone())
+    assert ledger.attempts(job.job_id)[0].autopsy == DEATH
+
+
+def test_a_zombie_cannot_explain_what_is_no_longer_its_own(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    turn(ledger, endings=[crash_retry(job)])
+    answer = turn(ledger, endings=[crash(job, autopsy=DEATH)])
+    assert answer.superseded == {(job.job_id, job.token)}
+    assert [attempt.autopsy for attempt in ledger.attempts(job.job_id)] == [None]
+
+
+def test_autopsies_go_with_their_job(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 2, "half")])
+    turn(ledger, endings=[crash(job, autopsy=DEATH)])
+    assert until(lambda: ledger.prune(0.0)) == 1
+    assert ledger.attempts(job.job_id) == []
+    assert ledger.progress([job.job_id]) == {}
+
+
+def test_the_verdict_on_a_worker_keeps_its_autopsy(ledger: Ledger, w1: str) -> None:
+    assert ledger.condemn("w1", verdict(autopsy=DEATH), GuardNone())
+    [worker] = ledger.workers()
+    assert worker.verdict is not None
+    assert worker.verdict.autopsy == DEATH
+
+
+def test_a_death_in_company_makes_a_suspect_that_must_run_alone(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    assert job.suspicions == 0
+    turn(ledger, endings=[crash_retry(job, counter="suspicion")])
+    [again] = run(ledger)
+    assert (again.suspicions, again.crashes) == (1, 0)
+    assert [held.suspicions for held in ledger.held("w1")] == [1]
+    record = ledger.job(job.job_id)
+    assert record is not None
+    assert (record.suspicions, record.crash_count) == (1, 0)
+
+
+@pytest.mark.parametrize(("state", "alone"), [(JobState.QUARANTINED, 1), (JobState.FAILED, 0)], ids=str)
+def test_what_was_quarantined_runs_alone_when_it_is_let_go(
+    ledger: Ledger, w1: str, state: JobState, alone: int
+) -> None:
+    job = running(ledger)
+    turn(ledger, endings=[crash_retry(job, counter="suspicion")])
+    [again] = run(ledger)
+    turn(ledger, endings=[msgspec.structs.replace(crash(again), state=state)])
+    assert ledger.retry([job.job_id], "op") == {job.job_id: "queued"}
+    [free] = claim(ledger)
+    assert (free.suspicions, free.crashes) == (alone, 0)
+
+
+def test_progress_is_kept_and_replaced(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    other = put(ledger)
+    ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 10, "one", 4.0)])
+    ledger.note_progress("w1", [Progress(job.job_id, job.token, 6.0, 2, 10, "zwei")])
+    assert ledger.progress([job.job_id, other]) == {job.job_id: Progress(job.job_id, job.token, 6.0, 2, 10, "zwei")}
+
+
+def test_only_the_attempt_that_runs_can_note_progress(ledger: Ledger, w1: str, w2: str) -> None:
+    job = running(ledger)
+    ledger.note_progress("w2", [Progress(job.job_id, job.token, 5.0, 1, 10, "a zombie")])
+    ledger.note_progress("w1", [Progress(job.job_id, job.token + 1, 5.0, 1, 10, "another token")])
+    assert ledger.progress([job.job_id]) == {}
+    turn(ledger, done=[done(job)])
+    ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 10, "too late")])
+    assert ledger.progress([job.job_id]) == {}
