@@ -1,12 +1,19 @@
 """Fixtures for every test: a PostgreSQL server of our own, started when the first test asks for it."""
 
+import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from tests.pg import PgServer, start_postgres
 
 from unstuck.config import Settings
 from unstuck.store.postgres.ledger import PostgresLedger
+
+# A busy machine is no reason to fail, so there is no limit of time. What is found at random is found at home; a build
+# that others wait for tries the same cases every time.
+hypothesis.settings.register_profile("house", deadline=None, derandomize=os.environ.get("CI") == "true")
+hypothesis.settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")

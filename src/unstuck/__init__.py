@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from unstuck.domain.states import JobState as JobState
     from unstuck.runner.context import Context as Context
     from unstuck.runner.context import current_context as current_context
+    from unstuck.runner.termination import StopRequested as StopRequested
 
 __all__ = [
     "App",
@@ -70,6 +71,7 @@ __all__ = [
     "SchemaMismatch",
     "StaleAction",
     "Stalled",
+    "StopRequested",
     "Task",
     "TaskFailed",
     "UncertainCommit",
@@ -93,6 +95,7 @@ _HOMES = {
     "Retention": "unstuck.config",
     "Retry": "unstuck.domain.retry",
     "StaleAction": "unstuck.client.stale",
+    "StopRequested": "unstuck.runner.termination",
     "Task": "unstuck.client.task",
     "current_context": "unstuck.runner.context",
 }

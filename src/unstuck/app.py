@@ -16,6 +16,7 @@ from unstuck.domain.errors import ConfigError, UnknownTask
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
 from unstuck.domain.retry import Retry, RetryRule
+from unstuck.domain.sizes import Size, size_bytes
 from unstuck.runner.context import Context
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.contract import Ledger
@@ -63,6 +64,9 @@ class App:
         heartbeat_interval: Duration | None = None,
         heartbeat_timeout: Duration | None = None,
         overlap: Overlap = "bounded",
+        stall_timeout: Duration | None = None,
+        interpreter_timeout: Duration | None = None,
+        memory_limit: Size | None = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, *function: Any, **settings: Any) -> Any:
@@ -88,6 +92,8 @@ class App:
             policy,
             app_interval_s=recovery.heartbeat_interval_s,
             app_timeout_s=recovery.running_stale_after_s,
+            pulse_interval_s=recovery.runner_heartbeat_interval_s,
+            is_async=inspect.iscoroutinefunction(function),
         )
         return self.adopt(
             TaskDefinition(
@@ -174,10 +180,14 @@ _TASK_SETTINGS = (
     "heartbeat_interval",
     "heartbeat_timeout",
     "overlap",
+    "stall_timeout",
+    "interpreter_timeout",
+    "memory_limit",
 )
 
 
 def _policy(settings: dict[str, Any]) -> Policy:
+    memory = settings.get("memory_limit")
     return Policy(
         retry=_rule(settings.get("retry")),
         on_crash=settings.get("on_crash", "fail"),
@@ -187,6 +197,9 @@ def _policy(settings: dict[str, Any]) -> Policy:
         heartbeat_interval_s=_optional_s(settings, "heartbeat_interval"),
         heartbeat_timeout_s=_optional_s(settings, "heartbeat_timeout"),
         overlap=settings.get("overlap", "bounded"),
+        stall_timeout_s=_optional_s(settings, "stall_timeout"),
+        interpreter_timeout_s=_optional_s(settings, "interpreter_timeout"),
+        memory_limit_bytes=None if memory is None else size_bytes(memory, "memory_limit"),
     )
 
 

@@ -142,6 +142,8 @@ class Settings:
     poll_interval: Duration = "2s"
     """How often an idle worker looks without having been woken."""
     shutdown_grace: Duration = "25s"
+    stop_grace: Duration = "5s"
+    """How long a job that must end may take to clean up before its runner is killed."""
     max_payload_bytes: int = 1024 * 1024
     max_output_bytes: int = 64 * 1024
     """How much of a job's stdout and of its stderr is kept, each."""
@@ -165,7 +167,7 @@ class Settings:
         schema = self.schema if isinstance(self.schema, str) else ""
         if not schema.isidentifier() or not schema.isascii() or len(schema) > 50:
             raise ConfigError(f"schema must be a plain SQL name of up to 50 characters, not {self.schema!r}.")
-        for name in ("poll_interval", "shutdown_grace", "connect_timeout"):
+        for name in ("poll_interval", "shutdown_grace", "stop_grace", "connect_timeout"):
             seconds(getattr(self, name), name)
         if self.poll_interval_s <= 0:
             raise ConfigError("poll_interval must be above zero.")
@@ -187,6 +189,10 @@ class Settings:
     @property
     def shutdown_grace_s(self) -> float:
         return seconds(self.shutdown_grace, "shutdown_grace")
+
+    @property
+    def stop_grace_s(self) -> float:
+        return seconds(self.stop_grace, "stop_grace")
 
     @property
     def connect_timeout_s(self) -> float:
@@ -219,6 +225,7 @@ class GivenSettings(_GivenRecovery, total=False):
     notify: bool
     poll_interval: Duration
     shutdown_grace: Duration
+    stop_grace: Duration
     max_payload_bytes: int
     max_output_bytes: int
     connect_timeout: Duration

@@ -90,6 +90,32 @@ def pidfd(pid: int, started: str) -> int | None:
     return fd
 
 
+def catches(pid: int, signal_number: int) -> bool:
+    """Say whether a process has a handler for a signal; where that cannot be read, believe that it has."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    for line in status.splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signal_number - 1) & 1)
+    return True
+
+
+def family_memory_bytes(pid: int, limit: int = 64) -> int:
+    """Give the resident memory of a process and of what it started, at most `limit` processes of them."""
+    total, waiting, seen = 0, [pid], 0
+    while waiting and seen < limit:
+        current = waiting.pop()
+        seen += 1
+        total += memory_bytes(current)
+        try:
+            waiting += map(int, Path(f"/proc/{current}/task/{current}/children").read_bytes().split())
+        except OSError:
+            continue
+    return total
+
+
 def memory_bytes(pid: int) -> int:
     """Give the resident memory of a process; 0 where it cannot be read."""
     try:

@@ -80,16 +80,23 @@ def test_a_death_in_company_makes_a_suspect_that_must_run_alone(ledger: Ledger, 
     assert job.suspicions == 0
     turn(ledger, endings=[crash_retry(job, counter="suspicion")])
     [again] = run(ledger)
-    assert (again.suspicions, again.crashes) == (1, 0)
+    assert (again.suspicions, again.alone, again.crashes) == (1, True, 0)
     assert [held.suspicions for held in ledger.held("w1")] == [1]
     record = ledger.job(job.job_id)
     assert record is not None
-    assert (record.suspicions, record.crash_count) == (1, 0)
+    assert (record.suspicions, record.alone, record.crash_count) == (1, True, 0)
 
 
-@pytest.mark.parametrize(("state", "alone"), [(JobState.QUARANTINED, 1), (JobState.FAILED, 0)], ids=str)
+def test_whoever_was_lost_with_a_whole_worker_is_no_suspect(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    turn(ledger, endings=[crash_retry(job, counter="company")])
+    [again] = run(ledger)
+    assert (again.suspicions, again.alone, again.crashes) == (1, False, 0)
+
+
+@pytest.mark.parametrize(("state", "alone"), [(JobState.QUARANTINED, True), (JobState.FAILED, False)], ids=str)
 def test_what_was_quarantined_runs_alone_when_it_is_let_go(
-    ledger: Ledger, w1: str, state: JobState, alone: int
+    ledger: Ledger, w1: str, state: JobState, alone: bool
 ) -> None:
     job = running(ledger)
     turn(ledger, endings=[crash_retry(job, counter="suspicion")])
@@ -97,7 +104,7 @@ def test_what_was_quarantined_runs_alone_when_it_is_let_go(
     turn(ledger, endings=[msgspec.structs.replace(crash(again), state=state)])
     assert ledger.retry([job.job_id], "op") == {job.job_id: "queued"}
     [free] = claim(ledger)
-    assert (free.suspicions, free.crashes) == (alone, 0)
+    assert (free.alone, free.suspicions, free.crashes) == (alone, 0, 0)
 
 
 def test_progress_is_kept_and_replaced(ledger: Ledger, w1: str) -> None:

@@ -1,13 +1,15 @@
 """The app that crash tests run in real workers. Settings come from UNSTUCK_* in the environment."""
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
-from unstuck import App, Context, Retry
+from unstuck import App, Context, Retry, current_context
 
 app = App(queues=["other"])
 
@@ -78,6 +80,15 @@ async def nap_async_again(seconds: float, path: str = "") -> str:
     return await nap_async(seconds, path)
 
 
+@app.task(on_crash="retry")
+async def nap_async_once_then_quick(seconds: float, path: str) -> str:
+    first = not Path(path).exists()
+    _note(path, f"begun {os.getpid()}")
+    if first:
+        await asyncio.sleep(seconds)
+    return "late" if first else "quick"
+
+
 @app.task
 def hold_the_gil(seconds: float) -> str:
     """Sleep in C without letting any other Python thread of this process run."""
@@ -96,6 +107,7 @@ def die_again(how: str = "kill") -> None:
 
 
 def _die(how: str) -> None:
+    print(f"died of {how}", flush=True)
     match how:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -103,6 +115,8 @@ def _die(how: str) -> None:
             os._exit(3)
         case "segfault":
             ctypes.string_at(0)
+        case "abort":
+            os.abort()
         case _:
             raise ValueError(how)
 
@@ -135,3 +149,127 @@ def overrun(seconds: float) -> None:
 @app.task
 def about(ctx: Context) -> dict[str, object]:
     return {"job_id": ctx.job_id, "task": ctx.task, "attempt": ctx.attempt}
+
+
+# What hangs, and what must be ended ----------------------------------------------------------
+
+
+@app.task(timeout="1s", retry=Retry(max_attempts=2, backoff="constant", delay=0.05))
+def hang(how: str, path: str = "") -> None:
+    """Run past the deadline in one of the ways that code hangs."""
+    if path:
+        _note(path, f"begun {os.getpid()}")
+    _hang(how, path)
+
+
+@app.task(timeout="1s")
+async def hang_async(how: str, path: str = "") -> None:
+    if path:
+        _note(path, f"begun {os.getpid()}")
+    try:
+        if how == "sleep":
+            await asyncio.sleep(600)
+        while how == "stubborn":
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                pass
+        _hang(how, path)
+    finally:
+        if path:
+            _note(path, "cleaned up")
+
+
+def _hang(how: str, path: str) -> None:
+    match how:
+        case "sleep":
+            try:
+                time.sleep(600)
+            finally:
+                if path:
+                    _note(path, "cleaned up")
+        case "loop":
+            while True:
+                pass
+        case "deadlock":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        case "gil":
+            stuck_in_c()
+        case "ignore":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _hang("loop", path)
+        case "reset":
+            for number in range(1, signal.NSIG):
+                if number not in (signal.SIGKILL, signal.SIGSTOP):
+                    with contextlib.suppress(OSError, ValueError):
+                        signal.signal(number, signal.SIG_DFL)
+            _hang("loop", path)
+        case "event loop":
+            asyncio.run(hang_async.definition.function("sleep", path))
+        case _:
+            raise ValueError(how)
+
+
+@app.task(stall_timeout="1s", timeout="60s")
+def work_with_signs(ctx: Context, signs: int, path: str = "", how: str = "heartbeat") -> str:
+    """Give signs often enough, then fall silent if there is a path to note that in."""
+    for number in range(signs):
+        time.sleep(0.1)
+        if how == "heartbeat":
+            ctx.heartbeat()
+        else:
+            current_context().progress(number + 1, signs, f"step {number + 1}")
+    if path:
+        _note(path, f"begun {os.getpid()}")
+        time.sleep(600)
+    return "done"
+
+
+@app.task(stall_timeout="1s")
+async def async_with_signs(ctx: Context, signs: int) -> str:
+    for number in range(signs):
+        await asyncio.sleep(0.1)
+        ctx.progress(number, signs)
+    await asyncio.sleep(600)
+    return "done"
+
+
+def stuck_in_c() -> None:
+    """Wait for ever in C with the GIL held; unlike a sleep, no signal ends it."""
+    mutex = ctypes.create_string_buffer(128)
+    libc = ctypes.PyDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+@app.task(interpreter_timeout="2s")
+def hold_the_gil_too_long() -> None:
+    stuck_in_c()
+
+
+@app.task(memory_limit="150MB", on_crash="retry", max_crash_retries=0)
+def eat(megabytes: int, path: str = "") -> int:
+    """Grow by steps, so that even a slow machine looks in between; then stay so large for a while."""
+    eaten = []
+    for _ in range(megabytes):
+        eaten.append(bytearray(os.urandom(1) * 1_000_000))
+        time.sleep(0.001)
+    if path:
+        _note(path, f"begun {os.getpid()}")
+        time.sleep(600)
+    return len(eaten)
+
+
+@app.task
+def eat_without_limit(megabytes: int) -> int:
+    return eat(megabytes)
+
+
+@app.task(on_crash="retry", max_crash_retries=2)
+async def poison_async(path: str) -> None:
+    """Kill the process that it shares with others, each time."""
+    _note(path, f"begun {os.getpid()}")
+    await asyncio.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)

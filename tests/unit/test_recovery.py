@@ -1,14 +1,18 @@
 """Every way an attempt can end, under every policy: the job's next state is legal and its counters are right."""
 
+from typing import Literal
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from unstuck.domain.autopsy import Autopsy, DeathKind, ProgressMark, encode_autopsy
 from unstuck.domain.endings import Ending
 from unstuck.domain.errors import WORKER_DIED, ErrorCode
-from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Succeeded
+from unstuck.domain.liveness import Detector
+from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Stalled, Succeeded
 from unstuck.domain.policy import Policy, decode_policy
-from unstuck.domain.recovery import Attempt, conclude, printable
+from unstuck.domain.recovery import MAX_SUSPICIONS, Attempt, conclude, printable
 from unstuck.domain.retry import CRASH_BACKOFF_MAX_S, RetryRule
 from unstuck.domain.states import FINAL, AttemptState, JobState, may_move
 
@@ -36,6 +40,18 @@ attempts = st.builds(
     failures=st.integers(0, 8),
     crashes=st.integers(0, 8),
     cancel_requested=st.booleans(),
+    suspicions=st.integers(0, 5),
+)
+autopsies = st.none() | st.builds(
+    Autopsy,
+    kind=st.sampled_from(DeathKind),
+    summary=words,
+    detector=st.sampled_from(Detector),
+    doubt=words,
+    stack=words,
+    stdout=words,
+    stderr=words,
+    progress=st.none() | st.builds(ProgressMark, done=st.just(1.0), message=words),
 )
 deaths = st.builds(
     Died,
@@ -43,19 +59,25 @@ deaths = st.builds(
     code=st.sampled_from([ErrorCode.WORKER_CRASHED, ErrorCode.OUT_OF_MEMORY]),
     counts=st.booleans(),
     drained=st.booleans(),
+    shared=st.sampled_from([None, "process", "worker"]),
+    autopsy=autopsies,
 )
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Succeeded, result=st.binary(max_size=10)),
     st.builds(Raised, type=words, message=words, traceback=words),
     st.builds(NotStorable, reason=words),
     deaths,
-    st.builds(Overran, cause=words),
-    st.builds(Cancelled, cause=words),
+    st.builds(Overran, cause=words, autopsy=autopsies),
+    st.builds(Stalled, cause=words, autopsy=autopsies),
+    st.builds(Cancelled, cause=words, autopsy=autopsies),
 )
 
 
 def storable(text: str | None) -> bool:
-    return text is None or ("\0" not in text and text.encode("utf-8").decode("utf-8") == text)
+    try:
+        return text is None or ("\0" not in text and text.encode("utf-8").decode("utf-8") == text)
+    except UnicodeEncodeError:
+        return False
 
 
 @given(attempts, outcomes)
@@ -80,13 +102,43 @@ def test_everything_written_down_can_be_stored_in_any_database(attempt: Attempt,
         assert storable(ending.error.message)
         assert storable(ending.error.cause)
         assert all(storable(str(value)) for value in ending.error.details.values())
+    if ending.autopsy is not None:
+        text = encode_autopsy(ending.autopsy)
+        assert storable(text)
+        assert "\\u0000" not in text
 
 
 @given(attempts, deaths)
 def test_a_death_spends_the_crash_counter_and_never_the_retries(attempt: Attempt, death: Died) -> None:
     ending = conclude(attempt, death)
     cancelled = attempt.cancel_requested
-    assert ending.counter == ("crash" if death.counts and not death.drained and not cancelled else "none")
+    counted = death.counts and not death.drained and not cancelled
+    assert ending.counter in (("crash", "suspicion", "company") if counted else ("none",))
+
+
+@given(attempts, deaths)
+def test_a_death_in_company_counts_only_when_company_is_no_excuse_any_more(attempt: Attempt, death: Died) -> None:
+    counter = conclude(attempt, death).counter
+    if counter in ("suspicion", "company"):
+        assert death.shared == ("process" if counter == "suspicion" else "worker")
+        assert attempt.suspicions < MAX_SUSPICIONS
+    elif counter == "crash":
+        assert death.shared is None or attempt.suspicions >= MAX_SUSPICIONS
+
+
+@pytest.mark.parametrize("shared", ["process", "worker"])
+def test_a_job_that_always_dies_in_company_is_quarantined_too(shared: Literal["process", "worker"]) -> None:
+    endings = live_through(Policy(on_crash="retry"), Died("the host went down", shared=shared))
+    assert len(endings) == MAX_SUSPICIONS + 3 + 1
+    assert endings[-1].state is JobState.QUARANTINED
+
+
+@given(attempts, outcomes)
+def test_every_autopsy_says_which_rule_was_applied(attempt: Attempt, outcome: Outcome) -> None:
+    given_one = getattr(outcome, "autopsy", None)
+    ending = conclude(attempt, outcome)
+    assert (ending.autopsy is None) == (given_one is None)
+    assert ending.autopsy is None or ending.autopsy.rule
 
 
 @given(attempts, st.builds(Died, cause=words, drained=st.just(True), counts=st.booleans()))
@@ -105,7 +157,7 @@ def test_a_cancelled_job_is_never_tried_again(attempt: Attempt, outcome: Outcome
     ending = conclude(attempt, outcome)
     if attempt.cancel_requested:
         assert ending.state is not JobState.PENDING
-        if isinstance(outcome, Died | Raised | Overran | Cancelled):
+        if isinstance(outcome, Died | Raised | Overran | Stalled | Cancelled):
             assert ending.state is JobState.CANCELLED
             assert ending.counter == "none"
 
@@ -123,13 +175,14 @@ def test_on_crash_fail_fails_at_the_first_death_in_the_words_of_the_table(attemp
 
 def live_through(policy: Policy, outcome: Outcome) -> list[Ending]:
     """Try until the job is finished, with the counters kept as the ledger keeps them."""
-    failures = crashes = 0
+    failures = crashes = suspicions = 0
     endings: list[Ending] = []
     while not endings or endings[-1].state is JobState.PENDING:
         assert len(endings) < 100
-        ending = conclude(Attempt(1, len(endings) + 1, policy, failures, crashes), outcome)
+        ending = conclude(Attempt(1, len(endings) + 1, policy, failures, crashes, False, suspicions), outcome)
         failures += ending.counter == "failure"
         crashes += ending.counter == "crash"
+        suspicions += ending.counter in ("suspicion", "company")
         endings.append(ending)
     return endings
 
@@ -152,7 +205,7 @@ def test_quarantine_comes_exactly_after_the_allowed_crash_retries(allowed: int) 
     assert all(0 < wait_s <= CRASH_BACKOFF_MAX_S for wait_s in waits_s)
 
 
-@given(st.integers(1, 20), st.sampled_from([Raised("E", "m", "t"), Overran("late")]))
+@given(st.integers(1, 20), st.sampled_from([Raised("E", "m", "t"), Overran("late"), Stalled("mute")]))
 def test_user_errors_and_deadlines_are_tried_exactly_as_often_as_asked(most: int, outcome: Outcome) -> None:
     endings = live_through(Policy(retry=RetryRule(max_attempts=most)), outcome)
     assert len(endings) == most

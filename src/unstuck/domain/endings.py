@@ -7,8 +7,9 @@ import msgspec
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.states import AttemptState, JobState
 
-Counter = Literal["none", "failure", "crash", "suspicion"]
-"""What an ended attempt adds to: `suspicion` where its process died and several jobs were in it."""
+Counter = Literal["none", "failure", "crash", "suspicion", "company"]
+"""What an ended attempt adds to. Where others were there and the culprit is not known: `suspicion` for those in the
+process that died, which must run alone next; `company` for those whose whole worker was lost."""
 
 
 class JobError(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """Say what became of one attempt, before any policy is asked."""
 
+from typing import Literal
+
 import msgspec
 
 from unstuck.domain.autopsy import Autopsy
@@ -32,8 +34,8 @@ class Died(msgspec.Struct, frozen=True):
     counts: bool = True
     """False for a drain, a deploy or a lease that we gave up ourselves: those spend no counter."""
     drained: bool = False
-    shared: bool = False
-    """Other jobs were in the process that died, and who of them killed it is not known."""
+    shared: Literal["process", "worker"] | None = None
+    """What died with it had other jobs too, and who of them killed it is not known."""
     autopsy: Autopsy | None = None
 
 

@@ -66,7 +66,15 @@ def check_heartbeat(owner: str, interval_s: float, timeout_s: float) -> None:
         )
 
 
-def check_policy(task: str, policy: Policy, *, app_interval_s: float, app_timeout_s: float) -> None:
+def check_policy(
+    task: str,
+    policy: Policy,
+    *,
+    app_interval_s: float,
+    app_timeout_s: float,
+    pulse_interval_s: float = 1.0,
+    is_async: bool = False,
+) -> None:
     """Refuse what would lose or doubt healthy jobs, when the task is built and not at night."""
     owner = f"Task {task!r}"
     if policy.on_crash not in ("fail", "retry"):
@@ -83,6 +91,16 @@ def check_policy(task: str, policy: Policy, *, app_interval_s: float, app_timeou
     ):
         if value_s is not None and value_s < LEAST_SILENCE_S:
             raise ConfigError(f"{owner}: {name} must be at least {brief(LEAST_SILENCE_S)}, or a busy machine ends it.")
+    if policy.interpreter_timeout_s is not None and pulse_interval_s > policy.interpreter_timeout_s / 2:
+        raise ConfigError(
+            f"{owner}: interpreter_timeout ({brief(policy.interpreter_timeout_s)}) must be at least twice the "
+            f"runner_heartbeat_interval ({brief(pulse_interval_s)}), or healthy code looks silent."
+        )
+    if policy.memory_limit_bytes is not None and is_async:
+        raise ConfigError(
+            f"{owner} is async and has a memory_limit: async jobs share a process, and nobody can tell whose memory "
+            "it is. Make it a sync task, or limit the whole worker."
+        )
     if policy.memory_limit_bytes is not None and policy.memory_limit_bytes < LEAST_MEMORY_BYTES:
         raise ConfigError(
             f"{owner}: memory_limit must be at least 16MB, not {policy.memory_limit_bytes} bytes: "

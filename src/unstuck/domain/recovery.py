@@ -47,10 +47,12 @@ def conclude(attempt: Attempt, outcome: Outcome) -> Ending:
             error = JobError(ErrorCode.TASK_FAILED, printable(outcome.message, MAX_MESSAGE_CHARS), None, details)
             return _after_failure(attempt, error)
         case Overran():
-            error = JobError(ErrorCode.DEADLINE_EXCEEDED, "Job ran past its deadline", outcome.cause)
+            error = JobError(
+                ErrorCode.DEADLINE_EXCEEDED, "Job ran past its deadline", printable(outcome.cause, MAX_MESSAGE_CHARS)
+            )
             return _after_failure(attempt, error, outcome.autopsy)
         case Stalled():
-            error = JobError(ErrorCode.STALLED, "Job gave no sign of life", outcome.cause)
+            error = JobError(ErrorCode.STALLED, "Job gave no sign of life", printable(outcome.cause, MAX_MESSAGE_CHARS))
             return _after_failure(attempt, error, outcome.autopsy)
         case NotStorable():
             error = JobError(
@@ -133,16 +135,19 @@ def counter_of(attempt: Attempt, death: Died) -> Counter:
     for ever: a job that takes whole workers with it must be found too."""
     if death.drained or not death.counts:
         return "none"
-    return "suspicion" if death.shared and attempt.suspicions < MAX_SUSPICIONS else "crash"
+    if death.shared is None or attempt.suspicions >= MAX_SUSPICIONS:
+        return "crash"
+    return "suspicion" if death.shared == "process" else "company"
 
 
 def _rule_of_requeue(attempt: Attempt, counter: Counter, crashes: int, delay_s: float) -> str:
     limit = attempt.policy.max_crash_retries
     match counter:
-        case "suspicion":
+        case "suspicion" | "company":
+            what, then = ("process", ", and the job runs alone next") if counter == "suspicion" else ("worker", "")
             return (
-                "several jobs were in the process and who killed it is not known: it counts as no crash "
-                f"({attempt.suspicions + 1} of {MAX_SUSPICIONS} such), and the job runs alone next"
+                f"several jobs were in the {what} and who killed it is not known: it counts as no crash "
+                f"({attempt.suspicions + 1} of {MAX_SUSPICIONS} such){then}"
             )
         case "crash":
             return f'on_crash="retry": crash {crashes} of {limit} allowed; tried again in {brief(delay_s)}'

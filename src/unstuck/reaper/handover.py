@@ -16,7 +16,7 @@ from unstuck.domain.states import JobState
 from unstuck.reaper import scene
 from unstuck.reaper.evidence import Witness
 from unstuck.reaper.rounds import Round
-from unstuck.reaper.settling import Grounds, grounds_for, is_left, is_stale, overrun, settle
+from unstuck.reaper.settling import Grounds, grounds_for, in_company, is_left, is_stale, overrun, settle
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Guard, GuardDead, GuardNone, GuardSilent, GuardSuspect, HeldJob, WorkerWatch
 
@@ -47,6 +47,8 @@ class Handover:
         grounds = grounds_for(worker, detector, evidence, cleared=found.cleared, entered=found.entered)
         for _ in range(MAX_BATCHES):
             jobs = self._ledger.held_by(worker.id, HELD_BATCH)
+            if not grounds.company:
+                grounds = in_company(grounds, jobs)
             mine = [job for job in jobs if not is_left(job, detector, self._recovery)]
             self._note_left(worker, len(jobs) - len(mine), done)
             written = self._settle(worker, mine, grounds, lambda _: GuardDead(), done)
@@ -62,7 +64,8 @@ class Handover:
     def take_stale(self, worker: WorkerWatch, done: Round) -> None:
         """Take from a silent worker what has waited long enough, each job by its own timeout."""
         grounds = grounds_for(worker, Detector.LEASE, silence(worker.silent_s))
-        self._take(worker, self._held(worker), grounds, done)
+        jobs = self._held(worker)
+        self._take(worker, jobs, in_company(grounds, jobs), done)
 
     def leave_to_operator(self, worker: WorkerWatch, verdict: Verdict, done: Round) -> bool:
         """Say whether this worker holds what only an operator may touch; what nobody protects is taken all the same."""
@@ -73,7 +76,8 @@ class Handover:
         jobs = self._held(worker)
         if not any(is_left(job, verdict.detector, self._recovery) for job in jobs):
             return False
-        self._take(worker, jobs, grounds_for(worker, verdict.detector, verdict.evidence), done)
+        grounds = grounds_for(worker, verdict.detector, verdict.evidence)
+        self._take(worker, jobs, in_company(grounds, jobs), done)
         return True
 
     def end_overdue(self, workers: Sequence[WorkerWatch], done: Round) -> None:

@@ -1,9 +1,12 @@
 """Decide what becomes of each job in the hands of a dead or silent worker. Pure: nothing is written here."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from unstuck.config import Recovery
-from unstuck.domain.durations import brief
+from unstuck.domain.autopsy import KIND_OF_DETECTOR, MAX_BESIDE, Autopsy, DeathKind
+from unstuck.domain.durations import MAX_DURATION_S, brief
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import KERNEL, Detector
 from unstuck.domain.outcomes import Cancelled, Died, Overran
@@ -27,6 +30,10 @@ class Grounds(msgspec.Struct, frozen=True):
     """The processes that ran its jobs are known to be gone."""
     entered: frozenset[int] | None = None
     """Tokens whose user code may have begun; None: perhaps all."""
+    company: tuple[int, ...] = ()
+    """The jobs that ran when it ended, where more than one did: who of them took it down is not known."""
+    silent_s: float | None = None
+    """How long nothing was heard of it, where that is what it was condemned for."""
 
     @property
     def cause(self) -> str:
@@ -53,7 +60,13 @@ def settle(job: HeldJob, grounds: Grounds) -> Ending | Release:
         return conclude(attempt, Cancelled("cancelled by request before its code began"))
     if never_entered:
         return Release(job.job_id, job.token, "requeued", grounds.headline)
-    died = Died(grounds.cause, counts=grounds.detector is not None, drained=grounds.detector is None)
+    died = Died(
+        grounds.cause,
+        counts=grounds.detector is not None,
+        drained=grounds.detector is None,
+        shared="worker" if len(grounds.company) > 1 else None,
+        autopsy=_autopsy(job, grounds),
+    )
     ending = conclude(attempt, died)
     if ending.state is not JobState.PENDING:
         return ending
@@ -61,12 +74,28 @@ def settle(job: HeldJob, grounds: Grounds) -> Ending | Release:
     return msgspec.structs.replace(ending, message=message, delay_s=_delay_s(ending, job, attempt, grounds.proven))
 
 
+def _autopsy(job: HeldJob, grounds: Grounds) -> Autopsy:
+    """Explain an end that nobody of its own worker is left to explain."""
+    others = [job_id for job_id in grounds.company if job_id != job.job_id]
+    return Autopsy(
+        kind=DeathKind.DRAIN if grounds.detector is None else KIND_OF_DETECTOR[grounds.detector],
+        summary=grounds.cause,
+        detector=grounds.detector or Detector.OPERATOR,
+        seen_after_s=grounds.silent_s,
+        host=grounds.host,
+        ran_s=round(job.running_s, 3),
+        beside=tuple(others[:MAX_BESIDE]),
+        beside_count=len(others),
+    )
+
+
 def overrun(job: HeldJob) -> Ending:
     """Give the write that ends a job whose hard deadline passed without its worker ending it."""
     attempt = attempt_of(job)
     limit = "its deadline" if job.timeout_s is None else f"its deadline of {brief(job.timeout_s)}"
     cause = f"ran for {brief(job.running_s)}, past {limit}; worker {job.worker_id} did not end it"
-    ending = conclude(attempt, Overran(cause))
+    autopsy = Autopsy(kind=DeathKind.DEADLINE, summary=cause, detector=Detector.LEASE, ran_s=round(job.running_s, 3))
+    ending = conclude(attempt, Overran(cause, autopsy))
     return msgspec.structs.replace(ending, delay_s=_delay_s(ending, job, attempt, proven=False))
 
 
@@ -92,7 +121,26 @@ def grounds_for(
     cleared: bool = False,
     entered: frozenset[int] | None = None,
 ) -> Grounds:
-    return Grounds(worker.id, worker.host, detector, printable(evidence, MAX_EVENT_CHARS), cleared, entered)
+    by_silence = detector in (Detector.LEASE, Detector.SESSION)
+    return Grounds(
+        worker.id,
+        worker.host,
+        detector,
+        printable(evidence, MAX_EVENT_CHARS),
+        cleared,
+        entered,
+        silent_s=round(min(worker.silent_s, MAX_DURATION_S), 3) if by_silence else None,
+    )
+
+
+def in_company(grounds: Grounds, jobs: Sequence[HeldJob]) -> Grounds:
+    """Add who ran together when the worker ended; what was only claimed, or never began, had no part in it."""
+    begun = tuple(
+        job.job_id
+        for job in jobs
+        if job.state is JobState.RUNNING and (grounds.entered is None or job.token in grounds.entered)
+    )
+    return msgspec.structs.replace(grounds, company=begun)
 
 
 def attempt_of(job: HeldJob) -> Attempt:

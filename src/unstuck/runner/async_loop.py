@@ -5,9 +5,13 @@ import os
 import socket
 
 from unstuck import failpoints
+from unstuck.domain.autopsy import MAX_STACK_CHARS
+from unstuck.domain.recovery import printable
+from unstuck.runner import stacks
 from unstuck.runner.calling import Caller, CannotCall, raised, refused
 from unstuck.runner.context import set_context
 from unstuck.runner.output import Sink, flush_standard_streams, set_sink
+from unstuck.runner.signs import Signs
 from unstuck.runner.tracebacks import user_traceback
 from unstuck.runner.wire import (
     CANCEL,
@@ -29,14 +33,16 @@ MAX_UNSENT_BYTES = 8 * 1024 * 1024
 
 
 class AsyncLoop:
-    def __init__(self, stream: socket.socket, caller: Caller, max_output_bytes: int) -> None:
+    def __init__(self, stream: socket.socket, caller: Caller, max_output_bytes: int, signs: Signs) -> None:
         stream.setblocking(False)
         self._stream = stream
         self._caller = caller
         self._max_output_bytes = max_output_bytes
+        self._signs = signs
         self._buffer = FrameBuffer()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._cancelled: set[int] = set()
+        self._cancelled: dict[int, str] = {}
+        """Where each job that was asked to stop was at that moment."""
         self._reports: list[Report] = []
         self._unsent = bytearray()
         self._retiring = False
@@ -80,7 +86,7 @@ class AsyncLoop:
     def _cancel(self, token: int) -> None:
         task = self._tasks.get(token)
         if task is not None:
-            self._cancelled.add(token)
+            self._cancelled[token] = printable(stacks.of_task(task), MAX_STACK_CHARS)
             task.cancel()
 
     async def _attempt(self, job: JobFrame) -> None:
@@ -108,8 +114,9 @@ class AsyncLoop:
             os._exit(0)  # a fork of user code that came back to us: only the original may report
         report.stdout, report.stderr = sink.content(0), sink.content(1)
         del self._tasks[token]
+        self._signs.forget(token)
         if self._cancelled:
-            self._cancelled.discard(token)
+            report.stack = self._cancelled.pop(token, "")
         if not self._reports:
             self._loop.call_soon(self._flush)
         self._reports.append(report)

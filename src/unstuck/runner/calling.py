@@ -64,7 +64,9 @@ class Caller:
                 f"The arguments of job {frame.job_id} cannot be read: {error}. Enqueue it again, with a JSON object "
                 "of 'args' (a list) and 'kwargs' (an object)."
             ) from error
-        context = Context(frame.job_id, frame.task, frame.queue, frame.attempt, frame.crashes, self._worker_id)
+        context = Context(
+            frame.job_id, frame.task, frame.queue, frame.attempt, frame.crashes, self._worker_id, frame.token
+        )
         name = callee.definition.context_parameter
         if name is not None:
             position = callee.context_at

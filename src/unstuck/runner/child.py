@@ -3,7 +3,6 @@
 Forked from the nursery where that is safe, else a fresh interpreter: `python -m unstuck.runner.child`.
 """
 
-import faulthandler
 import os
 import random
 import signal
@@ -16,11 +15,12 @@ from typing import NoReturn, TextIO, cast
 import msgspec
 
 from unstuck.domain.errors import ConfigError
-from unstuck.runner import containment, kernel, output, termination
+from unstuck.runner import containment, context, kernel, output, stacks, termination
 from unstuck.runner.async_loop import AsyncLoop
 from unstuck.runner.calling import Caller
 from unstuck.runner.loader import load_registry
 from unstuck.runner.pulse import start_pulse
+from unstuck.runner.signs import Signs
 from unstuck.runner.sync_loop import SyncLoop
 from unstuck.runner.tasks import Registry
 from unstuck.runner.trace import Trace
@@ -29,8 +29,6 @@ from unstuck.runner.wire import Kind, Limits
 EXIT_BROKEN = 70
 EXIT_NO_APP = 78
 OOM_SCORE = 500
-STACK_SIGNAL = signal.SIGQUIT
-"""Sent to a runner, makes it write the stack of every thread to stderr, even from inside C code."""
 
 
 class Seat(msgspec.Struct):
@@ -48,6 +46,8 @@ class Seat(msgspec.Struct):
     permits: int
     stdout: int
     stderr: int
+    stack: int
+    signs: int
 
 
 class SpawnOrder(msgspec.Struct):
@@ -85,13 +85,15 @@ def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:
         _settle_in(seat)
         trace.enter(seat.slot, 0)
         stream = socket.socket(fileno=seat.stream)
-        start_pulse(trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno())
+        signs = Signs(socket.socket(fileno=seat.signs))
+        context.connect(signs)
+        start_pulse(trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno(), seat.stack, signs)
         caller = Caller(registry, seat.kind, seat.worker_id, seat.limits.max_payload_bytes)
         if seat.kind == "sync":
             permits = socket.socket(fileno=seat.permits)
-            SyncLoop(stream, permits, (seat.stdout, seat.stderr), caller, trace, seat.slot).run()
+            SyncLoop(stream, permits, (seat.stdout, seat.stderr), caller, trace, seat.slot, signs).run()
         else:
-            AsyncLoop(stream, caller, seat.limits.max_output_bytes).run()
+            AsyncLoop(stream, caller, seat.limits.max_output_bytes, signs).run()
         code = 0
     except BaseException:  # noqa: BLE001 - whatever it was, it must be read in the output and end this process
         traceback.print_exc()
@@ -117,8 +119,7 @@ def _settle_in(seat: Seat) -> None:
         except Exception:  # noqa: BLE001 - the app replaced it: then it is the app's
             pass
     kernel.line_buffer_c_stdout()
-    faulthandler.enable(file=seat.stderr)
-    faulthandler.register(STACK_SIGNAL, file=seat.stderr, all_threads=True, chain=False)
+    stacks.watch(seat.stack)
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -144,7 +145,7 @@ def main(order_text: str) -> NoReturn:
     seat = order.seat
     arrive(seat)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for fd in (seat.stream, seat.permits, seat.stdout, seat.stderr):
+    for fd in (seat.stream, seat.permits, seat.stdout, seat.stderr, seat.stack, seat.signs):
         os.set_inheritable(fd, False)
     output.install_routers()
     try:

@@ -1,8 +1,13 @@
-"""Tell user code which attempt it is: the `Context` that a task may ask for."""
+"""Tell user code which attempt it is, and let it say that it lives: the `Context` that a task may ask for."""
 
+import math
 from contextvars import ContextVar
 
 import msgspec
+
+from unstuck.runner.signs import Signs
+
+_signs: Signs | None = None
 
 
 class Context(msgspec.Struct, frozen=True, gc=False):
@@ -16,6 +21,31 @@ class Context(msgspec.Struct, frozen=True, gc=False):
     crash_count: int
     """How many earlier tries ended by the death of their process."""
     worker_id: str
+    token: int = 0
+    """Unique to this attempt and never reused: a fence for systems of your own."""
+
+    def heartbeat(self) -> None:
+        """Say that the logic makes progress: a task with `stall_timeout` must do so more often than that.
+
+        Cheap enough for a tight loop, and safe from any thread. Outside a worker it does nothing."""
+        if _signs is not None:
+            _signs.heartbeat(self.token)
+
+    def progress(self, done: float | None = None, total: float | None = None, message: str | None = None) -> None:
+        """Say how far the job is; people see it, and it counts as a heartbeat."""
+        for name, value in (("done", done), ("total", total)):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+            ):
+                raise ValueError(f"ctx.progress: {name} must be a finite number or None, not {value!r}.")
+        if message is not None and not isinstance(message, str):
+            raise ValueError(f"ctx.progress: message must be text or None, not {message!r:.80}.")
+        if _signs is not None:
+            _signs.progress(self.token, _number(done), _number(total), message)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 _current: ContextVar[Context] = ContextVar("unstuck_context")
@@ -33,3 +63,9 @@ def current_context() -> Context:
 
 def set_context(context: Context) -> None:
     _current.set(context)
+
+
+def connect(signs: Signs) -> None:
+    """Let every Context of this process reach its worker."""
+    global _signs
+    _signs = signs

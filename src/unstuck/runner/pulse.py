@@ -8,18 +8,20 @@ import time
 from typing import NoReturn
 
 from unstuck import host
+from unstuck.runner import stacks
+from unstuck.runner.signs import Signs
 from unstuck.runner.trace import Trace
 
 MAX_INTERVAL_S = 1.0
 
 
-def start_pulse(trace: Trace, slot: int, interval_s: float, stream_fd: int) -> None:
+def start_pulse(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs) -> None:
     """Begin the pulse in a thread of its own."""
-    interval_s = min(interval_s, MAX_INTERVAL_S)
-    threading.Thread(target=_beat, args=(trace, slot, interval_s, stream_fd), name="unstuck-pulse", daemon=True).start()
+    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs)
+    threading.Thread(target=_beat, args=arguments, name="unstuck-pulse", daemon=True).start()
 
 
-def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int) -> None:
+def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs) -> None:
     poller = select.poll()
     poller.register(stream_fd, 0)  # hang-up alone: the worker closed its end, or died
     watching = True
@@ -29,6 +31,8 @@ def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int) -> None:
         if kill_at_s and now_s >= kill_at_s:
             _die()
         trace.pulse(slot, now_s)
+        signs.flush()
+        stacks.put_in_order(stack_fd)
         if not watching:
             time.sleep(interval_s)
             continue

@@ -12,10 +12,11 @@ import socket
 from collections import deque
 
 from unstuck import failpoints
-from unstuck.runner import leftovers
+from unstuck.runner import leftovers, termination
 from unstuck.runner.calling import Caller, CannotCall, raised, refused
 from unstuck.runner.context import set_context
 from unstuck.runner.output import flush_standard_streams
+from unstuck.runner.signs import Signs
 from unstuck.runner.trace import Trace
 from unstuck.runner.wire import (
     JOB,
@@ -41,6 +42,7 @@ class SyncLoop:
         caller: Caller,
         trace: Trace,
         slot: int,
+        signs: Signs,
     ) -> None:
         stream.setblocking(True)
         permits.setblocking(False)
@@ -50,6 +52,7 @@ class SyncLoop:
         self._caller = caller
         self._trace = trace
         self._slot = slot
+        self._signs = signs
         self._buffer = FrameBuffer()
         self._frames: deque[JobFrame] = deque()
         self._pid = os.getpid()
@@ -60,6 +63,7 @@ class SyncLoop:
     def run(self) -> None:
         """Serve until the worker retires us or closes the permits."""
         permits, trace, slot = self._permits, self._trace, self._slot
+        termination.heed(lambda: trace.asked_to_stop(slot) == trace.entered(slot) != 0)
         stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
         stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
         while True:
@@ -81,6 +85,7 @@ class SyncLoop:
             report = self._attempt(job)
             if os.getpid() != self._pid:
                 os._exit(0)  # a fork of user code that came back to us: only the original may report
+            self._signs.forget(token)
             flush_standard_streams()
             clean = not leftovers.has_children() or leftovers.kill_children()
             report.stdout_from, report.stderr_from = stdout_end, stderr_end
@@ -126,7 +131,12 @@ class SyncLoop:
         try:
             if failpoints.active:
                 failpoints.reached("runner.before_user_code")
-            value = variables.run(call.function, *call.args, **call.kwargs)
+            try:
+                termination.enter()
+                value = variables.run(call.function, *call.args, **call.kwargs)
+            finally:
+                # From here on nothing of ours can be interrupted.
+                termination.leave()
             report = self._caller.succeeded(job, value)
             if failpoints.active:
                 failpoints.reached("runner.after_user_code")

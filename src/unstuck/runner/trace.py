@@ -12,18 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-MAGIC = 0x756E737475636B31
+MAGIC = 0x756E737475636B32
 _HEADER = struct.Struct("=QQqq")  # magic, slots, nursery pid, nursery start
 _MARK_AT = _HEADER.size
 _I64 = struct.Struct("=q")
 _F64 = struct.Struct("=d")
 _HEADER_BYTES = 64
-_PID, _STARTED, _ENTERED, _PULSE, _KILL_AT, _KIND, _ENTRIES, _SETTLED, _LATELY = 0, 8, 16, 24, 32, 40, 48, 56, 64
+_PID, _STARTED, _ENTERED, _PULSE, _KILL_AT, _KIND, _ENTRIES, _SETTLED, _STOP, _LATELY = range(0, 80, 8)
 ENTERED_KEPT = 248
 """How many of the last entered attempts a slot remembers: more than are unsettled at once, but for a turn that hangs
 while one slot races on. Then `remembers_all` is false, and nobody may say of an attempt that it never began."""
 _SLOT_BYTES = _LATELY + 8 * ENTERED_KEPT
-MAX_SLOTS = 4096
+MAX_SLOTS = 8192
 
 SYNC, ASYNC = 1, 2
 """Kinds of slots. In an async one every job that was handed over counts as entered; 0 means unknown, and the same."""
@@ -158,6 +158,13 @@ class Trace:
     def set_kill_at(self, slot: int, at_s: float) -> None:
         """Tell the nursery when the lease of this slot ends: it kills the runner then, even if we are frozen."""
         self._set_f64(slot, _KILL_AT, at_s)
+
+    def ask_to_stop(self, slot: int, token: int) -> None:
+        """Name the attempt that shall stop; the SIGTERM that follows means it, and nothing else."""
+        self._set_i64(slot, _STOP, token)
+
+    def asked_to_stop(self, slot: int) -> int:
+        return self._get_i64(slot, _STOP)
 
     def kill_at_s(self, slot: int) -> float:
         return self._get_f64(slot, _KILL_AT)

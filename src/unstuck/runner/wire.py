@@ -52,6 +52,8 @@ class Report(msgspec.Struct, array_like=True, gc=False):
     stderr_to: int = 0
     stdout: bytes = b""
     stderr: bytes = b""
+    stack: str = ""
+    """Where an async job was when it was cancelled."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ class Equip(msgspec.Struct, tag="equip"):
 
 
 class OpenRunner(msgspec.Struct, tag="open"):
-    """Start a runner; its stream, permits, stdout and stderr come along as descriptors."""
+    """Start a runner; its stream, permits, stdout, stderr, stacks and signs come along as descriptors."""
 
     serial: int
     slot: int

@@ -163,7 +163,9 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     """1 for the first try that a worker claimed, and so on: for people, never a fence."""
     suspicions: int = 0
-    """Above zero: it may have killed a process that it shared, and must run alone."""
+    """Deaths that it shared with others, so far."""
+    alone: bool = False
+    """It may have killed a process that it shared, and must have one of its own."""
 
 
 class TurnAnswer(msgspec.Struct, frozen=True):
@@ -317,6 +319,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     worker_id: str | None
     token: int | None
     suspicions: int = 0
+    alone: bool = False
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):

@@ -11,12 +11,12 @@ def exit_cause(status: int | None, why: str) -> tuple[str, int | None, int | Non
         return why or "it could not be started", None, None
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return f"killed by {_signal_name(number)} (signal {number}){reason}", None, number
+        return f"killed by {signal_name(number)} (signal {number}){reason}", None, number
     code = os.waitstatus_to_exitcode(status)
     return f"exited with code {code}{reason}", code, None
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -36,6 +36,8 @@ MAX_WAIT_IN_HAND_S = 0.3
 MAX_CLAIM = 1_000
 MAX_TERMS_KEPT = 1_000
 BEATS_PER_COMPARISON = 3
+NOTE_S = 1.0
+"""How often at most the ledger is told how far running jobs are."""
 LAST_WORDS_S = 10.0
 """How long a drained worker tries on to hand in its last outcomes."""
 
@@ -102,6 +104,7 @@ class Floor:
         self._rung = True
         self._look_at_s = 0.0
         self._turned_s = born_s
+        self._note_at_s = 0.0
         self._beats = 0
         self._drain: Drain | None = None
         self._declared_dead = False
@@ -339,13 +342,19 @@ class Floor:
         if not waiting_for_ledger and (len(self._outbox) or self._compare_wanted or self._uncertain is not None):
             return 0.0
         busy = self._runners.given or self._hand or self._runners.ready or self._drain is not None
-        tick_s = BUSY_TICK_S if busy else IDLE_TICK_S
+        tick_s = IDLE_TICK_S
+        if busy:
+            tick_s = max(0.0, min(BUSY_TICK_S, self._runners.look_at_s - host.boottime_s()))
         if not waiting_for_ledger and self._drain is None:
             tick_s = min(tick_s, max(0.0, self._look_at_s - host.boottime_s()))
         return tick_s
 
     def _tick(self, now_s: float) -> None:
         self._runners.tick(now_s)
+        if now_s >= self._note_at_s and self._heartbeat is not None:
+            self._note_at_s = now_s + NOTE_S
+            if notes := self._runners.take_notes(now_s):
+                self._heartbeat.note_soon(notes)
         patience_s = MAX_WAIT_IN_HAND_S if self._drain is None else 0.0
         self._runners.release_waiting(patience_s, now_s)
         while self._hand and now_s - self._hand[0].taken_s >= patience_s:

@@ -9,7 +9,7 @@ from unstuck.domain.errors import LedgerError
 from unstuck.domain.states import WorkerState
 from unstuck.logs import logger
 from unstuck.store.contract import Bell, Ledger
-from unstuck.store.records import BeatAnswer, Pulse
+from unstuck.store.records import BeatAnswer, Progress, Pulse
 from unstuck.worker.mailbox import Mailbox
 
 FIRST_PAUSE_S = 0.1
@@ -57,6 +57,7 @@ class Heartbeat:
         self._bell_lock = threading.Lock()
         self._promote_at_s: float | None = None
         self._to_ring: set[str] = set()
+        self._notes: list[Progress] = []
         self._drain = False
         self._beat_wanted = False
         self._stopping = threading.Event()
@@ -86,6 +87,11 @@ class Heartbeat:
         """Tell other workers that jobs of these queues went back."""
         # A new set: the old one may be on its way in the other thread.
         self._to_ring = self._to_ring | {f"queue:{name}" for name in queues}
+        self._interrupt()
+
+    def note_soon(self, notes: list[Progress]) -> None:
+        """Tell the ledger how far running jobs are."""
+        self._notes = [*self._notes, *notes]
         self._interrupt()
 
     def promote_in(self, wait_s: float) -> None:
@@ -161,6 +167,10 @@ class Heartbeat:
         if self._drain:
             self._ledger.drain(self._worker_id)
             self._drain = False
+        if self._notes:
+            notes, self._notes = self._notes, []
+            # The newest of each is enough: an outage may have let them pile up.
+            self._ledger.note_progress(self._worker_id, list({note.token: note for note in notes}.values()))
         if self._to_ring:
             words, self._to_ring = self._to_ring, set()
             self._ledger.ring(words)

@@ -1,12 +1,28 @@
 """A job in this worker's hands, from the claim to the settled end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from unstuck.domain.autopsy import DeathKind, ProgressMark
 from unstuck.domain.outcomes import Outcome
 from unstuck.domain.policy import Policy
 from unstuck.domain.recovery import Attempt
 from unstuck.runner.wire import JobFrame
 from unstuck.store.records import Claimed
+
+
+@dataclass(slots=True, eq=False)
+class Stop:
+    """Why we end a job ourselves, and how far that has got."""
+
+    fate: Outcome
+    """What it becomes when it is really over."""
+    kind: DeathKind
+    begun_s: float = 0.0
+    kill_at_s: float = 0.0
+    """When its runner is killed, whatever it does; 0: never by this, somebody else sees to it."""
+    tried: list[str] = field(default_factory=list)
+    """What was done to end it, in words, for its autopsy."""
+    terminated: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -20,11 +36,15 @@ class Hold:
     """When it came into our hands, or was last waiting for a slot again."""
     given_s: float = 0.0
     """When a runner got it; 0 before."""
-    fate: Outcome | None = None
-    """What it becomes when its runner is gone, where we decided that ourselves (deadline, cancel, drain)."""
-    stop_by_s: float = 0.0
-    """An async job was asked to stop: if it did not by then, its runner is killed."""
+    stop: Stop | None = None
     cancel_requested: bool = False
+    signed_s: float = 0.0
+    """Its last `ctx.heartbeat()` or `ctx.progress()`; 0 before the first."""
+    progress: ProgressMark | None = None
+    busy_since_s: float = 0.0
+    """Since when no Python code ran in its process, where that is long enough to be told; else 0."""
+    changed: bool = False
+    """Its progress, or its silence, is not told to the ledger yet."""
 
     @property
     def token(self) -> int:
@@ -33,6 +53,11 @@ class Hold:
     @property
     def retried_elsewhere(self) -> bool:
         return self.policy.on_crash == "retry"
+
+    @property
+    def alone(self) -> bool:
+        """It may have killed a process that it shared: it gets one of its own. A sync job always does."""
+        return self.is_async and self.job.alone
 
     def attempt(self) -> Attempt:
         job = self.job

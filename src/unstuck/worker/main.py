@@ -25,6 +25,7 @@ from unstuck.worker.floor import Floor
 from unstuck.worker.heartbeat import Heartbeat
 from unstuck.worker.identity import beat_interval_s, birth, new_worker_id
 from unstuck.worker.mailbox import Mailbox
+from unstuck.worker.roster import trace_slots
 from unstuck.worker.signals import StopSignals
 from unstuck.worker.wheel import Wheel
 
@@ -106,7 +107,7 @@ class Incarnations:
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""
         worker_id = new_worker_id()
-        trace = Trace.create(trace_path(worker_id), self._slots + 1)
+        trace = Trace.create(trace_path(worker_id), trace_slots(self._slots))
         mailbox = Mailbox()
         try:
             self._bench.equip(trace, worker_id)

@@ -12,6 +12,15 @@ from unstuck.worker.holds import Hold
 FIRST_REST_S = 0.1
 LONGEST_REST_S = 5.0
 """Runners that cannot even be started (no memory, no more processes) must not be asked for without a pause."""
+FIRST_LOOK_S = 0.1
+"""Most jobs are over before anybody has to look at them."""
+MAX_ALONE = 32
+"""So many suspects run alone at once, each in a process of its own."""
+
+
+def trace_slots(slots: int) -> int:
+    """Give how many slots the shared page of a worker needs: its own, one shared loop, and some for suspects."""
+    return slots + 1 + min(slots, MAX_ALONE)
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +38,22 @@ class Crew:
     gone_s: float | None = None
     """When we saw that it is gone, while its exit status is still to come."""
     retiring: bool = False
-    weighed_s: float = 0.0
+    alone: bool = False
+    """It was opened for one suspect, and ends with it."""
+    look_at_s: float = 0.0
+    """When its jobs are looked at next; a new job brings it forward."""
+    weigh_at_s: float = 0.0
+    memory_bytes: int = 0
+    """When it was last weighed, with what it had started; 0 before."""
 
     @property
     def slot(self) -> int:
         return self.runner.slot
+
+    @property
+    def shared(self) -> bool:
+        """Many jobs at once are in it."""
+        return self.is_async and not self.alone
 
 
 class Roster:
@@ -53,6 +73,8 @@ class Roster:
         self.rest_until_s = 0.0
         """No runner is opened before: the last ones died before they began anything."""
         self._stillborn = 0
+        self._room_alone = range(slots + 1, trace.slots)
+        """Slots behind the shared loop's: for suspects, one process each."""
 
     def saw_stillborn(self, now_s: float) -> float:
         """Note a runner that died before it began anything; give how long to rest before the next one."""
@@ -92,12 +114,13 @@ class Roster:
         crew = self._choose(hold, now_s, depth, quick_since_s)
         if crew is None:
             return None
-        if crew.is_async:
+        if crew.shared:
             self._async_jobs += 1
         elif not crew.jobs:
             self._busy_sync += 1
             crew.since_s = now_s
         hold.given_s = now_s
+        crew.look_at_s = min(crew.look_at_s, now_s + FIRST_LOOK_S)
         crew.jobs[hold.token] = hold
         if not crew.to_send:
             self.loaded.append(crew)
@@ -105,6 +128,8 @@ class Roster:
         return crew
 
     def _choose(self, hold: Hold, now_s: float, depth: int, quick_since_s: float) -> Crew | None:
+        if hold.alone:
+            return self._open_alone(now_s) if self.free() > 0 else None
         if self.free() > 0:
             return self._async_crew(now_s) if hold.is_async else self._free_sync_crew(now_s)
         if hold.is_async or not hold.retried_elsewhere:
@@ -127,8 +152,14 @@ class Roster:
         slot = next((slot for slot in range(self._slots) if slot not in self.crews), None)
         return None if slot is None else self._open(slot, is_async=False)
 
-    def _open(self, slot: int, *, is_async: bool) -> Crew:
-        crew = Crew(self._bench.open_runner(slot, "async" if is_async else "sync"), is_async)
+    def _open_alone(self, now_s: float) -> Crew | None:
+        if now_s < self.rest_until_s:
+            return None
+        slot = next((slot for slot in self._room_alone if slot not in self.crews), None)
+        return None if slot is None else self._open(slot, is_async=True, alone=True)
+
+    def _open(self, slot: int, *, is_async: bool, alone: bool = False) -> Crew:
+        crew = Crew(self._bench.open_runner(slot, "async" if is_async else "sync"), is_async, alone=alone)
         self.crews[slot] = crew
         self._kill_at.pop(slot, None)
         self.opened.append(crew)
@@ -139,11 +170,11 @@ class Roster:
         hold = crew.jobs.pop(token, None)
         if hold is None:
             return None
-        if crew.is_async:
+        if crew.shared:
             self._async_jobs -= 1
         elif not crew.jobs:
             self._busy_sync -= 1
-            if crew.gone_s is None and not crew.retiring:
+            if crew.gone_s is None and not crew.retiring and not crew.is_async:
                 self._idle.append(crew)
         return hold
 

@@ -9,14 +9,20 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from unstuck import host
+from unstuck.domain.autopsy import MAX_STACK_CHARS
 from unstuck.domain.outcomes import Cancelled, NotStorable, Raised, Succeeded
 from unstuck.runner import wire
-from unstuck.runner.child import STACK_SIGNAL
+from unstuck.runner.signs import Sign, read_signs
+from unstuck.runner.stacks import STACK_SIGNAL
 from unstuck.runner.wire import JobFrame, Kind, Report
 from unstuck.worker.bench_output import OutputFile
+from unstuck.worker.stack_text import tidy
 
 _PACK_HEADER = wire.HEADER.pack
 _PACK_TOKEN = wire.TOKEN.pack
+MAX_SIGNS = 200
+"""Signs read at one time: a flood of them waits for the next."""
 
 
 class Finished(msgspec.Struct, gc=False):
@@ -26,6 +32,8 @@ class Finished(msgspec.Struct, gc=False):
     outcome: Succeeded | Raised | NotStorable | Cancelled
     stdout: bytes
     stderr: bytes
+    stack: str = ""
+    """Where an async job was when it was asked to stop."""
 
 
 class Runner:
@@ -47,10 +55,12 @@ class Runner:
         self._stream, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._permits, self._permits_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The runner's end of the permits stays open here: taking a packet out of it takes the job back.
-        for end in (self._stream, self._permits):
+        self.signs, self._signs_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._stream, self._permits, self.signs):
             end.setblocking(False)
         self.stdout = OutputFile("unstuck-stdout", limit_bytes)
         self.stderr = OutputFile("unstuck-stderr", limit_bytes)
+        self._stack = OutputFile("unstuck-stack", MAX_STACK_CHARS)
         self._buffer = wire.FrameBuffer()
         self._unsent: deque[tuple[int | None, memoryview]] = deque()
         """(token, frame) that the stream did not take yet; the token is None for what is no job."""
@@ -59,12 +69,14 @@ class Runner:
         self._retiring = False
 
     def descriptors(self) -> list[int]:
-        """Give what the nursery passes on to the runner: stream, permits, stdout, stderr."""
-        return [self._theirs.fileno(), self._permits_theirs.fileno(), self.stdout.fd, self.stderr.fd]
+        """Give what the nursery passes on to the runner: stream, permits, stdout, stderr, stacks, signs."""
+        ends = [self._theirs.fileno(), self._permits_theirs.fileno()]
+        return [*ends, self.stdout.fd, self.stderr.fd, self._stack.fd, self._signs_theirs.fileno()]
 
     def handed_over(self) -> None:
-        """Let go of the runner's end of the stream, so that we see the end of it."""
+        """Let go of the runner's ends, so that we see the end of them."""
         self._theirs.close()
+        self._signs_theirs.close()
 
     def born(self, pid: int, pidfd: int | None) -> None:
         self.pid = pid
@@ -227,19 +239,30 @@ class Runner:
         """Send SIGTERM: user code that handles it can clean up; all other code does not notice."""
         self._signal(signal.SIGTERM)
 
-    def dump_stack(self) -> None:
-        """Have the runner write the stacks of its threads to stderr, even from inside C code."""
-        self._signal(STACK_SIGNAL)
+    def dump_stack(self) -> bool:
+        """Have the runner write down the stacks of its threads, even from inside C code; False where it cannot."""
+        # Without its handler the signal would kill: user code may have reset all of them.
+        if self.pid is None or not host.catches(self.pid, STACK_SIGNAL):
+            return False
+        return self._signal(STACK_SIGNAL)
+
+    def stack(self) -> str:
+        """Give the stacks that were written down so far: on our word, or in the moment of a fatal signal."""
+        return tidy(self._stack.peek(tail_only=False).decode("utf-8", "backslashreplace"))
+
+    def read_signs(self) -> list[Sign]:
+        return read_signs(self.signs, MAX_SIGNS)
 
     def close(self) -> None:
         """Let go of everything; a runner that still lives ends itself when it sees this."""
         if self.fileno() >= 0 and not self.gone:
             self.kill()
         self.closed = True
-        for end in (self._stream, self._theirs, self._permits, self._permits_theirs):
+        ends = (self._stream, self._theirs, self._permits, self._permits_theirs, self.signs, self._signs_theirs)
+        for end in ends:
             end.close()
-        self.stdout.close()
-        self.stderr.close()
+        for file in (self.stdout, self.stderr, self._stack):
+            file.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
@@ -260,7 +283,7 @@ class Runner:
             else:
                 outcome = Cancelled(words[0])
         if self.kind == "async":
-            return Finished(report.token, outcome, report.stdout, report.stderr)
+            return Finished(report.token, outcome, report.stdout, report.stderr, report.stack)
         stdout = stderr = b""
         if report.stdout_from != report.stdout_to:
             stdout = self.stdout.take(report.stdout_from, report.stdout_to)

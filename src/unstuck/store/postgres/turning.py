@@ -52,7 +52,7 @@ def turn_values(turn: Turn) -> dict[str, Any]:
 def claims(rows: list[Row]) -> tuple[tuple[Claimed, ...], frozenset[tuple[int, int]]]:
     """Part the rows (without the last): what was claimed comes first, then what was superseded."""
     superseded = set()
-    while rows and rows[-1][12] == SUPERSEDED:
+    while rows and rows[-1][13] == SUPERSEDED:
         row = rows.pop()
         superseded.add((row[0], row[1]))
-    return tuple([Claimed(*row[:12]) for row in rows]), frozenset(superseded)
+    return tuple([Claimed(*row[:13]) for row in rows]), frozenset(superseded)

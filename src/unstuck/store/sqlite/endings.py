@@ -83,6 +83,7 @@ def _requeue(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending, *
             now + max(ending.delay_s, 0.0),
             ending.counter == "failure",
             ending.counter == "crash",
+            ending.counter in ("suspicion", "company"),
             ending.counter == "suspicion",
             *_error_columns(error),
         ),

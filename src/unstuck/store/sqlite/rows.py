@@ -108,6 +108,7 @@ def job_record(row: Row) -> JobRecord:
         worker_id=row[24],
         token=row[25],
         suspicions=row[26],
+        alone=bool(row[27]),
     )
 
 

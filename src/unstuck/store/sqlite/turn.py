@@ -105,14 +105,14 @@ def _claim(cursor: apsw.Cursor, worker_id: str, wish: Wish, queues: list[str]) -
     now, boot_s = time.time(), host.boottime_s()
     claimed: list[Claimed] = []
     updates: list[tuple[Any, ...]] = []
-    for _, job_id, on_crash, task, queue, payload, kind, policy, failures, crashes, attempt, suspicions in chosen:
+    for _, job_id, on_crash, task, queue, payload, kind, policy, failures, crashes, attempt, *suspect in chosen:
         token += 1
         running = len(claimed) < wish.start or (wish.run_ahead and on_crash is not None)
         started = ("running", now, now, boot_s, 1) if running else ("claimed", now, None, None, 0)
         updates.append((job_id, token, worker_id, *started))
         claimed.append(
             Claimed(
-                job_id, token, task, queue, running, payload, kind, policy, failures, crashes, attempt + 1, suspicions
+                job_id, token, task, queue, running, payload, kind, policy, failures, crashes, attempt + 1, *suspect
             )
         )
     cursor.executemany(SQL["claim_job"], updates)

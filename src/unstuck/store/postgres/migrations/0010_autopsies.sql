@@ -1,7 +1,9 @@
 -- Why processes died, how far running jobs say they are, and which jobs must run alone.
 
--- Deaths that other jobs shared, so that nobody knows who killed the process: above zero the job runs alone.
+-- Deaths that other jobs shared, so that nobody knows whose doing they were: free, but not for ever.
 alter table {schema}.jobs add column suspicions integer;
+-- It may have killed a process that it shared with others: it gets one of its own.
+alter table {schema}.jobs add column alone boolean;
 
 -- One per attempt that died or had to be ended: it is read by people, and no rule decides by it.
 create table {schema}.autopsies (
@@ -131,7 +133,9 @@ begin
             attempt = j.attempt - (b.attempt is null and b.was = 'running')::integer,
             failures = j.failures + (b.counter = 'failure')::integer,
             crash_count = j.crash_count + (b.counter = 'crash')::integer,
-            suspicions = case when b.counter = 'suspicion' then coalesce(j.suspicions, 0) + 1 else j.suspicions end,
+            suspicions = case when b.counter in ('suspicion', 'company') then coalesce(j.suspicions, 0) + 1
+                              else j.suspicions end,
+            alone = case when b.counter = 'suspicion' then true else j.alone end,
             result = decode(b.result, 'base64'),
             ended_as = case when b.stopped then 'cancelled' when b.becomes <> 'pending' then b.attempt end,
             live_key = case when b.becomes = 'pending' then j.live_key end,
@@ -183,7 +187,7 @@ begin
         state = 'pending', ready = true, waiting = false, run_at = v_now, token = null, worker_id = null,
         claimed_at = null, started_at = null, finished_at = null, failures = 0, crash_count = 0,
         -- What was quarantined runs alone: it killed every process that it was in.
-        suspicions = case when v_job.state = 'quarantined' then 1 end,
+        suspicions = null, alone = case when v_job.state = 'quarantined' then true end,
         cancel_requested = null, result = null, ended_as = null, error_code = null, error_message = null,
         error_cause = null, error_details = null, live_key = j.unique_key
     where j.id = p_id;

@@ -16,7 +16,8 @@ create function {schema}.turn(
     p_queues text[], p_tasks text[], p_limit integer, p_run_ahead boolean, p_start integer)
 returns table (
     job_id bigint, token bigint, task text, queue text, running boolean, payload bytea, payload_type text, policy bytea,
-    failures integer, crashes integer, attempt integer, suspicions integer, kind text, due_in_s double precision)
+    failures integer, crashes integer, attempt integer, suspicions integer, alone boolean, kind text,
+    due_in_s double precision)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -153,19 +154,20 @@ begin
             from unnest(v_ids) with ordinality as u(id, n)
             where j.id = u.id
             returning j.id, j.token, j.task, j.queue, j.state, j.payload, j.payload_type, j.policy, j.failures,
-                      j.crash_count, j.attempt, j.suspicions
+                      j.crash_count, j.attempt, j.suspicions, j.alone
         )
         select t.id, t.token, t.task, t.queue, t.state = 'running',
                case when octet_length(t.payload) <= v_inline then t.payload end,
                coalesce(t.payload_type, 'json'), coalesce(t.policy, ''::bytea), t.failures, t.crash_count,
-               t.attempt + (t.state = 'claimed')::integer, coalesce(t.suspicions, 0), 'claimed', null::double precision
+               t.attempt + (t.state = 'claimed')::integer, coalesce(t.suspicions, 0), coalesce(t.alone, false),
+               'claimed', null::double precision
         from taken t;
     end if;
 
     if cardinality(v_lost_ids) > 0 then
         return query
         select u.id, u.token, null::text, null::text, null::boolean, null::bytea, null::text, null::bytea, null::integer,
-               null::integer, null::integer, null::integer, 'superseded', null::double precision
+               null::integer, null::integer, null::integer, null::boolean, 'superseded', null::double precision
         from unnest(v_lost_ids, v_lost_tokens) as u(id, token);
     end if;
 

@@ -6,7 +6,8 @@ select id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), r
        coalesce(cancel_requested, false), extract(epoch from enqueued_at)::double precision, enqueued_by,
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
-       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0)
+       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0),
+       coalesce(alone, false)
 from {schema}.jobs
 where id = %(job_id)s;
 
@@ -17,7 +18,8 @@ select id, task, queue, state, -rank, ''::bytea, coalesce(payload_type, 'json'),
        coalesce(cancel_requested, false), extract(epoch from enqueued_at)::double precision, enqueued_by,
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
-       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0)
+       extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0),
+       coalesce(alone, false)
 from {schema}.jobs
 where (%(before_id)s::bigint is null or id < %(before_id)s)
   and (%(states)s::text[] is null or state = any (%(states)s::text[]))

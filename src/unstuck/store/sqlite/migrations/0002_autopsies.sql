@@ -1,7 +1,9 @@
 -- Why processes died, how far running jobs say they are, and which jobs must run alone.
 
--- Deaths that other jobs shared, so that nobody knows who killed the process: above zero the job runs alone.
+-- Deaths that other jobs shared, so that nobody knows whose doing they were: free, but not for ever.
 ALTER TABLE unstuck_jobs ADD COLUMN suspicions INTEGER NOT NULL DEFAULT 0;
+-- It may have killed a process that it shared with others: it gets one of its own.
+ALTER TABLE unstuck_jobs ADD COLUMN alone INTEGER NOT NULL DEFAULT 0 CHECK (alone IN (0, 1));
 
 -- One per attempt that died or had to be ended, as JSON: it is read by people, and no rule decides by it.
 CREATE TABLE unstuck_autopsies (

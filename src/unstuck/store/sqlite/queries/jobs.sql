@@ -21,7 +21,7 @@ INSERT INTO unstuck_queues (name) VALUES (?) ON CONFLICT DO NOTHING;
 -- Pinned to the index of what is ready: statistics taken at a bad moment cannot make it scan.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions
+    attempt, suspicions, alone
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -72,8 +72,8 @@ WHERE j.id = ?1 AND j.token = ?2;
 UPDATE unstuck_jobs
 SET state = 'pending', ready = ?4, waiting = 1 - ?4, held = 0, run_at = ?5, token = NULL, worker_id = NULL,
     claimed_at = NULL, started_at = NULL, started_boot_s = NULL, failures = failures + ?6,
-    crash_count = crash_count + ?7, suspicions = suspicions + ?8, error_code = ?9, error_message = ?10,
-    error_cause = ?11, error_details = ?12
+    crash_count = crash_count + ?7, suspicions = suspicions + ?8, alone = max(alone, ?9), error_code = ?10,
+    error_message = ?11, error_cause = ?12, error_details = ?13
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: end_job

@@ -4,7 +4,7 @@
 SELECT
     id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), result, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
 FROM unstuck_jobs
 WHERE id = ?;
 
@@ -13,7 +13,7 @@ WHERE id = ?;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
 FROM unstuck_jobs NOT INDEXED
 WHERE id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -30,7 +30,7 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
 FROM unstuck_jobs INDEXED BY unstuck_jobs_error
 WHERE error_code IS NOT NULL AND error_code = ?9 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -143,7 +143,7 @@ UPDATE unstuck_jobs SET cancel_requested = 1 WHERE id = ? AND state = 'running';
 UPDATE unstuck_jobs
 SET state = 'pending', ready = 1, waiting = 0, run_at = ?2, token = NULL, worker_id = NULL, claimed_at = NULL,
     started_at = NULL, started_boot_s = NULL, finished_at = NULL, ended_as = NULL, live_key = unique_key, failures = 0,
-    crash_count = 0, suspicions = (state = 'quarantined'), cancel_requested = 0, error_code = NULL, error_message = NULL, error_cause = NULL,
+    crash_count = 0, suspicions = 0, alone = (state = 'quarantined'), cancel_requested = 0, error_code = NULL, error_message = NULL, error_cause = NULL,
     error_details = NULL, result = NULL
 WHERE id = ?1 AND state IN ('failed', 'cancelled', 'quarantined');
 

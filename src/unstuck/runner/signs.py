@@ -1,0 +1,106 @@
+"""Carry signs of the logic from user code to the worker: one small packet each, from any thread, never blocking.
+
+Signs have a socket of their own, so that they neither wait behind results nor need a lock. A sign that does not
+fit, or comes too soon after the last one, is kept and sent with the next pulse: the newest always arrives.
+"""
+
+import socket
+import threading
+
+import msgspec
+
+from unstuck import host
+from unstuck.domain.recovery import printable
+
+MAX_MESSAGE_CHARS = 500
+MAX_PACKET_BYTES = 4096
+LEAST_GAP_S = 0.02
+"""A loop that calls `ctx.heartbeat()` a million times a second must not pay for a million packets."""
+
+
+class Sign(msgspec.Struct, array_like=True, gc=False):
+    """One sign of one attempt; a plain heartbeat says nothing of how far it is."""
+
+    token: int
+    at_s: float
+    """Boot time."""
+    done: float | None = None
+    total: float | None = None
+    message: str | None = None
+    is_progress: bool = False
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Sign)
+
+
+class Signs:
+    """The runner's end. One per process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._sent_s: dict[int, float] = {}
+        self._kept: dict[int, Sign] = {}
+        self._lock = threading.Lock()
+
+    def heartbeat(self, token: int) -> None:
+        now_s = host.boottime_s()
+        if now_s - self._sent_s.get(token, 0.0) >= LEAST_GAP_S:
+            self._send(Sign(token, now_s))
+        elif token not in self._kept:
+            # With the lock: `forget` may be at work in another thread.
+            with self._lock:
+                self._kept.setdefault(token, Sign(token, now_s))
+
+    def progress(self, token: int, done: float | None, total: float | None, message: str | None) -> None:
+        now_s = host.boottime_s()
+        text = None if message is None else printable(message, MAX_MESSAGE_CHARS)
+        sign = Sign(token, now_s, done, total, text, True)
+        if now_s - self._sent_s.get(token, 0.0) >= LEAST_GAP_S:
+            self._send(sign)
+        else:
+            with self._lock:
+                self._kept[token] = sign
+
+    def flush(self) -> None:
+        """Send what was kept; called with every pulse."""
+        if self._kept:
+            with self._lock:
+                kept, self._kept = self._kept, {}
+            for sign in kept.values():
+                self._send(sign)
+
+    def forget(self, token: int) -> None:
+        """An attempt is over: what it still had to say does not matter any more."""
+        if self._sent_s:
+            with self._lock:
+                self._sent_s.pop(token, None)
+                self._kept.pop(token, None)
+
+    def _send(self, sign: Sign) -> None:
+        self._sent_s[sign.token] = sign.at_s
+        try:
+            self._socket.send(_encode(sign))
+        except BlockingIOError:
+            with self._lock:
+                self._kept.setdefault(sign.token, sign)
+        except OSError:
+            pass  # The worker is gone, and so shall we be in a moment.
+
+
+def read_signs(sock: socket.socket, limit: int) -> list[Sign]:
+    """Take up to `limit` signs out of the worker's end; what is no sign is passed over."""
+    signs = []
+    for _ in range(limit):
+        try:
+            packet = sock.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            break
+        if not packet:
+            break
+        try:
+            signs.append(_decoder.decode(packet))
+        except msgspec.MsgspecError:
+            continue  # User code wrote into our descriptor.
+    return signs

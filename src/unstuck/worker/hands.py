@@ -1,0 +1,83 @@
+"""Hold the jobs that runners have, and make the moves that every part of it needs: back, over, settled."""
+
+from collections import deque
+
+from unstuck import host
+from unstuck.domain.outcomes import Cancelled, Outcome, Raised, Succeeded
+from unstuck.domain.recovery import conclude
+from unstuck.store.records import Done, Output
+from unstuck.worker import autopsies
+from unstuck.worker.bench import Finished
+from unstuck.worker.holds import Hold
+from unstuck.worker.outbox import Outbox
+from unstuck.worker.pace import Pace
+from unstuck.worker.roster import Crew, Roster
+
+
+class Hands:
+    """What feeding, watching and burying share. Used in the floor's thread alone."""
+
+    def __init__(self, roster: Roster, outbox: Outbox, pace: Pace) -> None:
+        self.roster = roster
+        self.ready: deque[Hold] = deque()
+        """RUNNING in the ledger, and not yet with a runner."""
+        self.given: dict[int, Crew] = {}
+        self.processed = 0
+        self.ended_since_turn = 0
+        self._outbox = outbox
+        self._pace = pace
+
+    def _take_ended(self, crew: Crew, finished: list[Finished]) -> None:
+        if not finished:
+            return
+        now_s = host.boottime_s()
+        began_s = crew.since_s
+        self.roster.saw_life()
+        if not crew.is_async:
+            self._pace.saw_sync_jobs(len(finished), now_s - crew.since_s)
+            crew.since_s = now_s
+        for item in finished:
+            hold = self.roster.take_off(crew, item.token)
+            if hold is None or self.given.pop(item.token, None) is None:
+                continue  # Superseded meanwhile: nobody wants its outcome any more.
+            self._conclude(crew, hold, item, now_s - (hold.given_s if crew.is_async else began_s))
+        crew.ended += len(finished)
+
+    def _conclude(self, crew: Crew, hold: Hold, item: Finished, ran_s: float) -> None:
+        job, outcome = hold.job, item.outcome
+        if isinstance(outcome, Succeeded):
+            self._outbox.done.append(Done(job.job_id, job.token, outcome.result))
+        else:
+            self._outbox.endings.append(conclude(hold.attempt(), self._meaning(crew, hold, item, ran_s)))
+        if item.stdout or item.stderr:
+            self._outbox.put_output(Output(job.job_id, job.token, item.stdout, item.stderr))
+        self._count_one()
+
+    def _meaning(self, crew: Crew, hold: Hold, item: Finished, ran_s: float) -> Outcome:
+        """Say what an end without success means: what a job raises when we stop it is our doing."""
+        if hold.stop is not None and isinstance(item.outcome, Cancelled | Raised):
+            return autopsies.explain(hold.stop.fate, autopsies.of_stop(crew, item), hold, ran_s)
+        if isinstance(item.outcome, Cancelled):
+            return Raised("CancelledError", "The task cancelled itself", "")
+        return item.outcome
+
+    def _came_back(self, crew: Crew, token: int, now_s: float) -> None:
+        hold = self.roster.take_off(crew, token)
+        if hold is None or self.given.pop(token, None) is None:
+            return
+        back: list[Hold] = []
+        self._never_began(hold, back, now_s)
+        self.ready.extend(back)
+
+    def _never_began(self, hold: Hold, back: list[Hold], now_s: float) -> None:
+        """Settle or keep a job that no runner entered: a drain, a deadline or a lease ends only what has begun."""
+        if hold.stop is not None and isinstance(hold.stop.fate, Cancelled):
+            self._outbox.endings.append(conclude(hold.attempt(), hold.stop.fate))
+            return
+        hold.stop = None
+        hold.taken_s = now_s
+        back.append(hold)
+
+    def _count_one(self) -> None:
+        self.processed += 1
+        self.ended_since_turn += 1

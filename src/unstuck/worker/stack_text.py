@@ -1,0 +1,27 @@
+"""Make the stacks that a dying process wrote readable: user code first, without our own frames and threads."""
+
+import re
+from pathlib import Path
+
+_ROOM = str(Path(__file__).parent.parent / "runner")
+_BLOCK = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_PULSE = f"{_ROOM}/pulse.py"
+
+
+def tidy(text: str) -> str:
+    """Give a faulthandler dump without the frames of the runner itself, its pulse, and the list of modules."""
+    text = text.partition("\nExtension modules:")[0].strip()
+    starts = [match.start() for match in _BLOCK.finditer(text)]
+    if not starts:
+        return text
+    blocks = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    kept = [_without_ours(block) for block in blocks if _PULSE not in block]
+    return "\n".join([text[: starts[0]].strip(), *kept]).strip()
+
+
+def _without_ours(block: str) -> str:
+    head, *frames = block.strip().splitlines()
+    # The outermost frames are ours: cut from the last one of the user's to the end.
+    while frames and (_ROOM in frames[-1] or "<frozen runpy>" in frames[-1]):
+        frames.pop()
+    return "\n".join([head, *(frames or ["  (no Python code of the job on this stack)"])]) + "\n"

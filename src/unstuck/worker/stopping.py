@@ -1,0 +1,70 @@
+"""End a job that must not go on, step by step: note its stack, ask it, ask again, kill its runner.
+
+Only that runner is touched. An async job on a shared loop is cancelled, and the loop killed only if that does not help.
+"""
+
+import math
+
+from unstuck.domain.autopsy import DeathKind
+from unstuck.domain.durations import brief
+from unstuck.domain.outcomes import Outcome
+from unstuck.runner.trace import Trace
+from unstuck.worker.holds import Hold, Stop
+from unstuck.worker.roster import Crew
+
+DUMP_S = 0.05
+"""How long the stack may take before the job is asked to stop: unwound, it has none to show."""
+MEMORY_GRACE_S = 0.1
+"""A process that grows without bounds gets time for its stack, and for nothing else."""
+
+AT_ONCE = frozenset({DeathKind.LEASE, DeathKind.SHARED, DeathKind.UNKNOWN})
+"""The job may be somebody else's by now: courtesy would mean that it runs twice."""
+
+
+class Stopper:
+    def __init__(self, trace: Trace, grace_s: float) -> None:
+        self._trace = trace
+        self._grace_s = grace_s
+
+    def begin(self, crew: Crew, hold: Hold, fate: Outcome, kind: DeathKind, now_s: float) -> None:
+        """Seal the fate of a job that a runner is in, and take the first step."""
+        grace_s = MEMORY_GRACE_S if kind is DeathKind.MEMORY_LIMIT else self._grace_s
+        stop = hold.stop = Stop(fate, kind, now_s, now_s + grace_s)
+        if kind in AT_ONCE and not crew.is_async:
+            stop.kill_at_s = now_s
+        elif kind is not DeathKind.OPERATOR:
+            # Whoever cancels a job knows why; for all else the stack is the answer to it.
+            stop.tried.append("stack noted" if crew.runner.dump_stack() else "no stack: its signals were reset")
+        if crew.is_async:
+            crew.runner.cancel(hold.token)
+            stop.tried.append("cancelled on its event loop")
+        crew.look_at_s = now_s
+
+    def press(self, crew: Crew, hold: Hold, now_s: float) -> bool:
+        """Take the next step if it is time; True when nothing is left but to kill the runner."""
+        stop = hold.stop
+        if stop is None or not stop.kill_at_s:
+            return False
+        if now_s >= stop.kill_at_s:
+            stop.tried.append(f"SIGKILL after {brief(now_s - stop.begun_s)}" if stop.terminated else "SIGKILL")
+            stop.kill_at_s = 0.0
+            return True
+        if not crew.is_async and stop.kind is not DeathKind.MEMORY_LIMIT and now_s >= self._next_s(stop):
+            self._trace.ask_to_stop(crew.slot, hold.token)
+            crew.runner.terminate()
+            stop.terminated += 1
+            stop.tried.append("SIGTERM" if stop.terminated == 1 else "SIGTERM again")
+        return False
+
+    def next_step_s(self, hold: Hold) -> float:
+        """Give when to look at this job again."""
+        stop = hold.stop
+        if stop is None or not stop.kill_at_s:
+            return math.inf
+        return min(stop.kill_at_s, self._next_s(stop))
+
+    def _next_s(self, stop: Stop) -> float:
+        if stop.terminated == 0:
+            return stop.begun_s + (0.0 if stop.kind is DeathKind.OPERATOR else DUMP_S)
+        # Once more half way: the first one only asked an event loop, where the job runs one of its own.
+        return stop.begun_s + self._grace_s / 2 if stop.terminated == 1 else math.inf

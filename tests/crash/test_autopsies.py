@@ -1,0 +1,141 @@
+"""Every death is explained: what killed it, its stack, its last words, its memory; told apart by evidence."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.crash.conftest import MakeFleet
+from tests.fleet import Fleet, wait_for
+
+from unstuck import OutOfMemory, WorkerCrashed
+from unstuck.domain.autopsy import Autopsy, DeathKind
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import JobState
+
+MOST_S = 30.0
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+def only_autopsy(fleet: Fleet, job_id: int) -> Autopsy:
+    [attempt] = fleet.ledger.attempts(job_id)
+    assert attempt.autopsy is not None
+    return attempt.autopsy
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words", "stack"),
+    [
+        ("kill", DeathKind.SIGNAL, "SIGKILL", ""),
+        ("exit", DeathKind.EXIT, "code 3", ""),
+        ("segfault", DeathKind.SIGNAL, "SIGSEGV", "Fatal Python error: Segmentation fault"),
+        ("abort", DeathKind.SIGNAL, "SIGABRT", "Fatal Python error: Aborted"),
+    ],
+    ids=["kill", "exit", "segv", "abort"],
+)
+def test_every_way_of_dying_is_explained(fleet: Fleet, how: str, kind: DeathKind, words: str, stack: str) -> None:
+    worker = fleet.start("--concurrency", "2")
+    sibling, _ = fleet.begin("nap", 1.0)
+    job = fleet.task("die").enqueue(how)
+    with pytest.raises(WorkerCrashed) as caught:
+        job.result(timeout=MOST_S)
+    assert caught.value.code == "WORKER_CRASHED"
+    assert words in str(caught.value.cause)
+    autopsy = only_autopsy(fleet, job.id)
+    assert (autopsy.kind, autopsy.detector, autopsy.sure) == (kind, Detector.RUNNER, True)
+    assert words in autopsy.summary
+    assert autopsy.stack.startswith(stack)
+    assert ("in _die" in autopsy.stack) == bool(stack)
+    assert autopsy.pid is not None
+    assert autopsy.max_memory_bytes is not None
+    assert autopsy.max_memory_bytes > 1_000_000
+    assert autopsy.cpu_s is not None
+    assert autopsy.seen_after_s is not None
+    assert autopsy.seen_after_s < MOST_S
+    assert autopsy.rule.startswith('on_crash="fail"')
+    assert "died of" in autopsy.stdout
+    assert sibling.result(timeout=MOST_S) == "rested"
+    assert worker.process.poll() is None
+
+
+def test_a_payload_that_crashes_its_own_decoding_is_a_death_like_any_other(fleet: Fleet) -> None:
+    worker = fleet.start("--concurrency", "1", UNSTUCK_FAILPOINTS="runner.before_user_code=kill")
+    job = fleet.task("add").enqueue(1, 2)
+    with pytest.raises(WorkerCrashed):
+        job.result(timeout=MOST_S)
+    assert only_autopsy(fleet, job.id).signal == "SIGKILL"
+    assert worker.process.poll() is None
+
+
+def test_a_worker_that_is_lost_leaves_an_autopsy_to_its_jobs(fleet: Fleet) -> None:
+    worker = fleet.start("--concurrency", "2")
+    fleet.start("--queues", "other")
+    jobs = [fleet.begin("nap", 60)[0], fleet.begin("nap", 60)[0]]
+    worker.kill_family()
+    for job in jobs:
+        fleet.wait_final(job)
+        autopsy = only_autopsy(fleet, job.id)
+        assert autopsy.kind is DeathKind.WORKER_GONE
+        assert autopsy.detector is Detector.NEIGHBOUR
+        assert autopsy.beside == tuple(other.id for other in jobs if other.id != job.id)
+
+
+def test_a_drain_is_explained_as_one(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(shutdown_grace="0.3s")
+    worker = fleet.start("--concurrency", "1")
+    job, _ = fleet.begin("nap", 60)
+    assert worker.stop() == 0
+    autopsy = only_autopsy(fleet, job.id)
+    assert autopsy.kind is DeathKind.DRAIN
+    assert job.record().state is JobState.FAILED
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A memory cgroup (v1) of our own that takes 300 MB, where this machine lets us make one."""
+    own = next(
+        (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line), None
+    )
+    if own is None or not os.access(MEMORY, os.W_OK):
+        pytest.skip("no memory cgroup here that may be divided")
+    group = MEMORY / own[2].lstrip("/") / f"unstuck-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup of our own: {error}")
+    (group / "memory.limit_in_bytes").write_text(str(300_000_000))
+    yield group
+    wait_for(lambda: _removed(group), "the cgroup is empty")
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_kernels_kill_for_want_of_memory_is_told_from_any_other(make_fleet: MakeFleet, small_cgroup: Path) -> None:
+    fleet = make_fleet()
+    worker = fleet.start("--concurrency", "1")
+    for process in worker.family():
+        (small_cgroup / "cgroup.procs").write_text(str(process.pid))
+    try:
+        job = fleet.task("eat_without_limit").enqueue(1000)
+        with pytest.raises(OutOfMemory) as caught:
+            job.result(timeout=MOST_S)
+        assert caught.value.code == "OUT_OF_MEMORY"
+        autopsy = only_autopsy(fleet, job.id)
+        assert (autopsy.kind, autopsy.signal) == (DeathKind.OUT_OF_MEMORY, "SIGKILL")
+        # The worker lives on: the kernel was told to take a runner first.
+        assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
+        assert worker.process.poll() is None
+        # And a plain kill -9 in the same place is no want of memory.
+        plain, runner = fleet.begin("nap", 60)
+        os.kill(runner, signal.SIGKILL)
+        fleet.wait_final(plain)
+        assert only_autopsy(fleet, plain.id).kind is DeathKind.SIGNAL
+    finally:
+        worker.kill_family()

@@ -1,0 +1,212 @@
+"""What does not die but hangs: it is ended by its worker, with its stack, and nobody else is touched."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.crash.conftest import MakeFleet
+from tests.fleet import Fleet, wait_for
+
+from unstuck import DeadlineExceeded, JobCancelled, JobQuarantined, OutOfMemory, Stalled
+from unstuck.domain.autopsy import Autopsy, DeathKind
+from unstuck.domain.states import AttemptState, JobState
+
+MOST_S = 30.0
+
+
+def last_autopsy(fleet: Fleet, job_id: int) -> Autopsy:
+    autopsy = fleet.ledger.attempts(job_id)[-1].autopsy
+    assert autopsy is not None
+    return autopsy
+
+
+@pytest.mark.parametrize("how", ["loop", "deadlock", "gil", "ignore"])
+def test_whatever_hangs_past_its_deadline_is_ended_with_its_stack(make_fleet: MakeFleet, how: str) -> None:
+    fleet = make_fleet(stop_grace="0.5s")
+    worker = fleet.start("--concurrency", "2")
+    sibling, _ = fleet.begin("nap", 4.0)
+    job = fleet.task("hang").enqueue(how)
+    with pytest.raises(DeadlineExceeded) as caught:
+        job.result(timeout=MOST_S)
+    assert caught.value.code == "DEADLINE_EXCEEDED"
+    first, second = fleet.ledger.attempts(job.id)
+    # A deadline asks `retry`, not `on_crash`, and counts as no crash.
+    assert (first.state, second.state) == (AttemptState.FAILED, AttemptState.FAILED)
+    assert job.record().crash_count == 0
+    for attempt in (first, second):
+        autopsy = attempt.autopsy
+        assert autopsy is not None
+        assert autopsy.kind is DeathKind.DEADLINE
+        assert "in _hang" in autopsy.stack
+        assert "unstuck/runner" not in autopsy.stack
+        assert autopsy.signals[0] == "stack noted"
+        assert "SIGTERM" in autopsy.signals
+        if how in ("gil", "ignore"):
+            assert autopsy.signals[-1].startswith("SIGKILL")
+    assert sibling.result(timeout=MOST_S) == "rested"
+    assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize("how", ["sleep", "event loop"])
+def test_a_job_that_is_asked_to_stop_may_clean_up(fleet: Fleet, tmp_path: Path, how: str) -> None:
+    notes = tmp_path / "notes"
+    fleet.start("--concurrency", "1")
+    job = fleet.task("hang").enqueue(how, str(notes))
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    assert notes.read_text().count("cleaned up") == 2
+    assert not any(step.startswith("SIGKILL") for step in last_autopsy(fleet, job.id).signals)
+    # What was interrupted may be half done: no other job begins in its process.
+    pids = [line.split()[1] for line in notes.read_text().splitlines() if line.startswith("begun")]
+    assert len(set(pids)) == 2
+    assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
+
+
+def test_code_that_reset_every_signal_is_ended_all_the_same(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(stop_grace="0.5s")
+    fleet.start("--concurrency", "1")
+    job = fleet.task("hang").enqueue("reset")
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    assert last_autopsy(fleet, job.id).kind is DeathKind.DEADLINE
+
+
+def test_an_async_job_past_its_deadline_is_cancelled_and_its_siblings_go_on(fleet: Fleet, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    fleet.start("--concurrency", "10")
+    siblings = [fleet.begin("nap_async", 3.0)[0] for _ in range(3)]
+    job = fleet.task("hang_async").enqueue("sleep", str(notes))
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    assert "cleaned up" in notes.read_text()
+    autopsy = last_autopsy(fleet, job.id)
+    assert (autopsy.kind, autopsy.beside_count) == (DeathKind.DEADLINE, 0)
+    assert "in hang_async" in autopsy.stack
+    for sibling in siblings:
+        assert sibling.result(timeout=MOST_S) == "rested"
+        assert len(fleet.ledger.attempts(sibling.id)) == 1
+
+
+@pytest.mark.parametrize("how", ["stubborn", "loop"])
+def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is_blamed(
+    make_fleet: MakeFleet, how: str
+) -> None:
+    fleet = make_fleet(stop_grace="0.5s")
+    fleet.start("--concurrency", "10")
+    sibling, _ = fleet.begin("nap_async_once_then_quick", 600)
+    job = fleet.task("hang_async").enqueue(how)
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    if how == "loop":
+        assert "in _hang" in last_autopsy(fleet, job.id).stack
+    assert sibling.result(timeout=MOST_S) == "quick"
+    record = sibling.record()
+    assert (record.crash_count, record.suspicions) == (0, 0)
+    first = fleet.ledger.attempts(sibling.id)[0].autopsy
+    assert first is not None
+    assert first.kind is DeathKind.SHARED
+    assert f"job {job.id}" in first.summary
+
+
+def test_a_job_that_gives_no_more_signs_is_stalled(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start("--concurrency", "2")
+    good = fleet.task("work_with_signs").enqueue(20)
+    mute = fleet.task("work_with_signs").enqueue(5, str(tmp_path / "notes"), "progress")
+    with pytest.raises(Stalled) as caught:
+        mute.result(timeout=MOST_S)
+    assert caught.value.code == "STALLED"
+    assert "stall_timeout of 1s" in str(caught.value.cause)
+    autopsy = last_autopsy(fleet, mute.id)
+    assert autopsy.kind is DeathKind.STALL
+    assert "in work_with_signs" in autopsy.stack
+    assert autopsy.progress is not None
+    assert (autopsy.progress.done, autopsy.progress.total, autopsy.progress.message) == (5, 5, "step 5")
+    # Two seconds of work with a stall_timeout of one: signs, and not time, decide.
+    assert good.result(timeout=MOST_S) == "done"
+
+
+def test_an_async_job_is_stalled_by_its_own_silence_alone(fleet: Fleet) -> None:
+    fleet.start("--concurrency", "10")
+    sibling, _ = fleet.begin("nap_async", 3.0)
+    job = fleet.task("async_with_signs").enqueue(15)
+    with pytest.raises(Stalled):
+        job.result(timeout=MOST_S)
+    progress = last_autopsy(fleet, job.id).progress
+    assert progress is not None
+    assert progress.done == 14
+    assert sibling.result(timeout=MOST_S) == "rested"
+
+
+def test_progress_is_seen_while_the_job_runs(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start("--concurrency", "1")
+    job = fleet.task("work_with_signs").enqueue(60, how="progress")
+
+    def seen() -> bool:
+        found = fleet.ledger.progress([job.id]).get(job.id)
+        return found is not None and (found.done or 0) >= 2 and found.total == 60 and found.message.startswith("step")
+
+    wait_for(seen, "progress in the ledger")
+    assert fleet.state(job) is JobState.RUNNING
+    job.cancel()
+    with pytest.raises(JobCancelled):
+        job.result(timeout=MOST_S)
+
+
+def test_a_silent_interpreter_is_shown_and_no_verdict(fleet: Fleet) -> None:
+    fleet.start("--concurrency", "1")
+    job = fleet.task("hold_the_gil").enqueue(7.0)
+
+    def busy() -> bool:
+        found = fleet.ledger.progress([job.id]).get(job.id)
+        return found is not None and found.busy_since is not None and found.busy_since < time.time()
+
+    wait_for(busy, "the silence in the ledger")
+    assert fleet.state(job) is JobState.RUNNING
+    assert job.result(timeout=MOST_S) == "held"
+    assert len(fleet.ledger.attempts(job.id)) == 1
+
+
+def test_a_silent_interpreter_is_a_verdict_where_the_task_says_so(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(stop_grace="0.5s", runner_heartbeat_interval="0.5s")
+    fleet.start("--concurrency", "1")
+    job = fleet.task("hold_the_gil_too_long").enqueue()
+    with pytest.raises(Stalled) as caught:
+        job.result(timeout=MOST_S)
+    assert "no Python code ran" in str(caught.value.cause)
+    autopsy = last_autopsy(fleet, job.id)
+    assert autopsy.kind is DeathKind.INTERPRETER
+    assert "in stuck_in_c" in autopsy.stack
+
+
+def test_a_job_over_its_memory_limit_is_ended_alone(fleet: Fleet) -> None:
+    worker = fleet.start("--concurrency", "2")
+    sibling, _ = fleet.begin("nap", 3.0)
+    assert fleet.task("eat").enqueue(5).result(timeout=MOST_S) == 5
+    job = fleet.task("eat").enqueue(5000)
+    # No crash retry is allowed to it: the first death over the limit quarantines.
+    with pytest.raises(JobQuarantined) as caught:
+        job.result(timeout=MOST_S)
+    assert "over its memory_limit of 150 MB" in str(caught.value.cause)
+    autopsy = last_autopsy(fleet, job.id)
+    assert autopsy.kind is DeathKind.MEMORY_LIMIT
+    assert autopsy.memory_bytes is not None
+    assert 150_000_000 < autopsy.memory_bytes < 2_000_000_000
+    assert "in eat" in autopsy.stack
+    assert fleet.ledger.attempts(job.id)[-1].state is AttemptState.CRASHED
+    assert sibling.result(timeout=MOST_S) == "rested"
+    assert worker.process.poll() is None
+    assert not issubclass(JobQuarantined, OutOfMemory)
+
+
+def test_a_cancelled_job_may_clean_up_too(fleet: Fleet, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    fleet.start("--concurrency", "1")
+    job = fleet.task("hang").enqueue("sleep", str(notes))
+    wait_for(lambda: notes.exists() and "begun" in notes.read_text(), "the job to begin")
+    runner = int(notes.read_text().split()[1])
+    assert job.cancel() == "requested"
+    with pytest.raises(JobCancelled):
+        job.result(timeout=MOST_S)
+    assert "cleaned up" in notes.read_text()
+    wait_for(lambda: not psutil.pid_exists(runner), "its runner to end")
