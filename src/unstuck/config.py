@@ -154,6 +154,10 @@ class Settings:
     """Replace a runner after so many jobs; 0 means never."""
     recycle_over_memory_bytes: int = 0
     """Replace a runner that is larger than this between two jobs; 0 means never."""
+    max_processes: int = 1000
+    """What one runner and all that its jobs start may be together; 0 means no limit."""
+    max_open_files: int = 4096
+    """How many descriptors a runner may hold; 0 leaves the system's limit."""
 
     def __post_init__(self) -> None:
         check_url(self.url)
@@ -175,6 +179,8 @@ class Settings:
             ("concurrency", 0),
             ("recycle_after_jobs", 0),
             ("recycle_over_memory_bytes", 0),
+            ("max_processes", 0),
+            ("max_open_files", 0),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -226,6 +232,8 @@ class GivenSettings(_GivenRecovery, total=False):
     concurrency: int
     recycle_after_jobs: int
     recycle_over_memory_bytes: int
+    max_processes: int
+    max_open_files: int
 
 
 def load(overrides: Mapping[str, Any] | None = None, directory: Path | None = None) -> Settings:

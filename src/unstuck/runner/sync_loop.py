@@ -15,10 +15,12 @@ from unstuck import failpoints
 from unstuck.runner import leftovers
 from unstuck.runner.calling import Caller, CannotCall, raised, refused
 from unstuck.runner.context import set_context
+from unstuck.runner.descriptors import LeakWatch
 from unstuck.runner.output import flush_standard_streams
 from unstuck.runner.trace import Trace
 from unstuck.runner.wire import (
     JOB,
+    RAISED,
     RECEIVE_BYTES,
     REPORTS,
     RETIRE_TOKEN,
@@ -62,6 +64,7 @@ class SyncLoop:
         permits, trace, slot = self._permits, self._trace, self._slot
         stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
         stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
+        leaks = LeakWatch(self._stream.fileno())
         while True:
             try:
                 packet = permits.recv(TOKEN.size)
@@ -83,6 +86,9 @@ class SyncLoop:
                 os._exit(0)  # a fork of user code that came back to us: only the original may report
             flush_standard_streams()
             clean = not leftovers.has_children() or leftovers.kill_children()
+            leaked = leaks.leaked(failed=report.kind == RAISED)
+            if leaked:
+                self._say_leaked(leaked)
             report.stdout_from, report.stderr_from = stdout_end, stderr_end
             report.stdout_to = stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
             report.stderr_to = stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
@@ -91,6 +97,13 @@ class SyncLoop:
             if not clean:
                 # What outlives our patience is left to the nursery, which cleans up after a death.
                 os.kill(self._pid, signal.SIGKILL)
+            if leaked:
+                return  # what was not entered goes to our successor
+
+    def _say_leaked(self, count: int) -> None:
+        left = f"{count} descriptors" if count > 0 else "so many descriptors that there are no more"
+        text = f"unstuck: this job, or those before it in this runner, left {left} open; the runner is replaced.\n"
+        os.write(self._stderr, text.encode())
 
     def _wait(self) -> bool:
         """Wait for a permit, and read frames meanwhile: a frame larger than the socket comes in parts, and its
