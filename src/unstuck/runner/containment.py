@@ -89,7 +89,7 @@ def detect(mark: str, *, cgroup: bool = True, worker_pid: int = 0) -> Containmen
 def in_words(facts: Facts) -> str:
     bounded = f"bounded for each runner: {' and '.join(facts.controllers) or 'nothing'}"
     bounded += ", memory.oom.group=1" if facts.oom_group else ""
-    bounded += f" ({facts.why})" if facts.why else ""
+    bounded += f"; not more, because {facts.why}" if facts.why else ""
     match facts.kind:
         case "cgroup":
             return f"cgroup v2: everything a job starts dies with its runner; {bounded}"

@@ -21,22 +21,25 @@ class MemoryLimits:
 
         False too where the runner is larger already: the kernel would kill it at once for what earlier jobs left."""
         if self._set.get(room) == limit_bytes:
-            return bool(room)
-        group = Path(room) if room else None
-        if group is None or not (group / "memory.max").exists():
-            return False
+            return True
+        group = Path(room)
         if limit_bytes is None:
-            cgroups.write(group / "memory.swap.max", UNLIMITED)
-            del self._set[room]
-            return cgroups.write(group / "memory.max", UNLIMITED)
+            return self._clear(group)
+        if not room or not (group / "memory.max").exists():
+            return False
         if (cgroups.counter(group / "memory.stat", "anon") or 0) > limit_bytes:
-            self.set_memory_limit(room, None)
+            self._clear(group)
             return False
         cgroups.write(group / "memory.swap.max", "0")
         taken = cgroups.write(group / "memory.max", str(limit_bytes))
         if taken:
             self._set[room] = limit_bytes
         return taken
+
+    def _clear(self, group: Path) -> bool:
+        self._set.pop(str(group), None)
+        cgroups.write(group / "memory.swap.max", UNLIMITED)
+        return cgroups.write(group / "memory.max", UNLIMITED)
 
     def forget(self, room: str) -> None:
         """The runner is gone, and its room with it."""

@@ -51,7 +51,9 @@ def judge(found: Kills) -> OomEvidence:
         doubt = f"but {ended} ended by SIGKILL"
     else:
         return OomEvidence(
-            True, True, f"out of memory: {_kills(found)} in the worker's cgroup, and only runners{numbers}"
+            True,
+            True,
+            f"out of memory: {_kills(found)} in the worker's cgroup, where only a runner can have been it{numbers}",
         )
     return OomEvidence(True, False, f"probably out of memory: {_kills(found)} in the worker's cgroup; {doubt}{numbers}")
 
