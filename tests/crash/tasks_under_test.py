@@ -90,6 +90,31 @@ def die(how: str = "kill") -> None:
     _die(how)
 
 
+@app.task
+def eat(megabytes: int) -> str:
+    """Take so much memory and touch it, a little at a time."""
+    taken = [b"x" * (1 << 20) for _ in range(megabytes)]
+    return f"ate {len(taken)}"
+
+
+@app.task
+def fork_bomb(most: int, seconds: int) -> str:
+    """Fork without end, and everybody below too; yet no more than `most` in all, and no longer than that."""
+    tokens, put = os.pipe()
+    os.write(put, b"." * most)
+    os.set_blocking(tokens, False)
+    bomber, until_s = os.getpid(), time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        try:
+            if os.read(tokens, 1) and os.fork() == 0:
+                signal.alarm(seconds)  # whatever becomes of the test, this process ends
+        except OSError:
+            time.sleep(0.001)
+    if os.getpid() != bomber:
+        os._exit(0)
+    return "survived"
+
+
 @app.task(on_crash="retry", max_crash_retries=3)
 def die_again(how: str = "kill") -> None:
     _die(how)
