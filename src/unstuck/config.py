@@ -22,6 +22,9 @@ from unstuck.domain.policy import check_heartbeat
 
 DEFAULT_URL = "sqlite:///unstuck.db"
 DEFAULT_QUEUE = "default"
+LEAST_PROCESSES = 20
+LEAST_OPEN_FILES = 64
+"""A runner needs some threads and descriptors of its own."""
 EVIDENCE = ("neighbours", "session")
 _SCHEMES = ("sqlite", "postgresql", "postgres")
 
@@ -185,6 +188,12 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+
+        for name, least in (("max_processes", LEAST_PROCESSES), ("max_open_files", LEAST_OPEN_FILES)):
+            if 0 < getattr(self, name) < least:
+                raise ConfigError(
+                    f"{name} must be 0 (no limit of ours) or at least {least}: a runner needs some for itself."
+                )
 
     @property
     def poll_interval_s(self) -> float:

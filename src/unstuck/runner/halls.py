@@ -17,8 +17,8 @@ from unstuck.domain.liveness import Process
 from unstuck.runner import cgroups
 
 PREFIX = "unstuck-"
-LEAF = "unstuck"
-"""The cgroup into which worker and nursery step aside. No hall is called so: halls have the prefix."""
+LEAF = "aside.unstuck"
+"""The cgroup into which worker and nursery step aside. Nobody else would call one so: by this name we know our own."""
 WANTED = ("memory", "pids")
 _DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
 
