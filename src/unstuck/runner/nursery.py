@@ -31,6 +31,7 @@ from unstuck.runner.tracebacks import user_traceback
 
 TICK_S = 0.2
 FAREWELL_S = 5.0
+MAX_REAPED_AT_ONCE = 64
 LEASE_ENDED = "its lease had ended"
 
 
@@ -75,6 +76,8 @@ class Nursery:
         """Processes that the import started; they belong to the app."""
         self._oom = OomWatch(shared_counter())
         self._counted_s = 0.0
+        self._orphans_due = False
+        """Somebody died, and what it left may have fallen to us."""
         self._ended = False
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
@@ -202,8 +205,10 @@ class Nursery:
         for runner in self._runners.values():
             if not runner.killed and crowd.too_many(runner.pid, runner.room, most):
                 runner.why = crowd.words(most)
-                self._containment.clear(runner.room)
-                crowd.kill_trees([runner.pid])
+                if runner.room.groups():
+                    self._containment.clear(runner.room)
+                else:
+                    crowd.kill_trees([runner.pid])
                 self._kill(runner)
 
     def _kill(self, runner: _Runner) -> None:
@@ -215,9 +220,9 @@ class Nursery:
 
     def _reap(self) -> None:
         by_pid = {runner.pid: runner for runner in self._runners.values()}
-        buried = False
+        more = False
         dead: list[tuple[_Runner, int, int, float]] = []
-        while True:
+        for _ in range(MAX_REAPED_AT_ONCE):
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
@@ -225,14 +230,17 @@ class Nursery:
             if found is None:
                 break
             pid = found.si_pid
-            runner = by_pid.get(pid)
+            runner = by_pid.pop(pid, None)  # once: the number may be somebody else's as soon as it is reaped
             if runner is not None:
                 # While the dead is not reaped its group's number cannot be given to anybody else.
                 self._clear_group(runner)
             _, status, usage = os.wait4(pid, 0)
-            buried = True
+            self._orphans_due = True
             if runner is not None:
                 dead.append((runner, status, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime))
+        else:
+            more = True  # the rest of a crowd must not delay what the worker waits to hear
+            self._wake()
         # Together: how many died at one moment decides how far a count of kills explains each.
         struck = [runner.serial for runner, status, _, _ in dead if _is_plain_kill(runner, status)]
         for runner, status, max_rss_bytes, cpu_s in dead:
@@ -241,7 +249,8 @@ class Nursery:
                 evidence = self._oom.explain(runner.room.memory, self._ours(), len(struck), max_rss_bytes)
                 struck.remove(runner.serial)
             self._bury(runner, status, max_rss_bytes, cpu_s, evidence)
-        if buried:
+        if self._orphans_due and not more:
+            self._orphans_due = False
             self._kill_orphans()
         if self._rooms:
             self._rooms = [room for room in self._rooms if not self._containment.remove(room)]
@@ -297,6 +306,12 @@ class Nursery:
 
     def _tell(self, message: wire.ToWorker) -> None:
         self._channel.send(wire.encoder.encode(message))
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_out, b"\0")
+        except BlockingIOError:
+            pass  # full: then we wake anyway
 
     def _drain_wake(self) -> None:
         try:
