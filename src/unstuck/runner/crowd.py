@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from unstuck.runner import kernel, rooms
 from unstuck.runner.rooms import Room
@@ -31,19 +33,50 @@ def words(max_processes: int) -> str:
 def kill_trees(roots: list[int]) -> None:
     """Kill these processes and everybody below them.
 
-    All are stopped first: whoever is stopped starts nobody, and nobody is orphaned away while we count."""
-    stopped: set[int] = set()
-    for _ in range(MAX_ROUNDS):
-        found = {*roots, *(pid for root in roots for pid in kernel.descendants(root))}
-        if found <= stopped:
-            break
-        for pid in found - stopped:
+    All are stopped first: whoever is stopped starts nobody, and nobody is orphaned away while we count. Each is stopped
+    before we ask for its children: a crowd that takes all the processor time gives it back bit by bit."""
+    if not roots:
+        return
+    with _in_haste():
+        stopped: set[int] = set()
+        for _ in range(MAX_ROUNDS):
+            found = _stop_trees(roots, stopped)
+            if found <= stopped:
+                break
+            stopped |= found
+        # The roots last: whoever waits to hear why they died shall not find us busy with the others.
+        for pid in (*(found - set(roots)), *roots):
+            _signal(pid, signal.SIGKILL)
+        for pid in stopped - found:
+            _signal(pid, signal.SIGCONT)  # gone meanwhile: if somebody has its number now, we stopped a stranger
+
+
+def _stop_trees(roots: list[int], stopped: set[int]) -> set[int]:
+    found = set(roots)
+    waiting = list(roots)
+    while waiting and len(found) < kernel.MAX_DESCENDANTS:
+        pid = waiting.pop()
+        if pid not in stopped:
             _signal(pid, signal.SIGSTOP)
-        stopped |= found
-    for pid in found:
-        _signal(pid, signal.SIGKILL)
-    for pid in stopped - found:
-        _signal(pid, signal.SIGCONT)  # gone meanwhile: if somebody has its number now, we stopped a stranger
+        below = [child for child in kernel.children(pid) if child not in found]
+        found.update(below)
+        waiting += below
+    return found
+
+
+@contextmanager
+def _in_haste() -> Iterator[None]:
+    """Go before others while it lasts, where we may: among a thousand busy processes our turn comes late."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 def _signal(pid: int, number: int) -> None:

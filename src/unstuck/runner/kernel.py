@@ -19,6 +19,7 @@ _FALLOC_FL_PUNCH_HOLE = 0x02
 _IOLBF = 1
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MAX_DESCENDANTS = 100_000
+_NLINK_OF_ONE_THREAD = 3
 OOM_SCORE = 500
 OOM_SCORE_STEP = 100
 
@@ -63,6 +64,11 @@ def children(pid: int = 0) -> list[int]:
     parent = pid or os.getpid()
     found: list[int] = []
     try:
+        if pid and os.stat(f"/proc/{pid}/task").st_nlink == _NLINK_OF_ONE_THREAD:
+            return _numbers_in(f"/proc/{pid}/task/{pid}/children")  # the plain case, at a third of the cost
+    except OSError:
+        pass
+    try:
         for thread in os.listdir(f"/proc/{parent}/task"):
             try:
                 found += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_bytes().split())
@@ -106,6 +112,14 @@ def offer_as_victim() -> None:
         Path("/proc/self/oom_score_adj").write_text(str(min(1000, max(OOM_SCORE, own + OOM_SCORE_STEP))))
     except (OSError, ValueError):
         pass
+
+
+def _numbers_in(file: str) -> list[int]:
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return [int(number) for number in b"".join(iter(lambda: os.read(fd, 65536), b"")).split()]
+    finally:
+        os.close(fd)
 
 
 def _children_by_parent(parent: int) -> list[int]:
