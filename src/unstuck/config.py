@@ -22,6 +22,9 @@ from unstuck.domain.policy import check_heartbeat
 
 DEFAULT_URL = "sqlite:///unstuck.db"
 DEFAULT_QUEUE = "default"
+LEAST_PROCESSES = 20
+LEAST_OPEN_FILES = 64
+"""A runner needs some threads and descriptors of its own."""
 EVIDENCE = ("neighbours", "session")
 _SCHEMES = ("sqlite", "postgresql", "postgres")
 
@@ -156,6 +159,10 @@ class Settings:
     """Replace a runner after so many jobs; 0 means never."""
     recycle_over_memory_bytes: int = 0
     """Replace a runner that is larger than this between two jobs; 0 means never."""
+    max_processes: int = 1000
+    """What one runner and all that its jobs start may be together; 0 means no limit."""
+    max_open_files: int = 4096
+    """How many descriptors a runner may hold; 0 leaves the system's limit."""
 
     def __post_init__(self) -> None:
         check_url(self.url)
@@ -177,10 +184,18 @@ class Settings:
             ("concurrency", 0),
             ("recycle_after_jobs", 0),
             ("recycle_over_memory_bytes", 0),
+            ("max_processes", 0),
+            ("max_open_files", 0),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+
+        for name, least in (("max_processes", LEAST_PROCESSES), ("max_open_files", LEAST_OPEN_FILES)):
+            if 0 < getattr(self, name) < least:
+                raise ConfigError(
+                    f"{name} must be 0 (no limit of ours) or at least {least}: a runner needs some for itself."
+                )
 
     @property
     def poll_interval_s(self) -> float:
@@ -233,6 +248,8 @@ class GivenSettings(_GivenRecovery, total=False):
     concurrency: int
     recycle_after_jobs: int
     recycle_over_memory_bytes: int
+    max_processes: int
+    max_open_files: int
 
 
 def load(overrides: Mapping[str, Any] | None = None, directory: Path | None = None) -> Settings:

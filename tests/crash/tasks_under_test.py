@@ -101,6 +101,31 @@ def die(how: str = "kill") -> None:
     _die(how)
 
 
+@app.task
+def eat(megabytes: int) -> str:
+    """Take so much memory and touch it, a little at a time."""
+    taken = [b"x" * (1 << 20) for _ in range(megabytes)]
+    return f"ate {len(taken)}"
+
+
+@app.task
+def fork_bomb(most: int, seconds: int) -> str:
+    """Fork without end, and everybody below too; yet no more than `most` in all, and no longer than that."""
+    tokens, put = os.pipe()
+    os.write(put, b"." * most)
+    os.set_blocking(tokens, False)
+    bomber, until_s = os.getpid(), time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        try:
+            if os.read(tokens, 1) and os.fork() == 0:
+                signal.alarm(seconds)  # whatever becomes of the test, this process ends
+        except OSError:
+            time.sleep(0.001)
+    if os.getpid() != bomber:
+        os._exit(0)
+    return "survived"
+
+
 @app.task(on_crash="retry", max_crash_retries=3)
 def die_again(how: str = "kill") -> None:
     _die(how)
@@ -250,7 +275,7 @@ def hold_the_gil_too_long() -> None:
 
 
 @app.task(memory_limit="150MB", on_crash="retry", max_crash_retries=0)
-def eat(megabytes: int, path: str = "") -> int:
+def eat_over_limit(megabytes: int, path: str = "") -> int:
     """Grow by steps, so that even a slow machine looks in between; then stay so large for a while."""
     eaten = []
     for _ in range(megabytes):
@@ -260,11 +285,6 @@ def eat(megabytes: int, path: str = "") -> int:
         _note(path, f"begun {os.getpid()}")
         time.sleep(600)
     return len(eaten)
-
-
-@app.task
-def eat_without_limit(megabytes: int) -> int:
-    return eat(megabytes)
 
 
 @app.task(on_crash="retry", max_crash_retries=2)

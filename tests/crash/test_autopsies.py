@@ -1,21 +1,15 @@
 """Every death is explained: what killed it, its stack, its last words, its memory; told apart by evidence."""
 
-import os
-import signal
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from tests.crash.conftest import MakeFleet
-from tests.fleet import Fleet, wait_for
+from tests.fleet import Fleet
 
-from unstuck import OutOfMemory, WorkerCrashed
+from unstuck import WorkerCrashed
 from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState
 
 MOST_S = 30.0
-MEMORY = Path("/sys/fs/cgroup/memory")
 
 
 def only_autopsy(fleet: Fleet, job_id: int) -> Autopsy:
@@ -89,53 +83,3 @@ def test_a_drain_is_explained_as_one(make_fleet: MakeFleet) -> None:
     autopsy = only_autopsy(fleet, job.id)
     assert autopsy.kind is DeathKind.DRAIN
     assert job.record().state is JobState.FAILED
-
-
-@pytest.fixture
-def small_cgroup() -> Iterator[Path]:
-    """A memory cgroup (v1) of our own that takes 300 MB, where this machine lets us make one."""
-    own = next(
-        (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line), None
-    )
-    if own is None or not os.access(MEMORY, os.W_OK):
-        pytest.skip("no memory cgroup here that may be divided")
-    group = MEMORY / own[2].lstrip("/") / f"unstuck-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup of our own: {error}")
-    (group / "memory.limit_in_bytes").write_text(str(300_000_000))
-    yield group
-    wait_for(lambda: _removed(group), "the cgroup is empty")
-
-
-def _removed(group: Path) -> bool:
-    try:
-        group.rmdir()
-    except OSError:
-        return False
-    return True
-
-
-def test_the_kernels_kill_for_want_of_memory_is_told_from_any_other(make_fleet: MakeFleet, small_cgroup: Path) -> None:
-    fleet = make_fleet()
-    worker = fleet.start("--concurrency", "1")
-    for process in worker.family():
-        (small_cgroup / "cgroup.procs").write_text(str(process.pid))
-    try:
-        job = fleet.task("eat_without_limit").enqueue(1000)
-        with pytest.raises(OutOfMemory) as caught:
-            job.result(timeout=MOST_S)
-        assert caught.value.code == "OUT_OF_MEMORY"
-        autopsy = only_autopsy(fleet, job.id)
-        assert (autopsy.kind, autopsy.signal) == (DeathKind.OUT_OF_MEMORY, "SIGKILL")
-        # The worker lives on: the kernel was told to take a runner first.
-        assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
-        assert worker.process.poll() is None
-        # And a plain kill -9 in the same place is no want of memory.
-        plain, runner = fleet.begin("nap", 60)
-        os.kill(runner, signal.SIGKILL)
-        fleet.wait_final(plain)
-        assert only_autopsy(fleet, plain.id).kind is DeathKind.SIGNAL
-    finally:
-        worker.kill_family()

@@ -182,8 +182,8 @@ def test_a_silent_interpreter_is_a_verdict_where_the_task_says_so(make_fleet: Ma
 def test_a_job_over_its_memory_limit_is_ended_alone(fleet: Fleet) -> None:
     worker = fleet.start("--concurrency", "2")
     sibling, _ = fleet.begin("nap", 3.0)
-    assert fleet.task("eat").enqueue(5).result(timeout=MOST_S) == 5
-    job = fleet.task("eat").enqueue(5000)
+    assert fleet.task("eat_over_limit").enqueue(5).result(timeout=MOST_S) == 5
+    job = fleet.task("eat_over_limit").enqueue(5000)
     # No crash retry is allowed to it: the first death over the limit quarantines.
     with pytest.raises(JobQuarantined) as caught:
         job.result(timeout=MOST_S)
@@ -192,7 +192,7 @@ def test_a_job_over_its_memory_limit_is_ended_alone(fleet: Fleet) -> None:
     assert autopsy.kind is DeathKind.MEMORY_LIMIT
     assert autopsy.memory_bytes is not None
     assert 150_000_000 < autopsy.memory_bytes < 2_000_000_000
-    assert "in eat" in autopsy.stack
+    assert "in eat_over_limit" in autopsy.stack
     assert fleet.ledger.attempts(job.id)[-1].state is AttemptState.CRASHED
     assert sibling.result(timeout=MOST_S) == "rested"
     assert worker.process.poll() is None

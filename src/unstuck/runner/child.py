@@ -15,11 +15,12 @@ from typing import NoReturn, TextIO, cast
 import msgspec
 
 from unstuck.domain.errors import ConfigError
-from unstuck.runner import containment, context, kernel, output, stacks, termination
+from unstuck.runner import containment, context, descriptors, kernel, output, stacks, termination
 from unstuck.runner.async_loop import AsyncLoop
 from unstuck.runner.calling import Caller
 from unstuck.runner.loader import load_registry
 from unstuck.runner.pulse import start_pulse
+from unstuck.runner.rooms import Room
 from unstuck.runner.signs import Signs
 from unstuck.runner.sync_loop import SyncLoop
 from unstuck.runner.tasks import Registry
@@ -28,7 +29,6 @@ from unstuck.runner.wire import Kind, Limits
 
 EXIT_BROKEN = 70
 EXIT_NO_APP = 78
-OOM_SCORE = 500
 
 
 class Seat(msgspec.Struct):
@@ -40,8 +40,8 @@ class Seat(msgspec.Struct):
     worker_id: str
     limits: Limits
     trace: str
-    room: str | None
-    """The cgroup to move into."""
+    room: Room
+    """The cgroups to move into."""
     stream: int
     permits: int
     stdout: int
@@ -65,17 +65,9 @@ def arrive(seat: Seat) -> None:
         pass  # spawned runners lead their session already
     kernel.adopt_orphans()
     kernel.name_process(f"unstuck-{seat.kind}{seat.slot}")
-    if seat.room is not None:
-        containment.enter_room(seat.room)
-    try:
-        # When memory runs out the kernel shall take a runner, not its worker.
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, str(OOM_SCORE).encode())
-        finally:
-            os.close(fd)
-    except OSError:
-        pass
+    containment.enter_room(seat.room)
+    kernel.offer_as_victim()
+    descriptors.bound(seat.limits.max_open_files)
 
 
 def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:

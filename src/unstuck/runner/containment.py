@@ -1,8 +1,8 @@
 """Decide what holds the processes that jobs start, and kill them all when their runner is gone.
 
-With a cgroup v2 that we may divide, each runner gets a room of its own and nothing can leave it. Else
-orphans fall to the nursery, a subreaper, which kills them: that misses only what leaves by other doors
-(a daemon that starts services through systemd or docker). Failures here never fail a job.
+With a cgroup that we may divide (version 2, or the version 1 tree of `pids`), each runner gets a room of its own
+and nothing can leave it. Else orphans fall to the nursery, a subreaper, which kills them: that misses only what
+leaves by other doors (a daemon that starts services through systemd or docker). Failures here never fail a job.
 """
 
 import os
@@ -11,92 +11,125 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from unstuck import host
-from unstuck.domain.liveness import Process
+import msgspec
 
-_PREFIX = "unstuck-"
+from unstuck.runner import cgroups, halls, kernel, rooms
+from unstuck.runner.rooms import Room
+
 MARK_VARIABLE = "UNSTUCK_BENCH_MARK"
 _MAX_ROUNDS = 10
 
-Kind = Literal["cgroup", "subreaper", "none"]
+Kind = Literal["cgroup", "pids", "subreaper", "none"]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What this system lets us do."""
+
+    kind: Kind
+    controllers: tuple[str, ...] = ()
+    """What the kernel bounds for each runner: `memory`, `pids`, or `pids (v1)`."""
+    oom_group: bool = False
+    """A job that is killed for want of memory dies as a whole (`memory.oom.group`)."""
+    why: str = ""
+    """Why it is not more."""
 
 
 class Containment:
     """How the processes of one bench are held together. Made by the nursery."""
 
-    def __init__(self, kind: Kind, hall: Path | None, why: str) -> None:
-        self.kind = kind
-        self._hall = hall
-        self._why = why
+    def __init__(self, facts: Facts, v2: Path | None = None, v1_pids: Path | None = None) -> None:
+        self.facts = facts
+        self._v2 = v2
+        self._v1_pids = v1_pids
+
+    @property
+    def kind(self) -> Kind:
+        return self.facts.kind
 
     def describe(self) -> str:
         """Say in words what is guaranteed, and why not more."""
-        match self.kind:
-            case "cgroup":
-                return "cgroup v2: everything a job starts dies with its runner"
-            case "subreaper":
-                return f"subreaper: what a job starts is killed with its runner as far as it can be found ({self._why})"
-            case _:
-                return f"process groups only: what a job starts in the background may outlive it ({self._why})"
+        return in_words(self.facts)
 
-    def make_room(self, serial: int) -> str | None:
-        """Prepare a cgroup for one runner, or None where it has to do without."""
-        if self._hall is None:
-            return None
-        room = self._hall / f"runner-{serial}"
-        try:
-            room.mkdir(parents=True)
-        except OSError:
-            return None
-        return str(room)
+    def make_room(self, serial: int, max_processes: int = 0) -> Room:
+        """Prepare the cgroups of one runner; an empty room where it has to do without."""
+        return rooms.furnish(serial, self._v2, self._v1_pids, max_processes)
 
-    def clear(self, room: str | None) -> None:
+    def clear(self, room: Room) -> None:
         """Kill what is left in the room."""
-        if room is not None:
-            _kill(Path(room))
+        for group in room.groups():
+            rooms.clear(Path(group))
 
-    def remove(self, room: str | None) -> bool:
+    def remove(self, room: Room) -> bool:
         """Take the room down; False while somebody is still dying in it."""
-        return room is None or _rmdir(Path(room))
+        standing = [group for group in room.groups() if not cgroups.remove(Path(group))]
+        return not standing
 
     def close(self) -> None:
-        if self._hall is not None:
-            _remove_hall(self._hall)
+        for hall in (self._v2, self._v1_pids):
+            if hall is not None:
+                halls.remove(hall)
 
 
-def detect(mark: str, *, cgroup: bool = True) -> Containment:
+def detect(mark: str, *, cgroup: bool = True, worker_pid: int = 0) -> Containment:
     """Find the strongest containment that this system gives us."""
     if not sys.platform.startswith("linux"):
-        return Containment("none", None, f"{sys.platform} has no subreapers")
+        return Containment(Facts("none", why=f"{sys.platform} has no subreapers"))
     if not cgroup:
-        return Containment("subreaper", None, "cgroups are switched off")
-    base = _own_cgroup()
-    if base is None:
-        return Containment("subreaper", None, "there is no cgroup v2 here")
-    hall = base / f"{_PREFIX}{mark}-{os.getpid()}-{host.process_started(os.getpid())}"
-    try:
-        _remove_stale(base)
-        hall.mkdir()
-    except OSError as error:
-        return Containment("subreaper", None, f"the cgroup {base} is not delegated to us: {error.strerror}")
-    if not (hall / "cgroup.kill").exists() or not os.access(base / "cgroup.procs", os.W_OK):
-        _rmdir(hall)
-        return Containment(
-            "subreaper", None, "the cgroup cannot be used: it needs cgroup.kill (Linux 5.14) and write access"
-        )
-    return Containment("cgroup", hall, "")
+        return Containment(Facts("subreaper", why="cgroups are switched off"))
+    name = halls.name_of(mark, os.getpid())
+    hall, why = _open_v2(name, worker_pid)
+    controllers = () if hall is None else hall.controllers
+    v1_pids = None if "pids" in controllers else _open_v1_pids(name)
+    bounded = controllers if v1_pids is None else (*controllers, "pids (v1)")
+    if hall is not None:
+        return Containment(Facts("cgroup", bounded, "memory" in controllers, why), hall.path, v1_pids)
+    return Containment(Facts("subreaper" if v1_pids is None else "pids", bounded, why=why), None, v1_pids)
 
 
-def enter_room(room: str) -> None:
-    """Move the calling process into its cgroup; what it starts from now on is born there."""
-    try:
-        fd = os.open(f"{room}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, b"0")
-        finally:
-            os.close(fd)
-    except OSError:
-        pass
+def in_words(facts: Facts) -> str:
+    bounded = f"bounded for each runner: {' and '.join(facts.controllers) or 'nothing'}"
+    bounded += ", memory.oom.group=1" if facts.oom_group else ""
+    bounded += f"; not more, because {facts.why}" if facts.why else ""
+    match facts.kind:
+        case "cgroup":
+            return f"cgroup v2: everything a job starts dies with its runner; {bounded}"
+        case "pids":
+            return f"cgroup v1 (pids): everything a job starts dies with its runner; {bounded}"
+        case "subreaper":
+            return f"subreaper: what a job starts is killed with its runner as far as it can be found ({facts.why})"
+        case _:
+            return f"process groups only: what a job starts in the background may outlive it ({facts.why})"
+
+
+def _open_v2(name: str, worker_pid: int) -> tuple[halls.Hall | None, str]:
+    """Give the hall, and why it is not all that it could be."""
+    own, mount = cgroups.own(), cgroups.top()
+    if own is None or mount is None:
+        return None, "there is no cgroup v2 here"
+    ours = {worker_pid, os.getpid(), *kernel.descendants(os.getpid())}
+    site = halls.choose(own, mount, ours)
+    halls.remove_stale(site.base)
+    hall = halls.build(site, name)
+    if hall is None:
+        return None, f"the cgroup {site.base} is not delegated to us"
+    if not (hall.path / "cgroup.kill").exists() or not os.access(site.base / "cgroup.procs", os.W_OK):
+        cgroups.remove(hall.path)
+        return None, "the cgroup cannot be used: it needs cgroup.kill (Linux 5.14) and write access"
+    return hall, hall.why_not
+
+
+def _open_v1_pids(name: str) -> Path | None:
+    base = cgroups.own("pids")
+    if base is None or not os.access(base / "cgroup.procs", os.W_OK):
+        return None
+    halls.remove_stale(base)
+    return base / name if cgroups.make(base / name) else None
+
+
+def enter_room(room: Room) -> None:
+    """Move the calling process into its cgroups; what it starts from now on is born there."""
+    for group in room.groups():
+        cgroups.enter(group)
 
 
 def kill_marked(mark: int) -> int:
@@ -105,11 +138,12 @@ def kill_marked(mark: int) -> int:
     Orphans of a dead nursery have no parent of ours any more; they are found by their cgroup and by the mark
     that they inherited in their environment."""
     text = mark_text(mark)
-    base = _own_cgroup()
-    # A nursery lives in its worker's own cgroup, so both find the same place.
-    halls = [] if base is None else list(base.glob(f"{_PREFIX}{text}-*"))
-    for hall in halls:
-        _kill(hall)
+    own = cgroups.own()
+    # A nursery lives in its worker's own cgroup, so both find the same places.
+    found_halls = halls.marked((own, None if own is None else own.parent, cgroups.own("pids")), text)
+    for hall in found_halls:
+        for room in halls.rooms(hall):
+            rooms.clear(room)
     killed: set[int] = set()
     for _ in range(_MAX_ROUNDS):
         found = _marked(text)
@@ -121,8 +155,8 @@ def kill_marked(mark: int) -> int:
             killed.add(pid)
         if not found:
             break
-    for hall in halls:
-        _remove_hall(hall)
+    for hall in found_halls:
+        halls.remove(hall)
     return len(killed)
 
 
@@ -147,55 +181,3 @@ def _marked(text: str) -> list[int]:
             if needle in environment.split(b"\0"):
                 found.append(int(entry))
     return found
-
-
-def _own_cgroup() -> Path | None:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        own = next(line[3:] for line in lines if line.startswith("0::"))
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            left, _, right = line.partition(" - ")
-            if right.split()[0] == "cgroup2":
-                root, mount = left.split()[3:5]
-                inside = own.removeprefix(root) if root != "/" else own
-                base = Path(mount) / inside.lstrip("/")
-                return base if base.is_dir() else None
-    except (OSError, StopIteration, IndexError, ValueError):
-        pass
-    return None
-
-
-def _remove_stale(base: Path) -> None:
-    """Take down what killed nurseries left. An empty hall alone is no sign: its nursery may just be idle."""
-    for hall in base.glob(f"{_PREFIX}*"):
-        _, _, owner = hall.name.removeprefix(_PREFIX).partition("-")
-        pid, _, started = owner.partition("-")
-        if pid.isdigit() and host.look(int(pid), started) is Process.GONE:
-            _remove_hall(hall)
-
-
-def _remove_hall(hall: Path) -> None:
-    try:
-        rooms = [room for room in hall.iterdir() if room.is_dir()]
-    except OSError:
-        return
-    for room in rooms:
-        _rmdir(room)
-    _rmdir(hall)
-
-
-def _kill(group: Path) -> None:
-    try:
-        (group / "cgroup.kill").write_text("1")
-    except OSError:
-        pass
-
-
-def _rmdir(group: Path) -> bool:
-    try:
-        group.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True

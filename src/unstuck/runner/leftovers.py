@@ -1,10 +1,9 @@
 """Kill what a job started and left behind, so that everything dies with its attempt."""
 
 import os
-import signal
 import time
 
-from unstuck.runner import kernel
+from unstuck.runner import crowd, kernel
 
 PATIENCE_S = 2.0
 _PAUSE_S = 0.0005
@@ -22,25 +21,24 @@ def has_children() -> bool:
     return True
 
 
-def kill_children(spare: frozenset[int] = frozenset()) -> bool:
+def kill_children() -> bool:
     """Kill and reap every child, and those that fall to us as orphans; False when some outlive our patience.
 
     As a subreaper we become the parent of whatever their deaths leave behind, so going round until no child
-    is left finds every descendant, however it hid."""
+    is left finds every descendant, however it hid: in a session of its own, forked twice, deaf to SIGTERM."""
     give_up_at = time.monotonic() + PATIENCE_S
-    while True:
-        living = [pid for pid in kernel.children() if pid not in spare]
-        if not living:
-            return True
-        for pid in living:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
-        for pid in living:
-            _reap(pid)
+    while has_children():
         if time.monotonic() > give_up_at:
             return False
+        # Empty although there are some: the list is not exact while others end, and cannot be read without
+        # descriptors. Then we go round again, and give up in time.
+        living = kernel.children()
+        crowd.kill_trees(living)
+        for pid in living:
+            _reap(pid)
+        if not living:
+            time.sleep(_PAUSE_S)
+    return True
 
 
 def _reap(pid: int) -> None:

@@ -19,18 +19,20 @@ import msgspec
 
 from unstuck import host
 from unstuck.domain.errors import ConfigError
-from unstuck.runner import child, containment, forksafety, kernel, leftovers, output, wire
+from unstuck.runner import child, containment, crowd, forksafety, kernel, leftovers, output, wire
 from unstuck.runner.channel import Channel
 from unstuck.runner.loader import load_registry
-from unstuck.runner.oom import OomWatch
+from unstuck.runner.oom import OomWatch, shared_counter
+from unstuck.runner.oom_verdict import OomEvidence
+from unstuck.runner.rooms import Room
 from unstuck.runner.tasks import Manifest, Registry, TaskEntry
 from unstuck.runner.trace import Trace
 from unstuck.runner.tracebacks import user_traceback
 
 TICK_S = 0.2
 FAREWELL_S = 5.0
+MAX_REAPED_AT_ONCE = 64
 LEASE_ENDED = "its lease had ended"
-OUT_OF_MEMORY = "the kernel ran out of memory"
 
 
 class Options(msgspec.Struct):
@@ -49,7 +51,7 @@ class _Runner(msgspec.Struct):
     serial: int
     slot: int
     pid: int
-    room: str | None
+    room: Room
     process: "subprocess.Popen[bytes] | None" = None
     why: str = ""
     killed: bool = False
@@ -61,16 +63,21 @@ class Nursery:
         self._channel = channel
         self._registry = registry
         self._fork = manifest.fork
-        self._containment = containment.detect(containment.mark_text(options.mark), cgroup=options.cgroup)
+        self._containment = containment.detect(
+            containment.mark_text(options.mark), cgroup=options.cgroup, worker_pid=options.worker_pid
+        )
         self.manifest = msgspec.structs.replace(manifest, containment=self._containment.describe())
         self._equipment: wire.Equip | None = None
         self._trace: Trace | None = None
         self._runners: dict[int, _Runner] = {}
-        self._rooms: list[str] = []
+        self._rooms: list[Room] = []
         """Rooms of dead runners in which somebody is still dying."""
         self._guests = frozenset(kernel.children())
         """Processes that the import started; they belong to the app."""
-        self._oom = OomWatch()
+        self._oom = OomWatch(shared_counter())
+        self._counted_s = 0.0
+        self._orphans_due = False
+        """Somebody died, and what it left may have fallen to us."""
         self._ended = False
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
@@ -90,7 +97,8 @@ class Nursery:
             self._enforce_leases()
             self._drain_wake()
             self._reap()
-            self._oom.look(host.boottime_s())
+            self._bound_crowds()
+            self._oom.look(host.boottime_s(), self._ours())
             for message, fds in self._channel.receive():
                 self._obey(wire.to_nursery.decode(message), fds)
             self._channel.flush()
@@ -125,7 +133,7 @@ class Nursery:
         trace, equipment = self._trace, self._equipment
         assert trace is not None
         assert equipment is not None
-        room = self._containment.make_room(order.serial)
+        room = self._containment.make_room(order.serial, equipment.limits.max_processes)
         seat = child.Seat(
             order.slot, order.kind, os.getpid(), equipment.worker_id, equipment.limits, equipment.trace, room, *fds
         )
@@ -136,9 +144,11 @@ class Nursery:
             self._tell(wire.Exited(order.serial, 0, None, why=f"a runner could not be started: {error.strerror}"))
             return
         self._runners[order.serial] = runner
+        self._oom.watch_room(room.memory)
         trace.occupy(order.slot, runner.pid, host.process_started(runner.pid))
         pidfd = _pidfd(runner.pid)
-        self._channel.send(wire.encoder.encode(wire.Born(order.serial, runner.pid)), [] if pidfd is None else [pidfd])
+        born = wire.Born(order.serial, runner.pid, room.memory)
+        self._channel.send(wire.encoder.encode(born), [] if pidfd is None else [pidfd])
         if pidfd is not None:
             os.close(pidfd)
 
@@ -185,6 +195,22 @@ class Nursery:
                 runner.why = LEASE_ENDED
                 self._kill(runner)
 
+    def _bound_crowds(self) -> None:
+        """End every runner that started more processes than one may."""
+        now_s = host.boottime_s()
+        if self._equipment is None or now_s - self._counted_s < TICK_S:
+            return
+        self._counted_s = now_s
+        most = self._equipment.limits.max_processes
+        for runner in self._runners.values():
+            if not runner.killed and crowd.too_many(runner.pid, runner.room, most):
+                runner.why = crowd.words(most)
+                if runner.room.groups():
+                    self._containment.clear(runner.room)
+                else:
+                    crowd.kill_trees([runner.pid])
+                self._kill(runner)
+
     def _kill(self, runner: _Runner) -> None:
         runner.killed = True
         try:
@@ -194,8 +220,9 @@ class Nursery:
 
     def _reap(self) -> None:
         by_pid = {runner.pid: runner for runner in self._runners.values()}
-        buried = False
-        while True:
+        more = False
+        dead: list[tuple[_Runner, int, int, float]] = []
+        for _ in range(MAX_REAPED_AT_ONCE):
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
@@ -203,15 +230,27 @@ class Nursery:
             if found is None:
                 break
             pid = found.si_pid
-            runner = by_pid.get(pid)
+            runner = by_pid.pop(pid, None)  # once: the number may be somebody else's as soon as it is reaped
             if runner is not None:
                 # While the dead is not reaped its group's number cannot be given to anybody else.
                 self._clear_group(runner)
             _, status, usage = os.wait4(pid, 0)
-            buried = True
+            self._orphans_due = True
             if runner is not None:
-                self._bury(runner, status, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)
-        if buried:
+                dead.append((runner, status, usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime))
+        else:
+            more = True  # the rest of a crowd must not delay what the worker waits to hear
+            self._wake()
+        # Together: how many died at one moment decides how far a count of kills explains each.
+        struck = [runner.serial for runner, status, _, _ in dead if _is_plain_kill(runner, status)]
+        for runner, status, max_rss_bytes, cpu_s in dead:
+            evidence = OomEvidence(False)
+            if runner.serial in struck:
+                evidence = self._oom.explain(runner.room.memory, self._ours(), len(struck), max_rss_bytes)
+                struck.remove(runner.serial)
+            self._bury(runner, status, max_rss_bytes, cpu_s, evidence)
+        if self._orphans_due and not more:
+            self._orphans_due = False
             self._kill_orphans()
         if self._rooms:
             self._rooms = [room for room in self._rooms if not self._containment.remove(room)]
@@ -223,7 +262,7 @@ class Nursery:
         except OSError:
             pass
 
-    def _bury(self, runner: _Runner, status: int, max_rss_bytes: int, cpu_s: float) -> None:
+    def _bury(self, runner: _Runner, status: int, max_rss_bytes: int, cpu_s: float, oom: OomEvidence) -> None:
         del self._runners[runner.serial]
         if runner.process is not None:
             runner.process.returncode = status  # reaped here: its own bookkeeping must not look for it
@@ -237,23 +276,22 @@ class Nursery:
                 runner.why = LEASE_ENDED
         if not runner.why and not self._fork and status == child.EXIT_NO_APP << 8:
             runner.why = "it could not import the app"
-        oom = not runner.killed and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        oom = oom and self._oom.struck()
-        if oom and not runner.why:
-            runner.why = OUT_OF_MEMORY
-        if runner.room is not None and not self._containment.remove(runner.room):
+        self._oom.forget_room(runner.room.memory)
+        if not self._containment.remove(runner.room):
             self._rooms.append(runner.room)
-        self._tell(wire.Exited(runner.serial, runner.pid, status, entered, max_rss_bytes, cpu_s, runner.why, oom))
+        why = runner.why or oom.words
+        exited = wire.Exited(runner.serial, runner.pid, status, entered, max_rss_bytes, cpu_s, why)
+        exited.oom, exited.oom_sure, exited.oom_words = oom.struck, oom.sure, oom.words
+        self._tell(exited)
 
     def _kill_orphans(self) -> None:
         """Kill what fell to us from the dead. Their own children fall to us when they die: SIGCHLD comes again."""
-        ours = {runner.pid for runner in self._runners.values()} | self._guests
-        for pid in kernel.children():
-            if pid not in ours:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except OSError:
-                    pass
+        spared = {runner.pid for runner in self._runners.values()} | self._guests
+        crowd.kill_trees([pid for pid in kernel.children() if pid not in spared])
+
+    def _ours(self) -> frozenset[int]:
+        """Whom we know: the worker, ourselves and the runners."""
+        return frozenset((self._options.worker_pid, os.getpid(), *(runner.pid for runner in self._runners.values())))
 
     def _disband(self) -> None:
         for runner in self._runners.values():
@@ -269,6 +307,12 @@ class Nursery:
     def _tell(self, message: wire.ToWorker) -> None:
         self._channel.send(wire.encoder.encode(message))
 
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_out, b"\0")
+        except BlockingIOError:
+            pass  # full: then we wake anyway
+
     def _drain_wake(self) -> None:
         try:
             while os.read(self._wake_in, 4096):
@@ -280,6 +324,11 @@ class Nursery:
         # The kernel's word that the worker is dead. Told by anybody else while it lives (systemd tells every process
         # of a service to end), it is for the worker to decide: it may be draining.
         self._ended = os.getppid() != self._options.worker_pid
+
+
+def _is_plain_kill(runner: _Runner, status: int) -> bool:
+    """Say whether SIGKILL ended it, and not by us: then somebody else or the kernel did."""
+    return not runner.killed and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def _pidfd(pid: int) -> int | None:

@@ -1,70 +1,131 @@
-"""Notice that the kernel killed for want of memory, so that a death can be told from a plain SIGKILL."""
+"""Prove that the kernel killed a runner for want of memory, or say how sure that is, and why not more.
+
+Every kill counts up a counter before the victim dies: of its own memory cgroup, and of the host. Who else could have
+been the victim decides how sure we are. The rules are in `oom_verdict.py`; here they get their numbers.
+"""
 
 from pathlib import Path
 
+from unstuck.runner import cgroups
+from unstuck.runner.oom_verdict import Kills, OomEvidence, Scope, judge
+
 WINDOW_S = 1.0
 _COUNTER = "oom_kill"
+MAX_MEMBERS = 100_000
+
+
+class CounterWatch:
+    """Counts kills since a moment ago. A moment is one to two windows: a large process takes some time to die."""
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._before = self._latest = self._count()
+
+    def age(self) -> None:
+        """Let kills grow old: those of more than a moment ago cannot be the cause of a death seen now."""
+        self._before, self._latest = self._latest, self._count()
+
+    def fresh(self) -> int:
+        """Give how many kills of this moment explain no death yet."""
+        return max(0, self._count() - self._before)
+
+    def explained(self) -> None:
+        """One of them explains a death, and no other."""
+        self._before += 1
+        self._latest = max(self._latest, self._before)
+
+    def _count(self) -> int:
+        return cgroups.counter(self._source, _COUNTER) or 0
 
 
 class OomWatch:
-    """Counts the kernel's out-of-memory kills: in our own memory cgroup where there is one, else on the host."""
+    """Watches the counters for one nursery: those of rooms, of the cgroup that all share, and of the host."""
 
-    def __init__(self, source: Path | None = None) -> None:
-        self._source = source or _find()
-        self._before = self._latest = self._count()
+    def __init__(self, shared: Path | None, host: Path = Path("/proc/vmstat")) -> None:
+        self._shared = shared
+        """The file that counts for the cgroup that we and our runners share (`shared_counter`); None without one."""
+        self._source = self._shared or host
+        self._counter = CounterWatch(self._source)
+        self._rooms: dict[str, CounterWatch] = {}
+        self._strangers = 0
         self._looked_s = 0.0
 
-    def look(self, now_s: float) -> None:
-        """Let kills grow old: those of more than a moment ago cannot be the cause of a death seen now.
+    def watch_room(self, group: str) -> None:
+        """Watch the room of a new runner, where it has one with a counter of its own."""
+        if group:
+            self._rooms[group] = CounterWatch(Path(group) / "memory.events")
 
-        A moment is one to two windows: a large process needs some time to die of it."""
+    def forget_room(self, group: str) -> None:
+        self._rooms.pop(group, None)
+
+    def look(self, now_s: float, ours: frozenset[int]) -> None:
+        """To be called often: counts grow old, and it is noted who else lives in our cgroup."""
         if now_s - self._looked_s >= WINDOW_S:
             self._looked_s = now_s
-            self._before, self._latest = self._latest, self._count()
+            for counter in (self._counter, *self._rooms.values()):
+                counter.age()
+            self._strangers = self._count_strangers(ours)
 
-    def struck(self) -> bool:
-        """Say whether there was a kill just now, and take it as explained."""
-        if self._count() <= self._before:
-            return False
-        self._before += 1
-        return True
+    def explain(self, group: str, ours: frozenset[int], deaths: int, max_rss_bytes: int) -> OomEvidence:
+        """Judge one of `deaths` runners that SIGKILL ended just now. A kill that explains it explains no other."""
+        room = self._rooms.get(group)
+        counter = room or self._counter
+        place = Path(group) if room else self._shared.parent if self._shared else None
+        strangers = 0 if room else max(self._strangers, self._count_strangers(ours))
+        scope: Scope = "room" if room else "cgroup" if self._shared else "host"
+        limit_bytes, peak_bytes = (None, None) if place is None else memory_of(place)
+        evidence = judge(Kills(scope, counter.fresh(), deaths, strangers, limit_bytes, peak_bytes, max_rss_bytes))
+        if evidence.struck:
+            counter.explained()
+        return evidence
 
-    def _count(self) -> int:
-        if self._source is None:
+    def _count_strangers(self, ours: frozenset[int]) -> int:
+        if self._shared is None:
             return 0
+        return len(_all_members(self._shared.parent) - ours)
+
+
+def shared_counter(proc: Path = cgroups.PROC) -> Path | None:
+    """Find the counter of the memory cgroup that we are charged to: of version 1, or of version 2 here or above us."""
+    v1 = cgroups.own("memory", proc)
+    if v1 is not None and _counts(v1 / "memory.oom_control"):
+        return v1 / "memory.oom_control"
+    own, top = cgroups.own(proc=proc), cgroups.top(proc=proc)
+    if own is None or top is None:
+        return None
+    for group in (own, *own.parents):
+        # `local` counts our cgroup alone; without it the rooms and halls below are counted here too.
+        for name in ("memory.events.local", "memory.events"):
+            if _counts(group / name):
+                return group / name
+        if group == top:
+            break
+    return None
+
+
+def memory_of(group: Path) -> tuple[int | None, int | None]:
+    """Give the limit of a memory cgroup and the most that it ever held, where they are told."""
+    for limit, peak in (("memory.max", "memory.peak"), ("memory.limit_in_bytes", "memory.max_usage_in_bytes")):
+        if (group / limit).exists():
+            return cgroups.number(cgroups.read(group / limit)), cgroups.number(cgroups.read(group / peak))
+    return None, None
+
+
+def _all_members(group: Path) -> set[int]:
+    """Give everybody who is charged to this cgroup: those in cgroups below that count no memory themselves, too."""
+    found = set(cgroups.members(group))
+    waiting = [group] if (group / "memory.events").exists() else []
+    while waiting and len(found) < MAX_MEMBERS:
         try:
-            for line in self._source.read_text().splitlines():
-                name, _, value = line.partition(" ")
-                if name == _COUNTER:
-                    return int(value)
-        except (OSError, ValueError):
-            pass
-        return 0
-
-
-def _find() -> Path | None:
-    candidates = [*_of_cgroups(), Path("/proc/vmstat")]
-    return next((file for file in candidates if _has_counter(file)), None)
-
-
-def _of_cgroups() -> list[Path]:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        inside = path.lstrip("/")
-        if number == "0":
-            found += [Path("/sys/fs/cgroup", inside, "memory.events")]
-        elif "memory" in controllers.split(","):
-            found += [Path("/sys/fs/cgroup/memory", inside, "memory.oom_control")]
+            below = [entry for entry in waiting.pop().iterdir() if entry.is_dir()]
+        except OSError:
+            continue
+        for child in below:
+            if not (child / "memory.events").exists():
+                found.update(cgroups.members(child))
+                waiting.append(child)
     return found
 
 
-def _has_counter(file: Path) -> bool:
-    try:
-        return any(line.startswith(f"{_COUNTER} ") for line in file.read_text().splitlines())
-    except OSError:
-        return False
+def _counts(file: Path) -> bool:
+    return cgroups.counter(file, _COUNTER) is not None

@@ -15,11 +15,13 @@ from unstuck import failpoints
 from unstuck.runner import leftovers, termination
 from unstuck.runner.calling import Caller, CannotCall, raised, refused
 from unstuck.runner.context import set_context
+from unstuck.runner.descriptors import LeakWatch
 from unstuck.runner.output import flush_standard_streams
 from unstuck.runner.signs import Signs
 from unstuck.runner.trace import Trace
 from unstuck.runner.wire import (
     JOB,
+    RAISED,
     RECEIVE_BYTES,
     REPORTS,
     RETIRE_TOKEN,
@@ -66,6 +68,7 @@ class SyncLoop:
         termination.heed(lambda: trace.asked_to_stop(slot) == trace.entered(slot) != 0)
         stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
         stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
+        leaks = LeakWatch(self._stream.fileno())
         while True:
             try:
                 packet = permits.recv(TOKEN.size)
@@ -88,6 +91,9 @@ class SyncLoop:
             self._signs.forget(token)
             flush_standard_streams()
             clean = not leftovers.has_children() or leftovers.kill_children()
+            leaked = leaks.leaked(failed=report.kind == RAISED)
+            if leaked:
+                self._say_leaked(leaked)
             report.stdout_from, report.stderr_from = stdout_end, stderr_end
             report.stdout_to = stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
             report.stderr_to = stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
@@ -96,6 +102,13 @@ class SyncLoop:
             if not clean:
                 # What outlives our patience is left to the nursery, which cleans up after a death.
                 os.kill(self._pid, signal.SIGKILL)
+            if leaked:
+                return  # what was not entered goes to our successor
+
+    def _say_leaked(self, count: int) -> None:
+        left = f"{count} descriptors" if count > 0 else "so many descriptors that there are no more"
+        text = f"unstuck: this job, or those before it in this runner, left {left} open; the runner is replaced.\n"
+        os.write(self._stderr, text.encode())
 
     def _wait(self) -> bool:
         """Wait for a permit, and read frames meanwhile: a frame larger than the socket comes in parts, and its

@@ -60,6 +60,10 @@ class Limits(msgspec.Struct, frozen=True):
     max_output_bytes: int
     max_payload_bytes: int
     pulse_interval_s: float
+    max_processes: int = 0
+    """Of one runner and all that it started; 0 for no limit."""
+    max_open_files: int = 0
+    """Descriptors of one runner; 0 leaves the system's limit."""
 
 
 # Worker → nursery ---------------------------------------------------------------------------
@@ -107,6 +111,8 @@ class Born(msgspec.Struct, tag="born"):
 
     serial: int
     pid: int
+    room: str = ""
+    """The cgroup in which its memory can be bounded (`memory_limit.py`); empty where there is none."""
 
 
 class Exited(msgspec.Struct, tag="exited"):
@@ -120,7 +126,10 @@ class Exited(msgspec.Struct, tag="exited"):
     why: str = ""
     """What the nursery knows of it beyond the status."""
     oom: bool = False
-    """The kernel killed for want of memory at that moment."""
+    """There is evidence that the kernel killed it for want of memory (`oom.py`)."""
+    oom_sure: bool = False
+    """The evidence can mean nothing else."""
+    oom_words: str = ""
 
 
 ToNursery = Equip | OpenRunner | KillRunner | Disband

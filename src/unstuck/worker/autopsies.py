@@ -8,6 +8,7 @@ import msgspec
 from unstuck.domain.autopsy import MAX_BESIDE, Autopsy, DeathKind, last_lines
 from unstuck.domain.liveness import Detector
 from unstuck.domain.outcomes import Cancelled, Died, Outcome, Overran, Stalled
+from unstuck.runner.crowd import TOO_MANY
 from unstuck.worker.bench import Finished, RunnerExit
 from unstuck.worker.bench_exits import signal_name
 from unstuck.worker.holds import Hold
@@ -21,6 +22,8 @@ def of_death(crew: Crew, exit: RunnerExit, now_s: float) -> Autopsy:
     kind = DeathKind.UNKNOWN
     if exit.oom:
         kind = DeathKind.OUT_OF_MEMORY
+    elif exit.cause.endswith(TOO_MANY):
+        kind = DeathKind.PROCESS_LIMIT
     elif exit.signal is not None:
         kind = DeathKind.SIGNAL
     elif exit.exit_code is not None:
@@ -34,6 +37,8 @@ def of_death(crew: Crew, exit: RunnerExit, now_s: float) -> Autopsy:
         signal=None if exit.signal is None else signal_name(exit.signal),
         exit_code=exit.exit_code,
         pid=exit.pid or crew.runner.pid,
+        sure=exit.oom_sure or not exit.oom,
+        doubt="" if exit.oom_sure else exit.oom_words,
         memory_bytes=crew.memory_bytes or None,
         max_memory_bytes=max(exit.max_rss_bytes, crew.memory_bytes) or None,
         cpu_s=round(exit.cpu_s, 3) if exit.pid else None,

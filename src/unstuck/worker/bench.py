@@ -38,6 +38,8 @@ NURSERY_DIED = "exit status unknown: the nursery died"
 class RunnerBorn(msgspec.Struct):
     slot: int
     pid: int
+    room: str = ""
+    """The cgroup in which its memory can be bounded (`MemoryLimits`); empty where there is none."""
 
 
 class RunnerExit(msgspec.Struct):
@@ -55,6 +57,9 @@ class RunnerExit(msgspec.Struct):
     """Which runner of this slot: `Runner.serial`."""
     oom: bool = False
     """There is evidence that the kernel killed it for want of memory."""
+    oom_sure: bool = False
+    """That evidence can mean nothing else; where it is false the cause says "probably", and why."""
+    oom_words: str = ""
 
 
 class NurseryGone(msgspec.Struct):
@@ -191,6 +196,8 @@ class Bench:
             settings.max_output_bytes if output_bytes is None else output_bytes,
             settings.max_payload_bytes if payload_bytes is None else payload_bytes,
             settings.recovery.runner_heartbeat_interval_s if pulse_s is None else pulse_s,
+            settings.max_processes,
+            settings.max_open_files,
         )
 
     def _await_manifest(self) -> Manifest:
@@ -227,7 +234,7 @@ class Bench:
                         os.close(fd)
                     return None
                 runner.born(message.pid, fds[0] if fds else None)
-                return RunnerBorn(runner.slot, message.pid)
+                return RunnerBorn(runner.slot, message.pid, message.room)
             case wire.Exited():
                 runner = self._runners.pop(message.serial, None)
                 if runner is None:
@@ -245,6 +252,8 @@ class Bench:
                     message.entered,
                     message.serial,
                     message.oom,
+                    message.oom_sure,
+                    message.oom_words,
                 )
             case wire.Ready() | wire.Unusable():
                 return None

@@ -9,6 +9,7 @@ from unstuck.domain.errors import ErrorCode
 from unstuck.domain.outcomes import Died
 from unstuck.domain.recovery import conclude
 from unstuck.logs import logger
+from unstuck.runner.memory_limit import MemoryLimits
 from unstuck.runner.nursery import LEASE_ENDED
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Output
@@ -20,8 +21,9 @@ from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
 from unstuck.worker.roster import Crew, Roster
 
-WAIT_FOR_STATUS_S = 0.25
-"""How long to wait for a dead runner's exit status once its death is certain."""
+WAIT_FOR_STATUS_S = 2.0
+"""How long to wait for a dead runner's exit status once its death is certain. The nursery tells it within milliseconds,
+unless it is frozen, or has a crowd to kill first."""
 BIRTH_S = 10.0
 """How long a job waits for its runner to be born; the nursery needs milliseconds, unless it is frozen."""
 
@@ -45,6 +47,7 @@ class Deaths(Hands):
         self._worker_id = worker_id
         self._selector = selector
         self._nursery_gone = False
+        self._memory = MemoryLimits()
         selector.register(bench, selectors.EVENT_READ, self._read_bench)
 
     def _read_bench(self, _events: int) -> None:
@@ -64,6 +67,8 @@ class Deaths(Hands):
         crew = self.roster.crews.get(born.slot)
         if crew is None or crew.runner.pid != born.pid or crew.pidfd is not None or crew.gone_s is not None:
             return
+        crew.room = born.room
+        self._limit_memory(crew)
         crew.pidfd = crew.runner.pidfd()
         if crew.pidfd is not None:
             self._selector.register(crew.pidfd, selectors.EVENT_READ, lambda _events: self._saw_gone(crew))
@@ -108,6 +113,7 @@ class Deaths(Hands):
                 self._died_in(crew, hold, exit, death, begun, now_s)
         self.ready.extendleft(reversed(back))
         self.roster.remove(crew)
+        self._memory.forget(crew.room)
         crew.runner.close()
         if stillborn:
             rest_s = self.roster.saw_stillborn(now_s)
@@ -136,6 +142,11 @@ class Deaths(Hands):
 
     def _take_signs(self, crew: Crew) -> None:
         raise NotImplementedError
+
+    def _limit_memory(self, crew: Crew) -> None:
+        """Have the kernel bound the memory of the job that a runner is in, where it can; we look at it in any case."""
+        if crew.room and not crew.is_async and crew.jobs:
+            self._memory.set_memory_limit(crew.room, next(iter(crew.jobs.values())).policy.memory_limit_bytes)
 
     # The nursery ------------------------------------------------------------------------------
 

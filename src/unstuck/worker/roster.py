@@ -42,6 +42,8 @@ class Crew:
     """It was opened for one suspect, and ends with it."""
     look_at_s: float = 0.0
     """When its jobs are looked at next; a new job brings it forward."""
+    room: str = ""
+    """The cgroup in which its memory can be bounded; empty where there is none."""
     weigh_at_s: float = 0.0
     memory_bytes: int = 0
     """When it was last weighed, with what it had started; 0 before."""
@@ -107,6 +109,7 @@ class Roster:
             and crew.since_s >= quick_since_s
             and crew.gone_s is None
             and not crew.retiring
+            and next(iter(crew.jobs.values())).policy.memory_limit_bytes is None
         ]
 
     def place(self, hold: Hold, now_s: float, depth: int, quick_since_s: float) -> Crew | None:
@@ -132,7 +135,8 @@ class Roster:
             return self._open_alone(now_s) if self.free() > 0 else None
         if self.free() > 0:
             return self._async_crew(now_s) if hold.is_async else self._free_sync_crew(now_s)
-        if hold.is_async or not hold.retried_elsewhere:
+        # A limit of memory is for one job alone: nothing is queued before it or behind it.
+        if hold.is_async or not hold.retried_elsewhere or hold.policy.memory_limit_bytes is not None:
             return None
         return min(self._queues(depth, quick_since_s), key=lambda crew: len(crew.jobs), default=None)
 

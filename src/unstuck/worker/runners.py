@@ -86,6 +86,7 @@ class Runners(Deaths):
             if crew.gone_s is None:
                 holds, crew.to_send = crew.to_send, []
                 self.roster.tighten_lease(crew, holds, self._confirmed_s)
+                self._limit_memory(crew)
                 crew.runner.send([hold.frame() for hold in holds])
                 self._watch_writing(crew)
         self.roster.loaded.clear()
