@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from unstuck.cli.common import Common, command, job_id
-from unstuck.cli.show import Cell, Show, ago, count, state_cell
+from unstuck.cli.show import Cell, Show, ago, count, one_line, state_cell
 from unstuck.client.why.story import Quote, Step, StepKind, Story, story_view
 
 FIRST_LINES = 10
@@ -43,7 +43,7 @@ def why(common: Common, id: Annotated[str, typer.Argument(metavar="JOB", help="T
 def show_story(show: Show, story: Story) -> None:
     job = story.job
     show.rich(Cell(f"Job {job.id}", "bold"), f"  {job.task}  ", state_cell(job.state, mark=show.pretty))
-    show.rich(Cell(story.headline, "bold"))
+    show.rich(Cell(one_line(story.headline), "bold"))
     relative = max(len(ago(step.at, story.told_at)) for step in story.steps)
     for day, steps in groupby(story.steps, key=lambda step: _day(step.at)):
         show.rich()
@@ -52,7 +52,7 @@ def show_story(show: Show, story: Story) -> None:
             _show_step(show, step, story.told_at, relative)
     show.rich()
     show.rich(Cell("What happens next", "bold"))
-    show.rich(story.next, indent=2)
+    show.rich(one_line(story.next), indent=2)
     if story.actions:
         show.rich()
         show.rich(Cell("What you can do", "bold"))
@@ -61,19 +61,22 @@ def show_story(show: Show, story: Story) -> None:
 
 def _show_step(show: Show, step: Step, now_s: float, relative: int) -> None:
     clock = time.strftime("%H:%M:%S", time.localtime(step.at))
-    show.facts([(f"{clock}  {ago(step.at, now_s).ljust(relative)}", Cell(step.text, _STYLES.get(step.kind, "")))])
+    show.facts(
+        [(f"{clock}  {ago(step.at, now_s).ljust(relative)}", Cell(one_line(step.text), _STYLES.get(step.kind, "")))]
+    )
     for quote in step.quotes:
         show.rich(Cell(f"{quote.title}:", "bright_black"), indent=QUOTE_INDENT - 2)
-        show.rich(Cell(_shortened(quote, show.pretty), "dim"), indent=QUOTE_INDENT)
+        for line in _shortened(quote, show.pretty):
+            show.rich(Cell(line, "dim"), indent=QUOTE_INDENT)
 
 
-def _shortened(quote: Quote, cut: bool) -> str:
+def _shortened(quote: Quote, cut: bool) -> list[str]:
     lines = quote.text.rstrip().splitlines()
     left_out = len(lines) - FIRST_LINES - LAST_LINES
     # A hint in place of one or two lines would save nothing.
     if cut and left_out > 2:
         lines[FIRST_LINES:-LAST_LINES] = [f"… {count(left_out, 'line')} left out; --json has all …"]
-    return "\n".join(lines)
+    return lines
 
 
 def _day(at: float) -> str:

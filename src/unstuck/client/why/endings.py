@@ -11,6 +11,8 @@ from unstuck.domain.sizes import brief_size
 from unstuck.domain.states import AttemptState
 
 BESIDE_NAMED = 3
+MAX_SENTENCE_CHARS = 600
+"""Messages of exceptions may be pages long; `facts` has all of them."""
 
 _SEEN_BY = {
     Detector.RUNNER: "by the kernel's word to its worker",
@@ -71,13 +73,18 @@ def ended(evidence: Evidence, one: Try) -> list[Step]:
 
 
 def one_line(autopsy: Autopsy) -> str:
-    """Give an autopsy in one line, for tables: cause, memory, where its doubts are."""
-    more = []
+    """Give an autopsy in one line, for tables: cause, memory, and whether there is a stack to read."""
+    said = [brief_cause(autopsy)]
     if autopsy.max_memory_bytes is not None:
-        more.append(f"{brief_size(autopsy.max_memory_bytes)} at most")
+        said.append(f"{brief_size(autopsy.max_memory_bytes)} of memory at most")
     if autopsy.stack:
-        more.append("with a stack")
-    return f"{_probably(autopsy)}{autopsy.summary}" + (f" ({', '.join(more)})" if more else "")
+        said.append("left a stack")
+    return ", ".join(said)
+
+
+def brief_cause(autopsy: Autopsy) -> str:
+    """Give the cause alone, with its doubt: "probably killed by SIGKILL"."""
+    return f"{'' if autopsy.sure or 'probably' in autopsy.summary.lower() else 'probably '}{autopsy.summary}"
 
 
 def sentences(autopsy: Autopsy, ran_s: float | None = None) -> list[str]:
@@ -113,11 +120,7 @@ def _cause(one: Try, autopsy: Autopsy, kind: StepKind) -> str:
         StepKind.CANCELLED: "was cancelled",
         StepKind.FAILED: "failed",
     }.get(kind, "died")
-    return f"Try {one.number} {verb}: {_probably(autopsy)}{sentence(autopsy.summary)}"
-
-
-def _probably(autopsy: Autopsy) -> str:
-    return "" if autopsy.sure or "probably" in autopsy.summary.lower() else "probably "
+    return f"Try {one.number} {verb}: {sentence(brief_cause(autopsy))}"
 
 
 def _seen(autopsy: Autopsy) -> str:
@@ -191,6 +194,8 @@ def _quotes(evidence: Evidence, one: Try) -> list[Quote]:
 
 
 def sentence(text: str) -> str:
-    """End a text as a sentence, whoever wrote it."""
+    """End a text as a sentence, whoever wrote it and however much."""
     text = text.strip()
+    if len(text) > MAX_SENTENCE_CHARS:
+        return f"{text[:MAX_SENTENCE_CHARS]}…"
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."

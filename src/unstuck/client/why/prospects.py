@@ -2,7 +2,7 @@
 
 from unstuck.client.explaining import describe, explain_wait
 from unstuck.client.why.beginnings import far
-from unstuck.client.why.endings import one_line, sentence
+from unstuck.client.why.endings import brief_cause, sentence
 from unstuck.client.why.gathering import Evidence, Try
 from unstuck.client.why.story import Action
 from unstuck.domain.durations import in_words
@@ -125,7 +125,7 @@ def _last_cause(tries: list[Try]) -> str:
     if attempt is None:
         return "no try is left in the ledger."
     if attempt.autopsy is not None:
-        return sentence(one_line(attempt.autopsy))
+        return sentence(brief_cause(attempt.autopsy))
     return sentence(attempt.cause or "no cause was written down")
 
 
