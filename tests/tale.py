@@ -73,9 +73,7 @@ def records() -> Evidence:
         payload=b'{"args":[2026]}',
         payload_type="json",
         result=None,
-        error=JobError(
-            ErrorCode.CRASHED_TOO_OFTEN, "Job killed its process 2 times and is quarantined", AGAIN.summary
-        ),
+        error=JobError(ErrorCode.CRASHED_TOO_OFTEN, "Job killed its process 2 times and is quarantined", AGAIN.summary),
         policy=encode_policy(POLICY),
         failures=1,
         crash_count=2,
@@ -103,13 +101,12 @@ def records() -> Evidence:
     ]
     events = [
         EventRecord(1, NOON + 42.0, "requeued", 42, "w3", f"Task re-queued: {OUT_OF_MEMORY.summary}"),
-        EventRecord(2, NOON + 60.0, "note", 42, None, "Somebody looked at it"),
         EventRecord(3, NOON + 93.5, "retrying", 42, "w3", "Try 1 of 2 failed; next in 0.9s"),
         EventRecord(4, NOON + 135.7, "quarantined", 42, "w7", "CRASHED_TOO_OFTEN"),
     ]
     outputs = [OutputRecord(901, b"", b"loading matrix 3 of 10\nloading matrix 4 of 10\n")]
     around = Surroundings(None, [worker("w3", "ada", "crunch-1")], Recovery(), NOON + 900.0)
-    return Evidence(job, attempts, [event for event in events if event.kind != "note"], outputs, None, around)
+    return Evidence(job, attempts, events, outputs, None, around)
 
 
 def ruled(autopsy: Autopsy, rule: str) -> Autopsy:
