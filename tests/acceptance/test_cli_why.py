@@ -5,6 +5,7 @@ from tests.acceptance.shop import Shop
 from tests.contract.hands import until
 from tests.tale import AGAIN, HUNG, OUT_OF_MEMORY, POLICY
 
+from unstuck.client.operator import LOOKED_UP, Operator
 from unstuck.domain.errors import ErrorCode
 from unstuck.domain.outcomes import Died, Outcome, Stalled
 from unstuck.domain.policy import Policy, encode_policy
@@ -184,6 +185,21 @@ def test_release_takes_a_task_or_all_and_refuses_the_others(shop: Shop) -> None:
             record = ledger.job(number)
             assert record is not None
             assert (record.state, record.suspicions, record.crash_count) == (JobState.PENDING, 1, 0)
+
+
+def test_many_are_released_in_pages(either_shop: Shop) -> None:
+    shop = either_shop
+    shop.worker()
+    deadly = Policy(on_crash="retry", max_crash_retries=0)
+    with shop.ledger() as ledger:
+        ledger.enqueue([new_job(deadly)] * (LOOKED_UP + 2))
+        held = ledger.turn(Turn("w1", wish=msgspec.structs.replace(WISH, limit=LOOKED_UP + 1))).claimed
+        ledger.turn(Turn("w1", start=tuple(Held(job.job_id, job.token) for job in held)))
+        ends = [conclude(Attempt(job.job_id, job.token, deadly, 0, 0), TALE[0]) for job in held]
+        ledger.turn(Turn("w1", endings=tuple(ends)))
+        numbers = [job.job_id for job in held]
+        answers = Operator(ledger, shop.settings).release([*numbers, max(numbers) + 1, max(numbers) + 2])
+    assert list(answers.values()) == ["queued"] * len(numbers) + ["pending", "missing"]
 
 
 def test_a_failed_job_is_sent_to_retry(shop: Shop) -> None:

@@ -333,6 +333,22 @@ def test_a_job_cancelled_before_it_ran_tells_who_did_it_and_who_was_told() -> No
     assert story.actions[0].command == "unstuck retry 42"
 
 
+def test_a_job_that_went_with_its_queue_says_who_purged_it() -> None:
+    error = JobError(ErrorCode.CANCELLED, "Job was cancelled", "queue 'reports' was purged by ada@desk")
+    story = tell(of({"state": JobState.CANCELLED, "error": error, "finished_at": NOON + 5.0}))
+    assert texts(story, StepKind.CANCELLED) == ["It ended without a try: queue 'reports' was purged by ada@desk."]
+
+
+def test_a_job_cancelled_during_its_backoff_does_not_blame_its_last_try() -> None:
+    error = JobError(ErrorCode.CANCELLED, "Job was cancelled", "cancelled by ada@desk before it ran")
+    job = {"state": JobState.CANCELLED, "error": error, "finished_at": NOON + 5.0, "policy": TWICE}
+    events = [EventRecord(1, NOON + 5.0, "cancelled", 42, None, "Cancelled by ada@desk before it ran")]
+    story = tell(of(job, [failed(1, 0.0)], events=events))
+    assert [step.kind.value for step in story.steps][-4:] == ["failed", "decided", "operator", "told"]
+    assert story.steps[-1].facts["exception"] == "JobCancelled"
+    assert step_of(story, StepKind.DECIDED).facts["final"] is False
+
+
 def test_a_release_that_spent_no_try_is_told_as_an_event() -> None:
     events = [EventRecord(1, NOON + 5.0, "requeued", 42, "w3", "Task re-queued due to stale worker: w3")]
     assert texts(tell(of({}, events=events)), StepKind.EVENT) == ["Task re-queued due to stale worker: w3."]

@@ -165,9 +165,14 @@ class Operator:
         """Queue quarantined jobs again with fresh counters; each runs alone in its process.
 
         'queued', 'missing', 'duplicate' (its unique key is in use), or the state of a job that is not quarantined."""
-        states = states_of(self._ledger, [job_id for job_id in job_ids if 0 < job_id <= MAX_JOB_ID])
-        held = [job_id for job_id, state in states.items() if state is JobState.QUARANTINED]
-        answers = {job_id: state.value for job_id, state in states.items()} | (self.retry(held, by) if held else {})
+        asked = [job_id for job_id in dict.fromkeys(job_ids) if 0 < job_id <= MAX_JOB_ID]
+        # One by one is slow for many, and those are nearly always all quarantined.
+        many = len(asked) > LOOKED_UP
+        held = set(self.matching(JobFilter(states=(JobState.QUARANTINED,)))).intersection(asked) if many else set()
+        states = states_of(self._ledger, [job_id for job_id in asked if job_id not in held])
+        held |= {job_id for job_id, state in states.items() if state is JobState.QUARANTINED}
+        answers = {job_id: state.value for job_id, state in states.items()}
+        answers |= self.retry([job_id for job_id in asked if job_id in held], by)
         return {job_id: answers.get(job_id, "missing") for job_id in dict.fromkeys(job_ids)}
 
     # Stale ------------------------------------------------------------------------------------

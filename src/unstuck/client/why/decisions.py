@@ -1,5 +1,6 @@
 """Say which rule decided what became of a job after a try, and who was told."""
 
+from unstuck.client.why.endings import sentence
 from unstuck.client.why.gathering import Evidence, Try
 from unstuck.client.why.story import Step, StepKind
 from unstuck.domain.durations import in_words
@@ -81,7 +82,13 @@ def told_unrun(evidence: Evidence, tries: list[Try]) -> list[Step]:
     job = evidence.job
     if job.state not in FINAL or job.finished_at is None or (tries and tries[-1].closes and job.token is not None):
         return []
-    return [_told(job.finished_at, job.error.code if job.error is not None else "")]
+    steps = []
+    if job.error is not None and not any(event.kind == JobState.CANCELLED for event in evidence.events):
+        # A purge writes one event for the whole queue, and the cause with each job.
+        cause = job.error.cause or job.error.message
+        text = f"It ended without a try: {sentence(cause)}"
+        steps.append(Step(job.finished_at, StepKind.CANCELLED, text, {"code": job.error.code, "cause": cause}))
+    return [*steps, _told(job.finished_at, job.error.code if job.error is not None else "")]
 
 
 def _told(at: float, code: str | None) -> Step:
