@@ -141,12 +141,12 @@ def test_a_running_job_and_a_worker_that_was_pruned(either_shop: Shop) -> None:
     number = str(stored.job_id)
     story = shop.run("why", number, "--json").json
     assert "worker w1 on crunch-1 (no longer in the ledger)" in story["story"][1]["text"]
-    assert 'It has come to 1 of 4 (25 %), "first"' in story["next"]
+    assert 'It has come to 1 of 4 (25%), "first"' in story["next"]
     assert "on worker grace" in story["next"]
     assert story["headline"].startswith("It is running, try 2; try 1 ended badly: killed by the kernel")
     assert [action["command"] for action in story["actions"]] == [f"unstuck cancel {number}"]
     shown = shop.run("job", number)
-    assert '1 of 4 (25 %), "first"' in shown.out
+    assert '1 of 4 (25%), "first"' in shown.out
     assert f"`unstuck why {number}`" in shown.out
     assert shop.run("job", number, "--json").json["progress"]["total"] == 4
 

@@ -373,7 +373,7 @@ def test_a_running_job_says_where_since_when_and_how_far() -> None:
     story = tell(of(RUNNING, HELD, progress=progress, now_s=NOON + 60.0))
     assert story.headline == "It is running, try 1."
     assert "on worker ada for 60s" in story.next
-    assert 'It has come to 5 of 20 (25 %), "fifth", 10 seconds ago.' in story.next
+    assert 'It has come to 5 of 20 (25%), "fifth", 10 seconds ago.' in story.next
     assert "No Python code has run in its process for 5 seconds: it is busy in C code, or stuck there." in story.next
     assert [action.command for action in story.actions] == ["unstuck cancel 42"]
 

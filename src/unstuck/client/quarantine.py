@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from unstuck.client import views
-from unstuck.client.why.endings import one_line
+from unstuck.client.why.endings import brief_cause
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.contract import Ledger
 from unstuck.store.records import AttemptRecord, WorkerRecord
@@ -98,5 +98,5 @@ def _victim(attempt: AttemptRecord, worker: WorkerRecord | None) -> Victim:
         worker_name=worker.name if worker is not None else None,
         host=host,
         kind=autopsy.kind.value if autopsy is not None else None,
-        cause=one_line(autopsy) if autopsy is not None else attempt.cause or "no cause was written down",
+        cause=brief_cause(autopsy) if autopsy is not None else attempt.cause or "no cause was written down",
     )

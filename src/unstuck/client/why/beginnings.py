@@ -101,10 +101,10 @@ def progressed(evidence: Evidence, one: Try) -> list[Step]:
 
 
 def far(mark: ProgressMark | Progress) -> str:
-    """Write how far a job said it was: `3 of 10 (30 %), "third page"`; empty where it only gave a sign."""
+    """Write how far a job said it was: `3 of 10 (30%), "third page"`; empty where it only gave a sign."""
     parts = []
     if mark.done is not None and mark.total:
-        parts.append(f"{mark.done:,g} of {mark.total:,g} ({100 * mark.done / mark.total:.0f} %)")
+        parts.append(f"{mark.done:,g} of {mark.total:,g} ({100 * mark.done / mark.total:.0f}%)")
     elif mark.done is not None:
         parts.append(f"{mark.done:,g} done")
     if mark.message:
