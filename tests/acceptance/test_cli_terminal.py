@@ -77,6 +77,20 @@ def test_the_story_of_a_job(shop: Shop) -> None:
     assert "Job 1" in _without_colour(seen)
 
 
+def test_why_fits_a_narrow_terminal_and_obeys_no_escapes(shop: Shop) -> None:
+    shop.worker()
+    shop.jobs()
+    [held] = shop.claim(start=True)
+    shop.fail(held, "no \x1b[2Jescape " * 20)
+    code, seen = on_terminal(shop, "why", "1", columns=80)
+    assert code == 0
+    assert "\x1b[2J" not in seen
+    plain = _without_colour(seen)
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 80, plain
+    assert "its code raised ValueError: no \\x1b[2Jescape" in " ".join(plain.split())
+    assert "unstuck retry 1" in plain
+
+
 def test_json_on_a_terminal_has_no_colour(shop: Shop) -> None:
     shop.worker()
     code, seen = on_terminal(shop, "workers", "--json")

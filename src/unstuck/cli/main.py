@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import unstuck
-from unstuck.cli import enqueue, jobs, ledger, queues, recovery, serve, workers
+from unstuck.cli import enqueue, jobs, ledger, quarantine, queues, recovery, serve, why, workers
 from unstuck.cli.common import Common, Misuse, command
 from unstuck.domain.errors import UnstuckError
 
@@ -61,7 +61,7 @@ app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_op
 
 for panel, commands in {
     RUN: (serve.worker, serve.up, serve.reaper),
-    LOOK: (jobs.jobs, jobs.job, jobs.logs, queues.queues),
+    LOOK: (why.why, jobs.jobs, jobs.job, jobs.logs, queues.queues),
     ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
     CARE: (ledger.migrate, recovery.prune, ledger.version),
 }.items():
@@ -73,6 +73,12 @@ _workers.callback()(workers.workers)
 _workers.command("drain")(workers.drain)
 _workers.command("stop")(workers.stop)
 app.add_typer(_workers, name="workers", rich_help_panel=LOOK)
+
+_quarantine = typer.Typer(invoke_without_command=True)
+_quarantine.callback()(quarantine.quarantine)
+_quarantine.command("list")(quarantine.list_quarantined)
+_quarantine.command("release")(quarantine.release)
+app.add_typer(_quarantine, name="quarantine", rich_help_panel=ACT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

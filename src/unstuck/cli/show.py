@@ -86,7 +86,7 @@ class Show:
         text = Text.assemble(*((plain(_cell(cell).text), _cell(cell).style) for cell in cells))
         self._console().print(Padding(text, (0, 0, 0, indent)), highlight=False)
 
-    def facts(self, pairs: Sequence[tuple[str, Cell]], indent: int = 2) -> None:
+    def facts(self, pairs: Sequence[tuple[str, Cell]], indent: int = 2, names: str = "bright_black") -> None:
         """Print names with their values, one below the other; long values wrap beside their name."""
         width = max(len(name) for name, _ in pairs)
         if not self.pretty:
@@ -98,7 +98,7 @@ class Show:
         from rich.text import Text
 
         grid = Table.grid(padding=(0, GAP, 0, 0))
-        grid.add_column(style="bright_black", no_wrap=True)
+        grid.add_column(style=names, no_wrap=True)
         grid.add_column(overflow="fold")
         for name, value in pairs:
             grid.add_row(name, Text(plain(value.text), value.style))

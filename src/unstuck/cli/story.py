@@ -5,7 +5,12 @@ import time
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from unstuck.cli.show import Cell, Column, Show, ago, state_cell, took
+from unstuck.client.why.beginnings import far
+from unstuck.client.why.endings import one_line
+from unstuck.domain.autopsy import Autopsy, ProgressMark
 from unstuck.domain.states import FINAL, JobState
 from unstuck.store.records import JobRecord
 
@@ -47,10 +52,13 @@ def tell_story(show: Show, record: JobRecord, view: dict[str, Any], printed: boo
         facts.append(("cancel", Cell("requested; its worker is told", "yellow")))
     if view["waiting"]:
         facts.append(("waiting", Cell(view["waiting"], "yellow")))
+    if view["progress"]:
+        facts.append(("progress", Cell(_progress(view["progress"], now_s))))
     show.facts(facts)
     _history(show, view, now_s)
+    show.rich()
+    show.rich(Cell(f"`unstuck why {record.id}` tells why, in order, and what you can do.", "bright_black"), indent=2)
     if printed:
-        show.rich()
         show.rich(Cell(f"`unstuck logs {record.id}` shows what it printed.", "bright_black"), indent=2)
 
 
@@ -68,7 +76,7 @@ def _history(show: Show, view: dict[str, Any], now_s: float) -> None:
                     attempt["worker_name"] or attempt["worker"] or "",
                     Cell(ago(began, now_s), "bright_black"),
                     took(began, ended),
-                    Cell(attempt["cause"] or "", "red" if attempt["state"] in ("failed", "crashed") else ""),
+                    Cell(_cause(attempt), "red" if attempt["state"] in ("failed", "crashed") else ""),
                 ]
             )
         show.table([*columns, Column("cause", wide=True)], rows, indent=2, wrap=True)
@@ -84,6 +92,19 @@ def _history(show: Show, view: dict[str, Any], now_s: float) -> None:
     if trace:
         show.rich()
         show.rich(Cell(trace.rstrip(), "bright_black"), indent=2)
+
+
+def _cause(attempt: dict[str, Any]) -> str:
+    if attempt["autopsy"] is not None:
+        return one_line(msgspec.convert(attempt["autopsy"], Autopsy))
+    return attempt["cause"] or ""
+
+
+def _progress(progress: dict[str, Any], now_s: float) -> str:
+    mark = ProgressMark(progress["done"], progress["total"], progress["message"])
+    busy = _epoch(progress["busy_since"])
+    said = [far(mark) or "a sign of life", ago(_epoch(progress["at"]), now_s)]
+    return ", ".join([*said, *([f"busy in C code for {took(busy, now_s)}"] if busy is not None else [])])
 
 
 def _when(at: float, now_s: float) -> str:

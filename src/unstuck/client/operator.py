@@ -1,6 +1,7 @@
 """The operator's verbs: look, cancel, retry, pause, drain and settle by hand. Every door uses these."""
 
 import getpass
+import itertools
 import os
 import socket
 import time
@@ -8,7 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from unstuck.client import stale, views
 from unstuck.client.explaining import Surroundings, describe, explain_wait
+from unstuck.client.quarantine import Quarantined, find_quarantined, states_of
 from unstuck.client.stale import StaleAction as StaleAction
+from unstuck.client.why.gathering import gather
+from unstuck.client.why.story import Story
+from unstuck.client.why.telling import tell
 from unstuck.config import Settings
 from unstuck.domain.errors import JobNotFound, UnknownQueue, UnknownWorker
 from unstuck.domain.names import did_you_mean
@@ -54,7 +59,13 @@ class Operator:
             self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
             {worker.id: worker.name for worker in workers},
             explain_wait(record, self._surroundings(record, workers)),
+            self._ledger.progress([job_id]).get(job_id),
         )
+
+    def why(self, job_id: int) -> Story:
+        """Tell the whole story of a job in plain words: what happened, by which rule, what is next, what to do."""
+        record = self.job(job_id)
+        return tell(gather(self._ledger, record, self._surroundings(record)))
 
     def jobs(self, where: JobFilter) -> list[JobRecord]:
         return self._ledger.jobs(where)
@@ -142,6 +153,27 @@ class Operator:
         """Remove finished jobs older than given, or than the retention of jobs."""
         age_s = self._settings.recovery.kept.jobs_s if older_than_s is None else older_than_s
         return self._ledger.prune(age_s, tuple(state.value for state in states))
+
+    # Quarantine -------------------------------------------------------------------------------
+
+    def quarantined(self, task: str | None = None, limit: int = PAGE) -> list[Quarantined]:
+        """List quarantined jobs, newest first, each with all that it killed."""
+        where = JobFilter(states=(JobState.QUARANTINED,), task=task)
+        return find_quarantined(self._ledger, itertools.islice(self.matching(where), limit))
+
+    def release(self, job_ids: Collection[int], by: str | None = None) -> dict[int, str]:
+        """Queue quarantined jobs again with fresh counters; each runs alone in its process.
+
+        'queued', 'missing', 'duplicate' (its unique key is in use), or the state of a job that is not quarantined."""
+        asked = [job_id for job_id in dict.fromkeys(job_ids) if 0 < job_id <= MAX_JOB_ID]
+        # One by one is slow for many, and those are nearly always all quarantined.
+        many = len(asked) > LOOKED_UP
+        held = set(self.matching(JobFilter(states=(JobState.QUARANTINED,)))).intersection(asked) if many else set()
+        states = states_of(self._ledger, [job_id for job_id in asked if job_id not in held])
+        held |= {job_id for job_id, state in states.items() if state is JobState.QUARANTINED}
+        answers = {job_id: state.value for job_id, state in states.items()}
+        answers |= self.retry([job_id for job_id in asked if job_id in held], by)
+        return {job_id: answers.get(job_id, "missing") for job_id in dict.fromkeys(job_ids)}
 
     # Stale ------------------------------------------------------------------------------------
 

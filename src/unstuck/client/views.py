@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
@@ -19,6 +20,7 @@ from unstuck.store.records import (
     EventRecord,
     JobRecord,
     OutputRecord,
+    Progress,
     QueueRecord,
     WorkerRecord,
     WorkerVerdict,
@@ -65,6 +67,7 @@ def job_detail(
     events: list[EventRecord],
     names: Mapping[str, str],
     waiting: str | None,
+    progress: Progress | None = None,
 ) -> View:
     """The whole of a job; `names` are the names of workers by their ids."""
     args, kwargs = call_view(job.payload, job.payload_type)
@@ -74,6 +77,7 @@ def job_detail(
         "kwargs": kwargs,
         "result": value_view(job.result, job.payload_type),
         "waiting": waiting,
+        "progress": progress_view(progress),
         "policy": policy_view(decode_policy(job.policy)),
         "attempts": [attempt_view(attempt, names) for attempt in attempts],
         "events": [event_view(event) for event in events],
@@ -100,6 +104,24 @@ def attempt_view(attempt: AttemptRecord, names: Mapping[str, str]) -> View:
         "last_heartbeat_at": instant(attempt.last_heartbeat_at),
         "heartbeat_deadline": instant(attempt.heartbeat_deadline),
         "deadline": instant(attempt.deadline),
+        "autopsy": autopsy_view(attempt.autopsy),
+    }
+
+
+def autopsy_view(autopsy: Autopsy | None) -> View | None:
+    """What is not known is left out, as it is in the ledger."""
+    return None if autopsy is None else msgspec.to_builtins(autopsy)
+
+
+def progress_view(progress: Progress | None) -> View | None:
+    if progress is None:
+        return None
+    return {
+        "at": instant(progress.at),
+        "done": progress.done,
+        "total": progress.total,
+        "message": progress.message,
+        "busy_since": instant(progress.busy_since),
     }
 
 

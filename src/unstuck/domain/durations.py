@@ -55,3 +55,23 @@ def brief(value_s: float) -> str:
         if amount:
             parts.append(f"{amount}{unit}")
     return "".join(parts[:2])
+
+
+_WORDS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def in_words(value_s: float) -> str:
+    """Write seconds as words in a sentence: 6 ms, 4.2 seconds, 3 minutes 20 seconds, 2 hours 5 minutes."""
+    if value_s < 0.9995:
+        return f"{max(value_s, 0.0) * 1000:.0f} ms" if value_s >= 0.0095 else f"{max(value_s, 0.0) * 1000:.2g} ms"
+    if value_s < 9.95:
+        return f"{value_s:.2g} second{'' if f'{value_s:.2g}' == '1' else 's'}"
+    whole = round(value_s)
+    parts = []
+    for word, size in _WORDS:
+        amount, whole = divmod(whole, size)
+        if amount:
+            parts.append(f"{amount} {word}{'' if amount == 1 else 's'}")
+        elif parts:
+            break
+    return " ".join(parts[:2])

@@ -162,8 +162,12 @@ _EXCEPTIONS: dict[ErrorCode, type[JobFailed]] = {
 
 def exception_for(code: str, message: str, *, job_id: int, cause: str | None, details: dict[str, Any]) -> JobFailed:
     """Give the exception that a stored error becomes for whoever waits for the job."""
-    kind = _EXCEPTIONS[ErrorCode(code)] if code in ErrorCode.__members__ else JobFailed
-    return kind(message, job_id=job_id, code=code, cause=cause, **details)
+    return exception_type(code)(message, job_id=job_id, code=code, cause=cause, **details)
+
+
+def exception_type(code: str) -> type[JobFailed]:
+    """Give the class of that exception; the root of them for a code that a version we do not know wrote."""
+    return _EXCEPTIONS[ErrorCode(code)] if code in ErrorCode.__members__ else JobFailed
 
 
 def _rebuilt(

@@ -55,6 +55,14 @@ def decode_policy(stored: bytes | None) -> Policy:
         return _DEFAULT
 
 
+def is_readable(stored: bytes | None) -> bool:
+    """Say whether stored rules can be read; those that cannot are replaced by the careful default."""
+    try:
+        return not stored or _decoder.decode(stored) is not None
+    except msgspec.MsgspecError:
+        return False
+
+
 def check_heartbeat(owner: str, interval_s: float, timeout_s: float) -> None:
     """Refuse a timeout that one late beat would break."""
     if interval_s <= 0 or timeout_s <= 0:

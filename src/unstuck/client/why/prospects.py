@@ -1,0 +1,137 @@
+"""Say in one line how a job stands, what happens next, and what an operator can do about it."""
+
+from unstuck.client.explaining import describe, explain_wait
+from unstuck.client.why.beginnings import far
+from unstuck.client.why.endings import brief_cause, sentence
+from unstuck.client.why.gathering import Evidence, Try
+from unstuck.client.why.story import Action
+from unstuck.domain.durations import in_words
+from unstuck.domain.states import HELD, AttemptState, JobState
+
+
+def headline(evidence: Evidence, tries: list[Try]) -> str:
+    """Say how it stands: the answer for somebody who reads one line only."""
+    job = evidence.job
+    match job.state:
+        case JobState.SUCCEEDED:
+            ran_s = None
+            if job.started_at is not None and job.finished_at is not None:
+                ran_s = max(0.0, job.finished_at - job.started_at)
+            took = "" if ran_s is None else f", after {in_words(ran_s)}"
+            bad = len(tries) - 1
+            if bad <= 0:
+                return f"It succeeded on its first try{took}."
+            noun = "the one before it" if bad == 1 else f"the {bad} before it"
+            return f"It succeeded on try {len(tries)}{took}; {noun} ended badly."
+        case JobState.QUARANTINED:
+            return (
+                f"It is quarantined: its process died {_times(job.crash_count)}, the last time {_last_cause(tries)} "
+                "It will not run again by itself."
+            )
+        case JobState.FAILED:
+            return f"It failed ({_code(evidence)}): {_last_cause(tries)}"
+        case JobState.CANCELLED:
+            cause = job.error.cause or job.error.message if job.error is not None else "nobody wrote down why"
+            return f"It was cancelled: {sentence(cause)}"
+        case JobState.RUNNING:
+            return f"It is running, try {len(tries) or 1}{_after_trouble(tries)}."
+        case JobState.CLAIMED:
+            return f"It is in the hands of a worker and about to start{_after_trouble(tries)}."
+        case _:
+            return f"It waits{_after_trouble(tries)}." if tries else "It waits for its first try."
+
+
+def what_next(evidence: Evidence) -> str:
+    """Say what happens by itself from here on."""
+    job = evidence.job
+    match job.state:
+        case JobState.SUCCEEDED:
+            return "Nothing: it is done."
+        case JobState.QUARANTINED:
+            return "Nothing by itself: it waits for an operator to release it."
+        case JobState.FAILED | JobState.CANCELLED:
+            return "Nothing by itself: it has ended, and runs again only if somebody retries it."
+        case _:
+            said = [describe(job, evidence.around), *_signs(evidence)]
+            if job.suspicions:
+                verb = "runs" if job.state is JobState.RUNNING else "will run"
+                said.append(f"It {verb} alone in its process: it is suspected of having killed one.")
+            if job.cancel_requested:
+                said.append("Somebody asked to cancel it: it is not tried again.")
+            return " ".join(said)
+
+
+def _signs(evidence: Evidence) -> list[str]:
+    progress, now_s = evidence.progress, evidence.around.now_s
+    if evidence.job.state is not JobState.RUNNING or progress is None or progress.token != evidence.job.token:
+        return []
+    how_far = far(progress)
+    ago = in_words(max(0.0, now_s - progress.at))
+    said = [f"It has come to {how_far}, {ago} ago." if how_far else f"Its last sign of life was {ago} ago."]
+    if progress.busy_since is not None:
+        said.append(
+            f"No Python code has run in its process for {in_words(max(0.0, now_s - progress.busy_since))}: "
+            "it is busy in C code, or stuck there."
+        )
+    return said
+
+
+def what_to_do(evidence: Evidence) -> tuple[Action, ...]:
+    """Give what can be done now, the likeliest first, as commands to copy."""
+    job = evidence.job
+    actions: list[Action] = []
+    match job.state:
+        case JobState.QUARANTINED:
+            why = "queues it again with fresh counters, once the cause is mended; it runs alone in its process"
+            actions.append(Action(f"unstuck quarantine release {job.id}", why))
+        case JobState.FAILED | JobState.CANCELLED:
+            crashed = any(attempt.state is AttemptState.CRASHED for attempt in evidence.attempts[-1:])
+            safe = "; its effects may have happened already, so be sure that twice is safe" if crashed else ""
+            actions.append(Action(f"unstuck retry {job.id}", f"queues it again with fresh counters{safe}"))
+        case JobState.SUCCEEDED:
+            actions.append(Action(f"unstuck job {job.id}", "shows what it returned"))
+        case _:
+            actions += _while_it_lives(evidence)
+    if any(output.stdout or output.stderr for output in evidence.outputs):
+        actions.append(Action(f"unstuck logs {job.id}", "shows all that it printed"))
+    return tuple(actions)
+
+
+def _while_it_lives(evidence: Evidence) -> list[Action]:
+    job, queue = evidence.job, evidence.around.queue
+    actions = []
+    if queue is not None and queue.paused:
+        actions.append(Action(f"unstuck resume {job.queue}", "lets its queue go on"))
+    if job.state in HELD and explain_wait(job, evidence.around) is not None:
+        verb = "--fail" if job.state is JobState.RUNNING else "--requeue"
+        actions.append(Action(f"unstuck stale {verb}", "settles by hand what silent workers hold"))
+    if job.state is JobState.PENDING or actions:
+        actions.append(Action(f"unstuck doctor {job.id}", "looks for what keeps it from moving"))
+    if not job.cancel_requested:
+        ends = "ends it now" if job.state is JobState.RUNNING else "gives it up"
+        actions.append(Action(f"unstuck cancel {job.id}", ends))
+    return actions
+
+
+def _after_trouble(tries: list[Try]) -> str:
+    ended = [one for one in tries if one.attempt.ended_at is not None]
+    if not ended:
+        return ""
+    return f"; try {ended[-1].number} ended badly: {_last_cause(ended).rstrip('.')}"
+
+
+def _last_cause(tries: list[Try]) -> str:
+    attempt = next((one.attempt for one in reversed(tries) if one.attempt.ended_at is not None), None)
+    if attempt is None:
+        return "no try is left in the ledger."
+    if attempt.autopsy is not None:
+        return sentence(brief_cause(attempt.autopsy))
+    return sentence(attempt.cause or "no cause was written down")
+
+
+def _code(evidence: Evidence) -> str:
+    return evidence.job.error.code if evidence.job.error is not None else "no code"
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
