@@ -24,7 +24,7 @@ SHARED = frozenset(
         *("attempts", "beat", "count_jobs", "drain", "events_after", "held_by", "job", "jobs", "last_events"),
         *("outcomes", "outputs", "paused_queues", "promote_due", "request", "reserve_job_ids", "retire"),
         *("set_paused", "set_sweep_position", "sweep_events", "sweep_position", "sweep_workers", "take_ticket"),
-        *("tasks", "watch", "workers"),
+        *("look_overdue", "look_quarantined", "look_ready", "look_scheduled", "tasks", "watch", "workers"),
     }
 )
 ONLY_SQLITE = {("jobs", "started_boot_s")}

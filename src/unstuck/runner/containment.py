@@ -199,3 +199,13 @@ def _rmdir(group: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def oom_group() -> bool | None:
+    """Say whether the kernel, out of memory, kills everybody in our cgroup at once; None where it cannot be told."""
+    base = _own_cgroup()
+    try:
+        return None if base is None else (base / "memory.oom.group").read_text().strip() == "1"
+    except OSError:
+        # The root cgroup has no such file, and cgroup v1 knows no such thing.
+        return None
