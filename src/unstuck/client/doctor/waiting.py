@@ -1,13 +1,13 @@
 """Find jobs that wait, and say for what: a worker, a task, an operator, or their time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from unstuck.client.doctor.codes import Code, Severity
 from unstuck.client.doctor.facts import Facts, Limits
-from unstuck.client.doctor.finding import Finding, capital, count, info, problem, warning
+from unstuck.client.doctor.finding import Finding, capital, count, info, named, problem, warning
 from unstuck.client.explaining import Reason, find_obstacle
 from unstuck.domain.durations import brief
-from unstuck.store.diagnosis import COUNT_LIMIT, Diagnosis, JobGroup, QueueLook, TaskLook
+from unstuck.store.diagnosis import COUNT_LIMIT, LOOK_JOBS, Diagnosis, JobGroup, QueueLook, TaskLook
 
 _SEVERITIES = {
     Code.NO_WORKER_FOR_QUEUE: Severity.PROBLEM,
@@ -89,15 +89,30 @@ def _of_task(queue: QueueLook, task: TaskLook, reason: Reason) -> Finding:
 
 
 def _check_scheduled(diagnosis: Diagnosis, limits: Limits) -> Iterator[Finding]:
+    by_queue: dict[str, list[JobGroup]] = {}
     for group in diagnosis.scheduled:
+        by_queue.setdefault(group.queue, []).append(group)
+    for queue, groups in by_queue.items():
+        number = sum(group.count for group in groups)
+        furthest = max(groups, key=lambda group: group.by_s)
         yield info(
             Code.SCHEDULED_FAR_OFF,
-            f"{count(group.count, 'job')} of task {group.task!r} in queue {group.queue!r} "
-            f"{'is' if group.count == 1 else 'are'} scheduled more than {brief(limits.far_s)} ahead",
-            f"The furthest is due in {brief(group.by_s)}. Example: job {group.example_id}.",
-            f"Nothing, if that is meant; else `unstuck cancel {group.example_id}` and enqueue it again.",
-            **_facts(group),
+            capital(f"{_least(diagnosis.scheduled)}{count(number, 'job')} in queue {queue!r} ")
+            + f"{'is' if number == 1 else 'are'} scheduled more than {brief(limits.far_s)} ahead",
+            f"The furthest is due in {brief(furthest.by_s)}; of {named([group.task for group in groups])}. "
+            f"Example: job {furthest.example_id}.",
+            f"Nothing, if that is meant; else `unstuck cancel {furthest.example_id}` and enqueue it again.",
+            queue=queue,
+            tasks=[group.task for group in groups],
+            count=number,
+            example=furthest.example_id,
+            by_s=round(furthest.by_s, 1),
         )
+
+
+def _least(groups: Sequence[JobGroup]) -> str:
+    # No more than so many are looked at; there may be more of them.
+    return "at least " if sum(group.count for group in groups) >= LOOK_JOBS else ""
 
 
 def _overdue(group: JobGroup) -> Finding:
