@@ -1,5 +1,6 @@
 """Everything the doctor knows, made on purpose on a real ledger: it is found, and when it is mended it is gone."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ import psycopg
 import pytest
 from tests.contract.conftest import OpenLedger
 from tests.contract.hands import birth, claim, crash, done, new_job, put, running, turn, until, verdict
-from tests.contract.meddling import Meddler
+from tests.contract.meddling import Meddler, PostgresMeddler
+from tests.contract.proxy import Proxy, _end, _receive, _send
 
 from unstuck import config
 from unstuck.client.doctor.codes import Severity
@@ -34,6 +36,21 @@ HOST_S_OWN = frozenset({"oom-group"})
 """What the machine under test brings along, and no test can mend."""
 
 Look = Callable[..., dict[str, Finding]]
+
+
+class FalsePid(Proxy):
+    """A pooler as far as a client can tell: it names a process of its own as the backend."""
+
+    def _answers(self, server: socket.socket, client: socket.socket, cut: threading.Event) -> None:
+        backend_key = b"K\x00\x00\x00\x0c"
+        told = False
+        while data := _receive(server):
+            if not told and backend_key in data:
+                told = True
+                at = data.index(backend_key) + len(backend_key)
+                data = data[:at] + (1).to_bytes(4, "big") + data[at + 4 :]
+            _send(client, data)
+        _end(client)
 
 
 @pytest.fixture
@@ -287,24 +304,32 @@ class TestPostgres:
         finally:
             pg_server.drop_database(other)
 
+    def test_a_pooler_stands_between(self, pg: Ledger, pg_url: str) -> None:
+        with FalsePid(pg_url) as pooler:
+            blind = {finding.code for finding in visit(config.build({"url": pooler.url}))}
+            assert blind >= {"pooler", "pooler-without-listen-url"}
+            seeing = {finding.code for finding in visit(config.build({"url": pooler.url, "listen_url": pg_url}))}
+            assert seeing - HOST_S_OWN == {"pooler", "containment"}
+            circle = {finding.code for finding in visit(config.build({"url": pg_url, "listen_url": pooler.url}))}
+            assert "notify-silent" in circle
+
     def test_dead_rows_and_an_autovacuum_that_is_off(self, pg: Ledger, settings: config.Settings, pg_url: str) -> None:
-        with psycopg.connect(pg_url, autocommit=True) as connection:
-            connection.execute("set search_path = unstuck")
-            connection.execute("alter table jobs set (autovacuum_enabled = off)")
-            connection.execute("update migrations set applied_at = applied_at - interval '1 hour'")
-            connection.execute(
-                "insert into jobs (id, queue, task, payload, enqueued_at, finished_at, ready, waiting, state)"
-                " select n, 'default', 'add', '', now(), now(), false, false, 'succeeded'"
-                " from generate_series(1, 6000) n"
-            )
-            connection.execute("update jobs set attempt = 1")
-            connection.execute("update jobs set attempt = 2")
-            limits = Limits(dead_rows=5_000)
-            until(lambda: "dead-rows" in self.codes(pg, settings, limits), "the server to count its dead rows")
-            assert "autovacuum-off" in self.codes(pg, settings, limits)
-            assert "dead-rows" not in self.codes(pg, settings)
-            connection.execute("vacuum jobs")
-            connection.execute("alter table jobs reset (autovacuum_enabled)")
+        # Each on a connection of its own: a session tells the server what it counted when it ends.
+        meddler = PostgresMeddler(pg_url)
+        meddler.rows("alter table jobs set (autovacuum_enabled = off)")
+        meddler.rows("update migrations set applied_at = applied_at - interval '1 hour'")
+        meddler.rows(
+            "insert into jobs (id, queue, task, payload, enqueued_at, finished_at, ready, waiting, state)"
+            " select n, 'default', 'add', '', now(), now(), false, false, 'succeeded' from generate_series(1, 6000) n"
+        )
+        meddler.rows("update jobs set attempt = 1")
+        meddler.rows("update jobs set attempt = 2")
+        limits = Limits(dead_rows=5_000)
+        until(lambda: "dead-rows" in self.codes(pg, settings, limits), "the server to count its dead rows")
+        assert "autovacuum-off" in self.codes(pg, settings, limits)
+        assert "dead-rows" not in self.codes(pg, settings)
+        meddler.rows("vacuum jobs")
+        meddler.rows("alter table jobs reset (autovacuum_enabled)")
         until(lambda: self.codes(pg, settings, limits) == {"containment"}, "the doctor to be content")
 
     def test_an_old_snapshot(self, pg: Ledger, settings: config.Settings, pg_url: str) -> None:

@@ -1,6 +1,9 @@
 """Each of the doctor's checks on facts alone: silent on the healthy, and never silent on the sick."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from unstuck.client.doctor.facts import Facts, Host, Standstill, Trouble
 from unstuck.client.doctor.finding import MAX_ALIKE
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import WorkerState
+from unstuck.runner import containment
 from unstuck.store.diagnosis import COUNT_LIMIT, JobGroup, QueueLook, Snapshot, TableLook, TaskLook
 from unstuck.store.records import WorkerVerdict
 
@@ -307,3 +311,27 @@ def test_the_worst_comes_first() -> None:
 
 def test_a_diagnosis_is_enough_for_a_ledger_without_workers() -> None:
     assert found(Facts(facts().settings, Host(HERE), diagnosis=diagnosis(unswept_s=None))) == {}
+
+
+def test_the_doctor_reads_whom_the_kernel_kills() -> None:
+    """In a cgroup of our own, where this machine lets us make one below the one we are in."""
+    base = containment._own_cgroup()
+    if base is None:
+        pytest.skip("there is no cgroup v2 here")
+    hall = base / f"unstuck-doctor-{os.getpid()}"
+    try:
+        hall.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup of our own: {error}")
+    look = (
+        "import sys; open(sys.argv[1] + '/cgroup.procs', 'w').write('0'); "
+        "from unstuck.runner.containment import oom_group; print(oom_group())"
+    )
+    try:
+        has_switch = (hall / "memory.oom.group").exists()
+        if has_switch:
+            (hall / "memory.oom.group").write_text("1")
+        said = subprocess.run([sys.executable, "-c", look, str(hall)], capture_output=True, text=True, check=False)
+        assert said.stdout.strip() == ("True" if has_switch else "None"), said.stderr
+    finally:
+        hall.rmdir()

@@ -13,6 +13,10 @@ LOOK_JOBS = 500
 """So many jobs at each end of a queue are looked at for their tasks: what nobody takes gathers at the head."""
 LOOK_QUEUES = 200
 LOOK_GROUPS = 50
+LOOK_ERRORS = 5_000
+"""So many of the newest jobs that went wrong are looked at for quarantined ones."""
+SWEEP_TICKET = "sweep"
+"""What the watchman takes for each of its rounds."""
 
 BellState = Literal["works", "silent", "off", "pooled"]
 SnapshotKind = Literal["session", "prepared", "slot"]

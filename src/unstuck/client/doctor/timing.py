@@ -55,9 +55,10 @@ def _too_tight(tight: list[WorkerRecord], diagnosis: Diagnosis) -> Finding:
     return warning(
         Code.TIMEOUT_TOO_TIGHT,
         f"The heartbeat timeout of {named([worker.name for worker in tight])} is tight",
-        f"{worst.name} beats every {brief(worst.heartbeat_interval_s)}, a beat is seen to be late by "
-        f"{brief(late_s)}, and it is suspect after {brief(worst.suspect_after_s)}: one slow moment of the host or the "
-        "database, and a healthy worker loses its jobs.",
+        f"{worst.name} beats every {brief(worst.heartbeat_interval_s)}, a beat is seen to need "
+        f"{'less than 1ms' if late_s < 0.001 else brief(late_s)}, and it is suspect after "
+        f"{brief(worst.suspect_after_s)}: one slow moment of the host or the database, and a healthy worker loses its "
+        "jobs.",
         "Raise heartbeat_timeout, or lower heartbeat_interval: leave room for two beats and four such delays.",
         workers=[worker.id for worker in tight],
         delay_s=round(late_s, 4),
@@ -86,7 +87,8 @@ def _check_same(facts: Facts) -> Iterator[Finding]:
         yield warning(
             Code.SETTINGS_DIFFER,
             f"Workers of this ledger live by different settings: {named(list(differing))}",
-            f"{'; '.join(said[:MAX_VALUES])}. Whoever sweeps judges all of them by its own settings.",
+            f"{'; '.join(said[:MAX_VALUES])}. Each brings its own timeouts, and whoever sweeps applies its "
+            "own switches: what becomes of a job depends on chance.",
             "Give all workers of one ledger the same settings, and restart those that have old ones.",
             settings=differing,
         )

@@ -8,9 +8,11 @@ from itertools import groupby
 from unstuck.domain.errors import LedgerError
 from unstuck.store.diagnosis import (
     COUNT_LIMIT,
+    LOOK_ERRORS,
     LOOK_GROUPS,
     LOOK_JOBS,
     LOOK_QUEUES,
+    SWEEP_TICKET,
     BellState,
     Diagnosis,
     JobGroup,
@@ -22,8 +24,6 @@ from unstuck.store.diagnosis import (
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.bell import PostgresBell
 
-SWEEP_TICKET = "sweep"
-LOOK_ERRORS = 5_000
 CLOCK_LOOKS = 3
 BELL_PATIENCE_S = 3.0
 BELL_SLICE_S = 0.2

@@ -9,9 +9,11 @@ import apsw
 from unstuck import host
 from unstuck.store.diagnosis import (
     COUNT_LIMIT,
+    LOOK_ERRORS,
     LOOK_GROUPS,
     LOOK_JOBS,
     LOOK_QUEUES,
+    SWEEP_TICKET,
     Diagnosis,
     JobGroup,
     QueueLook,
@@ -21,8 +23,6 @@ from unstuck.store.sqlite.bell import reaches
 from unstuck.store.sqlite.database import CHECKPOINT_PAGES
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch
 
-SWEEP_TICKET = "sweep"
-LOOK_ERRORS = 5_000
 READER_LOOK_S = 0.5
 FIRST_READ_LOCK = 123
 """Where the locks of readers begin in the -shm file: bytes 123 to 127, one for each state that may be read."""
