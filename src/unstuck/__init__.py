@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import JobQuarantined as JobQuarantined
     from unstuck.domain.errors import LedgerError as LedgerError
     from unstuck.domain.errors import LedgerUnavailable as LedgerUnavailable
+    from unstuck.domain.errors import NoLedger as NoLedger
     from unstuck.domain.errors import OutOfMemory as OutOfMemory
     from unstuck.domain.errors import PayloadError as PayloadError
     from unstuck.domain.errors import RefusedValue as RefusedValue
     from unstuck.domain.errors import ResultNotStorable as ResultNotStorable
     from unstuck.domain.errors import ResultTimeout as ResultTimeout
+    from unstuck.domain.errors import SchemaAhead as SchemaAhead
     from unstuck.domain.errors import SchemaMismatch as SchemaMismatch
     from unstuck.domain.errors import Stalled as Stalled
     from unstuck.domain.errors import TaskFailed as TaskFailed
@@ -60,6 +62,7 @@ __all__ = [
     "JobState",
     "LedgerError",
     "LedgerUnavailable",
+    "NoLedger",
     "OutOfMemory",
     "PayloadError",
     "Recovery",
@@ -68,6 +71,7 @@ __all__ = [
     "ResultTimeout",
     "Retention",
     "Retry",
+    "SchemaAhead",
     "SchemaMismatch",
     "StaleAction",
     "Stalled",

@@ -34,7 +34,7 @@ SHARED = frozenset(
             "retire",
         ),
         *("set_paused", "set_sweep_position", "sweep_events", "sweep_position", "sweep_workers", "take_ticket"),
-        *("tasks", "watch", "workers"),
+        *("look_overdue", "look_quarantined", "look_ready", "look_scheduled", "tasks", "watch", "workers"),
     }
 )
 TABLES = ("jobs", "attempts", "outputs", "autopsies", "progress", "worker_status", "heartbeats", "attempt_status")

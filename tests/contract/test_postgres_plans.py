@@ -106,6 +106,14 @@ def test_what_is_not_due_is_not_looked_at(worst: PostgresLedger) -> None:
     assert is_lean(reads(worst, "promote_due", {"limit": BATCH}))
 
 
+def test_the_doctor_looks_at_no_more_than_it_was_told(worst: PostgresLedger) -> None:
+    limits = {"jobs": BATCH, "groups": BATCH}
+    assert is_lean(reads(worst, "look_ready", {"queues": 10, "count": BATCH, "jobs": BATCH}))
+    assert is_lean(reads(worst, "look_scheduled", {"far_s": 60.0, **limits}))
+    assert is_lean(reads(worst, "look_overdue", {"late_s": 60.0, **limits}))
+    assert is_lean(reads(worst, "look_quarantined", {"errors": BATCH, "groups": BATCH}))
+
+
 def test_beats_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
     pg_ledger.register(birth("w1"))
     with psycopg.connect(pg_url, autocommit=True) as connection:

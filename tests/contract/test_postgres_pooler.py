@@ -16,6 +16,7 @@ import pytest
 from tests.contract.hands import birth, claim, done, put, start, state_of, turn, until
 from tests.pg import PgServer
 
+from unstuck.client.doctor.visiting import visit
 from unstuck.config import Settings
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import JobState, WorkerState
@@ -108,3 +109,15 @@ def test_with_a_direct_address_the_bell_is_heard(pooled: PostgresLedger, pooled_
     assert bell.wait(10) == frozenset({"queue:default"})
     bell.close()
     worker.close()
+
+
+def test_the_doctor_sees_the_pooler_and_whether_there_is_a_way_around_it(
+    pooled: PostgresLedger, pooled_url: str, pg_url: str
+) -> None:
+    blind = {finding.code for finding in visit(Settings(url=pooled_url))}
+    assert blind >= {"pooler", "pooler-without-listen-url"}
+    seeing = {finding.code for finding in visit(Settings(url=pooled_url, listen_url=pg_url))}
+    assert "pooler" in seeing
+    assert not seeing & {"pooler-without-listen-url", "notify-silent"}
+    circle = {finding.code for finding in visit(Settings(url=pooled_url, listen_url=pooled_url))}
+    assert "notify-silent" in circle

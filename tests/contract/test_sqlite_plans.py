@@ -22,6 +22,12 @@ INDEX_OF = {
     "jobs_with_error": "unstuck_jobs_error",
     "count_ready": "unstuck_jobs_ready",
     "count_held": "unstuck_jobs_held",
+    "ready_queues": "unstuck_jobs_ready",
+    "count_ready_of": "unstuck_jobs_ready",
+    "look_ready": "unstuck_jobs_ready",
+    "look_scheduled": "unstuck_jobs_waiting",
+    "look_overdue": "unstuck_jobs_waiting",
+    "look_quarantined": "unstuck_jobs_error",
 }
 BY_KEY = (
     "claim_job",

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from unstuck.client.doctor.codes import Code
 from unstuck.config import Recovery
 from unstuck.domain.durations import brief
 from unstuck.domain.policy import decode_policy
@@ -24,8 +25,27 @@ class Surroundings(msgspec.Struct, frozen=True):
     now_s: float
 
 
+class Reason(msgspec.Struct, frozen=True):
+    """Why a job does not move, and what can be done about it."""
+
+    code: Code
+    why: str
+    cure: str = ""
+    joint: str = "; "
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.why}{self.joint}{self.cure}." if self.cure else f"{self.why}."
+
+
 def explain_wait(job: JobRecord, around: Surroundings) -> str | None:
     """Give the reason why it does not move; None for a job that is finished or runs as it should."""
+    reason = find_reason(job, around)
+    return None if reason is None else reason.sentence
+
+
+def find_reason(job: JobRecord, around: Surroundings) -> Reason | None:
+    """Give the same with its parts."""
     if job.state in FINAL:
         return None
     if job.state is JobState.PENDING:
@@ -48,75 +68,93 @@ def describe(job: JobRecord, around: Surroundings) -> str:
     return f"It is in the hands of a worker{where} and about to start."
 
 
-def _explain_pending(job: JobRecord, around: Surroundings) -> str:
-    obstacle = _obstacle(job, around)
+def find_obstacle(queue: str, task: str, paused: bool, workers: Sequence[WorkerRecord]) -> Reason | None:
+    """Say what keeps every ready job of this queue and task from being taken; None where only a slot is missing."""
+    if paused:
+        return Reason(Code.QUEUE_PAUSED, f"Queue {queue!r} is paused", f"`unstuck resume {queue}` lets it go on")
+    living = [worker for worker in workers if is_well(worker)]
+    serving = [worker for worker in living if queue in worker.queues]
+    if not serving:
+        verb = "serves" if len(living) == 1 else "serve"
+        others = f" ({_count(len(living), 'worker')} {verb} other queues)" if living else ""
+        return Reason(
+            Code.NO_WORKER_FOR_QUEUE,
+            f"No living worker serves queue {queue!r}{others}",
+            f"start one with `unstuck worker module:app --queues {queue}`",
+        )
+    knowing = [worker for worker in serving if task in worker.tasks]
+    if not knowing:
+        who = "The worker" if len(serving) == 1 else f"None of the {len(serving)} workers"
+        knows = "does not know" if len(serving) == 1 else "knows"
+        why = f"{who} of queue {queue!r} {knows} task {task!r}"
+        return Reason(Code.TASK_UNKNOWN, why, "start one whose app has it")
+    if all(worker.state is WorkerState.DRAINING or worker.request for worker in knowing):
+        why = "Every worker that could take it is shutting down"
+        return Reason(Code.WORKERS_LEAVING, why, f"start another for queue {queue!r}")
+    return None
+
+
+def is_well(worker: WorkerRecord) -> bool:
+    """Say whether a worker beats as it should."""
+    return worker.state in (WorkerState.ACTIVE, WorkerState.DRAINING) and worker.silent_s < worker.suspect_after_s
+
+
+def _explain_pending(job: JobRecord, around: Surroundings) -> Reason:
+    paused = around.queue is not None and around.queue.paused
+    obstacle = find_obstacle(job.queue, job.task, paused, around.workers)
     wait_s = job.run_at - around.now_s
     if wait_s > DUE_SOON_S:
         why = "It waits out its backoff until" if job.failures or job.crash_count else "It is scheduled for"
         when = datetime.fromtimestamp(job.run_at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-        tail = f"; besides, {obstacle[0].lower()}{obstacle[1:]}" if obstacle else "."
-        return f"{why} {when} (in {brief(wait_s)}){tail}"
+        why = f"{why} {when} (in {brief(wait_s)})"
+        if obstacle is None:
+            return Reason(Code.SCHEDULED, why)
+        return Reason(Code.SCHEDULED, f"{why}; besides, {obstacle.why[0].lower()}{obstacle.why[1:]}", obstacle.cure)
     return obstacle or _queueing(job, around)
 
 
-def _obstacle(job: JobRecord, around: Surroundings) -> str | None:
-    if around.queue is not None and around.queue.paused:
-        return f"Queue {job.queue!r} is paused; `unstuck resume {job.queue}` lets it go on."
-    living = [worker for worker in around.workers if _is_well(worker)]
-    serving = [worker for worker in living if job.queue in worker.queues]
-    if not serving:
-        verb = "serves" if len(living) == 1 else "serve"
-        others = f" ({_count(len(living), 'worker')} {verb} other queues)" if living else ""
-        return (
-            f"No living worker serves queue {job.queue!r}{others}; "
-            f"start one with `unstuck worker module:app --queues {job.queue}`."
-        )
-    knowing = [worker for worker in serving if job.task in worker.tasks]
-    if not knowing:
-        who = "The worker" if len(serving) == 1 else f"None of the {len(serving)} workers"
-        knows = "does not know" if len(serving) == 1 else "knows"
-        return f"{who} of queue {job.queue!r} {knows} task {job.task!r}; start one whose app has it."
-    if all(worker.state is WorkerState.DRAINING or worker.request for worker in knowing):
-        return f"Every worker that could take it is shutting down; start another for queue {job.queue!r}."
-    return None
-
-
-def _queueing(job: JobRecord, around: Surroundings) -> str:
-    able = [worker for worker in around.workers if _is_well(worker) and job.queue in worker.queues]
+def _queueing(job: JobRecord, around: Surroundings) -> Reason:
+    able = [worker for worker in around.workers if is_well(worker) and job.queue in worker.queues]
     slots = sum(worker.concurrency for worker in able)
     ready = around.queue.pending if around.queue is not None else 0
     waiting = f"; {_count(ready, 'job')} of queue {job.queue!r} wait" if ready > 1 else ""
-    return f"It waits for one of {_count(slots, 'slot')} on {_count(len(able), 'worker')}{waiting}."
+    why = f"It waits for one of {_count(slots, 'slot')} on {_count(len(able), 'worker')}{waiting}"
+    return Reason(Code.QUEUEING, why)
 
 
-def _explain_held(job: JobRecord, around: Surroundings) -> str | None:
+def _explain_held(job: JobRecord, around: Surroundings) -> Reason | None:
     worker = _worker_of(job, around)
     if worker is None:
         verb = "--fail" if job.state is JobState.RUNNING else "--requeue"
-        return f"Its worker {job.worker_id} is no longer in the ledger; `unstuck stale {verb}` settles the job."
+        why = f"Its worker {job.worker_id} is no longer in the ledger"
+        return Reason(Code.WORKER_GONE, why, f"`unstuck stale {verb}` settles the job")
     who = f"Its worker {worker.name} ({worker.id}) on {worker.host}"
     if worker.state not in LIVING:
-        return f"{who} is {worker.state}{_who_settles(job, around)}"
+        return _who_settles(job, around, Code.DEAD_WORKER_HOLDS_JOBS, f"{who} is {worker.state}")
     patience_s = _patience_s(job, worker, around.recovery)
     if worker.state is not WorkerState.SUSPECT and worker.silent_s < worker.suspect_after_s:
         return None
     silent = f"{who} has been silent for {brief(worker.silent_s)}"
     if patience_s is None:
-        return f"{silent}; its task has no heartbeat, so the job is judged by its deadline alone."
+        cure = "its task has no heartbeat, so the job is judged by its deadline alone"
+        return Reason(Code.SILENT_WORKER, silent, cure)
     if worker.silent_s < patience_s:
-        return f"{silent} and is given up after {brief(patience_s)}{_who_settles(job, around)}"
-    return f"{silent}{_who_settles(job, around)}"
+        silent = f"{silent} and is given up after {brief(patience_s)}"
+    return _who_settles(job, around, Code.SILENT_WORKER, silent)
 
 
-def _who_settles(job: JobRecord, around: Surroundings) -> str:
+def _who_settles(job: JobRecord, around: Surroundings, code: Code, why: str) -> Reason:
     recovery = around.recovery
     running = job.state is JobState.RUNNING
     if not (recovery.auto_fail_stale_running if running else recovery.auto_requeue_stale_claimed):
         verb = "--fail" if running else "--requeue"
-        return f", and automatic recovery is switched off: `unstuck stale {verb}` settles it by hand."
-    if not any(_is_well(worker) for worker in around.workers):
-        return ", and no living worker is there to settle it: start one, or `unstuck reaper`."
-    return "; the reaper settles it in its next rounds."
+        why = f"{why}, and automatic recovery is switched off"
+        return Reason(code, why, f"`unstuck stale {verb}` settles it by hand", ": ")
+    if not any(is_well(worker) for worker in around.workers):
+        return Reason(
+            code, f"{why}, and no living worker is there to settle it", "start one, or `unstuck reaper`", ": "
+        )
+    return Reason(code, why, "the reaper settles it in its next rounds")
 
 
 def _patience_s(job: JobRecord, worker: WorkerRecord, recovery: Recovery) -> float | None:
@@ -130,10 +168,6 @@ def _patience_s(job: JobRecord, worker: WorkerRecord, recovery: Recovery) -> flo
 
 def _worker_of(job: JobRecord, around: Surroundings) -> WorkerRecord | None:
     return next((worker for worker in around.workers if worker.id == job.worker_id), None)
-
-
-def _is_well(worker: WorkerRecord) -> bool:
-    return worker.state in (WorkerState.ACTIVE, WorkerState.DRAINING) and worker.silent_s < worker.suspect_after_s
 
 
 def _count(number: int, noun: str) -> str:

@@ -8,6 +8,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from unstuck.client import stale, views
+from unstuck.client.doctor.examining import examine
+from unstuck.client.doctor.facts import Limits
+from unstuck.client.doctor.finding import Finding
+from unstuck.client.doctor.gathering import gather
+from unstuck.client.doctor.one_job import examine_job
 from unstuck.client.explaining import Surroundings, describe, explain_wait
 from unstuck.client.quarantine import Quarantined, find_quarantined, states_of
 from unstuck.client.stale import StaleAction as StaleAction
@@ -92,6 +97,18 @@ class Operator:
         """Say what a job is doing, in one sentence."""
         record = self.job(job_id)
         return describe(record, self._surroundings(record))
+
+    def doctor(self, limits: Limits | None = None) -> list[Finding]:
+        """Look at the whole system and say what is wrong, why, and the cure; the worst first.
+
+        Takes a moment longer where a worker seems to do nothing: it is looked at twice."""
+        return examine(gather(self._ledger, self._settings, limits), limits)
+
+    def doctor_job(self, job_id: int) -> list[Finding]:
+        """Say why one job is not running, or how it runs or ended, and what to do."""
+        record = self.job(job_id)
+        findings = [] if record.state in FINAL else self.doctor()
+        return examine_job(record, self._surroundings(record), findings)
 
     def _surroundings(self, job: JobRecord, workers: list[WorkerRecord] | None = None) -> Surroundings:
         queue = None

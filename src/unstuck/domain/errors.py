@@ -76,6 +76,14 @@ class SchemaMismatch(LedgerError):
     """The tables are older or newer than this code."""
 
 
+class SchemaAhead(SchemaMismatch):
+    """The tables are newer than this code."""
+
+
+class NoLedger(SchemaMismatch):
+    """There are no tables yet."""
+
+
 # What `job.result()` raises -----------------------------------------------------------------
 
 

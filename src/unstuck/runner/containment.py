@@ -181,3 +181,13 @@ def _marked(text: str) -> list[int]:
             if needle in environment.split(b"\0"):
                 found.append(int(entry))
     return found
+
+
+def oom_group() -> bool | None:
+    """Say whether the kernel, out of memory, kills everybody in our cgroup at once; None where it cannot be told."""
+    base = cgroups.own()
+    try:
+        return None if base is None else (base / "memory.oom.group").read_text().strip() == "1"
+    except OSError:
+        # The root cgroup has no such file, and cgroup v1 knows no such thing.
+        return None

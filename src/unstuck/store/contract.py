@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from unstuck.domain.endings import Ending, Release
+from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import (
     AttemptRecord,
     BeatAnswer,
@@ -78,6 +79,12 @@ class Ledger(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Say what this ledger is, for people: database, version, schema, pooler, bell."""
+        ...
+
+    def diagnose(self, *, far_s: float, late_s: float) -> Diagnosis:
+        """Look at the ledger's own health, in bounded looks; really rings the bell where there is one.
+
+        `scheduled` are jobs due in more than `far_s`, `overdue` those that have been due for `late_s`."""
         ...
 
     def close(self) -> None: ...

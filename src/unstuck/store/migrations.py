@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from unstuck.domain.errors import SchemaMismatch
+from unstuck.domain.errors import NoLedger, SchemaAhead, SchemaMismatch
 from unstuck.store.sql import read_sql
 
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
@@ -54,7 +54,7 @@ def check_applied(migrations: Sequence[Migration], applied: Collection[int], whe
     refuse_newer(migrations, applied)
     left = pending(migrations, applied)
     if len(left) == len(migrations):
-        raise SchemaMismatch(f"There is no ledger in {where} yet. {CURE_OLD}")
+        raise NoLedger(f"There is no ledger in {where} yet. {CURE_OLD}")
     if left:
         names = ", ".join(migration.name for migration in left)
         raise SchemaMismatch(f"The tables in {where} are older than this code: {names} not applied. {CURE_OLD}")
@@ -63,7 +63,7 @@ def check_applied(migrations: Sequence[Migration], applied: Collection[int], whe
 def refuse_newer(migrations: Sequence[Migration], applied: Collection[int]) -> None:
     newest = max(applied, default=0)
     if newest > len(migrations):
-        raise SchemaMismatch(
+        raise SchemaAhead(
             f"The tables of this ledger are newer than this code: they are at migration {newest}, "
             f"and this version of Unstuck knows {len(migrations)}. {CURE_NEW}"
         )

@@ -2,11 +2,15 @@
 
 import os
 import secrets
+import time
 from typing import Any
+
+import msgspec
 
 from unstuck import host
 from unstuck.config import Settings
 from unstuck.domain.policy import encode_policy
+from unstuck.runner import containment
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import trace_path
 from unstuck.store.records import TaskRecord, WorkerBirth
@@ -60,3 +64,28 @@ def birth(
         metadata=metadata,
         trace=str(trace_path(worker_id)),
     )
+
+
+def self_description(settings: Settings, manifest: Manifest, *, reaper: bool) -> dict[str, Any]:
+    """Give what the doctor compares between workers: by which settings this one lives, and in what containment."""
+    recovery = settings.recovery
+    description = {
+        "reaper": reaper,
+        "containment": manifest.containment,
+        "oom_group": containment.oom_group(),
+        "settings": {
+            "heartbeat_interval_s": recovery.heartbeat_interval_s,
+            "heartbeat_timeout_s": recovery.heartbeat_timeout_s,
+            "running_stale_after_s": recovery.running_stale_after_s,
+            "check_interval_s": recovery.check_interval_s,
+            "auto_requeue_stale_claimed": recovery.auto_requeue_stale_claimed,
+            "auto_fail_stale_running": recovery.auto_fail_stale_running,
+            "notify": settings.notify,
+        },
+    }
+    return {name: value for name, value in description.items() if value is not None}
+
+
+def with_clock(born: WorkerBirth) -> WorkerBirth:
+    """Add what our wall clock says now: the ledger writes its own time beside it, and the two can be compared."""
+    return msgspec.structs.replace(born, metadata={**born.metadata, "clock_at": time.time()})

@@ -5,6 +5,7 @@ A worker that was declared dead comes back under a new id; only a shutdown ends 
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from unstuck import config, host
@@ -23,7 +24,7 @@ from unstuck.store.records import Pulse, WorkerBirth
 from unstuck.worker.bench import Bench
 from unstuck.worker.floor import Floor
 from unstuck.worker.heartbeat import Heartbeat
-from unstuck.worker.identity import beat_interval_s, birth, new_worker_id
+from unstuck.worker.identity import beat_interval_s, birth, new_worker_id, self_description, with_clock
 from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.roster import trace_slots
 from unstuck.worker.signals import StopSignals
@@ -31,6 +32,7 @@ from unstuck.worker.wheel import Wheel
 
 JOIN_S = 5.0
 REBIRTH_PAUSE_S = 0.5
+CLOCK_TRUST_S = 0.5
 
 log = logger("unstuck.worker")
 
@@ -124,14 +126,19 @@ class Incarnations:
         while True:
             sent_s = host.boottime_s()
             try:
-                self._ledger.register(born)
+                self._ledger.register(with_clock(born))
                 self._ledger.ring({"workers"})
-                return sent_s
+                break
             except LedgerUnavailable as error:
                 if not self._reborn or signals():
                     raise
                 log.warning("Cannot come back yet", error=str(error))
             time.sleep(REBIRTH_PAUSE_S)
+        if host.boottime_s() - sent_s > CLOCK_TRUST_S:
+            # The ledger's time of birth came so late that our clock would look as if it were behind: take it back.
+            with suppress(LedgerError):
+                self._ledger.beat(Pulse(born.id, 0, 0, born.metadata))
+        return sent_s
 
     def _register(self, worker_id: str, signals: StopSignals) -> float:
         metadata = {
@@ -139,6 +146,7 @@ class Incarnations:
             "pid": os.getpid(),
             "fork": self._manifest.fork,
             "why_spawn": self._manifest.why_spawn,
+            **self_description(self._settings, self._manifest, reaper=self._with_reaper),
         }
         born = birth(
             worker_id,

@@ -32,6 +32,17 @@ def _sockaddr(address: str) -> str:
     return "\0" + address[1:] if address.startswith(_ABSTRACT) else address
 
 
+def reaches(address: str) -> bool:
+    """Say whether somebody hears this bell, without ringing it: containers may share a file and not its bells."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(_sockaddr(address))
+        except OSError:
+            return False
+        return True
+
+
 class SqliteBell:
     """A worker's own bell."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import apsw
 
 from unstuck import failpoints
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, SchemaMismatch
+from unstuck.domain.errors import LedgerError, LedgerUnavailable, NoLedger
 from unstuck.store.migrations import CURE_OLD
 from unstuck.store.sqlite.errors import translate
 from unstuck.store.sqlite.fairlock import FairLock
@@ -132,7 +132,7 @@ class Database:
                 self._gone()
             if not self.path.parent.is_dir():
                 raise self._cannot_open(error) from error
-            raise SchemaMismatch(f"There is no ledger in {self.path} yet. {CURE_OLD}") from error
+            raise NoLedger(f"There is no ledger in {self.path} yet. {CURE_OLD}") from error
         except OSError as error:
             raise self._cannot_open(error) from error
         if self._identity is not None and self._identity != (found.st_dev, found.st_ino):

@@ -1,0 +1,69 @@
+"""Name everything the doctor can find. The names are stable: scripts and alerts may go by them."""
+
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    PROBLEM = "problem"
+    """Jobs wait in vain, or will: somebody must act."""
+    WARNING = "warning"
+    """It works, and it will hurt."""
+    INFO = "info"
+    """Good to know."""
+
+
+class Code(StrEnum):
+    # The ledger itself
+    LEDGER_UNREACHABLE = "ledger-unreachable"
+    NO_LEDGER = "no-ledger"
+    SCHEMA_BEHIND = "schema-behind"
+    SCHEMA_AHEAD = "schema-ahead"
+    # Jobs that wait
+    NO_WORKER_FOR_QUEUE = "no-worker-for-queue"
+    TASK_UNKNOWN = "task-unknown"
+    WORKERS_LEAVING = "workers-leaving"
+    QUEUE_PAUSED = "queue-paused"
+    SCHEDULED_FAR_OFF = "scheduled-far-off"
+    DUE_BUT_WAITING = "due-but-waiting"
+    QUARANTINED = "quarantined"
+    # Recovery
+    NO_REAPER = "no-reaper"
+    REQUEUE_SWITCHED_OFF = "requeue-switched-off"
+    FAIL_SWITCHED_OFF = "fail-switched-off"
+    # Workers
+    IDLE_WORKER = "idle-worker"
+    LATE_BEATS = "late-beats"
+    SILENT_WORKER = "silent-worker"
+    DEAD_WORKER_HOLDS_JOBS = "dead-worker-holds-jobs"
+    # Clocks
+    CLOCK_DIFFERS = "clock-differs"
+    # The bell
+    POOLER = "pooler"
+    POOLER_WITHOUT_LISTEN_URL = "pooler-without-listen-url"
+    NOTIFY_OFF = "notify-off"
+    NOTIFY_SILENT = "notify-silent"
+    BELL_UNREACHABLE = "bell-unreachable"
+    # The database's housekeeping
+    DEAD_ROWS = "dead-rows"
+    AUTOVACUUM_OFF = "autovacuum-off"
+    OLD_SNAPSHOT = "old-snapshot"
+    FREE_SPACE = "free-space"
+    WAL_LARGE = "wal-large"
+    WAL_READER = "wal-reader"
+    # Settings
+    TIMEOUT_TOO_TIGHT = "timeout-too-tight"
+    CHECK_INTERVAL_TOO_LONG = "check-interval-too-long"
+    SETTINGS_DIFFER = "settings-differ"
+    VERSIONS_DIFFER = "versions-differ"
+    # The host
+    CONTAINMENT = "containment"
+    OOM_GROUP = "oom-group"
+    # One job
+    SCHEDULED = "scheduled"
+    QUEUEING = "queueing"
+    STARTING = "starting"
+    RUNNING = "running"
+    WORKER_GONE = "worker-gone"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"

@@ -1,0 +1,59 @@
+"""Examine the facts: every check, the worst first. Pure: the same facts give the same findings."""
+
+from collections.abc import Callable, Iterator
+
+from unstuck.client.doctor.bell import check_bell
+from unstuck.client.doctor.clocks import check_clocks
+from unstuck.client.doctor.codes import Code
+from unstuck.client.doctor.containing import check_containment
+from unstuck.client.doctor.facts import Facts, Limits, Trouble
+from unstuck.client.doctor.finding import Finding, in_order, problem
+from unstuck.client.doctor.fleet import check_fleet
+from unstuck.client.doctor.housekeeping import check_housekeeping
+from unstuck.client.doctor.recovering import check_recovery
+from unstuck.client.doctor.timing import check_timing
+from unstuck.client.doctor.waiting import check_waiting
+from unstuck.store.diagnosis import Diagnosis
+
+Check = Callable[[Facts, Diagnosis, Limits], Iterator[Finding]]
+
+CHECKS: tuple[Check, ...] = (
+    check_waiting,
+    check_recovery,
+    check_fleet,
+    check_clocks,
+    check_bell,
+    check_housekeeping,
+    check_timing,
+    check_containment,
+)
+
+
+def examine(facts: Facts, limits: Limits | None = None) -> list[Finding]:
+    """Give everything that is worth a word; nothing that is a problem or a warning where all is well."""
+    if facts.trouble is not None or facts.diagnosis is None:
+        trouble = facts.trouble or Trouble("unreachable", "The ledger gave no answer.")
+        return in_order([in_trouble(trouble), *check_containment(facts, None, Limits())])
+    diagnosis = facts.diagnosis
+    return in_order(finding for check in CHECKS for finding in check(facts, diagnosis, limits or Limits()))
+
+
+def in_trouble(trouble: Trouble) -> Finding:
+    """Say why nothing else can be said."""
+    match trouble.kind:
+        case "none":
+            code, what = Code.NO_LEDGER, "There is no ledger here yet"
+            cure = "Run `unstuck migrate`, start a worker or enqueue a job; or name another ledger with --url or --app."
+        case "behind":
+            code, what = Code.SCHEMA_BEHIND, "The tables are older than this code"
+            cure = "Run `unstuck migrate`; workers of the last release keep working meanwhile."
+        case "ahead":
+            code, what = Code.SCHEMA_AHEAD, "The tables are newer than this code"
+            cure = "Upgrade Unstuck here, or name another ledger with --url or --app."
+        case "unreachable":
+            code, what = Code.LEDGER_UNREACHABLE, "The ledger cannot be reached"
+            cure = (
+                "Bring the database back, or mend the address (--url, --app, $UNSTUCK_URL). Workers keep trying "
+                "and go on by themselves."
+            )
+    return problem(code, what, trouble.message, cure)

@@ -1,0 +1,73 @@
+"""What the doctor looks at, gathered at one visit, and from where on something is worth a word."""
+
+from typing import Literal
+
+import msgspec
+
+from unstuck.config import Settings
+from unstuck.domain.states import LIVING
+from unstuck.store.diagnosis import Diagnosis
+from unstuck.store.records import WorkerRecord
+
+TroubleKind = Literal["unreachable", "none", "behind", "ahead"]
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """From where on the doctor speaks up."""
+
+    far_s: float = 86_400.0
+    """A job scheduled further off is worth a mention."""
+    late_s: float = 30.0
+    """A job that has been due for so long and is not ready was forgotten."""
+    clock_s: float = 2.0
+    snapshot_s: float = 300.0
+    slot_behind_xacts: int = 1_000_000
+    settling_s: float = 10.0
+    """A reaper at work has settled what a dead worker held by then."""
+    dead_rows: int = 50_000
+    unswept_s: float = 600.0
+    """Vacuum that came by more recently is at work on it."""
+    free_bytes: int = 256 * 1024 * 1024
+    wal_bytes: int = 256 * 1024 * 1024
+    stuck_pages: int = 2_000
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Why the ledger could not be looked at."""
+
+    kind: TroubleKind
+    message: str
+
+
+class Standstill(msgspec.Struct, frozen=True):
+    """Two looks at a worker that had free slots while jobs it knows were ready."""
+
+    before: WorkerRecord
+    after: WorkerRecord
+    apart_s: float
+    ready_ids: tuple[int, ...]
+    """The first in line at the first look."""
+    left_ids: tuple[int, ...]
+    """Those of them that were still ready at the second."""
+    queues: tuple[str, ...]
+
+
+class Host(msgspec.Struct, frozen=True):
+    """The machine that the doctor stands on."""
+
+    name: str
+    containment: str = ""
+    oom_group: bool | None = None
+
+
+class Facts(msgspec.Struct, frozen=True):
+    settings: Settings
+    host: Host
+    trouble: Trouble | None = None
+    diagnosis: Diagnosis | None = None
+    workers: tuple[WorkerRecord, ...] = ()
+    standstills: tuple[Standstill, ...] = ()
+
+    @property
+    def living(self) -> list[WorkerRecord]:
+        return [worker for worker in self.workers if worker.state in LIVING]

@@ -1,0 +1,108 @@
+"""Find workers that are silent, late, dead with jobs in hand, or alive and doing nothing."""
+
+from collections.abc import Iterator
+
+from unstuck.client.doctor.codes import Code
+from unstuck.client.doctor.facts import Facts, Limits, Standstill
+from unstuck.client.doctor.finding import Finding, count, named, problem, warning
+from unstuck.client.explaining import is_well
+from unstuck.domain.durations import brief
+from unstuck.domain.states import LIVING, WorkerState
+from unstuck.store.diagnosis import Diagnosis
+from unstuck.store.records import WorkerRecord
+
+LATE_INTERVALS = 2.0
+
+
+def check_fleet(facts: Facts, diagnosis: Diagnosis, limits: Limits) -> Iterator[Finding]:
+    for worker in facts.workers:
+        if worker.state not in LIVING:
+            if worker.held and _gone_s(worker, diagnosis) >= limits.settling_s:
+                yield _holds_jobs(worker, diagnosis)
+        elif worker.state is WorkerState.SUSPECT or worker.silent_s >= worker.suspect_after_s:
+            yield _silent(worker)
+        elif worker.silent_s > LATE_INTERVALS * worker.heartbeat_interval_s + diagnosis.round_trip_s:
+            yield _late(worker)
+    yield from (_idle(standstill) for standstill in facts.standstills if is_idle(standstill))
+
+
+def has_room(worker: WorkerRecord) -> bool:
+    """Say whether a worker could take a job now."""
+    active = worker.state is WorkerState.ACTIVE and not worker.request
+    return active and is_well(worker) and max(worker.running, worker.held) < worker.concurrency
+
+
+def is_idle(seen: Standstill) -> bool:
+    """Two looks apart: nothing taken, nothing ended, room for more, and those first in line are still there."""
+    before, after = seen.before, seen.after
+    stands_still = before.processed == after.processed and before.held == after.held
+    return stands_still and has_room(after) and bool(seen.ready_ids) and seen.left_ids == seen.ready_ids
+
+
+def who(worker: WorkerRecord) -> str:
+    return f"Worker {worker.name} ({worker.id}) on {worker.host}"
+
+
+def _gone_s(worker: WorkerRecord, diagnosis: Diagnosis) -> float:
+    return diagnosis.now_at - (worker.stopped_at if worker.stopped_at is not None else diagnosis.now_at)
+
+
+def _holds_jobs(worker: WorkerRecord, diagnosis: Diagnosis) -> Finding:
+    verdict = f" ({worker.verdict.detector}: {worker.verdict.evidence})" if worker.verdict is not None else ""
+    return problem(
+        Code.DEAD_WORKER_HOLDS_JOBS,
+        f"{who(worker)} is {worker.state} and still holds {count(worker.held, 'job')}",
+        f"It has been {worker.state} for {brief(_gone_s(worker, diagnosis))}{verdict}, and nobody settled what it "
+        "held: no reaper runs, or automatic recovery is switched off.",
+        "Start a worker or `unstuck reaper`; by hand: `unstuck stale --requeue` and `unstuck stale --fail`.",
+        worker=worker.id,
+        held=worker.held,
+        state=worker.state.value,
+    )
+
+
+def _silent(worker: WorkerRecord) -> Finding:
+    holds = f" and holds {count(worker.held, 'job')}" if worker.held else ""
+    say = problem if worker.held else warning
+    return say(
+        Code.SILENT_WORKER,
+        f"{who(worker)} has been silent for {brief(worker.silent_s)}{holds}",
+        f"It beats every {brief(worker.heartbeat_interval_s)} and is suspect after {brief(worker.suspect_after_s)}: "
+        "it is dead, frozen, or cut off from the database.",
+        f"Look at process {worker.pid} on {worker.host}. If it is gone the reaper settles its jobs; "
+        "`unstuck stale` shows when.",
+        worker=worker.id,
+        held=worker.held,
+        silent_s=round(worker.silent_s, 3),
+    )
+
+
+def _late(worker: WorkerRecord) -> Finding:
+    return warning(
+        Code.LATE_BEATS,
+        f"The beat of worker {worker.name} ({worker.id}) on {worker.host} is late",
+        f"It was last heard {brief(worker.silent_s)} ago and beats every {brief(worker.heartbeat_interval_s)}: "
+        "its host is overloaded, or the way to the database is slow.",
+        "Look at the load of the host and of the database, or raise heartbeat_timeout.",
+        worker=worker.id,
+        silent_s=round(worker.silent_s, 3),
+        heartbeat_interval_s=worker.heartbeat_interval_s,
+    )
+
+
+def _idle(seen: Standstill) -> Finding:
+    worker = seen.after
+    free = worker.concurrency - max(worker.running, worker.held)
+    return problem(
+        Code.IDLE_WORKER,
+        f"{who(worker)} is alive but does nothing",
+        f"It beats and has {count(free, 'free slot')}, and jobs that it knows are ready in {named(seen.queues)} "
+        f"(the first is job {seen.ready_ids[0]}); for {brief(seen.apart_s)} it took none and ended none.",
+        f"Restart it: `unstuck workers stop {worker.id}`, or end process {worker.pid} on {worker.host}. "
+        "Its log may say why its wheel stands still.",
+        worker=worker.id,
+        queues=list(seen.queues),
+        ready=list(seen.ready_ids),
+        processed=worker.processed,
+        free=free,
+    )

@@ -1,0 +1,109 @@
+"""Gather the facts: ask the ledger and this host, and look twice at workers that seem to do nothing."""
+
+import secrets
+import time
+
+from unstuck import host
+from unstuck.client.doctor.facts import Facts, Host, Limits, Standstill, Trouble
+from unstuck.client.doctor.fleet import has_room
+from unstuck.client.doctor.metadata import noted
+from unstuck.config import Settings
+from unstuck.domain.errors import LedgerError, NoLedger, SchemaAhead, SchemaMismatch
+from unstuck.domain.states import LIVING, JobState
+from unstuck.runner import containment
+from unstuck.store.contract import Ledger
+from unstuck.store.diagnosis import Diagnosis, QueueLook
+from unstuck.store.records import WorkerRecord
+
+LOOK_AGAIN_S = 10.0
+"""So long we wait at most for the next beat of a worker that seems to do nothing."""
+LOOK_EVERY_S = 0.1
+MAX_SUSPECTED = 20
+MAX_FIRST_IN_LINE = 5
+
+
+def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> Facts:
+    """Look at everything once; trouble with the ledger is a fact like any other."""
+    limits = limits or Limits()
+    try:
+        ledger.check_schema()
+        diagnosis = ledger.diagnose(far_s=limits.far_s, late_s=limits.late_s)
+        workers = tuple(ledger.workers())
+        standstills = _look_twice(ledger, settings, diagnosis, workers)
+    except LedgerError as error:
+        return Facts(settings, look_at_host(()), trouble=trouble_of(error))
+    return Facts(settings, look_at_host(workers), None, diagnosis, workers, standstills)
+
+
+def trouble_of(error: LedgerError) -> Trouble:
+    message = str(error)
+    match error:
+        case SchemaAhead():
+            return Trouble("ahead", message)
+        case NoLedger():
+            return Trouble("none", message)
+        case SchemaMismatch():
+            return Trouble("behind", message)
+        case _:
+            return Trouble("unreachable", message)
+
+
+def look_at_host(workers: tuple[WorkerRecord, ...]) -> Host:
+    """Look at this machine's means of containment, unless a worker here has said already what it found."""
+    name = host.hostname()
+    if any(worker.host == name and worker.state in LIVING and noted(worker, "containment", str) for worker in workers):
+        return Host(name)
+    found = containment.detect(secrets.token_hex(8))
+    try:
+        return Host(name, found.describe(), containment.oom_group())
+    finally:
+        found.close()
+
+
+def _look_twice(
+    ledger: Ledger, settings: Settings, diagnosis: Diagnosis, workers: tuple[WorkerRecord, ...]
+) -> tuple[Standstill, ...]:
+    """Look again at workers with free slots for which jobs are ready, when they have had a chance to take one."""
+    # A bell that was not heard costs a poll interval: a job must have been ready for longer than that.
+    settled_s = 2 * settings.poll_interval_s + 1.0
+    suspected: list[tuple[WorkerRecord, tuple[int, ...], tuple[str, ...]]] = []
+    for worker in workers:
+        lines = [_first_in_line(queue, worker, settled_s) for queue in diagnosis.queues if queue.name in worker.queues]
+        ready = sorted(job_id for line in lines for job_id in line)[:MAX_FIRST_IN_LINE]
+        if ready and has_room(worker) and len(suspected) < MAX_SUSPECTED:
+            served = {queue.name for queue in diagnosis.queues if not queue.paused}
+            suspected.append((worker, tuple(ready), tuple(sorted(served & set(worker.queues)))))
+    if not suspected:
+        return ()
+    started_s = time.monotonic()
+    after = _wait_for_beats(ledger, [worker for worker, _, _ in suspected], settings.poll_interval_s)
+    apart_s = time.monotonic() - started_s
+    return tuple(
+        Standstill(worker, after[worker.id], apart_s, ready, _still_ready(ledger, ready), queues)
+        for worker, ready, queues in suspected
+        if worker.id in after
+    )
+
+
+def _first_in_line(queue: QueueLook, worker: WorkerRecord, settled_s: float) -> list[int]:
+    if queue.paused:
+        return []
+    return [look.first_id for look in queue.tasks if look.task in worker.tasks and look.waited_s > settled_s]
+
+
+def _wait_for_beats(ledger: Ledger, suspected: list[WorkerRecord], least_s: float) -> dict[str, WorkerRecord]:
+    """Wait until each of them has beaten once more, so that what it did since has been counted; not for ever."""
+    seen = {worker.id: worker.last_seen_at for worker in suspected}
+    started_s = time.monotonic()
+    while True:
+        time.sleep(LOOK_EVERY_S)
+        found = {worker.id: worker for worker in ledger.workers(living_only=True) if worker.id in seen}
+        waited_s = time.monotonic() - started_s
+        beaten = all(worker.last_seen_at > seen[worker.id] for worker in found.values())
+        if waited_s >= LOOK_AGAIN_S or (beaten and waited_s >= least_s):
+            return found
+
+
+def _still_ready(ledger: Ledger, job_ids: tuple[int, ...]) -> tuple[int, ...]:
+    records = (ledger.job(job_id) for job_id in job_ids)
+    return tuple(record.id for record in records if record is not None and record.state is JobState.PENDING)

@@ -1,0 +1,106 @@
+"""Say of one job why it is not running, or how it runs or ended, and what can be done."""
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from unstuck.client.doctor.codes import Code, Severity
+from unstuck.client.doctor.finding import Finding, capital
+from unstuck.client.doctor.waiting import severity_of
+from unstuck.client.explaining import Reason, Surroundings, describe, find_reason
+from unstuck.domain.states import JobState
+from unstuck.store.records import JobRecord
+
+_ITS_OWN_TIME = frozenset({Code.SCHEDULED, Code.QUEUEING})
+_NOTHING = "Nothing; it goes on by itself."
+
+
+def examine_job(job: JobRecord, around: Surroundings, system: Sequence[Finding] = ()) -> list[Finding]:
+    """Give what there is to say of the job first, then what is wrong around it and concerns it."""
+    reason = find_reason(job, around)
+    own = _going(job, around) if reason is None else _waiting(job, reason)
+    return [own, *(finding for finding in system if _concerns(finding, job, own))]
+
+
+def _waiting(job: JobRecord, reason: Reason) -> Finding:
+    own_time = reason.code in _ITS_OWN_TIME
+    # A scheduled job with an obstacle before it will be late: better said now.
+    blocked = reason.code is Code.SCHEDULED and reason.cure
+    severity = (Severity.WARNING if blocked else Severity.INFO) if own_time else severity_of(reason.code)
+    verb = "is held by" if job.worker_id else "waits in"
+    where = f"worker {job.worker_id}" if job.worker_id else f"queue {job.queue!r}"
+    return Finding(
+        reason.code,
+        severity,
+        f"Job {job.id} ({job.task}) {verb} {where} and does not run"
+        if job.state is not JobState.RUNNING
+        else f"Job {job.id} ({job.task}) {verb} {where}, which gives no sign of life",
+        f"{reason.why}.",
+        f"{capital(reason.cure)}." if reason.cure else _NOTHING,
+        _facts(job),
+    )
+
+
+def _going(job: JobRecord, around: Surroundings) -> Finding:
+    name = f"Job {job.id} ({job.task})"
+    match job.state:
+        case JobState.SUCCEEDED:
+            return _say(
+                Code.SUCCEEDED, Severity.INFO, f"{name} has succeeded", "It ended as it should.", "Nothing.", job
+            )
+        case JobState.FAILED:
+            cure = f"`unstuck job {job.id}` tells the story; `unstuck retry {job.id}` runs it again."
+            return _say(Code.FAILED, Severity.WARNING, f"{name} has failed", _cause(job), cure, job)
+        case JobState.QUARANTINED:
+            cure = f"Mend the cause (`unstuck job {job.id}`), then `unstuck retry {job.id}`."
+            return _say(Code.QUARANTINED, Severity.WARNING, f"{name} is quarantined", _cause(job), cure, job)
+        case JobState.CANCELLED:
+            cure = f"Nothing; `unstuck retry {job.id}` runs it after all."
+            return _say(Code.CANCELLED, Severity.INFO, f"{name} was cancelled", _cause(job), cure, job)
+        case JobState.RUNNING:
+            why = describe(job, around)
+            return _say(Code.RUNNING, Severity.INFO, f"{name} is running", why, _NOTHING, job)
+        case JobState.CLAIMED | JobState.PENDING:
+            why = describe(job, around)
+            return _say(Code.STARTING, Severity.INFO, f"{name} is about to start", why, _NOTHING, job)
+        case _:
+            assert_never(job.state)
+
+
+def _cause(job: JobRecord) -> str:
+    if job.error is None:
+        return "No cause was written down."
+    cause = f" ({job.error.cause})" if job.error.cause else ""
+    return f"{job.error.code}: {job.error.message}{cause}"
+
+
+def _say(code: Code, severity: Severity, what: str, why: str, cure: str, job: JobRecord) -> Finding:
+    return Finding(code, severity, what, why, cure, _facts(job))
+
+
+def _facts(job: JobRecord) -> dict[str, Any]:
+    return {
+        "job": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "state": job.state.value,
+        "worker": job.worker_id,
+        "attempt": job.attempt,
+        "error": job.error.code if job.error is not None else None,
+    }
+
+
+def _concerns(finding: Finding, job: JobRecord, own: Finding) -> bool:
+    if finding.code is own.code:
+        return False
+    match finding.code:
+        case Code.NO_REAPER:
+            return True
+        case Code.IDLE_WORKER:
+            return job.state is JobState.PENDING and job.queue in finding.facts.get("queues", ())
+        case Code.LATE_BEATS | Code.SILENT_WORKER | Code.DEAD_WORKER_HOLDS_JOBS:
+            return job.worker_id is not None and finding.facts.get("worker") == job.worker_id
+        case Code.DUE_BUT_WAITING:
+            mine = (finding.facts.get("queue"), finding.facts.get("task")) == (job.queue, job.task)
+            return job.state is JobState.PENDING and mine
+        case _:
+            return False

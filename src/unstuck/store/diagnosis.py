@@ -1,0 +1,110 @@
+"""Say what the doctor learns from the ledger itself: who waits, who sweeps, how the database is doing.
+
+Every count is bounded: a ledger with a million jobs is looked at as quickly as one with ten.
+"""
+
+from typing import Literal
+
+import msgspec
+
+COUNT_LIMIT = 10_000
+"""Ready jobs of one queue are counted up to here; a count that reaches it means "so many or more"."""
+LOOK_JOBS = 500
+"""So many jobs at each end of a queue are looked at for their tasks: what nobody takes gathers at the head."""
+LOOK_QUEUES = 200
+LOOK_GROUPS = 50
+LOOK_ERRORS = 5_000
+"""So many of the newest jobs that went wrong are looked at for quarantined ones."""
+SWEEP_TICKET = "sweep"
+"""What the watchman takes for each of its rounds."""
+
+BellState = Literal["works", "silent", "off", "pooled"]
+SnapshotKind = Literal["session", "prepared", "slot"]
+
+
+class TaskLook(msgspec.Struct, frozen=True):
+    """Ready jobs of one task among those that were looked at."""
+
+    task: str
+    count: int
+    first_id: int
+    """The one that would be claimed first."""
+    waited_s: float
+    """How long the oldest has been ready."""
+
+
+class QueueLook(msgspec.Struct, frozen=True):
+    """A queue in which jobs are ready, or which is paused."""
+
+    name: str
+    paused: bool
+    ready: int
+    """Up to COUNT_LIMIT."""
+    tasks: tuple[TaskLook, ...] = ()
+
+
+class JobGroup(msgspec.Struct, frozen=True):
+    """Jobs of one queue and task that share a fate."""
+
+    queue: str
+    task: str
+    count: int
+    example_id: int
+    by_s: float = 0.0
+    """How far off, or how late, the furthest of them is."""
+
+
+class TableLook(msgspec.Struct, frozen=True):
+    name: str
+    live_rows: int
+    dead_rows: int
+    size_bytes: int
+    unswept_s: float
+    """Since the last vacuum, or since the table was made."""
+    autovacuum: bool
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Something that still needs old row versions, so that vacuum must keep them."""
+
+    kind: SnapshotKind
+    name: str
+    """The pid of the session, the name of the transaction or of the slot."""
+    note: str
+    age_s: float | None
+    active: bool = True
+    behind_xacts: int = 0
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What the ledger knows of its own health. What a database does not have is None, empty or zero."""
+
+    database: str
+    now_at: float
+    """The ledger's clock, in seconds since the epoch."""
+    clock_off_s: float | None
+    """How far this host's clock is ahead of the ledger's, at least; None where both are one clock."""
+    round_trip_s: float
+    queues: tuple[QueueLook, ...] = ()
+    scheduled: tuple[JobGroup, ...] = ()
+    """Due further off than was asked for."""
+    overdue: tuple[JobGroup, ...] = ()
+    """Due for longer than was asked for, and still not made ready."""
+    quarantined: tuple[JobGroup, ...] = ()
+    unswept_s: float | None = None
+    """Since the sweep ticket ran out; 0 while somebody has it, None when nobody ever took it."""
+    pooler: bool = False
+    bell: BellState = "works"
+    bell_note: str = ""
+    deaf: tuple[str, ...] = ()
+    """Living workers whose bell cannot be reached from here."""
+    tables: tuple[TableLook, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    size_bytes: int = 0
+    free_bytes: int = 0
+    """Room inside a SQLite file that holds nothing."""
+    wal_bytes: int = 0
+    wal_stuck_pages: int = 0
+    """Pages of the WAL that could not be copied back because somebody reads an older state."""
+    readers: tuple[int, ...] = ()
+    """Processes that held that older state all the while, where the system tells."""

@@ -1,0 +1,108 @@
+"""Look at the health of a ledger on PostgreSQL, and ring the bell to hear whether it can be heard."""
+
+import secrets
+import statistics
+import time
+from itertools import groupby
+
+from unstuck.domain.errors import LedgerError
+from unstuck.store.diagnosis import (
+    COUNT_LIMIT,
+    LOOK_ERRORS,
+    LOOK_GROUPS,
+    LOOK_JOBS,
+    LOOK_QUEUES,
+    SWEEP_TICKET,
+    BellState,
+    Diagnosis,
+    JobGroup,
+    QueueLook,
+    Snapshot,
+    TableLook,
+    TaskLook,
+)
+from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.bell import PostgresBell
+
+CLOCK_LOOKS = 3
+BELL_PATIENCE_S = 3.0
+BELL_SLICE_S = 0.2
+
+
+class DiagnosingVerbs(Verbs):
+    def diagnose(self, *, far_s: float, late_s: float) -> Diagnosis:
+        pooled = self.read_lane.open().pooled
+        now_at, clock_off_s, round_trip_s = self._look_at_clock()
+        ticket = self.read("look_ticket", name=SWEEP_TICKET)
+        bell, bell_note = self._try_bell(pooled)
+        limits = {"jobs": LOOK_JOBS, "groups": LOOK_GROUPS}
+        quarantined = self.read("look_quarantined", errors=LOOK_ERRORS, groups=LOOK_GROUPS)
+        tables = tuple(TableLook(*row) for row in self.read("look_tables", schema=self.schema))
+        return Diagnosis(
+            database="postgresql",
+            now_at=now_at,
+            clock_off_s=clock_off_s,
+            round_trip_s=round_trip_s,
+            queues=self._look_at_queues(),
+            scheduled=tuple(JobGroup(*row) for row in self.read("look_scheduled", far_s=far_s, **limits)),
+            overdue=tuple(JobGroup(*row) for row in self.read("look_overdue", late_s=late_s, **limits)),
+            quarantined=tuple(JobGroup(*row) for row in quarantined),
+            unswept_s=ticket[0][0] if ticket else None,
+            pooler=pooled,
+            bell=bell,
+            bell_note=bell_note,
+            tables=tables,
+            snapshots=tuple(Snapshot(*row) for row in self.read("look_snapshots", groups=LOOK_GROUPS)),
+            size_bytes=sum(table.size_bytes for table in tables),
+        )
+
+    def _look_at_clock(self) -> tuple[float, float, float]:
+        """Give the server's time, how far ours is ahead of it at least, and the usual round trip."""
+        looks = []
+        for _ in range(CLOCK_LOOKS):
+            before_at, started_s = time.time(), time.monotonic()
+            [(now_at,)] = self.read("clock")
+            looks.append((time.monotonic() - started_s, before_at, now_at, time.time()))
+        # The quickest answer says the most: the server looked at its clock somewhere between our two looks at ours.
+        _, before_at, now_at, after_at = min(looks)
+        if before_at <= now_at <= after_at:
+            off_s = 0.0
+        else:
+            off_s = before_at - now_at if now_at < before_at else after_at - now_at
+        return now_at, off_s, statistics.median(took_s for took_s, *_ in looks)
+
+    def _look_at_queues(self) -> tuple[QueueLook, ...]:
+        rows = self.read("look_ready", queues=LOOK_QUEUES, count=COUNT_LIMIT, jobs=LOOK_JOBS)
+        found = [
+            QueueLook(name, paused, ready, tuple(TaskLook(*row[3:]) for row in tasks))
+            for (name, paused, ready), tasks in groupby(rows, key=lambda row: row[:3])
+        ]
+        known = {queue.name for queue in found}
+        paused_names = [name for (name,) in self.read("look_paused", queues=LOOK_QUEUES) if name not in known]
+        return (*found, *(QueueLook(name, True, 0) for name in paused_names))
+
+    def _try_bell(self, pooled: bool) -> tuple[BellState, str]:
+        """Listen on a connection of the kind that workers listen on, ring the way everybody rings, and wait."""
+        if not self.settings.notify:
+            return "off", ""
+        if pooled and not self.settings.listen_url:
+            return "pooled", ""
+        lane = self._lane("doctor", self.settings.listen_url)
+        # A channel of its own: nobody is woken for a rehearsal.
+        channel = f"{self.schema}.doctor"
+        word = f"doctor:{secrets.token_hex(8)}"
+        bell = PostgresBell(lane, channel, lambda heard: heard == word)
+        try:
+            if lane.open().pooled:
+                return "silent", "listen_url leads to a pooler too"
+            deadline_s = time.monotonic() + BELL_PATIENCE_S
+            while time.monotonic() < deadline_s:
+                self.read_lane.ask(self.sql["ring"], {"channel": channel, "payload": word})
+                if bell.wait(BELL_SLICE_S):
+                    return "works", ""
+            return "silent", f"a NOTIFY was not heard within {BELL_PATIENCE_S:g}s"
+        except LedgerError as error:
+            return "silent", str(error)
+        finally:
+            bell.close()
+            lane.close()

@@ -1,0 +1,104 @@
+-- What the doctor looks at. Nothing here changes anything, and every look has an end.
+
+-- name: clock
+select extract(epoch from clock_timestamp())::double precision;
+
+-- name: look_ready
+-- Jumps from queue to queue in the index of what is ready, counts up to a limit, and reads both ends of each queue.
+with recursive found (queue) as (
+    (select queue from {schema}.jobs where ready order by queue limit 1)
+    union all
+    select (select j.queue from {schema}.jobs j where j.ready and j.queue > f.queue order by j.queue limit 1)
+    from found f where f.queue is not null
+), names as (
+    select queue from found where queue is not null limit %(queues)s
+)
+select n.queue, coalesce(q.paused, false), c.ready, t.task, t.seen, t.first_id, t.waited_s
+from names n
+left join {schema}.queues q on q.name = n.queue
+cross join lateral (
+    select count(*) as ready
+    from (select 1 from {schema}.jobs j where j.ready and j.queue = n.queue limit %(count)s) few
+) c
+cross join lateral (
+    select task, count(*) as seen, (array_agg(id order by rank, id))[1] as first_id,
+           greatest(0, extract(epoch from clock_timestamp() - min(since)))::double precision as waited_s
+    from (
+        (select id, task, rank, coalesce(run_at, enqueued_at) as since
+         from {schema}.jobs j where j.ready and j.queue = n.queue order by j.rank, j.id limit %(jobs)s)
+        union
+        (select id, task, rank, coalesce(run_at, enqueued_at)
+         from {schema}.jobs j where j.ready and j.queue = n.queue order by j.rank desc, j.id desc limit %(jobs)s)
+    ) ends
+    group by task
+) t
+order by n.queue, t.task;
+
+-- name: look_scheduled
+select queue, task, count(*), min(id), max(due_in_s)
+from (
+    select queue, task, id, extract(epoch from run_at - now())::double precision as due_in_s
+    from {schema}.jobs
+    where waiting and run_at > now() + make_interval(secs => %(far_s)s)
+    order by run_at desc limit %(jobs)s
+) far
+group by queue, task order by count(*) desc, queue, task limit %(groups)s;
+
+-- name: look_overdue
+select queue, task, count(*), min(id), max(late_s)
+from (
+    select queue, task, id, extract(epoch from now() - run_at)::double precision as late_s
+    from {schema}.jobs
+    where waiting and run_at < now() - make_interval(secs => %(late_s)s)
+    order by run_at limit %(jobs)s
+) late
+group by queue, task order by count(*) desc, queue, task limit %(groups)s;
+
+-- name: look_quarantined
+-- The newest of those that went wrong, by their own index.
+select queue, task, count(*), max(id), 0::double precision
+from (
+    select queue, task, id, state from {schema}.jobs where error_code is not null order by id desc limit %(errors)s
+) wrong
+where state = 'quarantined'
+group by queue, task order by count(*) desc, queue, task limit %(groups)s;
+
+-- name: look_ticket
+select greatest(0, extract(epoch from clock_timestamp() - until))::double precision
+from {schema}.tickets where name = %(name)s;
+
+-- name: look_paused
+select name from {schema}.queues where paused order by name limit %(queues)s;
+
+-- name: look_tables
+-- The statistics of the server: what it believes, at the cost of nothing.
+select s.relname::text, s.n_live_tup, s.n_dead_tup, pg_total_relation_size(s.relid),
+       extract(epoch from clock_timestamp() - greatest(
+           s.last_vacuum, s.last_autovacuum, (select min(applied_at) from {schema}.migrations)))::double precision,
+       current_setting('autovacuum')::boolean and coalesce((
+           select o.option_value::boolean from pg_class c cross join lateral pg_options_to_table(c.reloptions) o
+           where c.oid = s.relid and o.option_name = 'autovacuum_enabled'), true)
+from pg_stat_all_tables s
+where s.schemaname = %(schema)s and s.relname in ('jobs', 'beats')
+order by s.relname desc;
+
+-- name: look_snapshots
+-- Sessions of other databases hold nothing back here; those of other roles may be hidden from us (NULL).
+select kind, name, note, age_s, active, behind
+from (
+    select 'session' as kind, pid::text as name,
+           concat_ws(', ', nullif(usename::text, ''), nullif(application_name, ''), state) as note,
+           extract(epoch from clock_timestamp() - xact_start)::double precision as age_s,
+           true as active, coalesce(age(backend_xmin), 0) as behind
+    from pg_stat_activity
+    where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
+      and (backend_xmin is not null or backend_xid is not null) and xact_start is not null
+    union all
+    select 'prepared', gid, owner::text, extract(epoch from clock_timestamp() - prepared)::double precision,
+           true, age(transaction)
+    from pg_prepared_xacts where database = current_database()
+    union all
+    select 'slot', slot_name::text, slot_type, null, active, age(xmin)
+    from pg_replication_slots where xmin is not null
+) held
+order by age_s desc nulls first limit %(groups)s;

@@ -1,0 +1,148 @@
+"""Look at the health of a ledger in a file: who waits, who sweeps, how full the file and its WAL are."""
+
+import os
+import time
+from pathlib import Path
+
+import apsw
+
+from unstuck import host
+from unstuck.store.diagnosis import (
+    COUNT_LIMIT,
+    LOOK_ERRORS,
+    LOOK_GROUPS,
+    LOOK_JOBS,
+    LOOK_QUEUES,
+    SWEEP_TICKET,
+    Diagnosis,
+    JobGroup,
+    QueueLook,
+    TaskLook,
+)
+from unstuck.store.sqlite.bell import reaches
+from unstuck.store.sqlite.database import CHECKPOINT_PAGES
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch
+
+READER_LOOK_S = 0.5
+FIRST_READ_LOCK = 123
+"""Where the locks of readers begin in the -shm file: bytes 123 to 127, one for each state that may be read."""
+READ_LOCKS = range(FIRST_READ_LOCK, FIRST_READ_LOCK + 5)
+
+
+class DiagnosingVerbs(Verbs):
+    def diagnose(self, *, far_s: float, late_s: float) -> Diagnosis:
+        started_s = time.monotonic()
+        now_at = time.time()
+        with self.db.read() as cursor:
+            unswept_s = _look_at_ticket(cursor)
+            round_trip_s = time.monotonic() - started_s
+            waiting = [name for (name,) in fetch(cursor, "waiting_queues")][:LOOK_QUEUES]
+            scheduled = _groups(cursor, "look_scheduled", waiting, now_at, far_s)
+            overdue = _groups(cursor, "look_overdue", waiting, now_at, late_s)
+            quarantined = fetch(cursor, "look_quarantined", (LOOK_ERRORS, LOOK_GROUPS))
+            queues = _look_at_queues(cursor, now_at)
+            bells = fetch(cursor, "bells")
+            connection = cursor.connection
+            page_bytes, pages, free = (
+                connection.pragma(name) for name in ("page_size", "page_count", "freelist_count")
+            )
+        wal_bytes = _size_of(self._beside("-wal"))
+        stuck, readers = self._look_at_wal() if wal_bytes >= CHECKPOINT_PAGES * page_bytes else (0, ())
+        return Diagnosis(
+            database="sqlite",
+            now_at=now_at,
+            clock_off_s=None,
+            round_trip_s=round_trip_s,
+            queues=queues,
+            scheduled=scheduled,
+            overdue=overdue,
+            quarantined=tuple(JobGroup(*row) for row in quarantined),
+            unswept_s=unswept_s,
+            deaf=tuple(worker_id for worker_id, bell, _ in bells if not reaches(bell)),
+            size_bytes=page_bytes * pages,
+            free_bytes=page_bytes * free,
+            wal_bytes=wal_bytes,
+            wal_stuck_pages=stuck,
+            readers=readers,
+        )
+
+    def _beside(self, ending: str) -> Path:
+        return self.db.path.with_name(self.db.path.name + ending)
+
+    def _look_at_wal(self) -> tuple[int, tuple[int, ...]]:
+        """Copy the WAL back, twice: what could not be copied either time is held by a reader, not by a moment."""
+        first, before = self._copy_back(), readers_of(self._beside("-shm"))
+        if first[0] <= first[1]:
+            return 0, ()
+        time.sleep(READER_LOOK_S)
+        second, after = self._copy_back(), readers_of(self._beside("-shm"))
+        if second[1] != first[1]:
+            return 0, ()
+        return second[0] - second[1], tuple(sorted(before & after))
+
+    def _copy_back(self) -> tuple[int, int]:
+        """Give how many pages the WAL has and how many are copied; waits for nobody and keeps nobody waiting."""
+        with self.db.read() as cursor:
+            try:
+                return cursor.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            except (apsw.BusyError, apsw.LockedError):
+                # Somebody else is at it.
+                return 0, 0
+
+
+def readers_of(shared: Path) -> frozenset[int]:
+    """Give the processes that read a certain state of the file just now, as the kernel tells of their locks."""
+    try:
+        # Never opened: closing it would drop SQLite's own locks in this process.
+        found = os.stat(shared)
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    readers = set()
+    for line in lines:
+        parts = line.split()
+        is_lock = len(parts) == 8 and parts[3] == "READ" and parts[5] == place and parts[6].isdigit()
+        if is_lock and int(parts[6]) in READ_LOCKS and int(parts[4]) > 0:
+            readers.add(int(parts[4]))
+    return frozenset(readers)
+
+
+def _look_at_ticket(cursor: apsw.Cursor) -> float | None:
+    row = cursor.execute(SQL["ticket"], (SWEEP_TICKET,)).fetchone()
+    # The boot clock of an earlier boot says nothing now.
+    return None if row is None or row[1] != host.boot_id() else max(host.boottime_s() - row[0], 0.0)
+
+
+def _groups(cursor: apsw.Cursor, query: str, queues: list[str], now_at: float, by_s: float) -> tuple[JobGroup, ...]:
+    found = [
+        JobGroup(queue, *row)
+        for queue in queues
+        for row in fetch(cursor, query, (queue, now_at, by_s, LOOK_JOBS, LOOK_GROUPS))
+    ]
+    return tuple(sorted(found, key=lambda group: -group.count)[:LOOK_GROUPS])
+
+
+def _look_at_queues(cursor: apsw.Cursor, now_at: float) -> tuple[QueueLook, ...]:
+    paused = {name for name, is_paused in fetch(cursor, "queue_names") if is_paused}
+    found = []
+    for (name,) in fetch(cursor, "ready_queues", (LOOK_QUEUES,)):
+        [(ready,)] = fetch(cursor, "count_ready_of", (name, COUNT_LIMIT))
+        found.append(QueueLook(name, name in paused, ready, _look_at_tasks(cursor, name, now_at)))
+    known = {queue.name for queue in found}
+    return (*found, *(QueueLook(name, True, 0) for name in sorted(paused - known)))
+
+
+def _look_at_tasks(cursor: apsw.Cursor, queue: str, now_at: float) -> tuple[TaskLook, ...]:
+    tasks: dict[str, TaskLook] = {}
+    for job_id, task, run_at in fetch(cursor, "look_ready", (queue, LOOK_JOBS)):
+        seen = tasks.get(task, TaskLook(task, 0, job_id, 0.0))
+        tasks[task] = TaskLook(task, seen.count + 1, seen.first_id, max(seen.waited_s, now_at - run_at))
+    return tuple(tasks[name] for name in sorted(tasks))
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

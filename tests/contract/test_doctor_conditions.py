@@ -1,0 +1,434 @@
+"""Everything the doctor knows, made on purpose on a real ledger: it is found, and when it is mended it is gone."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import psycopg
+import pytest
+from tests.contract.conftest import OpenLedger
+from tests.contract.hands import birth, claim, crash, done, new_job, put, running, turn, until, verdict
+from tests.contract.meddling import Meddler, PostgresMeddler
+from tests.contract.proxy import Proxy, _end, _receive, _send
+
+from unstuck import config
+from unstuck.client.doctor.codes import Severity
+from unstuck.client.doctor.examining import examine
+from unstuck.client.doctor.facts import Limits
+from unstuck.client.doctor.finding import Finding
+from unstuck.client.doctor.gathering import gather
+from unstuck.client.doctor.visiting import visit
+from unstuck.client.operator import Operator
+from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.states import AttemptState, JobState
+from unstuck.store.contract import Ledger
+from unstuck.store.opening import open_ledger
+from unstuck.store.records import GuardNone, Pulse, TaskRecord
+from unstuck.store.sqlite.ledger import SqliteLedger
+
+CALM: dict[str, Any] = {"heartbeat_interval_s": 5.0, "suspect_after_s": 30.0, "running_stale_after_s": 30.0}
+HOST_S_OWN = frozenset({"oom-group"})
+"""What the machine under test brings along, and no test can mend."""
+
+Look = Callable[..., dict[str, Finding]]
+
+
+class FalsePid(Proxy):
+    """A pooler as far as a client can tell: it names a process of its own as the backend."""
+
+    def _answers(self, server: socket.socket, client: socket.socket, cut: threading.Event) -> None:
+        backend_key = b"K\x00\x00\x00\x0c"
+        told = False
+        while data := _receive(server):
+            if not told and backend_key in data:
+                told = True
+                at = data.index(backend_key) + len(backend_key)
+                data = data[:at] + (1).to_bytes(4, "big") + data[at + 4 :]
+            _send(client, data)
+        _end(client)
+
+
+@pytest.fixture
+def look(ledger: Ledger, url: str) -> Look:
+    """Ask the doctor, and give what is more than information, by code."""
+
+    def ask(limits: Limits | None = None, severities: tuple[str, ...] = ("problem", "warning"), **settings: Any) -> Any:
+        findings = examine(gather(ledger, config.build({"url": url, **settings}), limits), limits)
+        return {
+            finding.code.value: finding
+            for finding in findings
+            if finding.severity in severities and finding.code not in HOST_S_OWN
+        }
+
+    return ask
+
+
+@pytest.fixture
+def calm(ledger: Ledger) -> str:
+    """A worker that was just born, and beats rarely enough to be well for the whole test."""
+    ledger.register(birth("w1", **CALM))
+    return "w1"
+
+
+def test_an_empty_ledger_and_a_fresh_worker_are_healthy(ledger: Ledger, look: Look) -> None:
+    assert look() == {}
+    ledger.register(birth("w1", **CALM))
+    assert look() == {}
+
+
+class TestJobsThatWait:
+    def test_nobody_serves_their_queue(self, ledger: Ledger, look: Look) -> None:
+        first = put(ledger, queue="mail")
+        put(ledger, queue="mail", priority=-5)
+        finding = look()["no-worker-for-queue"]
+        assert finding.facts | {"waited_s": 0} == {"queue": "mail", "ready": 2, "example": first, "waited_s": 0}
+        ledger.register(birth("w1", queues=("mail",), **CALM))
+        assert look() == {}
+
+    def test_nobody_knows_their_task(self, ledger: Ledger, look: Look, calm: str) -> None:
+        put(ledger)
+        unknown = put(ledger, task="resize")
+        assert look()["task-unknown"].facts["example"] == unknown
+        ledger.register(birth("w2", tasks=(TaskRecord("resize", "default"),), **CALM))
+        assert look() == {}
+
+    def test_their_queue_is_paused(self, ledger: Ledger, look: Look, calm: str) -> None:
+        ledger.pause("default", "ada")
+        assert look() == {}
+        assert "queue-paused" in look(severities=("info",))
+        put(ledger)
+        assert set(look()) == {"queue-paused"}
+        ledger.resume("default", "ada")
+        assert look() == {}
+
+    def test_everybody_is_leaving(self, ledger: Ledger, look: Look, calm: str) -> None:
+        put(ledger)
+        ledger.request("w1", "drain", "ada")
+        assert set(look()) == {"workers-leaving"}
+
+    def test_they_are_scheduled_far_off(self, ledger: Ledger, look: Look, calm: str) -> None:
+        put(ledger, delay_s=60.0)
+        job_id = put(ledger, delay_s=3 * 86_400.0)
+        assert look() == {}
+        facts = look(severities=("info",))["scheduled-far-off"].facts
+        assert (facts["count"], facts["example"]) == (1, job_id)
+        assert facts["by_s"] == pytest.approx(3 * 86_400, abs=60)
+
+    def test_they_were_due_and_forgotten(self, ledger: Ledger, look: Look, calm: str, meddler: Meddler) -> None:
+        job_id = put(ledger, delay_s=5.0)
+        assert look() == {}
+        meddler.age_job(job_id, 65.0)
+        assert look()["due-but-waiting"].facts["example"] == job_id
+        ledger.promote_due(10)
+        assert ledger.diagnose(far_s=60.0, late_s=30.0).overdue == ()
+
+    def test_they_are_quarantined(self, ledger: Ledger, look: Look, calm: str) -> None:
+        job = running(ledger)
+        error = JobError("CRASHED_TOO_OFTEN", "It killed 4 runners", "SIGSEGV", {})
+        turn(ledger, endings=[Ending(job.job_id, job.token, JobState.QUARANTINED, AttemptState.CRASHED, error=error)])
+        assert look()["quarantined"].facts["example"] == job.job_id
+        ledger.retry([job.job_id], "ada")
+        assert "quarantined" not in look()
+
+    def test_the_looks_are_bounded_however_many_wait(self, ledger: Ledger, look: Look) -> None:
+        ledger.enqueue([new_job(task="add")] * 1_500 + [new_job(task="resize", priority=-1)] * 3)
+        found = ledger.diagnose(far_s=1.0, late_s=1.0).queues
+        assert [(queue.name, queue.ready) for queue in found] == [("default", 1_503)]
+        counted = {task.task: task.count for task in found[0].tasks}
+        assert counted == {"add": 997, "resize": 3}
+
+
+class TestRecovery:
+    def test_nobody_sweeps(self, ledger: Ledger, look: Look, calm: str, meddler: Meddler) -> None:
+        meddler.age_worker("w1", 3600.0)
+        assert set(look()) == {"no-reaper"}
+        assert ledger.take_ticket("sweep", 60.0)
+        assert look() == {}
+        meddler.expire_ticket("sweep")
+        assert set(look()) == {"no-reaper"}
+
+    def test_recovery_is_switched_off(self, look: Look, calm: str) -> None:
+        off = look(auto_requeue_stale_claimed=False, auto_fail_stale_running=False)
+        assert set(off) == {"requeue-switched-off", "fail-switched-off"}
+
+    def test_recovery_is_switched_off_in_a_worker(self, ledger: Ledger, look: Look) -> None:
+        ledger.register(birth("w1", metadata={"settings": {"auto_fail_stale_running": False}}, **CALM))
+        assert set(look()) == {"fail-switched-off"}
+
+
+class TestWorkers:
+    def test_alive_but_doing_nothing(self, ledger: Ledger, look: Look, meddler: Meddler, beating: Any) -> None:
+        ledger.register(birth("w1", heartbeat_interval_s=0.1, suspect_after_s=30.0, running_stale_after_s=30.0))
+        job_id = put(ledger)
+        assert "idle-worker" not in look(poll_interval=0.1)
+        meddler.age_job(job_id, 30.0)
+        with beating(lambda: Pulse("w1", 0, 7)):
+            finding = look(poll_interval=0.1)["idle-worker"]
+            assert finding.facts["ready"] == [job_id]
+            assert finding.severity is Severity.PROBLEM
+        counter = iter(range(10**9))
+        with beating(lambda: Pulse("w1", 0, next(counter))):
+            # It ends one job after the other: it is behind, not idle.
+            assert "idle-worker" not in look(poll_interval=0.1)
+        claim(ledger)
+        assert "idle-worker" not in look(poll_interval=0.1)
+
+    @pytest.fixture
+    def beating(self, open_again: OpenLedger) -> Any:
+        @contextmanager
+        def beat(pulse: Callable[[], Pulse]) -> Iterator[None]:
+            over = threading.Event()
+            other = open_again()
+
+            def go_on() -> None:
+                while not over.wait(0.02):
+                    other.beat(pulse())
+
+            other.beat(pulse())
+            thread = threading.Thread(target=go_on)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
+
+        return beat
+
+    def test_beats_that_come_late(self, ledger: Ledger, look: Look) -> None:
+        ledger.register(birth("w1", heartbeat_interval_s=0.2, suspect_after_s=60.0, running_stale_after_s=60.0))
+        until(lambda: "late-beats" in look(), "a late beat")
+
+    def test_a_silent_worker_that_holds_jobs(self, ledger: Ledger, look: Look) -> None:
+        ledger.register(birth("w1", heartbeat_interval_s=0.1, suspect_after_s=0.3, running_stale_after_s=0.3))
+        running(ledger)
+        finding = until(lambda: look().get("silent-worker"), "a silent worker")
+        assert (finding.severity, finding.facts["held"]) == (Severity.PROBLEM, 1)
+
+    def test_the_dead_that_still_hold_jobs(self, ledger: Ledger, look: Look, calm: str, meddler: Meddler) -> None:
+        ledger.register(birth("w2", **CALM))
+        job = running(ledger, "w2")
+        assert ledger.condemn("w2", verdict(), GuardNone())
+        assert "dead-worker-holds-jobs" not in look()
+        meddler.age_worker("w2", 60.0)
+        assert look()["dead-worker-holds-jobs"].facts["worker"] == "w2"
+        ledger.settle("w2", [crash(job)], [], GuardNone())
+        assert "dead-worker-holds-jobs" not in look()
+
+
+class TestSettings:
+    def test_a_timeout_without_room(self, ledger: Ledger, look: Look) -> None:
+        ledger.register(birth("w1", heartbeat_interval_s=20.0, suspect_after_s=40.0, running_stale_after_s=40.0))
+        assert set(look()) == {"timeout-too-tight"}
+
+    def test_rounds_rarer_than_the_timeout(self, look: Look, calm: str) -> None:
+        assert set(look(check_interval="60s")) == {"check-interval-too-long"}
+
+    def test_workers_that_differ(self, ledger: Ledger, look: Look, calm: str) -> None:
+        ledger.register(birth("w2", **{**CALM, "suspect_after_s": 60.0}, version="2.0"))
+        assert set(look()) == {"settings-differ", "versions-differ"}
+
+
+class TestTheLedger:
+    def test_there_are_no_tables(self, empty_ledger: Ledger, url: str) -> None:
+        assert visit(config.build({"url": url}))[0].code == "no-ledger"
+        with pytest.raises(Exception, match="unstuck migrate"):
+            empty_ledger.check_schema()
+
+    def test_the_tables_are_newer(self, open_again: OpenLedger, url: str, meddler: Meddler) -> None:
+        open_again().migrate()
+        meddler.age_schema(9_999)
+        assert visit(config.build({"url": url}))[0].code == "schema-ahead"
+
+    def test_the_tables_are_older(self, open_again: OpenLedger, url: str, meddler: Meddler) -> None:
+        applied = open_again().migrate()
+        table = "unstuck_migrations" if meddler.dialect == "sqlite" else "migrations"
+        meddler.rows(f"delete from {table} where number = {len(applied)}")
+        expected = "schema-behind" if len(applied) > 1 else "no-ledger"
+        assert visit(config.build({"url": url}))[0].code == expected
+
+    @pytest.mark.parametrize("address", ["postgresql://u:secret@127.0.0.1:1/x", "sqlite:////nowhere/at/all.db"])
+    def test_nobody_answers(self, address: str) -> None:
+        finding = visit(config.build({"url": address}))[0]
+        assert (finding.code, finding.severity) == ("ledger-unreachable", Severity.PROBLEM)
+        assert "secret" not in f"{finding}"
+
+
+class TestPostgres:
+    @pytest.fixture
+    def settings(self, pg_url: str) -> config.Settings:
+        return config.build({"url": pg_url})
+
+    @pytest.fixture
+    def pg(self, settings: config.Settings) -> Iterator[Ledger]:
+        ledger = open_ledger(settings)
+        ledger.migrate()
+        yield ledger
+        ledger.close()
+
+    def codes(self, ledger: Ledger, settings: config.Settings, limits: Limits | None = None) -> set[str]:
+        return {finding.code.value for finding in examine(gather(ledger, settings, limits), limits)} - HOST_S_OWN
+
+    def test_this_hosts_clock_is_wrong(
+        self, pg: Ledger, settings: config.Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        right = time.time
+        for off_s in (90.0, -90.0):
+            monkeypatch.setattr(time, "time", lambda off_s=off_s: right() + off_s)
+            finding = next(one for one in examine(gather(pg, settings)) if one.code == "clock-differs")
+            assert finding.facts["off_s"] == pytest.approx(off_s, abs=5)
+        monkeypatch.undo()
+        assert self.codes(pg, settings) == {"containment"}
+
+    def test_the_clock_of_a_workers_host_is_wrong(self, pg: Ledger, settings: config.Settings) -> None:
+        pg.register(birth("w1", host="elsewhere", metadata={"clock_at": time.time()}, **CALM))
+        assert "clock-differs" not in self.codes(pg, settings)
+        pg.register(birth("w2", host="far-away", metadata={"clock_at": time.time() - 90}, **CALM))
+        [finding] = [one for one in examine(gather(pg, settings)) if one.code == "clock-differs"]
+        assert finding.facts["host"] == "far-away"
+
+    def test_wake_ups_are_off_or_rung_elsewhere(self, pg: Ledger, pg_url: str, pg_server: Any) -> None:
+        off = config.build({"url": pg_url, "notify": False})
+        assert "notify-off" in {finding.code for finding in visit(off)}
+        other = pg_server.new_database()
+        try:
+            lost = visit(config.build({"url": pg_url, "listen_url": other}))
+            assert "notify-silent" in {finding.code for finding in lost}
+            same = visit(config.build({"url": pg_url, "listen_url": pg_url}))
+            assert {finding.code for finding in same} <= {"containment", *HOST_S_OWN}
+        finally:
+            pg_server.drop_database(other)
+
+    def test_a_pooler_stands_between(self, pg: Ledger, pg_url: str) -> None:
+        with FalsePid(pg_url) as pooler:
+            blind = {finding.code for finding in visit(config.build({"url": pooler.url}))}
+            assert blind >= {"pooler", "pooler-without-listen-url"}
+            seeing = {finding.code for finding in visit(config.build({"url": pooler.url, "listen_url": pg_url}))}
+            assert seeing - HOST_S_OWN == {"pooler", "containment"}
+            circle = {finding.code for finding in visit(config.build({"url": pg_url, "listen_url": pooler.url}))}
+            assert "notify-silent" in circle
+
+    def test_dead_rows_and_an_autovacuum_that_is_off(self, pg: Ledger, settings: config.Settings, pg_url: str) -> None:
+        # Each on a connection of its own: a session tells the server what it counted when it ends.
+        meddler = PostgresMeddler(pg_url)
+        meddler.rows("alter table jobs set (autovacuum_enabled = off)")
+        meddler.rows("update migrations set applied_at = applied_at - interval '1 hour'")
+        meddler.rows(
+            "insert into jobs (id, queue, task, payload, enqueued_at, finished_at, ready, waiting, state)"
+            " select n, 'default', 'add', '', now(), now(), false, false, 'succeeded' from generate_series(1, 6000) n"
+        )
+        meddler.rows("update jobs set attempt = 1")
+        meddler.rows("update jobs set attempt = 2")
+        limits = Limits(dead_rows=5_000)
+        until(lambda: "dead-rows" in self.codes(pg, settings, limits), "the server to count its dead rows")
+        assert "autovacuum-off" in self.codes(pg, settings, limits)
+        assert "dead-rows" not in self.codes(pg, settings)
+        meddler.rows("vacuum jobs")
+        meddler.rows("alter table jobs reset (autovacuum_enabled)")
+        until(lambda: self.codes(pg, settings, limits) == {"containment"}, "the doctor to be content")
+
+    def test_an_old_snapshot(self, pg: Ledger, settings: config.Settings, pg_url: str) -> None:
+        limits = Limits(snapshot_s=0.2)
+        with psycopg.connect(pg_url, application_name="a report") as reader:
+            reader.execute("set transaction isolation level repeatable read")
+            reader.execute("select count(*) from unstuck.jobs")
+            until(lambda: "old-snapshot" in self.codes(pg, settings, limits), "the snapshot to be old")
+            [finding] = [one for one in examine(gather(pg, settings, limits), limits) if one.code == "old-snapshot"]
+            assert finding.facts["name"] == str(reader.info.backend_pid)
+            assert "a report" in finding.what
+            assert "old-snapshot" not in self.codes(pg, settings)
+        assert "old-snapshot" not in self.codes(pg, settings, limits)
+
+
+class TestSqlite:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "jobs.db"
+
+    @pytest.fixture
+    def settings(self, path: Path) -> config.Settings:
+        return config.build({"url": f"sqlite:///{path}"})
+
+    @pytest.fixture
+    def file(self, settings: config.Settings) -> Iterator[Ledger]:
+        ledger = SqliteLedger(settings)
+        ledger.migrate()
+        yield ledger
+        ledger.close()
+
+    def codes(self, ledger: Ledger, settings: config.Settings, limits: Limits | None = None) -> set[str]:
+        return {finding.code.value for finding in examine(gather(ledger, settings, limits), limits)} - HOST_S_OWN
+
+    def test_a_reader_that_keeps_the_wal_from_being_emptied(
+        self, file: Ledger, path: Path, settings: config.Settings
+    ) -> None:
+        file.register(birth("w1", **CALM))
+        reader = apsw.Connection(str(path))
+        reader.execute("begin; select count(*) from unstuck_jobs").fetchall()
+        for _ in range(12):
+            put(file, payload=b"x" * 1_000_000)
+        assert self.codes(file, settings) >= {"wal-reader"}
+        assert "wal-large" in self.codes(file, settings, Limits(wal_bytes=2**20))
+        reader.close()
+        assert "wal-reader" not in self.codes(file, settings)
+
+    def test_a_file_that_is_mostly_empty(self, file: Ledger, settings: config.Settings) -> None:
+        file.register(birth("w1", **CALM))
+        job = running(file, payload=b"x" * 4_000_000)
+        turn(file, done=[done(job)])
+        limits = Limits(free_bytes=2**20)
+        assert "free-space" not in self.codes(file, settings, limits)
+        assert file.prune(0.0) == 1
+        assert "free-space" in self.codes(file, settings, limits)
+
+    def test_a_bell_that_cannot_be_reached(self, file: Ledger, settings: config.Settings) -> None:
+        file.register(birth("w1", **CALM))
+        bell = file.listen("w1")
+        assert "bell-unreachable" not in self.codes(file, settings)
+        bell.close()
+        assert "bell-unreachable" in self.codes(file, settings)
+
+
+class TestOneJob:
+    @pytest.fixture
+    def ask(self, ledger: Ledger, url: str) -> Callable[[int], list[Finding]]:
+        return Operator(ledger, config.build({"url": url})).doctor_job
+
+    def test_why_it_waits(self, ledger: Ledger, ask: Callable[[int], list[Finding]]) -> None:
+        [finding] = ask(put(ledger))
+        assert (finding.code, finding.severity) == ("no-worker-for-queue", Severity.PROBLEM)
+        [later] = ask(put(ledger, delay_s=60.0))
+        assert (later.code, later.severity) == ("scheduled", Severity.WARNING)
+        ledger.register(birth("w1", **CALM))
+        assert [one.code for one in ask(put(ledger, delay_s=60.0))] == ["scheduled"]
+        [ready] = ask(put(ledger))
+        assert (ready.code, ready.severity) == ("queueing", Severity.INFO)
+
+    def test_how_it_goes_and_how_it_ended(self, ledger: Ledger, ask: Callable[[int], list[Finding]]) -> None:
+        ledger.register(birth("w1", **CALM))
+        job, other = running(ledger), running(ledger)
+        put(ledger)
+        [claimed] = claim(ledger)
+        assert [one.code for one in ask(job.job_id)] == ["running"]
+        assert [one.code for one in ask(claimed.job_id)] == ["starting"]
+        turn(ledger, done=[done(job)], endings=[crash(other)])
+        assert [one.code for one in ask(job.job_id)] == ["succeeded"]
+        [failed] = ask(other.job_id)
+        assert (failed.code, failed.severity) == ("failed", Severity.WARNING)
+        assert "WORKER_CRASHED" in failed.why
+
+    def test_whose_worker_is_dead_and_nobody_sweeps(
+        self, ledger: Ledger, ask: Callable[[int], list[Finding]], meddler: Meddler
+    ) -> None:
+        ledger.register(birth("w1", **CALM))
+        ledger.register(birth("w2", **CALM))
+        job = running(ledger, "w2")
+        ledger.condemn("w2", verdict(), GuardNone())
+        for worker_id in ("w1", "w2"):
+            meddler.age_worker(worker_id, 3600.0)
+        assert {one.code for one in ask(job.job_id)} == {"dead-worker-holds-jobs", "no-reaper"}

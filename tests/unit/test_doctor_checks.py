@@ -1,0 +1,337 @@
+"""Each of the doctor's checks on facts alone: silent on the healthy, and never silent on the sick."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.doctor_kit import HERE, NOW_AT, diagnosis, facts, found, ready, told, with_, worker
+
+from unstuck.client.doctor.codes import Code, Severity
+from unstuck.client.doctor.examining import examine
+from unstuck.client.doctor.facts import Facts, Host, Standstill, Trouble
+from unstuck.client.doctor.finding import MAX_ALIKE
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import WorkerState
+from unstuck.runner import containment
+from unstuck.store.diagnosis import COUNT_LIMIT, JobGroup, QueueLook, Snapshot, TableLook, TaskLook
+from unstuck.store.records import WorkerVerdict
+
+GROUP = JobGroup("default", "add", 3, 17, 90_000.0)
+
+
+def test_a_healthy_system_gives_no_problem_and_no_warning() -> None:
+    healthy = facts(worker(), worker("bob"), queues=(ready(),))
+    assert found(healthy) == {}
+    assert told(healthy) == {"containment"}
+
+
+def test_every_code_is_on_the_page_and_the_page_knows_no_other() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/doctor.md").read_text()
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == {code.value for code in Code}
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("unreachable", "ledger-unreachable"),
+        ("none", "no-ledger"),
+        ("behind", "schema-behind"),
+        ("ahead", "schema-ahead"),
+    ],
+)
+def test_a_ledger_that_cannot_be_looked_at_is_the_finding(kind: Any, code: str) -> None:
+    lost = Facts(facts().settings, Host(HERE), trouble=Trouble(kind, "The server is gone."))
+    [finding] = found(lost).values()
+    assert (finding.code, finding.severity, finding.why) == (code, Severity.PROBLEM, "The server is gone.")
+
+
+class TestWaiting:
+    def test_nobody_serves_the_queue(self) -> None:
+        finding = found(facts(queues=(ready("mail", number=12),)))["no-worker-for-queue"]
+        assert finding.severity is Severity.PROBLEM
+        assert finding.what == "12 ready jobs wait in queue 'mail'"
+        assert "job 17" in finding.why
+        assert "unstuck worker module:app --queues mail" in finding.cure
+        assert finding.facts["example"] == 17
+
+    def test_a_silent_worker_serves_nobody(self) -> None:
+        assert "no-worker-for-queue" in found(facts(worker(silent_s=31.0), queues=(ready(),)))
+
+    def test_a_count_that_was_broken_off_says_so(self) -> None:
+        finding = found(facts(queues=(ready("mail", number=COUNT_LIMIT),)))["no-worker-for-queue"]
+        assert finding.what.startswith("10,000 or more ready jobs")
+
+    def test_nobody_knows_the_task_while_others_of_the_queue_go_on(self) -> None:
+        queue = QueueLook("default", False, 5_000, (TaskLook("add", 900, 1, 2.0), TaskLook("resize", 4, 18, 60.0)))
+        finding = found(facts(queues=(queue,)))["task-unknown"]
+        assert finding.what == "At least 4 ready jobs wait for task 'resize' in queue 'default'"
+        assert (finding.severity, finding.facts["example"]) == (Severity.PROBLEM, 18)
+
+    def test_whoever_could_take_it_is_leaving(self) -> None:
+        finding = found(facts(worker(request="drain"), queues=(ready(),)))["workers-leaving"]
+        assert finding.severity is Severity.WARNING
+
+    def test_a_paused_queue_is_a_warning_only_while_somebody_waits(self) -> None:
+        finding = found(facts(queues=(ready(paused=True),)))["queue-paused"]
+        assert finding.cure == "`unstuck resume default` lets it go on."
+        idle = facts(queues=(QueueLook("default", True, 0),))
+        assert found(idle) == {}
+        assert "queue-paused" in told(idle)
+
+    def test_far_off_is_information(self) -> None:
+        assert found(facts(scheduled=(GROUP,))) == {}
+        assert "scheduled-far-off" in told(facts(scheduled=(GROUP,)))
+
+    def test_due_and_forgotten_is_a_problem(self) -> None:
+        assert found(facts(overdue=(GROUP,)))["due-but-waiting"].severity is Severity.PROBLEM
+
+    def test_the_quarantined_wait_for_somebody(self) -> None:
+        finding = found(facts(quarantined=(GROUP,)))["quarantined"]
+        assert finding.severity is Severity.WARNING
+        assert "`unstuck retry 17`" in finding.cure
+
+    def test_two_hundred_deserted_queues_do_not_bury_the_rest(self) -> None:
+        findings = examine(facts(queues=tuple(ready(f"q{n}") for n in range(200))))
+        alike = [finding for finding in findings if finding.code is Code.NO_WORKER_FOR_QUEUE]
+        assert len(alike) == MAX_ALIKE + 1
+        assert alike[-1].what == "180 more like these"
+
+
+class TestRecovery:
+    def test_nobody_takes_the_ticket(self) -> None:
+        assert "no-reaper" in found(facts(unswept_s=60.0))
+        assert "no-reaper" in found(facts(unswept_s=None))
+        assert "no-reaper" not in found(facts(unswept_s=14.0))
+
+    def test_a_fleet_that_was_just_started_is_given_time(self) -> None:
+        assert found(facts(worker(created_at=NOW_AT - 5), unswept_s=3600.0)) == {}
+
+    def test_workers_with_a_slow_round_are_given_theirs(self) -> None:
+        slow = worker(metadata={"settings": {"check_interval_s": 20}})
+        assert "no-reaper" not in found(facts(slow, unswept_s=60.0))
+
+    def test_an_empty_house_needs_no_watchman(self) -> None:
+        assert found(facts(worker(state=WorkerState.STOPPED, stopped_at=NOW_AT - 60), unswept_s=None)) == {}
+
+    @pytest.mark.parametrize(
+        ("switch", "code"),
+        [
+            ("auto_requeue_stale_claimed", "requeue-switched-off"),
+            ("auto_fail_stale_running", "fail-switched-off"),
+        ],
+    )
+    def test_a_switch_is_seen_here_and_in_the_workers(self, switch: str, code: str) -> None:
+        assert set(found(facts(settings={switch: False}))) == {code}
+        finding = found(facts(worker(metadata={"settings": {switch: False}})))[code]
+        assert finding.facts["workers"] == ["ada"]
+        assert finding.severity is Severity.WARNING
+
+
+class TestFleet:
+    def test_a_late_beat_is_not_a_silent_worker(self) -> None:
+        assert found(facts(worker(silent_s=9.9))) == {}
+        assert "late-beats" in found(facts(worker(silent_s=10.5)))
+        silent = found(facts(worker(silent_s=31.0)))
+        assert silent["silent-worker"].severity is Severity.WARNING
+        assert "late-beats" not in silent
+
+    def test_a_silent_worker_with_jobs_is_a_problem(self) -> None:
+        suspect = worker(state=WorkerState.SUSPECT, silent_s=2.0, held=3)
+        finding = found(facts(suspect))["silent-worker"]
+        assert finding.severity is Severity.PROBLEM
+        assert "holds 3 jobs" in finding.what
+
+    def test_the_dead_that_hold_jobs_are_seen_when_nobody_settles_them(self) -> None:
+        verdict = WorkerVerdict(WorkerState.DEAD, Detector.LEASE, "no heartbeat", 31.0, "reaper")
+        dead = worker("bob", state=WorkerState.DEAD, held=2, stopped_at=NOW_AT - 60, verdict=verdict)
+        finding = found(facts(worker(), dead))["dead-worker-holds-jobs"]
+        assert finding.severity is Severity.PROBLEM
+        assert "no heartbeat" in finding.why
+        just_died = worker("bob", state=WorkerState.DEAD, held=2, stopped_at=NOW_AT - 1)
+        assert found(facts(worker(), just_died)) == {}
+
+    def standstill(self, **after: Any) -> Facts:
+        seen = Standstill(worker(), worker(**after), 5.0, (17, 18), (17, 18), ("default",))
+        return with_(facts(), standstills=(seen,))
+
+    def test_alive_but_doing_nothing(self) -> None:
+        finding = found(self.standstill())["idle-worker"]
+        assert finding.severity is Severity.PROBLEM
+        assert "4 free slots" in finding.why
+        assert "job 17" in finding.why
+
+    @pytest.mark.parametrize(
+        "after",
+        [{"processed": 8}, {"held": 1}, {"running": 4}, {"request": "stop"}, {"state": WorkerState.DRAINING}],
+        ids=str,
+    )
+    def test_whoever_moved_or_could_not_is_not_accused(self, after: dict[str, Any]) -> None:
+        assert "idle-worker" not in found(self.standstill(**after))
+
+    def test_nobody_is_accused_when_the_line_moved(self) -> None:
+        seen = Standstill(worker(), worker(), 5.0, (17, 18), (18,), ("default",))
+        assert found(with_(facts(), standstills=(seen,))) == {}
+
+
+class TestClocks:
+    @pytest.mark.parametrize(("off_s", "side"), [(3.0, "3s ahead of"), (-3.0, "3s behind")])
+    def test_this_hosts_clock(self, off_s: float, side: str) -> None:
+        assert side in found(facts(clock_off_s=off_s))["clock-differs"].what
+        assert found(facts(clock_off_s=off_s / 2)) == {}
+
+    def test_the_clock_of_a_workers_host(self) -> None:
+        born_at = NOW_AT - 3600
+        away = worker(host="there", created_at=born_at, metadata={"clock_at": born_at - 90.0})
+        finding = found(facts(away))["clock-differs"]
+        assert finding.what == "The clock of host there is 90s behind the database's"
+        assert found(facts(worker(host="there", created_at=born_at, metadata={"clock_at": born_at - 0.5}))) == {}
+
+    def test_one_host_has_one_clock(self) -> None:
+        away = worker(host="there", metadata={"clock_at": 5.0})
+        assert found(facts(away, clock_off_s=None)) == {}
+
+
+class TestBell:
+    def test_switched_off_is_information(self) -> None:
+        assert found(facts(bell="off")) == {}
+        assert "notify-off" in told(facts(bell="off"))
+        assert "notify-off" in told(facts(worker(metadata={"settings": {"notify": False}})))
+
+    def test_a_pooler_without_a_way_around_it(self) -> None:
+        pooled = facts(pooler=True, bell="pooled")
+        assert set(found(pooled)) == {"pooler-without-listen-url"}
+        assert "pooler" in told(pooled)
+        assert found(facts(pooler=True)) == {}
+
+    def test_a_notify_that_nobody_hears(self) -> None:
+        finding = found(facts(bell="silent", bell_note="nothing came"))["notify-silent"]
+        assert "nothing came" in finding.why
+        assert finding.severity is Severity.WARNING
+
+    def test_a_bell_in_another_container(self) -> None:
+        assert "bell-unreachable" in found(facts(deaf=("id-of-ada",)))
+        assert found(facts(deaf=("somebody-gone",))) == {}
+
+
+class TestHousekeeping:
+    def test_dead_rows_that_vacuum_does_not_reach(self) -> None:
+        swamped = TableLook("jobs", 100_000, 90_000, 2**27, 3600.0, True)
+        assert found(facts(tables=(swamped,)))["dead-rows"].facts["dead_rows"] == 90_000
+        assert found(facts(tables=(TableLook("jobs", 100_000, 90_000, 2**27, 60.0, True),))) == {}
+        assert found(facts(tables=(TableLook("jobs", 100_000, 60_000, 2**27, 3600.0, True),))) == {}
+
+    def test_beats_may_leave_fewer(self) -> None:
+        assert "dead-rows" in found(facts(tables=(TableLook("beats", 10, 6_000, 2**20, 3600.0, True),)))
+
+    def test_autovacuum_that_is_off(self) -> None:
+        assert "autovacuum-off" in found(facts(tables=(TableLook("jobs", 10, 0, 2**20, 1.0, False),)))
+
+    @pytest.mark.parametrize(
+        ("old", "cure"),
+        [
+            (Snapshot("session", "99", "bi, idle in transaction", 3600.0), "pg_terminate_backend(99)"),
+            (Snapshot("prepared", "tx1", "bi", 3600.0), "ROLLBACK PREPARED 'tx1'"),
+            (Snapshot("slot", "replica", "physical", None, False, 10), "pg_drop_replication_slot('replica')"),
+            (Snapshot("slot", "replica", "physical", None, True, 2_000_000), "pg_drop_replication_slot('replica')"),
+        ],
+    )
+    def test_what_holds_vacuum_back(self, old: Snapshot, cure: str) -> None:
+        assert cure in found(facts(snapshots=(old,)))["old-snapshot"].cure
+
+    @pytest.mark.parametrize(
+        "young", [Snapshot("session", "99", "", 10.0), Snapshot("slot", "replica", "physical", None, True, 10)]
+    )
+    def test_what_is_in_use_holds_nothing_back(self, young: Snapshot) -> None:
+        assert found(facts(snapshots=(young,))) == {}
+
+    def test_a_file_that_is_mostly_empty(self) -> None:
+        assert "free-space" in found(facts(size_bytes=2**30, free_bytes=2**30 * 3 // 4))
+        assert found(facts(size_bytes=2**30, free_bytes=2**30 // 3)) == {}
+        assert found(facts(size_bytes=2**20, free_bytes=2**20 * 3 // 4)) == {}
+
+    def test_a_wal_that_grows_and_who_holds_it(self) -> None:
+        assert set(found(facts(wal_bytes=2**29))) == {"wal-large"}
+        finding = found(facts(wal_stuck_pages=2_500, readers=(4711,)))["wal-reader"]
+        assert "4711" in finding.cure
+        assert found(facts(wal_stuck_pages=10, wal_bytes=2**26)) == {}
+
+
+class TestTiming:
+    def test_a_timeout_that_one_slow_moment_breaks(self) -> None:
+        slow = facts(worker(heartbeat_interval_s=1.0, suspect_after_s=3.0), round_trip_s=0.5)
+        assert "timeout-too-tight" in found(slow)
+        assert found(facts(worker(heartbeat_interval_s=1.0, suspect_after_s=3.0))) == {}
+
+    def test_a_beat_that_was_seen_to_be_late_counts_too(self) -> None:
+        late = worker(heartbeat_interval_s=1.0, suspect_after_s=3.0, silent_s=1.9)
+        assert "timeout-too-tight" in found(facts(late))
+
+    def test_rounds_that_are_rarer_than_deaths(self) -> None:
+        assert "check-interval-too-long" in found(facts(settings={"check_interval": "60s"}))
+        told_so = worker(metadata={"settings": {"check_interval_s": 60, "heartbeat_timeout_s": 30.0}})
+        assert "check-interval-too-long" in found(facts(told_so))
+
+    def test_workers_that_live_by_different_settings(self) -> None:
+        finding = found(facts(worker(), worker("bob", suspect_after_s=60.0)))["settings-differ"]
+        assert finding.facts["settings"] == {"suspect_after_s": {"30.0": ["ada"], "60.0": ["bob"]}}
+        one, other = ({"settings": {"notify": value}} for value in (True, False))
+        assert "settings-differ" in found(facts(worker(metadata=one), worker("bob", metadata=other)))
+
+    def test_workers_of_different_versions(self) -> None:
+        assert set(found(facts(worker(), worker("bob", version="2.0")))) == {"versions-differ"}
+
+
+class TestHost:
+    def test_containment_is_told_by_workers_or_found_here(self) -> None:
+        bare = with_(facts(worker(metadata={})), host=Host(HERE, "subreaper: as far as it can be found (no cgroup)"))
+        [finding] = examine(bare)
+        assert (finding.code, finding.severity) == (Code.CONTAINMENT, Severity.INFO)
+        assert finding.what == f"Containment on {HERE}: subreaper"
+        assert "Delegate=yes" in finding.cure
+
+    def test_a_kernel_that_kills_the_whole_group(self) -> None:
+        assert "oom-group" in found(facts(worker(metadata={"oom_group": True})))
+        assert "oom-group" in found(with_(facts(worker(metadata={})), host=Host(HERE, "", True)))
+        assert found(facts(worker(metadata={"oom_group": False}))) == {}
+
+
+def test_metadata_of_strangers_is_not_believed_blindly() -> None:
+    odd = worker(metadata={"settings": ["x"], "clock_at": "noon", "containment": 3, "oom_group": "yes"})
+    assert found(facts(odd)) == {}
+
+
+def test_the_worst_comes_first() -> None:
+    findings = examine(facts(quarantined=(GROUP,), unswept_s=None, bell="off"))
+    assert [finding.severity.value for finding in findings] == ["problem", "warning", "info", "info"]
+
+
+def test_a_diagnosis_is_enough_for_a_ledger_without_workers() -> None:
+    assert found(Facts(facts().settings, Host(HERE), diagnosis=diagnosis(unswept_s=None))) == {}
+
+
+def test_the_doctor_reads_whom_the_kernel_kills() -> None:
+    """In a cgroup of our own, where this machine lets us make one below the one we are in."""
+    base = containment._own_cgroup()
+    if base is None:
+        pytest.skip("there is no cgroup v2 here")
+    hall = base / f"unstuck-doctor-{os.getpid()}"
+    try:
+        hall.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup of our own: {error}")
+    look = (
+        "import sys; open(sys.argv[1] + '/cgroup.procs', 'w').write('0'); "
+        "from unstuck.runner.containment import oom_group; print(oom_group())"
+    )
+    try:
+        has_switch = (hall / "memory.oom.group").exists()
+        if has_switch:
+            (hall / "memory.oom.group").write_text("1")
+        said = subprocess.run([sys.executable, "-c", look, str(hall)], capture_output=True, text=True, check=False)
+        assert said.stdout.strip() == ("True" if has_switch else "None"), said.stderr
+    finally:
+        hall.rmdir()
