@@ -184,7 +184,7 @@ def test_release_takes_a_task_or_all_and_refuses_the_others(shop: Shop) -> None:
         for number in (first, second, third):
             record = ledger.job(number)
             assert record is not None
-            assert (record.state, record.suspicions, record.crash_count) == (JobState.PENDING, 1, 0)
+            assert (record.state, record.alone, record.crash_count) == (JobState.PENDING, True, 0)
 
 
 def test_many_are_released_in_pages(either_shop: Shop) -> None:

@@ -399,7 +399,7 @@ def test_a_paused_queue_says_how_to_go_on() -> None:
 
 
 def test_a_suspect_is_said_to_run_alone() -> None:
-    assert "It will run alone in its process" in tell(of({"suspicions": 1})).next
+    assert "It will run alone in its process" in tell(of({"alone": True})).next
 
 
 def test_a_cancel_on_its_way_is_not_offered_again() -> None:

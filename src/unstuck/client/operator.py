@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from unstuck.client import stale, views
+from unstuck.client.doctor import gathering as doctors_facts
 from unstuck.client.doctor.examining import examine
 from unstuck.client.doctor.facts import Limits
 from unstuck.client.doctor.finding import Finding
-from unstuck.client.doctor.gathering import gather
 from unstuck.client.doctor.one_job import examine_job
 from unstuck.client.explaining import Surroundings, describe, explain_wait
 from unstuck.client.quarantine import Quarantined, find_quarantined, states_of
 from unstuck.client.stale import StaleAction as StaleAction
-from unstuck.client.why.gathering import gather
+from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.telling import tell
 from unstuck.config import Settings
@@ -70,7 +70,7 @@ class Operator:
     def why(self, job_id: int) -> Story:
         """Tell the whole story of a job in plain words: what happened, by which rule, what is next, what to do."""
         record = self.job(job_id)
-        return tell(gather(self._ledger, record, self._surroundings(record)))
+        return tell(evidence.gather(self._ledger, record, self._surroundings(record)))
 
     def jobs(self, where: JobFilter) -> list[JobRecord]:
         return self._ledger.jobs(where)
@@ -102,7 +102,7 @@ class Operator:
         """Look at the whole system and say what is wrong, why, and the cure; the worst first.
 
         Takes a moment longer where a worker seems to do nothing: it is looked at twice."""
-        return examine(gather(self._ledger, self._settings, limits), limits)
+        return examine(doctors_facts.gather(self._ledger, self._settings, limits), limits)
 
     def doctor_job(self, job_id: int) -> list[Finding]:
         """Say why one job is not running, or how it runs or ended, and what to do."""

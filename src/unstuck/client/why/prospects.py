@@ -53,7 +53,7 @@ def what_next(evidence: Evidence) -> str:
             return "Nothing by itself: it has ended, and runs again only if somebody retries it."
         case _:
             said = [describe(job, evidence.around), *_signs(evidence)]
-            if job.suspicions:
+            if job.alone:
                 verb = "runs" if job.state is JobState.RUNNING else "will run"
                 said.append(f"It {verb} alone in its process: it is suspected of having killed one.")
             if job.cancel_requested:
