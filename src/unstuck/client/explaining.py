@@ -76,13 +76,27 @@ def _obstacle(job: JobRecord, around: Surroundings) -> str | None:
         who = "The worker" if len(serving) == 1 else f"None of the {len(serving)} workers"
         knows = "does not know" if len(serving) == 1 else "knows"
         return f"{who} of queue {job.queue!r} {knows} task {job.task!r}; start one whose app has it."
-    if all(worker.state is WorkerState.DRAINING or worker.request for worker in knowing):
+    staying = [worker for worker in knowing if worker.state is not WorkerState.DRAINING and not worker.request]
+    if not staying:
         return f"Every worker that could take it is shutting down; start another for queue {job.queue!r}."
+    if all(worker.disabled for worker in staying):
+        return _all_disabled(staying)
     return None
 
 
+def _all_disabled(workers: Sequence[WorkerRecord]) -> str:
+    first = workers[0]
+    assert first.disabled is not None
+    whom = f"--host {first.host}" if first.disabled.of_host else first.name
+    who = "The worker" if len(workers) == 1 else f"Each of the {len(workers)} workers"
+    why = f"by {first.disabled.by}: {first.disabled.reason}"
+    return f"{who} that could take it is disabled ({why}); `unstuck workers enable {whom}` lets it go on."
+
+
 def _queueing(job: JobRecord, around: Surroundings) -> str:
-    able = [worker for worker in around.workers if _is_well(worker) and job.queue in worker.queues]
+    able = [
+        worker for worker in around.workers if _is_well(worker) and job.queue in worker.queues and not worker.disabled
+    ]
     slots = sum(worker.concurrency for worker in able)
     ready = around.queue.pending if around.queue is not None else 0
     waiting = f"; {_count(ready, 'job')} of queue {job.queue!r} wait" if ready > 1 else ""

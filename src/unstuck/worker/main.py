@@ -22,6 +22,7 @@ from unstuck.store.opening import open_ledger, ready_ledger
 from unstuck.store.records import Pulse, WorkerBirth
 from unstuck.worker.bench import Bench
 from unstuck.worker.floor import Floor
+from unstuck.worker.health import WorkerHealth
 from unstuck.worker.heartbeat import Heartbeat
 from unstuck.worker.identity import beat_interval_s, birth, new_worker_id
 from unstuck.worker.mailbox import Mailbox
@@ -102,6 +103,7 @@ class Incarnations:
         self._name = name
         self._with_reaper = reaper
         self._reborn = False
+        self._health = WorkerHealth()
 
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""
@@ -123,7 +125,8 @@ class Incarnations:
         while True:
             sent_s = host.boottime_s()
             try:
-                self._ledger.register(born)
+                disabled = self._ledger.register(born)
+                self._health.born(born.metadata, disabled=disabled)
                 self._ledger.ring({"workers"})
                 return sent_s
             except LedgerUnavailable as error:
@@ -178,6 +181,7 @@ class Incarnations:
             mailbox=mailbox,
             wheel=wheel,
             born_s=born_s,
+            health=self._health,
         )
         heartbeat = Heartbeat(
             ledger,

@@ -17,7 +17,7 @@ from unstuck.domain.recovery import conclude
 from unstuck.logs import logger
 from unstuck.runner.nursery import LEASE_ENDED
 from unstuck.runner.trace import Trace
-from unstuck.store.records import Done, Output
+from unstuck.store.records import Claimed, Done, Output
 from unstuck.worker.bench import Bench, Finished, NurseryGone, RunnerBorn, RunnerExit
 from unstuck.worker.fencing import may_begin, must_stop_at_s
 from unstuck.worker.holds import Hold
@@ -66,6 +66,8 @@ class Runners:
         self.given: dict[int, Crew] = {}
         self.processed = 0
         self.ended_since_turn = 0
+        self.on_death: Callable[[Claimed], None] = lambda job: None
+        """Hears of every job whose runner died unasked: the health of this worker."""
         selector.register(bench, selectors.EVENT_READ, self._read_bench)
 
     # What the floor calls ---------------------------------------------------------------------
@@ -305,6 +307,8 @@ class Runners:
     def _died_in(self, hold: Hold, death: Died) -> None:
         if hold.fate is None:
             log.error("Worker died unexpectedly", job_id=hold.job.job_id, task=hold.job.task, cause=death.cause)
+            if death.counts:
+                self.on_death(hold.job)
         self._outbox.endings.append(conclude(hold.attempt(), hold.fate or death))
         self.processed += 1
         self.ended_since_turn += 1

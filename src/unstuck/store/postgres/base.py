@@ -9,7 +9,7 @@ from unstuck.store.postgres.connecting import Session, read_address
 from unstuck.store.postgres.lanes import Lane, Row
 from unstuck.store.sql import load_queries
 
-QUERY_FILES = ("clients.sql", "workers.sql", "reaper.sql", "people.sql", "operators.sql")
+QUERY_FILES = ("clients.sql", "workers.sql", "reaper.sql", "people.sql", "operators.sql", "health.sql")
 PACKAGE = "unstuck.store.postgres.queries"
 
 

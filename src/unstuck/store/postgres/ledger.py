@@ -8,6 +8,7 @@ may stand in between.
 from typing import Any
 
 from unstuck.store.postgres.clients import ClientVerbs
+from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
@@ -15,7 +16,7 @@ from unstuck.store.postgres.upkeep import UpkeepVerbs
 from unstuck.store.postgres.workers import WorkerVerbs
 
 
-class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, OperatorVerbs):
+class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 
     one_host = False

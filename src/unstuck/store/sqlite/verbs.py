@@ -10,7 +10,7 @@ from unstuck.config import Settings
 from unstuck.store.sql import load_queries
 from unstuck.store.sqlite.database import Database
 
-SQL = load_queries("unstuck.store.sqlite.queries", "jobs.sql", "workers.sql", "upkeep.sql", "people.sql")
+SQL = load_queries("unstuck.store.sqlite.queries", "jobs.sql", "workers.sql", "upkeep.sql", "people.sql", "health.sql")
 
 
 class Verbs:
