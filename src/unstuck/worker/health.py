@@ -55,9 +55,9 @@ class WorkerHealth:
         if disabled:
             log.warning("This host is disabled: the worker takes no jobs until `unstuck workers enable --host` is used")
 
-    def saw_death(self, job: Claimed) -> None:
+    def saw_death(self, job: Claimed, now_s: float | None = None) -> None:
         """Note a job whose runner died unasked; not one that we ended ourselves."""
-        now_s = host.boottime_s()
+        now_s = host.boottime_s() if now_s is None else now_s
         blame = health.blame(job.crashes, job.suspicions)
         if now_s - self._moment_s > health.SAME_MOMENT_S:
             self._moment_s, self._moment_blame = now_s, 0.0
@@ -77,16 +77,13 @@ class WorkerHealth:
 
     def hold_back(self, now_s: float, *, busy: bool) -> bool:
         """Say whether to claim nothing at this moment, though there may be work: others may go first."""
-        if self.disabled or now_s < self._rest_until_s:
+        if self.disabled:
             return True
-        delay_s = health.delay_s(self._weight_now(now_s))
-        if busy or not delay_s:
-            # Who is at work goes on: where jobs are plenty, nobody is kept from any.
-            self._wait_until_s = None
-            return False
-        if self._wait_until_s is None:
-            self._wait_until_s = now_s + delay_s
-        if now_s < self._wait_until_s:
+        if not busy and self._wait_until_s is None:
+            self._wait_until_s = now_s + health.delay_s(self._weight_now(now_s))
+        # Who is at work goes on: where jobs are plenty, nobody is kept from any, but for the rest after a death.
+        until_s = self._rest_until_s if busy else max(self._rest_until_s, self._wait_until_s or 0.0)
+        if now_s < until_s:
             return True
         self._wait_until_s = None
         return False
@@ -117,9 +114,9 @@ class WorkerHealth:
 
     # What the heartbeat calls -------------------------------------------------------------------
 
-    def news(self) -> dict[str, Any] | None:
+    def news(self, now_s: float | None = None) -> dict[str, Any] | None:
         """Give the metadata for a beat where the health in it changed; None where the ledger knows it."""
-        now = self.now(host.boottime_s())
+        now = self.now(host.boottime_s() if now_s is None else now_s)
         told = self._told
         if now.deaths <= told.deaths and TOLD_AGAIN_AT * told.weight <= now.weight <= told.weight:
             return None
