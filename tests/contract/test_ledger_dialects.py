@@ -34,6 +34,7 @@ SHARED = frozenset(
             "retire",
         ),
         *("set_paused", "set_sweep_position", "sweep_events", "sweep_position", "sweep_workers", "take_ticket"),
+        *("disable", "disable_host", "enable", "enable_host", "hosts", "standings"),
         *("tasks", "watch", "workers"),
     }
 )

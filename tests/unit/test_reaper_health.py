@@ -29,7 +29,7 @@ def sicken(stage: Stage, worker_id: str) -> str:
 
 
 def off(stage: Stage) -> list[str]:
-    return [worker.id for worker in stage.ledger.workers() if worker.disabled is not None]
+    return [worker.id for worker in stage.ledger.workers(living_only=True) if worker.disabled is not None]
 
 
 def test_a_round_switches_the_sick_worker_off_and_the_next_one_has_nothing_to_do(stage: Stage) -> None:

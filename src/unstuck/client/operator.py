@@ -22,6 +22,7 @@ PAGE = 1_000
 EVENTS_SHOWN = 200
 # Whom to wake is looked up for so many jobs; for more, everybody is woken.
 LOOKED_UP = 20
+MAX_REASON_CHARS = 500
 RETRIED_BY_DEFAULT = (JobState.FAILED, JobState.QUARANTINED)
 
 
@@ -220,7 +221,7 @@ class Operator:
         worker = self.find_worker(text)
         if worker.state not in LIVING:
             raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to disable.")
-        self._ledger.disable(worker.id, reason, by or self._by)
+        self._ledger.disable(worker.id, reason[:MAX_REASON_CHARS], by or self._by)
         self._ring({f"worker:{worker.id}"})
         return worker, self._unserved(set(worker.queues))
 
@@ -239,7 +240,7 @@ class Operator:
             raise UnknownWorker(
                 f"No worker is known on host {host!r}.{did_you_mean(host, known)} `unstuck workers` lists them."
             )
-        self._ledger.disable_host(host, reason, by or self._by)
+        self._ledger.disable_host(host, reason[:MAX_REASON_CHARS], by or self._by)
         here = [worker for worker in workers if worker.host == host and worker.state in LIVING]
         self._ring({f"worker:{worker.id}" for worker in here})
         return here, self._unserved({queue for worker in here for queue in worker.queues})
