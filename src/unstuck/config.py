@@ -68,6 +68,7 @@ class Recovery:
     session_grace: Duration = "2s"
     auto_requeue_stale_claimed: bool = True
     auto_fail_stale_running: bool = True
+    auto_disable_unhealthy: bool = True
     evidence: tuple[str, ...] | str = EVIDENCE
     retention: Retention | Duration = field(default_factory=Retention)
 
@@ -79,7 +80,7 @@ class Recovery:
         check_heartbeat("Recovery", self.heartbeat_interval_s, self.heartbeat_timeout_s)
         check_heartbeat("Recovery (claimed_stale_after)", self.heartbeat_interval_s, self.claimed_stale_after_s)
         check_heartbeat("Recovery (running_stale_after)", self.heartbeat_interval_s, self.running_stale_after_s)
-        for switch in ("auto_requeue_stale_claimed", "auto_fail_stale_running"):
+        for switch in ("auto_requeue_stale_claimed", "auto_fail_stale_running", "auto_disable_unhealthy"):
             if not isinstance(getattr(self, switch), bool):
                 raise ConfigError(f"Recovery {switch} must be true or false, not {getattr(self, switch)!r}.")
         # In a file or variable: "neighbours,session", or "none".
@@ -228,6 +229,7 @@ class _GivenRecovery(TypedDict, total=False):
     session_grace: Duration
     auto_requeue_stale_claimed: bool
     auto_fail_stale_running: bool
+    auto_disable_unhealthy: bool
     evidence: tuple[str, ...] | str
     retention: Retention | Duration
 

@@ -83,6 +83,51 @@ class TestWorkers:
         assert shop.run("workers", "stop", "ada", "--json").json["id"] == "w2"
 
 
+class TestSwitching:
+    def test_a_worker_is_switched_off_and_on(self, either_shop: Shop) -> None:
+        shop = either_shop
+        shop.worker("w1", "ada")
+        shop.jobs()
+        said = shop.run("workers", "disable", "ada", "--reason", "bad memory")
+        assert "Worker ada (w1)" in said.out
+        assert "Nobody serves default now" in said.out
+        [worker] = shop.run("workers", "--json").json
+        assert (worker["state"], worker["disabled"]["reason"], worker["health"]["score"]) == (
+            "active",
+            "bad memory",
+            1.0,
+        )
+        assert "bad memory" in shop.run("workers").out
+        waiting = shop.run("job", "1", "--json").json["waiting"]
+        assert waiting.startswith("The worker that could take it is disabled (by ")
+        assert "`unstuck workers enable ada` lets it go on" in waiting
+        assert shop.run("workers", "enable", "w1", "--json").json["changed"] is True
+        assert "was not disabled" in shop.run("workers", "enable", "w1").out
+        assert shop.run("workers", "--json").json[0]["disabled"] is None
+
+    def test_a_host_is_switched_off_and_on(self, shop: Shop) -> None:
+        shop.worker("w1", "ada")
+        [worker] = shop.run("workers", "--json").json
+        host = worker["host"]
+        assert shop.run("workers", "disable", "--host", host, "--json").json == {
+            "workers": ["w1"],
+            "host": host,
+            "disabled": True,
+            "unserved": ["default"],
+        }
+        assert shop.run("workers", "--json").json[0]["disabled"]["of_host"] is True
+        assert f"enable --host {host}" in shop.run("workers", "enable", "ada").out
+        assert "is enabled" in shop.run("workers", "enable", "--host", host).out
+
+    def test_what_can_not_be_meant_is_refused(self, shop: Shop) -> None:
+        shop.worker("w1", "ada")
+        assert "one worker, or one host" in shop.refused(2, "workers", "disable")
+        assert "one worker, or one host" in shop.refused(2, "workers", "enable", "ada", "--host", "x")
+        assert "No worker is known on host 'nowhere'" in shop.refused(1, "workers", "disable", "--host", "nowhere")
+        shop.bury("w1")
+        assert "there is nobody to disable" in shop.refused(1, "workers", "disable", "ada")
+
+
 class TestQueues:
     def test_pause_and_resume(self, either_shop: Shop) -> None:
         shop = either_shop

@@ -146,6 +146,14 @@ def _die(how: str) -> None:
             raise ValueError(how)
 
 
+@app.task
+def die_if_sick() -> int:
+    """Die where the host has what $SICK names; else tell who ran it."""
+    if os.environ.get("SICK") and Path(os.environ["SICK"]).exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
 @app.task(retry=Retry(max_attempts=3, backoff="constant", delay=0.05))
 def fail(message: str = "no") -> None:
     raise RuntimeError(message)

@@ -187,6 +187,7 @@ class TestUnsafeSettings:
             {"runner_heartbeat_interval": 0},
             {"session_grace": "-1s"},
             {"auto_fail_stale_running": "yes"},
+            {"auto_disable_unhealthy": "yes"},
             {"auto_requeue_stale_claimed": 1},
             {"evidence": ("sessions",)},
             {"retention": "5s"},

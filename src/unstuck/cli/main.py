@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import unstuck
-from unstuck.cli import doctor, enqueue, jobs, ledger, quarantine, queues, recovery, serve, why, workers
+from unstuck.cli import doctor, enqueue, jobs, ledger, quarantine, queues, recovery, serve, switching, why, workers
 from unstuck.cli.common import Common, Misuse, command
 from unstuck.domain.errors import UnstuckError
 
@@ -72,6 +72,8 @@ _workers = typer.Typer(invoke_without_command=True)
 _workers.callback()(workers.workers)
 _workers.command("drain")(workers.drain)
 _workers.command("stop")(workers.stop)
+_workers.command("disable")(switching.disable)
+_workers.command("enable")(switching.enable)
 app.add_typer(_workers, name="workers", rich_help_panel=LOOK)
 
 _quarantine = typer.Typer(invoke_without_command=True)

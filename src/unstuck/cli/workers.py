@@ -8,6 +8,7 @@ import typer
 from unstuck.cli.common import Common, command
 from unstuck.cli.show import Cell, Column, Show, ago, coarse, count, state_cell
 from unstuck.client import views
+from unstuck.domain.health import BAD_LUCK, read_health
 from unstuck.domain.states import LIVING, WorkerState
 from unstuck.store.records import WorkerRecord
 
@@ -116,6 +117,13 @@ def _remark(worker: WorkerRecord) -> Cell:
         return Cell(f"holds {count(worker.held, 'job')}" if worker.held else "", "red")
     if worker.request and worker.state is not WorkerState.DRAINING:
         return Cell(f"asked to {worker.request}", "yellow")
+    if worker.disabled is not None:
+        whose = "its host is disabled" if worker.disabled.of_host else "disabled"
+        return Cell(f"{whose} by {worker.disabled.by}: {worker.disabled.reason}", "red")
+    health = read_health(worker.metadata.get("health"))
+    if health.weight > BAD_LUCK:
+        deaths = f"{count(health.jobs, 'job')} died in its runners lately"
+        return Cell(f"unhealthy (score {health.score:.2f}): {deaths}", "yellow")
     if worker.silent_s > 2 * worker.heartbeat_interval_s:
         return Cell(f"silent for {coarse(worker.silent_s)}", "yellow")
     return Cell("")

@@ -88,10 +88,20 @@ def find_obstacle(queue: str, task: str, paused: bool, workers: Sequence[WorkerR
         knows = "does not know" if len(serving) == 1 else "knows"
         why = f"{who} of queue {queue!r} {knows} task {task!r}"
         return Reason(Code.TASK_UNKNOWN, why, "start one whose app has it")
-    if all(worker.state is WorkerState.DRAINING or worker.request for worker in knowing):
+    staying = [worker for worker in knowing if worker.state is not WorkerState.DRAINING and not worker.request]
+    if not staying:
         why = "Every worker that could take it is shutting down"
         return Reason(Code.WORKERS_LEAVING, why, f"start another for queue {queue!r}")
-    return None
+    return _all_disabled(staying) if all(worker.disabled for worker in staying) else None
+
+
+def _all_disabled(workers: Sequence[WorkerRecord]) -> Reason:
+    first = workers[0]
+    assert first.disabled is not None
+    whom = f"--host {first.host}" if first.disabled.of_host else first.name
+    who = "The worker" if len(workers) == 1 else f"Each of the {len(workers)} workers"
+    why = f"{who} that could take it is disabled (by {first.disabled.by}: {first.disabled.reason})"
+    return Reason(Code.WORKERS_DISABLED, why, f"`unstuck workers enable {whom}` lets it go on")
 
 
 def is_well(worker: WorkerRecord) -> bool:
@@ -114,7 +124,9 @@ def _explain_pending(job: JobRecord, around: Surroundings) -> Reason:
 
 
 def _queueing(job: JobRecord, around: Surroundings) -> Reason:
-    able = [worker for worker in around.workers if is_well(worker) and job.queue in worker.queues]
+    able = [
+        worker for worker in around.workers if is_well(worker) and job.queue in worker.queues and not worker.disabled
+    ]
     slots = sum(worker.concurrency for worker in able)
     ready = around.queue.pending if around.queue is not None else 0
     waiting = f"; {_count(ready, 'job')} of queue {job.queue!r} wait" if ready > 1 else ""

@@ -32,6 +32,7 @@ PAGE = 1_000
 EVENTS_SHOWN = 200
 # Whom to wake is looked up for so many jobs; for more, everybody is woken.
 LOOKED_UP = 20
+MAX_REASON_CHARS = 500
 RETRIED_BY_DEFAULT = (JobState.FAILED, JobState.QUARANTINED)
 
 
@@ -263,6 +264,46 @@ class Operator:
             raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to ask.")
         self._ring({f"worker:{worker.id}"})
         return worker
+
+    def disable_worker(self, text: str, reason: str, by: str | None = None) -> tuple[WorkerRecord, set[str]]:
+        """Switch a worker off until it is enabled; gives it, and the queues that nobody serves without it."""
+        worker = self.find_worker(text)
+        if worker.state not in LIVING:
+            raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to disable.")
+        self._ledger.disable(worker.id, reason[:MAX_REASON_CHARS], by or self._by)
+        self._ring({f"worker:{worker.id}"})
+        return worker, self._unserved(set(worker.queues))
+
+    def enable_worker(self, text: str, by: str | None = None) -> tuple[WorkerRecord, bool]:
+        """Let a worker take jobs again; gives it as it is now, and whether it was switched off itself."""
+        worker = self.find_worker(text)
+        changed = self._ledger.enable(worker.id, by or self._by)
+        self._ring({f"worker:{worker.id}"})
+        return self.find_worker(worker.id), changed
+
+    def disable_host(self, host: str, reason: str, by: str | None = None) -> tuple[list[WorkerRecord], set[str]]:
+        """Switch off every worker of a host, those to come included; gives the living, and the queues left alone."""
+        workers = self._ledger.workers()
+        known = {worker.host for worker in workers}
+        if host not in known:
+            raise UnknownWorker(
+                f"No worker is known on host {host!r}.{did_you_mean(host, known)} `unstuck workers` lists them."
+            )
+        self._ledger.disable_host(host, reason[:MAX_REASON_CHARS], by or self._by)
+        here = [worker for worker in workers if worker.host == host and worker.state in LIVING]
+        self._ring({f"worker:{worker.id}" for worker in here})
+        return here, self._unserved({queue for worker in here for queue in worker.queues})
+
+    def enable_host(self, host: str, by: str | None = None) -> tuple[list[WorkerRecord], bool]:
+        """Let a host's workers take jobs again; gives the living, and whether it was disabled."""
+        changed = self._ledger.enable_host(host, by or self._by)
+        here = [worker for worker in self._ledger.workers(living_only=True) if worker.host == host]
+        self._ring({f"worker:{worker.id}" for worker in here})
+        return here, changed
+
+    def _unserved(self, queues: set[str]) -> set[str]:
+        at_work = [worker for worker in self._ledger.workers(living_only=True) if not worker.disabled]
+        return queues - {queue for worker in at_work for queue in worker.queues}
 
     def _ring(self, words: set[str]) -> None:
         if words:

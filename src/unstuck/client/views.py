@@ -12,6 +12,7 @@ import msgspec
 
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import JobError
+from unstuck.domain.health import Disabled, read_health
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import HELD
@@ -167,6 +168,20 @@ def worker_view(worker: WorkerRecord) -> View:
         "request": worker.request,
         "heartbeat_interval_s": worker.heartbeat_interval_s,
         "suspect_after_s": worker.suspect_after_s,
+        "health": msgspec.to_builtins(read_health(worker.metadata.get("health"))),
+        "disabled": disabled_view(worker.disabled),
+    }
+
+
+def disabled_view(disabled: Disabled | None) -> View | None:
+    if disabled is None:
+        return None
+    return {
+        "reason": disabled.reason,
+        "by": disabled.by,
+        "at": instant(disabled.at),
+        "auto": disabled.auto,
+        "of_host": disabled.of_host,
     }
 
 

@@ -22,6 +22,8 @@ class Round:
     cancelled: int = 0
     left: int = 0
     """Stale jobs that wait for an operator, because recovery is switched off."""
+    disabled: int = 0
+    """Workers and hosts switched off because they keep crashing."""
     promoted: int = 0
     pruned: int = 0
     """Finished jobs, events and dead workers removed by retention."""
@@ -49,6 +51,7 @@ class Round:
             "quarantined": self.quarantined,
             "cancelled": self.cancelled,
             "left": self.left,
+            "disabled": self.disabled,
             "promoted": self.promoted,
             "pruned": self.pruned,
         }

@@ -17,6 +17,7 @@ from unstuck.reaper import upkeep
 from unstuck.reaper.attention import Attention
 from unstuck.reaper.evidence import Witness, guard_for
 from unstuck.reaper.handover import Handover
+from unstuck.reaper.health import HealthWatch
 from unstuck.reaper.rounds import Round
 from unstuck.store.contract import Ledger
 from unstuck.store.records import WorkerVerdict, WorkerWatch
@@ -44,6 +45,7 @@ class Reaper:
         self.witness = Witness(one_host=ledger.one_host)
         self._handover = Handover(ledger, recovery, self.witness)
         self._housekeeping = upkeep.Housekeeping()
+        self._health = HealthWatch(by)
         self._standing: dict[str, WorkerVerdict | None] = {}
 
     # What others call ---------------------------------------------------------------------------
@@ -62,6 +64,8 @@ class Reaper:
                 self._handover.end_overdue(workers, done)
             upkeep.promote(self.ledger, done)
             self._housekeeping.run(self.ledger, self.recovery.kept, done)
+            if self.recovery.auto_disable_unhealthy and self.attention.awake:
+                self._health.run(self.ledger, done)
         finally:
             # What was written before an error must still be heard.
             self._ring(done)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from unstuck.domain.endings import Ending, Release
+from unstuck.domain.health import Standing
 from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import (
     AttemptRecord,
@@ -21,6 +22,7 @@ from unstuck.store.records import (
     EventRecord,
     Guard,
     HeldJob,
+    HostRecord,
     JobFilter,
     JobRecord,
     NewJob,
@@ -115,8 +117,9 @@ class Ledger(Protocol):
 
     # Workers --------------------------------------------------------------------------------
 
-    def register(self, birth: WorkerBirth) -> None:
-        """Write the worker down as ACTIVE with its first beat, and the tasks that it knows."""
+    def register(self, birth: WorkerBirth) -> bool:
+        """Write the worker down as ACTIVE with its first beat, and the tasks that it knows. True: its host is
+        disabled, and it must not claim."""
         ...
 
     def listen(self, worker_id: str) -> Bell:
@@ -185,6 +188,11 @@ class Ledger(Protocol):
         """Make ready what was scheduled and is due."""
         ...
 
+    def standings(self, dead_for_s: float) -> list[Standing]:
+        """Give what health is judged by: the living, and those that died or stopped at most so long ago and since
+        their host was last enabled."""
+        ...
+
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         """Remove finished jobs, events and dead or stopped workers (that hold nothing) older than given."""
         ...
@@ -238,6 +246,28 @@ class Ledger(Protocol):
 
     def request(self, worker_id: str, what: str, by: str) -> bool:
         """Ask a worker to 'drain' or 'stop'; False when it is not living."""
+        ...
+
+    def disable(self, worker_id: str, reason: str, by: str, *, auto: bool = False) -> bool:
+        """Switch a living worker off, with an event; it hears of it in its next beat. False: it is not living, or off
+        already. With `auto` it is also left alone where it is the last that serves one of its queues, which is looked
+        at under a lock: two who switch off two at once cannot both be right."""
+        ...
+
+    def enable(self, worker_id: str, by: str, reason: str = "") -> bool:
+        """Take that back, and forget the health that it reported; False when it was not switched off itself."""
+        ...
+
+    def disable_host(self, host: str, reason: str, by: str, *, auto: bool = False) -> bool:
+        """The same for every worker of a host, those not born yet included; its name need not be known."""
+        ...
+
+    def enable_host(self, host: str, by: str, reason: str = "") -> bool:
+        """Take that back; earlier deaths on that host count no more. False when it was not disabled."""
+        ...
+
+    def hosts(self) -> list[HostRecord]:
+        """Give the hosts of which something was decided."""
         ...
 
     def cancel(self, job_ids: Collection[int], by: str) -> dict[int, str]:

@@ -10,6 +10,7 @@ import msgspec
 
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import Ending, JobError, Release
+from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector, Session
 from unstuck.domain.policy import OnCrash
 from unstuck.domain.states import AttemptState, JobState, WorkerState
@@ -100,6 +101,8 @@ class BeatAnswer(msgspec.Struct, frozen=True):
     """'drain' or 'stop', when an operator asked."""
     cancel: tuple[tuple[int, int], ...] = ()
     """(job_id, token) of running jobs that someone asked to cancel."""
+    disabled: bool = False
+    """It, or its host, is switched off: it finishes what it runs and claims nothing."""
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
@@ -385,6 +388,15 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     request: str | None
     heartbeat_interval_s: float
     suspect_after_s: float
+    disabled: Disabled | None = None
+    """Who switched it, or its host, off, and why."""
+
+
+class HostRecord(msgspec.Struct, frozen=True):
+    """A host of which something was decided; the others need no row."""
+
+    name: str
+    disabled: Disabled | None
 
 
 class QueueRecord(msgspec.Struct, frozen=True):

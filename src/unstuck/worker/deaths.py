@@ -2,6 +2,7 @@
 
 import math
 import selectors
+from collections.abc import Callable
 
 from unstuck import host
 from unstuck.domain.autopsy import Autopsy
@@ -12,7 +13,7 @@ from unstuck.logs import logger
 from unstuck.runner.memory_limit import MemoryLimits
 from unstuck.runner.nursery import LEASE_ENDED
 from unstuck.runner.trace import Trace
-from unstuck.store.records import Output
+from unstuck.store.records import Claimed, Output
 from unstuck.worker import autopsies
 from unstuck.worker.bench import Bench, NurseryGone, RunnerBorn, RunnerExit
 from unstuck.worker.hands import Hands
@@ -48,6 +49,8 @@ class Deaths(Hands):
         self._selector = selector
         self._nursery_gone = False
         self._memory = MemoryLimits()
+        self.on_death: Callable[[Claimed], None] = lambda job: None
+        """Hears of every job whose runner died unasked: the health of this worker."""
         selector.register(bench, selectors.EVENT_READ, self._read_bench)
 
     def _read_bench(self, _events: int) -> None:
@@ -131,6 +134,8 @@ class Deaths(Hands):
         died = Died(exit.cause, code, counts=counts, shared="process" if shared else None)
         if hold.stop is None:
             log.error("Worker died unexpectedly", job_id=job.job_id, task=job.task, cause=exit.cause)
+            if counts:
+                self.on_death(job)
         ran_s = now_s - (hold.given_s if crew.is_async else crew.since_s)
         company = [other.job.job_id for other in begun]
         outcome = autopsies.explain(hold.stop.fate if hold.stop else died, death, hold, ran_s, company)

@@ -21,6 +21,7 @@ from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Claimed, Held, HeldJob, Pulse, Turn, Wish
 from unstuck.worker.bench import Bench
+from unstuck.worker.health import WorkerHealth
 from unstuck.worker.heartbeat import Beaten, Heartbeat, Rung
 from unstuck.worker.holds import Hold
 from unstuck.worker.mailbox import Broken, Mailbox
@@ -68,6 +69,7 @@ class Floor:
         mailbox: Mailbox,
         wheel: Wheel,
         born_s: float,
+        health: WorkerHealth | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
@@ -90,6 +92,8 @@ class Floor:
         self._selector.register(mailbox, selectors.EVENT_READ, self._read_mail)
         self._runners = Runners(bench, trace, worker_id, settings, slots, self._selector, self._outbox, self._pace)
         self._runners.confirm(born_s)
+        self._health = health or WorkerHealth()
+        self._runners.on_death = self._health.saw_death
         self._confirmed_s = born_s
         self._hand: deque[Hold] = deque()
         """CLAIMED, waiting for a free slot."""
@@ -116,7 +120,7 @@ class Floor:
 
     def pulse(self) -> Pulse:
         """Say what a beat reports; called from the heartbeat's thread."""
-        return Pulse(self._worker_id, len(self._runners.given), self._runners.processed)
+        return Pulse(self._worker_id, len(self._runners.given), self._runners.processed, self._health.news())
 
     def run(self, signals: Callable[[], int]) -> bool:
         """Work until drained (True) or until the ledger declared this worker dead (False)."""
@@ -168,6 +172,7 @@ class Floor:
         self._confirmed_s = beaten.sent_s
         self._runners.confirm(beaten.sent_s)
         self._beats += 1
+        self._health.after_beat(answer)
         if answer.was_suspect or self._beats % BEATS_PER_COMPARISON == 0:
             self._compare_wanted = True
         for _job_id, token in answer.cancel:
@@ -239,9 +244,16 @@ class Floor:
         # Who cannot confirm a beat, or cannot start runners, must not take on more.
         if now_s - self._confirmed_s > self._claim_until_s or now_s < self._runners.roster.rest_until_s:
             return None
-        free = self._free() - len(self._hand)
-        ahead = self._pace.lookahead(self._slots, now_s)
-        ahead += self._runners.roster.ahead_room(self._depth(), now_s - self._pace.slow_s())
+        self._health.saw_processed(self._runners.processed, now_s)
+        if self._health.hold_back(now_s, busy=busy):
+            self._rung = True  # What called us is still there when the others have had their turn.
+            return None
+        withheld = self._health.withheld(self._slots, now_s)
+        free = self._free() - len(self._hand) - withheld
+        ahead = 0
+        if not withheld:
+            ahead += self._pace.lookahead(self._slots, now_s)
+            ahead += self._runners.roster.ahead_room(self._depth(), now_s - self._pace.slow_s())
         room = free + self._pace.may_run_ahead(ahead)
         if room <= 0:
             return None
@@ -346,7 +358,8 @@ class Floor:
         if busy:
             tick_s = max(0.0, min(BUSY_TICK_S, self._runners.look_at_s - host.boottime_s()))
         if not waiting_for_ledger and self._drain is None:
-            tick_s = min(tick_s, max(0.0, self._look_at_s - host.boottime_s()))
+            now_s = host.boottime_s()
+            tick_s = self._health.wait_s(now_s, min(tick_s, max(0.0, self._look_at_s - now_s)))
         return tick_s
 
     def _tick(self, now_s: float) -> None:

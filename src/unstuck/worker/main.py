@@ -23,6 +23,7 @@ from unstuck.store.opening import open_ledger, ready_ledger
 from unstuck.store.records import Pulse, WorkerBirth
 from unstuck.worker.bench import Bench
 from unstuck.worker.floor import Floor
+from unstuck.worker.health import WorkerHealth
 from unstuck.worker.heartbeat import Heartbeat
 from unstuck.worker.identity import beat_interval_s, birth, new_worker_id, self_description, with_clock
 from unstuck.worker.mailbox import Mailbox
@@ -105,6 +106,7 @@ class Incarnations:
         self._name = name
         self._with_reaper = reaper
         self._reborn = False
+        self._health = WorkerHealth()
 
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""
@@ -126,7 +128,9 @@ class Incarnations:
         while True:
             sent_s = host.boottime_s()
             try:
-                self._ledger.register(with_clock(born))
+                told = with_clock(born)
+                disabled = self._ledger.register(told)
+                self._health.born(told.metadata, disabled=disabled)
                 self._ledger.ring({"workers"})
                 break
             except LedgerUnavailable as error:
@@ -136,6 +140,7 @@ class Incarnations:
             time.sleep(REBIRTH_PAUSE_S)
         if host.boottime_s() - sent_s > CLOCK_TRUST_S:
             # The ledger's time of birth came so late that our clock would look as if it were behind: take it back.
+            self._health.born(born.metadata, disabled=disabled)
             with suppress(LedgerError):
                 self._ledger.beat(Pulse(born.id, 0, 0, born.metadata))
         return sent_s
@@ -187,6 +192,7 @@ class Incarnations:
             mailbox=mailbox,
             wheel=wheel,
             born_s=born_s,
+            health=self._health,
         )
         heartbeat = Heartbeat(
             ledger,

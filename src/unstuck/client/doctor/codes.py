@@ -22,6 +22,7 @@ class Code(StrEnum):
     NO_WORKER_FOR_QUEUE = "no-worker-for-queue"
     TASK_UNKNOWN = "task-unknown"
     WORKERS_LEAVING = "workers-leaving"
+    WORKERS_DISABLED = "workers-disabled"
     QUEUE_PAUSED = "queue-paused"
     SCHEDULED_FAR_OFF = "scheduled-far-off"
     DUE_BUT_WAITING = "due-but-waiting"

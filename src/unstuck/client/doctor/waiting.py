@@ -13,6 +13,7 @@ _SEVERITIES = {
     Code.NO_WORKER_FOR_QUEUE: Severity.PROBLEM,
     Code.TASK_UNKNOWN: Severity.PROBLEM,
     Code.WORKERS_LEAVING: Severity.WARNING,
+    Code.WORKERS_DISABLED: Severity.PROBLEM,
     Code.QUEUE_PAUSED: Severity.WARNING,
 }
 
@@ -46,7 +47,7 @@ def _check_queue(facts: Facts, queue: QueueLook) -> Iterator[Finding]:
         reason = find_obstacle(queue.name, task.task, queue.paused, facts.workers)
         if reason is None:
             continue
-        if reason.code in (Code.TASK_UNKNOWN, Code.WORKERS_LEAVING):
+        if reason.code in (Code.TASK_UNKNOWN, Code.WORKERS_LEAVING, Code.WORKERS_DISABLED):
             yield _of_task(queue, task, reason)
         elif not per_queue:
             # The same for every job of the queue: said once.

@@ -9,7 +9,10 @@ from unstuck.store.postgres.connecting import Session, read_address
 from unstuck.store.postgres.lanes import Lane, Row
 from unstuck.store.sql import load_queries
 
-QUERY_FILES = ("clients.sql", "workers.sql", "reaper.sql", "people.sql", "operators.sql", "diagnosis.sql")
+QUERY_FILES = (
+    *("clients.sql", "workers.sql", "reaper.sql", "people.sql", "operators.sql"),
+    *("health.sql", "diagnosis.sql"),
+)
 PACKAGE = "unstuck.store.postgres.queries"
 
 

@@ -6,7 +6,8 @@ import msgspec
 
 from unstuck.domain.autopsy import decode_autopsy
 from unstuck.domain.endings import JobError
-from unstuck.domain.liveness import Session
+from unstuck.domain.health import Disabled, Standing, read_health
+from unstuck.domain.liveness import Detector, Session
 from unstuck.domain.states import AttemptState, JobState, WorkerState
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.records import AttemptRecord, HeldJob, JobRecord, Outcome, WorkerRecord, WorkerVerdict, WorkerWatch
@@ -40,4 +41,29 @@ def worker_watch(row: Row, session: Session) -> WorkerWatch:
 
 def worker_record(row: Row) -> WorkerRecord:
     verdict = None if row[17] is None else msgspec.convert(row[17], WorkerVerdict)
-    return WorkerRecord(*(*row[:4], WorkerState(row[4]), tuple(row[5]), tuple(row[6]), *row[7:17], verdict, *row[18:]))
+    facts = (*row[:4], WorkerState(row[4]), tuple(row[5]), tuple(row[6]), *row[7:17], verdict, *row[18:21])
+    return WorkerRecord(*(*facts, disabled_of(row[21], row[22])))
+
+
+def disabled_of(own: dict[str, Any] | None, of_host: dict[str, Any] | None) -> Disabled | None:
+    """Give the flag that stands: the worker's own first."""
+    if own is not None:
+        return msgspec.convert(own, Disabled)
+    return None if of_host is None else msgspec.convert({**of_host, "of_host": True}, Disabled)
+
+
+def standing(row: Row) -> Standing:
+    return Standing(
+        id=row[0],
+        name=row[1],
+        host=row[2],
+        state=WorkerState(row[3]),
+        queues=tuple(row[4]),
+        tasks=tuple(row[5]),
+        health=read_health(row[6]),
+        disabled=disabled_of(row[7], row[8]),
+        leaving=row[9],
+        well=row[10],
+        gone_s=None if row[11] is None else max(0.0, row[11]),
+        detector=None if row[12] is None else Detector(row[12]),
+    )

@@ -20,7 +20,7 @@ MAX_HELD = 1_000_000
 
 
 class WorkerVerbs(Verbs):
-    def register(self, birth: WorkerBirth) -> None:
+    def register(self, birth: WorkerBirth) -> bool:
         tasks = sorted(birth.tasks, key=lambda task: task.name)
         try:
             values: dict[str, Any] = {
@@ -36,9 +36,10 @@ class WorkerVerbs(Verbs):
             raise errors.unwritable_text(error) from None
         with self.service_lane.hold():
             session = self.service_lane.open()
-            self.serve("register", **values, **session_values(session))
+            rows = self.serve("register", **values, **session_values(session))
             self.worker_id = birth.id
             self.worker_queues = frozenset(birth.queues)
+            return bool(rows[0][0])
 
     def listen(self, worker_id: str) -> PostgresBell:
         return PostgresBell(self._bell_source(), self.schema, self._concerns_of(worker_id))
@@ -108,7 +109,7 @@ class WorkerVerbs(Verbs):
             **session_values(session),
         )[0]
         cancel = tuple(zip(row[3], row[4], strict=True)) if row[3] else ()
-        return BeatAnswer(WorkerState(row[0]), row[1], row[2], cancel)
+        return BeatAnswer(WorkerState(row[0]), row[1], row[2], cancel, row[5])
 
     def _with_payloads(self, rows: list[Row]) -> list[Row]:
         """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""

@@ -16,6 +16,7 @@ from unstuck.store.sqlite.client import ClientVerbs
 from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.diagnosing import DiagnosingVerbs
 from unstuck.store.sqlite.forks import watch_forks
+from unstuck.store.sqlite.health import HealthVerbs
 from unstuck.store.sqlite.operator import OperatorVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
@@ -24,7 +25,9 @@ from unstuck.store.sqlite.verbs import fetch
 from unstuck.store.sqlite.worker import WorkerVerbs
 
 
-class SqliteLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, OperatorVerbs, ReadingVerbs, DiagnosingVerbs):
+class SqliteLedger(
+    ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, ReadingVerbs, DiagnosingVerbs
+):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 
     one_host = True

@@ -7,7 +7,8 @@ import msgspec
 
 from unstuck.domain.autopsy import decode_autopsy
 from unstuck.domain.endings import JobError
-from unstuck.domain.liveness import Session
+from unstuck.domain.health import Disabled, Standing, read_health
+from unstuck.domain.liveness import Detector, Session
 from unstuck.domain.states import AttemptState, JobState, WorkerState
 from unstuck.store.records import (
     AttemptRecord,
@@ -21,6 +22,7 @@ from unstuck.store.records import (
 from unstuck.store.sqlite.silence import Clock
 
 _verdicts = msgspec.json.Decoder(WorkerVerdict)
+_disabled = msgspec.json.Decoder(Disabled)
 Row = Sequence[Any]
 
 
@@ -139,4 +141,30 @@ def worker_record(row: Row, clock: Clock) -> WorkerRecord:
         request=row[17],
         heartbeat_interval_s=row[18],
         suspect_after_s=row[19],
+        disabled=disabled_of(row[22], row[23]),
+    )
+
+
+def disabled_of(own: str | None, of_host: str | None) -> Disabled | None:
+    """Give the flag that stands: the worker's own first."""
+    if own is not None:
+        return _disabled.decode(own)
+    return None if of_host is None else msgspec.structs.replace(_disabled.decode(of_host), of_host=True)
+
+
+def standing(row: Row, clock: Clock) -> Standing:
+    boot_id, beat_boot_s, beat_at, stopped_at = row[11:15]
+    return Standing(
+        id=row[0],
+        name=row[1],
+        host=row[2],
+        state=WorkerState(row[3]),
+        queues=tuple(msgspec.json.decode(row[4])),
+        tasks=tuple(msgspec.json.decode(row[5])),
+        health=read_health(msgspec.json.decode(row[6]).get("health")),
+        disabled=disabled_of(row[7], row[8]),
+        leaving=bool(row[9]),
+        well=clock.silent_s(boot_id, beat_boot_s, beat_at) < row[10],
+        gone_s=None if stopped_at is None else max(0.0, clock.at - stopped_at),
+        detector=None if row[15] is None else Detector(row[15]),
     )

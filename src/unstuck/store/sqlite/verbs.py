@@ -11,7 +11,8 @@ from unstuck.store.sql import load_queries
 from unstuck.store.sqlite.database import Database
 
 SQL = load_queries(
-    "unstuck.store.sqlite.queries", "jobs.sql", "workers.sql", "upkeep.sql", "people.sql", "diagnosis.sql"
+    "unstuck.store.sqlite.queries",
+    *("jobs.sql", "workers.sql", "upkeep.sql", "people.sql", "health.sql", "diagnosis.sql"),
 )
 
 

@@ -21,14 +21,14 @@ MAX_HELD = 1_000_000
 
 
 class WorkerVerbs(Verbs):
-    def register(self, birth: WorkerBirth) -> None:
+    def register(self, birth: WorkerBirth) -> bool:
         refuse_nul(birth.id, birth.name, birth.host, birth.version)
         clock = read_clock()
         with self.db.write() as cursor:
             cursor.execute(SQL["insert_worker"], _worker_row(birth, clock.at))
             if not cursor.connection.changes():
                 # Written down before the answer was lost: once is enough, and the dead are not raised.
-                return
+                return bool(fetch(cursor, "disabled_host", (birth.host,)))
             cursor.execute(SQL["insert_beat"], (birth.id, clock.boot_s, clock.at))
             for task in birth.tasks:
                 row = (task.name, task.queue, task.policy or None, task.is_async, clock.at)
@@ -37,6 +37,7 @@ class WorkerVerbs(Verbs):
                 cursor.execute(SQL["know_queue"], (queue,))
             where = f"{birth.name} (pid {birth.pid} on {birth.host})"
             write_event(cursor, "worker_started", f"Worker started: {where}", worker_id=birth.id)
+            return bool(fetch(cursor, "disabled_host", (birth.host,)))
 
     def listen(self, worker_id: str) -> SqliteBell:
         bell = SqliteBell(bell_address(self.db.path, worker_id))
@@ -55,7 +56,7 @@ class WorkerVerbs(Verbs):
             found = cursor.execute(SQL["worker_pulse"], (pulse.worker_id,)).fetchone()
             if found is None:
                 return BeatAnswer(WorkerState.DEAD)
-            state, draining, request, suspect_after_s, interval_s, previous_boot_s = found
+            state, draining, request, suspect_after_s, interval_s, previous_boot_s, disabled = found
             if state not in LIVING:
                 return BeatAnswer(WorkerState(state), request=request)
             clock = read_clock()
@@ -71,7 +72,7 @@ class WorkerVerbs(Verbs):
             if pulse.metadata is not None:
                 cursor.execute(SQL["set_metadata"], (pulse.worker_id, msgspec.json.encode(pulse.metadata).decode()))
             cancel = tuple(fetch(cursor, "cancel_asked", (pulse.worker_id,)))
-        return BeatAnswer(WorkerState(state), was_suspect, request, cancel)
+        return BeatAnswer(WorkerState(state), was_suspect, request, cancel, bool(disabled))
 
     def turn(self, turn: Turn) -> TurnAnswer:
         if turn.wish is not None and not (turn.done or turn.endings or turn.start or turn.release or turn.outputs):

@@ -22,10 +22,11 @@ with born as (
     order by u.name
     on conflict (name) do update set queue = excluded.queue, policy = excluded.policy, is_async = excluded.is_async
     where (tasks.queue, tasks.policy, tasks.is_async) is distinct from (excluded.queue, excluded.policy, excluded.is_async)
+), told as (
+    insert into {schema}.events (kind, worker_id, message)
+    select 'worker_started', b.id, format('Worker started: %%s (pid %%s on %%s)', b.name, b.pid, b.host) from born b
 )
-insert into {schema}.events (kind, worker_id, message)
-select 'worker_started', b.id, format('Worker started: %%s (pid %%s on %%s)', b.name, b.pid, b.host) from born b
-returning id;
+select exists (select 1 from {schema}.hosts h where h.name = %(host)s and h.disabled is not null);
 
 -- name: stamp_session
 -- After a reconnect, so that the lost session is not taken for a lost worker. It is no beat.
@@ -34,7 +35,7 @@ where worker_id = %(worker_id)s
 returning worker_id;
 
 -- name: beat
-select state, was_suspect, request, cancel_ids, cancel_tokens
+select state, was_suspect, request, cancel_ids, cancel_tokens, {schema}.is_disabled(%(worker_id)s)
 from {schema}.beat(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s);
 
 -- name: turn

@@ -25,9 +25,12 @@ SELECT id, bell, queues FROM unstuck_workers WHERE bell <> '' AND state IN ('act
 SELECT state FROM unstuck_workers WHERE id = ?;
 
 -- name: worker_pulse
-SELECT w.state, w.draining, w.request, w.suspect_after_s, w.heartbeat_interval_s, b.beat_boot_s
+SELECT
+    w.state, w.draining, w.request, w.suspect_after_s, w.heartbeat_interval_s, b.beat_boot_s,
+    w.disabled IS NOT NULL OR h.disabled IS NOT NULL
 FROM unstuck_workers w
 JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_hosts h ON h.name = w.host
 WHERE w.id = ?;
 
 -- name: beat
@@ -142,9 +145,11 @@ SELECT
     w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency, w.created_at,
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
-    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.boot_id, b.beat_boot_s
+    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.boot_id, b.beat_boot_s,
+    w.disabled, h.disabled
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_hosts h ON h.name = w.host
 WHERE ?1 = 0 OR w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.created_at, w.id;
 

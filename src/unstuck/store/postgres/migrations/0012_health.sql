@@ -1,0 +1,89 @@
+-- Workers and hosts that are switched off, and why.
+
+-- reason, by, at, auto. NULL: it works.
+alter table {schema}.workers add column disabled jsonb;
+
+-- Only hosts of which something was decided. A worker that is born on a disabled one takes nothing either.
+create table {schema}.hosts (
+    name       text primary key,
+    disabled   jsonb,
+    -- Deaths before this are forgiven.
+    enabled_at timestamptz
+);
+
+-- Whether the host of a worker is switched off; asked with every beat.
+create function {schema}.is_disabled(p_worker text) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+select coalesce(
+    (select w.disabled is not null or h.disabled is not null
+     from {schema}.workers w left join {schema}.hosts h on h.name = w.host where w.id = p_worker),
+    false)
+$body$;
+
+-- Whether some queue would be left to nobody, were this worker, or everybody of this host, switched off.
+create function {schema}.unserved_without(p_worker text, p_host text) returns boolean
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+select exists (
+    select 1
+    from {schema}.workers w cross join lateral unnest(w.queues) as q(name)
+    where (w.id = p_worker or w.host = p_host) and w.state in ('active', 'draining', 'suspect')
+      and not exists (
+          select 1
+          from {schema}.workers o
+          join {schema}.vitals v on v.worker_id = o.id
+          left join {schema}.hosts h on h.name = o.host
+          where o.id <> w.id and (p_host is null or o.host <> p_host)
+            and o.state = 'active' and o.request is null and o.disabled is null and h.disabled is null
+            and v.silent_s < o.suspect_after_s
+            and q.name = any (o.queues) and o.tasks @> w.tasks))
+$body$;
+
+-- Switch one worker off. What is done by itself asks first whether others are left, and nobody else can be at it
+-- meanwhile: two who switch off two at once come one after the other, and the second one sees what the first one did.
+create function {schema}.disable(p_worker text, p_reason text, p_by text, p_auto boolean) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable', 0));
+    if p_auto and {schema}.unserved_without(p_worker, null) then
+        return false;
+    end if;
+    update {schema}.workers w set
+        disabled = jsonb_build_object('reason', p_reason, 'by', p_by, 'auto', p_auto,
+                                      'at', extract(epoch from clock_timestamp())::double precision)
+    where w.id = p_worker and w.disabled is null and w.state in ('active', 'draining', 'suspect');
+    if not found then
+        return false;
+    end if;
+    insert into {schema}.events (kind, worker_id, message)
+    values ('worker_disabled', p_worker, format('Disabled by %s: %s', p_by, p_reason));
+    return true;
+end
+$body$;
+
+create function {schema}.disable_host(p_host text, p_reason text, p_by text, p_auto boolean) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable', 0));
+    if p_auto and {schema}.unserved_without(null, p_host) then
+        return false;
+    end if;
+    insert into {schema}.hosts as h (name, disabled)
+    values (p_host, jsonb_build_object('reason', p_reason, 'by', p_by, 'auto', p_auto,
+                                       'at', extract(epoch from clock_timestamp())::double precision))
+    on conflict (name) do update set disabled = excluded.disabled where h.disabled is null;
+    if not found then
+        return false;
+    end if;
+    insert into {schema}.events (kind, message)
+    values ('host_disabled', format('Host %L was disabled by %s: %s', p_host, p_by, p_reason));
+    return true;
+end
+$body$;

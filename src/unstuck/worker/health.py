@@ -1,0 +1,140 @@
+"""Keep this worker's own health: what died here, how late and how much to claim, what the beat tells of it.
+
+The floor's thread writes; the heartbeat's only reads one frozen value at a time.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from unstuck import host
+from unstuck.domain import health
+from unstuck.domain.health import Health
+from unstuck.logs import logger
+from unstuck.store.records import BeatAnswer, Claimed
+
+TOLD_AGAIN_AT = 0.8
+"""When the weight has faded to this share of what the ledger was told, it is told again."""
+
+log = logger("unstuck.worker")
+
+
+@dataclass(frozen=True)
+class _Weight:
+    value: float
+    at_s: float
+
+
+class WorkerHealth:
+    """One per process: a worker that comes back under a new id is no healthier for it."""
+
+    def __init__(self, metadata: dict[str, Any] | None = None) -> None:
+        self.disabled = False
+        self._metadata = metadata or {}
+        self._weight = _Weight(0.0, 0.0)
+        self._counted = 0
+        """Jobs that ended here and have healed already."""
+        self._died: deque[tuple[float, int]] = deque(maxlen=health.MAX_JOBS_KEPT)
+        """(moment, job id) of the recent dead."""
+        self._moment_s = float("-inf")
+        self._moment_blame = 0.0
+        self._rest_until_s = 0.0
+        self._wait_until_s: float | None = None
+        self._sent = self._told = Health()
+
+    # What the runners and the floor call --------------------------------------------------------
+
+    def born(self, metadata: dict[str, Any], *, disabled: bool) -> None:
+        """Begin a life: what the registration said must be said again with every change."""
+        self._metadata = metadata
+        self._sent = self._told = Health()
+        self._counted = 0
+        self.disabled = disabled
+        if disabled:
+            log.warning("This host is disabled: the worker takes no jobs until `unstuck workers enable --host` is used")
+
+    def saw_death(self, job: Claimed, now_s: float | None = None) -> None:
+        """Note a job whose runner died unasked; not one that we ended ourselves."""
+        now_s = host.boottime_s() if now_s is None else now_s
+        blame = health.blame(job.crashes, job.suspicions)
+        if now_s - self._moment_s > health.SAME_MOMENT_S:
+            self._moment_s, self._moment_blame = now_s, 0.0
+        self._died.append((self._moment_s, job.job_id))
+        added = max(0.0, blame - self._moment_blame)
+        self._moment_blame += added
+        self._weight = _Weight(self._weight_now(now_s) + added, now_s)
+        # Who hands in a death must not take the next job in the same breath: the sick would be the quickest of all.
+        self._rest_until_s = now_s + health.delay_s(self._weight.value)
+
+    def saw_processed(self, processed: int, now_s: float) -> None:
+        """Note how many jobs ended here in this life."""
+        if self._weight.value and processed > self._counted:
+            left = health.faded(self._weight.value, now_s - self._weight.at_s, processed - self._counted)
+            self._weight = _Weight(left, now_s)
+        self._counted = processed
+
+    def hold_back(self, now_s: float, *, busy: bool) -> bool:
+        """Say whether to claim nothing at this moment, though there may be work: others may go first."""
+        if self.disabled:
+            return True
+        if not busy and self._wait_until_s is None:
+            self._wait_until_s = now_s + health.delay_s(self._weight_now(now_s))
+        # Who is at work goes on: where jobs are plenty, nobody is kept from any, but for the rest after a death.
+        until_s = self._rest_until_s if busy else max(self._rest_until_s, self._wait_until_s or 0.0)
+        if now_s < until_s:
+            return True
+        self._wait_until_s = None
+        return False
+
+    def withheld(self, slots: int, now_s: float) -> int:
+        """Give how many slots stay empty."""
+        return slots - health.usable_slots(self._weight_now(now_s), slots)
+
+    def wait_s(self, now_s: float, at_most_s: float) -> float:
+        """Give how long the floor may sleep before it must ask again."""
+        ends = [end_s for end_s in (self._rest_until_s, self._wait_until_s) if end_s is not None and end_s > now_s]
+        return at_most_s if self.disabled else min([at_most_s, *(end_s - now_s for end_s in ends)])
+
+    def after_beat(self, answer: BeatAnswer) -> None:
+        self._told = self._sent
+        if answer.disabled == self.disabled:
+            return
+        self.disabled = answer.disabled
+        if answer.disabled:
+            log.warning("This worker was disabled: it finishes what it runs and takes nothing more until it is enabled")
+        else:
+            log.info("This worker was enabled again")
+            # Trusted again is trusted: what is held against it from before would switch it off at once.
+            self._weight, self._rest_until_s = _Weight(0.0, 0.0), 0.0
+            self._died.clear()
+            # The ledger forgot it in the same moment.
+            self._sent = self._told = Health()
+
+    # What the heartbeat calls -------------------------------------------------------------------
+
+    def news(self, now_s: float | None = None) -> dict[str, Any] | None:
+        """Give the metadata for a beat where the health in it changed; None where the ledger knows it."""
+        now = self.now(host.boottime_s() if now_s is None else now_s)
+        told = self._told
+        if now.deaths <= told.deaths and TOLD_AGAIN_AT * told.weight <= now.weight <= told.weight:
+            return None
+        self._sent = now
+        return {**self._metadata, "health": msgspec.to_builtins(now)} if now.weight else self._metadata
+
+    def now(self, now_s: float) -> Health:
+        weight = self._weight_now(now_s)
+        if not weight:
+            return Health()
+        recent = [item for item in tuple(self._died) if now_s - item[0] <= health.RECENT_S]
+        return Health(
+            weight=round(weight, 3),
+            deaths=len({moment_s for moment_s, _ in recent}),
+            jobs=len({job_id for _, job_id in recent}),
+            score=round(health.score(weight), 3),
+        )
+
+    def _weight_now(self, now_s: float) -> float:
+        known = self._weight
+        return health.faded(known.value, now_s - known.at_s) if known.value else 0.0

@@ -1,0 +1,103 @@
+"""A host makes its runners die: that worker is let go last, then not at all, and comes back when it is mended."""
+
+from pathlib import Path
+
+from tests.crash.conftest import MakeFleet
+from tests.fleet import Fleet, WorkerProcess, wait_for
+
+from unstuck.client.operator import Operator
+from unstuck.config import Settings
+from unstuck.domain.health import DISABLE_AT, DISABLE_FROM_JOBS, Health, read_health
+from unstuck.domain.states import JobState
+from unstuck.reaper.health import HealthWatch
+from unstuck.reaper.rounds import Round
+from unstuck.store.records import WorkerRecord
+
+SETTINGS = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "20s"}
+SINGLE_JOBS = 20
+TO_THE_HEALTHY = 16
+MOST_DEATHS = 60
+
+
+def record(worker: WorkerProcess) -> WorkerRecord:
+    found = worker.record()
+    assert found is not None
+    return found
+
+
+def health(worker: WorkerProcess) -> Health:
+    return read_health(record(worker).metadata.get("health"))
+
+
+def sicken(fleet: Fleet, plague: Path) -> WorkerProcess:
+    """Start a worker whose runners die under every job, and let them, until it says so of itself."""
+    plague.touch()
+    sick = fleet.start("--concurrency", "1", "--name", "sick", SICK=str(plague))
+    for _ in range(MOST_DEATHS):
+        fleet.wait_state(fleet.task("die_if_sick").enqueue(), JobState.FAILED)
+        said = health(sick)
+        if said.weight >= DISABLE_AT and said.jobs >= DISABLE_FROM_JOBS:
+            return sick
+    raise AssertionError(f"after {MOST_DEATHS} deaths it still takes itself for well: {health(sick)}")
+
+
+def workers_of(fleet: Fleet, count: int) -> list[str]:
+    """Let single jobs run one after the other, and give who ran each."""
+    ran = []
+    for _ in range(count):
+        job = fleet.task("add").enqueue(1, 2)
+        assert job.result(timeout=60) == 3
+        ran.append(fleet.ledger.attempts(job.id)[-1].worker_id)
+    return ran
+
+
+def test_a_worker_under_which_every_job_dies_is_switched_off_once_another_serves_its_queues(
+    make_fleet: MakeFleet, tmp_path: Path
+) -> None:
+    fleet = make_fleet(**SETTINGS)
+    plague = tmp_path / "plague"
+    sick = sicken(fleet, plague)
+    done = Round()
+    HealthWatch("test").judge(fleet.ledger, done)
+    assert (done.disabled, record(sick).disabled) == (0, None)  # It is the last one.
+
+    well = fleet.start("--concurrency", "1", "--name", "well")
+    wait_for(lambda: record(sick).disabled, "the sick worker disabled")
+    flag = record(sick).disabled
+    assert flag is not None
+    assert flag.auto
+    assert "its runners keep dying" in flag.reason
+    event = next(event for event in fleet.ledger.events(worker_id=sick.id) if event.kind == "worker_disabled")
+    assert flag.reason in event.message
+    wait_for(lambda: "was disabled" in sick.said(), "the sick worker to hear of it")
+    wait_for(lambda: "Worker disabled" in sick.said() + well.said(), "the reaper to say so")
+    jobs = [fleet.task("die_if_sick").enqueue() for _ in range(10)]
+    for job in jobs:
+        job.result(timeout=60)
+    assert {fleet.ledger.attempts(job.id)[-1].worker_id for job in jobs} == {well.id}
+
+    # Mended and enabled, it works again; now the other one is off, by hand.
+    plague.unlink()
+    operator = Operator(fleet.ledger, Settings(url=fleet.url), by="ops")
+    operator.enable_worker("sick")
+    operator.disable_worker("well", "maintenance")
+    wait_for(lambda: "enabled again" in sick.said() and "was disabled" in well.said(), "both to hear of it")
+    waiting = fleet.task("die_if_sick").enqueue()
+    waiting.result(timeout=60)
+    assert fleet.ledger.attempts(waiting.id)[-1].worker_id == sick.id
+    operator.disable_worker("sick", "maintenance")
+    wait_for(lambda: sick.said().count("was disabled") == 2, "the sick worker to hear of it")
+    stuck = fleet.task("add").enqueue(1, 2)
+    assert "unstuck workers enable" in (operator.explain_wait(stuck.id) or "")
+
+
+def test_of_two_idle_workers_the_stable_one_gets_the_work(make_fleet: MakeFleet, tmp_path: Path) -> None:
+    fleet = make_fleet(**SETTINGS, auto_disable_unhealthy=False)
+    sick = sicken(fleet, tmp_path / "plague")
+    (tmp_path / "plague").unlink()
+    well = fleet.start("--concurrency", "1")
+    ran = workers_of(fleet, SINGLE_JOBS)
+    assert ran.count(well.id) >= TO_THE_HEALTHY, ran
+    # Not shut out: alone, it does the work.
+    assert well.stop() == 0
+    assert workers_of(fleet, 1) == [sick.id]
