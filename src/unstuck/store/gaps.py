@@ -1,8 +1,8 @@
 """Remember where in a queue there is nothing that a worker may take, so that not every claim reads past it again.
 
-A queue is read in the order of rank and id. Where thousands of ready jobs of a task stand that this worker does not know
-(or, on PostgreSQL, dead index entries that an old snapshot keeps), every claim would read all of them. A *gap* is such a
-stretch, found by a look that had to read past it. Claims go around it: they read what is before it and what is after it.
+A queue is read in the order of rank and id. Where thousands of ready jobs of a task stand that this worker does not
+know (or, on PostgreSQL, dead index entries that an old snapshot keeps), every claim would read all of them. A *gap* is
+such a stretch, found by a look that had to read past it. Claims go around it: they read what is before it and after it.
 
 A gap is a hint of this process. What comes in before or after it is seen at once; what comes in *inside* it (an older
 job that goes back to the queue, or a priority in between) is seen when the gap is looked into again. That happens
@@ -56,7 +56,8 @@ class Gaps:
         over = []
         for queue in wish.queues if self._known else ():
             entry = self._known.get((wish.tasks, queue))
-            if entry is not None and entry[1] <= now_s and self._known.pop((wish.tasks, queue), None):
+            if entry is not None and entry[1] <= now_s:
+                self._known.pop((wish.tasks, queue), None)
                 over.append(entry[0])
         return over
 

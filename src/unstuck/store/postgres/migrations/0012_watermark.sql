@@ -181,20 +181,22 @@ begin
     where j.queue = p_queue
     order by j.rank desc, j.id desc
     limit 1;
-    if p_drained then
-        select j.rank, j.id into v_to_rank, v_to_id from {schema}.jobs j where j.ready and j.queue = p_queue
-        order by j.rank desc, j.id desc
-        offset c_margin limit 1;
-        if not found then
-            v_to_rank := v_last_rank;
-            v_to_id := v_last_id - c_margin;
-        end if;
-    else
+    if not p_drained then
         select j.rank, j.id - c_margin into v_to_rank, v_to_id from {schema}.jobs j
         where j.ready and j.queue = p_queue and coalesce(j.task = any (p_tasks), false)
               and (j.rank, j.id) > (coalesce(v_last_rank, -2147483648), coalesce(v_last_id, 0))
         order by j.rank, j.id
         limit 1;
+    end if;
+    if v_to_id is null then
+        -- Nothing is left for us.
+        select j.rank, j.id into v_to_rank, v_to_id from {schema}.jobs j where j.ready and j.queue = p_queue
+        order by j.rank desc, j.id desc
+        offset c_margin limit 1;
+    end if;
+    if v_to_id is null then
+        v_to_rank := v_last_rank;
+        v_to_id := v_last_id - c_margin;
     end if;
     if v_to_id is null then
         return;
