@@ -54,11 +54,12 @@ def test_an_idle_worker_learns_to_go_around_a_crowd(ledger: Ledger, w1: str) -> 
 
 
 def test_a_few_unknown_jobs_are_no_gap(ledger: Ledger, w1: str) -> None:
-    ledger.enqueue([new_job(task=UNKNOWN) for _ in range(1500)])
-    put(ledger)
-    assert len(claim(ledger)) == 1
-    assert claim(ledger) == []
-    assert gaps(ledger) == ()
+    # In a queue of its own: on PostgreSQL what other tests left behind would count, as it does in life.
+    ledger.enqueue([new_job(task=UNKNOWN, queue="quiet") for _ in range(1500)])
+    put(ledger, queue="quiet")
+    assert len(claim(ledger, queues=("quiet",))) == 1
+    assert claim(ledger, queues=("quiet",)) == []
+    assert gaps(ledger, queues=("quiet",)) == ()
 
 
 def test_nothing_is_missed_where_known_and_unknown_stand_mixed(ledger: Ledger, w1: str) -> None:
