@@ -26,8 +26,9 @@ _BEFORE_ALL_RANKS = -(2**31)
 _AFTER_ALL_RANKS = 2**31
 
 
-def was_long(look_s: float, jobs: int) -> bool:
-    return look_s > LONG_LOOK_S + jobs * LONG_LOOK_S_PER_JOB
+def was_long(look_cpu_s: float, jobs: int) -> bool:
+    """Say whether a look that gave so many jobs is worth a second one; by CPU time, which a busy host does not stretch."""
+    return look_cpu_s > LONG_LOOK_S + jobs * LONG_LOOK_S_PER_JOB
 
 
 class Look:

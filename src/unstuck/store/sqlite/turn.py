@@ -24,10 +24,10 @@ def answer_if_nothing(cursor: apsw.Cursor, worker_id: str, look: Look) -> TurnAn
         return TurnAnswer(alive=False)
     queues = _open_queues(cursor, look.wish)
     if look.wish.limit > 0:
-        begun_s = time.monotonic()
+        begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
         if any(look.any(cursor.connection, queue) for queue in queues):
             return None
-        if was_long(time.monotonic() - begun_s, 0):
+        if was_long(time.thread_time() - begun_cpu_s, 0):
             look.find_gaps(cursor, queues, {}, drained=True, begun_s=begun_s)
     return TurnAnswer(True, next_due_in_s=_next_due_in_s(cursor, queues))
 
@@ -97,15 +97,15 @@ def _open_queues(cursor: apsw.Cursor, wish: Wish) -> list[str]:
 
 
 def _claim(cursor: apsw.Cursor, worker_id: str, queues: list[str], look: Look) -> tuple[Claimed, ...]:
-    wish, begun_s = look.wish, time.monotonic()
+    wish, begun_s, begun_cpu_s = look.wish, time.monotonic(), time.thread_time()
     # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them.
     lanes = [look.read(cursor.connection, queue, wish.limit) for queue in queues]
     chosen = list(islice(heapq.merge(*lanes), wish.limit))
     for lane in lanes:
         lane.close()
-    look_s = time.monotonic() - begun_s
+    look_cpu_s = time.thread_time() - begun_cpu_s
     claimed = _take(cursor, worker_id, wish, chosen) if chosen else ()
-    if was_long(look_s, len(chosen)):
+    if was_long(look_cpu_s, len(chosen)):
         last = {row[4]: (row[0], row[1]) for row in chosen}
         look.find_gaps(cursor, queues, last, drained=len(chosen) < wish.limit, begun_s=begun_s)
     return claimed
