@@ -27,7 +27,7 @@ _AFTER_ALL_RANKS = 2**31
 
 
 def was_long(look_cpu_s: float, jobs: int) -> bool:
-    """Say whether a look that gave so many jobs is worth a second one; by CPU time, which a busy host does not stretch."""
+    """Say whether a look that gave so many jobs was long, by CPU time: a busy host does not stretch it."""
     return look_cpu_s > LONG_LOOK_S + jobs * LONG_LOOK_S_PER_JOB
 
 
