@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from tests.contract.hands import birth, claim, crash_retry, done, new_job, start
 
+from unstuck.store.gaps import Gap
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.postgres.turning import turn_values
@@ -13,6 +14,9 @@ from unstuck.store.records import Held, Turn, Wish
 
 FINISHED = 20_000
 PENDING = 5_000
+CROWD = 10_000
+MARGIN = 500
+"""Of a gap, at each of its ends."""
 BATCH = 100
 TIMES_EACH = 8
 """How many row reads per job are still in the nature of the verb; a scan would be thousands."""
@@ -77,6 +81,68 @@ def test_starts_and_ends_read_the_jobs_they_name(worst: PostgresLedger) -> None:
 
 def test_an_idle_poll_reads_next_to_nothing(worst: PostgresLedger) -> None:
     assert reads(worst, "turn", turn_values(Turn("w1", wish=Wish(("other",), ("add",), BATCH)))) == (0, 0)
+
+
+@pytest.mark.parametrize("queues", [("default",), ("default", "other")])
+def test_a_claim_does_not_read_past_a_crowd_of_an_unknown_task_again(
+    worst: PostgresLedger, queues: tuple[str, ...]
+) -> None:
+    crowd_of_an_unknown_task(worst)
+    wish = Wish(queues, ("add",), BATCH)
+    around = learn(worst, wish)
+    found = reads(worst, "turn", turn_values(Turn("w1", wish=wish), around), repeat=7)
+    assert found[0] == 0
+    assert found[1] <= BATCH * TIMES_EACH + 2 * len(queues) * MARGIN
+    assert reads(worst, "turn", turn_values(Turn("w1", wish=wish)))[1] > CROWD
+
+
+def test_an_idle_poll_does_not_read_past_a_crowd_again(worst: PostgresLedger) -> None:
+    wish = Wish(("default",), ("nobody_knows_it",), BATCH)
+    around = learn(worst, wish)
+    assert reads(worst, "turn", turn_values(Turn("w1", wish=wish), around), repeat=7)[1] <= 2 * MARGIN
+    assert reads(worst, "turn", turn_values(Turn("w1", wish=wish)))[1] >= PENDING
+
+
+def test_dead_entries_that_an_old_snapshot_keeps_are_not_read_with_every_claim(
+    worst: PostgresLedger, pg_url: str
+) -> None:
+    wish = Wish(("default",), ("add",), BATCH)
+    with psycopg.connect(pg_url) as old:
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select count(*) from unstuck.jobs")
+        for _ in range((PENDING - 500) // BATCH):
+            jobs = claim(worst, limit=BATCH)
+            assert len(jobs) == BATCH
+        around = worst.gaps.of(wish, 0.0)
+        assert around
+        # Read by the turn that goes around them, and by one that does not.
+        assert entries_read(worst, turn_values(Turn("w1", wish=wish), around)) < 3000
+        assert entries_read(worst, turn_values(Turn("w1", wish=wish))) > PENDING - 1000
+        [urgent] = worst.enqueue([new_job(priority=1)])
+        assert claim(worst, limit=1)[0].job_id == urgent.job_id
+
+
+def crowd_of_an_unknown_task(ledger: PostgresLedger) -> None:
+    ledger.enqueue([new_job(task="from_the_next_release", priority=1) for _ in range(CROWD)])
+
+
+def learn(ledger: PostgresLedger, wish: Wish) -> tuple[Gap, ...]:
+    ledger.turn(Turn("w1", wish=wish))
+    around = ledger.gaps.of(wish, 0.0)
+    assert around
+    return around
+
+
+def entries_read(ledger: PostgresLedger, values: dict[str, Any]) -> int:
+    """Give how many entries of the ready index a turn reads; it is rolled back."""
+    connection = ledger.turn_lane.open().connection
+    with connection.transaction(force_rollback=True):
+        before = connection.execute(b"select unstuck.ready_entries_read()").fetchone()
+        connection.execute(ledger.sql["turn"], values, binary=True)
+        after = connection.execute(b"select unstuck.ready_entries_read()").fetchone()
+    assert before is not None
+    assert after is not None
+    return int(after[0] - before[0])
 
 
 def test_enqueue_with_keys_reads_its_own(worst: PostgresLedger) -> None:

@@ -15,6 +15,11 @@ from unstuck.store.sqlite.verbs import SQL
 MANY = 300_000
 INDEX_OF = {
     "peek_ready": "unstuck_jobs_ready",
+    "peek_ready_of_ranks": "unstuck_jobs_ready",
+    "peek_ready_of_rank": "unstuck_jobs_ready",
+    "ready_inside": "unstuck_jobs_ready",
+    "nth_ready": "unstuck_jobs_ready",
+    "nth_ready_from_behind": "unstuck_jobs_ready",
     "held_by": "unstuck_jobs_held",
     "cancel_asked": "unstuck_jobs_held",
     "next_due": "unstuck_jobs_waiting",
@@ -88,13 +93,32 @@ def test_what_ends_or_starts_an_attempt_goes_by_the_key(crowded: SqliteLedger, n
     assert "SCAN unstuck_jobs" not in text
 
 
-@pytest.mark.parametrize("name", ["peek_ready", "claim_job", "finish_job", "held_by", "next_due"])
+NEVER_SORTED = (
+    *("peek_ready", "peek_ready_of_ranks", "peek_ready_of_rank", "nth_ready", "nth_ready_from_behind"),
+    *("claim_job", "finish_job", "held_by", "next_due"),
+)
+
+
+@pytest.mark.parametrize("name", NEVER_SORTED)
 def test_no_hot_query_sorts_or_scans_jobs(crowded: SqliteLedger, name: str) -> None:
     text = plan(crowded, name)
     assert "SCAN j\n" not in text + "\n"
     assert "SCAN unstuck_jobs" not in text
     if name != "held_by":
         assert "TEMP B-TREE FOR ORDER BY" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("peek_ready_of_ranks", "(queue=? AND rank>? AND rank<?)"),
+        ("peek_ready_of_rank", "(queue=? AND rank=? AND id>?)"),
+        ("ready_inside", "(queue=? AND rank=? AND id<?)"),
+        ("nth_ready", "(queue=? AND rank=? AND id<?)"),
+    ],
+)
+def test_a_look_around_a_gap_begins_and_ends_at_its_bounds(crowded: SqliteLedger, name: str, bounds: str) -> None:
+    assert bounds in plan(crowded, name)
 
 
 def test_claiming_among_many_is_as_quick_as_claiming_among_few(crowded: SqliteLedger, tmp_path: Path) -> None:
@@ -114,6 +138,16 @@ def test_claiming_among_many_is_as_quick_as_claiming_among_few(crowded: SqliteLe
         return best
 
     assert cpu_s(crowded) < 3 * cpu_s(few) + 0.005
+
+
+def test_an_idle_poll_reads_past_a_crowd_of_an_unknown_task_once(crowded: SqliteLedger) -> None:
+    def cpu_s() -> float:
+        before = time.process_time()
+        assert claim(crowded, tasks=("nobody_knows_it",)) == []
+        return time.process_time() - before
+
+    first = cpu_s()
+    assert min(cpu_s() for _ in range(3)) < first / 5
 
 
 def test_a_claim_from_several_queues_reads_only_what_it_takes(crowded: SqliteLedger) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unstuck.config import Settings
+from unstuck.store.gaps import Gaps
 from unstuck.store.postgres.bell import Ringer
 from unstuck.store.postgres.connecting import Session, read_address
 from unstuck.store.postgres.lanes import Lane, Row
@@ -41,6 +42,7 @@ class Verbs:
         self.worker_id: str | None = None
         """The worker that was registered here, if any: its service session is stamped whenever it reconnects."""
         self.worker_queues: frozenset[str] = frozenset()
+        self.gaps = Gaps()
         self.service_lane.on_open(self._stamp)
 
     def _lane(self, purpose: str, url: str | None = None) -> Lane:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from unstuck.store.gaps import Gap
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.records import Claimed, Turn
@@ -11,17 +12,19 @@ from unstuck.store.records import Claimed, Turn
 ALIVE = "alive"
 CLAIMED = "claimed"
 SUPERSEDED = "superseded"
+GAP = "gap"
 _encode = msgspec.json.Encoder().encode
 
 _NOTHING: dict[str, Any] = dict.fromkeys(
     (
         *("done_ids", "done_tokens", "done_results", "start_ids", "start_tokens", "endings", "releases"),
         *("output_ids", "output_tokens", "stdouts", "stderrs", "queues", "tasks", "limit", "run_ahead", "start"),
+        "gaps",
     )
 )
 
 
-def turn_values(turn: Turn) -> dict[str, Any]:
+def turn_values(turn: Turn, around: tuple[Gap, ...] = ()) -> dict[str, Any]:
     """Give the parameters; what is empty stays NULL, and its part of the turn is skipped."""
     values = {**_NOTHING, "worker_id": turn.worker_id}
     if turn.done:
@@ -46,7 +49,18 @@ def turn_values(turn: Turn) -> dict[str, Any]:
         values["limit"] = turn.wish.limit
         values["run_ahead"] = turn.wish.run_ahead
         values["start"] = turn.wish.start
+        if around:
+            values["gaps"] = _encode(around).decode()
     return values
+
+
+def take_gaps(rows: list[Row]) -> list[tuple[Gap, float]]:
+    """Take the gaps from the end of the rows (without the last), each with what it cost to find, in seconds."""
+    found = []
+    while rows and rows[-1][12] == GAP:
+        row = rows.pop()
+        found.append((Gap(row[3], row[8], row[9], row[1]), row[13]))
+    return found
 
 
 def claims(rows: list[Row]) -> tuple[tuple[Claimed, ...], frozenset[tuple[int, int]]]:

@@ -1,5 +1,6 @@
 """Keep the book of a worker's life: birth, beats, turns, end."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from unstuck.store.postgres.base import Verbs, session_values
 from unstuck.store.postgres.bell import PostgresBell
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import held_job
-from unstuck.store.postgres.turning import ALIVE, CLAIMED, claims, turn_values
+from unstuck.store.postgres.turning import ALIVE, CLAIMED, claims, take_gaps, turn_values
 from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
 
 MAX_HELD = 1_000_000
@@ -56,8 +57,9 @@ class WorkerVerbs(Verbs):
             return self.service_lane.again_if_cut(lambda: self._beat_once(pulse, metadata))
 
     def turn(self, turn: Turn) -> TurnAnswer:
+        around = () if turn.wish is None else self.gaps.of(turn.wish, time.monotonic())
         try:
-            values = turn_values(turn)
+            values = turn_values(turn, around)
         except UnicodeEncodeError as error:
             raise errors.unwritable_text(error) from None
         if failpoints.active:
@@ -68,6 +70,9 @@ class WorkerVerbs(Verbs):
         last = rows.pop()
         if last[13] != ALIVE:
             return TurnAnswer(alive=False)
+        if turn.wish is not None:
+            for gap, cost_s in take_gaps(rows):
+                self.gaps.note(turn.wish.tasks, gap, cost_s, time.monotonic())
         if last[4]:
             rows = self._with_payloads(rows)
         claimed, superseded = claims(rows)

@@ -10,6 +10,7 @@ import msgspec
 
 from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
+from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
 from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
@@ -36,6 +37,7 @@ class SqliteLedger(
         self.settings = settings
         # A holder that is frozen for half of the time in which workers are taken for dead is in everybody's way.
         self.db = Database(path_of(settings.url), kill_after_s=settings.recovery.heartbeat_timeout_s / 2)
+        self.gaps = Gaps()
         self.ringer = Ringer(self._find_bells)
         watch_forks(self)
 

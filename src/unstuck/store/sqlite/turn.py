@@ -2,7 +2,6 @@
 
 import heapq
 import time
-from collections.abc import Generator
 from itertools import islice
 from typing import Any
 
@@ -13,23 +12,28 @@ from unstuck import host
 from unstuck.domain.states import LIVING
 from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
 from unstuck.store.sqlite.endings import write_endings, write_releases
+from unstuck.store.sqlite.looking import Look, was_long
 from unstuck.store.sqlite.verbs import SQL, fetch
 
 _LIVING = frozenset(state.value for state in LIVING)
 
 
-def look(cursor: apsw.Cursor, worker_id: str, wish: Wish) -> TurnAnswer | None:
+def answer_if_nothing(cursor: apsw.Cursor, worker_id: str, look: Look) -> TurnAnswer | None:
     """Answer a turn that only wishes, if there is nothing to be had; None where it must be written after all."""
     if cursor.execute(SQL["worker_state"], (worker_id,)).get not in _LIVING:
         return TurnAnswer(alive=False)
-    tasks = msgspec.json.encode(wish.tasks).decode()
-    queues = _open_queues(cursor, wish)
-    if wish.limit > 0 and any(fetch(cursor, "peek_ready", (queue, tasks, 1)) for queue in queues):
-        return None
+    queues = _open_queues(cursor, look.wish)
+    if look.wish.limit > 0:
+        begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
+        if any(look.any(cursor.connection, queue) for queue in queues):
+            return None
+        if was_long(time.thread_time() - begun_cpu_s, 0):
+            look.find_gaps(cursor, queues, {}, drained=True, begun_s=begun_s)
     return TurnAnswer(True, next_due_in_s=_next_due_in_s(cursor, queues))
 
 
-def write_turn(cursor: apsw.Cursor, turn: Turn) -> TurnAnswer:
+def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None) -> TurnAnswer:
+    """Write all of it; `look` is the turn's wish, and knows afterwards which gaps it came upon."""
     state = cursor.execute(SQL["worker_state"], (turn.worker_id,)).get
     # A verdict is written under the same lock: what is alive here stays so until the commit.
     if state not in _LIVING:
@@ -50,10 +54,10 @@ def write_turn(cursor: apsw.Cursor, turn: Turn) -> TurnAnswer:
             )
     claimed: tuple[Claimed, ...] = ()
     next_due_in_s = None
-    if turn.wish is not None and turn.wish.limit > 0:
-        queues = _open_queues(cursor, turn.wish)
-        claimed = _claim(cursor, turn.worker_id, turn.wish, queues)
-        if len(claimed) < turn.wish.limit:
+    if look is not None and look.wish.limit > 0:
+        queues = _open_queues(cursor, look.wish)
+        claimed = _claim(cursor, turn.worker_id, queues, look)
+        if len(claimed) < look.wish.limit:
             next_due_in_s = _next_due_in_s(cursor, queues)
     return TurnAnswer(True, claimed, frozenset(superseded), next_due_in_s)
 
@@ -92,15 +96,22 @@ def _open_queues(cursor: apsw.Cursor, wish: Wish) -> list[str]:
     return [queue for queue in dict.fromkeys(wish.queues) if queue not in paused]
 
 
-def _claim(cursor: apsw.Cursor, worker_id: str, wish: Wish, queues: list[str]) -> tuple[Claimed, ...]:
-    tasks = msgspec.json.encode(wish.tasks).decode()
+def _claim(cursor: apsw.Cursor, worker_id: str, queues: list[str], look: Look) -> tuple[Claimed, ...]:
+    wish, begun_s, begun_cpu_s = look.wish, time.monotonic(), time.thread_time()
     # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them.
-    lanes = [_peek(cursor.connection, queue, tasks, wish.limit) for queue in queues]
+    lanes = [look.read(cursor.connection, queue, wish.limit) for queue in queues]
     chosen = list(islice(heapq.merge(*lanes), wish.limit))
     for lane in lanes:
         lane.close()
-    if not chosen:
-        return ()
+    look_cpu_s = time.thread_time() - begun_cpu_s
+    claimed = _take(cursor, worker_id, wish, chosen) if chosen else ()
+    if was_long(look_cpu_s, len(chosen)):
+        last = {row[4]: (row[0], row[1]) for row in chosen}
+        look.find_gaps(cursor, queues, last, drained=len(chosen) < wish.limit, begun_s=begun_s)
+    return claimed
+
+
+def _take(cursor: apsw.Cursor, worker_id: str, wish: Wish, chosen: list[tuple[Any, ...]]) -> tuple[Claimed, ...]:
     token = cursor.execute(SQL["reserve_tokens"], (len(chosen),)).get - len(chosen)
     now, boot_s = time.time(), host.boottime_s()
     claimed: list[Claimed] = []
@@ -117,14 +128,6 @@ def _claim(cursor: apsw.Cursor, worker_id: str, wish: Wish, queues: list[str]) -
         )
     cursor.executemany(SQL["claim_job"], updates)
     return tuple(claimed)
-
-
-def _peek(connection: apsw.Connection, queue: str, tasks: str, limit: int) -> Generator[tuple[Any, ...], None, None]:
-    cursor = connection.cursor()
-    try:
-        yield from cursor.execute(SQL["peek_ready"], (queue, tasks, limit))
-    finally:
-        cursor.close(force=True)
 
 
 def _next_due_in_s(cursor: apsw.Cursor, queues: list[str]) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 import apsw
 
 from unstuck.config import Settings
+from unstuck.store.gaps import Gaps
 from unstuck.store.sql import load_queries
 from unstuck.store.sqlite.database import Database
 
@@ -21,6 +22,7 @@ class Verbs:
 
     settings: Settings
     db: Database
+    gaps: Gaps
 
 
 def fetch(cursor: apsw.Cursor, query: str, values: Sequence[Any] = ()) -> list[Any]:

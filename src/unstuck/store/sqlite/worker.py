@@ -9,12 +9,13 @@ import msgspec
 from unstuck import failpoints
 from unstuck.domain.errors import UncertainCommit
 from unstuck.domain.states import LIVING, WorkerState
-from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
+from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, Wish, WorkerBirth
 from unstuck.store.sqlite.bell import SqliteBell, bell_address
 from unstuck.store.sqlite.errors import refuse_nul
+from unstuck.store.sqlite.looking import Look, is_still_a_gap
 from unstuck.store.sqlite.rows import held_job
 from unstuck.store.sqlite.silence import Clock, read_clock
-from unstuck.store.sqlite.turn import look, write_turn
+from unstuck.store.sqlite.turn import answer_if_nothing, write_turn
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 MAX_HELD = 1_000_000
@@ -75,16 +76,20 @@ class WorkerVerbs(Verbs):
         return BeatAnswer(WorkerState(state), was_suspect, request, cancel, bool(disabled))
 
     def turn(self, turn: Turn) -> TurnAnswer:
-        if turn.wish is not None and not (turn.done or turn.endings or turn.start or turn.release or turn.outputs):
+        look = None if turn.wish is None else self._look(turn.wish)
+        if look is not None and not (turn.done or turn.endings or turn.start or turn.release or turn.outputs):
             # An idle worker that finds nothing must not stand in the line of those who write.
             with self.db.read() as cursor:
-                nothing = look(cursor, turn.worker_id, turn.wish)
+                nothing = answer_if_nothing(cursor, turn.worker_id, look)
             if nothing is not None:
+                self._note_gaps(look)
                 return nothing
         with self.db.write() as cursor:
-            answer = write_turn(cursor, turn)
+            answer = write_turn(cursor, turn, look)
             if failpoints.active:
                 failpoints.reached("turn.before_commit")
+        if look is not None:
+            self._note_gaps(look)
         if failpoints.active:
             failpoints.reached("turn.after_commit")
             try:
@@ -92,6 +97,22 @@ class WorkerVerbs(Verbs):
             except failpoints.FailpointHit as error:
                 raise UncertainCommit("The answer of a turn was lost. Compare what is held, and go on.") from error
         return answer
+
+    def _look(self, wish: Wish) -> Look:
+        """Say how to look for what is wished. Gaps whose time is over are looked into first, beside those who write."""
+        over = self.gaps.due(wish, time.monotonic())
+        if over:
+            with self.db.read() as cursor:
+                begun_s = time.monotonic()
+                for gap in over:
+                    if is_still_a_gap(cursor, wish.tasks, gap):
+                        now_s = time.monotonic()
+                        self.gaps.note(wish.tasks, gap, now_s - begun_s, now_s)
+        return Look(wish, self.gaps.of(wish, time.monotonic()))
+
+    def _note_gaps(self, look: Look) -> None:
+        for gap, cost_s in look.found:
+            self.gaps.note(look.wish.tasks, gap, cost_s, time.monotonic())
 
     def held(self, worker_id: str) -> list[HeldJob]:
         return self.held_by(worker_id, MAX_HELD)

@@ -1,9 +1,10 @@
 -- One turn of the wheel: hand in what ended, mark what starts, take what comes, in one commit and one round trip.
 --
--- The rows given back are, in this order: what was claimed ('claimed'), what was superseded ('superseded'), and one last
--- row that says how the worker stands ('alive' or 'dead'), when the next scheduled job is due, and whether payloads were
--- left out: the answer stays small enough for the kernel to take it whole, so that a client frozen while it should read
--- cannot keep this transaction, and with it its identity row, open.
+-- The rows given back are, in this order: what was claimed ('claimed'), what was superseded ('superseded'), stretches of
+-- queues that need not be read again for a while ('gap'), and one last row that says how the worker stands ('alive' or
+-- 'dead'), when the next scheduled job is due, and whether payloads were left out: the answer stays small enough for the
+-- kernel to take it whole, so that a client frozen while it should read cannot keep this transaction, and with it its
+-- identity row, open. What concerns gaps is in `0012_watermark`.
 drop function {schema}.turn(
     text, bigint[], bigint[], bytea[], bigint[], bigint[], jsonb, jsonb, bigint[], bigint[], bytea[], bytea[], text[], text[],
     integer, boolean, integer);
@@ -13,7 +14,7 @@ create function {schema}.turn(
     p_start_ids bigint[], p_start_tokens bigint[],
     p_endings jsonb, p_releases jsonb,
     p_output_ids bigint[], p_output_tokens bigint[], p_stdouts bytea[], p_stderrs bytea[],
-    p_queues text[], p_tasks text[], p_limit integer, p_run_ahead boolean, p_start integer)
+    p_queues text[], p_tasks text[], p_limit integer, p_run_ahead boolean, p_start integer, p_gaps jsonb)
 returns table (
     job_id bigint, token bigint, task text, queue text, running boolean, payload bytea, payload_type text, policy bytea,
     failures integer, crashes integer, attempt integer, suspicions integer, alone boolean, kind text,
@@ -32,6 +33,7 @@ as $body$
 #variable_conflict use_column
 declare
     c_answer_bytes constant integer := 65536;
+    c_many constant integer := 2000;
     v_writes boolean := p_done_ids is not null or p_start_ids is not null or p_endings is not null
                         or p_releases is not null or p_output_ids is not null;
     v_now timestamptz;
@@ -45,6 +47,10 @@ declare
     v_inline integer;
     v_left_out boolean := false;
     v_bytes bigint;
+    v_begun timestamptz;
+    v_read bigint;
+    v_any boolean;
+    v_drained boolean;
 begin
     if p_limit > 0 then
         select array_agg(q order by n) into v_queues
@@ -53,12 +59,29 @@ begin
     end if;
 
     -- An idle worker that finds nothing writes nothing: its poll costs no commit.
-    if not v_writes and not {schema}.any_ready(v_queues, p_tasks) then
-        perform 1 from {schema}.workers w where w.id = p_worker and w.state in ('active', 'draining', 'suspect');
-        kind := case when found then 'alive' else 'dead' end;
-        due_in_s := {schema}.next_due_in_s(v_queues);
-        return next;
-        return;
+    if not v_writes then
+        v_begun := clock_timestamp();
+        v_read := {schema}.ready_entries_read();
+        if p_gaps is null then
+            v_any := {schema}.any_ready(v_queues, p_tasks);
+        else
+            v_any := {schema}.any_ready_around(v_queues, p_tasks, p_gaps);
+        end if;
+        if not v_any then
+            if {schema}.ready_entries_read() - v_read > c_many then
+                return query
+                select null::bigint, g.to_id, null::text, q.name, null::boolean, null::bytea, null::text, null::bytea,
+                       g.from_rank, g.to_rank, null::integer, null::integer, 'gap',
+                       extract(epoch from clock_timestamp() - v_begun)::double precision
+                from unnest(v_queues) as q(name)
+                cross join lateral {schema}.find_gap(q.name, p_tasks, null, true) g;
+            end if;
+            perform 1 from {schema}.workers w where w.id = p_worker and w.state in ('active', 'draining', 'suspect');
+            kind := case when found then 'alive' else 'dead' end;
+            due_in_s := {schema}.next_due_in_s(v_queues);
+            return next;
+            return;
+        end if;
     end if;
 
     -- A verdict updates this row. Each statement below has a snapshot of its own, taken after this lock was won:
@@ -129,12 +152,19 @@ begin
     end if;
 
     if cardinality(v_queues) > 0 then
-        if cardinality(v_queues) = 1 then
+        v_begun := clock_timestamp();
+        v_read := {schema}.ready_entries_read();
+        if p_gaps is not null then
+            select r.ids, r.payload_bytes into v_ids, v_bytes
+            from {schema}.lock_ready_around(v_queues, p_tasks, p_limit, p_gaps) r;
+        elsif cardinality(v_queues) = 1 then
             select r.ids, r.payload_bytes into v_ids, v_bytes from {schema}.lock_ready(v_queues[1], p_tasks, p_limit) r;
         else
             select r.ids, r.payload_bytes into v_ids, v_bytes
             from {schema}.lock_ready_of_many(v_queues, p_tasks, p_limit) r;
         end if;
+        v_read := {schema}.ready_entries_read() - v_read;
+        v_drained := coalesce(cardinality(v_ids), 0) < p_limit;
     end if;
 
     if v_ids is not null then
@@ -171,9 +201,19 @@ begin
         from unnest(v_lost_ids, v_lost_tokens) as u(id, token);
     end if;
 
+    -- Of several queues each is looked at for as many as are wished, and then what is taken is read again.
+    if v_read > c_many + 2 * p_limit * cardinality(v_queues) then
+        return query
+        select null::bigint, g.to_id, null::text, q.name, null::boolean, null::bytea, null::text, null::bytea,
+               g.from_rank, g.to_rank, null::integer, null::integer, 'gap',
+               extract(epoch from clock_timestamp() - v_begun)::double precision
+        from unnest(v_queues) as q(name)
+        cross join lateral {schema}.find_gap(q.name, p_tasks, v_ids, v_drained) g;
+    end if;
+
     kind := 'alive';
     running := v_left_out;
-    if cardinality(v_queues) > 0 and coalesce(cardinality(v_ids), 0) < p_limit then
+    if v_drained then
         due_in_s := {schema}.next_due_in_s(v_queues);
     end if;
     return next;

@@ -44,7 +44,7 @@ select job_id, token, task, queue, running, payload, payload_type, policy, failu
 from {schema}.turn(
     %(worker_id)s, %(done_ids)s, %(done_tokens)s, %(done_results)s, %(start_ids)s, %(start_tokens)s, %(endings)s,
     %(releases)s, %(output_ids)s, %(output_tokens)s, %(stdouts)s, %(stderrs)s, %(queues)s, %(tasks)s, %(limit)s,
-    %(run_ahead)s, %(start)s);
+    %(run_ahead)s, %(start)s, %(gaps)s);
 
 -- name: payloads
 select id, payload from {schema}.jobs where id = any (%(ids)s);

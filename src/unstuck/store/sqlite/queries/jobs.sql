@@ -27,6 +27,60 @@ WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
 LIMIT ?3;
 
+-- name: peek_ready_of_ranks
+-- The same, on one side of a gap. The id is no second bound beside the rank in one query: SQLite compares (rank, id) with
+-- a place by the index as far as the rank only, and would read all of that rank.
+SELECT
+    rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
+    attempt, suspicions
+FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
+WHERE ready = 1 AND queue = ?1 AND rank > ?4 AND rank < ?5 AND task IN (SELECT value FROM json_each(?2))
+ORDER BY rank, id
+LIMIT ?3;
+
+-- name: peek_ready_of_rank
+SELECT
+    rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
+    attempt, suspicions
+FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
+WHERE ready = 1 AND queue = ?1 AND rank = ?4 AND id > ?5 AND task IN (SELECT value FROM json_each(?2))
+ORDER BY id
+LIMIT ?3;
+
+-- name: ready_inside
+-- Whether somebody put a job into a gap since it was found.
+SELECT 1
+FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
+WHERE ready = 1 AND queue = ?1 AND rank >= ?3 AND rank < ?4 AND task IN (SELECT value FROM json_each(?2))
+UNION ALL
+SELECT 1
+FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
+WHERE ready = 1 AND queue = ?1 AND rank = ?4 AND id <= ?5 AND task IN (SELECT value FROM json_each(?2))
+LIMIT 1;
+
+-- name: nth_ready
+-- Of those up to a place.
+SELECT rank FROM (
+    SELECT rank FROM (
+        SELECT rank FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 AND queue = ?1 AND rank < ?2
+        ORDER BY rank, id LIMIT ?4 + 1
+    )
+    UNION ALL
+    SELECT rank FROM (
+        SELECT rank FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
+        WHERE ready = 1 AND queue = ?1 AND rank = ?2 AND id <= ?3
+        ORDER BY id LIMIT ?4 + 1
+    )
+)
+LIMIT 1 OFFSET ?4;
+
+-- name: nth_ready_from_behind
+SELECT rank, id
+FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
+WHERE ready = 1 AND queue = ?1
+ORDER BY rank DESC, id DESC
+LIMIT 1 OFFSET ?2;
+
 -- name: paused_queues
 SELECT name FROM unstuck_queues WHERE paused = 1;
 
