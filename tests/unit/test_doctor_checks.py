@@ -16,7 +16,7 @@ from unstuck.client.doctor.facts import Facts, Host, Standstill, Trouble
 from unstuck.client.doctor.finding import MAX_ALIKE
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import WorkerState
-from unstuck.runner import containment
+from unstuck.runner import cgroups
 from unstuck.store.diagnosis import COUNT_LIMIT, JobGroup, QueueLook, Snapshot, TableLook, TaskLook
 from unstuck.store.records import WorkerVerdict
 
@@ -315,7 +315,7 @@ def test_a_diagnosis_is_enough_for_a_ledger_without_workers() -> None:
 
 def test_the_doctor_reads_whom_the_kernel_kills() -> None:
     """In a cgroup of our own, where this machine lets us make one below the one we are in."""
-    base = containment._own_cgroup()
+    base = cgroups.own()
     if base is None:
         pytest.skip("there is no cgroup v2 here")
     hall = base / f"unstuck-doctor-{os.getpid()}"

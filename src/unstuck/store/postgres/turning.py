@@ -57,9 +57,9 @@ def turn_values(turn: Turn, around: tuple[Gap, ...] = ()) -> dict[str, Any]:
 def take_gaps(rows: list[Row]) -> list[tuple[Gap, float]]:
     """Take the gaps from the end of the rows (without the last), each with what it cost to find, in seconds."""
     found = []
-    while rows and rows[-1][12] == GAP:
+    while rows and rows[-1][13] == GAP:
         row = rows.pop()
-        found.append((Gap(row[3], row[8], row[9], row[1]), row[13]))
+        found.append((Gap(row[3], row[8], row[9], row[1]), row[14]))
     return found
 
 

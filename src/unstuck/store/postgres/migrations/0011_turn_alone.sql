@@ -4,7 +4,7 @@
 -- queues that need not be read again for a while ('gap'), and one last row that says how the worker stands ('alive' or
 -- 'dead'), when the next scheduled job is due, and whether payloads were left out: the answer stays small enough for the
 -- kernel to take it whole, so that a client frozen while it should read cannot keep this transaction, and with it its
--- identity row, open. What concerns gaps is in `0012_watermark`.
+-- identity row, open. What concerns gaps is in `0013_gaps`.
 drop function {schema}.turn(
     text, bigint[], bigint[], bytea[], bigint[], bigint[], jsonb, jsonb, bigint[], bigint[], bytea[], bytea[], text[], text[],
     integer, boolean, integer);
@@ -71,7 +71,7 @@ begin
             if {schema}.ready_entries_read() - v_read > c_many then
                 return query
                 select null::bigint, g.to_id, null::text, q.name, null::boolean, null::bytea, null::text, null::bytea,
-                       g.from_rank, g.to_rank, null::integer, null::integer, 'gap',
+                       g.from_rank, g.to_rank, null::integer, null::integer, null::boolean, 'gap',
                        extract(epoch from clock_timestamp() - v_begun)::double precision
                 from unnest(v_queues) as q(name)
                 cross join lateral {schema}.find_gap(q.name, p_tasks, null, true) g;
@@ -205,7 +205,7 @@ begin
     if v_read > c_many + 2 * p_limit * cardinality(v_queues) then
         return query
         select null::bigint, g.to_id, null::text, q.name, null::boolean, null::bytea, null::text, null::bytea,
-               g.from_rank, g.to_rank, null::integer, null::integer, 'gap',
+               g.from_rank, g.to_rank, null::integer, null::integer, null::boolean, 'gap',
                extract(epoch from clock_timestamp() - v_begun)::double precision
         from unnest(v_queues) as q(name)
         cross join lateral {schema}.find_gap(q.name, p_tasks, v_ids, v_drained) g;
