@@ -104,10 +104,10 @@ def test_what_a_dead_worker_left_behind_is_killed(supervise: Make, tmp_path: Pat
 
 
 def test_a_worker_born_into_a_dead_house_does_not_start(tmp_path: Path) -> None:
-    from unstuck.worker.supervisor import _LEASH
+    from unstuck.worker.places import LEASH
 
     nobody = str(os.getpid() + 1)
-    command = [sys.executable, "-I", "-S", "-c", _LEASH, nobody, sys.executable, "-c", "print('alive')"]
+    command = [sys.executable, "-I", "-S", "-c", LEASH, nobody, sys.executable, "-c", "print('alive')"]
     done = subprocess.run(command, capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (143, b"")
 

@@ -11,6 +11,7 @@ from unstuck.logs import logger
 from unstuck.store.contract import Bell, Ledger
 from unstuck.store.records import BeatAnswer, Pulse
 from unstuck.worker.mailbox import Mailbox
+from unstuck.worker.signs import Sign
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
@@ -60,6 +61,7 @@ class Heartbeat:
         self._drain = False
         self._beat_wanted = False
         self._stopping = threading.Event()
+        self.sign = Sign()
         self._thread = mailbox.thread("heartbeat", self._run)
 
     def start(self) -> None:
@@ -106,7 +108,9 @@ class Heartbeat:
         # The birth was the first beat.
         next_beat_s = host.boottime_s() + self._interval_s
         pause_s = 0.0
+        self.sign.busy = True
         while not self._stopping.is_set():
+            self.sign.moved("heartbeat.round")
             try:
                 wait_s = max(0.0, min(next_beat_s, self._promote_at_s or next_beat_s) - host.boottime_s())
                 words = self._listen().wait(wait_s)
@@ -128,6 +132,7 @@ class Heartbeat:
                 next_beat_s = host.boottime_s()
                 self._close_bell()
                 self._stopping.wait(pause_s)
+        self.sign.busy = False
         self._close_bell()
 
     def _listen(self) -> Bell:

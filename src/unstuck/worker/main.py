@@ -23,9 +23,11 @@ from unstuck.store.records import Pulse, WorkerBirth
 from unstuck.worker.bench import Bench
 from unstuck.worker.floor import Floor
 from unstuck.worker.heartbeat import Heartbeat
+from unstuck.worker.herald import Herald, take_herald
 from unstuck.worker.identity import beat_interval_s, birth, new_worker_id
 from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.signals import StopSignals
+from unstuck.worker.watchdog import Watchdog, Watched
 from unstuck.worker.wheel import Wheel
 
 JOIN_S = 5.0
@@ -44,6 +46,8 @@ def run_worker(
     url: str | None = None,
 ) -> int:
     """Work until told to stop; give the exit code."""
+    # First of all: what we start must not speak to systemd in our name.
+    herald = take_herald()
     signals = StopSignals()
     bench = Bench(target)
     try:
@@ -56,7 +60,7 @@ def run_worker(
         ready_ledger(settings).close()
         ledger = open_ledger(settings)
         try:
-            worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper)
+            worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper, herald)
             while not worker.live(signals):
                 # What the old id held is killed with its bench; the new one starts with a clean table.
                 bench.close()
@@ -92,6 +96,7 @@ class Incarnations:
         concurrency: int | None,
         name: str | None,
         reaper: bool,
+        herald: Herald,
     ) -> None:
         self._bench = bench
         self._manifest = manifest
@@ -101,6 +106,7 @@ class Incarnations:
         self._slots = concurrency or settings.slots
         self._name = name
         self._with_reaper = reaper
+        self._herald = herald
         self._reborn = False
 
     def live(self, signals: StopSignals) -> bool:
@@ -130,6 +136,7 @@ class Incarnations:
                 if not self._reborn or signals():
                     raise
                 log.warning("Cannot come back yet", error=str(error))
+            self._herald.alive()
             time.sleep(REBIRTH_PAUSE_S)
 
     def _register(self, worker_id: str, signals: StopSignals) -> float:
@@ -189,16 +196,22 @@ class Incarnations:
             on_workers=neighbours.refresh if neighbours is not None else lambda: None,
         )
         floor.attach(heartbeat)
-        parts = [part for part in (wheel, heartbeat, watchman, neighbours) if part is not None]
+        watched = Watched(floor.sign, wheel.sign, heartbeat.sign, floor.wants_a_turn, lambda: self._bench.importing)
+        watchdog = Watchdog(worker_id, self._settings, watched, self._herald)
+        parts = [part for part in (wheel, heartbeat, watchman, neighbours, watchdog) if part is not None]
         for part in parts:
             part.start()
         signals.wake(mailbox.wakeup_fd)
+        self._herald.ready(f"worker {worker_id} serves {', '.join(self._queues)} with {self._slots} slots")
         try:
             drained = floor.run(signals)
             if drained:
+                self._herald.stopping("draining: takes nothing new")
                 self._retire(floor.pulse())
             return drained
         finally:
+            # From here on the floor stands still because it is done.
+            watchdog.stop()
             wheel.stop(JOIN_S)
             for caretaker in (neighbours, watchman):
                 if caretaker is not None:
