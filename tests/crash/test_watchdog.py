@@ -18,8 +18,8 @@ from unstuck.store.records import WorkerRecord
 from unstuck.worker.exits import WATCHDOG_EXIT
 
 TIGHT = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "2s", "check_interval": "0.25s", "poll_interval": "0.2s"}
-# Each process counts for itself: late enough to have begun a job, and the replacement hangs later still.
-HANGS = {"floor.round": "floor.round=hang:60", "wheel.turn": "wheel.turn=hang:15"}
+# Late enough to have begun a job. Each process counts for itself, so the replacement hangs too, later.
+HANGS = {"floor.round": "floor.round=hang:25", "wheel.turn": "wheel.turn=hang:6"}
 
 
 @pytest.fixture
@@ -76,7 +76,9 @@ def test_a_worker_whose_loop_hangs_is_ended_by_its_own_watchdog_and_replaced(up:
         timeout=60,
     ).stdout
     assert "watchdog: alive but doing nothing" in listed
-    said = wait_for(lambda: log.read_text() if "Worker process died" in log.read_text() else "", "the supervisor's word")
+    said = wait_for(
+        lambda: log.read_text() if "Worker process died" in log.read_text() else "", "the supervisor's word"
+    )
     assert "This worker is ended by its own watchdog" in said
     assert f"exited with code {WATCHDOG_EXIT}" in said
     assert 'File "' in said, "no stacks"
@@ -86,6 +88,7 @@ def test_a_worker_whose_loop_hangs_is_ended_by_its_own_watchdog_and_replaced(up:
     )
 
 
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_a_worker_that_was_stopped_for_long_is_not_taken_for_hung(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(**{**TIGHT, "evidence": "none"})
     worker = fleet.start("--concurrency", "1")

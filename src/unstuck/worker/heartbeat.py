@@ -112,8 +112,12 @@ class Heartbeat:
         while not self._stopping.is_set():
             self.sign.moved("heartbeat.round")
             try:
+                bell = self._listen()
+                if self._stopping.is_set():
+                    # Told to stop before there was a bell to interrupt.
+                    break
                 wait_s = max(0.0, min(next_beat_s, self._promote_at_s or next_beat_s) - host.boottime_s())
-                words = self._listen().wait(wait_s)
+                words = bell.wait(wait_s)
                 if self._stopping.is_set():
                     break
                 if self._hear(words) or self._beat_wanted or host.boottime_s() >= next_beat_s:
