@@ -10,12 +10,13 @@ import faulthandler
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import NoReturn
 
 import msgspec
 
 from unstuck import host
-from unstuck.config import Settings
+from unstuck.config import DEFAULT_QUEUE, Settings
 from unstuck.domain.durations import brief
 from unstuck.domain.errors import UnstuckError
 from unstuck.domain.liveness import Detector
@@ -151,15 +152,16 @@ class Watchdog:
 
         def ask() -> None:
             try:
-                ledger = open_ledger(self._settings)
-                ledger.turn(Turn(self._worker_id, wish=Wish(("default",), (), 1)))
-                answered.set()
-                ledger.close()
+                with closing(open_ledger(self._settings)) as ledger:
+                    ledger.turn(Turn(self._worker_id, wish=Wish((DEFAULT_QUEUE,), (), 1)))
+                    answered.set()
             except UnstuckError as error:
                 log.warning("A call to the ledger hangs, and it does not answer others either", error=str(error))
 
-        threading.Thread(target=ask, name="unstuck-probe", daemon=True).start()
-        return answered.wait(PROBE_S)
+        asking = threading.Thread(target=ask, name="unstuck-probe", daemon=True)
+        asking.start()
+        asking.join(PROBE_S)
+        return answered.is_set()
 
     def _end(self, evidence: str) -> NoReturn:
         """Say why, within a limit, and go: whatever hangs might hold the log or the ledger too."""
@@ -176,9 +178,9 @@ class Watchdog:
         verdict = WorkerVerdict(WorkerState.DEAD, Detector.WATCHDOG, evidence, 0.0, self._worker_id)
         try:
             # A ledger of our own: the connections of this worker may be what it hangs in.
-            ledger = open_ledger(self._settings)
-            ledger.condemn(self._worker_id, verdict, GuardNone())
-            ledger.ring({"workers"})
+            with closing(open_ledger(self._settings)) as ledger:
+                ledger.condemn(self._worker_id, verdict, GuardNone())
+                ledger.ring({"workers"})
         except UnstuckError as error:
             log.error("The watchdog's verdict could not be written down; whoever finds us will", error=str(error))
 
