@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fleet import wait_for
 
+from unstuck import host
+from unstuck.config import Recovery, Settings
+from unstuck.reaper.sweep import Reaper
+from unstuck.reaper.watchman import Watchman
+from unstuck.store.opening import ready_ledger
 from unstuck.worker.exits import OOM, WATCHDOG_EXIT, Exit, exit_of
 from unstuck.worker.herald import Herald, take_herald
 from unstuck.worker.places import Place, summary
@@ -204,3 +210,22 @@ def test_whoever_was_asleep_himself_accuses_nobody() -> None:
     assert scene.look(1, every_s=LATE_S + 3_600.0) is None
     assert scene.look(9) is None
     assert scene.look(1_000, every_s=LATE_S + 0.1) is None
+
+
+# The supervisor's own reaper ----------------------------------------------------------------------
+
+
+def test_a_watchman_that_does_not_walk_is_seen(tmp_path: Path) -> None:
+    ledger = ready_ledger(Settings(url=f"sqlite:///{tmp_path}/jobs.db"))
+    watchman = Watchman(Reaper(ledger, Recovery(), by="supervisor"))
+    try:
+        assert not watchman.turns(host.boottime_s(), 300.0), "he has not even begun"
+        watchman.start()
+        wait_for(lambda: watchman.turns(host.boottime_s(), 300.0), "his rounds")
+        assert not watchman.turns(host.boottime_s() + 400.0, 300.0), "he has hung for longer than the limit"
+        assert not watchman.cut_off
+    finally:
+        watchman.stop()
+        watchman.join(10)
+        ledger.close()
+    assert not watchman.turns(host.boottime_s(), 300.0)

@@ -202,15 +202,18 @@ class Incarnations:
         for part in parts:
             part.start()
         signals.wake(mailbox.wakeup_fd)
-        self._herald.ready(f"worker {worker_id} serves {', '.join(self._queues)} with {self._slots} slots")
+        line = f"worker {worker_id} serves {', '.join(self._queues)} with {self._slots} slots"
+        self._herald.ready(line)
+        self._herald.status(line)
         try:
             drained = floor.run(signals)
+            # From here on the floor stands still because it is done, and the last words may wait for the ledger.
+            watchdog.stop()
             if drained:
                 self._herald.stopping("draining: takes nothing new")
                 self._retire(floor.pulse())
             return drained
         finally:
-            # From here on the floor stands still because it is done.
             watchdog.stop()
             wheel.stop(JOIN_S)
             for caretaker in (neighbours, watchman):
