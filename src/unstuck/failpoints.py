@@ -1,4 +1,4 @@
-"""Name the worst moments, so that tests can kill, freeze or break the program exactly there.
+"""Name the worst moments, so that tests can kill, freeze, hang or break the program exactly there.
 
 A failpoint costs one attribute look-up while nothing is armed. Arm them with
 `UNSTUCK_FAILPOINTS="turn.after_claim=kill:2,enqueue.before_commit=stop"`: the action happens the
@@ -7,6 +7,7 @@ n-th time the point is passed (the first, without a number), in each process for
 
 import os
 import signal
+import time
 
 POINTS = frozenset(
     {
@@ -27,10 +28,16 @@ POINTS = frozenset(
         "migrate.before_commit",
         "beat.before",
         "sqlite.inside_write",
+        "floor.round",
+        "wheel.turn",
+        "heartbeat.round",
     }
 )
 
-ACTIONS = frozenset({"kill", "stop", "raise", "exit"})
+ACTIONS = frozenset({"kill", "stop", "raise", "exit", "hang"})
+
+
+HANG_S = 60.0
 
 
 class FailpointHit(RuntimeError):
@@ -76,6 +83,9 @@ def reached(name: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "exit":
             os._exit(3)
+        case "hang":
+            while True:
+                time.sleep(HANG_S)
         case _:
             raise FailpointHit(name)
 

@@ -16,13 +16,19 @@ from unstuck.worker.replacing import BRAKE_AT, MAX_WAIT_S, STEADY_S, Replacing
 
 SUPERVISE = textwrap.dedent(
     """
-    import sys
+    import os, sys
+    from pathlib import Path
     from unstuck import logs
     from unstuck.config import Recovery, Settings
+    from unstuck.runner.oom import OomWatch
     from unstuck.store.opening import ready_ledger
+    from unstuck.worker import supervisor
     from unstuck.worker.supervisor import Supervisor
 
     logs.setup("info")
+    supervisor.SILENT_S = float(os.environ.get("TEST_SILENT_S", supervisor.SILENT_S))
+    if counter := os.environ.get("TEST_OOM_COUNTER"):
+        supervisor.OomWatch = lambda shared: OomWatch(Path(counter))
     ledger = ready_ledger(Settings(url=sys.argv[1]))
     command = [sys.executable, "-c", sys.argv[4]]
     sys.exit(Supervisor(command, int(sys.argv[2]), ledger, Recovery(), stop_grace_s=float(sys.argv[3])).run())
@@ -31,12 +37,13 @@ SUPERVISE = textwrap.dedent(
 
 
 class Supervised:
-    def __init__(self, folder: Path, command: str, workers: int, grace_s: float) -> None:
+    def __init__(self, folder: Path, command: str, workers: int, grace_s: float, more: dict[str, str]) -> None:
         self.log = folder / "supervisor.log"
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", SUPERVISE, f"sqlite:///{folder}/jobs.db", str(workers), str(grace_s), command],
                 cwd=ROOT,
+                env={**os.environ, **more},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -56,8 +63,8 @@ class Make:
         self.folder = folder
         self.made: list[Supervised] = []
 
-    def __call__(self, command: str, *, workers: int = 1, grace_s: float = 20.0) -> Supervised:
-        self.made.append(Supervised(self.folder, command, workers, grace_s))
+    def __call__(self, command: str, *, workers: int = 1, grace_s: float = 20.0, **more: str) -> Supervised:
+        self.made.append(Supervised(self.folder, command, workers, grace_s, more))
         return self.made[-1]
 
 
@@ -103,11 +110,38 @@ def test_what_a_dead_worker_left_behind_is_killed(supervise: Make, tmp_path: Pat
     assert "killed by SIGKILL" in up.log.read_text()
 
 
+def test_a_worker_that_hangs_as_a_whole_is_killed_for_its_silence(supervise: Make) -> None:
+    up = supervise(
+        "import time; from unstuck.worker.herald import take_herald; take_herald().ready(); time.sleep(600)",
+        TEST_SILENT_S="0.5",
+    )
+    wait_for(lambda: "Worker process died" in up.log.read_text(), "the end of the silent one")
+    said = up.log.read_text()
+    assert "A worker process hangs and is killed" in said
+    assert "without any sign of life; peak memory" in said
+
+
+def test_a_worker_killed_as_the_counter_of_the_kernel_rose_probably_ran_out_of_memory(
+    supervise: Make, tmp_path: Path
+) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 4\n")
+    up = supervise(
+        f"import os, pathlib; pathlib.Path({str(counter)!r}).write_text('oom_kill 5\\n'); os.kill(os.getpid(), 9)",
+        TEST_OOM_COUNTER=str(counter),
+    )
+    wait_for(lambda: up.log.read_text().count("Worker process died") >= 2, "two deaths")
+    first, second = [line for line in up.log.read_text().splitlines() if "Worker process died" in line][:2]
+    assert "probably the kernel, for want of memory" in first
+    # One kill of the kernel explains one death.
+    assert "want of memory" not in second
+
+
 def test_a_worker_born_into_a_dead_house_does_not_start(tmp_path: Path) -> None:
-    from unstuck.worker.supervisor import _LEASH
+    from unstuck.worker.places import LEASH
 
     nobody = str(os.getpid() + 1)
-    command = [sys.executable, "-I", "-S", "-c", _LEASH, nobody, sys.executable, "-c", "print('alive')"]
+    command = [sys.executable, "-I", "-S", "-c", LEASH, nobody, sys.executable, "-c", "print('alive')"]
     done = subprocess.run(command, capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (143, b"")
 

@@ -10,7 +10,20 @@ import typer
 from typer.core import TyperGroup
 
 import unstuck
-from unstuck.cli import doctor, enqueue, jobs, ledger, quarantine, queues, recovery, serve, switching, why, workers
+from unstuck.cli import (
+    alive,
+    doctor,
+    enqueue,
+    jobs,
+    ledger,
+    quarantine,
+    queues,
+    recovery,
+    serve,
+    switching,
+    why,
+    workers,
+)
 from unstuck.cli.common import Common, Misuse, command
 from unstuck.domain.errors import UnstuckError
 
@@ -61,7 +74,7 @@ app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_op
 
 for panel, commands in {
     RUN: (serve.worker, serve.up, serve.reaper),
-    LOOK: (why.why, doctor.doctor, jobs.jobs, jobs.job, jobs.logs, queues.queues),
+    LOOK: (why.why, doctor.doctor, jobs.jobs, jobs.job, jobs.logs, queues.queues, alive.alive),
     ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
     CARE: (ledger.migrate, recovery.prune, ledger.version),
 }.items():

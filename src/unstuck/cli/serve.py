@@ -64,6 +64,11 @@ def up(
     migrate: Migrate = True,
 ) -> None:
     """Run supervised workers and a reaper in one command: whoever dies is replaced."""
+    from unstuck.worker.herald import take_herald
+    from unstuck.worker.supervisor import Supervisor
+
+    # First of all: what we start must not speak to systemd in our name, and the next thing is the app's own code.
+    herald = take_herald()
     path = _app_path(common, target, "up")
     _before(common, migrate)
     names = _queues(queues)
@@ -74,13 +79,11 @@ def up(
     arguments += ["--url", common.url] if common.url is not None else []
     arguments += ["--queues", ",".join(names)] if names else []
     arguments += ["--concurrency", str(concurrency)] if concurrency is not None else []
-    from unstuck.worker.supervisor import Supervisor
-
     ledger = ledgers.open_or_create(settings)
     try:
         # Longer than a worker's own grace: it ends by itself before anybody has to kill it.
         patience_s = settings.shutdown_grace_s + STOP_MARGIN_S
-        supervisor = Supervisor(arguments, workers, ledger, settings.recovery, stop_grace_s=patience_s)
+        supervisor = Supervisor(arguments, workers, ledger, settings.recovery, stop_grace_s=patience_s, herald=herald)
         raise typer.Exit(supervisor.run())
     finally:
         ledger.close()

@@ -23,6 +23,8 @@ class Detector(StrEnum):
     """No beat for the whole timeout."""
     BOOT = "boot"
     """The machine was restarted since it was born."""
+    WATCHDOG = "watchdog"
+    """Its own: it was alive and did nothing. Written in the moment before it ends itself."""
     OPERATOR = "operator"
 
 

@@ -55,7 +55,9 @@ class Witness:
 def guard_for(worker: WorkerWatch, verdict: Verdict) -> Guard:
     """Repeat the evidence in the write, so that a worker that beat since we looked is left alone."""
     match verdict.detector:
-        case Detector.RUNNER | Detector.NEIGHBOUR | Detector.SUPERVISOR | Detector.BOOT | Detector.OPERATOR:
+        case Detector.RUNNER | Detector.NEIGHBOUR | Detector.SUPERVISOR | Detector.BOOT:
+            return GuardNone()
+        case Detector.WATCHDOG | Detector.OPERATOR:
             return GuardNone()
         case Detector.SESSION if verdict.state is WorkerState.DEAD:
             return GuardSuspect()

@@ -38,7 +38,7 @@ class Watchman:
         self._losses = 0
         self._count_s = 0.0
         self._failures = 0
-        self._tick_s = host.boottime_s()
+        self._tick_s = self._turned_s = host.boottime_s()
         self._promote_s: float | None = None
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -59,6 +59,15 @@ class Watchman:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
+    @property
+    def cut_off(self) -> bool:
+        """The last round did not reach the ledger, or failed in it."""
+        return self._failures > 0
+
+    def turns(self, now_s: float, limit_s: float) -> bool:
+        """Say whether he walks: his thread lives, and went round within the limit or sleeps until a known time."""
+        return self._thread.is_alive() and now_s < max(self._turned_s, self._tick_s) + limit_s
+
     def kick(self) -> None:
         """Walk a round now: somebody heard that something happened."""
         with self._lock:
@@ -78,7 +87,7 @@ class Watchman:
 
     def _run(self) -> None:
         while not self._stopping:
-            now_s = host.boottime_s()
+            now_s = self._turned_s = host.boottime_s()
             if now_s >= self._tick_s:
                 self._tick(now_s)
             elif self._promote_s is not None and now_s >= self._promote_s:

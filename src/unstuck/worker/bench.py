@@ -93,6 +93,8 @@ class Bench:
         self._trace: Trace | None = None
         self._runners: dict[int, Runner] = {}
         self._serial = 0
+        self.importing = False
+        """It waits for the nursery to import the app, which takes as long as it takes (and has a limit of its own)."""
 
     # Life of the nursery ----------------------------------------------------------------------
 
@@ -121,6 +123,7 @@ class Bench:
                 env={**os.environ, containment.MARK_VARIABLE: containment.mark_text(self._mark)},
             )
         self._channel = Channel(ours)
+        self.importing = True
         try:
             manifest = self._await_manifest()
             self._limits = self._limits_of(config.restore(manifest.settings))
@@ -128,6 +131,8 @@ class Bench:
         except BaseException:
             self.close()
             raise
+        finally:
+            self.importing = False
 
     def kill_nursery(self) -> None:
         """End a nursery that does not answer; `read` tells of its end as of any other."""

@@ -25,6 +25,7 @@ from unstuck.worker.health import WorkerHealth
 from unstuck.worker.heartbeat import Beaten, Heartbeat, Rung
 from unstuck.worker.holds import Hold
 from unstuck.worker.mailbox import Broken, Mailbox
+from unstuck.worker.movement import Movement
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
 from unstuck.worker.runners import Runners
@@ -112,6 +113,7 @@ class Floor:
         self._beats = 0
         self._drain: Drain | None = None
         self._declared_dead = False
+        self.movement = Movement()
 
     # What others call -------------------------------------------------------------------------
 
@@ -122,10 +124,17 @@ class Floor:
         """Say what a beat reports; called from the heartbeat's thread."""
         return Pulse(self._worker_id, len(self._runners.given), self._runners.processed, self._health.news())
 
+    def wants_a_turn(self) -> bool:
+        """Say whether the wheel should go round: it was asked to, or nothing is done here and nothing forbids it."""
+        now_s = host.boottime_s()
+        may = now_s - self._confirmed_s <= self._claim_until_s and now_s >= self._runners.roster.rest_until_s
+        return self._asked is not None or self._comparing or (may and not self._runners.given and self._drain is None)
+
     def run(self, signals: Callable[[], int]) -> bool:
         """Work until drained (True) or until the ledger declared this worker dead (False)."""
         heeded = 0
         while not self._declared_dead:
+            self.movement.moved("floor.round")
             for key, events in self._selector.select(self._patience_s()):
                 key.data(events)
             if signals() > heeded:
@@ -392,6 +401,7 @@ class Floor:
     def _begin_drain(self, grace_s: float | None) -> None:
         """Take nothing new, let what runs end within the grace, then stop."""
         self._drain = Drain(None if grace_s is None else host.boottime_s() + grace_s)
+        self.movement.leaving = True
         if self._heartbeat is not None:
             self._heartbeat.announce_drain()
         self._runners.retract_all()

@@ -11,6 +11,7 @@ from unstuck.logs import logger
 from unstuck.store.contract import Bell, Ledger
 from unstuck.store.records import BeatAnswer, Progress, Pulse
 from unstuck.worker.mailbox import Mailbox
+from unstuck.worker.movement import Movement
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
@@ -61,6 +62,7 @@ class Heartbeat:
         self._drain = False
         self._beat_wanted = False
         self._stopping = threading.Event()
+        self.movement = Movement()
         self._thread = mailbox.thread("heartbeat", self._run)
 
     def start(self) -> None:
@@ -112,10 +114,16 @@ class Heartbeat:
         # The birth was the first beat.
         next_beat_s = host.boottime_s() + self._interval_s
         pause_s = 0.0
+        self.movement.busy = True
         while not self._stopping.is_set():
+            self.movement.moved("heartbeat.round")
             try:
+                bell = self._listen()
+                if self._stopping.is_set():
+                    # Told to stop before there was a bell to interrupt.
+                    break
                 wait_s = max(0.0, min(next_beat_s, self._promote_at_s or next_beat_s) - host.boottime_s())
-                words = self._listen().wait(wait_s)
+                words = bell.wait(wait_s)
                 if self._stopping.is_set():
                     break
                 if self._hear(words) or self._beat_wanted or host.boottime_s() >= next_beat_s:
@@ -134,6 +142,7 @@ class Heartbeat:
                 next_beat_s = host.boottime_s()
                 self._close_bell()
                 self._stopping.wait(pause_s)
+        self.movement.busy = False
         self._close_bell()
 
     def _listen(self) -> Bell:

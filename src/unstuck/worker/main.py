@@ -25,10 +25,12 @@ from unstuck.worker.bench import Bench
 from unstuck.worker.floor import Floor
 from unstuck.worker.health import WorkerHealth
 from unstuck.worker.heartbeat import Heartbeat
+from unstuck.worker.herald import Herald, take_herald
 from unstuck.worker.identity import beat_interval_s, birth, new_worker_id, self_description, with_clock
 from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.roster import trace_slots
 from unstuck.worker.signals import StopSignals
+from unstuck.worker.watchdog import Watchdog, Watched
 from unstuck.worker.wheel import Wheel
 
 JOIN_S = 5.0
@@ -48,6 +50,8 @@ def run_worker(
     url: str | None = None,
 ) -> int:
     """Work until told to stop; give the exit code."""
+    # First of all: what we start must not speak to systemd in our name.
+    herald = take_herald()
     signals = StopSignals()
     bench = Bench(target)
     try:
@@ -60,7 +64,7 @@ def run_worker(
         ready_ledger(settings).close()
         ledger = open_ledger(settings)
         try:
-            worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper)
+            worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper, herald)
             while not worker.live(signals):
                 # What the old id held is killed with its bench; the new one starts with a clean table.
                 bench.close()
@@ -96,6 +100,7 @@ class Incarnations:
         concurrency: int | None,
         name: str | None,
         reaper: bool,
+        herald: Herald,
     ) -> None:
         self._bench = bench
         self._manifest = manifest
@@ -105,6 +110,7 @@ class Incarnations:
         self._slots = concurrency or settings.slots
         self._name = name
         self._with_reaper = reaper
+        self._herald = herald
         self._reborn = False
         self._health = WorkerHealth()
 
@@ -137,6 +143,7 @@ class Incarnations:
                 if not self._reborn or signals():
                     raise
                 log.warning("Cannot come back yet", error=str(error))
+            self._herald.alive()
             time.sleep(REBIRTH_PAUSE_S)
         if host.boottime_s() - sent_s > CLOCK_TRUST_S:
             # The ledger's time of birth came so late that our clock would look as if it were behind: take it back.
@@ -204,16 +211,25 @@ class Incarnations:
             on_workers=neighbours.refresh if neighbours is not None else lambda: None,
         )
         floor.attach(heartbeat)
-        parts = [part for part in (wheel, heartbeat, watchman, neighbours) if part is not None]
+        watched = Watched(floor.sign, wheel.sign, heartbeat.sign, floor.wants_a_turn, lambda: self._bench.importing)
+        watchdog = Watchdog(worker_id, self._settings, watched, self._herald)
+        parts = [part for part in (wheel, heartbeat, watchman, neighbours, watchdog) if part is not None]
         for part in parts:
             part.start()
         signals.wake(mailbox.wakeup_fd)
+        line = f"worker {worker_id} serves {', '.join(self._queues)} with {self._slots} slots"
+        self._herald.ready(line)
+        self._herald.status(line)
         try:
             drained = floor.run(signals)
+            # From here on the floor stands still because it is done, and the last words may wait for the ledger.
+            watchdog.stop()
             if drained:
+                self._herald.stopping("draining: takes nothing new")
                 self._retire(floor.pulse())
             return drained
         finally:
+            watchdog.stop()
             wheel.stop(JOIN_S)
             for caretaker in (neighbours, watchman):
                 if caretaker is not None:

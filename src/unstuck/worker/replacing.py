@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 STEADY_S = 10.0
-"""A worker that lived so long had started well: its death is the first of a new series."""
+"""A worker that served so long had started well: its death is the first of a new series."""
 FIRST_WAIT_S = 0.5
 MAX_WAIT_S = 30.0
 BRAKE_AT = 5
@@ -24,7 +24,7 @@ class Replacing:
     """Every death of this series was an exit of its own, not a signal from outside."""
 
     def after_death(self, now_s: float, *, lived_s: float, code: int) -> float:
-        """Note a death and give the wait before the replacement."""
+        """Note a death and give the wait before the replacement; `lived_s` is how long it had been registered."""
         if lived_s >= STEADY_S:
             self.ever_steady = True
             self.deaths = 0

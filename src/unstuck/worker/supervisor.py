@@ -1,59 +1,50 @@
 """Keep N workers running: start them, see them die, tell the reaper at once, replace them, and end with them.
 
 The supervisor runs no jobs. Its workers stand in process groups of their own, so a Ctrl-C at the terminal reaches
-them once, through us. They get SIGTERM from the kernel when the supervisor itself is killed, and then drain.
+them once, through us. They get SIGTERM from the kernel when the supervisor itself is killed, and then drain. It may
+be process 1 of a container: whatever is orphaned falls to it, is ended and reaped.
 """
 
+import faulthandler
 import os
 import select
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-
-import msgspec
 
 from unstuck import host, logs
 from unstuck.config import Recovery
+from unstuck.domain.durations import brief
 from unstuck.domain.errors import UnstuckError
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.undertaker import Undertaker
 from unstuck.reaper.watchman import Watchman
-from unstuck.runner import kernel
+from unstuck.runner import kernel, leftovers
+from unstuck.runner.oom import OomWatch, shared_counter
 from unstuck.store.contract import Ledger
+from unstuck.worker.exits import OOM, Exit, exit_of, was_sigkilled
+from unstuck.worker.herald import Herald
+from unstuck.worker.places import Place, summary
 from unstuck.worker.replacing import Replacing
+from unstuck.worker.reports import Reports
 
 STOP_GRACE_S = 40.0
 """Longer than a worker's own grace: it should have ended by itself long before."""
 HURRY_GRACE_S = 15.0
 BURIAL_GRACE_S = 5.0
 LOOK_EVERY_S = 1.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-# Run in the child before it becomes the worker: another signal from the kernel when the supervisor is gone, and the
-# question whether it is gone already. A program of its own, since nothing may run between fork and exec with threads.
-_LEASH = (
-    "import ctypes, os, sys; "
-    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
-    "os.getppid() == int(sys.argv[1]) or sys.exit(143); "
-    "os.execvp(sys.argv[2], sys.argv[2:])"
-)
+SILENT_S = 180.0
+"""A worker without any sign of life for so long is hung as a whole, its own watchdog included."""
+LATE_S = 10.0
+"""Who looks so late was frozen or asleep himself, and accuses nobody of silence."""
+WATCHMAN_STUCK_S = 300.0
+"""A round of the watchman that takes longer hangs; an outage only makes it fail, again and again."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logs.logger("unstuck.supervisor")
-
-
-class Child(msgspec.Struct):
-    """One place in the fleet and who stands in it."""
-
-    number: int
-    replacing: Replacing
-    pid: int = 0
-    started: str = ""
-    born_s: float = 0.0
-    retired: bool = False
-    """It ended in order without being asked by us: an operator stopped it, and it is not replaced."""
 
 
 class Supervisor:
@@ -67,19 +58,25 @@ class Supervisor:
         recovery: Recovery,
         *,
         stop_grace_s: float = STOP_GRACE_S,
+        herald: Herald | None = None,
     ) -> None:
         assert workers >= 1, workers
         self._command = list(command)
-        self._children = [Child(number + 1, Replacing()) for number in range(workers)]
+        self._places = [Place(number + 1, Replacing()) for number in range(workers)]
         reaper = Reaper(ledger, recovery, by="supervisor")
         self._watchman = Watchman(reaper)
         self._undertaker = Undertaker(reaper)
+        self._herald = herald or Herald()
+        self._reports = Reports()
+        self._oom = OomWatch(shared_counter())
         self._stop_grace_s = stop_grace_s
         self._signals = 0
         self._forwarded = 0
+        self._asked_how = False
         self._stop_s: float | None = None
         self._killed = False
         self._code = 0
+        self._looked_s = host.boottime_s()
         self._ear = self._bell = -1
 
     def run(self) -> int:
@@ -90,113 +87,156 @@ class Supervisor:
             self._undertaker.start()
             self._watchman.start()
             try:
-                log.info("Supervisor started", workers=len(self._children), pid=os.getpid())
+                log.info("Supervisor started", workers=len(self._places), pid=os.getpid())
                 while self._step():
                     self._wait()
                 return self._code or (1 if self._killed else 0)
             finally:
+                self._herald.stopping()
                 self._end_all()
                 self._watchman.stop()
                 self._undertaker.stop(BURIAL_GRACE_S)
                 self._watchman.join(BURIAL_GRACE_S)
+                self._reports.close()
 
     # One step -----------------------------------------------------------------------------------
 
     def _step(self) -> bool:
         """Reap, replace, stop; False when there is nobody left to look after."""
         now_s = host.boottime_s()
+        self._hear(now_s)
         self._reap(now_s)
+        self._oom.look(now_s, frozenset())
+        if self._asked_how:
+            self._show_stacks()
         if self._signals > self._forwarded:
             self._pass_on(now_s)
         if self._stop_s is None:
             if self._hopeless():
                 return False
-            for child in self._children:
-                if child.pid == 0 and not child.retired and now_s >= child.replacing.at_s:
-                    self._start(child, now_s)
+            for place in self._places:
+                if place.empty and now_s >= place.replacing.at_s:
+                    self._start(place, now_s)
+            self._end_the_silent(now_s)
         elif now_s >= self._stop_s:
             self._kill_all()
-        return any(child.pid for child in self._children) or (
-            self._stop_s is None and not all(child.retired for child in self._children)
+        self._tell(now_s)
+        return any(place.pid for place in self._places) or (
+            self._stop_s is None and not all(place.retired for place in self._places)
         )
 
     def _wait(self) -> None:
         now_s = host.boottime_s()
         wait_s = LOOK_EVERY_S
+        if self._herald.watchdog_s is not None:
+            wait_s = min(wait_s, self._herald.watchdog_s / 4)
         if self._stop_s is None:
-            waiting = [child.replacing.at_s for child in self._children if not child.pid and not child.retired]
-            wait_s = min([wait_s, *(at_s - now_s for at_s in waiting)])
+            wait_s = min([wait_s, *(place.replacing.at_s - now_s for place in self._places if place.empty)])
         else:
             wait_s = min(wait_s, self._stop_s - now_s)
-        if select.select([self._ear], [], [], max(0.0, wait_s))[0]:
+        heard = select.select([self._ear, *self._reports.descriptors()], [], [], max(0.0, wait_s))[0]
+        if self._ear in heard:
             os.read(self._ear, 4096)
 
-    def _start(self, child: Child, now_s: float) -> None:
-        command = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), *self._command]
-        child.pid = os.posix_spawn(
-            sys.executable,
-            command,
-            os.environ,
-            file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
-            setpgroup=0,
-            setsigmask=[],
-            setsigdef=[*STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE],
-        )
-        # The child is not reaped yet, so this pid is still his, whatever happened to him.
-        child.started = host.process_started(child.pid)
-        child.born_s = now_s
-        log.info("Worker process started", place=child.number, pid=child.pid)
+    def _start(self, place: Place, now_s: float) -> None:
+        place.fill(self._command, self._reports.environment(), now_s)
+        if not self._reports.possible:
+            place.ready_s = now_s
+        log.info("Worker process started", place=place.number, pid=place.pid)
+
+    # Signs of life ------------------------------------------------------------------------------
+
+    def _hear(self, now_s: float) -> None:
+        by_pid = {place.pid: place for place in self._places if place.pid}
+        for pid, lines in self._reports.take():
+            if place := by_pid.get(pid):
+                place.heard_s = now_s
+                if "READY=1" in lines and place.ready_s is None:
+                    place.ready_s = now_s
+
+    def _end_the_silent(self, now_s: float) -> None:
+        """Kill who hangs as a whole. Its jobs were lost to its lease long ago; the place is wanted."""
+        late, self._looked_s = now_s - self._looked_s > LATE_S, now_s
+        for place in self._places:
+            if late or _is_held(place.pid):
+                # Frozen, with us or by somebody who holds it on purpose: what it did not say proves nothing.
+                place.heard_s = now_s
+            elif place.ready_s is not None and now_s - place.heard_s > SILENT_S and self._reports.possible:
+                place.why = f"by its supervisor, after {brief(SILENT_S)} without any sign of life"
+                log.error("A worker process hangs and is killed", place=place.number, pid=place.pid)
+                place.send(signal.SIGKILL)
+                place.heard_s = now_s
+
+    def _tell(self, now_s: float) -> None:
+        """Let systemd know; a sign of life only while our own reaper lives too."""
+        line = summary(self._places, now_s, stopping=self._stop_s is not None)
+        if self._stop_s is not None:
+            self._herald.stopping(line)
+        elif any(place.ready_s is not None and place.pid for place in self._places):
+            # One is enough: from here on jobs are served, and a place in trouble must not take the others down.
+            self._herald.ready(line)
+        self._herald.status(line)
+        if self._watchman.turns(now_s, WATCHMAN_STUCK_S):
+            self._herald.alive()
 
     # Deaths -------------------------------------------------------------------------------------
 
     def _reap(self, now_s: float) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 break
-            if child := next((child for child in self._children if child.pid == pid), None):
-                self._lost(child, os.waitstatus_to_exitcode(status), now_s)
+            if place := next((place for place in self._places if place.pid == pid), None):
+                why = place.why
+                if not why and was_sigkilled(status) and self._oom.explain("", frozenset(), 1, 0).struck:
+                    why = OOM
+                self._lost(place, exit_of(status, usage, now_s - place.born_s, why), now_s)
         self._end_strays()
 
-    def _lost(self, child: Child, code: int, now_s: float) -> None:
-        how = _how_it_ended(code)
-        facts = {"place": child.number, "pid": child.pid, "lived_s": round(now_s - child.born_s, 1), "how": how}
-        self._undertaker.bury(child.pid, child.started, f"its supervisor saw it end: {how}")
-        child.pid = 0
+    def _lost(self, place: Place, end: Exit, now_s: float) -> None:
+        facts = {"place": place.number, "pid": place.pid, "how": str(end), "registered": place.ready_s is not None}
+        self._undertaker.bury(place.pid, place.started, f"its supervisor saw it end: {end}")
+        worked_s = place.worked_s(now_s)
+        place.pid = 0
         if self._stop_s is not None:
             log.info("Worker process ended", **facts)
-        elif code == 0:
-            child.retired = True
+        elif end.code == 0:
+            place.retired = True
             log.warning("Worker process ended in order; somebody stopped it, so it is not replaced", **facts)
         else:
-            wait_s = child.replacing.after_death(now_s, lived_s=now_s - child.born_s, code=code)
-            if child.replacing.braked:
-                log.error("Worker keeps dying; slowing down", again_in_s=wait_s, deaths=child.replacing.deaths, **facts)
+            wait_s = place.replacing.after_death(now_s, lived_s=worked_s, code=end.code)
+            if place.replacing.braked:
+                log.error("Worker keeps dying; slowing down", again_in_s=wait_s, deaths=place.replacing.deaths, **facts)
             else:
                 log.error("Worker process died; replacing it", again_in_s=wait_s, **facts)
 
     def _hopeless(self) -> bool:
         """Say whether every place failed to start again and again, none ever having worked."""
-        if not all(child.replacing.hopeless for child in self._children):
+        # While nobody reaches the ledger no worker can start, and that is not the workers' fault.
+        if self._watchman.cut_off or not all(place.replacing.hopeless for place in self._places):
             return False
-        code = self._children[0].replacing.last_code
+        code = self._places[0].replacing.last_code
         log.error(
             "No worker stays up. Run the worker by hand to see why, mend it, and start again.",
             command=" ".join(self._command),
-            last=_how_it_ended(code),
+            last=f"exited with code {code}",
         )
+        self._herald.status(f"gave up: no worker stays up (exited with code {code})")
         self._code = code if 0 < code < 126 else 1
         return True
 
     def _end_strays(self) -> None:
         """Kill what a dead worker left behind: as a subreaper we inherit whatever hid from its own parents."""
-        ours = {child.pid for child in self._children}
+        ours = {place.pid for place in self._places}
         for pid in kernel.children():
             if pid not in ours:
-                _send(pid, signal.SIGKILL)
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    pass
 
     # Stopping -----------------------------------------------------------------------------------
 
@@ -212,31 +252,39 @@ class Supervisor:
             # Whoever asks a third time does not want to wait at all.
             grace_s = HURRY_GRACE_S if self._signals == 2 else 0.0
             self._stop_s = min(self._stop_s or now_s, now_s + grace_s)
-        for child in self._children:
-            if child.pid:
-                # A worker takes SIGTERM twice at once for one; SIGINT always counts.
-                _send(child.pid, signal.SIGTERM if first else signal.SIGINT)
+        for place in self._places:
+            # A worker takes SIGTERM twice at once for one; SIGINT always counts.
+            place.send(signal.SIGTERM if first else signal.SIGINT)
 
     def _kill_all(self) -> None:
         if not self._killed:
             self._killed = True
             log.error("Workers did not end in time and are killed", workers=self._living())
-        for child in self._children:
-            if child.pid:
-                _send(child.pid, signal.SIGKILL)
+        for place in self._places:
+            place.why = place.why or "by its supervisor: it did not end within the grace"
+            place.send(signal.SIGKILL)
 
     def _end_all(self) -> None:
-        """Leave nobody behind, however we got here."""
-        for child in self._children:
-            if child.pid:
-                _send(child.pid, signal.SIGKILL)
-                os.waitpid(child.pid, 0)
-                self._undertaker.bury(child.pid, child.started, "its supervisor ended and killed it")
-                child.pid = 0
-        self._end_strays()
+        """Leave nobody behind, however we got here: neither a process nor a zombie."""
+        for place in self._places:
+            if place.pid:
+                place.send(signal.SIGKILL)
+                os.waitpid(place.pid, 0)
+                self._undertaker.bury(place.pid, place.started, "its supervisor ended and killed it")
+                place.pid = 0
+        leftovers.kill_children()
 
     def _living(self) -> int:
-        return sum(1 for child in self._children if child.pid)
+        return sum(1 for place in self._places if place.pid)
+
+    def _show_stacks(self) -> None:
+        """SIGUSR1 asks what everybody is doing: we and our workers print the stacks of all threads."""
+        self._asked_how = False
+        faulthandler.dump_traceback()
+        for place in self._places:
+            if place.ready_s is not None:
+                # One that is still starting might not listen yet, and would die of it.
+                place.send(signal.SIGUSR1)
 
     # Signals ------------------------------------------------------------------------------------
 
@@ -247,7 +295,10 @@ class Supervisor:
         self._ear, self._bell = os.pipe()
         os.set_blocking(self._ear, False)
         os.set_blocking(self._bell, False)
-        before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        # Under nohup a hangup is ignored, and stays so.
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        heeded = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
+        before = {number: signal.signal(number, self._note) for number in (*heeded, signal.SIGUSR1)}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         fd = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
         try:
@@ -259,22 +310,17 @@ class Supervisor:
             os.close(self._ear)
             os.close(self._bell)
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._signals += 1
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            self._asked_how = True
+        elif number != signal.SIGHUP or not self._signals:
+            # The terminal is gone: leave in order. It may say so twice, and never means to hurry.
+            self._signals += 1
 
 
-def _send(pid: int, number: int) -> None:
-    # Only to children that are not reaped yet: their pids cannot belong to anybody else.
+def _is_held(pid: int) -> bool:
+    """Say whether a process is stopped by a signal or a debugger."""
     try:
-        os.kill(pid, number)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except OSError:
-        pass
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
+        return False

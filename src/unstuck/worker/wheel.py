@@ -14,6 +14,7 @@ from unstuck.logs import logger
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Done, HeldJob, Turn, TurnAnswer
 from unstuck.worker.mailbox import Broken, Mailbox
+from unstuck.worker.movement import Movement
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -58,6 +59,7 @@ class Wheel:
         self._work: queue.SimpleQueue[Turn | _Compare | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._pause_s = 0.0
+        self.movement = Movement()
         self._thread = mailbox.thread("wheel", self._run)
 
     def start(self) -> None:
@@ -77,7 +79,10 @@ class Wheel:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
+            self.movement.moved("wheel.turn")
+            self.movement.busy = True
             self._mailbox.post(self._compare() if isinstance(work, _Compare) else self._turn(work))
+            self.movement.busy = False
 
     def _turn(self, turn: Turn) -> TurnDone | TurnUncertain | Broken:
         began_s = time.monotonic()
@@ -103,6 +108,7 @@ class Wheel:
         return TurnUncertain(turn, str(error), again)
 
     def _split_if_refused(self, turn: Turn) -> TurnAnswer:
+        self.movement.moved()
         try:
             return self._ledger.turn(turn)
         except RefusedValue as error:
@@ -130,6 +136,7 @@ class Wheel:
     def _compare(self) -> HeldAnswer:
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
+            self.movement.moved()
             try:
                 return HeldAnswer(self._ledger.held(self._worker_id))
             except LedgerError as error:

@@ -1,0 +1,53 @@
+"""Say how a worker process ended: by which signal or code, after how long, and what it had used."""
+
+import os
+import resource
+import signal
+import sys
+
+import msgspec
+
+from unstuck.domain.durations import brief
+from unstuck.worker.bench_exits import exit_cause
+
+WATCHDOG_EXIT = 70
+"""The code of a worker whose own watchdog found it alive but doing nothing."""
+LEASH_EXIT = 143
+_WORDS = {
+    WATCHDOG_EXIT: "its own watchdog found it alive but doing nothing",
+    LEASH_EXIT: "its supervisor was gone before it began",
+}
+OOM = "probably the kernel, for want of memory (its count of such kills rose just then, but others share that count)"
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """What the kernel tells the parent of a process that ended."""
+
+    status: int
+    lived_s: float
+    max_rss_bytes: int = 0
+    """Its highest memory, or that of the largest child that it had waited for."""
+    cpu_s: float = 0.0
+    why: str = ""
+    """What is known beside the status."""
+
+    @property
+    def code(self) -> int:
+        """The exit code, or minus the signal."""
+        return os.waitstatus_to_exitcode(self.status)
+
+    def __str__(self) -> str:
+        why = self.why or _WORDS.get(self.code, "")
+        used = f"peak memory {self.max_rss_bytes / 1e6:.0f} MB, CPU {brief(self.cpu_s)}"
+        how = exit_cause(self.status, "")[0]
+        return f"{how} after {brief(self.lived_s)}{f': {why}' if why else ''}; {used}"
+
+
+def exit_of(status: int, usage: resource.struct_rusage, lived_s: float, why: str = "") -> Exit:
+    """Put together what `os.wait4` gave."""
+    return Exit(status, lived_s, usage.ru_maxrss * _RSS_UNIT, usage.ru_utime + usage.ru_stime, why)
+
+
+def was_sigkilled(status: int) -> bool:
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

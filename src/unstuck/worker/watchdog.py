@@ -1,0 +1,190 @@
+"""See that a worker is alive but does nothing, write down why, and end it, so that another takes its place.
+
+Three things must move: the floor's loop, always; the wheel, when the floor waits for it or has slots free; and whoever
+asked the ledger must get an answer. Time counts only while this thread itself was punctual: on a machine that slept,
+or in a process that was stopped, everybody stands still, and nobody is stuck. A ledger that is away is no reason to die
+either: a call that is not answered is held against us only when the ledger answers somebody else.
+"""
+
+import faulthandler
+import os
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import NoReturn
+
+import msgspec
+
+from unstuck import host
+from unstuck.config import DEFAULT_QUEUE, Settings
+from unstuck.domain.durations import brief
+from unstuck.domain.errors import UnstuckError
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import WorkerState
+from unstuck.logs import logger
+from unstuck.store.opening import open_ledger
+from unstuck.store.records import GuardNone, Turn, Wish, WorkerVerdict
+from unstuck.worker.exits import WATCHDOG_EXIT
+from unstuck.worker.herald import Herald
+from unstuck.worker.movement import Movement
+
+LOOK_EVERY_S = 0.5
+LATE_S = 2.0
+"""Who looks so late was frozen, asleep or starved, and the others with him."""
+TIMEOUTS = 2.0
+"""A loop may stand still for so many heartbeat timeouts."""
+LEAST_LIMIT_S = 6.0
+CALL_LIMITS = 10.0
+"""An unanswered call is given so many limits: a lock in the database is not our death."""
+LAST_WORDS_S = 5.0
+PROBE_S = 15.0
+IDLE = "alive but doing nothing"
+
+log = logger("unstuck.worker")
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """The loops of one worker; each shows how often it went round."""
+
+    floor: Movement
+    wheel: Movement
+    heartbeat: Movement
+    wants_a_turn: Callable[[], bool]
+    busy_elsewhere: Callable[[], bool]
+    """The floor waits for something that has a limit of its own: the import of the app."""
+
+
+class Stillness:
+    """For how long a number has not moved although it should: counted look by look."""
+
+    def __init__(self) -> None:
+        self.still_s = 0.0
+        self._seen = -1
+
+    def look(self, rounds: int, *, expected: bool, elapsed_s: float) -> float:
+        if rounds != self._seen or not expected:
+            self._seen, self.still_s = rounds, 0.0
+        else:
+            self.still_s += elapsed_s
+        return self.still_s
+
+    def forgive(self) -> None:
+        self.still_s = 0.0
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    evidence: str
+    call: bool = False
+    """It waits for the ledger: ask whether that one can be reached, before anything else."""
+
+
+class Jury:
+    """Decides from the signs alone; it has no clock and does nothing."""
+
+    def __init__(self, limit_s: float, poll_s: float) -> None:
+        self.limit_s = limit_s
+        self._poll_s = poll_s
+        self.floor, self._wheel, self._turn, self._beat = Stillness(), Stillness(), Stillness(), Stillness()
+
+    def look(self, watched: Watched, elapsed_s: float) -> Judgement | None:
+        """Take one look; give the judgement when something stood still for too long."""
+        if elapsed_s > LATE_S:
+            self.forgive()
+            return None
+        floor, wheel, heartbeat = watched.floor, watched.wheel, watched.heartbeat
+        floor_s = self.floor.look(floor.rounds, expected=not watched.busy_elsewhere(), elapsed_s=elapsed_s)
+        wanted = watched.wants_a_turn() and not wheel.busy
+        wheel_s = self._wheel.look(wheel.rounds, expected=wanted, elapsed_s=elapsed_s)
+        turn_s = self._turn.look(wheel.rounds, expected=wheel.busy, elapsed_s=elapsed_s)
+        beat_s = self._beat.look(heartbeat.rounds, expected=heartbeat.busy, elapsed_s=elapsed_s)
+        if floor_s >= self.limit_s:
+            return Judgement(f"{IDLE}: its floor has not gone round for {brief(floor_s)}")
+        if wheel_s >= self.limit_s + 2 * self._poll_s:
+            return Judgement(f"{IDLE}: its wheel was wanted and has not turned for {brief(wheel_s)}")
+        for call_s, what in ((turn_s, "turn"), (beat_s, "heartbeat")):
+            if call_s >= self.limit_s * CALL_LIMITS:
+                return Judgement(f"{IDLE}: its {what} hangs in the ledger for {brief(call_s)}", call=True)
+        return None
+
+    def forgive(self) -> None:
+        for stillness in (self.floor, self._wheel, self._turn, self._beat):
+            stillness.forgive()
+
+
+class Watchdog:
+    """A thread per life of a worker. It gives the sign of life to systemd or the supervisor too."""
+
+    def __init__(self, worker_id: str, settings: Settings, watched: Watched, herald: Herald) -> None:
+        self._worker_id = worker_id
+        self._settings = settings
+        self._watched = watched
+        self._herald = herald
+        self._jury = Jury(limit_s(settings), settings.poll_interval_s)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unstuck-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        looked_s = host.boottime_s()
+        while not self._stopping.wait(LOOK_EVERY_S):
+            now_s = host.boottime_s()
+            if self._watched.floor.leaving:
+                self._herald.stopping("draining: takes nothing new")
+            judgement = self._jury.look(self._watched, now_s - looked_s)
+            looked_s = now_s
+            if judgement is not None and not self._stopping.is_set():
+                if not judgement.call or self._ledger_answers():
+                    self._end(judgement.evidence)
+                self._jury.forgive()
+                looked_s = host.boottime_s()
+            if self._jury.floor.still_s < LATE_S:
+                # Only while the floor goes round: whoever listens may have a limit of his own.
+                self._herald.alive()
+
+    def _ledger_answers(self) -> bool:
+        """Do a turn that takes nothing, over a connection of our own: is it the ledger that hangs, or we?"""
+        answered = threading.Event()
+
+        def ask() -> None:
+            try:
+                with closing(open_ledger(self._settings)) as ledger:
+                    ledger.turn(Turn(self._worker_id, wish=Wish((DEFAULT_QUEUE,), (), 1)))
+                    answered.set()
+            except UnstuckError as error:
+                log.warning("A call to the ledger hangs, and it does not answer others either", error=str(error))
+
+        asking = threading.Thread(target=ask, name="unstuck-probe", daemon=True)
+        asking.start()
+        asking.join(PROBE_S)
+        return answered.is_set()
+
+    def _end(self, evidence: str) -> NoReturn:
+        """Say why, within a limit, and go: whatever hangs might hold the log or the ledger too."""
+        words = threading.Thread(target=self._last_words, args=(evidence,), name="unstuck-last-words", daemon=True)
+        words.start()
+        words.join(LAST_WORDS_S)
+        # No clean-up: it could hang where the worker hangs. What is left behind is settled as after any death.
+        os._exit(WATCHDOG_EXIT)
+
+    def _last_words(self, evidence: str) -> None:
+        self._herald.status(evidence)
+        faulthandler.dump_traceback(all_threads=True)
+        log.error("This worker is ended by its own watchdog", worker_id=self._worker_id, evidence=evidence)
+        verdict = WorkerVerdict(WorkerState.DEAD, Detector.WATCHDOG, evidence, 0.0, self._worker_id)
+        try:
+            # A ledger of our own: the connections of this worker may be what it hangs in.
+            with closing(open_ledger(self._settings)) as ledger:
+                ledger.condemn(self._worker_id, verdict, GuardNone())
+                ledger.ring({"workers"})
+        except UnstuckError as error:
+            log.error("The watchdog's verdict could not be written down; whoever finds us will", error=str(error))
+
+
+def limit_s(settings: Settings) -> float:
+    """Give how long a loop may stand still: far longer than any round of it takes."""
+    return max(TIMEOUTS * settings.recovery.heartbeat_timeout_s, LEAST_LIMIT_S)
