@@ -12,12 +12,13 @@ from tests.crash.bench_kit import House, frame, house, wait_until
 
 from unstuck import host
 from unstuck.config import Settings
+from unstuck.domain.autopsy import DeathKind
 from unstuck.domain.endings import Ending
 from unstuck.domain.outcomes import Cancelled, Died, Overran
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.records import Claimed
-from unstuck.worker.bench import RunnerBorn
+from unstuck.worker.bench import RunnerBorn, RunnerExit
 from unstuck.worker.holds import Hold
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
@@ -84,7 +85,7 @@ def test_a_job_that_ended_just_before_it_was_cancelled_does_not_take_the_next_on
         at_work.give(second, depth=1)
         # Its report lies in the stream, unread; the runner is in the next job.
         wait_until(lambda: at_work.house.trace.entered(0) == second.token, "the second to be entered")
-        at_work.runners.stop(first.token, Cancelled("by request"), host.boottime_s())
+        at_work.runners.stop(first.token, Cancelled("by request"), DeathKind.OPERATOR, host.boottime_s())
         assert [done.token for done in at_work.outbox.done] == [first.token]
         go_on.touch()
         at_work.until(lambda: len(at_work.outbox.done) == 2, "the second to succeed")
@@ -100,7 +101,7 @@ def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_faile
             try:
                 hold = at_work.hold("add", 1, 2)
                 at_work.give(hold)
-                at_work.runners.stop(hold.token, fate, host.boottime_s())
+                at_work.runners.stop(hold.token, fate, DeathKind.LEASE, host.boottime_s())
             finally:
                 os.kill(nursery, signal.SIGCONT)
             assert list(at_work.runners.ready) == [hold]
@@ -202,7 +203,8 @@ def test_runners_that_die_before_they_begin_are_not_asked_for_without_a_pause(tm
         at_work.give(hold)
         for _ in range(3):
             crew = at_work.runners.given[hold.token]
-            at_work.runners._bury(crew, "a runner could not be started: Resource temporarily unavailable")
+            failed = RunnerExit(crew.slot, 0, "a runner could not be started: Resource temporarily unavailable")
+            at_work.runners._bury(crew, failed)
             assert list(at_work.runners.ready) == [hold]
             at_work.runners.feed(0)
             if at_work.runners.ready:
@@ -226,6 +228,6 @@ def test_what_an_async_job_raises_when_it_is_stopped_is_not_its_own_failure(tmp_
         hold = at_work.hold("asay", is_async=True, policy=RETRY)
         at_work.give(hold)
         at_work.step()
-        at_work.runners.stop(hold.token, Died("lease ran out", counts=False), host.boottime_s())
+        at_work.runners.stop(hold.token, Died("lease ran out", counts=False), DeathKind.LEASE, host.boottime_s())
         ending = at_work.endings()[0]
         assert (ending.state, ending.counter) == (JobState.PENDING, "none")

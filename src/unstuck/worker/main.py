@@ -211,7 +211,9 @@ class Incarnations:
             on_workers=neighbours.refresh if neighbours is not None else lambda: None,
         )
         floor.attach(heartbeat)
-        watched = Watched(floor.sign, wheel.sign, heartbeat.sign, floor.wants_a_turn, lambda: self._bench.importing)
+        watched = Watched(
+            floor.movement, wheel.movement, heartbeat.movement, floor.wants_a_turn, lambda: self._bench.importing
+        )
         watchdog = Watchdog(worker_id, self._settings, watched, self._herald)
         parts = [part for part in (wheel, heartbeat, watchman, neighbours, watchdog) if part is not None]
         for part in parts:
