@@ -194,6 +194,7 @@ def verdict_view(verdict: WorkerVerdict | None) -> View | None:
         "evidence": verdict.evidence,
         "silent_s": round(verdict.silent_s, 3),
         "by": verdict.by,
+        "autopsy": autopsy_view(verdict.autopsy),
     }
 
 

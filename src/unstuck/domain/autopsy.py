@@ -33,6 +33,8 @@ class DeathKind(StrEnum):
     HOST_REBOOTED = "host_rebooted"
     WORKER_GONE = "worker_gone"
     """The process of the worker is known to be gone; how it ended is not."""
+    WATCHDOG = "watchdog"
+    """The worker's own watchdog found it alive but doing nothing."""
     LEASE = "lease"
     """We stopped it ourselves before its lease ended: the ledger could not be reached."""
     DRAIN = "drain"
@@ -112,6 +114,7 @@ KIND_OF_DETECTOR = {
     Detector.OPERATOR: DeathKind.OPERATOR,
     Detector.NEIGHBOUR: DeathKind.WORKER_GONE,
     Detector.SUPERVISOR: DeathKind.WORKER_GONE,
+    Detector.WATCHDOG: DeathKind.WATCHDOG,
     Detector.RUNNER: DeathKind.UNKNOWN,
 }
 """What is known of a death by who saw it, where nobody has the exit status."""

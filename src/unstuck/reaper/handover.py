@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from unstuck import failpoints, logs
 from unstuck.config import Recovery
+from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.errors import WORKER_DIED
 from unstuck.domain.liveness import Detector, Process, Verdict, silence
@@ -40,11 +41,18 @@ class Handover:
         self._witness = witness
         self._warned: set[str] = set()
 
-    def empty(self, worker: WorkerWatch, detector: Detector | None, evidence: str, done: Round) -> None:
+    def empty(
+        self,
+        worker: WorkerWatch,
+        detector: Detector | None,
+        evidence: str,
+        done: Round,
+        death: Autopsy | None = None,
+    ) -> None:
         """Take everything from a worker that is dead in the ledger, and so can write nothing more."""
         # Its processes end before anybody else may begin the same jobs.
         found = self._clear(worker)
-        grounds = grounds_for(worker, detector, evidence, cleared=found.cleared, entered=found.entered)
+        grounds = grounds_for(worker, detector, evidence, cleared=found.cleared, entered=found.entered, death=death)
         for _ in range(MAX_BATCHES):
             jobs = self._ledger.held_by(worker.id, HELD_BATCH)
             if not grounds.company:

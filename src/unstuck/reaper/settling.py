@@ -8,7 +8,7 @@ from unstuck.config import Recovery
 from unstuck.domain.autopsy import KIND_OF_DETECTOR, MAX_BESIDE, Autopsy, DeathKind
 from unstuck.domain.durations import MAX_DURATION_S, brief
 from unstuck.domain.endings import Ending, Release
-from unstuck.domain.liveness import KERNEL, Detector
+from unstuck.domain.liveness import KERNEL, Detector, Verdict
 from unstuck.domain.outcomes import Cancelled, Died, Overran
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.recovery import Attempt, conclude, printable
@@ -34,6 +34,8 @@ class Grounds(msgspec.Struct, frozen=True):
     """The jobs that ran when it ended, where more than one did: who of them took it down is not known."""
     silent_s: float | None = None
     """How long nothing was heard of it, where that is what it was condemned for."""
+    death: Autopsy | None = None
+    """What is known of how the worker's own process ended."""
 
     @property
     def cause(self) -> str:
@@ -75,14 +77,14 @@ def settle(job: HeldJob, grounds: Grounds) -> Ending | Release:
 
 
 def _autopsy(job: HeldJob, grounds: Grounds) -> Autopsy:
-    """Explain an end that nobody of its own worker is left to explain."""
+    """Explain an end that nobody of its own worker is left to explain: by the death of that worker."""
     others = [job_id for job_id in grounds.company if job_id != job.job_id]
-    return Autopsy(
-        kind=DeathKind.DRAIN if grounds.detector is None else KIND_OF_DETECTOR[grounds.detector],
+    detector = grounds.detector or Detector.OPERATOR
+    kind = DeathKind.DRAIN if grounds.detector is None else KIND_OF_DETECTOR[grounds.detector]
+    death = grounds.death or Autopsy(kind, "", detector, grounds.silent_s, host=grounds.host)
+    return msgspec.structs.replace(
+        death,
         summary=grounds.cause,
-        detector=grounds.detector or Detector.OPERATOR,
-        seen_after_s=grounds.silent_s,
-        host=grounds.host,
         ran_s=round(job.running_s, 3),
         beside=tuple(others[:MAX_BESIDE]),
         beside_count=len(others),
@@ -120,6 +122,7 @@ def grounds_for(
     *,
     cleared: bool = False,
     entered: frozenset[int] | None = None,
+    death: Autopsy | None = None,
 ) -> Grounds:
     by_silence = detector in (Detector.LEASE, Detector.SESSION)
     return Grounds(
@@ -130,6 +133,7 @@ def grounds_for(
         cleared,
         entered,
         silent_s=round(min(worker.silent_s, MAX_DURATION_S), 3) if by_silence else None,
+        death=death,
     )
 
 
@@ -141,6 +145,20 @@ def in_company(grounds: Grounds, jobs: Sequence[HeldJob]) -> Grounds:
         if job.state is JobState.RUNNING and (grounds.entered is None or job.token in grounds.entered)
     )
     return msgspec.structs.replace(grounds, company=begun)
+
+
+def autopsy_of_worker(worker: WorkerWatch, verdict: Verdict, seen: Autopsy | None) -> Autopsy:
+    """Write down what is known of how a worker ended; `seen` is what its parent, or it itself, knows of it."""
+    by_silence = verdict.detector in (Detector.LEASE, Detector.SESSION)
+    base = seen or Autopsy(KIND_OF_DETECTOR[verdict.detector], "", verdict.detector)
+    return msgspec.structs.replace(
+        base,
+        summary=printable(verdict.evidence, MAX_EVENT_CHARS),
+        seen_after_s=round(verdict.silent_s, 3) if by_silence else base.seen_after_s,
+        pid=worker.pid,
+        host=worker.host,
+        beside_count=worker.held,
+    )
 
 
 def attempt_of(job: HeldJob) -> Attempt:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from unstuck import failpoints, host, logs
 from unstuck.config import Recovery
+from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.durations import MAX_DURATION_S
 from unstuck.domain.errors import LedgerError, LedgerUnavailable
 from unstuck.domain.liveness import KERNEL, Detector, Verdict, Vitals, judge
@@ -19,6 +20,7 @@ from unstuck.reaper.evidence import Witness, guard_for
 from unstuck.reaper.handover import Handover
 from unstuck.reaper.health import HealthWatch
 from unstuck.reaper.rounds import Round
+from unstuck.reaper.settling import autopsy_of_worker
 from unstuck.store.contract import Ledger
 from unstuck.store.records import WorkerVerdict, WorkerWatch
 
@@ -78,8 +80,10 @@ class Reaper:
         self._ring(done)
         return done
 
-    def bury(self, worker_id: str, detector: Detector, evidence: str) -> Round:
-        """Take a proof of death (or an operator's word) at once: condemn, clear up, settle all that it held."""
+    def bury(self, worker_id: str, detector: Detector, evidence: str, death: Autopsy | None = None) -> Round:
+        """Take a proof of death (or an operator's word) at once: condemn, clear up, settle all that it held.
+
+        `death` is what whoever saw it knows of how the process ended."""
         done = Round()
         near = host.hostname() if detector in KERNEL else None
         worker = next((seen for seen in self.ledger.watch(near) if seen.id == worker_id), None)
@@ -88,8 +92,8 @@ class Reaper:
         verdict = Verdict(WorkerState.DEAD, detector, evidence, min(worker.silent_s, MAX_DURATION_S))
         try:
             # Three neighbours see one death: the first one settles, and the sweep looks after him.
-            if worker.state not in LIVING or self._condemn(worker, verdict, done):
-                self._handover.empty(worker, detector, evidence, done)
+            if worker.state not in LIVING or self._condemn(worker, verdict, done, death):
+                self._handover.empty(worker, detector, evidence, done, death)
         finally:
             self._ring(done)
         self.heed(done)
@@ -158,8 +162,10 @@ class Reaper:
         if lease and vitals.silent_s >= vitals.patience_s and worker.held:
             self._handover.take_stale(worker, done)
 
-    def _condemn(self, worker: WorkerWatch, verdict: Verdict, done: Round) -> bool:
-        written = WorkerVerdict(verdict.state, verdict.detector, verdict.evidence, verdict.silent_s, self.by)
+    def _condemn(self, worker: WorkerWatch, verdict: Verdict, done: Round, death: Autopsy | None = None) -> bool:
+        if verdict.state is WorkerState.DEAD:
+            death = autopsy_of_worker(worker, verdict, death)
+        written = WorkerVerdict(verdict.state, verdict.detector, verdict.evidence, verdict.silent_s, self.by, death)
         if not self.ledger.condemn(worker.id, written, guard_for(worker, verdict)):
             return False
         facts = {
@@ -191,7 +197,7 @@ class Reaper:
         if standing is None:
             self._handover.empty(worker, Detector.OPERATOR, "it is dead in the ledger", done)
         else:
-            self._handover.empty(worker, standing.detector, standing.evidence, done)
+            self._handover.empty(worker, standing.detector, standing.evidence, done, standing.autopsy)
 
     # ------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import threading
 import msgspec
 
 from unstuck import host, logs
+from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.errors import LedgerUnavailable, UnstuckError
 from unstuck.domain.liveness import Detector
 from unstuck.reaper.sweep import Reaper
@@ -23,6 +24,7 @@ class Proof(msgspec.Struct, frozen=True):
     started: str
     evidence: str
     detector: Detector
+    death: Autopsy | None = None
 
 
 class Undertaker:
@@ -37,9 +39,9 @@ class Undertaker:
     def start(self) -> None:
         self._thread.start()
 
-    def bury(self, pid: int, started: str, evidence: str, detector: Detector = Detector.SUPERVISOR) -> None:
-        """Have every worker that lived in this process declared dead."""
-        self._proofs.put(Proof(pid, started, evidence, detector))
+    def bury(self, pid: int, started: str, evidence: str, death: Autopsy | None = None) -> None:
+        """Have every worker that lived in this process declared dead; `death` is what its parent knows of it."""
+        self._proofs.put(Proof(pid, started, evidence, Detector.SUPERVISOR, death))
 
     def stop(self, patience_s: float) -> None:
         """Finish what is waiting, within the patience; the watchmen of others find the rest."""
@@ -60,7 +62,7 @@ class Undertaker:
             for worker in self._reaper.ledger.watch(host.hostname()):
                 same = worker.pid == proof.pid and worker.process_started == proof.started
                 if same and self._reaper.witness.is_neighbour(worker):
-                    self._reaper.bury(worker.id, proof.detector, proof.evidence)
+                    self._reaper.bury(worker.id, proof.detector, proof.evidence, proof.death)
         except LedgerUnavailable:
             return False
         except UnstuckError:

@@ -7,8 +7,10 @@ import sys
 
 import msgspec
 
+from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.durations import brief
-from unstuck.worker.bench_exits import exit_cause
+from unstuck.domain.liveness import Detector
+from unstuck.worker.bench_exits import exit_cause, signal_name
 
 WATCHDOG_EXIT = 70
 """The code of a worker whose own watchdog found it alive but doing nothing."""
@@ -42,6 +44,25 @@ class Exit(msgspec.Struct, frozen=True):
         used = f"peak memory {self.max_rss_bytes / 1e6:.0f} MB, CPU {brief(self.cpu_s)}"
         how = exit_cause(self.status, "")[0]
         return f"{how} after {brief(self.lived_s)}{f': {why}' if why else ''}; {used}"
+
+    def autopsy(self) -> Autopsy:
+        """Give what the parent of a dead worker knows, for whoever asks why."""
+        killed = os.WIFSIGNALED(self.status)
+        kind = DeathKind.SIGNAL if killed else DeathKind.EXIT
+        if self.code == WATCHDOG_EXIT:
+            kind = DeathKind.WATCHDOG
+        return Autopsy(
+            kind=DeathKind.OUT_OF_MEMORY if self.why == OOM else kind,
+            summary=str(self),
+            detector=Detector.SUPERVISOR,
+            signal=signal_name(os.WTERMSIG(self.status)) if killed else None,
+            exit_code=None if killed else self.code,
+            sure=self.why != OOM,
+            doubt=self.why if self.why == OOM else "",
+            max_memory_bytes=self.max_rss_bytes or None,
+            cpu_s=round(self.cpu_s, 3),
+            ran_s=round(self.lived_s, 3),
+        )
 
 
 def exit_of(status: int, usage: resource.struct_rusage, lived_s: float, why: str = "") -> Exit:

@@ -7,20 +7,19 @@ the heartbeat's. User code is in other processes, so nothing here can be blocked
 import selectors
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from unstuck import failpoints, host
 from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.domain.outcomes import Cancelled, Died
-from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.recovery import conclude
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.logs import logger
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace
-from unstuck.store.records import Claimed, Held, HeldJob, Pulse, Turn, Wish
+from unstuck.store.records import Held, HeldJob, Pulse, Turn, Wish
 from unstuck.worker.bench import Bench
+from unstuck.worker.draining import Drain
 from unstuck.worker.health import WorkerHealth
 from unstuck.worker.heartbeat import Beaten, Heartbeat, Rung
 from unstuck.worker.holds import Hold
@@ -29,6 +28,7 @@ from unstuck.worker.movement import Movement
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
 from unstuck.worker.runners import Runners
+from unstuck.worker.terms import Terms
 from unstuck.worker.wheel import HeldAnswer, TurnDone, TurnUncertain, Wheel
 
 BUSY_TICK_S = 0.1
@@ -36,24 +36,11 @@ IDLE_TICK_S = 1.0
 MAX_WAIT_IN_HAND_S = 0.3
 """A job that found no slot for so long goes back: somebody else may be free."""
 MAX_CLAIM = 1_000
-MAX_TERMS_KEPT = 1_000
 BEATS_PER_COMPARISON = 3
 NOTE_S = 1.0
 """How often at most the ledger is told how far running jobs are."""
-LAST_WORDS_S = 10.0
-"""How long a drained worker tries on to hand in its last outcomes."""
 
 log = logger("unstuck.worker")
-
-
-@dataclass
-class Drain:
-    """A shutdown under way."""
-
-    deadline_s: float | None
-    """When what still runs is killed; None: jobs may take as long as they need."""
-    give_up_s: float | None = None
-    """When to leave the last outcomes to the reaper."""
 
 
 class Floor:
@@ -76,16 +63,15 @@ class Floor:
         self._settings = settings
         # Read once: settings are written as people write them, and these are needed for every job.
         self._poll_interval_s = settings.poll_interval_s
-        self._stale_after_s = settings.recovery.running_stale_after_s
         self._claim_until_s = settings.recovery.heartbeat_timeout_s / 2
-        self._terms: dict[bytes, tuple[Policy, float | None]] = {}
         self._queues = queues
         self._slots = slots
         self._mailbox = mailbox
         self._wheel = wheel
         self._heartbeat: Heartbeat | None = None
         self._tasks = tuple(task.name for task in manifest.tasks)
-        self._async_tasks = frozenset(task.name for task in manifest.tasks if task.is_async)
+        async_tasks = frozenset(task.name for task in manifest.tasks if task.is_async)
+        self._terms = Terms(settings.recovery.running_stale_after_s, async_tasks, self._quicken)
         self._run_ahead = any(task.policy.on_crash == "retry" for task in manifest.tasks)
         self._pace = Pace()
         self._outbox = Outbox()
@@ -119,6 +105,10 @@ class Floor:
 
     def attach(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
+
+    def _quicken(self, interval_s: float) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.quicken(interval_s)
 
     def pulse(self) -> Pulse:
         """Say what a beat reports; called from the heartbeat's thread."""
@@ -296,7 +286,7 @@ class Floor:
             failpoints.reached("worker.after_claim")
         ahead = 0
         for job in answer.claimed:
-            hold = self._hold(job, now_s)
+            hold = self._terms.hold(job, now_s)
             ahead += hold.retried_elsewhere
             (self._runners.ready if job.running else self._hand).append(hold)
         if answer.claimed:
@@ -306,23 +296,6 @@ class Floor:
                 self._rung = True  # There was more than we asked for.
             elif answer.next_due_in_s is not None and self._heartbeat is not None:
                 self._heartbeat.promote_in(answer.next_due_in_s)
-
-    def _hold(self, job: Claimed, now_s: float) -> Hold:
-        terms = self._terms.get(job.policy)
-        if terms is None:
-            terms = self._read_terms(job.policy)
-        return Hold(job, terms[0], job.task in self._async_tasks, terms[1], now_s)
-
-    def _read_terms(self, stored: bytes) -> tuple[Policy, float | None]:
-        """Give the policy and how long a job under it may live without a confirmed beat; few tasks, few policies."""
-        policy = decode_policy(stored)
-        lease_s = (policy.heartbeat_timeout_s or self._stale_after_s) if policy.heartbeat else None
-        if len(self._terms) >= MAX_TERMS_KEPT:
-            self._terms.clear()
-        self._terms[stored] = policy, lease_s
-        if lease_s is not None and self._heartbeat is not None:
-            self._heartbeat.quicken(lease_s / 2)
-        return policy, lease_s
 
     def _after_comparison(self, held: list[HeldJob]) -> None:
         """Make our list and the ledger's the same."""
@@ -382,8 +355,9 @@ class Floor:
         while self._hand and now_s - self._hand[0].taken_s >= patience_s:
             hold = self._hand.popleft()
             self._outbox.give_back(hold.job.job_id, hold.token, hold.job.queue)
-        if self._drain is not None:
-            self._press_drain(self._drain, now_s)
+        if self._drain is not None and self._drain.is_over(now_s):
+            cause = "drain: the worker was shut down and the job did not end within the grace"
+            self._runners.kill_all(Died(cause, counts=False, drained=True))
 
     # Shutdown ---------------------------------------------------------------------------------
 
@@ -391,12 +365,8 @@ class Floor:
         if self._drain is None:
             log.info("Received shutdown signal, gracefully exiting...")
             self._begin_drain(self._settings.shutdown_grace_s)
-        elif self._drain.deadline_s is None:
-            # An operator's drain has no end of its own; a signal gives it one.
-            self._drain.deadline_s = host.boottime_s() + self._settings.shutdown_grace_s
-        else:
+        elif self._drain.hear_signal(host.boottime_s(), self._settings.shutdown_grace_s):
             log.warning("Received another shutdown signal, hurrying")
-            self._drain.deadline_s = 0.0
 
     def _begin_drain(self, grace_s: float | None) -> None:
         """Take nothing new, let what runs end within the grace, then stop."""
@@ -406,16 +376,9 @@ class Floor:
             self._heartbeat.announce_drain()
         self._runners.retract_all()
 
-    def _press_drain(self, drain: Drain, now_s: float) -> None:
-        if drain.deadline_s is None or now_s <= drain.deadline_s or drain.give_up_s is not None:
-            return
-        drain.give_up_s = now_s + LAST_WORDS_S
-        cause = "drain: the worker was shut down and the job did not end within the grace"
-        self._runners.kill_all(Died(cause, counts=False, drained=True))
-
     def _is_empty(self) -> bool:
         assert self._drain is not None
-        if self._drain.give_up_s is not None and host.boottime_s() > self._drain.give_up_s:
+        if self._drain.gives_up(host.boottime_s()):
             log.error("The ledger could not be reached; leaving the last outcomes to the reaper")
             return True
         busy = self._runners.given or self._hand or self._runners.ready or self._starting or len(self._outbox)

@@ -198,7 +198,7 @@ class Supervisor:
 
     def _lost(self, place: Place, end: Exit, now_s: float) -> None:
         facts = {"place": place.number, "pid": place.pid, "how": str(end), "registered": place.ready_s is not None}
-        self._undertaker.bury(place.pid, place.started, f"its supervisor saw it end: {end}")
+        self._undertaker.bury(place.pid, place.started, f"its supervisor saw it end: {end}", end.autopsy())
         worked_s = place.worked_s(now_s)
         place.pid = 0
         if self._stop_s is not None:

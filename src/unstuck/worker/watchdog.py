@@ -8,6 +8,7 @@ either: a call that is not answered is held against us only when the ledger answ
 
 import faulthandler
 import os
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -17,9 +18,11 @@ import msgspec
 
 from unstuck import host
 from unstuck.config import DEFAULT_QUEUE, Settings
+from unstuck.domain.autopsy import MAX_STACK_CHARS, Autopsy, DeathKind
 from unstuck.domain.durations import brief
 from unstuck.domain.errors import UnstuckError
 from unstuck.domain.liveness import Detector
+from unstuck.domain.recovery import printable
 from unstuck.domain.states import WorkerState
 from unstuck.logs import logger
 from unstuck.store.opening import open_ledger
@@ -175,7 +178,8 @@ class Watchdog:
         self._herald.status(evidence)
         faulthandler.dump_traceback(all_threads=True)
         log.error("This worker is ended by its own watchdog", worker_id=self._worker_id, evidence=evidence)
-        verdict = WorkerVerdict(WorkerState.DEAD, Detector.WATCHDOG, evidence, 0.0, self._worker_id)
+        death = Autopsy(DeathKind.WATCHDOG, evidence, Detector.WATCHDOG, pid=os.getpid(), stack=own_stacks())
+        verdict = WorkerVerdict(WorkerState.DEAD, Detector.WATCHDOG, evidence, 0.0, self._worker_id, death)
         try:
             # A ledger of our own: the connections of this worker may be what it hangs in.
             with closing(open_ledger(self._settings)) as ledger:
@@ -183,6 +187,14 @@ class Watchdog:
                 ledger.ring({"workers"})
         except UnstuckError as error:
             log.error("The watchdog's verdict could not be written down; whoever finds us will", error=str(error))
+
+
+def own_stacks() -> str:
+    """Give the stacks of all threads of this process, bounded."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return printable(file.read().decode("utf-8", "backslashreplace"), MAX_STACK_CHARS)
 
 
 def limit_s(settings: Settings) -> float:

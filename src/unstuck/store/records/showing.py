@@ -1,0 +1,140 @@
+"""What people and their tools read: jobs, attempts, workers, queues, events."""
+
+from typing import Any
+
+import msgspec
+
+from unstuck.domain.autopsy import Autopsy
+from unstuck.domain.endings import JobError
+from unstuck.domain.health import Disabled
+from unstuck.domain.states import AttemptState, JobState, WorkerState
+from unstuck.store.records.watching import WorkerVerdict
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    id: int
+    task: str
+    queue: str
+    state: JobState
+    priority: int
+    payload: bytes
+    payload_type: str
+    result: bytes | None
+    error: JobError | None
+    policy: bytes
+    failures: int
+    crash_count: int
+    attempt: int
+    unique_key: str | None
+    cancel_requested: bool
+    enqueued_at: float
+    enqueued_by: str | None
+    run_at: float
+    claimed_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    worker_id: str | None
+    token: int | None
+    suspicions: int = 0
+    alone: bool = False
+
+
+class AttemptRecord(msgspec.Struct, frozen=True):
+    token: int
+    worker_id: str
+    state: AttemptState
+    claimed_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    code: str | None
+    cause: str | None
+    """The cause in words, or the error's message."""
+    last_heartbeat_at: float | None
+    heartbeat_deadline: float | None
+    deadline: float | None
+    autopsy: Autopsy | None = None
+    """Why its process died or was ended; None where user code ended by itself."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What somebody who waits needs."""
+
+    job_id: int
+    state: JobState
+    result: bytes | None
+    error: JobError | None
+
+
+class EventRecord(msgspec.Struct, frozen=True):
+    id: int
+    at: float
+    kind: str
+    job_id: int | None
+    worker_id: str | None
+    message: str
+
+
+class OutputRecord(msgspec.Struct, frozen=True):
+    token: int
+    stdout: bytes
+    stderr: bytes
+
+
+class WorkerRecord(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    host: str
+    pid: int
+    state: WorkerState
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    concurrency: int
+    created_at: float
+    last_seen_at: float
+    silent_s: float
+    stopped_at: float | None
+    running: int
+    processed: int
+    held: int
+    version: str
+    metadata: dict[str, Any]
+    verdict: WorkerVerdict | None
+    request: str | None
+    heartbeat_interval_s: float
+    suspect_after_s: float
+    disabled: Disabled | None = None
+    """Who switched it, or its host, off, and why."""
+
+
+class HostRecord(msgspec.Struct, frozen=True):
+    """A host of which something was decided; the others need no row."""
+
+    name: str
+    disabled: Disabled | None
+
+
+class QueueRecord(msgspec.Struct, frozen=True):
+    name: str
+    paused: bool
+    pending: int
+    """Ready to run now."""
+    scheduled: int
+    """Pending with a time in the future."""
+    claimed: int
+    running: int
+    oldest_pending_s: float | None
+    workers: int
+    """Living workers that serve it."""
+
+
+class JobFilter(msgspec.Struct, frozen=True):
+    states: tuple[JobState, ...] = ()
+    queue: str | None = None
+    task: str | None = None
+    error: str | None = None
+    older_than_s: float | None = None
+    newer_than_s: float | None = None
+    """Age is time since `enqueued_at`."""
+    worker_id: str | None = None
+    before_id: int | None = None
+    limit: int = 100

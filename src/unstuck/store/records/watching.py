@@ -1,0 +1,78 @@
+"""What the reaper sees of workers, and what it decides."""
+
+import msgspec
+
+from unstuck.domain.autopsy import Autopsy
+from unstuck.domain.liveness import Detector, Session
+from unstuck.domain.states import WorkerState
+
+
+class WorkerWatch(msgspec.Struct, frozen=True):
+    """A worker as the watchman sees it."""
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    boot_id: str
+    pid_namespace: str
+    process_started: str
+    trace: str
+    state: WorkerState
+    silent_s: float
+    """Since max(last beat, last outage that silenced everyone, start of the database server)."""
+    suspect_after_s: float
+    waits_for_s: float | None
+    """The longest heartbeat timeout among its RUNNING jobs (infinite where one has `heartbeat=False`)."""
+    held: int
+    session: Session
+    suspect_s: float
+    """For how long it has been SUSPECT; 0 where it is not."""
+    shortest_s: float | None = None
+    """The shortest heartbeat timeout among its RUNNING jobs (those with `heartbeat=False` left out)."""
+
+
+class GuardSilent(msgspec.Struct, frozen=True):
+    """Repeat the evidence in the write: only while the worker has been silent for at least so long."""
+
+    silent_s: float
+
+
+class GuardDead(msgspec.Struct, frozen=True):
+    """Only while the worker stands as dead (or stopped) in the ledger."""
+
+
+class GuardSuspect(msgspec.Struct, frozen=True):
+    """Only while the worker is still SUSPECT: it did not beat since."""
+
+
+class GuardNone(msgspec.Struct, frozen=True):
+    """An operator's word, or the kernel's: the token alone is the fence."""
+
+
+Guard = GuardSilent | GuardDead | GuardSuspect | GuardNone
+
+
+class WorkerVerdict(msgspec.Struct, frozen=True):
+    state: WorkerState
+    detector: Detector
+    evidence: str
+    silent_s: float
+    by: str
+    """Who decided: a worker id, 'reaper', 'supervisor' or an operator."""
+    autopsy: Autopsy | None = None
+    """What is known of how its process ended."""
+
+
+class Promoted(msgspec.Struct, frozen=True):
+    count: int
+    queues: frozenset[str]
+    next_due_in_s: float | None
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """What retention removed."""
+
+    jobs: int
+    events: int
+    workers: int
