@@ -64,6 +64,10 @@ def run(databases: list[Database], seconds_each: float, shapes: tuple[tuple[str,
 def drain(database: Database, kind: str, concurrency: int, on_crash: str, workers: int, seconds: float) -> Drained:
     """Start workers on an empty ledger, warm them up, then have them drain what `seconds` should take."""
     name = "noop" + ("_async" if kind == "async" else "") + ("_retry" if on_crash == "retry" else "")
+    return drain_task(database, name, concurrency, workers, seconds)
+
+
+def drain_task(database: Database, name: str, concurrency: int, workers: int, seconds: float) -> Drained:
     with stage_on(database) as stage:
         stage.workers.start(workers, "--concurrency", str(concurrency))
         first = _drain(stage, name, WARM_UP_JOBS)

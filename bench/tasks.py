@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from unstuck import App, Recovery
+from unstuck import App, Context, Recovery
 
 
 def _recovery() -> Recovery | None:
@@ -24,6 +24,20 @@ app = App(recovery=_recovery())
 @app.task
 def noop() -> None:
     """End at once; a crash would fail it, so it never runs ahead."""
+
+
+@app.task(timeout="1h", stall_timeout="10m", interpreter_timeout="10m", memory_limit="1GB")
+def noop_limited() -> None:
+    """The same, with every limit that there is."""
+
+
+@app.task(timeout="1h", stall_timeout="1m", interpreter_timeout="1m", memory_limit="1GB")
+def watched_nap(ctx: Context, seconds: float) -> None:
+    """Sleep under every limit, with a sign of life a second."""
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        ctx.heartbeat()
+        time.sleep(1.0)
 
 
 @app.task(on_crash="retry")
