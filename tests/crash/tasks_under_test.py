@@ -295,6 +295,12 @@ def eat_over_limit(megabytes: int, path: str = "") -> int:
     return len(eaten)
 
 
+@app.task
+def leave_memory(megabytes: int) -> None:
+    """Leave the process larger than it was, as caches do."""
+    globals()["left_behind"] = bytearray(os.urandom(1) * megabytes * 1_000_000)
+
+
 @app.task(on_crash="retry", max_crash_retries=2)
 async def poison_async(path: str) -> None:
     """Kill the process that it shares with others, each time."""

@@ -199,6 +199,12 @@ def test_a_job_over_its_memory_limit_is_ended_alone(fleet: Fleet) -> None:
     assert not issubclass(JobQuarantined, OutOfMemory)
 
 
+def test_a_job_is_not_held_to_its_memory_limit_for_what_another_one_left_behind(fleet: Fleet) -> None:
+    fleet.start("--concurrency", "1")
+    fleet.task("leave_memory").enqueue(300).result(timeout=MOST_S)
+    assert fleet.task("eat_over_limit").enqueue(5).result(timeout=MOST_S) == 5
+
+
 def test_a_cancelled_job_may_clean_up_too(fleet: Fleet, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     fleet.start("--concurrency", "1")

@@ -14,6 +14,8 @@ LONGEST_REST_S = 5.0
 """Runners that cannot even be started (no memory, no more processes) must not be asked for without a pause."""
 FIRST_LOOK_S = 0.1
 """Most jobs are over before anybody has to look at them."""
+MOST_INHERITED = 0.5
+"""A job with a `memory_limit` begins in a process that uses no more than this share of it."""
 MAX_ALONE = 32
 """So many suspects run alone at once, each in a process of its own."""
 
@@ -122,6 +124,7 @@ class Roster:
         elif not crew.jobs:
             self._busy_sync += 1
             crew.since_s = now_s
+            crew.memory_bytes, crew.weigh_at_s = 0, now_s
         hold.given_s = now_s
         crew.look_at_s = min(crew.look_at_s, now_s + FIRST_LOOK_S)
         crew.jobs[hold.token] = hold
@@ -134,7 +137,7 @@ class Roster:
         if hold.alone:
             return self._open_alone(now_s) if self.free() > 0 else None
         if self.free() > 0:
-            return self._async_crew(now_s) if hold.is_async else self._free_sync_crew(now_s)
+            return self._async_crew(now_s) if hold.is_async else self._free_sync_crew(hold, now_s)
         # A limit of memory is for one job alone: nothing is queued before it or behind it.
         if hold.is_async or not hold.retried_elsewhere or hold.policy.memory_limit_bytes is not None:
             return None
@@ -146,11 +149,17 @@ class Roster:
             return None if now_s < self.rest_until_s else self._open(self._slots, is_async=True)
         return None if crew.gone_s is not None or crew.retiring else crew
 
-    def _free_sync_crew(self, now_s: float) -> Crew | None:
+    def _free_sync_crew(self, hold: Hold, now_s: float) -> Crew | None:
+        limit_bytes = hold.policy.memory_limit_bytes
         while self._idle:
             crew = self._idle.pop()
-            if crew.gone_s is None and not crew.retiring and self.crews.get(crew.slot) is crew:
+            if crew.gone_s is not None or crew.retiring or self.crews.get(crew.slot) is not crew:
+                continue
+            if limit_bytes is None or crew.runner.memory_bytes() <= limit_bytes * MOST_INHERITED:
                 return crew
+            # What earlier jobs left in it would be held against this one.
+            crew.retiring = True
+            crew.runner.retire()
         if now_s < self.rest_until_s:
             return None
         slot = next((slot for slot in range(self._slots) if slot not in self.crews), None)

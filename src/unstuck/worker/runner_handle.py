@@ -250,6 +250,9 @@ class Runner:
         """Give the stacks that were written down so far: on our word, or in the moment of a fatal signal."""
         return tidy(self._stack.peek(tail_only=False).decode("utf-8", "backslashreplace"))
 
+    def memory_bytes(self) -> int:
+        return 0 if self.pid is None else host.memory_bytes(self.pid)
+
     def read_signs(self) -> list[Sign]:
         return read_signs(self.signs, MAX_SIGNS)
 

@@ -238,8 +238,7 @@ class Runners(Deaths):
         due = crew.alone or 0 < settings.recycle_after_jobs <= crew.ended
         if not due and settings.recycle_over_memory_bytes and now_s >= crew.weigh_at_s:
             crew.weigh_at_s = now_s + MEMORY_LOOK_S
-            pid = crew.runner.pid
-            due = pid is not None and host.memory_bytes(pid) > settings.recycle_over_memory_bytes
+            due = crew.runner.memory_bytes() > settings.recycle_over_memory_bytes
         if due:
             self._retire(crew)
 

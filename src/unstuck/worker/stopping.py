@@ -34,7 +34,7 @@ class Stopper:
             stop.kill_at_s = now_s
         elif kind is not DeathKind.OPERATOR:
             # Whoever cancels a job knows why; for all else the stack is the answer to it.
-            stop.tried.append("stack noted" if crew.runner.dump_stack() else "no stack: its signals were reset")
+            stop.tried.append("stack noted" if crew.runner.dump_stack() else "its stack could not be noted")
         if crew.is_async:
             crew.runner.cancel(hold.token)
             stop.tried.append("cancelled on its event loop")
