@@ -1,6 +1,7 @@
 """Fixtures for every test: a PostgreSQL server of our own, started when the first test asks for it."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -9,6 +10,10 @@ from tests.pg import PgServer, start_postgres
 
 from unstuck.config import Settings
 from unstuck.store.postgres.ledger import PostgresLedger
+
+# Whoever started us in the background had Ctrl-C ignored, and every process that a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no reason to fail, so there is no limit of time. What is found at random is found at home; a build
 # that others wait for tries the same cases every time.
