@@ -21,45 +21,46 @@ def last_autopsy(fleet: Fleet, job_id: int) -> Autopsy:
     return autopsy
 
 
-@pytest.mark.parametrize("how", ["loop", "deadlock", "gil", "ignore"])
-def test_whatever_hangs_past_its_deadline_is_ended_with_its_stack(make_fleet: MakeFleet, how: str) -> None:
+def test_whatever_hangs_past_its_deadline_is_ended_with_its_stack(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(stop_grace="0.5s")
-    worker = fleet.start("--concurrency", "2")
+    worker = fleet.start("--concurrency", "5")
     sibling, _ = fleet.begin("nap", 4.0)
-    job = fleet.task("hang").enqueue(how)
-    with pytest.raises(DeadlineExceeded) as caught:
-        job.result(timeout=MOST_S)
-    assert caught.value.code == "DEADLINE_EXCEEDED"
-    first, second = fleet.ledger.attempts(job.id)
-    # A deadline asks `retry`, not `on_crash`, and counts as no crash.
-    assert (first.state, second.state) == (AttemptState.FAILED, AttemptState.FAILED)
-    assert job.record().crash_count == 0
-    for attempt in (first, second):
-        autopsy = attempt.autopsy
-        assert autopsy is not None
-        assert autopsy.kind is DeathKind.DEADLINE
-        assert "in _hang" in autopsy.stack
-        assert "unstuck/runner" not in autopsy.stack
-        assert autopsy.signals[0] == "stack noted"
-        assert "SIGTERM" in autopsy.signals
-        if how in ("gil", "ignore"):
-            assert autopsy.signals[-1].startswith("SIGKILL")
+    jobs = {how: fleet.task("hang").enqueue(how) for how in ("loop", "deadlock", "gil", "ignore")}
+    for how, job in jobs.items():
+        with pytest.raises(DeadlineExceeded) as caught:
+            job.result(timeout=MOST_S)
+        assert caught.value.code == "DEADLINE_EXCEEDED"
+        first, second = fleet.ledger.attempts(job.id)
+        # A deadline asks `retry`, not `on_crash`, and counts as no crash.
+        assert (first.state, second.state) == (AttemptState.FAILED, AttemptState.FAILED)
+        assert job.record().crash_count == 0
+        for attempt in (first, second):
+            autopsy = attempt.autopsy
+            assert autopsy is not None
+            assert autopsy.kind is DeathKind.DEADLINE
+            assert "in _hang" in autopsy.stack
+            assert "unstuck/runner" not in autopsy.stack
+            assert autopsy.signals[0] == "stack noted"
+            assert "SIGTERM" in autopsy.signals
+            if how in ("gil", "ignore"):
+                assert autopsy.signals[-1].startswith("SIGKILL")
     assert sibling.result(timeout=MOST_S) == "rested"
     assert worker.process.poll() is None
 
 
-@pytest.mark.parametrize("how", ["sleep", "event loop"])
-def test_a_job_that_is_asked_to_stop_may_clean_up(fleet: Fleet, tmp_path: Path, how: str) -> None:
-    notes = tmp_path / "notes"
-    fleet.start("--concurrency", "1")
-    job = fleet.task("hang").enqueue(how, str(notes))
-    with pytest.raises(DeadlineExceeded):
-        job.result(timeout=MOST_S)
-    assert notes.read_text().count("cleaned up") == 2
-    assert not any(step.startswith("SIGKILL") for step in last_autopsy(fleet, job.id).signals)
-    # What was interrupted may be half done: no other job begins in its process.
-    pids = [line.split()[1] for line in notes.read_text().splitlines() if line.startswith("begun")]
-    assert len(set(pids)) == 2
+def test_a_job_that_is_asked_to_stop_may_clean_up(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start("--concurrency", "2")
+    notes = {how: tmp_path / how.replace(" ", "-") for how in ("sleep", "event loop")}
+    jobs = {how: fleet.task("hang").enqueue(how, str(file)) for how, file in notes.items()}
+    for how, job in jobs.items():
+        with pytest.raises(DeadlineExceeded):
+            job.result(timeout=MOST_S)
+        said = notes[how].read_text()
+        assert said.count("cleaned up") == 2
+        assert not any(step.startswith("SIGKILL") for step in last_autopsy(fleet, job.id).signals)
+        # What was interrupted may be half done: no other job begins in its process.
+        pids = [line.split()[1] for line in said.splitlines() if line.startswith("begun")]
+        assert len(set(pids)) == 2
     assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
 
 
@@ -88,25 +89,23 @@ def test_an_async_job_past_its_deadline_is_cancelled_and_its_siblings_go_on(flee
         assert len(fleet.ledger.attempts(sibling.id)) == 1
 
 
-@pytest.mark.parametrize("how", ["stubborn", "loop"])
-def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is_blamed(
-    make_fleet: MakeFleet, how: str
-) -> None:
+def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is_blamed(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(stop_grace="0.5s")
     fleet.start("--concurrency", "10")
-    sibling, _ = fleet.begin("nap_async_once_then_quick", 600)
-    job = fleet.task("hang_async").enqueue(how)
-    with pytest.raises(DeadlineExceeded):
-        job.result(timeout=MOST_S)
-    if how == "loop":
-        assert "in _hang" in last_autopsy(fleet, job.id).stack
-    assert sibling.result(timeout=MOST_S) == "quick"
-    record = sibling.record()
-    assert (record.crash_count, record.suspicions) == (0, 0)
-    first = fleet.ledger.attempts(sibling.id)[0].autopsy
-    assert first is not None
-    assert first.kind is DeathKind.SHARED
-    assert f"job {job.id}" in first.summary
+    for how in ("stubborn", "loop"):
+        sibling, _ = fleet.begin("nap_async_once_then_quick", 600)
+        job = fleet.task("hang_async").enqueue(how)
+        with pytest.raises(DeadlineExceeded):
+            job.result(timeout=MOST_S)
+        if how == "loop":
+            assert "in _hang" in last_autopsy(fleet, job.id).stack
+        assert sibling.result(timeout=MOST_S) == "quick"
+        record = sibling.record()
+        assert (record.crash_count, record.suspicions) == (0, 0)
+        first = fleet.ledger.attempts(sibling.id)[0].autopsy
+        assert first is not None
+        assert first.kind is DeathKind.SHARED
+        assert f"job {job.id}" in first.summary
 
 
 def test_a_job_that_gives_no_more_signs_is_stalled(fleet: Fleet, tmp_path: Path) -> None:
