@@ -11,7 +11,7 @@ from unstuck.worker.holds import Hold
 
 WEIGH_S = 1.0
 """How often a process is weighed for its autopsy alone."""
-WEIGH_LIMITED_S = 0.1
+WEIGH_LIMITED_S = 0.2
 WEIGH_NEAR_S = 0.025
 """The same where the task has a `memory_limit`, and where half of it is used: growth is fast."""
 
@@ -57,6 +57,11 @@ def weigh_again_s(limit_bytes: int | None, memory_bytes: int) -> float:
     if limit_bytes is None:
         return WEIGH_S
     return WEIGH_NEAR_S if 2 * memory_bytes > limit_bytes else WEIGH_LIMITED_S
+
+
+def on_the_beat(at_s: float, grid_s: float) -> float:
+    """Give the next moment of a common beat: many runners are looked at in one go, and not one by one."""
+    return math.ceil(at_s / grid_s) * grid_s
 
 
 def _stall(hold: Hold, silent_s: float) -> str:

@@ -96,13 +96,13 @@ class Runners(Deaths):
             self._start_nursery()
         if now_s < self.look_at_s:
             return
-        self.look_at_s = now_s + LOOK_S
+        self.look_at_s = next_look_s = limits.on_the_beat(now_s + LOOK_S / 2, LOOK_S)
         for crew in list(self.roster.crews.values()):
             if crew.gone_s is not None:
                 self._bury_if_late(crew, now_s)
             elif crew.jobs:
                 if now_s >= crew.look_at_s:
-                    crew.look_at_s = now_s + LOOK_S
+                    crew.look_at_s = next_look_s
                     self.roster.renew_lease(crew, self._confirmed_s)
                     self._check_crew(crew, now_s)
                 self.look_at_s = min(self.look_at_s, crew.look_at_s)
@@ -278,7 +278,8 @@ class Runners(Deaths):
         weigh = host.memory_bytes if limit_bytes is None else host.family_memory_bytes
         # The dead weigh nothing: what it weighed before is what people will ask for.
         crew.memory_bytes = weigh(crew.runner.pid) or crew.memory_bytes
-        crew.weigh_at_s = now_s + limits.weigh_again_s(limit_bytes, crew.memory_bytes)
+        wait_s = limits.weigh_again_s(limit_bytes, crew.memory_bytes)
+        crew.weigh_at_s = limits.on_the_beat(now_s + wait_s / 2, wait_s)
         if limit_bytes is not None:
             crew.look_at_s = min(crew.look_at_s, crew.weigh_at_s)
 
