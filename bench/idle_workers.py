@@ -17,6 +17,7 @@ from unstuck.runner.tasks import Manifest, TaskEntry
 from unstuck.runner.trace import Trace
 from unstuck.store.opening import open_ledger
 from unstuck.worker.bench import Bench
+from unstuck.worker.herald import Herald
 from unstuck.worker.main import Incarnations
 from unstuck.worker.signals import StopSignals
 
@@ -39,6 +40,10 @@ class EmptyBench:
 
     def equip(self, trace: Trace, worker_id: str) -> None: ...
 
+    @property
+    def importing(self) -> bool:
+        return False
+
 
 class NoSignals:
     def __call__(self) -> int:
@@ -52,7 +57,8 @@ def live(settings: Settings) -> None:
     ledger = open_ledger(settings)
     # Born in silence: a thousand births that each wake all before them are a load of their own.
     ledger.ring = lambda words: None  # type: ignore[method-assign]
-    worker = Incarnations(cast(Bench, EmptyBench()), manifest, settings, ledger, (DEFAULT_QUEUE,), 2, None, True)
+    bench = cast(Bench, EmptyBench())
+    worker = Incarnations(bench, manifest, settings, ledger, (DEFAULT_QUEUE,), 2, None, True, Herald())
     worker.live(cast(StopSignals, NoSignals()))
 
 
