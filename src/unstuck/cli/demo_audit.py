@@ -53,8 +53,10 @@ def audit(ledger: Ledger, ids: Collection[int], record: Path) -> Audit:
 
 def _check(ledger: Ledger, job: JobRecord, tries: Tries, mark: str | None, result: Audit) -> None:
     result.retried_after_error += max(0, job.failures - (job.state is JobState.FAILED))
-    if job.crash_count and job.state is JobState.SUCCEEDED:
-        result.rerun_after_crash += job.crash_count
+    # Those that were lost with a whole worker are counted as suspicions: whose doing it was is not known.
+    deaths = job.crash_count + job.suspicions
+    if deaths and job.state is JobState.SUCCEEDED:
+        result.rerun_after_crash += deaths
         result.jobs_rerun += 1
     if job.state is not JobState.SUCCEEDED:
         code = job.error.code if job.error else ""
