@@ -11,7 +11,7 @@ from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import KERNEL, Detector, Verdict
 from unstuck.domain.outcomes import Cancelled, Died, Overran
 from unstuck.domain.policy import decode_policy
-from unstuck.domain.recovery import Attempt, conclude, printable
+from unstuck.domain.recovery import Attempt, conclude, printable, storable
 from unstuck.domain.states import JobState
 from unstuck.store.records import HeldJob, WorkerWatch
 
@@ -150,7 +150,8 @@ def in_company(grounds: Grounds, jobs: Sequence[HeldJob]) -> Grounds:
 def autopsy_of_worker(worker: WorkerWatch, verdict: Verdict, seen: Autopsy | None) -> Autopsy:
     """Write down what is known of how a worker ended; `seen` is what its parent, or it itself, knows of it."""
     by_silence = verdict.detector in (Detector.LEASE, Detector.SESSION)
-    base = seen or Autopsy(KIND_OF_DETECTOR[verdict.detector], "", verdict.detector)
+    known = seen or Autopsy(KIND_OF_DETECTOR[verdict.detector], "", verdict.detector)
+    base = storable(known)
     return msgspec.structs.replace(
         base,
         summary=printable(verdict.evidence, MAX_EVENT_CHARS),
