@@ -5,13 +5,16 @@ import signal
 import subprocess
 import sys
 
+import psycopg
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import put, until
+from tests.contract.hands import birth, claim, put, until
 from tests.contract.meddling import Meddler
 
+from unstuck.config import Settings
 from unstuck.domain.errors import SchemaMismatch
 from unstuck.store.contract import Ledger
+from unstuck.store.opening import open_ledger
 
 MIGRATE = (
     "import sys; from unstuck.config import Settings; from unstuck.store.opening import open_ledger; "
@@ -71,3 +74,15 @@ def test_a_migration_killed_halfway_is_finished_by_the_next(url: str, empty_ledg
     until(lambda: empty_ledger.migrate() is not None)
     empty_ledger.check_schema()
     assert put(empty_ledger) == 1
+
+
+def test_a_worker_whose_tables_were_migrated_under_it_hears_that_it_is_too_old(pg_url: str) -> None:
+    ledger = open_ledger(Settings(url=pg_url))
+    ledger.migrate()
+    ledger.register(birth("w1"))
+    put(ledger)
+    with psycopg.connect(pg_url) as newer:
+        newer.execute("alter function unstuck.turn rename to turn_of_tomorrow")
+    with pytest.raises(SchemaMismatch, match="upgrade Unstuck here"):
+        claim(ledger)
+    ledger.close()

@@ -86,7 +86,10 @@ def settle(job: HeldJob, grounds: Grounds) -> Ending | Release:
 
 def _autopsy(job: HeldJob, grounds: Grounds) -> Autopsy:
     """Explain an end that nobody of its own worker is left to explain: by the death of that worker."""
-    others = [job_id for job_id in grounds.company if job_id != job.job_id]
+    # Only the first few are looked at: of thousands each would look at thousands.
+    named = [job_id for job_id in grounds.company[: MAX_BESIDE + 1] if job_id != job.job_id]
+    begun = grounds.entered is None or job.token in grounds.entered
+    others = max(0, len(grounds.company) - begun) + grounds.settled_before
     detector = grounds.detector or Detector.OPERATOR
     kind = DeathKind.DRAIN if grounds.detector is None else KIND_OF_DETECTOR[grounds.detector]
     death = grounds.death or Autopsy(kind, "", detector, grounds.silent_s, host=grounds.host)
@@ -94,8 +97,8 @@ def _autopsy(job: HeldJob, grounds: Grounds) -> Autopsy:
         death,
         summary=grounds.cause,
         ran_s=round(job.running_s, 3),
-        beside=tuple(others[:MAX_BESIDE]),
-        beside_count=len(others) + grounds.settled_before,
+        beside=tuple(named[:MAX_BESIDE]),
+        beside_count=others,
     )
 
 
