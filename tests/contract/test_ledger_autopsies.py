@@ -159,3 +159,11 @@ def test_what_a_dead_worker_said_last_cannot_keep_its_death_from_being_written(l
     assert worker.verdict is not None
     assert worker.verdict.autopsy is not None
     assert worker.verdict.autopsy.stderr == "a\\x00b"
+
+
+def test_a_last_death_in_company_is_counted_alike_in_every_ledger(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    turn(ledger, endings=[msgspec.structs.replace(crash(job), counter="suspicion")])
+    record = ledger.job(job.job_id)
+    assert record is not None
+    assert (record.suspicions, record.alone, record.crash_count) == (1, True, 0)

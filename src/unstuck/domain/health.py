@@ -192,8 +192,8 @@ def should_enable(worker: Standing, fleet: Iterable[Standing]) -> str | None:
     """Give the reason to take back what the reaper switched off: nobody else is left for one of its queues."""
     if worker.disabled is None or not worker.disabled.auto or worker.gone_s is not None or worker.leaving:
         return None
-    # A suspect that beat within its timeout may be back in a moment: it counts as somebody here, and as nobody where one
-    # is to be switched off. One that is silent may stay a suspect for hours, for a job that asked for so much patience.
+    # A suspect that beat within its timeout may be back in a moment: it counts as somebody here, and as nobody where
+    # one is to be switched off. A silent one may stay suspect for hours, for a job that asked for so much patience.
     others = [other for other in fleet if other.id != worker.id and _may_serve(other)]
     for queue in worker.queues:
         if not any(_stands_in(other, worker, queue) for other in others):
