@@ -31,7 +31,7 @@ class Detector(StrEnum):
 def read_detector(stored: str | None) -> Detector | None:
     """Understand who saw a death; None also for one that only a newer version knows."""
     try:
-        return Detector(stored)
+        return None if stored is None else Detector(stored)
     except ValueError:
         return None
 
