@@ -2,11 +2,14 @@
 
 import msgspec
 import pytest
-from tests.contract.hands import claim, crash, crash_retry, done, put, run, running, turn, until, verdict
+from tests.contract.hands import claim, crash, crash_retry, done, put, run, running, state_of, turn, until, verdict
+from tests.contract.meddling import Meddler
 
+from unstuck.config import Recovery
 from unstuck.domain.autopsy import Autopsy, DeathKind, ProgressMark
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState
+from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
 from unstuck.store.records import GuardNone, Progress
 
@@ -123,3 +126,44 @@ def test_only_the_attempt_that_runs_can_note_progress(ledger: Ledger, w1: str, w
     turn(ledger, done=[done(job)])
     ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 10, "too late")])
     assert ledger.progress([job.job_id]) == {}
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        {"detector": "oracle"},
+        {"autopsy": {"kind": "gamma_ray", "summary": "hit", "detector": "runner"}},
+        {"autopsy": {"kind": "signal", "summary": "hit", "detector": "oracle"}, "mood": "grim"},
+    ],
+)
+def test_a_verdict_of_a_newer_version_breaks_neither_the_list_nor_the_round(
+    ledger: Ledger, w1: str, w2: str, meddler: Meddler, news: dict[str, object]
+) -> None:
+    job = running(ledger)
+    assert ledger.condemn("w1", verdict(autopsy=DEATH), GuardNone())
+    stored = msgspec.json.encode({**msgspec.to_builtins(verdict()), **news}).decode()
+    table = "unstuck_workers" if meddler.dialect == "sqlite" else "workers"
+    meddler.rows(f"update {table} set verdict = '{stored}' where id = 'w1'")
+    dead = next(worker for worker in ledger.workers() if worker.id == "w1")
+    assert dead.verdict is not None
+    assert "no heartbeat" in dead.verdict.evidence
+    assert [one.id for one in ledger.standings(60.0)] == ["w1", "w2"]
+    Reaper(ledger, Recovery(), by="test").round(ticket=False)
+    assert state_of(ledger, job.job_id) is JobState.FAILED
+
+
+def test_what_a_dead_worker_said_last_cannot_keep_its_death_from_being_written(ledger: Ledger, w1: str) -> None:
+    death = msgspec.structs.replace(DEATH, stderr="a\0b", stack="x\0\udc80")
+    Reaper(ledger, Recovery(), by="test").bury("w1", Detector.SUPERVISOR, "its supervisor saw it end", death)
+    [worker] = ledger.workers()
+    assert worker.verdict is not None
+    assert worker.verdict.autopsy is not None
+    assert worker.verdict.autopsy.stderr == "a\\x00b"
+
+
+def test_a_last_death_in_company_is_counted_alike_in_every_ledger(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    turn(ledger, endings=[msgspec.structs.replace(crash(job), counter="suspicion")])
+    record = ledger.job(job.job_id)
+    assert record is not None
+    assert (record.suspicions, record.alone, record.crash_count) == (1, True, 0)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from tests.contract.hands import birth, claim, crash_retry, done, new_job, put, release, run, turn, until
 from tests.contract.meddling import Meddler
@@ -193,3 +194,19 @@ def test_a_busy_queue_does_not_hide_that_another_has_a_gap(ledger: Ledger) -> No
     assert ids(claim(ledger, limit=5, queues=("a", "b"))) == first[5:]
     assert ids(claim(ledger, limit=5, queues=("a", "b"))) == [late]
     assert [gap.queue for gap in gaps(ledger, queues=("a", "b"))] == ["a"]
+
+
+def test_what_another_claimer_has_locked_and_gives_back_is_no_gap(ledger: Ledger, w1: str, url: str) -> None:
+    """As when a claimer dies before its commit. On SQLite nobody can look meanwhile."""
+    if not url.startswith("postgresql"):
+        return
+    first = ledger.enqueue([new_job(queue="busy") for _ in range(6000)])[0].job_id
+    lock = "select id from unstuck.jobs where ready and queue = 'busy' order by rank, id limit %s for update"
+    for locked in (4000, 6000):
+        with psycopg.connect(url) as claimer:
+            claimer.execute(lock, (locked,))
+            claim(ledger, limit=10, queues=("busy",))
+            assert gaps(ledger, queues=("busy",)) == ()
+            claimer.rollback()
+        assert ids(claim(ledger, limit=1, queues=("busy",))) == [first]
+        first += 1

@@ -239,3 +239,17 @@ def test_two_who_switch_off_two_at_the_same_moment_leave_one(ledger: Ledger, ope
         for thread in threads:
             thread.join(60)
         assert sorted(done.values()) == [False, True]
+
+
+def test_what_an_operator_switches_off_the_reaper_may_not_take_back(ledger: Ledger) -> None:
+    join(ledger, "w1")
+    join(ledger, "w2")
+    assert ledger.disable("w1", "its runners keep dying", "reaper", auto=True)
+    assert ledger.disable("w1", "its disk is broken", "ops")
+    assert ledger.disable_host("box", "its workers keep dying", "reaper", auto=True)
+    assert ledger.disable_host("box", "it burns", "ops")
+    # The reaper comes again, and changes nothing.
+    assert not ledger.disable("w1", "its runners keep dying", "reaper", auto=True)
+    assert not ledger.disable_host("box", "its workers keep dying", "reaper", auto=True)
+    flags = [record(ledger, "w1").disabled, ledger.hosts()[0].disabled]
+    assert [(flag.by, flag.auto) for flag in flags if flag is not None] == [("ops", False)] * 2

@@ -4,14 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
+import psycopg
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import put, until
+from tests.contract.hands import birth, claim, put, until
 from tests.contract.meddling import Meddler
 
+from unstuck.config import Settings
 from unstuck.domain.errors import SchemaMismatch
 from unstuck.store.contract import Ledger
+from unstuck.store.opening import open_ledger
+from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.postgres.migrating import MIGRATIONS, migrate
 
 MIGRATE = (
     "import sys; from unstuck.config import Settings; from unstuck.store.opening import open_ledger; "
@@ -71,3 +77,47 @@ def test_a_migration_killed_halfway_is_finished_by_the_next(url: str, empty_ledg
     until(lambda: empty_ledger.migrate() is not None)
     empty_ledger.check_schema()
     assert put(empty_ledger) == 1
+
+
+def test_a_worker_whose_tables_were_migrated_under_it_hears_that_it_is_too_old(pg_url: str) -> None:
+    ledger = open_ledger(Settings(url=pg_url))
+    ledger.migrate()
+    ledger.register(birth("w1"))
+    put(ledger)
+    with psycopg.connect(pg_url) as newer:
+        newer.execute("alter function unstuck.turn rename to turn_of_tomorrow")
+    with pytest.raises(SchemaMismatch, match="upgrade Unstuck here"):
+        claim(ledger)
+    ledger.close()
+
+
+def test_an_old_reaper_that_reads_while_the_tables_are_migrated_is_no_deadlock(pg_url: str) -> None:
+    ledger = PostgresLedger(Settings(url=pg_url))
+    migrate(ledger.client_lane, "unstuck", '"unstuck"', MIGRATIONS[:9])
+    migrating = threading.Thread(target=ledger.migrate)
+    found: list[object] = []
+
+    def read() -> None:
+        with psycopg.connect(pg_url) as reaper:
+            found.append(reaper.execute("select count(*) from unstuck.held_jobs").fetchone())
+
+    reading = threading.Thread(target=read)
+    with psycopg.connect(pg_url) as turn, psycopg.connect(pg_url, autocommit=True) as onlooker:
+
+        def waiting() -> int:
+            blocked = "select 1 from pg_locks where not granted and locktype = 'relation'"
+            return len(onlooker.execute(blocked).fetchall())
+
+        turn.execute("select count(*) from unstuck.jobs")
+        migrating.start()
+        until(lambda: waiting() == 1, "the migration waits for the turn")
+        reading.start()
+        until(lambda: waiting() == 2, "the reaper waits for the migration")
+        turn.commit()
+        migrating.join()
+        reading.join()
+        deadlocks = "select deadlocks from pg_stat_database where datname = current_database()"
+        assert onlooker.execute(deadlocks).fetchone() == (0,)
+    assert found == [(0,)]
+    ledger.check_schema()
+    ledger.close()

@@ -9,6 +9,7 @@ from tests.contract.hands import birth, new_job, running, until
 
 from unstuck.config import Settings
 from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.records import Progress
 
 
 @pytest.fixture
@@ -42,3 +43,17 @@ def test_a_cancel_of_many_holds_nothing_while_it_waits_for_one(ledger: PostgresL
     waiting = dict.fromkeys((first, second, third), "cancelled")
     assert answers == {**waiting, runs: "requested", 99: "missing"}
     assert list(answers) == [first, second, third, runs, 99]
+
+
+def test_a_note_of_progress_waits_for_no_job_that_is_just_ending(ledger: PostgresLedger, swept_pg_url: str) -> None:
+    """It would wait with another job in hand, and the turn that ends both would wait for that one."""
+    jobs = [running(ledger) for _ in range(3)]
+    notes = [Progress(job.job_id, job.token, 5.0, 1, 2, "half") for job in jobs]
+    noting = threading.Thread(target=ledger.note_progress, args=("w1", notes))
+    with psycopg.connect(swept_pg_url) as turn:
+        turn.execute("select 1 from unstuck.jobs where id = %s for update", (jobs[1].job_id,))
+        noting.start()
+        until(lambda: len(ledger.progress([job.job_id for job in jobs])) == 2, "the others are noted")
+        turn.execute("delete from unstuck.jobs where id = %s", (jobs[1].job_id,))
+    noting.join()
+    assert set(ledger.progress([job.job_id for job in jobs])) == {jobs[0].job_id, jobs[2].job_id}

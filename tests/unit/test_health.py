@@ -164,6 +164,13 @@ def test_what_the_reaper_switched_off_comes_back_when_nobody_else_is_left() -> N
     assert should_enable(by_hand, [by_hand]) is None
 
 
+def test_a_silent_suspect_does_not_keep_the_only_one_that_is_left_switched_off() -> None:
+    """With a job that asked for hours of patience in its hands it is a suspect for hours, and serves nobody."""
+    off = worker("a", SICK, disabled=Disabled("sick", "reaper", 0.0, auto=True))
+    silent = worker("b", state=WorkerState.SUSPECT, well=False)
+    assert should_enable(off, [off, silent]) == "nobody else is left to serve queue 'default'"
+
+
 # Hosts --------------------------------------------------------------------------------------------
 
 

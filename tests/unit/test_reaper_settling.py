@@ -1,5 +1,6 @@
 """What becomes of one held job when its worker is taken for dead."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from unstuck.domain.liveness import KERNEL, Detector
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState
-from unstuck.reaper.settling import Grounds, is_left, is_stale, overrun, settle
+from unstuck.reaper.settling import Grounds, in_company, is_left, is_stale, overrun, settle
 from unstuck.store.records import HeldJob
 
 
@@ -158,3 +159,15 @@ def test_switches_leave_the_silent_to_an_operator_but_not_what_the_kernel_saw() 
 def test_a_policy_nobody_understands_still_lets_the_job_end() -> None:
     ending = ended(settle(msgspec.structs.replace(job(), policy=b"\xff not json"), grounds()))
     assert ending.state is JobState.FAILED
+
+
+def test_a_crowd_of_thousands_is_settled_without_each_looking_at_each() -> None:
+    crowd = [job(RETRY, job_id=n, token=n) for n in range(20_000)]
+    together = in_company(grounds(Detector.LEASE), crowd)
+    begun_s = time.process_time()
+    endings = [ended(settle(one, together)) for one in crowd]
+    assert time.process_time() - begun_s < 6.0
+    for place, first in ((0, 1), (500, 0)):
+        autopsy = endings[place].autopsy
+        assert autopsy is not None
+        assert (autopsy.beside[0], len(autopsy.beside), autopsy.beside_count) == (first, 20, 19_999)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from tests.unit.reaper_kit import LONG_S, Stage, a_stage
 
-from unstuck import host
+from unstuck import failpoints, host
 from unstuck.config import Recovery
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.reaper import run_once
+from unstuck.reaper import handover, run_once
 from unstuck.runner.trace import SYNC, Trace
 from unstuck.store.records import Pulse
 
@@ -347,3 +347,35 @@ def test_two_reapers_at_once_settle_each_job_once(stage: Stage) -> None:
         assert record is not None
         # Twenty died together and nobody knows of whom: once each, and as no crash.
         assert (record.crash_count, record.suspicions, record.alone) == (0, 1, False)
+
+
+def test_whoever_is_left_of_a_half_settled_crowd_is_no_culprit(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = stage.body()
+    worker = stage.worker(body=body)
+    jobs = stage.running(worker, 3, RETRY)
+    body.kill()
+    monkeypatch.setattr(handover, "SETTLE_BATCH", 2)
+    failpoints.arm("sweep.after_settle=raise")
+    try:
+        with pytest.raises(failpoints.FailpointHit):
+            stage.reaper(Recovery()).round()
+    finally:
+        failpoints.arm("")
+    assert len(stage.ledger.held(worker)) == 1
+    assert stage.reaper(Recovery()).round(ticket=False).requeued == 1
+    records = [stage.ledger.job(job) for job in jobs]
+    assert [(job.crash_count, job.suspicions) for job in records if job is not None] == [(0, 1)] * 3
+
+
+def test_a_crowd_that_fills_more_than_one_batch_is_judged_as_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first batch only one job ran: the others of the same process come later."""
+    body = stage.body()
+    worker = stage.worker(body=body)
+    [first] = stage.running(worker, 1, RETRY)
+    kept = stage.claimed(worker, 2)
+    later = stage.running(worker, 2, RETRY)
+    body.kill()
+    monkeypatch.setattr(handover, "HELD_BATCH", 3)
+    assert stage.reaper(Recovery()).round().requeued == 5
+    records = [stage.ledger.job(job) for job in [first, *kept, *later]]
+    assert [job.crash_count for job in records if job is not None] == [0] * 5

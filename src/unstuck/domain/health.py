@@ -192,7 +192,8 @@ def should_enable(worker: Standing, fleet: Iterable[Standing]) -> str | None:
     """Give the reason to take back what the reaper switched off: nobody else is left for one of its queues."""
     if worker.disabled is None or not worker.disabled.auto or worker.gone_s is not None or worker.leaving:
         return None
-    # A suspect may be back in a moment: it counts as somebody here, and as nobody where one is to be switched off.
+    # A suspect that beat within its timeout may be back in a moment: it counts as somebody here, and as nobody where
+    # one is to be switched off. A silent one may stay suspect for hours, for a job that asked for so much patience.
     others = [other for other in fleet if other.id != worker.id and _may_serve(other)]
     for queue in worker.queues:
         if not any(_stands_in(other, worker, queue) for other in others):
@@ -210,7 +211,8 @@ def _stands_in(other: Standing, worker: Standing, queue: str) -> bool:
 
 
 def _may_serve(worker: Standing) -> bool:
-    return worker.state in (WorkerState.ACTIVE, WorkerState.SUSPECT) and worker.disabled is None and not worker.leaving
+    there = worker.state is WorkerState.ACTIVE or (worker.state is WorkerState.SUSPECT and worker.well)
+    return there and worker.disabled is None and not worker.leaving
 
 
 def _crashed(worker: Standing) -> bool:

@@ -28,6 +28,14 @@ class Detector(StrEnum):
     OPERATOR = "operator"
 
 
+def read_detector(stored: str | None) -> Detector | None:
+    """Understand who saw a death; None also for one that only a newer version knows."""
+    try:
+        return None if stored is None else Detector(stored)
+    except ValueError:
+        return None
+
+
 class Session(StrEnum):
     PRESENT = "present"
     MISSING = "missing"

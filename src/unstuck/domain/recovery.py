@@ -156,15 +156,16 @@ def _rule_of_requeue(attempt: Attempt, counter: Counter, crashes: int, delay_s: 
 
 
 def _ruled(autopsy: Autopsy | None, rule: str) -> Autopsy | None:
-    """Add the rule, and make every text of the dead process storable."""
-    if autopsy is None:
-        return None
+    return None if autopsy is None else msgspec.structs.replace(storable(autopsy), rule=rule)
+
+
+def storable(autopsy: Autopsy) -> Autopsy:
+    """Make every text of a dead process storable: what it said last must not keep its death from being written."""
     progress = autopsy.progress
     if progress is not None:
         progress = msgspec.structs.replace(progress, message=printable(progress.message, MAX_MESSAGE_CHARS))
     return msgspec.structs.replace(
         autopsy,
-        rule=rule,
         progress=progress,
         summary=printable(autopsy.summary, MAX_MESSAGE_CHARS),
         doubt=printable(autopsy.doubt, MAX_MESSAGE_CHARS),

@@ -48,15 +48,18 @@ class Handover:
         evidence: str,
         done: Round,
         death: Autopsy | None = None,
+        held_at_death: int = 0,
     ) -> None:
-        """Take everything from a worker that is dead in the ledger, and so can write nothing more."""
+        """Take everything from a worker that is dead in the ledger, and so can write nothing more.
+
+        `held_at_death` is for whoever goes on where another sweep was interrupted."""
         # Its processes end before anybody else may begin the same jobs.
         found = self._clear(worker)
         grounds = grounds_for(worker, detector, evidence, cleared=found.cleared, entered=found.entered, death=death)
+        # Of all that it holds, not of one batch: who ran together is judged alike in every batch.
+        grounds = in_company(grounds, self._held(worker), held_at_death)
         for _ in range(MAX_BATCHES):
             jobs = self._ledger.held_by(worker.id, HELD_BATCH)
-            if not grounds.company:
-                grounds = in_company(grounds, jobs)
             mine = [job for job in jobs if not is_left(job, detector, self._recovery)]
             self._note_left(worker, len(jobs) - len(mine), done)
             written = self._settle(worker, mine, grounds, lambda _: GuardDead(), done)

@@ -11,7 +11,7 @@ from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import KERNEL, Detector, Verdict
 from unstuck.domain.outcomes import Cancelled, Died, Overran
 from unstuck.domain.policy import decode_policy
-from unstuck.domain.recovery import Attempt, conclude, printable
+from unstuck.domain.recovery import Attempt, conclude, printable, storable
 from unstuck.domain.states import JobState
 from unstuck.store.records import HeldJob, WorkerWatch
 
@@ -32,6 +32,8 @@ class Grounds(msgspec.Struct, frozen=True):
     """Tokens whose user code may have begun; None: perhaps all."""
     company: tuple[int, ...] = ()
     """The jobs that ran when it ended, where more than one did: who of them took it down is not known."""
+    settled_before: int = 0
+    """What it held besides when it was condemned, and was taken by a sweep that did not get to the end."""
     silent_s: float | None = None
     """How long nothing was heard of it, where that is what it was condemned for."""
     death: Autopsy | None = None
@@ -45,6 +47,12 @@ class Grounds(msgspec.Struct, frozen=True):
     @property
     def headline(self) -> str:
         return f"Task re-queued due to stale worker: {self.worker_id}"
+
+    @property
+    def shared(self) -> bool:
+        """Others may have ended it. Of those that were settled before we do not know whether they ran: a sweep that
+        is cut in two must not make a culprit of whoever is left."""
+        return len(self.company) + self.settled_before > 1
 
     @property
     def proven(self) -> bool:
@@ -66,7 +74,7 @@ def settle(job: HeldJob, grounds: Grounds) -> Ending | Release:
         grounds.cause,
         counts=grounds.detector is not None,
         drained=grounds.detector is None,
-        shared="worker" if len(grounds.company) > 1 else None,
+        shared="worker" if grounds.shared else None,
         autopsy=_autopsy(job, grounds),
     )
     ending = conclude(attempt, died)
@@ -78,7 +86,10 @@ def settle(job: HeldJob, grounds: Grounds) -> Ending | Release:
 
 def _autopsy(job: HeldJob, grounds: Grounds) -> Autopsy:
     """Explain an end that nobody of its own worker is left to explain: by the death of that worker."""
-    others = [job_id for job_id in grounds.company if job_id != job.job_id]
+    # Only the first few are looked at: of thousands each would look at thousands.
+    named = [job_id for job_id in grounds.company[: MAX_BESIDE + 1] if job_id != job.job_id]
+    begun = grounds.entered is None or job.token in grounds.entered
+    others = max(0, len(grounds.company) - begun) + grounds.settled_before
     detector = grounds.detector or Detector.OPERATOR
     kind = DeathKind.DRAIN if grounds.detector is None else KIND_OF_DETECTOR[grounds.detector]
     death = grounds.death or Autopsy(kind, "", detector, grounds.silent_s, host=grounds.host)
@@ -86,8 +97,8 @@ def _autopsy(job: HeldJob, grounds: Grounds) -> Autopsy:
         death,
         summary=grounds.cause,
         ran_s=round(job.running_s, 3),
-        beside=tuple(others[:MAX_BESIDE]),
-        beside_count=len(others),
+        beside=tuple(named[:MAX_BESIDE]),
+        beside_count=others,
     )
 
 
@@ -137,20 +148,23 @@ def grounds_for(
     )
 
 
-def in_company(grounds: Grounds, jobs: Sequence[HeldJob]) -> Grounds:
-    """Add who ran together when the worker ended; what was only claimed, or never began, had no part in it."""
+def in_company(grounds: Grounds, jobs: Sequence[HeldJob], held_at_death: int = 0) -> Grounds:
+    """Add who ran together when the worker ended; what was only claimed, or never began, had no part in it.
+
+    `jobs` are all that it holds, `held_at_death` how many it held when it was condemned."""
     begun = tuple(
         job.job_id
         for job in jobs
         if job.state is JobState.RUNNING and (grounds.entered is None or job.token in grounds.entered)
     )
-    return msgspec.structs.replace(grounds, company=begun)
+    return msgspec.structs.replace(grounds, company=begun, settled_before=max(0, held_at_death - len(jobs)))
 
 
 def autopsy_of_worker(worker: WorkerWatch, verdict: Verdict, seen: Autopsy | None) -> Autopsy:
     """Write down what is known of how a worker ended; `seen` is what its parent, or it itself, knows of it."""
     by_silence = verdict.detector in (Detector.LEASE, Detector.SESSION)
-    base = seen or Autopsy(KIND_OF_DETECTOR[verdict.detector], "", verdict.detector)
+    known = seen or Autopsy(KIND_OF_DETECTOR[verdict.detector], "", verdict.detector)
+    base = storable(known)
     return msgspec.structs.replace(
         base,
         summary=printable(verdict.evidence, MAX_EVENT_CHARS),

@@ -92,7 +92,10 @@ class Reaper:
         verdict = Verdict(WorkerState.DEAD, detector, evidence, min(worker.silent_s, MAX_DURATION_S))
         try:
             # Three neighbours see one death: the first one settles, and the sweep looks after him.
-            if worker.state not in LIVING or self._condemn(worker, verdict, done, death):
+            if worker.state not in LIVING:
+                held = _held_at_death(self._standing_verdict(worker.id))
+                self._handover.empty(worker, detector, evidence, done, death, held)
+            elif self._condemn(worker, verdict, done, death):
                 self._handover.empty(worker, detector, evidence, done, death)
         finally:
             self._ring(done)
@@ -197,7 +200,8 @@ class Reaper:
         if standing is None:
             self._handover.empty(worker, Detector.OPERATOR, "it is dead in the ledger", done)
         else:
-            self._handover.empty(worker, standing.detector, standing.evidence, done, standing.autopsy)
+            held = _held_at_death(standing)
+            self._handover.empty(worker, standing.detector, standing.evidence, done, standing.autopsy, held)
 
     # ------------------------------------------------------------------------------------------
 
@@ -220,6 +224,10 @@ class Reaper:
             words.add("workers")
         if words:
             self.ledger.ring(words)
+
+
+def _held_at_death(standing: WorkerVerdict | None) -> int:
+    return 0 if standing is None or standing.autopsy is None else standing.autopsy.beside_count
 
 
 def _only_suspect(verdict: Verdict) -> Verdict:

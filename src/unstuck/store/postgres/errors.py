@@ -51,7 +51,9 @@ def statement_error(error: psycopg.Error, where: str, schema: str) -> LedgerErro
     if code.startswith(("22", "54")) or isinstance(error, psycopg.DataError):
         return RefusedValue(f"PostgreSQL will not store a value of this batch: {reason}. Text must be free of NUL.")
     if code in ("42P01", "42883", "3F000", "42703"):
-        return SchemaMismatch(f"There is no fitting ledger in schema {schema!r} of {where}: {reason}. {CURE_OLD}")
+        # Also what a worker hears whose tables a newer version migrated under it.
+        cure = f"{CURE_OLD} If a newer version has migrated it, upgrade Unstuck here."
+        return SchemaMismatch(f"There is no fitting ledger in schema {schema!r} of {where}: {reason}. {cure}")
     if code == "42501":
         return LedgerError(
             f"This user may not use the ledger at {where}: {reason}. Grant it the rights on schema {schema!r}, or "

@@ -7,10 +7,10 @@ import msgspec
 from unstuck.domain.autopsy import decode_autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.health import Disabled, Standing, read_health
-from unstuck.domain.liveness import Detector, Session
+from unstuck.domain.liveness import Session, read_detector
 from unstuck.domain.states import AttemptState, JobState, WorkerState
 from unstuck.store.postgres.lanes import Row
-from unstuck.store.records import AttemptRecord, HeldJob, JobRecord, Outcome, WorkerRecord, WorkerVerdict, WorkerWatch
+from unstuck.store.records import AttemptRecord, HeldJob, JobRecord, Outcome, WorkerRecord, WorkerWatch, read_verdict
 
 
 def job_error(
@@ -40,8 +40,15 @@ def worker_watch(row: Row, session: Session) -> WorkerWatch:
 
 
 def worker_record(row: Row) -> WorkerRecord:
-    verdict = None if row[17] is None else msgspec.convert(row[17], WorkerVerdict)
-    facts = (*row[:4], WorkerState(row[4]), tuple(row[5]), tuple(row[6]), *row[7:17], verdict, *row[18:21])
+    facts = (
+        *row[:4],
+        WorkerState(row[4]),
+        tuple(row[5]),
+        tuple(row[6]),
+        *row[7:17],
+        read_verdict(row[17]),
+        *row[18:21],
+    )
     return WorkerRecord(*(*facts, disabled_of(row[21], row[22])))
 
 
@@ -65,5 +72,5 @@ def standing(row: Row) -> Standing:
         leaving=row[9],
         well=row[10],
         gone_s=None if row[11] is None else max(0.0, row[11]),
-        detector=None if row[12] is None else Detector(row[12]),
+        detector=read_detector(row[12]),
     )

@@ -37,3 +37,4 @@ from unstuck.store.records.watching import Promoted as Promoted
 from unstuck.store.records.watching import Swept as Swept
 from unstuck.store.records.watching import WorkerVerdict as WorkerVerdict
 from unstuck.store.records.watching import WorkerWatch as WorkerWatch
+from unstuck.store.records.watching import read_verdict as read_verdict

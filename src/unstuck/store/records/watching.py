@@ -1,9 +1,11 @@
 """What the reaper sees of workers, and what it decides."""
 
+from typing import Any
+
 import msgspec
 
 from unstuck.domain.autopsy import Autopsy
-from unstuck.domain.liveness import Detector, Session
+from unstuck.domain.liveness import Detector, Session, read_detector
 from unstuck.domain.states import WorkerState
 
 
@@ -62,6 +64,27 @@ class WorkerVerdict(msgspec.Struct, frozen=True):
     """Who decided: a worker id, 'reaper', 'supervisor' or an operator."""
     autopsy: Autopsy | None = None
     """What is known of how its process ended."""
+
+
+def read_verdict(stored: dict[str, Any] | None) -> WorkerVerdict | None:
+    """Understand a stored verdict. What a newer version wrote must not stop us: what we do not know is left out."""
+    if stored is None:
+        return None
+    try:
+        return msgspec.convert(stored, WorkerVerdict)
+    except msgspec.ValidationError:
+        pass
+    known = {name: value for name, value in stored.items() if name != "autopsy"}
+    if read_detector(stored.get("detector")) is None:
+        # Of all that we know this one proves the least.
+        known["detector"] = Detector.OPERATOR.value
+        known["evidence"] = (
+            f"{stored.get('evidence', '')} (seen by {stored.get('detector')!r}, unknown to this version)"
+        )
+    try:
+        return msgspec.convert(known, WorkerVerdict)
+    except msgspec.ValidationError:
+        return None
 
 
 class Promoted(msgspec.Struct, frozen=True):

@@ -101,6 +101,8 @@ def _finish(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending) ->
             time.time(),
             ending.counter == "failure",
             ending.counter == "crash",
+            ending.counter in ("suspicion", "company"),
+            ending.counter == "suspicion",
             *_error_columns(ending.error),
             ending.result,
         ),

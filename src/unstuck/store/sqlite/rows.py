@@ -8,7 +8,7 @@ import msgspec
 from unstuck.domain.autopsy import decode_autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.health import Disabled, Standing, read_health
-from unstuck.domain.liveness import Detector, Session
+from unstuck.domain.liveness import Session, read_detector
 from unstuck.domain.states import AttemptState, JobState, WorkerState
 from unstuck.store.records import (
     AttemptRecord,
@@ -16,12 +16,11 @@ from unstuck.store.records import (
     JobRecord,
     Outcome,
     WorkerRecord,
-    WorkerVerdict,
     WorkerWatch,
+    read_verdict,
 )
 from unstuck.store.sqlite.silence import Clock
 
-_verdicts = msgspec.json.Decoder(WorkerVerdict)
 _disabled = msgspec.json.Decoder(Disabled)
 Row = Sequence[Any]
 
@@ -137,7 +136,7 @@ def worker_record(row: Row, clock: Clock) -> WorkerRecord:
         held=row[13],
         version=row[14],
         metadata=msgspec.json.decode(row[15]),
-        verdict=_verdicts.decode(row[16]) if row[16] else None,
+        verdict=read_verdict(msgspec.json.decode(row[16])) if row[16] else None,
         request=row[17],
         heartbeat_interval_s=row[18],
         suspect_after_s=row[19],
@@ -166,5 +165,5 @@ def standing(row: Row, clock: Clock) -> Standing:
         leaving=bool(row[9]),
         well=clock.silent_s(boot_id, beat_boot_s, beat_at) < row[10],
         gone_s=None if stopped_at is None else max(0.0, clock.at - stopped_at),
-        detector=None if row[15] is None else Detector(row[15]),
+        detector=read_detector(row[15]),
     )

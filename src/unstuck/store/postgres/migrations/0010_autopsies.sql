@@ -1,5 +1,9 @@
 -- Why processes died, how far running jobs say they are, and which jobs must run alone.
 
+-- Changes nothing but locks the view, before its table: in the order of those who read it. Workers of the version before
+-- may be at it, and the other way round is a deadlock with them.
+alter view {schema}.held_jobs reset (security_barrier);
+
 -- Deaths that other jobs shared, so that nobody knows whose doing they were: free, but not for ever.
 alter table {schema}.jobs add column suspicions integer;
 -- It may have killed a process that it shared with others: it gets one of its own.

@@ -56,7 +56,9 @@ begin
     update {schema}.workers w set
         disabled = jsonb_build_object('reason', p_reason, 'by', p_by, 'auto', p_auto,
                                       'at', extract(epoch from clock_timestamp())::double precision)
-    where w.id = p_worker and w.disabled is null and w.state in ('active', 'draining', 'suspect');
+    where w.id = p_worker and w.state in ('active', 'draining', 'suspect')
+      -- What a person says stands above what was done by itself, which the reaper may take back.
+      and (w.disabled is null or not p_auto and (w.disabled ->> 'auto')::boolean);
     if not found then
         return false;
     end if;
@@ -78,7 +80,8 @@ begin
     insert into {schema}.hosts as h (name, disabled)
     values (p_host, jsonb_build_object('reason', p_reason, 'by', p_by, 'auto', p_auto,
                                        'at', extract(epoch from clock_timestamp())::double precision))
-    on conflict (name) do update set disabled = excluded.disabled where h.disabled is null;
+    on conflict (name) do update set disabled = excluded.disabled
+        where h.disabled is null or not p_auto and (h.disabled ->> 'auto')::boolean;
     if not found then
         return false;
     end if;

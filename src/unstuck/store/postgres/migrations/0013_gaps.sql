@@ -148,7 +148,7 @@ $body$;
 
 -- Say which stretch of a queue holds nothing for these tasks, after a look that had to read past many; no row where there is
 -- no long one. Called after what was found is taken: all before the first that is left, or where the look was not
--- cut short by its limit all that is there, is not for us.
+-- cut short by its limit all that is there, is not for us, save what others had locked.
 --
 -- A few at both ends do not count: strays of other ranks must not make it longer, and at its end a margin stays outside,
 -- where jobs are found at once whose transaction is slower than their id.
@@ -174,6 +174,8 @@ declare
     v_to_id bigint;
     v_last_rank integer;
     v_last_id bigint;
+    v_ours_rank integer;
+    v_ours_id bigint;
     v_read bigint;
 begin
     select j.rank, j.id into v_last_rank, v_last_id
@@ -200,6 +202,21 @@ begin
     end if;
     if v_to_id is null then
         return;
+    end if;
+
+    -- What another claimer has locked just now was passed over too, and may be given back the next moment: a queue of
+    -- known tasks, where it stands at the head, must not get a gap by it. Behind a crowd it is not worth a second look.
+    select x.rank, x.id into v_ours_rank, v_ours_id from (
+        select j.rank, j.id, j.task from {schema}.jobs j where j.ready and j.queue = p_queue
+        order by j.rank, j.id
+        limit c_many + c_margin
+    ) x
+    where x.task = any (p_tasks)
+    order by x.rank, x.id
+    limit 1;
+    if (v_ours_rank, v_ours_id) <= (v_to_rank, v_to_id) then
+        v_to_rank := v_ours_rank;
+        v_to_id := v_ours_id - c_margin;
     end if;
 
     v_read := {schema}.ready_entries_read();

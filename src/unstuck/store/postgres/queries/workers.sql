@@ -50,13 +50,15 @@ from {schema}.turn(
 select id, payload from {schema}.jobs where id = any (%(ids)s);
 
 -- name: note_progress
--- Only of attempts that this worker still runs.
+-- Only of attempts that this worker still runs. A job that somebody has in hand just now is ending: what it says is late.
+-- To wait for it (as the foreign key would) while holding another is a deadlock with a turn that ends both.
 insert into {schema}.progress as p (job_id, token, at, done, total, message, busy_since)
 select u.job_id, u.token, u.at, u.done, u.total, u.message, u.busy_since
 from unnest(%(job_ids)s, %(tokens)s, %(ats)s, %(dones)s, %(totals)s, %(messages)s, %(busy)s)
      as u(job_id, token, at, done, total, message, busy_since)
 join {schema}.jobs j on j.id = u.job_id
 where coalesce(j.token = u.token and j.worker_id = %(worker_id)s and j.state = 'running', false)
+for key share of j skip locked
 on conflict (job_id) do update set
     token = excluded.token, at = excluded.at, done = excluded.done, total = excluded.total, message = excluded.message,
     busy_since = excluded.busy_since

@@ -37,8 +37,10 @@ WHERE (w.id = ?1 OR w.host = ?2) AND w.state IN ('active', 'draining', 'suspect'
 LIMIT 1;
 
 -- name: disable
+-- What a person says stands above what was done by itself, which the reaper may take back.
 UPDATE unstuck_workers SET disabled = ?2
-WHERE id = ?1 AND disabled IS NULL AND state IN ('active', 'draining', 'suspect');
+WHERE id = ?1 AND state IN ('active', 'draining', 'suspect')
+    AND (disabled IS NULL OR json_extract(disabled, '$.auto') AND NOT json_extract(?2, '$.auto'));
 
 -- name: enable
 -- The health that it reported goes with it: else it would be switched off again at once.
@@ -47,7 +49,8 @@ WHERE id = ? AND disabled IS NOT NULL;
 
 -- name: disable_host
 INSERT INTO unstuck_hosts (name, disabled) VALUES (?1, ?2)
-ON CONFLICT (name) DO UPDATE SET disabled = excluded.disabled WHERE disabled IS NULL;
+ON CONFLICT (name) DO UPDATE SET disabled = excluded.disabled
+WHERE disabled IS NULL OR json_extract(disabled, '$.auto') AND NOT json_extract(excluded.disabled, '$.auto');
 
 -- name: enable_host
 UPDATE unstuck_hosts SET disabled = NULL, enabled_at = ?2 WHERE name = ?1 AND disabled IS NOT NULL;

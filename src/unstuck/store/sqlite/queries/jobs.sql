@@ -133,8 +133,8 @@ WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 -- name: end_job
 UPDATE unstuck_jobs
 SET state = ?4, held = 0, ended_as = ?5, finished_at = ?6, live_key = NULL, failures = failures + ?7,
-    crash_count = crash_count + ?8, error_code = ?9, error_message = ?10, error_cause = ?11, error_details = ?12,
-    result = ?13
+    crash_count = crash_count + ?8, suspicions = suspicions + ?9, alone = max(alone, ?10), error_code = ?11,
+    error_message = ?12, error_cause = ?13, error_details = ?14, result = ?15
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: release_job
