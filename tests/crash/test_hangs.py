@@ -109,6 +109,22 @@ def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is
     assert f"job {job.id}" in first.summary
 
 
+@pytest.mark.parametrize("task", ["hang", "hang_async"])
+def test_a_worker_that_waits_for_a_job_to_stop_does_not_spin(make_fleet: MakeFleet, task: str) -> None:
+    fleet = make_fleet(stop_grace="600s")
+    worker = fleet.start("--concurrency", "2")
+    fleet.task(task).enqueue("ignore" if task == "hang" else "stubborn")
+    wait_for(lambda: "broke a limit" in worker.said(), "the job to be stopped")
+
+    def cpu_s() -> float:
+        times = psutil.Process(worker.pid).cpu_times()
+        return times.user + times.system
+
+    before_s, began_s = cpu_s(), time.monotonic()
+    time.sleep(2.0)
+    assert (cpu_s() - before_s) / (time.monotonic() - began_s) < 0.15
+
+
 def test_a_job_that_gives_no_more_signs_is_stalled(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start("--concurrency", "2")
     good = fleet.task("work_with_signs").enqueue(20)

@@ -268,7 +268,11 @@ class Runners(Deaths):
             self._check_hold(crew, hold, began_s, pulse_s, now_s)
             if not crew.jobs or self._press(crew, hold, now_s):
                 return
-            wake_s = min(limits.look_again_s(hold, began_s, pulse_s), self._stopper.next_step_s(hold))
+            if hold.stop is None:
+                wake_s = limits.look_again_s(hold, began_s, pulse_s)
+            else:
+                # Its limit is long past: looking at that would keep this loop spinning until it is over.
+                wake_s = self._stopper.next_step_s(crew, hold)
             crew.look_at_s = min(crew.look_at_s, max(wake_s, now_s))
 
     def _weigh(self, crew: Crew, holds: list[Hold], now_s: float) -> None:
