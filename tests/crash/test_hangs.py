@@ -125,6 +125,18 @@ def test_a_worker_that_waits_for_a_job_to_stop_does_not_spin(make_fleet: MakeFle
     assert (cpu_s() - before_s) / (time.monotonic() - began_s) < 0.15
 
 
+def test_the_deadline_of_a_job_does_not_run_while_its_process_imports_the_app(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fleet.TASKS", "tests.crash.slow_to_import:app")
+    worker = fleet.start("--concurrency", "2")
+    jobs = [fleet.task(task).enqueue("not at all") for task in ("hang", "hang_async")]
+    for job in jobs:
+        job.result(timeout=MOST_S)
+    assert "Runners are spawned" in worker.said()
+    assert "broke a limit" not in worker.said()
+
+
 def test_a_job_that_gives_no_more_signs_is_stalled(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start("--concurrency", "2")
     good = fleet.task("work_with_signs").enqueue(20)

@@ -20,6 +20,7 @@ from unstuck.worker.hands import Hands
 from unstuck.worker.holds import Hold
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
+from unstuck.worker.pauses import Pauses
 from unstuck.worker.roster import Crew, Roster
 
 WAIT_FOR_STATUS_S = 2.0
@@ -49,6 +50,7 @@ class Deaths(Hands):
         self._selector = selector
         self._nursery_gone = False
         self._memory = MemoryLimits()
+        self._pauses = Pauses(host.boottime_s())
         self.on_death: Callable[[Claimed], None] = lambda job: None
         """Hears of every job whose runner died unasked: the health of this worker."""
         selector.register(bench, selectors.EVENT_READ, self._read_bench)
@@ -90,7 +92,7 @@ class Deaths(Hands):
 
     def _bury_if_late(self, crew: Crew, now_s: float) -> None:
         """Settle without its exit status what a runner held of whom nobody told how it ended."""
-        if crew.gone_s is not None and now_s - crew.gone_s > WAIT_FOR_STATUS_S:
+        if crew.gone_s is not None and now_s - self._pauses.excuse(crew.gone_s) > WAIT_FOR_STATUS_S:
             self._bury(crew, RunnerExit(crew.slot, 0, "its process is gone; the exit status is unknown"))
 
     def _bury(self, crew: Crew, exit: RunnerExit) -> None:
