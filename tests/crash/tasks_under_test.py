@@ -217,6 +217,8 @@ def _hang(how: str, path: str) -> None:
     match how:
         case "not at all":
             return
+        case "segfault":
+            _die(how)
         case "sleep":
             try:
                 time.sleep(600)

@@ -8,7 +8,7 @@ import pytest
 from tests.crash.conftest import MakeFleet
 from tests.fleet import Fleet, wait_for
 
-from unstuck import DeadlineExceeded, JobCancelled, JobQuarantined, OutOfMemory, Stalled
+from unstuck import DeadlineExceeded, JobCancelled, JobQuarantined, OutOfMemory, Stalled, WorkerCrashed
 from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.states import AttemptState, JobState
 
@@ -107,6 +107,18 @@ def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is
     assert first is not None
     assert first.kind is DeathKind.SHARED
     assert f"job {job.id}" in first.summary
+
+
+def test_the_stack_of_a_death_on_a_shared_loop_is_not_that_of_a_job_stopped_before(fleet: Fleet) -> None:
+    fleet.start("--concurrency", "10")
+    with pytest.raises(DeadlineExceeded):
+        fleet.task("hang_async").enqueue("sleep").result(timeout=MOST_S)
+    job = fleet.task("hang_async").enqueue("segfault")
+    with pytest.raises(WorkerCrashed):
+        job.result(timeout=MOST_S)
+    stack = last_autopsy(fleet, job.id).stack
+    assert stack.startswith("Fatal Python error: Segmentation fault")
+    assert "in hang_async" in stack
 
 
 @pytest.mark.parametrize("task", ["hang", "hang_async"])
