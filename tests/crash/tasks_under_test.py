@@ -142,6 +142,9 @@ def _die(how: str) -> None:
             ctypes.string_at(0)
         case "abort":
             os.abort()
+        case "let go":
+            os.closerange(3, 1024)
+            time.sleep(600)
         case _:
             raise ValueError(how)
 

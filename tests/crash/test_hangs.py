@@ -121,6 +121,17 @@ def test_the_stack_of_a_death_on_a_shared_loop_is_not_that_of_a_job_stopped_befo
     assert "in hang_async" in stack
 
 
+def test_a_job_that_closes_every_descriptor_and_goes_on_is_ended_and_told_so(fleet: Fleet) -> None:
+    worker = fleet.start("--concurrency", "1")
+    job = fleet.task("die").enqueue("let go")
+    wait_for(worker.runners, "a runner")
+    (runner,) = worker.runners()
+    with pytest.raises(WorkerCrashed) as caught:
+        job.result(timeout=MOST_S)
+    assert "closed descriptors" in str(caught.value.cause)
+    wait_for(lambda: not runner.is_running(), "the runner to be gone")
+
+
 @pytest.mark.parametrize("task", ["hang", "hang_async"])
 def test_a_worker_that_waits_for_a_job_to_stop_does_not_spin(make_fleet: MakeFleet, task: str) -> None:
     fleet = make_fleet(stop_grace="600s")

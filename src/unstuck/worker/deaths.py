@@ -93,7 +93,13 @@ class Deaths(Hands):
     def _bury_if_late(self, crew: Crew, now_s: float) -> None:
         """Settle without its exit status what a runner held of whom nobody told how it ended."""
         if crew.gone_s is not None and now_s - self._pauses.excuse(crew.gone_s) > WAIT_FOR_STATUS_S:
-            self._bury(crew, RunnerExit(crew.slot, 0, "its process is gone; the exit status is unknown"))
+            cause = "its process is gone; the exit status is unknown"
+            if crew.runner.lives():
+                cause = (
+                    "its process let go of the worker and lived on, so it was killed: user code closed descriptors "
+                    "that it had not opened"
+                )
+            self._bury(crew, RunnerExit(crew.slot, 0, cause))
 
     def _bury(self, crew: Crew, exit: RunnerExit) -> None:
         """Settle what a dead runner held: what it finished, what it never entered, and what it died in."""

@@ -1,6 +1,7 @@
 """Hold one runner: hand it jobs, take them back, read what ended, kill it. Never blocks."""
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -91,6 +92,14 @@ class Runner:
     def pidfd(self) -> int | None:
         """Give a descriptor that is readable when the process is gone."""
         return self._pidfd
+
+    def lives(self) -> bool:
+        """Ask the kernel whether the process lives; False where that cannot be known."""
+        if self._pidfd is None:
+            return False
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return not poller.poll(0)
 
     # Jobs out ---------------------------------------------------------------------------------
 
