@@ -160,6 +160,20 @@ def test_the_deadline_of_a_job_does_not_run_while_its_process_imports_the_app(
     assert "broke a limit" not in worker.said()
 
 
+@pytest.mark.parametrize("task", ["hang", "hang_async"])
+def test_a_process_that_dies_while_it_imports_the_app_takes_no_job_along(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    monkeypatch.setattr("tests.fleet.TASKS", "tests.crash.slow_to_import:app")
+    worker = fleet.start("--concurrency", "2")
+    job = fleet.task(task).enqueue("not at all")
+    wait_for(worker.runners, "a runner that imports")
+    worker.runners()[0].kill()
+    job.result(timeout=MOST_S)
+    assert job.record().crash_count == 0
+    assert "before it began anything" in worker.said()
+
+
 def test_a_job_that_gives_no_more_signs_is_stalled(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start("--concurrency", "2")
     good = fleet.task("work_with_signs").enqueue(20)

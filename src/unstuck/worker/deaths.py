@@ -110,6 +110,9 @@ class Deaths(Hands):
         unsent = {hold.token for hold in crew.to_send}
         crew.to_send.clear()
         never_entered = unsent if crew.is_async else unsent | set(crew.runner.retract())
+        if self._trace.last_pulse_s(crew.slot) < crew.opened_s:
+            # Its first pulse comes before its first job: it died at birth, or importing the app.
+            never_entered = set(crew.jobs)
         back: list[Hold] = []
         stillborn = crew.ended == 0 and bool(never_entered) and never_entered >= set(crew.jobs)
         begun = [hold for hold in crew.jobs.values() if hold.token not in never_entered]
