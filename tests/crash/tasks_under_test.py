@@ -142,6 +142,9 @@ def _die(how: str) -> None:
             ctypes.string_at(0)
         case "abort":
             os.abort()
+        case "let go":
+            os.closerange(3, 1024)
+            time.sleep(600)
         case _:
             raise ValueError(how)
 
@@ -215,6 +218,10 @@ async def hang_async(how: str, path: str = "") -> None:
 
 def _hang(how: str, path: str) -> None:
     match how:
+        case "not at all":
+            return
+        case "segfault":
+            _die(how)
         case "sleep":
             try:
                 time.sleep(600)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tests.crash.bench_kit import House, frame, house, wait_until
 
+from unstuck import host
 from unstuck.domain.outcomes import Cancelled, NotStorable, Raised, Succeeded
+from unstuck.runner.pulse import MAX_INTERVAL_S
 from unstuck.worker.bench import JobFrame, Runner
 
 
@@ -156,9 +158,28 @@ def test_a_fork_that_comes_back_out_of_the_job_reports_nothing(home: House, runn
 
 def test_stdin_is_empty_and_stdout_may_be_closed(home: House, runner: Runner) -> None:
     assert home.run(runner, "result_of", "sys.stdin.read()").outcome == Succeeded(b'""')
-    home.run(runner, "evaluate", "saved = os.dup(1); os.close(1)")
-    assert home.run(runner, "add", 1, 1).outcome == Succeeded(b"2")
-    home.run(runner, "evaluate", "os.dup2(saved, 1)")
+    home.run(runner, "evaluate", "os.close(1); os.dup2(os.open('/dev/null', os.O_WRONLY), 2)")
+    # The next one prints as ever, and into nobody's file.
+    said = home.run(runner, "say", "one", "err one")
+    assert (said.outcome, said.stdout, said.stderr) == (Succeeded(b"null"), b"one", b"err one")
+
+
+@pytest.mark.parametrize("timer", ["ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"])
+def test_an_alarm_that_a_job_left_armed_does_not_hit_the_next_one(home: House, runner: Runner, timer: str) -> None:
+    home.run(runner, "evaluate", f"import signal; signal.setitimer(signal.{timer}, 0.05)")
+    busy = "import time; end = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+    assert home.run(runner, "evaluate", busy).outcome == Succeeded(b"null")
+
+
+def test_a_job_that_wants_its_stacks_elsewhere_does_not_take_those_of_the_next_one(home: House) -> None:
+    runner = home.bench.open_runner(3, "sync")
+    home.run(runner, "evaluate", "import faulthandler; faulthandler.enable()")
+    since_s = host.boottime_s() + 1.5 * MAX_INTERVAL_S
+    wait_until(lambda: home.trace.last_pulse_s(3) > since_s, "a pulse, and one before it")
+    runner.send([frame(1, "segfault")])
+    home.exit_of(runner)
+    assert "in segfault" in runner.stack()
+    runner.close()
 
 
 def test_each_runner_has_randomness_of_its_own(home: House) -> None:

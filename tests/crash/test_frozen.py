@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -92,4 +93,21 @@ def test_a_short_freeze_costs_nothing(fleet: Fleet, number: signal.Signals) -> N
     worker.signal_family(number)
     worker.signal_family(signal.SIGCONT)
     assert job.result(timeout=30) == "rested"
+    assert len(fleet.ledger.attempts(job.id)) == 1
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["all", "worker"])
+def test_a_worker_that_was_frozen_itself_accuses_no_job_of_silence(fleet: Fleet, whole: bool) -> None:
+    worker = fleet.start("--concurrency", "2")
+    # Signs every tenth of a second, for four seconds, with a stall_timeout of one.
+    job = fleet.task("work_with_signs").enqueue(40)
+    fleet.wait_running(job)
+    wait_for(lambda: worker.runners(), "a runner")
+    frozen = worker.family() if whole else worker.family()[:1]
+    for process in frozen:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(2.5)
+    for process in reversed(frozen):
+        process.send_signal(signal.SIGCONT)
+    assert job.result(timeout=30) == "done"
     assert len(fleet.ledger.attempts(job.id)) == 1

@@ -8,7 +8,7 @@ import pytest
 from tests.crash.conftest import MakeFleet
 from tests.fleet import Fleet, wait_for
 
-from unstuck import DeadlineExceeded, JobCancelled, JobQuarantined, OutOfMemory, Stalled
+from unstuck import DeadlineExceeded, JobCancelled, JobQuarantined, OutOfMemory, Stalled, WorkerCrashed
 from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.states import AttemptState, JobState
 
@@ -106,6 +106,71 @@ def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is
         assert first is not None
         assert first.kind is DeathKind.SHARED
         assert f"job {job.id}" in first.summary
+
+
+def test_the_stack_of_a_death_on_a_shared_loop_is_not_that_of_a_job_stopped_before(fleet: Fleet) -> None:
+    fleet.start("--concurrency", "10")
+    with pytest.raises(DeadlineExceeded):
+        fleet.task("hang_async").enqueue("sleep").result(timeout=MOST_S)
+    job = fleet.task("hang_async").enqueue("segfault")
+    with pytest.raises(WorkerCrashed):
+        job.result(timeout=MOST_S)
+    stack = last_autopsy(fleet, job.id).stack
+    assert stack.startswith("Fatal Python error: Segmentation fault")
+    assert "in hang_async" in stack
+
+
+def test_a_job_that_closes_every_descriptor_and_goes_on_is_ended_and_told_so(fleet: Fleet) -> None:
+    worker = fleet.start("--concurrency", "1")
+    job = fleet.task("die").enqueue("let go")
+    wait_for(worker.runners, "a runner")
+    (runner,) = worker.runners()
+    with pytest.raises(WorkerCrashed) as caught:
+        job.result(timeout=MOST_S)
+    assert "closed descriptors" in str(caught.value.cause)
+    wait_for(lambda: not runner.is_running(), "the runner to be gone")
+
+
+@pytest.mark.parametrize("task", ["hang", "hang_async"])
+def test_a_worker_that_waits_for_a_job_to_stop_does_not_spin(make_fleet: MakeFleet, task: str) -> None:
+    fleet = make_fleet(stop_grace="600s")
+    worker = fleet.start("--concurrency", "2")
+    fleet.task(task).enqueue("ignore" if task == "hang" else "stubborn")
+    wait_for(lambda: "broke a limit" in worker.said(), "the job to be stopped")
+
+    def cpu_s() -> float:
+        times = psutil.Process(worker.pid).cpu_times()
+        return times.user + times.system
+
+    before_s, began_s = cpu_s(), time.monotonic()
+    time.sleep(2.0)
+    assert (cpu_s() - before_s) / (time.monotonic() - began_s) < 0.15
+
+
+def test_the_deadline_of_a_job_does_not_run_while_its_process_imports_the_app(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fleet.TASKS", "tests.crash.slow_to_import:app")
+    worker = fleet.start("--concurrency", "2")
+    jobs = [fleet.task(task).enqueue("not at all") for task in ("hang", "hang_async")]
+    for job in jobs:
+        job.result(timeout=MOST_S)
+    assert "Runners are spawned" in worker.said()
+    assert "broke a limit" not in worker.said()
+
+
+@pytest.mark.parametrize("task", ["hang", "hang_async"])
+def test_a_process_that_dies_while_it_imports_the_app_takes_no_job_along(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    monkeypatch.setattr("tests.fleet.TASKS", "tests.crash.slow_to_import:app")
+    worker = fleet.start("--concurrency", "2")
+    job = fleet.task(task).enqueue("not at all")
+    wait_for(worker.runners, "a runner that imports")
+    worker.runners()[0].kill()
+    job.result(timeout=MOST_S)
+    assert job.record().crash_count == 0
+    assert "before it began anything" in worker.said()
 
 
 def test_a_job_that_gives_no_more_signs_is_stalled(fleet: Fleet, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.fleet import ROOT, TASKS, Fleet, wait_for
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.store.records import WorkerRecord
+from unstuck.worker.signals import TOGETHER_S
 
 
 class Up:
@@ -112,7 +113,10 @@ def test_sigterm_drains_everybody_and_ends_in_order(make_fleet: MakeFleet, tmp_p
     fleet = make_fleet()
     up = start(started, fleet, workers=2)
     job, _ = fleet.begin("nap", 1.0)
-    up.process.send_signal(signal.SIGTERM)
+    # Several may pass on the same wish, each in its own way: none of them means to hurry.
+    for _ in range(3):
+        up.process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
     assert up.process.wait(30) == 0, up.log.read_text()
     assert fleet.state(job) is JobState.SUCCEEDED
     assert {worker.state for worker in fleet.ledger.workers()} == {WorkerState.STOPPED}
@@ -133,6 +137,7 @@ def test_a_second_signal_hurries(fleet: Fleet, started: list[Up]) -> None:
     job, _ = fleet.begin("nap_again", 600.0)
     up.process.send_signal(signal.SIGTERM)
     wait_for(lambda: "gracefully exiting" in up.log.read_text(), "the first signal heard")
+    time.sleep(TOGETHER_S)
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(30) == 0, up.log.read_text()
     wait_for(lambda: fleet.state(job) is JobState.PENDING, "the job given back")

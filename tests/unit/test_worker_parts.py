@@ -2,22 +2,26 @@
 
 import os
 import select
+import socket
 import tempfile
 import threading
 import time
 
 import pytest
 
+from unstuck import host
 from unstuck.client.coalescing import Coalescer
 from unstuck.domain.endings import Release
 from unstuck.domain.errors import LedgerUnavailable
 from unstuck.domain.policy import Policy
+from unstuck.runner.signs import Signs, read_signs
 from unstuck.store.records import Claimed, Done, Enqueued, NewJob, Output, Turn
 from unstuck.worker.fencing import lease_end_s, must_stop_at_s
 from unstuck.worker.holds import Hold
 from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.outbox import MAX_ITEMS, Outbox
 from unstuck.worker.pace import MAX_DEPTH, Pace
+from unstuck.worker.pauses import Pauses
 from unstuck.worker.wheel import TurnUncertain, Wheel
 
 
@@ -154,3 +158,32 @@ def test_a_ledger_that_can_be_read_and_not_written_is_not_asked_without_a_pause(
     mailbox.close()
     assert 2 <= len(answers) <= 6, "at once, then ever more slowly"
     assert [answer.again for answer in answers] == [False] + [True] * (len(answers) - 1)
+
+
+def test_time_in_which_the_worker_stood_still_is_held_against_nobody() -> None:
+    pauses = Pauses(100.0)
+    pauses.look(100.1)
+    assert pauses.excuse(99.0) == 99.0
+    pauses.look(107.1)
+    pauses.look(107.2)
+    # Before it, in the middle of it, and after it.
+    assert pauses.excuse(99.0) == pytest.approx(106.0)
+    assert pauses.excuse(105.0) == pytest.approx(107.1)
+    assert pauses.excuse(107.15) == 107.15
+
+
+def test_signs_that_found_no_room_are_told_by_the_newest() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        signs = Signs(theirs)
+        for number in range(2_000):
+            signs.progress(7, number, None, None)
+            signs._sent_s.clear()  # as if there were a moment between any two
+        signs.heartbeat(7)
+        last_s = host.boottime_s()
+        taken = read_signs(ours, 2_000)
+        assert 0 < len(taken) < 2_000
+        signs.flush()
+        (newest,) = read_signs(ours, 2_000)
+        assert newest.done == 1_999
+        assert last_s - newest.at_s < last_s - taken[-1].at_s

@@ -17,6 +17,9 @@ MAX_INTERVAL_S = 1.0
 
 def start_pulse(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs) -> None:
     """Begin the pulse in a thread of its own."""
+    # The first one here, before any job: who dies without it began none, and who gave it may have, even if a job never
+    # lets go of the interpreter again.
+    trace.pulse(slot, host.boottime_s())
     arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs)
     threading.Thread(target=_beat, args=arguments, name="unstuck-pulse", daemon=True).start()
 

@@ -84,7 +84,11 @@ class Signs:
             self._socket.send(_encode(sign))
         except BlockingIOError:
             with self._lock:
-                self._kept.setdefault(sign.token, sign)
+                kept = self._kept.get(sign.token)
+                if kept is None or (kept.at_s < sign.at_s and sign.is_progress):
+                    self._kept[sign.token] = sign
+                elif kept.at_s < sign.at_s:
+                    kept.at_s = sign.at_s  # What it said of itself last is still to be told.
         except OSError:
             pass  # The worker is gone, and so shall we be in a moment.
 

@@ -5,10 +5,13 @@ beside stdout and stderr, so that they are never mixed with what the job printed
 """
 
 import faulthandler
+import os
 import signal
 from asyncio import Task
 from pathlib import Path
 from typing import Any
+
+from unstuck import host
 
 STACK_SIGNAL = int(getattr(signal, "SIGRTMAX", signal.SIGQUIT)) - (2 if hasattr(signal, "SIGRTMAX") else 0)
 """One that user code and its libraries have no use for, so that they leave its handler alone."""
@@ -23,7 +26,11 @@ def watch(fd: int) -> None:
 
 
 def put_in_order(fd: int) -> None:
-    """Do it again: a job may have reset every signal, and the next one must still leave its stack."""
+    """Do it again where it is needed: a job may have reset every signal, or want its stacks elsewhere, and the next one
+    must still leave its own."""
+    faulthandler.enable(file=fd, all_threads=True)
+    if host.catches(os.getpid(), STACK_SIGNAL):
+        return  # Never taken away without need: for that moment the signal would kill.
     faulthandler.unregister(STACK_SIGNAL)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
 

@@ -34,6 +34,8 @@ from unstuck.runner.wire import (
     job_decoder,
 )
 
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
 
 class SyncLoop:
     def __init__(
@@ -90,6 +92,9 @@ class SyncLoop:
                 os._exit(0)  # a fork of user code that came back to us: only the original may report
             self._signs.forget(token)
             flush_standard_streams()
+            # A job may have closed or redirected them, and the next one prints too.
+            os.dup2(self._stdout, 1)
+            os.dup2(self._stderr, 2)
             clean = not leftovers.has_children() or leftovers.kill_children()
             leaked = leaks.leaked(failed=report.kind == RAISED)
             if leaked:
@@ -155,5 +160,6 @@ class SyncLoop:
                 failpoints.reached("runner.after_user_code")
         except BaseException as error:  # noqa: BLE001 - SystemExit of a job must not end the runner
             report = raised(job.token, error)
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that a job left armed must not hit the next one
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)  # an alarm that a job left armed must not hit the next one
         return report

@@ -96,8 +96,8 @@ class Trace:
         return int(_I64.unpack_from(self._memory, _MARK_AT)[0])
 
     def occupy(self, slot: int, pid: int, started: str) -> None:
+        # Its pulse is left alone: a child may have given its first before we come to this.
         self._set_i64(slot, _STARTED, int(started or 0))
-        self._set_f64(slot, _PULSE, 0.0)
         self._set_i64(slot, _PID, pid)
 
     def vacate(self, slot: int) -> None:

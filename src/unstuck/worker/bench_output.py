@@ -30,6 +30,10 @@ class OutputFile:
             self._punched = end
         return content
 
+    def skip(self) -> None:
+        """Leave behind what was written so far."""
+        self.take(self._start, self._size())
+
     def peek(self, *, tail_only: bool = False) -> bytes:
         """Give the bounded output of the current job so far."""
         size = self._size()

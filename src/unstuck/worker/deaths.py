@@ -20,6 +20,7 @@ from unstuck.worker.hands import Hands
 from unstuck.worker.holds import Hold
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
+from unstuck.worker.pauses import Pauses
 from unstuck.worker.roster import Crew, Roster
 
 WAIT_FOR_STATUS_S = 2.0
@@ -49,6 +50,7 @@ class Deaths(Hands):
         self._selector = selector
         self._nursery_gone = False
         self._memory = MemoryLimits()
+        self._pauses = Pauses(host.boottime_s())
         self.on_death: Callable[[Claimed], None] = lambda job: None
         """Hears of every job whose runner died unasked: the health of this worker."""
         selector.register(bench, selectors.EVENT_READ, self._read_bench)
@@ -90,8 +92,14 @@ class Deaths(Hands):
 
     def _bury_if_late(self, crew: Crew, now_s: float) -> None:
         """Settle without its exit status what a runner held of whom nobody told how it ended."""
-        if crew.gone_s is not None and now_s - crew.gone_s > WAIT_FOR_STATUS_S:
-            self._bury(crew, RunnerExit(crew.slot, 0, "its process is gone; the exit status is unknown"))
+        if crew.gone_s is not None and now_s - self._pauses.excuse(crew.gone_s) > WAIT_FOR_STATUS_S:
+            cause = "its process is gone; the exit status is unknown"
+            if crew.runner.lives():
+                cause = (
+                    "its process let go of the worker and lived on, so it was killed: user code closed descriptors "
+                    "that it had not opened"
+                )
+            self._bury(crew, RunnerExit(crew.slot, 0, cause))
 
     def _bury(self, crew: Crew, exit: RunnerExit) -> None:
         """Settle what a dead runner held: what it finished, what it never entered, and what it died in."""
@@ -102,6 +110,9 @@ class Deaths(Hands):
         unsent = {hold.token for hold in crew.to_send}
         crew.to_send.clear()
         never_entered = unsent if crew.is_async else unsent | set(crew.runner.retract())
+        if self._trace.last_pulse_s(crew.slot) < crew.opened_s:
+            # Its first pulse comes before its first job: it died at birth, or importing the app.
+            never_entered = set(crew.jobs)
         back: list[Hold] = []
         stillborn = crew.ended == 0 and bool(never_entered) and never_entered >= set(crew.jobs)
         begun = [hold for hold in crew.jobs.values() if hold.token not in never_entered]

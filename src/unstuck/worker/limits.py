@@ -1,6 +1,7 @@
 """Say which limit of its task a running job has broken, and when to look at it again. Pure."""
 
 import math
+from typing import NamedTuple
 
 from unstuck.domain.autopsy import DeathKind
 from unstuck.domain.durations import brief
@@ -16,22 +17,30 @@ WEIGH_NEAR_S = 0.025
 """The same where the task has a `memory_limit`, and where half of it is used: growth is fast."""
 
 
-def broken(
-    hold: Hold, began_s: float, now_s: float, pulse_s: float, memory_bytes: int
-) -> tuple[Outcome, DeathKind] | None:
+class Moments(NamedTuple):
+    """From when on each limit of a job counts."""
+
+    began_s: float
+    signed_s: float
+    """Its last sign, or when it began."""
+    pulse_s: float
+    """The last pulse of its interpreter, or when it began."""
+
+
+def broken(hold: Hold, since: Moments, now_s: float, memory_bytes: int) -> tuple[Outcome, DeathKind] | None:
     """Give what becomes of a job that broke a limit, and which one; None for one that keeps them all."""
     policy = hold.policy
-    if policy.timeout_s is not None and now_s - began_s > policy.timeout_s:
+    if policy.timeout_s is not None and now_s - since.began_s > policy.timeout_s:
         return Overran(f"ran longer than its timeout of {policy.timeout_s:g}s"), DeathKind.DEADLINE
     if policy.memory_limit_bytes is not None and memory_bytes > policy.memory_limit_bytes:
         cause = f"used {brief_size(memory_bytes)}, over its memory_limit of {brief_size(policy.memory_limit_bytes)}"
         return Died(cause, ErrorCode.OUT_OF_MEMORY), DeathKind.MEMORY_LIMIT
     if policy.stall_timeout_s is not None:
-        silent_s = now_s - max(hold.signed_s, began_s)
+        silent_s = now_s - since.signed_s
         if silent_s > policy.stall_timeout_s:
             return Stalled(_stall(hold, silent_s)), DeathKind.STALL
     if policy.interpreter_timeout_s is not None:
-        silent_s = now_s - max(pulse_s, began_s)
+        silent_s = now_s - since.pulse_s
         if silent_s > policy.interpreter_timeout_s:
             cause = (
                 f"no Python code ran in its process for {brief(silent_s)}, longer than its interpreter_timeout of "
@@ -41,13 +50,13 @@ def broken(
     return None
 
 
-def look_again_s(hold: Hold, began_s: float, pulse_s: float) -> float:
+def look_again_s(hold: Hold, since: Moments) -> float:
     """Give when this job may break a limit of time at the earliest."""
     policy = hold.policy
     ends = (
-        math.inf if policy.timeout_s is None else began_s + policy.timeout_s,
-        math.inf if policy.stall_timeout_s is None else max(hold.signed_s, began_s) + policy.stall_timeout_s,
-        math.inf if policy.interpreter_timeout_s is None else max(pulse_s, began_s) + policy.interpreter_timeout_s,
+        math.inf if policy.timeout_s is None else since.began_s + policy.timeout_s,
+        math.inf if policy.stall_timeout_s is None else since.signed_s + policy.stall_timeout_s,
+        math.inf if policy.interpreter_timeout_s is None else since.pulse_s + policy.interpreter_timeout_s,
     )
     return min(ends)
 

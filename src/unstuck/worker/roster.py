@@ -35,6 +35,9 @@ class Crew:
     to_send: list[Hold] = field(default_factory=list)
     since_s: float = 0.0
     """When the first job of a sync runner became the first."""
+    opened_s: float = 0.0
+    awake_s: float = 0.0
+    """When its interpreter first gave a pulse: where runners are spawned, it imports the app before; 0 until then."""
     ended: int = 0
     pidfd: int | None = None
     gone_s: float | None = None
@@ -146,7 +149,7 @@ class Roster:
     def _async_crew(self, now_s: float) -> Crew | None:
         crew = self.crews.get(self._slots)
         if crew is None:
-            return None if now_s < self.rest_until_s else self._open(self._slots, is_async=True)
+            return None if now_s < self.rest_until_s else self._open(self._slots, now_s, is_async=True)
         return None if crew.gone_s is not None or crew.retiring else crew
 
     def _free_sync_crew(self, hold: Hold, now_s: float) -> Crew | None:
@@ -163,16 +166,17 @@ class Roster:
         if now_s < self.rest_until_s:
             return None
         slot = next((slot for slot in range(self._slots) if slot not in self.crews), None)
-        return None if slot is None else self._open(slot, is_async=False)
+        return None if slot is None else self._open(slot, now_s, is_async=False)
 
     def _open_alone(self, now_s: float) -> Crew | None:
         if now_s < self.rest_until_s:
             return None
         slot = next((slot for slot in self._room_alone if slot not in self.crews), None)
-        return None if slot is None else self._open(slot, is_async=True, alone=True)
+        return None if slot is None else self._open(slot, now_s, is_async=True, alone=True)
 
-    def _open(self, slot: int, *, is_async: bool, alone: bool = False) -> Crew:
+    def _open(self, slot: int, now_s: float, *, is_async: bool, alone: bool = False) -> Crew:
         crew = Crew(self._bench.open_runner(slot, "async" if is_async else "sync"), is_async, alone=alone)
+        crew.opened_s = now_s
         self.crews[slot] = crew
         self._kill_at.pop(slot, None)
         self.opened.append(crew)

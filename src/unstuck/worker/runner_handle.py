@@ -1,6 +1,7 @@
 """Hold one runner: hand it jobs, take them back, read what ended, kill it. Never blocks."""
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -91,6 +92,14 @@ class Runner:
     def pidfd(self) -> int | None:
         """Give a descriptor that is readable when the process is gone."""
         return self._pidfd
+
+    def lives(self) -> bool:
+        """Ask the kernel whether the process lives; False where that cannot be known."""
+        if self._pidfd is None:
+            return False
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return not poller.poll(0)
 
     # Jobs out ---------------------------------------------------------------------------------
 
@@ -244,10 +253,15 @@ class Runner:
         # Without its handler the signal would kill: user code may have reset all of them.
         if self.pid is None or not host.catches(self.pid, STACK_SIGNAL):
             return False
+        self.forget_stack()
         return self._signal(STACK_SIGNAL)
 
+    def forget_stack(self) -> None:
+        """Leave behind the stacks of one job: a loop that others share lives on, and they are not theirs."""
+        self._stack.skip()
+
     def stack(self) -> str:
-        """Give the stacks that were written down so far: on our word, or in the moment of a fatal signal."""
+        """Give the stacks that were written down since: on our word, or in the moment of a fatal signal."""
         return tidy(self._stack.peek(tail_only=False).decode("utf-8", "backslashreplace"))
 
     def memory_bytes(self) -> int:

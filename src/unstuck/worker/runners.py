@@ -92,6 +92,7 @@ class Runners(Deaths):
         self.roster.loaded.clear()
 
     def tick(self, now_s: float) -> None:
+        self._pauses.look(now_s)
         if self._nursery_gone and not len(self._outbox):
             self._start_nursery()
         if now_s < self.look_at_s:
@@ -250,7 +251,8 @@ class Runners(Deaths):
 
     def _check_crew(self, crew: Crew, now_s: float) -> None:
         crew.runner.trim_output()
-        if crew.runner.pid is None and now_s - next(iter(crew.jobs.values())).given_s > BIRTH_S:
+        given_s = next(iter(crew.jobs.values())).given_s
+        if crew.runner.pid is None and now_s - self._pauses.excuse(given_s) > BIRTH_S:
             self._miss_birth(crew, now_s)
             return
         if crew.is_async:
@@ -263,13 +265,36 @@ class Runners(Deaths):
             holds = list(crew.jobs.values())[:1]
         pulse_s = self._trace.last_pulse_s(crew.slot)
         self._weigh(crew, holds, now_s)
+        if not self._is_awake(crew, pulse_s, now_s):
+            return
         for hold in holds:
-            began_s = hold.given_s if crew.is_async else crew.since_s
-            self._check_hold(crew, hold, began_s, pulse_s, now_s)
+            since = self._moments(crew, hold, pulse_s, now_s)
+            self._check_hold(crew, hold, since, now_s)
             if not crew.jobs or self._press(crew, hold, now_s):
                 return
-            wake_s = min(limits.look_again_s(hold, began_s, pulse_s), self._stopper.next_step_s(hold))
+            # The limit of one that is being stopped is long past: looking at that would keep this loop spinning.
+            stopping = hold.stop is not None
+            wake_s = self._stopper.next_step_s(crew, hold) if stopping else limits.look_again_s(hold, since)
             crew.look_at_s = min(crew.look_at_s, max(wake_s, now_s))
+
+    def _is_awake(self, crew: Crew, pulse_s: float, now_s: float) -> bool:
+        """Note when a runner can begin its first job; False when it took too long for that and was killed."""
+        if not crew.awake_s and pulse_s >= crew.opened_s:
+            crew.awake_s = pulse_s
+        if crew.awake_s or crew.runner.pid is None:
+            return True
+        if now_s - self._pauses.excuse(crew.opened_s) <= self._bench.import_timeout_s:
+            return True
+        log.error("A runner does not begin and is killed", slot=crew.slot)
+        crew.runner.kill()
+        return False
+
+    def _moments(self, crew: Crew, hold: Hold, pulse_s: float, now_s: float) -> limits.Moments:
+        """Say from when on the limits of a job count: not before its process could begin it, and not while we slept."""
+        began_s = max(hold.given_s if crew.is_async else crew.since_s, crew.awake_s or now_s)
+        excuse = self._pauses.excuse
+        signed_s, pulse_s = max(hold.signed_s, began_s), max(pulse_s, began_s)
+        return limits.Moments(excuse(began_s), excuse(signed_s), excuse(pulse_s))
 
     def _weigh(self, crew: Crew, holds: list[Hold], now_s: float) -> None:
         if now_s < crew.weigh_at_s or crew.runner.pid is None or now_s - crew.since_s < LOOK_S:
@@ -283,11 +308,11 @@ class Runners(Deaths):
         if limit_bytes is not None:
             crew.look_at_s = min(crew.look_at_s, crew.weigh_at_s)
 
-    def _check_hold(self, crew: Crew, hold: Hold, began_s: float, pulse_s: float, now_s: float) -> None:
-        self._note_silence(hold, max(pulse_s, began_s), now_s)
+    def _check_hold(self, crew: Crew, hold: Hold, since: limits.Moments, now_s: float) -> None:
+        self._note_silence(hold, since.pulse_s, now_s)
         if hold.stop is not None:
             return
-        found = limits.broken(hold, began_s, now_s, pulse_s, crew.memory_bytes)
+        found = limits.broken(hold, since, now_s, crew.memory_bytes)
         if found is not None:
             fate, kind = found
             log.warning("Ending a job that broke a limit", job_id=hold.job.job_id, task=hold.job.task, limit=kind)

@@ -49,21 +49,24 @@ class Stopper:
             stop.tried.append(f"SIGKILL after {brief(now_s - stop.begun_s)}" if stop.terminated else "SIGKILL")
             stop.kill_at_s = 0.0
             return True
-        if not crew.is_async and stop.kind is not DeathKind.MEMORY_LIMIT and now_s >= self._next_s(stop):
+        if now_s >= self._next_s(crew, stop):
             self._trace.ask_to_stop(crew.slot, hold.token)
             crew.runner.terminate()
             stop.terminated += 1
             stop.tried.append("SIGTERM" if stop.terminated == 1 else "SIGTERM again")
         return False
 
-    def next_step_s(self, hold: Hold) -> float:
+    def next_step_s(self, crew: Crew, hold: Hold) -> float:
         """Give when to look at this job again."""
         stop = hold.stop
         if stop is None or not stop.kill_at_s:
             return math.inf
-        return min(stop.kill_at_s, self._next_s(stop))
+        return min(stop.kill_at_s, self._next_s(crew, stop))
 
-    def _next_s(self, stop: Stop) -> float:
+    def _next_s(self, crew: Crew, stop: Stop) -> float:
+        """Give when its process is sent SIGTERM next; never where that is not one of the steps."""
+        if crew.is_async or stop.kind is DeathKind.MEMORY_LIMIT:
+            return math.inf
         if stop.terminated == 0:
             return stop.begun_s + (0.0 if stop.kind is DeathKind.OPERATOR else DUMP_S)
         # Once more half way: the first one only asked an event loop, where the job runs one of its own.

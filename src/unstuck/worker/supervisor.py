@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from unstuck.worker.herald import Herald
 from unstuck.worker.places import Place, summary
 from unstuck.worker.replacing import Replacing
 from unstuck.worker.reports import Reports
+from unstuck.worker.signals import TOGETHER_S
 
 STOP_GRACE_S = 40.0
 """Longer than a worker's own grace: it should have ended by itself long before."""
@@ -71,6 +73,7 @@ class Supervisor:
         self._oom = OomWatch(shared_counter())
         self._stop_grace_s = stop_grace_s
         self._signals = 0
+        self._terminated_s = -TOGETHER_S
         self._forwarded = 0
         self._asked_how = False
         self._stop_s: float | None = None
@@ -313,9 +316,17 @@ class Supervisor:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:
             self._asked_how = True
-        elif number != signal.SIGHUP or not self._signals:
+            return
+        if number == signal.SIGHUP and self._signals:
             # The terminal is gone: leave in order. It may say so twice, and never means to hurry.
-            self._signals += 1
+            return
+        if number == signal.SIGTERM:
+            # As in a worker: several who pass on the same wish to end do not mean to hurry.
+            now_s = time.monotonic()
+            if now_s - self._terminated_s < TOGETHER_S:
+                return
+            self._terminated_s = now_s
+        self._signals += 1
 
 
 def _is_held(pid: int) -> bool:
