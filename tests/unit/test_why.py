@@ -211,6 +211,18 @@ def test_jobs_that_shared_the_process_are_named_and_counted(count: int, named: t
     assert f"It shared its process with {words}." in sentences(shared)
 
 
+def test_a_worker_that_fell_silent_was_given_up_and_is_not_said_to_have_died() -> None:
+    silent = Autopsy(DeathKind.LOST_HEARTBEAT, "worker w3 on host crunch-1: no heartbeat for 30s", Detector.LEASE)
+    tries = [attempt(1, "w3", AttemptState.CRASHED, 0.0, 10.0, ErrorCode.WORKER_CRASHED, silent)]
+    [text] = texts(tell(of(ended(JobState.FAILED), tries)), StepKind.DIED)
+    assert text.startswith("Try 1 was given up: worker w3 on host crunch-1: no heartbeat for 30s.")
+
+
+def test_jobs_lost_with_their_worker_shared_the_worker_and_not_a_process() -> None:
+    lost = msgspec.structs.replace(DIED, detector=Detector.NEIGHBOUR, beside=(7,), beside_count=1)
+    assert "It shared its worker with job 7." in sentences(lost)
+
+
 @pytest.mark.parametrize("detector", Detector)
 def test_every_detector_has_its_words(detector: Detector) -> None:
     seen = sentences(msgspec.structs.replace(DIED, detector=detector, seen_after_s=0.006))[0]
@@ -331,6 +343,14 @@ def test_a_job_cancelled_before_it_ran_tells_who_did_it_and_who_was_told() -> No
     assert story.steps[-1].facts["exception"] == "JobCancelled"
     assert story.headline == "It was cancelled: cancelled by ada@desk before it ran."
     assert story.actions[0].command == "unstuck retry 42"
+
+
+def test_a_job_that_broke_its_limit_keeps_that_limit_when_it_is_retried_and_says_so() -> None:
+    hung = msgspec.structs.replace(DIED, kind=DeathKind.DEADLINE, summary="ran longer than its timeout of 2s")
+    code = ErrorCode.DEADLINE_EXCEEDED
+    story = tell(of(ended(JobState.FAILED), [attempt(1, "w3", AttemptState.FAILED, 0.0, 10.0, code, hung)]))
+    assert "its effects may have happened already" in story.actions[0].why
+    assert "it keeps its timeout: to give it another, change the task and enqueue it anew" in story.actions[0].why
 
 
 def test_a_job_that_went_with_its_queue_says_who_purged_it() -> None:
