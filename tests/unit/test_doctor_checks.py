@@ -143,7 +143,8 @@ class TestFleet:
     def test_a_host_that_an_operator_disabled_is_information(self) -> None:
         off = Disabled("new memory", "ada@desk", NOW_AT, of_host=True)
         assert found(facts(worker(), worker("bob", disabled=off))) == {}
-        finding = told(facts(worker("bob", disabled=off)))["worker-disabled"]
+        [finding] = [one for one in examine(facts(worker(disabled=off))) if one.code is Code.WORKER_DISABLED]
+        assert finding.severity is Severity.INFO
         assert f"`unstuck workers enable --host {HERE}`" in finding.cure
 
     def test_a_late_beat_is_not_a_silent_worker(self) -> None:

@@ -233,7 +233,7 @@ def test_every_detector_has_its_words(detector: Detector) -> None:
 def test_every_kind_of_death_is_a_sentence(kind: DeathKind) -> None:
     tries = [attempt(1, "w3", AttemptState.CRASHED, 0.0, 1.0, "X", msgspec.structs.replace(DIED, kind=kind))]
     told = tell(of(ended(JobState.FAILED), tries)).steps[2]
-    assert re.match(r"Try 1 (died|was ended): killed by SIGSEGV \(signal 11\)\. ", told.text)
+    assert re.match(r"Try 1 (died|was ended|was given up): killed by SIGSEGV \(signal 11\)\. ", told.text)
 
 
 def test_what_is_not_sure_is_called_probable_once_and_says_why() -> None:
