@@ -22,6 +22,7 @@ from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.durations import in_words
 from unstuck.domain.endings import JobError
 from unstuck.domain.errors import ErrorCode
+from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
@@ -409,6 +410,13 @@ def test_a_job_of_a_silent_worker_says_how_to_settle_it() -> None:
     story = tell(of(RUNNING, HELD, workers=[silent]))
     assert "has been silent for 5m" in story.next
     assert "unstuck stale --fail" in [action.command for action in story.actions]
+
+
+def test_a_job_that_waits_for_disabled_workers_says_how_to_enable_one() -> None:
+    off = worker("w3", "ada", "crunch-1", disabled=Disabled("new memory", "ada@desk", NOON))
+    fresh = of({})
+    story = tell(msgspec.structs.replace(fresh, around=msgspec.structs.replace(fresh.around, workers=[off])))
+    assert story.actions[0].command == "unstuck workers enable ada"
 
 
 def test_a_paused_queue_says_how_to_go_on() -> None:

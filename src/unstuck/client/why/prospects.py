@@ -1,6 +1,6 @@
 """Say in one line how a job stands, what happens next, and what an operator can do about it."""
 
-from unstuck.client.explaining import describe, explain_wait
+from unstuck.client.explaining import describe, find_reason
 from unstuck.client.why.beginnings import far
 from unstuck.client.why.endings import brief_cause, sentence
 from unstuck.client.why.gathering import Evidence, Try
@@ -124,7 +124,10 @@ def _while_it_lives(evidence: Evidence) -> list[Action]:
     actions = []
     if queue is not None and queue.paused:
         actions.append(Action(f"unstuck resume {job.queue}", "lets its queue go on"))
-    if job.state in HELD and explain_wait(job, evidence.around) is not None:
+    reason = find_reason(job, evidence.around)
+    if reason is not None and reason.command:
+        actions.append(Action(reason.command, "lets a worker that could run it take jobs again"))
+    if job.state in HELD and reason is not None:
         verb = "--fail" if job.state is JobState.RUNNING else "--requeue"
         actions.append(Action(f"unstuck stale {verb}", "settles by hand what silent workers hold"))
     if job.state is JobState.PENDING or actions:
