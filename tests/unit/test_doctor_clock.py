@@ -14,6 +14,7 @@ from unstuck.runner.tasks import Manifest
 from unstuck.store.diagnosis import SWEEP_TICKET
 from unstuck.store.records import WorkerBirth
 from unstuck.store.sqlite.ledger import SqliteLedger
+from unstuck.worker.herald import Herald
 from unstuck.worker.main import CLOCK_TRUST_S, Incarnations
 from unstuck.worker.signals import StopSignals
 
@@ -36,7 +37,8 @@ def ledger(tmp_path: Path) -> Iterator[SlowLedger]:
 
 def join(ledger: SlowLedger, worker_id: str) -> dict[str, Any]:
     bench: Any = None
-    worker = Incarnations(bench, Manifest((), b"", True), ledger.settings, ledger, ("default",), 1, None, True)
+    herald = Herald()
+    worker = Incarnations(bench, Manifest((), b"", True), ledger.settings, ledger, ("default",), 1, None, True, herald)
     signals: Any = StopSignals.__new__(StopSignals)
     worker._join(birth(worker_id, metadata={"zone": "a"}), signals)
     return next(record.metadata for record in ledger.workers() if record.id == worker_id)
