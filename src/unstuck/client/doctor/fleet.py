@@ -84,7 +84,7 @@ def _late(worker: WorkerRecord) -> Finding:
         f"The beat of worker {worker.name} ({worker.id}) on {worker.host} is late",
         f"It was last heard {brief(worker.silent_s)} ago and beats every {brief(worker.heartbeat_interval_s)}: "
         "it has just died, its host is overloaded, or the way to the database is slow.",
-        f"See whether process {worker.pid} on {worker.host} lives, then look at the load of the host and of the database; "
+        f"See whether process {worker.pid} on {worker.host} lives; look at the load of the host and of the database, "
         "or raise heartbeat_timeout.",
         worker=worker.id,
         silent_s=round(worker.silent_s, 3),
