@@ -45,7 +45,7 @@ def test_a_job_that_is_due_while_nobody_lives_is_found_before_the_patience_with_
     either_shop.jobs(delay_s=0.5)
     until(lambda: "due-but-waiting" in codes(either_shop.run("doctor", "--json")), "the forgotten job to be found")
     said = either_shop.run("doctor", "--json")
-    [finding] = [one for one in said.json if one["code"] == "due-but-waiting"]
+    [finding] = [one for one in json.loads(said.out) if one["code"] == "due-but-waiting"]
     assert said.code == 1
     assert finding["facts"]["by_s"] < Limits().late_s
 
