@@ -224,6 +224,15 @@ def test_an_output_that_is_full_is_said_in_one_sentence(shop: Shop) -> None:
         assert done.stderr == b"unstuck: The output cannot be written: No space left on device.\n"
 
 
+def test_an_argument_of_many_pages_does_not_bury_what_is_said_of_it(shop: Shop) -> None:
+    shop.worker()
+    refused = shop.run("pause", "x" * 100_000)
+    assert refused.code == 1
+    assert len(refused.err) < 3_000
+    assert refused.err.startswith("unstuck: There is no queue 'xxx")
+    assert refused.err.endswith("Known: default, scrapes.\n")
+
+
 def test_a_closed_output_stops_nobody(shop: Shop) -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "migrate"],

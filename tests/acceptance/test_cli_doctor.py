@@ -3,6 +3,9 @@
 import json
 
 from tests.acceptance.shop import Said, Shop
+from tests.contract.hands import until
+
+from unstuck.client.doctor.facts import Limits
 
 FIELDS = {"code", "severity", "what", "why", "cure", "facts"}
 
@@ -34,6 +37,17 @@ def test_a_problem_is_told_with_its_cure_and_the_exit_code(either_shop: Shop) ->
     assert lines[-1].startswith("1 problem")
     shown = either_shop.run("doctor", "--json")
     assert (shown.code, codes(shown)) == (1, {"no-worker-for-queue"})
+
+
+def test_a_job_that_is_due_while_nobody_lives_is_found_before_the_patience_with_the_living_ends(
+    either_shop: Shop,
+) -> None:
+    either_shop.jobs(delay_s=0.5)
+    until(lambda: "due-but-waiting" in codes(either_shop.run("doctor", "--json")), "the forgotten job to be found")
+    said = either_shop.run("doctor", "--json")
+    [finding] = [one for one in json.loads(said.out) if one["code"] == "due-but-waiting"]
+    assert said.code == 1
+    assert finding["facts"]["by_s"] < Limits().late_s
 
 
 def test_a_warning_alone_is_no_failure(shop: Shop) -> None:

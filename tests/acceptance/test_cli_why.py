@@ -87,7 +87,7 @@ def test_the_whole_tale_is_told_and_the_job_let_go(either_shop: Shop) -> None:
     assert said.code == 0
     assert "\x1b" not in said.out
     order = [
-        "It is quarantined: its process died twice",
+        "It is quarantined and will not run again by itself: its process died twice",
         "web.py@shop-1:311 enqueued it to queue 'default' with priority 5 under the unique key 'report-2026'.",
         "Try 1: worker ada (w1)",
         "Try 1 died: killed by the kernel for want of memory (SIGKILL). Seen after 6 ms",

@@ -14,6 +14,7 @@ from unstuck.client.doctor.codes import Code, Severity
 from unstuck.client.doctor.examining import examine
 from unstuck.client.doctor.facts import Facts, Host, Standstill, Trouble
 from unstuck.client.doctor.finding import MAX_ALIKE
+from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import WorkerState
 from unstuck.runner import cgroups
@@ -92,7 +93,7 @@ class TestWaiting:
     def test_the_quarantined_wait_for_somebody(self) -> None:
         finding = found(facts(quarantined=(GROUP,)))["quarantined"]
         assert finding.severity is Severity.WARNING
-        assert "`unstuck retry 17`" in finding.cure
+        assert "`unstuck quarantine release 17`" in finding.cure
 
     def test_two_hundred_deserted_queues_do_not_bury_the_rest(self) -> None:
         findings = examine(facts(queues=tuple(ready(f"q{n}") for n in range(200))))
@@ -132,6 +133,20 @@ class TestRecovery:
 
 
 class TestFleet:
+    def test_a_worker_that_its_own_deaths_disabled_is_told_of_while_others_do_its_work(self) -> None:
+        off = Disabled("5 jobs died in its runners", "the reaper", NOW_AT, auto=True)
+        finding = found(facts(worker(), worker("bob", disabled=off)))["worker-disabled"]
+        assert finding.severity is Severity.WARNING
+        assert "5 jobs died in its runners" in finding.why
+        assert "`unstuck workers enable id-of-bob`" in finding.cure
+
+    def test_a_host_that_an_operator_disabled_is_information(self) -> None:
+        off = Disabled("new memory", "ada@desk", NOW_AT, of_host=True)
+        assert found(facts(worker(), worker("bob", disabled=off))) == {}
+        [finding] = [one for one in examine(facts(worker(disabled=off))) if one.code is Code.WORKER_DISABLED]
+        assert finding.severity is Severity.INFO
+        assert f"`unstuck workers enable --host {HERE}`" in finding.cure
+
     def test_a_late_beat_is_not_a_silent_worker(self) -> None:
         assert found(facts(worker(silent_s=9.9))) == {}
         assert "late-beats" in found(facts(worker(silent_s=10.5)))

@@ -22,6 +22,7 @@ from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.durations import in_words
 from unstuck.domain.endings import JobError
 from unstuck.domain.errors import ErrorCode
+from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
@@ -211,6 +212,18 @@ def test_jobs_that_shared_the_process_are_named_and_counted(count: int, named: t
     assert f"It shared its process with {words}." in sentences(shared)
 
 
+def test_a_worker_that_fell_silent_was_given_up_and_is_not_said_to_have_died() -> None:
+    silent = Autopsy(DeathKind.LOST_HEARTBEAT, "worker w3 on host crunch-1: no heartbeat for 30s", Detector.LEASE)
+    tries = [attempt(1, "w3", AttemptState.CRASHED, 0.0, 10.0, ErrorCode.WORKER_CRASHED, silent)]
+    [text] = texts(tell(of(ended(JobState.FAILED), tries)), StepKind.DIED)
+    assert text.startswith("Try 1 was given up: worker w3 on host crunch-1: no heartbeat for 30s.")
+
+
+def test_jobs_lost_with_their_worker_shared_the_worker_and_not_a_process() -> None:
+    lost = msgspec.structs.replace(DIED, detector=Detector.NEIGHBOUR, beside=(7,), beside_count=1)
+    assert "It shared its worker with job 7." in sentences(lost)
+
+
 @pytest.mark.parametrize("detector", Detector)
 def test_every_detector_has_its_words(detector: Detector) -> None:
     seen = sentences(msgspec.structs.replace(DIED, detector=detector, seen_after_s=0.006))[0]
@@ -221,7 +234,7 @@ def test_every_detector_has_its_words(detector: Detector) -> None:
 def test_every_kind_of_death_is_a_sentence(kind: DeathKind) -> None:
     tries = [attempt(1, "w3", AttemptState.CRASHED, 0.0, 1.0, "X", msgspec.structs.replace(DIED, kind=kind))]
     told = tell(of(ended(JobState.FAILED), tries)).steps[2]
-    assert re.match(r"Try 1 (died|was ended): killed by SIGSEGV \(signal 11\)\. ", told.text)
+    assert re.match(r"Try 1 (died|was ended|was given up): killed by SIGSEGV \(signal 11\)\. ", told.text)
 
 
 def test_what_is_not_sure_is_called_probable_once_and_says_why() -> None:
@@ -333,6 +346,14 @@ def test_a_job_cancelled_before_it_ran_tells_who_did_it_and_who_was_told() -> No
     assert story.actions[0].command == "unstuck retry 42"
 
 
+def test_a_job_that_broke_its_limit_keeps_that_limit_when_it_is_retried_and_says_so() -> None:
+    hung = msgspec.structs.replace(DIED, kind=DeathKind.DEADLINE, summary="ran longer than its timeout of 2s")
+    code = ErrorCode.DEADLINE_EXCEEDED
+    story = tell(of(ended(JobState.FAILED), [attempt(1, "w3", AttemptState.FAILED, 0.0, 10.0, code, hung)]))
+    assert "its effects may have happened already" in story.actions[0].why
+    assert "it keeps its timeout: to give it another, change the task and enqueue it anew" in story.actions[0].why
+
+
 def test_a_job_that_went_with_its_queue_says_who_purged_it() -> None:
     error = JobError(ErrorCode.CANCELLED, "Job was cancelled", "queue 'reports' was purged by ada@desk")
     story = tell(of({"state": JobState.CANCELLED, "error": error, "finished_at": NOON + 5.0}))
@@ -389,6 +410,13 @@ def test_a_job_of_a_silent_worker_says_how_to_settle_it() -> None:
     story = tell(of(RUNNING, HELD, workers=[silent]))
     assert "has been silent for 5m" in story.next
     assert "unstuck stale --fail" in [action.command for action in story.actions]
+
+
+def test_a_job_that_waits_for_disabled_workers_says_how_to_enable_one() -> None:
+    off = worker("w3", "ada", "crunch-1", disabled=Disabled("new memory", "ada@desk", NOON))
+    fresh = of({})
+    story = tell(msgspec.structs.replace(fresh, around=msgspec.structs.replace(fresh.around, workers=[off])))
+    assert story.actions[0].command == "unstuck workers enable ada"
 
 
 def test_a_paused_queue_says_how_to_go_on() -> None:

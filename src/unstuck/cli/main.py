@@ -34,6 +34,7 @@ CARE = "Care"
 
 USAGE = 2
 INTERRUPTED = 130
+MAX_COMPLAINT_CHARS = 2_000
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 """What a write to a full, limited or vanished output fails with."""
 
@@ -151,6 +152,10 @@ def _usage(error: Exception, sentence: str) -> str:
 
 def _complain(sentence: str, code: int) -> int:
     sys.stdout.flush()
+    # An argument of a megabyte must not bury what is said of it: that stands at both ends.
+    if len(sentence) > MAX_COMPLAINT_CHARS:
+        half = MAX_COMPLAINT_CHARS // 2
+        sentence = f"{sentence[:half]} … {sentence[-half:]}"
     sys.stderr.write(f"unstuck: {sentence}\n")
     return code
 

@@ -86,6 +86,15 @@ class Show:
         text = Text.assemble(*((plain(_cell(cell).text), _cell(cell).style) for cell in cells))
         self._console().print(Padding(text, (0, 0, 0, indent)), highlight=False)
 
+    def quote(self, cell: Cell, indent: int) -> None:
+        """Print a line as it was written: the terminal may wrap it, we do not, so that paths can be copied whole."""
+        if not self.pretty:
+            self.line(" " * indent + plain(cell.text).rstrip())
+            return
+        from rich.text import Text
+
+        self._console().print(Text(" " * indent + plain(cell.text), cell.style), soft_wrap=True)
+
     def facts(self, pairs: Sequence[tuple[str, Cell]], indent: int = 2, names: str = "bright_black") -> None:
         """Print names with their values, one below the other; long values wrap beside their name."""
         width = max(len(name) for name, _ in pairs)

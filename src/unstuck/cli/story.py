@@ -91,7 +91,8 @@ def _history(show: Show, view: dict[str, Any], now_s: float) -> None:
     trace = ((view["error"] or {}).get("details") or {}).get("traceback")
     if trace:
         show.rich()
-        show.rich(Cell(trace.rstrip(), "bright_black"), indent=2)
+        for line in trace.rstrip().splitlines():
+            show.quote(Cell(line, "bright_black"), indent=2)
 
 
 def _cause(attempt: dict[str, Any]) -> str:

@@ -67,7 +67,7 @@ def _show_step(show: Show, step: Step, now_s: float, relative: int) -> None:
     for quote in step.quotes:
         show.rich(Cell(f"{quote.title}:", "bright_black"), indent=QUOTE_INDENT - 2)
         for line in _shortened(quote, show.pretty):
-            show.rich(Cell(line, "dim"), indent=QUOTE_INDENT)
+            show.quote(Cell(line, "dim"), QUOTE_INDENT)
 
 
 def _shortened(quote: Quote, cut: bool) -> list[str]:

@@ -148,7 +148,8 @@ def _program() -> str:
     """Say who enqueues, for the story of the job: program, host and pid."""
     pid = os.getpid()
     if pid not in _programs:
-        name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+        # `python -c` and `python -` leave no name of a program.
+        name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-", "-c") else "python"
         text = f"{name[:60]}@{socket.gethostname()[:60]}:{pid}"
         # Names of files and hosts may hold anything.
         _programs[pid] = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "")

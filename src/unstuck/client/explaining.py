@@ -32,6 +32,8 @@ class Reason(msgspec.Struct, frozen=True):
     why: str
     cure: str = ""
     joint: str = "; "
+    command: str = ""
+    """The cure as a command to paste, where it is one."""
 
     @property
     def sentence(self) -> str:
@@ -101,7 +103,8 @@ def _all_disabled(workers: Sequence[WorkerRecord]) -> Reason:
     whom = f"--host {first.host}" if first.disabled.of_host else first.name
     who = "The worker" if len(workers) == 1 else f"Each of the {len(workers)} workers"
     why = f"{who} that could take it is disabled (by {first.disabled.by}: {first.disabled.reason})"
-    return Reason(Code.WORKERS_DISABLED, why, f"`unstuck workers enable {whom}` lets it go on")
+    command = f"unstuck workers enable {whom}"
+    return Reason(Code.WORKERS_DISABLED, why, f"`{command}` lets it go on", command=command)
 
 
 def is_well(worker: WorkerRecord) -> bool:

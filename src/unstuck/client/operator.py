@@ -59,13 +59,15 @@ class Operator:
         """Give the whole story of a job as plain values."""
         record = self.job(job_id)
         workers = self._ledger.workers()
+        progress = self._ledger.progress([job_id]).get(job_id)
         return views.job_detail(
             record,
             self._ledger.attempts(job_id),
             self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
             {worker.id: worker.name for worker in workers},
             explain_wait(record, self._surroundings(record, workers)),
-            self._ledger.progress([job_id]).get(job_id),
+            # What an earlier try said says nothing of this one.
+            progress if progress is not None and progress.token == record.token else None,
         )
 
     def why(self, job_id: int) -> Story:

@@ -53,7 +53,9 @@ def check_bell(facts: Facts, diagnosis: Diagnosis, _limits: Limits) -> Iterator[
         yield warning(
             Code.BELL_UNREACHABLE,
             f"The bell of {named([worker.name for worker in deaf])} cannot be reached from here",
-            f"Bells are Unix sockets: programs in another network namespace (container) do not reach them. {price}",
-            "Run what enqueues and what works in one network namespace; or nothing, if the delay does not matter.",
+            "Bells are Unix sockets: either the process has just died, or it is in another network namespace "
+            f"(container), where none from here are heard. {price}",
+            f"See whether process {deaf[0].pid} on {deaf[0].host} lives. If it does, run what enqueues and what works "
+            "in one network namespace; or nothing, if the delay does not matter.",
             workers=[worker.id for worker in deaf],
         )

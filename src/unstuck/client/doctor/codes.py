@@ -33,6 +33,7 @@ class Code(StrEnum):
     FAIL_SWITCHED_OFF = "fail-switched-off"
     # Workers
     IDLE_WORKER = "idle-worker"
+    WORKER_DISABLED = "worker-disabled"
     LATE_BEATS = "late-beats"
     SILENT_WORKER = "silent-worker"
     DEAD_WORKER_HOLDS_JOBS = "dead-worker-holds-jobs"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.facts import Facts, Limits, Standstill
-from unstuck.client.doctor.finding import Finding, count, named, problem, warning
+from unstuck.client.doctor.finding import Finding, count, info, named, problem, warning
 from unstuck.client.explaining import is_well
 from unstuck.domain.durations import brief
 from unstuck.domain.states import LIVING, WorkerState
@@ -23,6 +23,7 @@ def check_fleet(facts: Facts, diagnosis: Diagnosis, limits: Limits) -> Iterator[
             yield _silent(worker)
         elif worker.silent_s > LATE_INTERVALS * worker.heartbeat_interval_s + diagnosis.round_trip_s:
             yield _late(worker)
+    yield from (_disabled(worker) for worker in facts.living if worker.disabled is not None)
     yield from (_idle(standstill) for standstill in facts.standstills if is_idle(standstill))
 
 
@@ -82,11 +83,31 @@ def _late(worker: WorkerRecord) -> Finding:
         Code.LATE_BEATS,
         f"The beat of worker {worker.name} ({worker.id}) on {worker.host} is late",
         f"It was last heard {brief(worker.silent_s)} ago and beats every {brief(worker.heartbeat_interval_s)}: "
-        "its host is overloaded, or the way to the database is slow.",
-        "Look at the load of the host and of the database, or raise heartbeat_timeout.",
+        "it has just died, its host is overloaded, or the way to the database is slow.",
+        f"See whether process {worker.pid} on {worker.host} lives; look at the load of the host and of the database, "
+        "or raise heartbeat_timeout.",
         worker=worker.id,
         silent_s=round(worker.silent_s, 3),
         heartbeat_interval_s=worker.heartbeat_interval_s,
+    )
+
+
+def _disabled(worker: WorkerRecord) -> Finding:
+    off = worker.disabled
+    assert off is not None
+    # What an operator did is known to somebody; what the system did by itself may be news.
+    say = warning if off.auto else info
+    return say(
+        Code.WORKER_DISABLED,
+        f"{who(worker)} is disabled and takes no jobs",
+        f"By {off.by}: {off.reason.rstrip('.')}.",
+        f"Mend the cause, then `unstuck workers enable {f'--host {worker.host}' if off.of_host else worker.id}`.",
+        worker=worker.id,
+        host=worker.host,
+        by=off.by,
+        reason=off.reason,
+        auto=off.auto,
+        of_host=off.of_host,
     )
 
 

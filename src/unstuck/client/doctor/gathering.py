@@ -18,6 +18,7 @@ from unstuck.store.records import WorkerRecord
 LOOK_AGAIN_S = 10.0
 """So long we wait at most for the next beat of a worker that seems to do nothing."""
 LOOK_EVERY_S = 0.1
+ALONE_S = 1.0
 MAX_SUSPECTED = 20
 MAX_FIRST_IN_LINE = 5
 
@@ -27,7 +28,9 @@ def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> 
     limits = limits or Limits()
     try:
         ledger.check_schema()
-        diagnosis = ledger.diagnose(far_s=limits.far_s, late_s=limits.late_s)
+        # Where nobody lives, nobody will come by to make a due job ready: no patience is due either.
+        served = any(worker.state in LIVING for worker in ledger.workers())
+        diagnosis = ledger.diagnose(far_s=limits.far_s, late_s=limits.late_s if served else min(limits.late_s, ALONE_S))
         workers = tuple(ledger.workers())
         standstills = _look_twice(ledger, settings, diagnosis, workers)
     except LedgerError as error:

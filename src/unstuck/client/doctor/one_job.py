@@ -48,10 +48,10 @@ def _going(job: JobRecord, around: Surroundings) -> Finding:
                 Code.SUCCEEDED, Severity.INFO, f"{name} has succeeded", "It ended as it should.", "Nothing.", job
             )
         case JobState.FAILED:
-            cure = f"`unstuck job {job.id}` tells the story; `unstuck retry {job.id}` runs it again."
+            cure = f"`unstuck why {job.id}` tells the story; `unstuck retry {job.id}` runs it again."
             return _say(Code.FAILED, Severity.WARNING, f"{name} has failed", _cause(job), cure, job)
         case JobState.QUARANTINED:
-            cure = f"Mend the cause (`unstuck job {job.id}`), then `unstuck retry {job.id}`."
+            cure = f"Mend the cause (`unstuck why {job.id}` tells it), then `unstuck quarantine release {job.id}`."
             return _say(Code.QUARANTINED, Severity.WARNING, f"{name} is quarantined", _cause(job), cure, job)
         case JobState.CANCELLED:
             cure = f"Nothing; `unstuck retry {job.id}` runs it after all."

@@ -22,6 +22,7 @@ _SEEN_BY = {
     Detector.SESSION: "by the loss of its worker's database session",
     Detector.LEASE: "by the silence of its worker's heartbeat",
     Detector.BOOT: "by the boot id of its machine",
+    Detector.WATCHDOG: "by its worker's own watchdog",
     Detector.OPERATOR: "by an operator's word",
 }
 
@@ -38,6 +39,9 @@ _ENDED_BY_US = frozenset(
         DeathKind.DRAIN,
     }
 )
+
+_GIVEN_UP = frozenset({DeathKind.LOST_HEARTBEAT, DeathKind.LOST_SESSION})
+"""Nobody saw it die: it may be frozen or cut off, and is fenced off."""
 
 _KINDS = {
     AttemptState.SUCCEEDED: StepKind.SUCCEEDED,
@@ -100,12 +104,14 @@ def sentences(autopsy: Autopsy, ran_s: float | None = None) -> list[str]:
     if autopsy.progress is not None and autopsy.progress.at is None and (how_far := far(autopsy.progress)):
         said.append(f"It had come to {how_far}.")
     if autopsy.beside_count or autopsy.beside:
-        said.append(f"It shared its process with {beside(autopsy)}.")
+        # A worker that is lost takes runners of its own with it: those jobs had a worker in common, not a process.
+        what = "process" if autopsy.detector is Detector.RUNNER else "worker"
+        said.append(f"It shared its {what} with {beside(autopsy)}.")
     return [part for part in said if part]
 
 
 def beside(autopsy: Autopsy) -> str:
-    """Name the other jobs of its process: "job 7, job 8 and 49 others"."""
+    """Name the other jobs of its process or worker: "job 7, job 8 and 49 others"."""
     named = [f"job {job_id}" for job_id in autopsy.beside[:BESIDE_NAMED]]
     others = max(autopsy.beside_count, len(autopsy.beside)) - len(named)
     if others > 0:
@@ -120,7 +126,7 @@ def _cause(one: Try, autopsy: Autopsy, kind: StepKind) -> str:
         StepKind.DRAINED: "was ended by a shutdown",
         StepKind.CANCELLED: "was cancelled",
         StepKind.FAILED: "failed",
-    }.get(kind, "died")
+    }.get(kind, "was given up" if autopsy.kind in _GIVEN_UP else "died")
     return f"Try {one.number} {verb}: {sentence(brief_cause(autopsy))}"
 
 

@@ -1,12 +1,21 @@
 """Say in one line how a job stands, what happens next, and what an operator can do about it."""
 
-from unstuck.client.explaining import describe, explain_wait
+from unstuck.client.explaining import describe, find_reason
 from unstuck.client.why.beginnings import far
 from unstuck.client.why.endings import brief_cause, sentence
 from unstuck.client.why.gathering import Evidence, Try
 from unstuck.client.why.story import Action
+from unstuck.domain.autopsy import DeathKind
 from unstuck.domain.durations import in_words
 from unstuck.domain.states import HELD, AttemptState, JobState
+from unstuck.store.records import AttemptRecord
+
+_LIMITS = {
+    DeathKind.MEMORY_LIMIT: "memory_limit",
+    DeathKind.DEADLINE: "timeout",
+    DeathKind.STALL: "stall_timeout",
+    DeathKind.INTERPRETER: "interpreter_timeout",
+}
 
 
 def headline(evidence: Evidence, tries: list[Try]) -> str:
@@ -25,8 +34,8 @@ def headline(evidence: Evidence, tries: list[Try]) -> str:
             return f"It succeeded on try {len(tries)}{took}; {noun} ended badly."
         case JobState.QUARANTINED:
             return (
-                f"It is quarantined: its process died {_times(job.crash_count)}, the last time {_last_cause(tries)} "
-                "It will not run again by itself."
+                f"It is quarantined and will not run again by itself: its process died {_times(job.crash_count)}. "
+                f"The last cause: {_last_cause(tries)}"
             )
         case JobState.FAILED:
             return f"It failed ({_code(evidence)}): {_last_cause(tries)}"
@@ -83,11 +92,12 @@ def what_to_do(evidence: Evidence) -> tuple[Action, ...]:
     match job.state:
         case JobState.QUARANTINED:
             why = "queues it again with fresh counters, once the cause is mended; it runs alone in its process"
-            actions.append(Action(f"unstuck quarantine release {job.id}", why))
+            actions.append(Action(f"unstuck quarantine release {job.id}", f"{why}{_same_limit(evidence)}"))
         case JobState.FAILED | JobState.CANCELLED:
-            crashed = any(attempt.state is AttemptState.CRASHED for attempt in evidence.attempts[-1:])
-            safe = "; its effects may have happened already, so be sure that twice is safe" if crashed else ""
-            actions.append(Action(f"unstuck retry {job.id}", f"queues it again with fresh counters{safe}"))
+            cut_off = any(_was_cut_off(attempt) for attempt in evidence.attempts[-1:])
+            safe = "; its effects may have happened already, so be sure that twice is safe" if cut_off else ""
+            why = f"queues it again with fresh counters{safe}{_same_limit(evidence)}"
+            actions.append(Action(f"unstuck retry {job.id}", why))
         case JobState.SUCCEEDED:
             actions.append(Action(f"unstuck job {job.id}", "shows what it returned"))
         case _:
@@ -97,12 +107,27 @@ def what_to_do(evidence: Evidence) -> tuple[Action, ...]:
     return tuple(actions)
 
 
+def _was_cut_off(attempt: AttemptRecord) -> bool:
+    """Say whether something else than its own code ended a try: half of the work may have been done."""
+    return attempt.started_at is not None and (attempt.state is AttemptState.CRASHED or attempt.autopsy is not None)
+
+
+def _same_limit(evidence: Evidence) -> str:
+    """Warn that a limit is stored with the job: a deploy that raises it does not help this one."""
+    autopsy = evidence.attempts[-1].autopsy if evidence.attempts else None
+    setting = _LIMITS.get(autopsy.kind) if autopsy is not None else None
+    return f"; it keeps its {setting}: to give it another, change the task and enqueue it anew" if setting else ""
+
+
 def _while_it_lives(evidence: Evidence) -> list[Action]:
     job, queue = evidence.job, evidence.around.queue
     actions = []
     if queue is not None and queue.paused:
         actions.append(Action(f"unstuck resume {job.queue}", "lets its queue go on"))
-    if job.state in HELD and explain_wait(job, evidence.around) is not None:
+    reason = find_reason(job, evidence.around)
+    if reason is not None and reason.command:
+        actions.append(Action(reason.command, "lets a worker that could run it take jobs again"))
+    if job.state in HELD and reason is not None:
         verb = "--fail" if job.state is JobState.RUNNING else "--requeue"
         actions.append(Action(f"unstuck stale {verb}", "settles by hand what silent workers hold"))
     if job.state is JobState.PENDING or actions:
