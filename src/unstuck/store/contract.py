@@ -169,6 +169,10 @@ class Ledger(Protocol):
         turn of a dead worker commits after it. False: somebody was faster, or it beat."""
         ...
 
+    def amend(self, worker_id: str, verdict: WorkerVerdict) -> bool:
+        """Write down more of how a worker ended that is dead already; False where it is not."""
+        ...
+
     def held_by(self, worker_id: str, limit: int) -> list[HeldJob]:
         """Like `held`, bounded, oldest first, for the sweep."""
         ...

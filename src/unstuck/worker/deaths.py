@@ -3,6 +3,7 @@
 import math
 import selectors
 from collections.abc import Callable
+from typing import Literal
 
 from unstuck import host
 from unstuck.domain.autopsy import Autopsy
@@ -49,6 +50,8 @@ class Deaths(Hands):
         self._worker_id = worker_id
         self._selector = selector
         self._nursery_gone = False
+        self._in_company = False
+        """The nursery died, and several jobs with it."""
         self._memory = MemoryLimits()
         self._pauses = Pauses(host.boottime_s())
         self.on_death: Callable[[Claimed], None] = lambda job: None
@@ -142,7 +145,7 @@ class Deaths(Hands):
         counts = not exit.cause.endswith(LEASE_ENDED)
         # Those whose end we decided ourselves are not among the suspects.
         shared = crew.is_async and sum(1 for other in begun if other.stop is None) > 1
-        died = Died(exit.cause, code, counts=counts, shared="process" if shared else None)
+        died = Died(exit.cause, code, counts=counts, shared="process" if shared else self._lost_together())
         if hold.stop is None:
             log.error("Worker died unexpectedly", job_id=job.job_id, task=job.task, cause=exit.cause)
             if counts:
@@ -155,6 +158,9 @@ class Deaths(Hands):
             stdout, stderr = crew.runner.last_output()
             self._outbox.put_output(Output(job.job_id, job.token, stdout, stderr))
         self._count_one()
+
+    def _lost_together(self) -> Literal["worker"] | None:
+        return "worker" if self._in_company else None
 
     def _take_signs(self, crew: Crew) -> None:
         raise NotImplementedError
@@ -169,9 +175,13 @@ class Deaths(Hands):
     def _replace_nursery(self, cause: str) -> None:
         log.error("The nursery died; starting another", cause=cause)
         self._selector.unregister(self._bench)
-        for crew in list(self.roster.crews.values()):
+        crews = list(self.roster.crews.values())
+        # Whoever ran then may have killed it, or nobody of them.
+        self._in_company = sum(len(crew.jobs) for crew in crews) > 1
+        for crew in crews:
             crew.runner.kill()
             self._bury(crew, RunnerExit(crew.slot, 0, f"its nursery died ({cause})"))
+        self._in_company = False
         self._bench.close()
         self.roster.rest_until_s = math.inf
         self._nursery_gone = True

@@ -51,10 +51,10 @@ def _after_failure(evidence: Evidence, one: Try) -> str:
         return "what cannot be stored now cannot be stored the next time: it is not tried again"
     if not one.closes:
         # The policy of a job that an operator moved by hand may say otherwise; what happened is what counts.
-        return f"retry: try {one.failures} of {max(limit, one.failures + 1)} failed; the next{_after(evidence, one)}"
+        return f"retry: failure {one.failures} of {max(limit, one.failures + 1)}; tried again{_after(evidence, one)}"
     if limit == 1:
         return "the task has no retry: one failure ends it"
-    return f"retry: try {one.failures} of {limit} was the last one"
+    return f"retry: failure {one.failures} of {limit} was the last one"
 
 
 def _after(evidence: Evidence, one: Try) -> str:

@@ -22,7 +22,6 @@ _SEEN_BY = {
     Detector.SESSION: "by the loss of its worker's database session",
     Detector.LEASE: "by the silence of its worker's heartbeat",
     Detector.BOOT: "by the boot id of its machine",
-    Detector.WATCHDOG: "by its worker's own watchdog",
     Detector.OPERATOR: "by an operator's word",
 }
 
@@ -70,11 +69,20 @@ def ended(evidence: Evidence, one: Try) -> list[Step]:
     if autopsy is None:
         text = _without_autopsy(evidence, one, kind, ran_s)
     else:
-        text = " ".join([_cause(one, autopsy, kind), *sentences(autopsy, ran_s)])
+        text = " ".join([_cause(one, autopsy, kind), *sentences(autopsy, ran_s), *_of_worker(evidence, one, autopsy)])
         facts["autopsy"] = views.autopsy_view(autopsy)
     quotes = _quotes(evidence, one) if kind is not StepKind.SUCCEEDED else []
     facts |= {quote.title: quote.text for quote in quotes if autopsy is None or not getattr(autopsy, quote.title, "")}
     return [Step(attempt.ended_at, kind, text, facts, tuple(quotes))]
+
+
+def _of_worker(evidence: Evidence, one: Try, autopsy: Autopsy) -> list[str]:
+    """Add what a supervisor knows of the worker's own end, where a neighbour was faster to see that it was gone."""
+    worker = evidence.worker(one.attempt.worker_id)
+    known = worker.verdict.autopsy if worker is not None and worker.verdict is not None else None
+    if autopsy.kind is not DeathKind.WORKER_GONE or known is None or known.kind is DeathKind.WORKER_GONE:
+        return []
+    return [f"How its worker ended: {sentence(known.summary)}"]
 
 
 def one_line(autopsy: Autopsy) -> str:

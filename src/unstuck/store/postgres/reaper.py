@@ -66,6 +66,9 @@ class ReaperVerbs(Verbs):
         )
         return bool(rows[0][0])
 
+    def amend(self, worker_id: str, verdict: WorkerVerdict) -> bool:
+        return bool(self.serve("amend", worker_id=worker_id, verdict=_json(verdict)))
+
     def held_by(self, worker_id: str, limit: int) -> list[HeldJob]:
         return [held_job(row) for row in self.serve("held_by", worker_id=worker_id, limit=limit)]
 

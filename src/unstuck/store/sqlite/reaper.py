@@ -61,6 +61,12 @@ class ReaperVerbs(Verbs):
             write_event(cursor, kind, message, worker_id=worker_id)
         return True
 
+    def amend(self, worker_id: str, verdict: WorkerVerdict) -> bool:
+        refuse_nul(verdict.evidence, verdict.by)
+        with self.db.write() as cursor:
+            cursor.execute(SQL["amend"], (worker_id, msgspec.json.encode(verdict).decode()))
+            return bool(cursor.connection.changes())
+
     def settle(
         self, worker_id: str, endings: Sequence[Ending], releases: Sequence[Release], guard: Guard
     ) -> set[tuple[int, int]]:

@@ -16,6 +16,10 @@ from {schema}.watch(%(host)s, %(after)s, %(size)s);
 -- name: condemn
 select {schema}.condemn(%(worker_id)s, %(verdict)s::jsonb, %(guard)s, %(silent_s)s, %(message)s);
 
+-- name: amend
+-- The dead do not change: whoever knows more of how one ended may add to it at any time.
+update {schema}.workers set verdict = %(verdict)s::jsonb where id = %(worker_id)s and state = 'dead' returning id;
+
 -- name: settle
 select job_id, token from {schema}.settle(%(worker_id)s, %(endings)s, %(releases)s, %(guard)s, %(silent_s)s);
 

@@ -137,6 +137,10 @@ UPDATE unstuck_workers
 SET state = 'dead', verdict = ?2, stopped_at = ?3
 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 
+-- name: amend
+-- The dead do not change: whoever knows more of how one ended may add to it at any time.
+UPDATE unstuck_workers SET verdict = ?2 WHERE id = ?1 AND state = 'dead';
+
 -- name: request
 UPDATE unstuck_workers SET request = ?2 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 
