@@ -5,6 +5,7 @@ Run by `bench.measure_idle`; it prints a line when all are registered, and ends 
 """
 
 import os
+import random
 import sys
 import threading
 import time
@@ -22,8 +23,6 @@ from unstuck.worker.main import Incarnations
 from unstuck.worker.signals import StopSignals
 
 STACK_BYTES = 256 * 1024
-SPREAD_S = 2.0
-"""Between two births: each costs two sessions that compile their functions, and that is not what is measured."""
 
 
 class EmptyBench:
@@ -63,14 +62,16 @@ def live(settings: Settings) -> None:
 
 
 def main() -> None:
-    count, url, name = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    count, url, name, spread_s = int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
     host.hostname = lambda: name
     settings = config.load({"url": url})
     threading.stack_size(STACK_BYTES)
     logs.setup("warning")
+    # The hosts do not begin at the same moment either.
+    time.sleep(random.uniform(0.0, spread_s))
     for _ in range(count):
         threading.Thread(target=live, args=(settings,), daemon=True).start()
-        time.sleep(SPREAD_S)
+        time.sleep(spread_s)
     print("born", flush=True)
     threading.Event().wait()
 

@@ -21,6 +21,9 @@ from unstuck.runner.trace import trace_path
 WORKERS_PER_HOST = 20
 SETTLE_S = 8.0
 MOST_CONNECTIONS_EACH = 3
+LEAST_SPREAD_S = 2.0
+BIRTHS_PER_S = 6.0
+"""Each birth costs two sessions that compile their functions, and that is not what is measured."""
 
 
 def run(databases: list[Database], sizes: list[int], seconds: float) -> Table:
@@ -97,7 +100,16 @@ def _fleet(stage: Stage, workers: int) -> Iterator[list["subprocess.Popen[bytes]
     try:
         for number in range(hosts):
             name = f"host-{number}"
-            command = [sys.executable, "-m", "bench.idle_workers", str(WORKERS_PER_HOST), stage.url, name]
+            spread_s = max(LEAST_SPREAD_S, hosts / BIRTHS_PER_S)
+            command = [
+                sys.executable,
+                "-m",
+                "bench.idle_workers",
+                str(WORKERS_PER_HOST),
+                stage.url,
+                name,
+                f"{spread_s}",
+            ]
             processes.append(
                 subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=os.environ)
             )
