@@ -75,6 +75,16 @@ def drain_task(database: Database, name: str, concurrency: int, workers: int, se
         return _drain(stage, name, _jobs(warm.per_s, seconds), counted=True)
 
 
+def drain_in_turns(database: Database, names: list[str], concurrency: int, seconds: float) -> list[Drained]:
+    """Have one worker drain these tasks one after another: what is compared shares process, table and caches."""
+    with stage_on(database) as stage:
+        stage.workers.start(1, "--concurrency", str(concurrency))
+        _drain(stage, names[0], WARM_UP_JOBS)
+        warm = _drain(stage, names[0], WARM_UP_JOBS)
+        jobs = _jobs(warm.per_s, seconds)
+        return [_drain(stage, name, jobs) for name in names]
+
+
 def _jobs(rate: float, seconds: float) -> int:
     return int(min(MAX_JOBS, max(MIN_JOBS, rate * seconds)))
 

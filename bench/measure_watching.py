@@ -1,7 +1,8 @@
 """Measure what it costs to watch over jobs: pulses, signs of the logic, memory, deadlines, beats.
 
 First the CPU that a worker takes for jobs that only sleep, with every limit set, beyond what it takes for nothing. Then
-no-op jobs with every limit against the same without any, in turns, by CPU time per job and by rate.
+no-op jobs with every limit against the same without any, in turns within one worker, by CPU time per job and by rate.
+The difference is the median over pairs of neighbouring turns; its quartiles say how far this machine can be trusted.
 """
 
 import os
@@ -9,31 +10,39 @@ import statistics
 import time
 
 from bench.databases import Database
-from bench.measure_drain import drain_task
+from bench.measure_drain import Drained, drain_in_turns
 from bench.processes import wait_for
 from bench.report import Table
 from bench.stage import Stage, stage_on
 
 CROWDS = (2, 8, 32)
-ROUNDS = 3
+PAIRS = 15
 SLOTS = 8
 
 
 def run(databases: list[Database], seconds: float) -> Table:
-    table = Table("watching", "Watching: what limits cost", ("without", "with", "difference %"))
+    table = Table(
+        "watching",
+        "Watching: what limits cost",
+        ("without", "with", "difference %", "lower quartile", "upper quartile"),
+    )
     for database in databases:
         for jobs in CROWDS:
             idle, busy = _cpu_share(database, jobs, seconds)
-            table.add(f"{database.name}, {jobs} sleeping jobs, % of the machine", idle, busy, busy - idle)
-        plain, limited = zip(*(_costs(database, seconds / 4) for _ in range(ROUNDS)), strict=True)
-        for at, what in ((0, "CPU µs per no-op"), (1, "no-ops/s")):
-            before = statistics.median(one[at] for one in plain)
-            after = statistics.median(one[at] for one in limited)
-            table.add(f"{database.name}, sync × {SLOTS}, {what}", before, after, (after / before - 1) * 100)
+            table.add(f"{database.name}, {jobs} sleeping jobs, % of the machine", idle, busy, busy - idle, None, None)
+        plain, limited = _pairs(database, seconds / 8)
+        for what, cost in (("CPU µs per no-op", _cpu_us), ("no-ops/s", _rate)):
+            before, after = [cost(one) for one in plain], [cost(one) for one in limited]
+            low, middle, high = statistics.quantiles(
+                ((b / a - 1) * 100 for a, b in zip(before, after, strict=True)), n=4
+            )
+            named = f"{database.name}, sync × {SLOTS}, {what}"
+            table.add(named, statistics.median(before), statistics.median(after), middle, low, high)
     table.notes += [
         "sleeping: one worker, as many slots as jobs, each with timeout, stall_timeout, interpreter_timeout and "
         "memory_limit, and a ctx.heartbeat() a second; 'without' is the same worker with nothing to do",
-        f"no-ops: medians of {ROUNDS} rounds in turns, the same task with and without those limits",
+        f"no-ops: {PAIRS} pairs of turns of one worker, the same task with and without those limits, who goes first"
+        " changing; the difference is that of each pair",
     ]
     return table
 
@@ -56,9 +65,18 @@ def _share(stage: Stage, seconds: float) -> float:
     return used.all_s / (time.monotonic() - began_s) / (os.cpu_count() or 1) * 100
 
 
-def _costs(database: Database, seconds: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    found = []
-    for name in ("noop", "noop_limited"):
-        drained = drain_task(database, name, SLOTS, 1, seconds)
-        found.append((drained.worker_us + drained.runners_us, drained.per_s))
-    return found[0], found[1]
+def _pairs(database: Database, seconds: float) -> tuple[list[Drained], list[Drained]]:
+    names = ("noop", "noop_limited")
+    # Who goes first changes: the second of a pair finds warmer caches and a longer table.
+    order = [names[(turn + turn // 2) % 2] for turn in range(2 * PAIRS)]
+    drained = drain_in_turns(database, order, SLOTS, seconds)
+    plain, limited = ([one for name, one in zip(order, drained, strict=True) if name == wanted] for wanted in names)
+    return plain, limited
+
+
+def _cpu_us(drained: Drained) -> float:
+    return drained.worker_us + drained.runners_us
+
+
+def _rate(drained: Drained) -> float:
+    return drained.per_s

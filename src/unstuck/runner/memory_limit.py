@@ -15,6 +15,8 @@ class MemoryLimits:
 
     def __init__(self) -> None:
         self._set: dict[str, int] = {}
+        self._without: set[str] = set()
+        """Rooms in which the kernel bounds no memory."""
 
     def set_memory_limit(self, room: str, limit_bytes: int | None) -> bool:
         """Set or clear (None) the limit of a room (`RunnerBorn.room`); False where the kernel does not enforce it.
@@ -22,10 +24,13 @@ class MemoryLimits:
         False too where the runner is larger already: the kernel would kill it at once for what earlier jobs left."""
         if self._set.get(room) == limit_bytes:
             return True
+        if room in self._without:
+            return False
         group = Path(room)
         if limit_bytes is None:
             return self._clear(group)
         if not room or not (group / "memory.max").exists():
+            self._without.add(room)
             return False
         if (cgroups.counter(group / "memory.stat", "anon") or 0) > limit_bytes:
             self._clear(group)
@@ -44,3 +49,4 @@ class MemoryLimits:
     def forget(self, room: str) -> None:
         """The runner is gone, and its room with it."""
         self._set.pop(room, None)
+        self._without.discard(room)

@@ -16,6 +16,8 @@ FIRST_LOOK_S = 0.1
 """Most jobs are over before anybody has to look at them."""
 MOST_INHERITED = 0.5
 """A job with a `memory_limit` begins in a process that uses no more than this share of it."""
+FASTEST_GROWTH_BYTES_PER_S = 4e9
+"""No process fills memory faster than this: one that was light a moment ago need not be weighed again."""
 MAX_ALONE = 32
 """So many suspects run alone at once, each in a process of its own."""
 
@@ -52,6 +54,9 @@ class Crew:
     weigh_at_s: float = 0.0
     memory_bytes: int = 0
     """When it was last weighed, with what it had started; 0 before."""
+    inherited_bytes: int = 0
+    inherited_s: float = 0.0
+    """What its process weighed between two jobs, and when."""
 
     @property
     def slot(self) -> int:
@@ -61,6 +66,12 @@ class Crew:
     def shared(self) -> bool:
         """Many jobs at once are in it."""
         return self.is_async and not self.alone
+
+    def outgrew(self, bound_bytes: float, now_s: float) -> bool:
+        """Say whether its process is larger than that; it is weighed only if it could have become so."""
+        if self.inherited_bytes + (now_s - self.inherited_s) * FASTEST_GROWTH_BYTES_PER_S > bound_bytes:
+            self.inherited_bytes, self.inherited_s = self.runner.memory_bytes(), now_s
+        return self.inherited_bytes > bound_bytes
 
 
 class Roster:
@@ -158,7 +169,7 @@ class Roster:
             crew = self._idle.pop()
             if crew.gone_s is not None or crew.retiring or self.crews.get(crew.slot) is not crew:
                 continue
-            if limit_bytes is None or crew.runner.memory_bytes() <= limit_bytes * MOST_INHERITED:
+            if limit_bytes is None or not crew.outgrew(limit_bytes * MOST_INHERITED, now_s):
                 return crew
             # What earlier jobs left in it would be held against this one.
             crew.retiring = True

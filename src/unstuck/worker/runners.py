@@ -30,7 +30,6 @@ LOOK_S = 0.1
 """How often a busy runner is looked at where no job asks for more: to trim its output, to renew its lease."""
 SILENT_S = 3.0
 """Without a pulse for so long, an interpreter is called silent: busy in C code, as a rule."""
-MEMORY_LOOK_S = 1.0
 
 log = logger("unstuck.worker")
 
@@ -237,9 +236,8 @@ class Runners(Deaths):
     def _recycle_if_due(self, crew: Crew, now_s: float) -> None:
         settings = self._settings
         due = crew.alone or 0 < settings.recycle_after_jobs <= crew.ended
-        if not due and settings.recycle_over_memory_bytes and now_s >= crew.weigh_at_s:
-            crew.weigh_at_s = now_s + MEMORY_LOOK_S
-            due = crew.runner.memory_bytes() > settings.recycle_over_memory_bytes
+        if not due and settings.recycle_over_memory_bytes:
+            due = crew.outgrew(settings.recycle_over_memory_bytes, now_s)
         if due:
             self._retire(crew)
 
