@@ -17,7 +17,7 @@ from tests.fleet import wait_for
 
 from unstuck.app import _TASK_SETTINGS
 from unstuck.cli.main import app as cli
-from unstuck.config import EVIDENCE, Recovery, Retention, Settings
+from unstuck.config import EVIDENCE, GROUPS, Recovery, Retention, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -170,7 +170,7 @@ def commands_below(group: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def table_rows(path: Path) -> dict[str, str]:
     """Give the second column by the name in the first, of every table of a page."""
-    rows = re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", path.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_.]+)` \| ([^|]+) \|", path.read_text(), re.MULTILINE)
     return {name: value.strip().strip("`") for name, value in rows}
 
 
@@ -190,16 +190,24 @@ def written(default: Any) -> str:
 def test_every_setting_is_described_with_its_default(kind: Any) -> None:
     rows = table_rows(ROOT / "docs/settings.md")
     for item in fields(kind):
-        if item.name == "recovery":
+        if item.name == "recovery" or item.name in GROUPS:
             continue
         assert item.name in rows, f"{kind.__name__}.{item.name} is not in docs/settings.md"
         if item.default is not MISSING:
             assert rows[item.name] == written(item.default), item.name
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_setting_of_a_group_is_described_with_its_default(group: str) -> None:
+    rows = table_rows(ROOT / "docs/settings.md")
+    for item in fields(GROUPS[group]):
+        assert rows[f"{group}.{item.name}"] == (written(item.default) or "none"), item.name
+
+
 def test_settings_that_do_not_exist_are_not_described() -> None:
     known = {item.name for kind in (Settings, Recovery, Retention) for item in fields(kind)}
-    assert set(table_rows(ROOT / "docs/settings.md")) == known - {"recovery"}
+    grouped = {f"{group}.{item.name}" for group, kind in GROUPS.items() for item in fields(kind)}
+    assert set(table_rows(ROOT / "docs/settings.md")) == known - {"recovery"} - set(GROUPS) | grouped
     assert rows_of_evidence() == set(EVIDENCE)
 
 

@@ -21,6 +21,7 @@ from unstuck.cli import (
     recovery,
     serve,
     switching,
+    web,
     why,
     workers,
 )
@@ -74,7 +75,7 @@ app = typer.Typer(cls=_Root, callback=root, invoke_without_command=True, add_com
 app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
 
 for panel, commands in {
-    RUN: (serve.worker, serve.up, serve.reaper),
+    RUN: (serve.worker, serve.up, serve.reaper, web.serve),
     LOOK: (why.why, doctor.doctor, jobs.jobs, jobs.job, jobs.logs, queues.queues, alive.alive),
     ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
     CARE: (ledger.migrate, recovery.prune, ledger.version),

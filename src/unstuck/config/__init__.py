@@ -1,0 +1,19 @@
+"""The settings: frozen, checked once, with messages that name the cure."""
+
+from unstuck.config.alerts import Alerts as Alerts
+from unstuck.config.loading import build as build
+from unstuck.config.loading import dump as dump
+from unstuck.config.loading import load as load
+from unstuck.config.loading import restore as restore
+from unstuck.config.recovery import EVIDENCE as EVIDENCE
+from unstuck.config.recovery import Recovery as Recovery
+from unstuck.config.recovery import Retention as Retention
+from unstuck.config.settings import DEFAULT_QUEUE as DEFAULT_QUEUE
+from unstuck.config.settings import DEFAULT_URL as DEFAULT_URL
+from unstuck.config.settings import GROUPS as GROUPS
+from unstuck.config.settings import LEAST_OPEN_FILES as LEAST_OPEN_FILES
+from unstuck.config.settings import LEAST_PROCESSES as LEAST_PROCESSES
+from unstuck.config.settings import GivenSettings as GivenSettings
+from unstuck.config.settings import Settings as Settings
+from unstuck.config.settings import check_url as check_url
+from unstuck.config.web import Web as Web

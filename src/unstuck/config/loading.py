@@ -1,0 +1,154 @@
+"""Gather the settings from code, environment and file, and name the cure where one is wrong.
+
+Code wins over `UNSTUCK_*`, which win over `unstuck.toml` or `[tool.unstuck]` in `pyproject.toml`,
+which win over the defaults. Commands without an app read the same places.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unstuck.config.recovery import Recovery, Retention
+from unstuck.config.settings import GROUPS, Settings
+from unstuck.domain.errors import ConfigError
+from unstuck.domain.names import did_you_mean
+
+
+def load(overrides: Mapping[str, Any] | None = None, directory: Path | None = None) -> Settings:
+    """Give the settings in force: `overrides` (code) over environment over file over defaults."""
+    merged = _from_file(directory or _here())
+    for name, value in _from_environment().items():
+        merged[name] = {**merged.get(name, {}), **value} if name in GROUPS else value
+    merged.update({name: value for name, value in (overrides or {}).items() if value is not None})
+    return build(merged)
+
+
+def build(values: Mapping[str, Any]) -> Settings:
+    """Build settings from plain values, with the recovery settings nested or beside the others."""
+    top = {item.name for item in fields(Settings)}
+    inner = {item.name for item in fields(Recovery)}
+    recovery: dict[str, Any] = {}
+    ready: Recovery | None = None
+    rest: dict[str, Any] = {}
+    for name, value in values.items():
+        if name == "recovery" and isinstance(value, Recovery):
+            ready = value
+        elif name == "recovery" and isinstance(value, Mapping):
+            recovery.update(_known(value, inner, "recovery setting"))
+        elif name in GROUPS and isinstance(value, Mapping):
+            rest[name] = GROUPS[name](**_known(value, {item.name for item in fields(GROUPS[name])}, f"{name} setting"))
+        elif name == "recovery":
+            raise ConfigError(f"recovery must be a Recovery(…), or a table [recovery] in a file, not {value!r}.")
+        elif name in inner:
+            recovery.setdefault(name, value)
+        else:
+            rest.update(_known({name: value}, top, "setting"))
+    if isinstance(recovery.get("retention"), Mapping):
+        kept = {item.name for item in fields(Retention)}
+        recovery["retention"] = Retention(**_known(recovery["retention"], kept, "retention"))
+    if isinstance(recovery.get("evidence"), list):
+        recovery["evidence"] = tuple(recovery["evidence"])
+    settings = Settings(**rest)
+    # Recovery given in code is complete in itself: what a file says must not shine through it.
+    return replace(settings, recovery=ready if ready is not None else Recovery(**recovery))
+
+
+def dump(settings: Settings) -> bytes:
+    """Write settings as JSON, for the process that must not import the app."""
+    return msgspec.json.encode(_plain(asdict(settings)))
+
+
+def _plain(value: Any) -> Any:
+    # JSON would write a timedelta in a form that no duration is read from.
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def restore(data: bytes) -> Settings:
+    """Read back what `dump` wrote."""
+    values = msgspec.json.decode(data)
+    return build(values)
+
+
+def _known(values: Mapping[str, Any], known: set[str], what: str) -> dict[str, Any]:
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"There is no {what} {name!r}.{did_you_mean(name, known)}")
+    return dict(values)
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"The current directory cannot be used: {error.strerror}. Change to another one.") from error
+
+
+def _from_file(directory: Path) -> dict[str, Any]:
+    own = directory / "unstuck.toml"
+    if own.is_file():
+        return _read_toml(own)
+    project = directory / "pyproject.toml"
+    if project.is_file():
+        section = _read_toml(project).get("tool", {}).get("unstuck", {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{project}: [tool.unstuck] must be a table, not {section!r}.")
+        return section
+    return {}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+_RESERVED_VARIABLES = frozenset({"UNSTUCK_FAILPOINTS", "UNSTUCK_LOG_LEVEL", "UNSTUCK_LOG_FORMAT", "UNSTUCK_APP"})
+
+
+def _from_environment() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    known = {item.name: item.default for cls in (Settings, Recovery) for item in fields(cls)}
+    for group in ("recovery", *GROUPS):
+        del known[group]
+    for group, kind in GROUPS.items():
+        known |= {f"{group}_{item.name}": item.default for item in fields(kind)}
+    for variable, text in os.environ.items():
+        if not variable.startswith("UNSTUCK_") or variable in _RESERVED_VARIABLES or not text:
+            continue
+        name = variable.removeprefix("UNSTUCK_").lower()
+        if name not in known:
+            # Variables of other tools or later versions must not stop a worker.
+            continue
+        value = _typed(known[name], variable, text)
+        group, _, inner = name.partition("_")
+        if group in GROUPS:
+            found.setdefault(group, {})[inner] = value
+        else:
+            found[name] = value
+    return found
+
+
+def _typed(default: Any, variable: str, text: str) -> Any:
+    if isinstance(default, bool):
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("0", "false", "no", "off"):
+            return False
+        raise ConfigError(f"{variable} must be true or false, not {text!r}.")
+    if isinstance(default, int):
+        try:
+            return int(text)
+        except ValueError as error:
+            raise ConfigError(f"{variable} must be a whole number, not {text!r}.") from error
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text

@@ -1,0 +1,174 @@
+"""Everything that is not a rule of one task, checked when it is built."""
+
+import os
+from dataclasses import dataclass, field
+from typing import TypedDict
+from urllib.parse import urlsplit
+
+from unstuck.config.alerts import Alerts
+from unstuck.config.recovery import Recovery, Retention
+from unstuck.config.web import Web
+from unstuck.domain.durations import Duration, seconds
+from unstuck.domain.errors import ConfigError
+from unstuck.domain.names import did_you_mean
+
+DEFAULT_URL = "sqlite:///unstuck.db"
+DEFAULT_QUEUE = "default"
+LEAST_PROCESSES = 20
+LEAST_OPEN_FILES = 64
+"""A runner needs some threads and descriptors of its own."""
+GROUPS: dict[str, type] = {"web": Web, "alerts": Alerts}
+"""Settings with a table of their own in a file, and a prefix of their own in the environment."""
+_SCHEMES = ("sqlite", "postgresql", "postgres")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that is not a rule of one task."""
+
+    url: str = DEFAULT_URL
+    recovery: Recovery = field(default_factory=Recovery)
+    schema: str = "unstuck"
+    """The PostgreSQL schema that holds the ledger."""
+    listen_url: str | None = None
+    """A direct PostgreSQL address for wake-ups where `url` goes through a pooler."""
+    notify: bool = True
+    """Off: workers find new jobs by polling alone."""
+    poll_interval: Duration = "2s"
+    """How often an idle worker looks without having been woken."""
+    shutdown_grace: Duration = "25s"
+    stop_grace: Duration = "5s"
+    """How long a job that must end may take to clean up before its runner is killed."""
+    max_payload_bytes: int = 1024 * 1024
+    max_output_bytes: int = 64 * 1024
+    """How much of a job's stdout and of its stderr is kept, each."""
+    connect_timeout: Duration = "10s"
+    auto_migrate: bool = True
+    """Create or update the tables on first use; off: only `unstuck migrate` does."""
+    concurrency: int = 0
+    """Slots of a worker; 0 means one per CPU."""
+    recycle_after_jobs: int = 0
+    """Replace a runner after so many jobs; 0 means never."""
+    recycle_over_memory_bytes: int = 0
+    """Replace a runner that is larger than this between two jobs; 0 means never."""
+    max_processes: int = 1000
+    """What one runner and all that its jobs start may be together; 0 means no limit."""
+    max_open_files: int = 4096
+    """How many descriptors a runner may hold; 0 leaves the system's limit."""
+    web: Web = field(default_factory=Web)
+    alerts: Alerts = field(default_factory=Alerts)
+
+    def __post_init__(self) -> None:
+        check_url(self.url)
+        if self.listen_url is not None:
+            check_url(self.listen_url)
+        for switch in ("notify", "auto_migrate"):
+            if not isinstance(getattr(self, switch), bool):
+                raise ConfigError(f"{switch} must be true or false, not {getattr(self, switch)!r}.")
+        schema = self.schema if isinstance(self.schema, str) else ""
+        if not schema.isidentifier() or not schema.isascii() or len(schema) > 50:
+            raise ConfigError(f"schema must be a plain SQL name of up to 50 characters, not {self.schema!r}.")
+        for group, kind in GROUPS.items():
+            if not isinstance(getattr(self, group), kind):
+                raise ConfigError(f"{group} must be a table [{group}] in a file, not {getattr(self, group)!r}.")
+        for name in ("poll_interval", "shutdown_grace", "stop_grace", "connect_timeout"):
+            seconds(getattr(self, name), name)
+        if self.poll_interval_s <= 0:
+            raise ConfigError("poll_interval must be above zero.")
+        for name, least in (
+            ("max_payload_bytes", 1),
+            ("max_output_bytes", 0),
+            ("concurrency", 0),
+            ("recycle_after_jobs", 0),
+            ("recycle_over_memory_bytes", 0),
+            ("max_processes", 0),
+            ("max_open_files", 0),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+
+        for name, least in (("max_processes", LEAST_PROCESSES), ("max_open_files", LEAST_OPEN_FILES)):
+            if 0 < getattr(self, name) < least:
+                raise ConfigError(
+                    f"{name} must be 0 (no limit of ours) or at least {least}: a runner needs some for itself."
+                )
+
+    @property
+    def poll_interval_s(self) -> float:
+        return seconds(self.poll_interval, "poll_interval")
+
+    @property
+    def shutdown_grace_s(self) -> float:
+        return seconds(self.shutdown_grace, "shutdown_grace")
+
+    @property
+    def stop_grace_s(self) -> float:
+        return seconds(self.stop_grace, "stop_grace")
+
+    @property
+    def connect_timeout_s(self) -> float:
+        return seconds(self.connect_timeout, "connect_timeout")
+
+    @property
+    def slots(self) -> int:
+        return self.concurrency or os.cpu_count() or 1
+
+
+class _GivenRecovery(TypedDict, total=False):
+    heartbeat_interval: Duration
+    heartbeat_timeout: Duration
+    claimed_stale_after: Duration | None
+    running_stale_after: Duration | None
+    runner_heartbeat_interval: Duration
+    check_interval: Duration
+    session_grace: Duration
+    auto_requeue_stale_claimed: bool
+    auto_fail_stale_running: bool
+    auto_disable_unhealthy: bool
+    evidence: tuple[str, ...] | str
+    retention: Retention | Duration
+
+
+class GivenSettings(_GivenRecovery, total=False):
+    """What `App(…)` takes by name, for type checkers and editors; `Settings` and `Recovery` check it."""
+
+    schema: str
+    listen_url: str | None
+    notify: bool
+    poll_interval: Duration
+    shutdown_grace: Duration
+    stop_grace: Duration
+    max_payload_bytes: int
+    max_output_bytes: int
+    connect_timeout: Duration
+    auto_migrate: bool
+    concurrency: int
+    recycle_after_jobs: int
+    recycle_over_memory_bytes: int
+    max_processes: int
+    max_open_files: int
+    web: Web
+    alerts: Alerts
+
+
+def check_url(url: str) -> None:
+    """Refuse an address that no ledger can have, and say which can."""
+    cure = "Use sqlite:///file.db or postgresql://user@host/database."
+    if not isinstance(url, str) or "://" not in url:
+        raise ConfigError(f"{url!r} is not a ledger URL. {cure}")
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        # The address may hold a password: say what is wrong with it, not what it is.
+        raise ConfigError(f"The ledger URL cannot be read: {error}. {cure}") from None
+    if scheme not in _SCHEMES:
+        raise ConfigError(f"{scheme}:// is not a ledger that Unstuck knows.{did_you_mean(scheme, _SCHEMES)} {cure}")
+    if scheme == "sqlite":
+        path = url.removeprefix("sqlite://")
+        if not path.startswith("/") or path in ("/", ""):
+            raise ConfigError(f"{url!r} names no file. Use sqlite:///relative.db or sqlite:////absolute/path.db.")
+        if path == "/:memory:":
+            raise ConfigError(
+                "sqlite:///:memory: cannot be shared with a worker process. Use a file, sqlite:///unstuck.db."
+            )

@@ -1,0 +1,28 @@
+"""The web door: an API for workers and clients in any language, a live page for people, metrics.
+
+`create_app` gives an ASGI app to mount into another; `unstuck serve` runs it by itself.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from unstuck.domain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from unstuck.app import App
+
+CURE = "The web door needs more packages: pip install 'unstuck[http]'."
+
+
+def create_app(app: "App | str | None" = None, **web: Any) -> "FastAPI":
+    """Give the web door of an app, or of the ledger that a URL or the settings name, as an ASGI app.
+
+    `web` are settings of the door (see `unstuck.config.Web`)."""
+    try:
+        from unstuck.http.door import open_door
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("unstuck"):
+            raise
+        raise ConfigError(f"{CURE} ({error})") from error
+    return open_door(app, **web)

@@ -1,0 +1,38 @@
+"""What every handler of the web door stands on: the ledger, the settings, and verbs in the caller's name."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from unstuck.client.counter import Counter
+from unstuck.client.operator import Operator
+from unstuck.config import Settings, Web
+from unstuck.http.callers import Caller
+from unstuck.store.contract import Ledger
+
+
+@dataclass(frozen=True)
+class Desk:
+    counter: Counter
+    web: Web
+
+    @property
+    def settings(self) -> Settings:
+        return self.counter.settings
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.counter.parts().ledger
+
+    def operator(self, caller: Caller) -> Operator:
+        """Give the operator's verbs; what is done is written down under the caller's name."""
+        return Operator(self.ledger, self.settings, by=caller.name)
+
+
+def desk_of(request: Request) -> Desk:
+    desk: Desk = request.app.state.desk
+    return desk
+
+
+AtDesk = Annotated[Desk, Depends(desk_of)]

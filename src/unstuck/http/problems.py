@@ -1,0 +1,111 @@
+"""Say what went wrong as problem+json (RFC 9457), each with a code for programs and a cure for people."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from unstuck.domain.errors import (
+    ConfigError,
+    LedgerUnavailable,
+    PayloadError,
+    RefusedValue,
+    SchemaMismatch,
+    UnknownName,
+    UnstuckError,
+    WrongArguments,
+)
+from unstuck.logs import logger
+
+MEDIA_TYPE = "application/problem+json"
+MAX_DETAIL_CHARS = 2_000
+
+log = logger("unstuck.http")
+
+
+class Problem(Exception):
+    """Raised by handlers; becomes the answer. `facts` are further members of the body."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        cure: str = "",
+        headers: dict[str, str] | None = None,
+        **facts: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.cure = cure
+        self.headers = headers or {}
+        self.facts = facts
+
+    def response(self) -> JSONResponse:
+        body = {
+            "type": f"urn:unstuck:problem:{self.code}",
+            "title": self.code.replace("_", " ").capitalize(),
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail[:MAX_DETAIL_CHARS],
+            **({"cure": self.cure} if self.cure else {}),
+            **self.facts,
+        }
+        return JSONResponse(body, self.status, self.headers, MEDIA_TYPE)
+
+
+_STATUSES: list[tuple[type[UnstuckError], int, str, str]] = [
+    (UnknownName, 404, "not_found", ""),
+    (PayloadError, 422, "payload_refused", "Send JSON within the limits."),
+    (WrongArguments, 422, "wrong_arguments", "Send arguments that fit the task's signature."),
+    (RefusedValue, 422, "value_refused", "The database cannot store this value, for example a NUL character."),
+    (ConfigError, 422, "not_valid", ""),
+    (SchemaMismatch, 503, "schema_mismatch", "Run `unstuck migrate`."),
+    (LedgerUnavailable, 503, "ledger_unavailable", "Try again: the database is away, locked or full."),
+]
+
+
+def problem_of(error: UnstuckError) -> Problem:
+    for kind, status, code, cure in _STATUSES:
+        if isinstance(error, kind):
+            headers = {"Retry-After": "1"} if status == 503 else {}
+            return Problem(status, code, str(error), cure=cure, headers=headers)
+    return Problem(500, "internal_error", str(error))
+
+
+def explain_errors(app: FastAPI) -> None:
+    """Have every error of this app answered as a problem."""
+
+    @app.exception_handler(Problem)
+    def _problem(request: Request, error: Problem) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(UnstuckError)
+    def _unstuck(request: Request, error: UnstuckError) -> JSONResponse:
+        return problem_of(error).response()
+
+    @app.exception_handler(RequestValidationError)
+    def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        wrong = [
+            {"where": ".".join(str(part) for part in item["loc"]), "what": str(item["msg"])}
+            for item in error.errors()[:20]
+        ]
+        detail = "; ".join(f"{item['where']}: {item['what']}" for item in wrong[:3])
+        cure = "See /api/v1/openapi.json for what this path takes."
+        return Problem(422, "not_valid", detail, cure=cure, errors=wrong).response()
+
+    @app.exception_handler(HTTPException)
+    def _http(request: Request, error: HTTPException) -> JSONResponse:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
+        headers = dict(error.headers or {})
+        return Problem(error.status_code, code, str(error.detail), headers=headers).response()
+
+    @app.exception_handler(Exception)
+    def _bug(request: Request, error: Exception) -> JSONResponse:
+        log.exception("A request failed", path=request.url.path, exc_info=error)
+        return Problem(500, "internal_error", "This is a defect of Unstuck; its log says more.").response()

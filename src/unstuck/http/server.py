@@ -1,0 +1,53 @@
+"""Run the web door by itself: `unstuck serve`."""
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from unstuck.config import Settings, Web
+from unstuck.domain.errors import ConfigError
+from unstuck.http.door import door_of
+
+BACKLOG = 1024
+
+
+def listening_socket(web: Web) -> socket.socket:
+    """Take the address before anything else is started: one that is taken is a clear error."""
+    family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((web.host, web.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Cannot listen on {web.host} port {web.port}: {error.strerror}. "
+            "Choose another with --port (0: any free one)."
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
+    """Serve until a signal ends it; `ready` is told the address."""
+    door = door_of(settings, web)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            door,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=5,
+            server_header=False,
+            # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
+            proxy_headers=False,
+        )
+    )
+    ready(url_of(listener))
+    server.run(sockets=[listener])
