@@ -9,15 +9,15 @@ from typing import Any
 
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.diagnosing import DiagnosingVerbs
+from unstuck.store.postgres.foreign import ForeignVerbs
 from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
 from unstuck.store.postgres.upkeep import UpkeepVerbs
-from unstuck.store.postgres.workers import WorkerVerbs
 
 
-class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, DiagnosingVerbs):
+class PostgresLedger(ClientVerbs, ForeignVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, DiagnosingVerbs):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 
     one_host = False
