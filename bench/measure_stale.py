@@ -25,8 +25,8 @@ def run(databases: list[Database], workers: int, jobs: int, rounds: int) -> Tabl
         f"Who is stale, of {workers:,} foreign workers ({HOLDING:,} hold a job), with {jobs:,} finished jobs",
         ("best ms", "median ms", "worst ms"),
         notes=[
-            f"The goal is a stale check below {GOAL_MS:g} ms: `watch` is what the reaper asks once per round, 'judged'",
-            "is that with its judgement of everybody. `stale` lists the jobs of silent workers, for operators.",
+            f"The goal is a stale check below {GOAL_MS:g} ms: what the reaper asks once per round. 'judged' is that",
+            "with its judgement. 'all of them' carries every worker here. `stale` lists jobs of silent workers.",
             "The bare count reads the rows of all workers and nothing else, in the same process.",
         ],
     )
@@ -46,8 +46,9 @@ def run(databases: list[Database], workers: int, jobs: int, rounds: int) -> Tabl
 def _checks(stage: Stage, ledger: Ledger, reaper: Reaper) -> dict[str, Callable[[], object]]:
     name = "unstuck.workers" if stage.database.name == "PostgreSQL" else "unstuck_workers"
     return {
-        "watch": ledger.watch,
+        "stale check": ledger.to_judge,
         "judged": reaper.looks_cut_off,
+        "all of them": ledger.watch,
         "stale": lambda: ledger.stale(Web().heartbeat_timeout_s),
         "bare count": lambda: stage.database.query(stage.url, f"select id, name, host, state, metadata from {name}"),
     }
