@@ -30,7 +30,7 @@ class Desk:
         return Operator(self.ledger, self.settings, by=caller.name)
 
 
-async def desk_of(request: Request) -> Desk:
+def desk_of(request: Request) -> Desk:
     desk: Desk = request.app.state.desk
     return desk
 

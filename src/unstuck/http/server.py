@@ -12,7 +12,7 @@ from unstuck.domain.errors import ConfigError
 from unstuck.http.door import door_of
 
 BACKLOG = 1024
-SWITCH_S = 0.0005
+SWITCH_S = 0.0001
 KEEP_ALIVE_S = 65
 """Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
 

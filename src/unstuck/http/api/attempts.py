@@ -1,24 +1,22 @@
 """Jobs in the hands of workers over HTTP: claim, start, progress, settle, release."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.foreign import claiming
 from unstuck.http.foreign.answers import ClaimAnswer, Results
 from unstuck.http.foreign.bodies import ClaimBody, JobsBody, ProgressBody, SettleBody
-from unstuck.http.foreign.crew import AtCrew, may_claim, orders
+from unstuck.http.foreign.crew import AtCrew, Working, may_claim, orders
 from unstuck.http.foreign.seats import Seat
 from unstuck.http.problems import Problem
 from unstuck.store.records import ForeignPulse
 
 router = APIRouter(prefix="/api/v1/workers/{worker_id}", tags=["workers"])
 
-Working = Annotated[Caller, Depends(needs(Scope.WORKER))]
 CLIENT_CLOSED = 499
 
 

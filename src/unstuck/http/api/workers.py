@@ -15,7 +15,7 @@ from unstuck.http.desk import AtDesk
 from unstuck.http.foreign.answers import BeatAnswerBody, Gone, HeartbeatAnswer, Registered
 from unstuck.http.foreign.bodies import BeatBody, HeartbeatBody, RegisterBody
 from unstuck.http.foreign.claiming import heartbeat_timeout_s
-from unstuck.http.foreign.crew import AtCrew, Crew, orders, plain
+from unstuck.http.foreign.crew import AtCrew, Crew, Working, orders, plain, working
 from unstuck.http.foreign.deaths import death_of, superseded
 from unstuck.http.foreign.seats import Seat, allowed, checked_metadata, could_be_id
 from unstuck.http.problems import Problem
@@ -23,7 +23,6 @@ from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
 
 router = APIRouter(tags=["workers"])
 
-Working = Annotated[Caller, Depends(needs(Scope.WORKER))]
 Reading = Annotated[Caller, Depends(needs(Scope.READ))]
 GIVEN_UP_AFTER = 3.0
 """A beat comes at least so often within the shortest timeout of what the worker holds."""
@@ -110,7 +109,7 @@ async def drain(request: Request, worker: str, crew: AtCrew) -> dict[str, Any]:
     an operator, and hears it with its next beat."""
     caller: Caller = request.state.caller
     if Scope.OPERATE not in caller.scopes:
-        await needs(Scope.WORKER)(request)
+        await working(request)
     return await anyio.to_thread.run_sync(_drain, crew, worker, caller)
 
 

@@ -8,7 +8,7 @@ import anyio.to_thread
 from fastapi import Depends, Request
 
 from unstuck.domain.states import LIVING, WorkerState
-from unstuck.http.callers import Caller
+from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import Desk
 from unstuck.http.foreign.beating import Beats
 from unstuck.http.foreign.deaths import gone_problem
@@ -126,3 +126,13 @@ async def crew_of(request: Request) -> Crew:
 
 
 AtCrew = Annotated[Crew, Depends(crew_of)]
+
+_may_work = needs(Scope.WORKER)
+
+
+async def working(request: Request) -> Caller:
+    """As `needs`, on the event loop: it is asked with every beat, and a thread for it would cost more than the beat."""
+    return _may_work(request)
+
+
+Working = Annotated[Caller, Depends(working)]

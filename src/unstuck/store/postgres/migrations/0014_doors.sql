@@ -28,6 +28,7 @@ declare
     v_one record;
     v_worker record;
     v_cancels boolean;
+    v_strong boolean;
     v_now timestamptz;
 begin
     -- A beat that a crash of the server forgets is forgiven by its restart: it need not wait for the disk.
@@ -45,21 +46,36 @@ begin
         cancel_ids := null;
         cancel_tokens := null;
         disabled := false;
-        if v_one.metadata is not null
-           or exists (select 1 from {schema}.workers w where w.id = v_one.id and w.state = 'suspect') then
-            perform 1 from {schema}.workers w where w.id = v_one.id for no key update;
+        -- Who will change the row locks it so from the start: to strengthen a lock behind a waiting verdict is a deadlock.
+        v_strong := v_one.metadata is not null;
+        if not v_strong then
+            v_strong := exists (select 1 from {schema}.workers w where w.id = v_one.id and w.state = 'suspect');
         end if;
-        select w.state, w.request, w.draining,
-               w.disabled is not null or exists (
-                   select 1 from {schema}.hosts h where h.name = w.host and h.disabled is not null) as off
-        into v_worker
-        from {schema}.workers w where w.id = v_one.id and w.door <> 'python' for share of w;
+        if v_strong then
+            select w.state, w.request, w.draining,
+                   w.disabled is not null or exists (
+                       select 1 from {schema}.hosts h where h.name = w.host and h.disabled is not null) as off
+            into v_worker
+            from {schema}.workers w where w.id = v_one.id and w.door <> 'python' for no key update of w;
+        else
+            -- The share lock stands against a verdict: one of the two comes first, and the other sees it.
+            select w.state, w.request, w.draining,
+                   w.disabled is not null or exists (
+                       select 1 from {schema}.hosts h where h.name = w.host and h.disabled is not null) as off
+            into v_worker
+            from {schema}.workers w where w.id = v_one.id and w.door <> 'python' for share of w;
+        end if;
         if not found or v_worker.state in ('dead', 'stopped') then
             state := coalesce(v_worker.state, 'dead');
             return next;
             continue;
         end if;
-        select b.cancels into v_cancels from {schema}.beats b where b.worker_id = v_one.id for update;
+        v_now := clock_timestamp();
+        update {schema}.beats b set
+            beat_at = v_now, running = coalesce(nullif(v_one.running, -1), b.running),
+            processed = b.processed + v_one.settled, session_pid = null, session_start = null
+        where b.worker_id = v_one.id
+        returning b.cancels into v_cancels;
         if not found then
             return next;
             continue;
@@ -68,13 +84,10 @@ begin
             select array_agg(j.id), array_agg(j.token) into cancel_ids, cancel_tokens
             from {schema}.jobs j
             where j.held and j.worker_id = v_one.id and j.state = 'running' and j.cancel_requested;
+            if cancel_ids is null then
+                update {schema}.beats b set cancels = false where b.worker_id = v_one.id;
+            end if;
         end if;
-        v_now := clock_timestamp();
-        update {schema}.beats b set
-            beat_at = v_now, running = coalesce(nullif(v_one.running, -1), b.running),
-            processed = b.processed + v_one.settled,
-            session_pid = null, session_start = null, cancels = cancel_ids is not null
-        where b.worker_id = v_one.id;
         state := v_worker.state;
         was_suspect := v_worker.state = 'suspect';
         request := v_worker.request;
