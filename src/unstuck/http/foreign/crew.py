@@ -15,6 +15,7 @@ from unstuck.http.foreign.deaths import gone_problem
 from unstuck.http.foreign.handing import Hands
 from unstuck.http.foreign.seats import Seat, Seats
 from unstuck.http.foreign.waking import Ear, Wakeups
+from unstuck.http.problems import Problem
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.watchman import Watchman
 from unstuck.store.contract import Ledger
@@ -61,7 +62,14 @@ class Crew:
     def say_gone(self, seat: Seat) -> None:
         self.seats.forget(seat)
         record = self.ledger.foreign_worker(seat.id)
-        if record is not None and record.state not in LIVING:
+        if record is None:
+            raise Problem(
+                409,
+                "worker_gone",
+                f"Worker {seat.name} ({seat.id}) ended so long ago that nothing is kept of it.",
+                cure="Register anew: POST /api/v1/workers.",
+            )
+        if record.state not in LIVING:
             raise gone_problem(record)
 
     def hush(self) -> None:
