@@ -20,6 +20,7 @@ from unstuck.store.records import (
     BeatAnswer,
     Enqueued,
     EventRecord,
+    Glance,
     Guard,
     HeldJob,
     HostRecord,
@@ -199,6 +200,21 @@ class Ledger(Protocol):
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         """Remove finished jobs, events and dead or stopped workers (that hold nothing) older than given."""
+        ...
+
+    # Those who listen -------------------------------------------------------------------------
+
+    def note_event(self, kind: str, message: str, *, job_id: int | None = None, worker_id: str | None = None) -> int:
+        """Write an event that belongs to no other verb; give its id."""
+        ...
+
+    def glance(self, job_ids: Collection[int]) -> list[Glance]:
+        """Say where these jobs stand; those that do not exist are left out."""
+        ...
+
+    def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Give those pairs of queue and task that no worker would take now: none lives that serves the one and knows
+        the other, or all that do are leaving or switched off."""
         ...
 
     # Operators ------------------------------------------------------------------------------
