@@ -14,6 +14,7 @@ from unstuck.cli import ledgers
 from unstuck.cli.app_settings import settings_of
 from unstuck.cli.common import Common, Misuse, command
 from unstuck.cli.show import Show
+from unstuck.cli.web import check_installed
 from unstuck.config import Recovery
 from unstuck.domain.names import checked_name
 from unstuck.store.contract import Ledger
@@ -61,9 +62,15 @@ def up(
     ] = 1,
     queues: Queues = None,
     concurrency: Concurrency = None,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the web door too (`unstuck serve`).")] = False,
+    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Of the web door.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="Of the web door; default: 8642.")
+    ] = None,
     migrate: Migrate = True,
 ) -> None:
     """Run supervised workers and a reaper in one command: whoever dies is replaced."""
+    from unstuck.worker.companion import Companion
     from unstuck.worker.herald import take_herald
     from unstuck.worker.supervisor import Supervisor
 
@@ -79,11 +86,20 @@ def up(
     arguments += ["--url", common.url] if common.url is not None else []
     arguments += ["--queues", ",".join(names)] if names else []
     arguments += ["--concurrency", str(concurrency)] if concurrency is not None else []
+    companions = [Companion("Web door", _web_door(common, path, host, port))] if dashboard else []
     ledger = ledgers.open_or_create(settings)
     try:
         # Longer than a worker's own grace: it ends by itself before anybody has to kill it.
         patience_s = settings.shutdown_grace_s + STOP_MARGIN_S
-        supervisor = Supervisor(arguments, workers, ledger, settings.recovery, stop_grace_s=patience_s, herald=herald)
+        supervisor = Supervisor(
+            arguments,
+            workers,
+            ledger,
+            settings.recovery,
+            stop_grace_s=patience_s,
+            herald=herald,
+            companions=companions,
+        )
         raise typer.Exit(supervisor.run())
     finally:
         ledger.close()
@@ -121,6 +137,15 @@ def _one_round(show: Show, ledger: Ledger, recovery: Recovery) -> None:
         show.say(", ".join(f"{name}: {number}" for name, number in counts.items()))
     else:
         show.say("All is well: nothing to do.", "green")
+
+
+def _web_door(common: Common, path: str, host: str | None, port: int | None) -> list[str]:
+    """Give the command line of the web door; whether it can be run at all is found out before anything is started."""
+    check_installed()
+    arguments = [sys.executable, "-m", "unstuck.cli.main", "serve", path]
+    for option, value in (("--url", common.url), ("--host", host), ("--port", port)):
+        arguments += [option, str(value)] if value is not None else []
+    return arguments
 
 
 def _app_path(common: Common, target: str | None, command: str) -> str:

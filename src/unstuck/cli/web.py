@@ -1,5 +1,6 @@
 """Open the web door: `serve`."""
 
+import importlib.util
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ from unstuck.cli import ledgers
 from unstuck.cli.common import Common, command
 from unstuck.domain.errors import ConfigError
 from unstuck.http import CURE
+
+PACKAGES = ("fastapi", "uvicorn", "jinja2", "python_multipart")
 
 
 @command(log_level="info")
@@ -25,12 +28,9 @@ def serve(
 ) -> None:
     """Serve the API, the page and the metrics over HTTP."""
     common = replace(common, app=target) if target is not None else common
-    try:
-        from unstuck.http import server
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("unstuck"):
-            raise
-        raise ConfigError(f"{CURE} ({error})") from error
+    check_installed()
+    from unstuck.http import server
+
     settings = common.settings()
     given: dict[str, Any] = {"host": host, "port": port}
     web = replace(settings.web, **{name: value for name, value in given.items() if value is not None})
@@ -40,3 +40,10 @@ def serve(
     server.serve(
         settings, web, listener, lambda url: show.json({"url": url}) if show.as_json else show.say(f"Serving {url}")
     )
+
+
+def check_installed() -> None:
+    """Raise ConfigError, with the cure, where the packages of the web door are missing."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{CURE} Missing: {', '.join(missing)}.")

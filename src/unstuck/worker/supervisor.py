@@ -26,6 +26,7 @@ from unstuck.reaper.watchman import Watchman
 from unstuck.runner import kernel, leftovers
 from unstuck.runner.oom import OomWatch, shared_counter
 from unstuck.store.contract import Ledger
+from unstuck.worker.companion import Companion
 from unstuck.worker.exits import OOM, Exit, exit_of, was_sigkilled
 from unstuck.worker.herald import Herald
 from unstuck.worker.places import Place, summary
@@ -38,6 +39,7 @@ STOP_GRACE_S = 40.0
 HURRY_GRACE_S = 15.0
 BURIAL_GRACE_S = 5.0
 LOOK_EVERY_S = 1.0
+LOOK_AT_LAST_S = 0.1
 SILENT_S = 180.0
 """A worker without any sign of life for so long is hung as a whole, its own watchdog included."""
 LATE_S = 10.0
@@ -61,6 +63,7 @@ class Supervisor:
         *,
         stop_grace_s: float = STOP_GRACE_S,
         herald: Herald | None = None,
+        companions: Sequence[Companion] = (),
     ) -> None:
         assert workers >= 1, workers
         self._command = list(command)
@@ -69,6 +72,7 @@ class Supervisor:
         self._watchman = Watchman(reaper)
         self._undertaker = Undertaker(reaper)
         self._herald = herald or Herald()
+        self._companions = list(companions)
         self._reports = Reports()
         self._oom = OomWatch(shared_counter())
         self._stop_grace_s = stop_grace_s
@@ -121,12 +125,16 @@ class Supervisor:
                 if place.empty and now_s >= place.replacing.at_s:
                     self._start(place, now_s)
             self._end_the_silent(now_s)
-        elif now_s >= self._stop_s:
+        elif now_s >= self._stop_s and self._living():
             self._kill_all()
         self._tell(now_s)
-        return any(place.pid for place in self._places) or (
+        going_on = any(place.pid for place in self._places) or (
             self._stop_s is None and not all(place.retired for place in self._places)
         )
+        for companion in self._companions:
+            # To the last worker, so that people can see how it ends.
+            companion.tend(now_s) if going_on else companion.stop(now_s)
+        return going_on or any(companion.pid for companion in self._companions)
 
     def _wait(self) -> None:
         now_s = host.boottime_s()
@@ -136,7 +144,7 @@ class Supervisor:
         if self._stop_s is None:
             wait_s = min([wait_s, *(place.replacing.at_s - now_s for place in self._places if place.empty)])
         else:
-            wait_s = min(wait_s, self._stop_s - now_s)
+            wait_s = min(wait_s, max(self._stop_s - now_s, 0.0) if self._living() else LOOK_AT_LAST_S)
         heard = select.select([self._ear, *self._reports.descriptors()], [], [], max(0.0, wait_s))[0]
         if self._ear in heard:
             os.read(self._ear, 4096)
@@ -197,6 +205,8 @@ class Supervisor:
                 if not why and was_sigkilled(status) and self._oom.explain("", frozenset(), 1, 0).struck:
                     why = OOM
                 self._lost(place, exit_of(status, usage, now_s - place.born_s, why), now_s)
+            elif companion := next((one for one in self._companions if one.pid == pid), None):
+                companion.lost(exit_of(status, usage, 0.0, ""), now_s)
         self._end_strays()
 
     def _lost(self, place: Place, end: Exit, now_s: float) -> None:
@@ -233,7 +243,7 @@ class Supervisor:
 
     def _end_strays(self) -> None:
         """Kill what a dead worker left behind: as a subreaper we inherit whatever hid from its own parents."""
-        ours = {place.pid for place in self._places}
+        ours = {place.pid for place in self._places} | {companion.pid for companion in self._companions}
         for pid in kernel.children():
             if pid not in ours:
                 try:
@@ -275,6 +285,8 @@ class Supervisor:
                 os.waitpid(place.pid, 0)
                 self._undertaker.bury(place.pid, place.started, "its supervisor ended and killed it")
                 place.pid = 0
+        for companion in self._companions:
+            companion.end()
         leftovers.kill_children()
 
     def _living(self) -> int:
