@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 from tests.contract.conftest import OpenLedger
 from tests.contract.doctor_kit import CALM, HOST_S_OWN
-from tests.contract.hands import birth, claim, crash, done, new_job, put, running, turn, until, verdict
+from tests.contract.hands import (
+    birth,
+    claim,
+    crash,
+    crash_retry,
+    done,
+    new_job,
+    put,
+    running,
+    start,
+    turn,
+    until,
+    verdict,
+)
 from tests.contract.meddling import Meddler
 
 from unstuck import config
@@ -93,6 +106,19 @@ class TestJobsThatWait:
         assert (facts["count"], facts["example"]) == (1, job_id)
         assert facts["by_s"] == pytest.approx(3 * 86_400, abs=60)
 
+    def test_they_are_scheduled_where_nobody_serves(self, ledger: Ledger, look: Look) -> None:
+        put(ledger, queue="mail", delay_s=900.0)
+        first = put(ledger, queue="mail", delay_s=600.0)
+        put(ledger, queue="night", delay_s=8 * 3600.0)
+        finding = look()["scheduled-unserved"]
+        assert (finding.severity, finding.facts["queue"]) == (Severity.WARNING, "mail")
+        assert (finding.facts["count"], finding.facts["example"]) == (2, first)
+        assert finding.facts["by_s"] == pytest.approx(600, abs=60)
+        assert look(severities=("info",))["scheduled-unserved"].facts["queue"] == "night"
+        ledger.register(birth("w1", queues=("mail", "night"), **CALM))
+        assert look() == {}
+        assert "scheduled-unserved" not in look(severities=("info",))
+
     def test_they_were_due_and_forgotten(self, ledger: Ledger, look: Look, calm: str, meddler: Meddler) -> None:
         job_id = put(ledger, delay_s=5.0)
         assert look() == {}
@@ -149,8 +175,19 @@ class TestWorkers:
         with beating(lambda: Pulse("w1", 0, next(counter))):
             # It ends one job after the other: it is behind, not idle.
             assert "idle-worker" not in look(poll_interval=0.1)
-        claim(ledger)
+        [taken] = claim(ledger)
         assert "idle-worker" not in look(poll_interval=0.1)
+        until(lambda: ledger.held_by("w1", 1)[0].held_s > 0.1, "a beat that could tell of it")
+        with beating(lambda: Pulse("w1", 1, 7)):
+            # All that it holds is in a runner.
+            assert "idle-worker" not in look(poll_interval=0.1)
+        with beating(lambda: Pulse("w1", 0, 7)):
+            finding = look(poll_interval=0.1)["idle-worker"]
+            assert (finding.facts["held"], finding.facts["ready"]) == (1, [])
+        start(ledger, [taken])
+        turn(ledger, done=[done(taken)])
+        with beating(lambda: Pulse("w1", 0, 8)):
+            assert "idle-worker" not in look(poll_interval=0.1)
 
     @pytest.fixture
     def beating(self, open_again: OpenLedger) -> Any:
@@ -247,6 +284,20 @@ class TestOneJob:
         assert [one.code for one in ask(put(ledger, delay_s=60.0))] == ["scheduled"]
         [ready] = ask(put(ledger))
         assert (ready.code, ready.severity) == ("queueing", Severity.INFO)
+
+    def test_that_it_waits_for_its_turn_alone(self, ledger: Ledger, ask: Callable[[int], list[Finding]]) -> None:
+        ledger.register(birth("w1", **CALM))
+        job = running(ledger)
+        turn(ledger, endings=[crash_retry(job, counter="suspicion")])
+        [suspect] = ask(job.job_id)
+        assert (suspect.code, suspect.facts["alone"]) == ("queueing", True)
+        assert suspect.why.endswith("It will run alone in its process: it is suspected of having killed one.")
+        start(ledger, claim(ledger))
+        [runs] = ask(job.job_id)
+        assert runs.code == "running"
+        assert runs.why.endswith("It runs alone in its process: it is suspected of having killed one.")
+        [other] = ask(put(ledger))
+        assert "alone" not in other.why
 
     def test_how_it_goes_and_how_it_ended(self, ledger: Ledger, ask: Callable[[int], list[Finding]]) -> None:
         ledger.register(birth("w1", **CALM))

@@ -176,6 +176,7 @@ def test_the_doctor_looks_at_no_more_than_it_was_told(worst: PostgresLedger) -> 
     limits = {"jobs": BATCH, "groups": BATCH}
     assert is_lean(reads(worst, "look_ready", {"queues": 10, "count": BATCH, "jobs": BATCH}))
     assert is_lean(reads(worst, "look_scheduled", {"far_s": 60.0, **limits}))
+    assert is_lean(reads(worst, "look_coming", limits))
     assert is_lean(reads(worst, "look_overdue", {"late_s": 60.0, **limits}))
     assert is_lean(reads(worst, "look_quarantined", {"errors": BATCH, "groups": BATCH}))
 
