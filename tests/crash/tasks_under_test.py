@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from unstuck import App, Context, Retry, current_context
+from unstuck import App, Context, Retry, StopRequested, current_context
 
 app = App(queues=["other"])
 
@@ -301,6 +301,17 @@ def _hang(how: str, path: str) -> None:
             asyncio.run(hang_async.definition.function("sleep", path))
         case _:
             raise ValueError(how)
+
+
+@app.task(timeout="1s", retry=2)
+def end_late(path: str) -> str:
+    """Come to an end only when the deadline is over and we are asked to stop."""
+    _note(path, f"begun {os.getpid()}")
+    try:
+        time.sleep(600)
+    except StopRequested:
+        return "done, though late"
+    return "never asked"
 
 
 @app.task(stall_timeout="1s", timeout="60s")
