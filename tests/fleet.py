@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 LOOK_S = 0.005
 
 
-def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S, every_s: float = LOOK_S) -> T:
     """Look until it is there (truthy), and give it; fail with a sentence when patience ends."""
     deadline_s = time.monotonic() + patience_s
     while True:
@@ -35,7 +35,7 @@ def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -
             return seen
         if time.monotonic() > deadline_s:
             raise AssertionError(f"after {patience_s:.0f}s still not: {what}")
-        time.sleep(LOOK_S)
+        time.sleep(every_s)
 
 
 def at_best(measure: Callable[[], float], limit_s: float, tries: int = 3) -> None:

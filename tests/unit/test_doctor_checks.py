@@ -19,7 +19,7 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.states import WorkerState
 from unstuck.runner import cgroups
 from unstuck.store.diagnosis import COUNT_LIMIT, JobGroup, QueueLook, Snapshot, TableLook, TaskLook
-from unstuck.store.records import WorkerVerdict
+from unstuck.store.records import WorkerRecord, WorkerVerdict
 
 GROUP = JobGroup("default", "add", 3, 17, 90_000.0)
 
@@ -86,6 +86,35 @@ class TestWaiting:
     def test_far_off_is_information(self) -> None:
         assert found(facts(scheduled=(GROUP,))) == {}
         assert "scheduled-far-off" in told(facts(scheduled=(GROUP,)))
+
+    def test_scheduled_where_nobody_serves_is_a_warning_when_it_is_near(self) -> None:
+        near, far = JobGroup("mail", "add", 2, 17, 600.0), JobGroup("mail", "send", 1, 18, 90_000.0)
+        finding = found(facts(coming=(near,), scheduled=(far,)))["scheduled-unserved"]
+        assert finding.what == "3 jobs in queue 'mail' are scheduled, and as it is now nobody would take them"
+        assert finding.why.endswith("The first is due in 10m: job 17 (add).")
+        assert (finding.severity, finding.facts["reason"]) == (Severity.WARNING, "no-worker-for-queue")
+        assert found(facts(scheduled=(far,), coming=(far,))) == {}
+        assert "scheduled-unserved" in told(facts(scheduled=(far,), coming=(far,)))
+
+    @pytest.mark.parametrize(
+        ("served", "reason"),
+        [
+            (worker(tasks=("send",)), "task-unknown"),
+            (worker(request="drain"), "workers-leaving"),
+            (worker(disabled=Disabled("broken disk", "ada", NOW_AT)), "workers-disabled"),
+        ],
+        ids=["unknown", "leaving", "disabled"],
+    )
+    def test_scheduled_where_nobody_would_take_it(self, served: WorkerRecord, reason: str) -> None:
+        group = JobGroup("default", "add", 1, 17, 60.0)
+        assert found(facts(served, coming=(group,)))["scheduled-unserved"].facts["reason"] == reason
+
+    def test_what_is_said_of_ready_jobs_is_not_said_again_of_the_scheduled(self) -> None:
+        group = JobGroup("mail", "add", 1, 17, 60.0)
+        assert set(found(facts(queues=(ready("mail"),), coming=(group,)))) == {"no-worker-for-queue"}
+        paused = facts(queues=(QueueLook("mail", True, 0),), coming=(group,))
+        assert found(paused) == {}
+        assert found(facts(coming=(JobGroup("default", "add", 1, 17, 60.0),))) == {}
 
     def test_due_and_forgotten_is_a_problem(self) -> None:
         assert found(facts(overdue=(GROUP,)))["due-but-waiting"].severity is Severity.PROBLEM
@@ -181,11 +210,42 @@ class TestFleet:
 
     @pytest.mark.parametrize(
         "after",
-        [{"processed": 8}, {"held": 1}, {"running": 4}, {"request": "stop"}, {"state": WorkerState.DRAINING}],
+        [
+            {"processed": 8},
+            {"held": 1},
+            {"running": 4},
+            {"request": "stop"},
+            {"state": WorkerState.DRAINING},
+            {"disabled": Disabled("broken disk", "ada", NOW_AT)},
+        ],
         ids=str,
     )
     def test_whoever_moved_or_could_not_is_not_accused(self, after: dict[str, Any]) -> None:
         assert "idle-worker" not in found(self.standstill(**after))
+
+    def test_alive_and_sitting_on_what_it_took(self) -> None:
+        still, later = worker(held=4, running=1), worker(held=4, running=1, last_seen_at=NOW_AT)
+        finding = found(with_(facts(), standstills=(Standstill(still, later, 5.0, (), (), ()),)))["idle-worker"]
+        assert "has 3 free slots, and it holds 4 jobs and runs 1 of them" in finding.why
+        assert finding.facts["worker"] == still.id
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            ({"held": 4, "running": 0}, {"held": 4, "running": 4}),
+            ({"held": 4, "running": 1}, {"held": 4, "running": 2}),
+            ({"held": 8, "running": 4}, {"held": 8, "running": 4}),
+            ({"held": 4, "running": 0}, {"held": 4, "running": 0, "processed": 9}),
+            ({"held": 4, "running": 0}, {"held": 0, "running": 0}),
+            ({"held": 4, "running": 0}, {"held": 4, "running": 0, "last_seen_at": NOW_AT - 1}),
+        ],
+        ids=str,
+    )
+    def test_whoever_begins_or_ends_or_has_its_hands_full_is_not_accused(
+        self, before: dict[str, Any], after: dict[str, Any]
+    ) -> None:
+        seen = Standstill(worker(**before), worker(**{"last_seen_at": NOW_AT, **after}), 5.0, (), (), ())
+        assert "idle-worker" not in found(with_(facts(), standstills=(seen,)))
 
     def test_nobody_is_accused_when_the_line_moved(self) -> None:
         seen = Standstill(worker(), worker(), 5.0, (17, 18), (18,), ("default",))

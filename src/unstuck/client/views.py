@@ -222,6 +222,6 @@ def value_view(data: bytes | None, payload_type: str) -> Any:
     if payload_type == JSON:
         try:
             return msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return data.decode("utf-8", "replace")
     return {"type": payload_type, "base64": base64.b64encode(data).decode("ascii")}

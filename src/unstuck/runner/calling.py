@@ -64,6 +64,11 @@ class Caller:
                 f"The arguments of job {frame.job_id} cannot be read: {error}. Enqueue it again, with a JSON object "
                 "of 'args' (a list) and 'kwargs' (an object)."
             ) from error
+        except MemoryError as error:
+            raise CannotCall(
+                f"The arguments of job {frame.job_id} cannot be read: they need more memory than this process may "
+                f"have ({len(frame.payload):,} bytes of JSON). Store the data elsewhere and pass a reference."
+            ) from error
         context = Context(
             frame.job_id, frame.task, frame.queue, frame.attempt, frame.crashes, self._worker_id, frame.token
         )
