@@ -21,13 +21,22 @@ from unstuck.store.sqlite.health import HealthVerbs
 from unstuck.store.sqlite.operator import OperatorVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
+from unstuck.store.sqlite.requests import RequestVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
 from unstuck.store.sqlite.verbs import fetch
 from unstuck.store.sqlite.worker import WorkerVerbs
 
 
 class SqliteLedger(
-    ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, ReadingVerbs, DiagnosingVerbs
+    RequestVerbs,
+    ClientVerbs,
+    WorkerVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    ReadingVerbs,
+    DiagnosingVerbs,
 ):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 
