@@ -2,9 +2,20 @@
 
 from fastapi import FastAPI
 
-from unstuck.http.api import health
+from unstuck.http.api import enqueueing, health, jobs, listing, looking, operating, quarantine, queues, stale
 
-ROUTERS = (health.router,)
+ROUTERS = (
+    health.router,
+    enqueueing.router,
+    # Before those of one job: `/jobs/cancel` is no number of a job.
+    listing.router,
+    jobs.router,
+    queues.router,
+    stale.router,
+    operating.router,
+    quarantine.router,
+    looking.router,
+)
 """One line per file: whoever adds a part of the API adds it here."""
 
 
