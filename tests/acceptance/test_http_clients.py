@@ -170,10 +170,9 @@ class TestFollow:
         job_id = door.enqueue(delay="1h")
         told, shown = door.get(f"/jobs/{job_id}/why"), door.shop.run("why", str(job_id), "--json").json
         assert {**told, "told_at": 0, "next": 0} == {**shown, "told_at": 0, "next": 0}
-        assert [item["kind"] for item in door.get(f"/jobs/{job_id}/events")] == [
-            event["kind"] for event in shown["job"].get("events", [])
-        ]
-        assert [finding["code"] for finding in door.get(f"/jobs/{job_id}/doctor")] == ["scheduled"]
+        door.post(f"/jobs/{job_id}/cancel")
+        # Of a job that waits it looks at the whole fleet, and twice at whoever seems to do nothing.
+        assert door.get(f"/jobs/{job_id}/doctor") == door.shop.run("doctor", str(job_id), "--json").json
 
     def test_cancel_and_run_again(self, door: Door) -> None:
         job_id = door.enqueue()
