@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -27,7 +29,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-TRIES = {"sqlite": int(os.environ.get("UNSTUCK_SCHEMA_TRIES", "8")), "postgres": 3}
+TRIES = {"sqlite": int(os.environ.get("SCHEMA_TRIES", "5")), "postgres": 2}
 LONGEST_WAIT_S = 0.05
 ANSWER_WITHIN_S = 60.0
 KNOWN = {"job_id": [1, 2, 3, 4], "worker": ["w1"], "name": ["default", "scrapes"], "host": [host.hostname()]}
@@ -64,7 +66,7 @@ def test_every_route_says_what_it_takes_and_gives(document: dict[str, Any]) -> N
     assert "HTTPValidationError" not in str(document)
 
 
-def test_whatever_is_sent_the_answer_fits_the_document(door: Door, document: dict[str, Any], request: Any) -> None:
+def test_whatever_is_sent_the_answer_fits_the_document(door: Door, document: dict[str, Any]) -> None:
     dialect = "sqlite" if door.shop.url.startswith("sqlite") else "postgres"
     for _ in range(4):
         door.enqueue()
@@ -76,6 +78,9 @@ def test_whatever_is_sent_the_answer_fits_the_document(door: Door, document: dic
         operation = found.ok()
         if never_ends(document["paths"][operation.path][operation.method]):
             continue
+        if "doctor" in operation.path:
+            # It looks twice at workers that take nothing, as ours do: they have a reason now.
+            door.post("/queues/pause")
         for mode in schemathesis.GenerationMode:
             tried += _try(operation, mode, str(door.client.base_url), session, TRIES[dialect])
     print(f"{tried} requests")
@@ -105,14 +110,7 @@ def _try(operation: Any, mode: Any, url: str, session: requests.Session, tries: 
         case.validate_response(response, checks=CHECKS)
         count += 1
 
-    if operation.path in SLOW:
-        ask = settings(ask, max_examples=1)
-    try:
+    with suppress(Unsatisfiable):
+        # Of what takes nothing, nothing wrong can be asked.
         ask()
-    except schemathesis.errors.InvalidSchema:
-        raise
     return count
-
-
-SLOW = {f"{API}/doctor", f"{API}/jobs/{{job_id}}/doctor"}
-"""They look twice at workers that do nothing, as ours do."""
