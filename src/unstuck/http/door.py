@@ -14,6 +14,7 @@ from unstuck.config import Settings, Web
 from unstuck.http import api, page
 from unstuck.http.desk import Desk
 from unstuck.http.guard import stand_guard
+from unstuck.http.openapi import describe
 from unstuck.http.problems import explain_errors
 from unstuck.version import VERSION
 
@@ -41,6 +42,7 @@ def door_of(settings: Settings, web: Web) -> FastAPI:
     api.add_to(door)
     page.add_to(door)
     stand_guard(door)
+    describe(door)
     return door
 
 

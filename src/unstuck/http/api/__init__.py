@@ -2,9 +2,32 @@
 
 from fastapi import FastAPI
 
-from unstuck.http.api import events, health
+from unstuck.http.api import (
+    enqueueing,
+    events,
+    health,
+    jobs,
+    listing,
+    looking,
+    operating,
+    quarantine,
+    queues,
+    stale,
+)
 
-ROUTERS = (events.router, health.router)
+ROUTERS = (
+    health.router,
+    enqueueing.router,
+    # Before those of one job: `/jobs/cancel` is no number of a job.
+    listing.router,
+    jobs.router,
+    queues.router,
+    stale.router,
+    operating.router,
+    quarantine.router,
+    looking.router,
+    events.router,
+)
 """One line per file: whoever adds a part of the API adds it here."""
 
 

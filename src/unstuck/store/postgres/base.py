@@ -11,8 +11,15 @@ from unstuck.store.postgres.lanes import Lane, Row
 from unstuck.store.sql import load_queries
 
 QUERY_FILES = (
-    *("clients.sql", "workers.sql", "reaper.sql", "people.sql", "operators.sql"),
-    *("health.sql", "diagnosis.sql", "telling.sql"),
+    "clients.sql",
+    "workers.sql",
+    "reaper.sql",
+    "people.sql",
+    "operators.sql",
+    "health.sql",
+    "diagnosis.sql",
+    "telling.sql",
+    "requests.sql",
 )
 PACKAGE = "unstuck.store.postgres.queries"
 
