@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 
 from unstuck.http.api import (
+    attempts,
     enqueueing,
     events,
     health,
@@ -13,6 +14,7 @@ from unstuck.http.api import (
     quarantine,
     queues,
     stale,
+    workers,
 )
 
 ROUTERS = (
@@ -27,6 +29,8 @@ ROUTERS = (
     quarantine.router,
     looking.router,
     events.router,
+    workers.router,
+    attempts.router,
 )
 """One line per file: whoever adds a part of the API adds it here."""
 

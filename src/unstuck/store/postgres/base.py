@@ -20,6 +20,7 @@ QUERY_FILES = (
     "diagnosis.sql",
     "telling.sql",
     "requests.sql",
+    "foreign.sql",
 )
 PACKAGE = "unstuck.store.postgres.queries"
 

@@ -16,6 +16,7 @@ from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
 from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.diagnosing import DiagnosingVerbs
+from unstuck.store.sqlite.foreign import ForeignVerbs
 from unstuck.store.sqlite.forks import watch_forks
 from unstuck.store.sqlite.health import HealthVerbs
 from unstuck.store.sqlite.operator import OperatorVerbs
@@ -25,13 +26,12 @@ from unstuck.store.sqlite.requests import RequestVerbs
 from unstuck.store.sqlite.telling import TellingVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
 from unstuck.store.sqlite.verbs import fetch
-from unstuck.store.sqlite.worker import WorkerVerbs
 
 
 class SqliteLedger(
     RequestVerbs,
     ClientVerbs,
-    WorkerVerbs,
+    ForeignVerbs,
     ReaperVerbs,
     UpkeepVerbs,
     HealthVerbs,
@@ -78,9 +78,11 @@ class SqliteLedger(
         try:
             with self.db.read() as cursor:
                 rows = fetch(cursor, "bells")
+                listeners = fetch(cursor, "listeners")
         except (UnstuckError, OSError):
             return []
-        return [(worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows]
+        bells: Bells = [(worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows]
+        return bells + [(None, address, frozenset()) for (address,) in listeners]
 
     def before_fork(self) -> None: ...
 

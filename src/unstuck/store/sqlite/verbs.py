@@ -21,6 +21,7 @@ SQL = load_queries(
     "diagnosis.sql",
     "telling.sql",
     "requests.sql",
+    "foreign.sql",
 )
 
 
