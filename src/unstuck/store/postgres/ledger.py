@@ -7,6 +7,8 @@ may stand in between.
 
 from typing import Any
 
+from unstuck.store.postgres.api_tokens import ApiTokenVerbs
+from unstuck.store.postgres.audit import AuditVerbs
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.diagnosing import DiagnosingVerbs
 from unstuck.store.postgres.health import HealthVerbs
@@ -17,7 +19,17 @@ from unstuck.store.postgres.upkeep import UpkeepVerbs
 from unstuck.store.postgres.workers import WorkerVerbs
 
 
-class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, DiagnosingVerbs):
+class PostgresLedger(
+    ClientVerbs,
+    WorkerVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    DiagnosingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
+):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 
     one_host = False

@@ -12,6 +12,8 @@ from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
+from unstuck.store.sqlite.api_tokens import ApiTokenVerbs
+from unstuck.store.sqlite.audit import AuditVerbs
 from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
 from unstuck.store.sqlite.database import Database
@@ -27,7 +29,16 @@ from unstuck.store.sqlite.worker import WorkerVerbs
 
 
 class SqliteLedger(
-    ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, ReadingVerbs, DiagnosingVerbs
+    ClientVerbs,
+    WorkerVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    ReadingVerbs,
+    DiagnosingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
 ):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 
