@@ -34,8 +34,16 @@ def serve(
     settings = common.settings()
     given: dict[str, Any] = {"host": host, "port": port}
     web = replace(settings.web, **{name: value for name, value in given.items() if value is not None})
-    ledgers.open_or_create(settings).close()
-    listener = server.listening_socket(web)
+    ledger = ledgers.open_or_create(settings)
+    try:
+        listener = server.listening_socket(web)
+        try:
+            server.check_address(web, listener, ledger)
+        except BaseException:
+            listener.close()
+            raise
+    finally:
+        ledger.close()
     show = common.show
     server.serve(
         settings, web, listener, lambda url: show.json({"url": url}) if show.as_json else show.say(f"Serving {url}")

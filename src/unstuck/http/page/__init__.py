@@ -5,9 +5,9 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
-from unstuck.http.page import overview
+from unstuck.http.page import audit, overview
 
-ROUTERS = (overview.router,)
+ROUTERS = (overview.router, audit.router)
 
 
 def add_to(door: FastAPI) -> None:

@@ -25,9 +25,7 @@ class ApiTokenVerbs(Verbs):
         now = time.time()
         with self.db.read() as cursor:
             rows = fetch(cursor, "api_tokens")
-        return [
-            ApiTokenRecord(*(*row[:4], tuple(msgspec.json.decode(row[4])), *row[5:], _valid(row, now))) for row in rows
-        ]
+        return [_record(row, now) for row in rows]
 
     def revoke_api_token(self, token_id: str) -> bool:
         refuse_nul(token_id)
@@ -36,6 +34,7 @@ class ApiTokenVerbs(Verbs):
             return bool(cursor.connection.changes())
 
 
-def _valid(row: Sequence[Any], now: float) -> bool:
+def _record(row: Sequence[Any], now: float) -> ApiTokenRecord:
     expires_at, revoked_at = row[-2:]
-    return revoked_at is None and (expires_at is None or expires_at > now)
+    valid = revoked_at is None and (expires_at is None or expires_at > now)
+    return ApiTokenRecord(*(*row[:4], tuple(msgspec.json.decode(row[4])), *row[5:], valid))
