@@ -1,5 +1,6 @@
 """Open the web door: `serve`."""
 
+import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -45,6 +46,10 @@ def serve(
     finally:
         ledger.close()
     show = common.show
-    server.serve(
-        settings, web, listener, lambda url: show.json({"url": url}) if show.as_json else show.say(f"Serving {url}")
-    )
+
+    def ready(url: str) -> None:
+        show.json({"url": url}) if show.as_json else show.say(f"Serving {url}")
+        # Whoever started us reads it through a pipe, and nothing more is printed.
+        sys.stdout.flush()
+
+    server.serve(settings, web, listener, ready)

@@ -1,6 +1,7 @@
 """What every handler of the web door stands on: the ledger, the settings, and verbs in the caller's name."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -8,7 +9,9 @@ from fastapi import Depends, Request
 from unstuck.client.counter import Counter
 from unstuck.client.operator import Operator
 from unstuck.config import Settings, Web
+from unstuck.domain.errors import JobNotFound
 from unstuck.http.callers import Caller
+from unstuck.notify.waiting import Watcher
 from unstuck.store.contract import Ledger
 
 
@@ -24,6 +27,13 @@ class Desk:
     @property
     def ledger(self) -> Ledger:
         return self.counter.parts().ledger
+
+    @cached_property
+    def watcher(self) -> Watcher:
+        """Wait for the ends of jobs; unlike the client's own it does not log who waits for long: they are told."""
+        return Watcher(
+            lambda: self.ledger, lambda job_id: None, lambda job_id: JobNotFound(f"There is no job {job_id}.")
+        )
 
     def operator(self, caller: Caller) -> Operator:
         """Give the operator's verbs; what is done is written down under the caller's name."""

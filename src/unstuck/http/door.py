@@ -15,6 +15,7 @@ from unstuck.http import api, page
 from unstuck.http.desk import Desk
 from unstuck.http.guard import stand_guard
 from unstuck.http.guard.place import Place, mounted
+from unstuck.http.openapi import describe
 from unstuck.http.problems import explain_errors
 from unstuck.version import VERSION
 
@@ -43,6 +44,7 @@ def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
     api.add_to(door)
     page.add_to(door)
     stand_guard(door, place)
+    describe(door)
     return door
 
 

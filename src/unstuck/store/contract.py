@@ -29,12 +29,14 @@ from unstuck.store.records import (
     JobRecord,
     NewApiToken,
     NewJob,
+    OnceAnswer,
     Outcome,
     OutputRecord,
     Progress,
     Promoted,
     Pulse,
     QueueRecord,
+    Request,
     Swept,
     TaskRecord,
     Turn,
@@ -98,6 +100,10 @@ class Ledger(Protocol):
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store jobs durably, all or none, in their order. Repeats itself safely where the commit was uncertain."""
+        ...
+
+    def enqueue_once(self, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
+        """Store jobs, all or none, unless a request with this key did so before, also where those jobs have ended."""
         ...
 
     def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:

@@ -15,11 +15,13 @@ from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
+from unstuck.store.postgres.requests import RequestVerbs
 from unstuck.store.postgres.upkeep import UpkeepVerbs
 from unstuck.store.postgres.workers import WorkerVerbs
 
 
 class PostgresLedger(
+    RequestVerbs,
     ClientVerbs,
     WorkerVerbs,
     ReaperVerbs,

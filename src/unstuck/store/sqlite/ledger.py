@@ -23,12 +23,14 @@ from unstuck.store.sqlite.health import HealthVerbs
 from unstuck.store.sqlite.operator import OperatorVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
+from unstuck.store.sqlite.requests import RequestVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
 from unstuck.store.sqlite.verbs import fetch
 from unstuck.store.sqlite.worker import WorkerVerbs
 
 
 class SqliteLedger(
+    RequestVerbs,
     ClientVerbs,
     WorkerVerbs,
     ReaperVerbs,
