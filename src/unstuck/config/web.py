@@ -17,6 +17,8 @@ class Web:
     """0 takes a free one and says which."""
     allowed_hosts: tuple[str, ...] | str = ()
     """Names under which it may be asked for, beside the address that it listens on; commas in a variable."""
+    redact: tuple[str, ...] | str = ()
+    """Arguments whose values the page hides, beside those called like a password; commas in a variable."""
     heartbeat_interval: Duration = "30s"
     heartbeat_timeout: Duration = "5m"
     """Of workers over HTTP that ask for nothing else."""
@@ -26,9 +28,8 @@ class Web:
             raise ConfigError(f"web host must be an address, not {self.host!r}.")
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
             raise ConfigError(f"web port must be 0 to 65535, not {self.port!r}.")
-        given = self.allowed_hosts
-        names = given.split(",") if isinstance(given, str) else given
-        object.__setattr__(self, "allowed_hosts", tuple(name.strip().lower() for name in names if name.strip()))
+        object.__setattr__(self, "allowed_hosts", _names(self.allowed_hosts))
+        object.__setattr__(self, "redact", _names(self.redact))
         check_heartbeat("Web", self.heartbeat_interval_s, self.heartbeat_timeout_s)
 
     @property
@@ -38,3 +39,8 @@ class Web:
     @property
     def heartbeat_timeout_s(self) -> float:
         return seconds(self.heartbeat_timeout, "web heartbeat_timeout")
+
+
+def _names(given: tuple[str, ...] | str) -> tuple[str, ...]:
+    names = given.split(",") if isinstance(given, str) else given
+    return tuple(name.strip().lower() for name in names if name.strip())
