@@ -28,6 +28,8 @@ class Web:
     max_open_requests: int = 4000
     max_open_requests_per_caller: int = 2000
     """Long polls and streams are requests that stay open: each worker that waits for a job is one."""
+    redact: tuple[str, ...] | str = ()
+    """Arguments whose values the page hides, beside those called like a password; commas in a variable."""
     heartbeat_interval: Duration = "30s"
     heartbeat_timeout: Duration = "5m"
     """Of workers over HTTP that ask for nothing else."""
@@ -37,9 +39,8 @@ class Web:
             raise ConfigError(f"web host must be an address, not {self.host!r}.")
         if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 <= self.port <= 65535:
             raise ConfigError(f"web port must be 0 to 65535, not {self.port!r}.")
-        given = self.allowed_hosts
-        names = given.split(",") if isinstance(given, str) else given
-        object.__setattr__(self, "allowed_hosts", tuple(name.strip().lower() for name in names if name.strip()))
+        object.__setattr__(self, "allowed_hosts", _names(self.allowed_hosts))
+        object.__setattr__(self, "redact", _names(self.redact))
         if self.token is not None:
             _check_token(self.token)
         if not isinstance(self.secure_cookies, bool):
@@ -72,3 +73,8 @@ def _check_token(token: str) -> None:
             f"web token must be {LEAST_GIVEN_CHARS} to {MAX_TOKEN_CHARS} plain characters without spaces. "
             "Make one with `openssl rand -hex 32`."
         )
+
+
+def _names(given: tuple[str, ...] | str) -> tuple[str, ...]:
+    names = given.split(",") if isinstance(given, str) else given
+    return tuple(name.strip().lower() for name in names if name.strip())

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from starlette._utils import get_route_path
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from unstuck.domain.errors import UnstuckError
 from unstuck.http.callers import NOBODY
@@ -29,6 +29,7 @@ from unstuck.http.guard.keyring import Keyring
 from unstuck.http.guard.origins import SAFE, Origin, judge
 from unstuck.http.guard.place import Place
 from unstuck.http.guard.rates import Rates
+from unstuck.http.guard.watch import Watch
 from unstuck.http.problems import Problem, bug, problem_of
 
 HEALTH = frozenset({"/healthz", "/readyz"})
@@ -99,7 +100,7 @@ class Doorman:
             return
         scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
         with self._crowd.seat(identity.who):
-            await self._pass_on(scope, receive, send)
+            await self._pass_on(identity, scope, receive, send)
 
     async def _admit(self, asked: Asked, scope: Scope, receive: Receive) -> tuple[Identity, Receive]:
         nobody = Identity(NOBODY, f"address {asked.address}")
@@ -163,19 +164,15 @@ class Doorman:
             )
         return host
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
+    async def _pass_on(self, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = Watch(send, self._keyring, identity.caller.token_id)
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, watch.send)
         except Exception as error:
+            if watch.ended_by_us:
+                return
             problem = bug(scope["path"], error)
-            if started:
+            if watch.started:
                 raise
             await problem.response()(scope, receive, send)
 

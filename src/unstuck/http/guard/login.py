@@ -35,8 +35,7 @@ async def log_in(request: Request) -> Response:
     there = safe_next(form_field(headers, body, "next"))
     if (wait_s := mistakes.wait_s(who)) > 0:
         complaint = "Too many wrong tokens. Wait a moment."
-        answer: Response = render(request, "login.html", next=there, complaint=complaint)
-        answer.status_code = 429
+        answer: Response = render(request, "login.html", status=429, next=there, complaint=complaint)
         answer.headers["Retry-After"] = str(int(wait_s) + 1)
         return answer
     text = form_field(headers, body, "token").strip()
@@ -44,9 +43,7 @@ async def log_in(request: Request) -> Response:
     if key is None:
         mistakes.take(who)
         complaint = "This token is not valid: it never was, has expired, or was revoked."
-        answer = render(request, "login.html", next=there, complaint=complaint)
-        answer.status_code = 401
-        return answer
+        return render(request, "login.html", status=401, next=there, complaint=complaint)
     root = request.scope.get("root_path", "")
     answer = RedirectResponse(f"{root}{there}", 303)
     answer.set_cookie(

@@ -5,22 +5,22 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
-from unstuck.client import views
 from unstuck.http.callers import Caller, Scope, needs
-from unstuck.http.desk import AtDesk
+from unstuck.http.page.screens import Viewing, common
 from unstuck.http.page.templating import render
 
+SHOWN = 100
+
 router = APIRouter()
-PAGE = 100
 
 
 @router.get("/audit")
 def audit(
     request: Request,
-    desk: AtDesk,
     caller: Annotated[Caller, Depends(needs(Scope.READ))],
     before_id: Annotated[int | None, Query(ge=1, le=2**63 - 1)] = None,
 ) -> HTMLResponse:
-    found = desk.operator(caller).audit(before_id, PAGE)
-    older = found[-1].id if len(found) == PAGE else None
-    return render(request, "audit.html", notes=[views.audit_view(note) for note in found], older=older)
+    viewing: Viewing = request.app.state.viewing
+    notes = viewing.operator().audit(before_id, SHOWN)
+    older = notes[-1].id if len(notes) == SHOWN else None
+    return render(request, "audit.html", **common(viewing.snapshot()), notes=notes, older=older, here="/audit")
