@@ -67,7 +67,7 @@ async def check_json(headers: Mapping[str, str], body: bytes) -> None:
     if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
         raise Problem(
             415,
-            "unsupported_media_type",
+            "not_json",
             f"A body here is JSON, not {kind[:100] or 'nothing in particular'}.",
             cure=f"Send the header `Content-Type: {JSON}`.",
         )
