@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from unstuck.http.api import (
     attempts,
+    audit,
     enqueueing,
     events,
     health,
@@ -31,6 +32,7 @@ ROUTERS = (
     events.router,
     workers.router,
     attempts.router,
+    audit.router,
 )
 """One line per file: whoever adds a part of the API adds it here."""
 

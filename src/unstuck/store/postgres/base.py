@@ -21,6 +21,8 @@ QUERY_FILES = (
     "telling.sql",
     "requests.sql",
     "foreign.sql",
+    "api_tokens.sql",
+    "audit.sql",
 )
 PACKAGE = "unstuck.store.postgres.queries"
 

@@ -7,6 +7,8 @@ may stand in between.
 
 from typing import Any
 
+from unstuck.store.postgres.api_tokens import ApiTokenVerbs
+from unstuck.store.postgres.audit import AuditVerbs
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.diagnosing import DiagnosingVerbs
 from unstuck.store.postgres.foreign import ForeignVerbs
@@ -29,6 +31,8 @@ class PostgresLedger(
     OperatorVerbs,
     DiagnosingVerbs,
     TellingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
 ):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 

@@ -22,6 +22,8 @@ SQL = load_queries(
     "telling.sql",
     "requests.sql",
     "foreign.sql",
+    "api_tokens.sql",
+    "audit.sql",
 )
 
 
