@@ -1,18 +1,7 @@
 -- What was counted, and the fleet in a few numbers.
 
 -- name: count
--- In the order of the key, so that two who count the same never wait for each other crosswise. Each session adds to one
--- of four rows; nothing here is indexed but the key, so an update stays HOT.
-with counted as (
-    insert into {schema}.counters as c (minute, name, labels, slot, value)
-    select u.lately * floor(extract(epoch from statement_timestamp()) / 60)::bigint, u.name, u.labels,
-           pg_backend_pid() %% 4, u.value
-    from unnest(%(lately)s::integer[], %(names)s::text[], %(labels)s::text[], %(values)s::double precision[])
-        as u(lately, name, labels, value)
-    order by 1, 2, 3
-    on conflict (minute, name, labels, slot) do update set value = c.value + excluded.value
-    returning 1
-) select count(*) from counted;
+select {schema}.count(%(lately)s, %(names)s, %(labels)s, %(values)s);
 
 -- name: counters
 select name, labels, sum(value) from {schema}.counters where minute = 0 group by name, labels order by name, labels;
