@@ -1,5 +1,6 @@
 """Open the web door: `serve`."""
 
+import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -37,6 +38,10 @@ def serve(
     ledgers.open_or_create(settings).close()
     listener = server.listening_socket(web)
     show = common.show
-    server.serve(
-        settings, web, listener, lambda url: show.json({"url": url}) if show.as_json else show.say(f"Serving {url}")
-    )
+
+    def ready(url: str) -> None:
+        show.json({"url": url}) if show.as_json else show.say(f"Serving {url}")
+        # Whoever started us reads it through a pipe, and nothing more is printed.
+        sys.stdout.flush()
+
+    server.serve(settings, web, listener, ready)

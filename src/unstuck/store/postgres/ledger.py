@@ -8,6 +8,7 @@ may stand in between.
 from typing import Any
 
 from unstuck.store.postgres.clients import ClientVerbs
+from unstuck.store.postgres.counting import CountingVerbs
 from unstuck.store.postgres.diagnosing import DiagnosingVerbs
 from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
@@ -17,7 +18,16 @@ from unstuck.store.postgres.upkeep import UpkeepVerbs
 from unstuck.store.postgres.workers import WorkerVerbs
 
 
-class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, DiagnosingVerbs):
+class PostgresLedger(
+    ClientVerbs,
+    WorkerVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    DiagnosingVerbs,
+    CountingVerbs,
+):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 
     one_host = False

@@ -4,6 +4,9 @@ Times are seconds since the Unix epoch (UTC) for people to read; durations are s
 own clock. Payloads and results are opaque bytes: nobody in this room decodes them.
 """
 
+from unstuck.store.records.counting import Count as Count
+from unstuck.store.records.counting import Fleet as Fleet
+from unstuck.store.records.counting import MinuteCount as MinuteCount
 from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
 from unstuck.store.records.handing import Done as Done

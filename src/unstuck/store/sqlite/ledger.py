@@ -14,6 +14,7 @@ from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
 from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
+from unstuck.store.sqlite.counting import CountingVerbs
 from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.diagnosing import DiagnosingVerbs
 from unstuck.store.sqlite.forks import watch_forks
@@ -27,7 +28,15 @@ from unstuck.store.sqlite.worker import WorkerVerbs
 
 
 class SqliteLedger(
-    ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, ReadingVerbs, DiagnosingVerbs
+    ClientVerbs,
+    WorkerVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    ReadingVerbs,
+    DiagnosingVerbs,
+    CountingVerbs,
 ):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 
