@@ -2,9 +2,34 @@
 
 from fastapi import FastAPI
 
-from unstuck.http.api import health, metrics
+from unstuck.http.api import (
+    audit,
+    enqueueing,
+    health,
+    jobs,
+    listing,
+    looking,
+    metrics,
+    operating,
+    quarantine,
+    queues,
+    stale,
+)
 
-ROUTERS = (health.router, metrics.router)
+ROUTERS = (
+    health.router,
+    enqueueing.router,
+    # Before those of one job: `/jobs/cancel` is no number of a job.
+    listing.router,
+    jobs.router,
+    queues.router,
+    stale.router,
+    operating.router,
+    quarantine.router,
+    looking.router,
+    audit.router,
+    metrics.router,
+)
 """One line per file: whoever adds a part of the API adds it here."""
 
 

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
 from unstuck.http.page import (
+    audit,
     doctor,
     events,
     job,
@@ -43,6 +44,7 @@ ROUTERS = (
     events.router,
     doctor.router,
     upkeep.router,
+    audit.router,
     verbs.router,
     live.router,
 )

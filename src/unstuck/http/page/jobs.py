@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from starlette.responses import Response
 
 from unstuck.client.operator import MAX_JOB_ID
@@ -127,5 +127,3 @@ def describe(where: Asked) -> str:
     parts += [f"newer than {where.newer}"] if where.newer else []
     parts += [f"of worker {where.worker}"] if where.worker else []
     return " ".join(parts)
-
-

@@ -22,7 +22,7 @@ class Viewing:
         self.lookout = Lookout(lambda: desk.ledger, lambda: tuple(self.operator().doctor()))
 
     def operator(self, by: str = "page") -> Operator:
-        return Operator(self._desk.ledger, self._desk.settings, by=by)
+        return Operator(self._desk.ledger, self._desk.settings, by=by, door="page")
 
     @property
     def desk(self) -> Desk:

@@ -37,9 +37,7 @@ Question = Callable[[FormData], tuple[str, str, str]]
 
 
 @router.post("/verbs/{name}")
-async def do(
-    request: Request, name: str, caller: Annotated[Caller, Depends(needs(Scope.OPERATE))]
-) -> Response:
+async def do(request: Request, name: str, caller: Annotated[Caller, Depends(needs(Scope.OPERATE))]) -> Response:
     form = await request.form(max_files=0, max_fields=MAX_FIELDS)
     return await run_in_threadpool(_do, request, name, form, caller)
 

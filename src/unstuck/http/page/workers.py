@@ -96,9 +96,7 @@ def workers(
 
 
 @router.get("/workers/{worker_id}")
-def worker(
-    request: Request, worker_id: str, caller: Annotated[Caller, Depends(needs(Scope.READ))]
-) -> HTMLResponse:
+def worker(request: Request, worker_id: str, caller: Annotated[Caller, Depends(needs(Scope.READ))]) -> HTMLResponse:
     viewing: Viewing = request.app.state.viewing
     if len(worker_id) > MAX_KEY_CHARS:
         raise Problem(404, "not_found", "There is no such worker.")

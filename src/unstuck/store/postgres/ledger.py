@@ -7,6 +7,8 @@ may stand in between.
 
 from typing import Any
 
+from unstuck.store.postgres.api_tokens import ApiTokenVerbs
+from unstuck.store.postgres.audit import AuditVerbs
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.counting import CountingVerbs
 from unstuck.store.postgres.diagnosing import DiagnosingVerbs
@@ -14,11 +16,13 @@ from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
+from unstuck.store.postgres.requests import RequestVerbs
 from unstuck.store.postgres.upkeep import UpkeepVerbs
 from unstuck.store.postgres.workers import WorkerVerbs
 
 
 class PostgresLedger(
+    RequestVerbs,
     ClientVerbs,
     WorkerVerbs,
     ReaperVerbs,
@@ -27,6 +31,8 @@ class PostgresLedger(
     OperatorVerbs,
     DiagnosingVerbs,
     CountingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
 ):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 

@@ -4,6 +4,9 @@ Times are seconds since the Unix epoch (UTC) for people to read; durations are s
 own clock. Payloads and results are opaque bytes: nobody in this room decodes them.
 """
 
+from unstuck.store.records.access import ApiTokenRecord as ApiTokenRecord
+from unstuck.store.records.access import AuditRecord as AuditRecord
+from unstuck.store.records.access import NewApiToken as NewApiToken
 from unstuck.store.records.counting import Count as Count
 from unstuck.store.records.counting import Fleet as Fleet
 from unstuck.store.records.counting import MinuteCount as MinuteCount
@@ -22,6 +25,8 @@ from unstuck.store.records.handing import Turn as Turn
 from unstuck.store.records.handing import TurnAnswer as TurnAnswer
 from unstuck.store.records.handing import Wish as Wish
 from unstuck.store.records.handing import WorkerBirth as WorkerBirth
+from unstuck.store.records.requesting import OnceAnswer as OnceAnswer
+from unstuck.store.records.requesting import Request as Request
 from unstuck.store.records.showing import AttemptRecord as AttemptRecord
 from unstuck.store.records.showing import EventRecord as EventRecord
 from unstuck.store.records.showing import HostRecord as HostRecord

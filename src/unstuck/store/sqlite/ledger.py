@@ -12,6 +12,8 @@ from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
+from unstuck.store.sqlite.api_tokens import ApiTokenVerbs
+from unstuck.store.sqlite.audit import AuditVerbs
 from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
 from unstuck.store.sqlite.counting import CountingVerbs
@@ -22,12 +24,14 @@ from unstuck.store.sqlite.health import HealthVerbs
 from unstuck.store.sqlite.operator import OperatorVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
+from unstuck.store.sqlite.requests import RequestVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
 from unstuck.store.sqlite.verbs import fetch
 from unstuck.store.sqlite.worker import WorkerVerbs
 
 
 class SqliteLedger(
+    RequestVerbs,
     ClientVerbs,
     WorkerVerbs,
     ReaperVerbs,
@@ -37,6 +41,8 @@ class SqliteLedger(
     ReadingVerbs,
     DiagnosingVerbs,
     CountingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
 ):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 
