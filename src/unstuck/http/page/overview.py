@@ -7,6 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from unstuck.domain.states import LIVING
 from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.page.activity import charts_of
 from unstuck.http.page.deaths import recent_deaths
 from unstuck.http.page.health import sum_up
 from unstuck.http.page.screens import Screen, Viewing
@@ -27,6 +28,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     queues = sorted(seen.queues, key=lambda queue: (-(queue.oldest_pending_s or 0.0), queue.name))
     return {
         "health": sum_up(seen, deaths),
+        "charts": charts_of(seen.minutes),
         "deaths": deaths[:MAX_DEATHS],
         "more_deaths": max(0, len(deaths) - MAX_DEATHS),
         "tiles": [tile_of(worker, seen) for worker in living[:MAX_TILES]],
@@ -42,6 +44,7 @@ SCREEN = Screen(
     look,
     {
         "health": "overview/health.html",
+        "charts": "overview/charts.html",
         "deaths": "overview/deaths.html",
         "queues": "overview/queues.html",
         "tiles": "overview/tiles.html",
