@@ -14,9 +14,9 @@ from unstuck.http.page.screens import Screen, Viewing
 from unstuck.http.page.templating import render
 from unstuck.http.page.tiles import by_trouble, tile_of
 
-MAX_DEATHS = 8
+MAX_DEATHS = 5
 MAX_TILES = 24
-MAX_QUEUES = 12
+MAX_QUEUES = 8
 
 router = APIRouter()
 

@@ -34,7 +34,10 @@ def look_at_all(viewing: Viewing, key: str) -> dict[str, Any]:
     ordered = sorted(living, key=by_trouble) + sorted(lately, key=lambda worker: -died_at(worker))
     start = int(first) if first.isdecimal() else 0
     return {
-        "rows": [(worker, *remark_on(worker)) for worker in ordered[start : start + PAGE]],
+        "rows": [
+            (worker, *remark_on(worker), read_health(worker.metadata.get("health")))
+            for worker in ordered[start : start + PAGE]
+        ],
         "total": len(ordered),
         "start": start,
         "size": PAGE,
