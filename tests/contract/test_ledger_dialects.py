@@ -37,6 +37,7 @@ SHARED = frozenset(
         *("look_overdue", "look_quarantined", "look_ready", "look_scheduled", "tasks", "watch", "workers"),
         *("disable", "disable_host", "enable", "enable_host", "hosts", "standings"),
         *("beat_foreign", "foreign_worker", "foreign_worker_named"),
+        *("count", "counter_series", "counters", "fleet", "sweep_counters"),
         *("add_api_token", "api_tokens", "audit", "begin_audit", "end_audit", "revoke_api_token", "sweep_audit"),
     }
 )

@@ -17,6 +17,8 @@ from unstuck.cli.show import Show
 from unstuck.cli.web import check_installed
 from unstuck.config import Recovery
 from unstuck.domain.names import checked_name
+from unstuck.metrics.serving import LOOPBACK, Listen, served
+from unstuck.metrics.tallies import Tallies
 from unstuck.store.contract import Ledger
 
 MAX_WORKERS = 1_000
@@ -27,6 +29,15 @@ Target = Annotated[
 ]
 Queues = Annotated[str | None, typer.Option("--queues", metavar="A,B", help="Serve these; default: all of the app's.")]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", metavar="N", min=1, max=4000, help="Jobs at once.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port", metavar="N", min=0, max=65535, help="Serve this process's own /metrics; 0: a free port."
+    ),
+]
+MetricsHost = Annotated[
+    str, typer.Option("--metrics-host", metavar="ADDRESS", help="Where to serve them. No token is asked for.")
+]
 Migrate = Annotated[bool, typer.Option("--migrate/--no-migrate", help="Make or update the tables first.")]
 
 
@@ -41,6 +52,8 @@ def worker(
     ] = None,
     reaper: Annotated[bool, typer.Option("--reaper/--no-reaper", help="Watch over other workers too.")] = True,
     migrate: Migrate = True,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Run a worker. SIGTERM or Ctrl-C drains it; a second one hurries."""
     path = _app_path(common, target, "worker")
@@ -49,7 +62,15 @@ def worker(
         checked_name(name, "Worker")
     from unstuck.worker.main import run_worker
 
-    code = run_worker(path, queues=_queues(queues), concurrency=concurrency, name=name, reaper=reaper, url=common.url)
+    code = run_worker(
+        path,
+        queues=_queues(queues),
+        concurrency=concurrency,
+        name=name,
+        reaper=reaper,
+        url=common.url,
+        metrics=_listen(metrics_host, metrics_port),
+    )
     raise typer.Exit(code)
 
 
@@ -68,6 +89,8 @@ def up(
         int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="Of the web door; default: 8642.")
     ] = None,
     migrate: Migrate = True,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Run supervised workers and a reaper in one command: whoever dies is replaced."""
     from unstuck.worker.companion import Companion
@@ -91,6 +114,7 @@ def up(
     try:
         # Longer than a worker's own grace: it ends by itself before anybody has to kill it.
         patience_s = settings.shutdown_grace_s + STOP_MARGIN_S
+        tallies = Tallies()
         supervisor = Supervisor(
             arguments,
             workers,
@@ -99,8 +123,12 @@ def up(
             stop_grace_s=patience_s,
             herald=herald,
             companions=companions,
+            tallies=tallies,
+            own=lambda number: _metrics_of_place(metrics_host, metrics_port, number),
         )
-        raise typer.Exit(supervisor.run())
+        with served(tallies, _listen(metrics_host, metrics_port)):
+            code = supervisor.run()
+        raise typer.Exit(code)
     finally:
         ledger.close()
 
@@ -109,6 +137,8 @@ def up(
 def reaper(
     common: Common,
     once: Annotated[bool, typer.Option("--once", help="One round, for cron; says what it did.")] = False,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Run the watchman alone, as a daemon or for one round: finds the dead and settles what they held."""
     settings = common.settings()
@@ -122,7 +152,9 @@ def reaper(
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        run_daemon(ledger, settings.recovery, stop)
+        tallies = Tallies()
+        with served(tallies, _listen(metrics_host, metrics_port)):
+            run_daemon(ledger, settings.recovery, stop, tallies=tallies)
     finally:
         ledger.close()
 
@@ -146,6 +178,18 @@ def _web_door(common: Common, path: str, host: str | None, port: int | None) -> 
     for option, value in (("--url", common.url), ("--host", host), ("--port", port)):
         arguments += [option, str(value)] if value is not None else []
     return arguments
+
+
+def _listen(host: str, port: int | None) -> Listen | None:
+    return None if port is None else Listen(port, host)
+
+
+def _metrics_of_place(host: str, port: int | None, number: int) -> list[str]:
+    """Give each worker the port after the one before it; the first port is the supervisor's own."""
+    if port is None:
+        return []
+    own = 0 if port == 0 else port + number
+    return ["--metrics-port", str(own), "--metrics-host", host]
 
 
 def _app_path(common: Common, target: str | None, command: str) -> str:

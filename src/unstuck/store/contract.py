@@ -20,8 +20,10 @@ from unstuck.store.records import (
     AttemptRecord,
     AuditRecord,
     BeatAnswer,
+    Count,
     Enqueued,
     EventRecord,
+    Fleet,
     ForeignPulse,
     Glance,
     Guard,
@@ -29,6 +31,7 @@ from unstuck.store.records import (
     HostRecord,
     JobFilter,
     JobRecord,
+    MinuteCount,
     NewApiToken,
     NewJob,
     OnceAnswer,
@@ -246,6 +249,31 @@ class Ledger(Protocol):
     def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
         """Give those pairs of queue and task that no worker would take now: none lives that serves the one and knows
         the other, or all that do are leaving or switched off."""
+        ...
+
+    # Counting -------------------------------------------------------------------------------
+
+    def count(self, totals: Sequence[Count], lately: Sequence[Count] = ()) -> None:
+        """Add to what was counted since ever, and to what was counted in this minute, in one commit.
+
+        No name and labels may be twice among `totals`, nor among `lately`. After an UncertainCommit it may have
+        happened: who cannot bear to count twice must not repeat it."""
+        ...
+
+    def counters(self) -> list[Count]:
+        """Give what was counted since ever."""
+        ...
+
+    def counter_series(self, names: Collection[str], since_minute: int) -> list[MinuteCount]:
+        """Give what was counted minute by minute, oldest first; minutes in which nothing was are left out."""
+        ...
+
+    def sweep_counters(self, kept_minutes: int, limit: int) -> int:
+        """Remove the rows of minutes longer ago; the totals stay."""
+        ...
+
+    def fleet(self) -> Fleet:
+        """Give all workers in a few numbers; as cheap with ten thousand."""
         ...
 
     # Operators ------------------------------------------------------------------------------

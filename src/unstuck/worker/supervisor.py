@@ -11,7 +11,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,11 +20,13 @@ from unstuck import host, logs
 from unstuck.config import Recovery
 from unstuck.domain.durations import brief
 from unstuck.domain.errors import UnstuckError
+from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.undertaker import Undertaker
 from unstuck.reaper.watchman import Watchman
 from unstuck.runner import kernel, leftovers
 from unstuck.runner.oom import OomWatch, shared_counter
+from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
 from unstuck.worker.companion import Companion
 from unstuck.worker.exits import OOM, Exit, exit_of, was_sigkilled
@@ -52,7 +54,7 @@ log = logs.logger("unstuck.supervisor")
 
 
 class Supervisor:
-    """`command` is the worker's command line; it is run once per place, as it is."""
+    """`command` is the worker's command line; it is run once per place, with what `own` adds for that place."""
 
     def __init__(
         self,
@@ -64,12 +66,16 @@ class Supervisor:
         stop_grace_s: float = STOP_GRACE_S,
         herald: Herald | None = None,
         companions: Sequence[Companion] = (),
+        tallies: Tallies | None = None,
+        own: Callable[[int], Sequence[str]] = lambda number: (),
     ) -> None:
         assert workers >= 1, workers
         self._command = list(command)
+        self._own = own
         self._places = [Place(number + 1, Replacing()) for number in range(workers)]
-        reaper = Reaper(ledger, recovery, by="supervisor")
-        self._watchman = Watchman(reaper)
+        reaper = Reaper(ledger, recovery, by="supervisor", tallies=tallies)
+        self._books = Bookkeeper(ledger, reaper.tallies, recovery.heartbeat_interval_s)
+        self._watchman = Watchman(reaper, self._books)
         self._undertaker = Undertaker(reaper)
         self._herald = herald or Herald()
         self._companions = list(companions)
@@ -104,6 +110,7 @@ class Supervisor:
                 self._watchman.stop()
                 self._undertaker.stop(BURIAL_GRACE_S)
                 self._watchman.join(BURIAL_GRACE_S)
+                self._books.flush()
                 self._reports.close()
 
     # One step -----------------------------------------------------------------------------------
@@ -150,7 +157,7 @@ class Supervisor:
             os.read(self._ear, 4096)
 
     def _start(self, place: Place, now_s: float) -> None:
-        place.fill(self._command, self._reports.environment(), now_s)
+        place.fill([*self._command, *self._own(place.number)], self._reports.environment(), now_s)
         if not self._reports.possible:
             place.ready_s = now_s
         log.info("Worker process started", place=place.number, pid=place.pid)

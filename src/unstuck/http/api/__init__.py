@@ -11,6 +11,7 @@ from unstuck.http.api import (
     jobs,
     listing,
     looking,
+    metrics,
     operating,
     quarantine,
     queues,
@@ -33,6 +34,7 @@ ROUTERS = (
     workers.router,
     attempts.router,
     audit.router,
+    metrics.router,
 )
 """One line per file: whoever adds a part of the API adds it here."""
 

@@ -23,6 +23,7 @@ QUERY_FILES = (
     "foreign.sql",
     "api_tokens.sql",
     "audit.sql",
+    "counters.sql",
 )
 PACKAGE = "unstuck.store.postgres.queries"
 

@@ -10,6 +10,7 @@ from typing import Any
 from unstuck.store.postgres.api_tokens import ApiTokenVerbs
 from unstuck.store.postgres.audit import AuditVerbs
 from unstuck.store.postgres.clients import ClientVerbs
+from unstuck.store.postgres.counting import CountingVerbs
 from unstuck.store.postgres.diagnosing import DiagnosingVerbs
 from unstuck.store.postgres.foreign import ForeignVerbs
 from unstuck.store.postgres.health import HealthVerbs
@@ -31,6 +32,7 @@ class PostgresLedger(
     OperatorVerbs,
     DiagnosingVerbs,
     TellingVerbs,
+    CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
 ):

@@ -7,6 +7,9 @@ own clock. Payloads and results are opaque bytes: nobody in this room decodes th
 from unstuck.store.records.access import ApiTokenRecord as ApiTokenRecord
 from unstuck.store.records.access import AuditRecord as AuditRecord
 from unstuck.store.records.access import NewApiToken as NewApiToken
+from unstuck.store.records.counting import Count as Count
+from unstuck.store.records.counting import Fleet as Fleet
+from unstuck.store.records.counting import MinuteCount as MinuteCount
 from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
 from unstuck.store.records.handing import Done as Done

@@ -34,7 +34,7 @@ class DiagnosingVerbs(Verbs):
         started_s = time.monotonic()
         now_at = time.time()
         with self.db.read() as cursor:
-            unswept_s = _look_at_ticket(cursor)
+            unswept_s = look_at_ticket(cursor)
             round_trip_s = time.monotonic() - started_s
             waiting = [name for (name,) in fetch(cursor, "waiting_queues")][:LOOK_QUEUES]
             scheduled = _groups(cursor, "look_scheduled", waiting, now_at, far_s)
@@ -110,7 +110,7 @@ def readers_of(shared: Path) -> frozenset[int]:
     return frozenset(readers)
 
 
-def _look_at_ticket(cursor: apsw.Cursor) -> float | None:
+def look_at_ticket(cursor: apsw.Cursor) -> float | None:
     row = cursor.execute(SQL["ticket"], (SWEEP_TICKET,)).fetchone()
     # The boot clock of an earlier boot says nothing now.
     return None if row is None or row[1] != host.boot_id() else max(host.boottime_s() - row[0], 0.0)

@@ -16,6 +16,7 @@ from unstuck.store.sqlite.api_tokens import ApiTokenVerbs
 from unstuck.store.sqlite.audit import AuditVerbs
 from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
+from unstuck.store.sqlite.counting import CountingVerbs
 from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.diagnosing import DiagnosingVerbs
 from unstuck.store.sqlite.foreign import ForeignVerbs
@@ -41,6 +42,7 @@ class SqliteLedger(
     ReadingVerbs,
     DiagnosingVerbs,
     TellingVerbs,
+    CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
 ):

@@ -24,6 +24,7 @@ SQL = load_queries(
     "foreign.sql",
     "api_tokens.sql",
     "audit.sql",
+    "counters.sql",
 )
 
 
