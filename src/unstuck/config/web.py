@@ -19,7 +19,9 @@ class Web:
     """Names under which it may be asked for, beside the address that it listens on; commas in a variable."""
     heartbeat_interval: Duration = "30s"
     heartbeat_timeout: Duration = "5m"
-    """Of workers over HTTP that ask for nothing else."""
+    """Of workers over HTTP that ask for nothing else. None may ask for more."""
+    reap: bool = True
+    """Keep watch over workers from here too; where only foreign workers are, nobody else does."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.host, str) or not self.host:
@@ -29,6 +31,8 @@ class Web:
         given = self.allowed_hosts
         names = given.split(",") if isinstance(given, str) else given
         object.__setattr__(self, "allowed_hosts", tuple(name.strip().lower() for name in names if name.strip()))
+        if not isinstance(self.reap, bool):
+            raise ConfigError(f"web reap must be true or false, not {self.reap!r}.")
         check_heartbeat("Web", self.heartbeat_interval_s, self.heartbeat_timeout_s)
 
     @property

@@ -1,6 +1,6 @@
 """Who asks, and what they may do."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,10 +27,10 @@ class Caller:
 LOCAL = Caller("web", frozenset(Scope))
 
 
-def needs(scope: Scope) -> Callable[[Request], Caller]:
+def needs(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
     """Make a dependency that lets through only whoever has this scope, and gives who that is."""
 
-    def check(request: Request) -> Caller:
+    async def check(request: Request) -> Caller:
         caller: Caller = request.state.caller
         if scope not in caller.scopes:
             raise Problem(

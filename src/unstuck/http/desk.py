@@ -32,7 +32,7 @@ class Desk:
         return Operator(self.ledger, self.settings, by=caller.name)
 
 
-def desk_of(request: Request) -> Desk:
+async def desk_of(request: Request) -> Desk:
     desk: Desk = request.app.state.desk
     return desk
 

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import anyio.to_thread
 from fastapi import FastAPI
 
 from unstuck import config
@@ -13,6 +14,7 @@ from unstuck.client.counter import Counter
 from unstuck.config import Settings, Web
 from unstuck.http import api, page
 from unstuck.http.desk import Desk
+from unstuck.http.foreign.crew import Crew
 from unstuck.http.guard import stand_guard
 from unstuck.http.problems import explain_errors
 from unstuck.version import VERSION
@@ -37,6 +39,7 @@ def door_of(settings: Settings, web: Web) -> FastAPI:
         redirect_slashes=False,
     )
     door.state.desk = Desk(Counter(settings), web)
+    door.state.crew = Crew(door.state.desk)
     explain_errors(door)
     api.add_to(door)
     page.add_to(door)
@@ -47,7 +50,9 @@ def door_of(settings: Settings, web: Web) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(door: FastAPI) -> AsyncIterator[None]:
     desk: Desk = door.state.desk
+    crew: Crew = door.state.crew
     try:
         yield
     finally:
+        await anyio.to_thread.run_sync(crew.close)
         desk.counter.close()

@@ -7,7 +7,7 @@ from unstuck.client.doctor.facts import Facts, Limits, Standstill
 from unstuck.client.doctor.finding import Finding, count, info, named, problem, warning
 from unstuck.client.explaining import is_well
 from unstuck.domain.durations import brief
-from unstuck.domain.states import LIVING, WorkerState
+from unstuck.domain.states import LIVING, Door, WorkerState
 from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import WorkerRecord
 
@@ -44,6 +44,13 @@ def who(worker: WorkerRecord) -> str:
     return f"Worker {worker.name} ({worker.id}) on {worker.host}"
 
 
+def process(worker: WorkerRecord) -> str:
+    """Name what to look at: a foreign worker's process is known to itself alone."""
+    if worker.door is Door.PYTHON:
+        return f"process {worker.pid} on {worker.host}"
+    return f"the worker {worker.name!r} (over {worker.door}) on {worker.host}"
+
+
 def _gone_s(worker: WorkerRecord, diagnosis: Diagnosis) -> float:
     return diagnosis.now_at - (worker.stopped_at if worker.stopped_at is not None else diagnosis.now_at)
 
@@ -70,8 +77,7 @@ def _silent(worker: WorkerRecord) -> Finding:
         f"{who(worker)} has been silent for {brief(worker.silent_s)}{holds}",
         f"It beats every {brief(worker.heartbeat_interval_s)} and is suspect after {brief(worker.suspect_after_s)}: "
         "it is dead, frozen, or cut off from the database.",
-        f"Look at process {worker.pid} on {worker.host}. If it is gone the reaper settles its jobs; "
-        "`unstuck stale` shows when.",
+        f"Look at {process(worker)}. If it is gone the reaper settles its jobs; `unstuck stale` shows when.",
         worker=worker.id,
         held=worker.held,
         silent_s=round(worker.silent_s, 3),
@@ -84,7 +90,7 @@ def _late(worker: WorkerRecord) -> Finding:
         f"The beat of worker {worker.name} ({worker.id}) on {worker.host} is late",
         f"It was last heard {brief(worker.silent_s)} ago and beats every {brief(worker.heartbeat_interval_s)}: "
         "it has just died, its host is overloaded, or the way to the database is slow.",
-        f"See whether process {worker.pid} on {worker.host} lives; look at the load of the host and of the database, "
+        f"See whether {process(worker)} lives; look at the load of the host and of the database, "
         "or raise heartbeat_timeout.",
         worker=worker.id,
         silent_s=round(worker.silent_s, 3),
@@ -119,7 +125,7 @@ def _idle(seen: Standstill) -> Finding:
         f"{who(worker)} is alive but does nothing",
         f"It beats and has {count(free, 'free slot')}, and jobs that it knows are ready in {named(seen.queues)} "
         f"(the first is job {seen.ready_ids[0]}); for {brief(seen.apart_s)} it took none and ended none.",
-        f"Restart it: `unstuck workers stop {worker.id}`, or end process {worker.pid} on {worker.host}. "
+        f"Restart it: `unstuck workers stop {worker.id}`, or end {process(worker)}. "
         "Its log may say why its wheel stands still.",
         worker=worker.id,
         queues=list(seen.queues),

@@ -2,9 +2,9 @@
 
 from fastapi import FastAPI
 
-from unstuck.http.api import health, metrics
+from unstuck.http.api import attempts, health, metrics, workers
 
-ROUTERS = (health.router, metrics.router)
+ROUTERS = (health.router, metrics.router, workers.router, attempts.router)
 """One line per file: whoever adds a part of the API adds it here."""
 
 

@@ -11,6 +11,7 @@ from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
 from unstuck.store.records.handing import Done as Done
 from unstuck.store.records.handing import Enqueued as Enqueued
+from unstuck.store.records.handing import ForeignPulse as ForeignPulse
 from unstuck.store.records.handing import Held as Held
 from unstuck.store.records.handing import HeldJob as HeldJob
 from unstuck.store.records.handing import NewJob as NewJob

@@ -17,6 +17,7 @@ from unstuck.store.sqlite.client import ClientVerbs
 from unstuck.store.sqlite.counting import CountingVerbs
 from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.diagnosing import DiagnosingVerbs
+from unstuck.store.sqlite.foreign import ForeignVerbs
 from unstuck.store.sqlite.forks import watch_forks
 from unstuck.store.sqlite.health import HealthVerbs
 from unstuck.store.sqlite.operator import OperatorVerbs
@@ -24,12 +25,11 @@ from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
 from unstuck.store.sqlite.verbs import fetch
-from unstuck.store.sqlite.worker import WorkerVerbs
 
 
 class SqliteLedger(
     ClientVerbs,
-    WorkerVerbs,
+    ForeignVerbs,
     ReaperVerbs,
     UpkeepVerbs,
     HealthVerbs,
@@ -76,9 +76,11 @@ class SqliteLedger(
         try:
             with self.db.read() as cursor:
                 rows = fetch(cursor, "bells")
+                listeners = fetch(cursor, "listeners")
         except (UnstuckError, OSError):
             return []
-        return [(worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows]
+        bells: Bells = [(worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows]
+        return bells + [(None, address, frozenset()) for (address,) in listeners]
 
     def before_fork(self) -> None: ...
 

@@ -10,7 +10,7 @@ returning 1;
 
 -- name: watch
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
-       waits_for_s, held, session, suspect_s, shortest_s
+       waits_for_s, held, session, suspect_s, shortest_s, door
 from {schema}.watch(%(host)s, %(after)s, %(size)s);
 
 -- name: condemn
