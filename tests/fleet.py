@@ -130,14 +130,18 @@ class Fleet:
     def task(self, name: str) -> Any:
         return self.app.task_by_name(name)
 
-    def start(self, *arguments: str, wait: bool = True, **environment: str) -> WorkerProcess:
+    def surroundings(self) -> dict[str, str]:
+        """The environment of a process that uses this ledger."""
+        return {**os.environ, "UNSTUCK_URL": self.url, **self.environment}
+
+    def start(self, *arguments: str, wait: bool = True, target: str = TASKS, **environment: str) -> WorkerProcess:
         log = self.folder / f"worker-{len(self.workers)}.log"
-        command = [sys.executable, "-m", "unstuck.cli.main", "worker", TASKS, *arguments]
+        command = [sys.executable, "-m", "unstuck.cli.main", "worker", target, *arguments]
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, "UNSTUCK_URL": self.url, **self.environment, **environment},
+                env={**self.surroundings(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,8 @@
 """What happens to jobs and workers is counted once, whoever saw it, and can be scraped."""
 
+import os
 import re
+import signal
 from collections.abc import Callable, Iterable
 
 import httpx
@@ -66,8 +68,8 @@ def test_jobs_deaths_retries_and_beats_are_counted_once_and_scraped(make_fleet: 
     drain(fleet.task("add_async").enqueue_many([(n, n) for n in range(5)]))
     with pytest.raises(TaskFailed):
         fleet.task("fail").enqueue().result(timeout=60)
-    died, _ = fleet.begin("nap", 60)
-    worker.runners()[0].kill()
+    died, runner = fleet.begin("nap", 60)
+    os.kill(runner, signal.SIGKILL)
     fleet.wait_final(died)
     with serving(url) as client:
         samples = wait_counted(lambda: scraped(client), "unstuck_jobs_ended_total", 27)

@@ -8,9 +8,11 @@ import math
 import threading
 import time
 
+from unstuck.domain.states import FINAL
 from unstuck.metrics import catalogue
 from unstuck.metrics.catalogue import Gauge
 from unstuck.metrics.exposition import Readings, expose
+from unstuck.metrics.labels import encode_labels
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Fleet, QueueRecord
 from unstuck.version import VERSION
@@ -38,8 +40,15 @@ class Meter:
 
 
 def measure(ledger: Ledger) -> str:
-    counted = {(count.name, count.labels): count.value for count in ledger.counters()}
-    return expose(counted, gauges(ledger.queues(), ledger.fleet()))
+    queues = ledger.queues()
+    # What did not happen yet is there as 0: the first time it does is seen as a change.
+    counted = {
+        (catalogue.JOBS_ENDED.name, encode_labels({"queue": queue.name, "state": state})): 0.0
+        for queue in queues
+        for state in sorted(FINAL)
+    }
+    counted |= {(count.name, count.labels): count.value for count in ledger.counters()}
+    return expose(counted, gauges(queues, ledger.fleet()))
 
 
 def gauges(queues: list[QueueRecord], fleet: Fleet) -> list[tuple[Gauge, Readings]]:

@@ -220,7 +220,7 @@ def policy_view(policy: Policy) -> View:
 def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:
     """Give (args, kwargs) of a JSON call; any other payload is one opaque argument."""
     call = value_view(payload, payload_type)
-    if isinstance(call, dict) and call.keys() <= {"args", "kwargs"}:
+    if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace"}:
         return call.get("args", []), call.get("kwargs", {})
     return [call], {}
 

@@ -5,6 +5,7 @@ time, as the difference between what was tallied and what was written. So it nee
 """
 
 import random
+import threading
 from collections.abc import Iterator
 
 from unstuck import host, logs
@@ -27,7 +28,7 @@ log = logs.logger("unstuck.metrics")
 
 
 class Bookkeeper:
-    """Used by one thread of a process, and by another one only after that has ended."""
+    """Any thread may come by; one at a time writes, and nobody waits for it."""
 
     def __init__(self, ledger: Ledger, tallies: Tallies, beat_interval_s: float = FLUSH_S) -> None:
         self.tallies = tallies
@@ -38,17 +39,23 @@ class Bookkeeper:
         self._next_s = host.boottime_s() + random.uniform(0.5, 1.0) * self._interval_s
         self._routine_s = 0.0
         self._failed = False
+        self._writing = threading.Lock()
 
     def tend(self) -> None:
         """Write what changed, if it is time to; never raises for a ledger that is away."""
         now_s = host.boottime_s()
-        if now_s >= self._next_s:
+        if now_s < self._next_s or not self._writing.acquire(blocking=False):
+            return
+        try:
             self._next_s = now_s + self._interval_s
             self._flush(self.tallies.snapshot(), idle=now_s < self._routine_s)
+        finally:
+            self._writing.release()
 
     def flush(self) -> None:
         """Write what changed: the last words of a process."""
-        self._flush(self.tallies.snapshot(), idle=False)
+        with self._writing:
+            self._flush(self.tallies.snapshot(), idle=False)
 
     def _flush(self, now: Snapshot, *, idle: bool) -> None:
         news = now.since(self._written)

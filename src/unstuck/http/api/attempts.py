@@ -11,6 +11,7 @@ from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.foreign import claiming
 from unstuck.http.foreign.answers import ClaimAnswer, Results
 from unstuck.http.foreign.bodies import ClaimBody, JobsBody, ProgressBody, SettleBody
+from unstuck.http.foreign.counting import count_claimed
 from unstuck.http.foreign.crew import AtCrew, may_claim, orders
 from unstuck.http.foreign.seats import Seat
 from unstuck.http.problems import Problem
@@ -59,6 +60,7 @@ async def claim(request: Request, worker_id: str, body: ClaimBody, crew: AtCrew,
             taken = ()
         finally:
             presence.close()
+        count_claimed(crew.tallies, taken)
         jobs = [claiming.job_view(job, seat) for job in taken]
         if not jobs and body.wait:
             # It may have been woken for a word: to drain, to stop, to cancel.
@@ -85,6 +87,8 @@ def settle(worker_id: str, body: SettleBody, crew: AtCrew, caller: Working) -> J
     same token and outcome it is answered as done."""
     seat = crew.seat(worker_id, caller)
     results = crew.hands(seat).settle(body.jobs)
+    if crew.books is not None:
+        crew.books.tend()
     crew.beats.note_settled(seat.id, sum(1 for result in results if result["ok"] and result["status"] != "already"))
     return _results(seat, results)
 
