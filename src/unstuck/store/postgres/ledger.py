@@ -7,8 +7,8 @@ may stand in between.
 
 from typing import Any
 
+from unstuck.store.postgres.alerts import AlertVerbs
 from unstuck.store.postgres.clients import ClientVerbs
-from unstuck.store.postgres.diagnosing import DiagnosingVerbs
 from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
@@ -17,7 +17,7 @@ from unstuck.store.postgres.upkeep import UpkeepVerbs
 from unstuck.store.postgres.workers import WorkerVerbs
 
 
-class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, DiagnosingVerbs):
+class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, AlertVerbs):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 
     one_host = False

@@ -4,6 +4,13 @@ Times are seconds since the Unix epoch (UTC) for people to read; durations are s
 own clock. Payloads and results are opaque bytes: nobody in this room decodes them.
 """
 
+from unstuck.store.records.alerting import AlertEvent as AlertEvent
+from unstuck.store.records.alerting import AlertTarget as AlertTarget
+from unstuck.store.records.alerting import ConditionChange as ConditionChange
+from unstuck.store.records.alerting import ConditionLook as ConditionLook
+from unstuck.store.records.alerting import ConditionRecord as ConditionRecord
+from unstuck.store.records.alerting import ConditionStep as ConditionStep
+from unstuck.store.records.alerting import LivingWorker as LivingWorker
 from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
 from unstuck.store.records.handing import Done as Done

@@ -12,6 +12,7 @@ from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
+from unstuck.store.sqlite.alerts import AlertVerbs
 from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
 from unstuck.store.sqlite.database import Database
@@ -27,7 +28,15 @@ from unstuck.store.sqlite.worker import WorkerVerbs
 
 
 class SqliteLedger(
-    ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, ReadingVerbs, DiagnosingVerbs
+    ClientVerbs,
+    WorkerVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    ReadingVerbs,
+    DiagnosingVerbs,
+    AlertVerbs,
 ):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 

@@ -13,7 +13,7 @@ from unstuck.store.sqlite.database import Database
 
 SQL = load_queries(
     "unstuck.store.sqlite.queries",
-    *("jobs.sql", "workers.sql", "upkeep.sql", "people.sql", "health.sql", "diagnosis.sql"),
+    *("jobs.sql", "workers.sql", "upkeep.sql", "people.sql", "health.sql", "diagnosis.sql", "alerts.sql"),
 )
 
 
