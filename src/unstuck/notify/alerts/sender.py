@@ -79,7 +79,7 @@ class AlertSender:
                 if self._failures:
                     log.info("Alerts are sent again", failed_rounds=self._failures)
                     self._failures = 0
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a sender that dies of a surprise tells nobody anything again
                 next_s = now_s + self._trouble(error)
             busy = any(desk.busy for desk in self._desks) and not self._failures
             self._stopping.wait(BUSY_S if busy else max(0.0, next_s - time.monotonic()))
@@ -114,7 +114,7 @@ class AlertSender:
             raise surprise
 
     def _trouble(self, error: Exception) -> float:
-        """Say it once per series, and give the wait: a sender that dies of a surprise tells nobody anything again."""
+        """Say it once per series, and give the wait."""
         if self._failures == 0:
             if isinstance(error, LedgerUnavailable):
                 log.warning("Alerts cannot be sent: the ledger cannot be reached", error=str(error))
