@@ -25,6 +25,7 @@ from unstuck.store.records import (
     ConditionRecord,
     Enqueued,
     EventRecord,
+    Glance,
     Guard,
     HeldJob,
     HostRecord,
@@ -206,6 +207,29 @@ class Ledger(Protocol):
         """Remove finished jobs, events and dead or stopped workers (that hold nothing) older than given."""
         ...
 
+    # Those who listen -------------------------------------------------------------------------
+
+    def note_event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        about: str | None = None,
+    ) -> int:
+        """Write an event that belongs to no other verb; give its id. `about` names what is neither job nor worker."""
+        ...
+
+    def glance(self, job_ids: Collection[int]) -> list[Glance]:
+        """Say where these jobs stand; those that do not exist are left out."""
+        ...
+
+    def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Give those pairs of queue and task that no worker would take now: none lives that serves the one and knows
+        the other, or all that do are leaving or switched off."""
+        ...
+
     # Operators ------------------------------------------------------------------------------
 
     def job(self, job_id: int) -> JobRecord | None: ...
@@ -329,8 +353,4 @@ class Ledger(Protocol):
     def change_conditions(self, changes: Sequence[ConditionChange], remind_s: float) -> int:
         """Write what began, lasts (with an event `KIND_still`, at most once in `remind_s`) or is over (`KIND_over`).
         Each step has one event, however many take it at once; gives how many were written."""
-        ...
-
-    def note_event(self, kind: str, message: str, *, worker_id: str | None = None, about: str | None = None) -> None:
-        """Write one event, for facts that no other verb writes."""
         ...

@@ -2,9 +2,9 @@
 
 from fastapi import FastAPI
 
-from unstuck.http.api import health
+from unstuck.http.api import events, health
 
-ROUTERS = (health.router,)
+ROUTERS = (events.router, health.router)
 """One line per file: whoever adds a part of the API adds it here."""
 
 

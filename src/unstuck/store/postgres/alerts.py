@@ -67,9 +67,6 @@ class AlertVerbs(DiagnosingVerbs):
         text = msgspec.json.encode(changes).decode()
         return int(self.serve_once("change_conditions", changes=text, remind_s=remind_s)[0][0])
 
-    def note_event(self, kind: str, message: str, *, worker_id: str | None = None, about: str | None = None) -> None:
-        self.serve_once("note_event", kind=kind, message=message, worker_id=worker_id, about=about)
-
 
 def _number(value: object) -> float | None:
     # What a worker wrote of itself may be anything.

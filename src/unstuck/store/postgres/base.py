@@ -12,7 +12,7 @@ from unstuck.store.sql import load_queries
 
 QUERY_FILES = (
     *("clients.sql", "workers.sql", "reaper.sql", "people.sql", "operators.sql"),
-    *("health.sql", "diagnosis.sql", "alerts.sql"),
+    *("health.sql", "diagnosis.sql", "telling.sql", "alerts.sql"),
 )
 PACKAGE = "unstuck.store.postgres.queries"
 

@@ -13,11 +13,14 @@ from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
+from unstuck.store.postgres.telling import TellingVerbs
 from unstuck.store.postgres.upkeep import UpkeepVerbs
 from unstuck.store.postgres.workers import WorkerVerbs
 
 
-class PostgresLedger(ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, AlertVerbs):
+class PostgresLedger(
+    ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, AlertVerbs, TellingVerbs
+):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 
     one_host = False

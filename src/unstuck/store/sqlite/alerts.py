@@ -21,7 +21,7 @@ from unstuck.store.sqlite.diagnosing import look_at_queues, look_at_ticket
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.rows import Row
 from unstuck.store.sqlite.silence import Clock, read_clock
-from unstuck.store.sqlite.verbs import SQL, Verbs, fetch
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 
 class AlertVerbs(Verbs):
@@ -72,11 +72,6 @@ class AlertVerbs(Verbs):
         with self.db.write() as cursor:
             return sum(_change(cursor, change, time.time(), remind_s) for change in changes)
 
-    def note_event(self, kind: str, message: str, *, worker_id: str | None = None, about: str | None = None) -> None:
-        refuse_nul(message, about or "")
-        with self.db.write() as cursor:
-            cursor.execute(SQL["note_event"], (time.time(), kind, worker_id, about, message))
-
 
 def _change(cursor: apsw.Cursor, change: ConditionChange, now: float, remind_s: float) -> bool:
     which = (change.kind, change.about)
@@ -96,7 +91,7 @@ def _change(cursor: apsw.Cursor, change: ConditionChange, now: float, remind_s: 
         case _:
             assert_never(change.step)
     if happened:
-        cursor.execute(SQL["note_event"], (now, kind, change.worker_id, change.about, change.message))
+        write_event(cursor, kind, change.message, worker_id=change.worker_id, about=change.about)
     return happened
 
 

@@ -33,7 +33,7 @@ class HealthVerbs(Verbs):
                 return False
             write_event(cursor, "worker_disabled", f"Disabled by {by}: {reason}", worker_id=worker_id)
             if auto:
-                _tell_crash_loop(cursor, f"Worker {worker_id} was disabled: {reason}", worker_id, None)
+                write_event(cursor, "crash_loop", f"Worker {worker_id} was disabled: {reason}", worker_id=worker_id)
         return True
 
     def enable(self, worker_id: str, by: str, reason: str = "") -> bool:
@@ -55,7 +55,7 @@ class HealthVerbs(Verbs):
                 return False
             write_event(cursor, "host_disabled", f"Host {host!r} was disabled by {by}: {reason}")
             if auto:
-                _tell_crash_loop(cursor, f"Host {host!r} was disabled: {reason}", None, host)
+                write_event(cursor, "crash_loop", f"Host {host!r} was disabled: {reason}", about=host)
         return True
 
     def enable_host(self, host: str, by: str, reason: str = "") -> bool:
@@ -72,10 +72,6 @@ class HealthVerbs(Verbs):
 def _unserved_without(cursor: apsw.Cursor, worker_id: str | None, host: str | None) -> bool:
     clock = read_clock(cursor)
     return bool(fetch(cursor, "unserved_without", (worker_id, host, clock.boot_id, clock.boot_s)))
-
-
-def _tell_crash_loop(cursor: apsw.Cursor, message: str, worker_id: str | None, about: str | None) -> None:
-    cursor.execute(SQL["note_event"], (time.time(), "crash_loop", worker_id, about, message))
 
 
 def _flag(reason: str, by: str, auto: bool) -> str:

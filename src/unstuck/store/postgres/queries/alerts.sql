@@ -20,6 +20,7 @@ where target = %(target)s and version = %(version)s
 returning version;
 
 -- name: events_to_tell
+-- What clients are told when they enqueue is `no_workers` too; the condition is the one that names its queue.
 select e.id, extract(epoch from e.at)::double precision, e.kind, e.message, e.about, e.job_id, j.task, j.queue,
        e.worker_id, w.name, w.host, w.verdict
 from {schema}.events e
@@ -27,6 +28,7 @@ left join {schema}.jobs j on j.id = e.job_id
 left join {schema}.workers w on w.id = e.worker_id
 where (e.job_id is null or e.kind = 'quarantined')
   and e.id > %(after_id)s and e.kind = any (%(kinds)s) and e.id <> all (%(but)s)
+  and (e.kind <> 'no_workers' or e.about is not null)
 order by e.id
 limit %(limit)s;
 
@@ -50,7 +52,3 @@ order by w.id;
 
 -- name: look_held
 select exists (select 1 from {schema}.jobs where held);
-
--- name: note_event
-insert into {schema}.events (kind, worker_id, about, message)
-values (%(kind)s, %(worker_id)s, %(about)s, %(message)s) returning id;

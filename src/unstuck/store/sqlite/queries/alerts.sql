@@ -15,6 +15,7 @@ WHERE t.target = ?1;
 UPDATE unstuck_alert_targets SET event_id = ?3, state = ?4, version = version + 1 WHERE target = ?1 AND version = ?2;
 
 -- name: events_to_tell
+-- What clients are told when they enqueue is `no_workers` too; the condition is the one that names its queue.
 SELECT
     e.id, e.at, e.kind, e.message, e.about, e.job_id, j.task, j.queue, e.worker_id, w.name, w.host, w.verdict
 FROM unstuck_events e INDEXED BY unstuck_events_to_tell
@@ -24,6 +25,7 @@ WHERE (e.job_id IS NULL OR e.kind = 'quarantined')
     AND e.id > ?1
     AND e.kind IN (SELECT value FROM json_each(?2))
     AND e.id NOT IN (SELECT value FROM json_each(?3))
+    AND (e.kind <> 'no_workers' OR e.about IS NOT NULL)
 ORDER BY e.id
 LIMIT ?4;
 
@@ -59,6 +61,3 @@ ORDER BY w.id;
 
 -- name: look_held
 SELECT EXISTS (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_held WHERE held = 1);
-
--- name: note_event
-INSERT INTO unstuck_events (at, kind, worker_id, about, message) VALUES (?, ?, ?, ?, ?);
