@@ -16,6 +16,7 @@ from unstuck.cli.common import Common, Misuse, command
 from unstuck.cli.show import Show
 from unstuck.config import Recovery
 from unstuck.domain.names import checked_name
+from unstuck.notify.alerts.sender import sender_of, sending
 from unstuck.store.contract import Ledger
 
 MAX_WORKERS = 1_000
@@ -83,8 +84,10 @@ def up(
     try:
         # Longer than a worker's own grace: it ends by itself before anybody has to kill it.
         patience_s = settings.shutdown_grace_s + STOP_MARGIN_S
+        sender = sender_of(ledger, settings)
         supervisor = Supervisor(arguments, workers, ledger, settings.recovery, stop_grace_s=patience_s, herald=herald)
-        raise typer.Exit(supervisor.run())
+        with sending(sender):
+            raise typer.Exit(supervisor.run())
     finally:
         ledger.close()
 
@@ -106,7 +109,8 @@ def reaper(
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        run_daemon(ledger, settings.recovery, stop)
+        with sending(sender_of(ledger, settings)):
+            run_daemon(ledger, settings.recovery, stop)
     finally:
         ledger.close()
 

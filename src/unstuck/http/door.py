@@ -1,7 +1,8 @@
 """Put the web door together: guard, API, page. The routes are in `api/` and `page/`, who may come in is in `guard/`."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from unstuck.http import api, page
 from unstuck.http.desk import Desk
 from unstuck.http.guard import stand_guard
 from unstuck.http.problems import explain_errors
+from unstuck.notify.alerts.sender import AlertSender
+from unstuck.store.opening import open_ledger
 from unstuck.version import VERSION
 
 
@@ -47,7 +50,13 @@ def door_of(settings: Settings, web: Web) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(door: FastAPI) -> AsyncIterator[None]:
     desk: Desk = door.state.desk
-    try:
+    async with AsyncExitStack() as stack:
+        stack.callback(desk.counter.close)
+        if desk.settings.alerts.targets:
+            # A ledger of its own: its looks must not stand in the way of the handlers'.
+            ledger = open_ledger(desk.settings)
+            stack.callback(ledger.close)
+            sender = AlertSender(ledger, desk.settings)
+            sender.start()
+            stack.push_async_callback(asyncio.to_thread, sender.stop)
         yield
-    finally:
-        desk.counter.close()

@@ -6,7 +6,8 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from unstuck import host, logs
 from unstuck.config import Alerts, Settings
@@ -14,7 +15,7 @@ from unstuck.domain.errors import LedgerUnavailable
 from unstuck.notify.alerts.apprise_target import check_apprise
 from unstuck.notify.alerts.conditions import compare, find_conditions
 from unstuck.notify.alerts.desk import TargetDesk
-from unstuck.notify.alerts.targets import read_targets
+from unstuck.notify.alerts.targets import Target, read_targets
 from unstuck.store.contract import Ledger
 
 ROUND_S = 1.0
@@ -35,10 +36,7 @@ class AlertSender:
 
     def __init__(self, ledger: Ledger, settings: Settings) -> None:
         rules: Alerts = settings.alerts
-        targets = read_targets(rules)
-        for target in targets:
-            if not target.is_webhook:
-                check_apprise(target)
+        targets = usable_targets(rules)
         by = f"{host.hostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._ledger = ledger
         self._rules = rules
@@ -130,6 +128,28 @@ class AlertSender:
                 desk.finish(self._ledger, patience_s=max(0.0, deadline_s - time.monotonic()))
         except Exception:  # noqa: BLE001 - we leave anyway; what is not written is told again under the same id
             pass
+
+
+def usable_targets(rules: Alerts) -> list[Target]:
+    """Give the targets; ConfigError where one of them can never be told."""
+    targets = read_targets(rules)
+    for target in targets:
+        if not target.is_webhook:
+            check_apprise(target)
+    return targets
+
+
+@contextmanager
+def sending(sender: AlertSender | None) -> Iterator[None]:
+    """Send alerts meanwhile, where there is a sender."""
+    if sender is None:
+        yield
+        return
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.stop()
 
 
 def sender_of(ledger: Ledger, settings: Settings) -> AlertSender | None:
