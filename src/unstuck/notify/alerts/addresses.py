@@ -9,10 +9,16 @@ Resolve = Callable[..., list[Any]]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_ADDRESSES = 4
-_NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""How a network without IPv4 reaches all of it: public as far as what is inside."""
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
-_METADATA = frozenset({ipaddress.ip_address("168.63.129.16")})
-"""Of clouds that use a public address for what only the machine itself may ask."""
+_SPECIAL = (
+    # A cloud's public address for what only the machine itself may ask.
+    ipaddress.ip_network("168.63.129.16/32"),
+    # What older versions of Python take for public.
+    ipaddress.ip_network("192.0.0.0/24"),
+    ipaddress.ip_network("64:ff9b:1::/48"),
+)
 
 
 class Refused(Exception):
@@ -40,11 +46,15 @@ def resolve_once(
 def is_public(text: str) -> bool:
     """Say whether an address belongs to the open internet, whatever it is wrapped in."""
     address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address in _NAT64:
+        return _is_open(_last_four(address))
     return all(_is_open(one) for one in (address, *_inside(address)))
 
 
 def _is_open(address: Address) -> bool:
-    return address.is_global and not address.is_multicast and not address.is_reserved and address not in _METADATA
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        return False
+    return not any(address in network for network in _SPECIAL)
 
 
 def _inside(address: Address) -> list[Address]:
@@ -58,6 +68,10 @@ def _inside(address: Address) -> list[Address]:
         inner.append(address.sixtofour)
     if address.teredo is not None:
         inner += address.teredo
-    if any(address in network for network in (*_NAT64, _COMPATIBLE)):
-        inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    if address in _COMPATIBLE:
+        inner.append(_last_four(address))
     return inner
+
+
+def _last_four(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address:
+    return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)

@@ -121,6 +121,9 @@ def _exchange(
     finally:
         end.cancel()
         connection.close()
+    if time.monotonic() >= deadline_s:
+        # Cut off in the middle of its answer, which the library takes for its end.
+        return Lost(f"it did not answer within {timeout_s:g}s", maybe_arrived=True)
     if 200 <= answer.status < 300:
         return Arrived()
     if 300 <= answer.status < 400:
