@@ -39,6 +39,7 @@ SHARED = frozenset(
         *("beat_foreign", "foreign_worker", "foreign_worker_named"),
         *("count", "counter_series", "counters", "fleet", "sweep_counters"),
         *("add_api_token", "api_tokens", "audit", "begin_audit", "end_audit", "revoke_api_token", "sweep_audit"),
+        *("add_alert_target", "alert_target", "conditions", "events_to_tell", "look_fleet", "save_alert_target"),
     }
 )
 TABLES = ("jobs", "attempts", "outputs", "autopsies", "progress", "worker_status", "heartbeats", "attempt_status")

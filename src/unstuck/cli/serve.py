@@ -19,6 +19,7 @@ from unstuck.config import Recovery
 from unstuck.domain.names import checked_name
 from unstuck.metrics.serving import LOOPBACK, Listen, served
 from unstuck.metrics.tallies import Tallies
+from unstuck.notify.alerts.sender import sender_of, sending
 from unstuck.store.contract import Ledger
 
 MAX_WORKERS = 1_000
@@ -126,7 +127,7 @@ def up(
             tallies=tallies,
             own=lambda number: _metrics_of_place(metrics_host, metrics_port, number),
         )
-        with served(tallies, _listen(metrics_host, metrics_port)):
+        with served(tallies, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
             code = supervisor.run()
         raise typer.Exit(code)
     finally:
@@ -153,7 +154,7 @@ def reaper(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         tallies = Tallies()
-        with served(tallies, _listen(metrics_host, metrics_port)):
+        with served(tallies, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
             run_daemon(ledger, settings.recovery, stop, tallies=tallies)
     finally:
         ledger.close()

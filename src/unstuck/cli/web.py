@@ -11,6 +11,7 @@ from unstuck.cli import ledgers
 from unstuck.cli.common import Common, command
 from unstuck.domain.errors import ConfigError
 from unstuck.http import CURE
+from unstuck.notify.alerts.sender import usable_targets
 
 PACKAGES = ("fastapi", "uvicorn", "jinja2", "python_multipart")
 
@@ -35,6 +36,8 @@ def serve(
     settings = common.settings()
     given: dict[str, Any] = {"host": host, "port": port}
     web = replace(settings.web, **{name: value for name, value in given.items() if value is not None})
+    # What can never be sent is said before anything is served.
+    usable_targets(settings.alerts)
     ledger = ledgers.open_or_create(settings)
     try:
         listener = server.listening_socket(web)

@@ -1,11 +1,11 @@
 """Put the web door together: guard, API, page. The routes are in `api/` and `page/`, who may come in is in `guard/`."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import anyio.to_thread
 from fastapi import FastAPI
 
 from unstuck import config
@@ -19,6 +19,8 @@ from unstuck.http.guard import stand_guard
 from unstuck.http.guard.place import Place, mounted
 from unstuck.http.openapi import describe
 from unstuck.http.problems import explain_errors
+from unstuck.notify.alerts.sender import AlertSender
+from unstuck.store.opening import open_ledger
 from unstuck.version import VERSION
 
 
@@ -55,8 +57,14 @@ def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
 async def _lifespan(door: FastAPI) -> AsyncIterator[None]:
     desk: Desk = door.state.desk
     crew: Crew = door.state.crew
-    try:
+    async with AsyncExitStack() as stack:
+        stack.callback(desk.counter.close)
+        stack.push_async_callback(asyncio.to_thread, crew.close)
+        if desk.settings.alerts.targets:
+            # A ledger of its own: its looks must not stand in the way of the handlers'.
+            ledger = open_ledger(desk.settings)
+            stack.callback(ledger.close)
+            sender = AlertSender(ledger, desk.settings)
+            sender.start()
+            stack.push_async_callback(asyncio.to_thread, sender.stop)
         yield
-    finally:
-        await anyio.to_thread.run_sync(crew.close)
-        desk.counter.close()

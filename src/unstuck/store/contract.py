@@ -16,10 +16,15 @@ from unstuck.domain.endings import Ending, Release
 from unstuck.domain.health import Standing
 from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import (
+    AlertEvent,
+    AlertTarget,
     ApiTokenRecord,
     AttemptRecord,
     AuditRecord,
     BeatAnswer,
+    ConditionChange,
+    ConditionLook,
+    ConditionRecord,
     Count,
     Enqueued,
     EventRecord,
@@ -238,8 +243,16 @@ class Ledger(Protocol):
 
     # Those who listen -------------------------------------------------------------------------
 
-    def note_event(self, kind: str, message: str, *, job_id: int | None = None, worker_id: str | None = None) -> int:
-        """Write an event that belongs to no other verb; give its id."""
+    def note_event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        about: str | None = None,
+    ) -> int:
+        """Write an event that belongs to no other verb; give its id. `about` names what is neither job nor worker."""
         ...
 
     def glance(self, job_ids: Collection[int]) -> list[Glance]:
@@ -399,4 +412,34 @@ class Ledger(Protocol):
 
     def sweep_audit(self, older_than_s: float, limit: int) -> int:
         """Remove notes that are older than given."""
+        ...
+
+    # Alerts ---------------------------------------------------------------------------------
+
+    def add_alert_target(self, target: str) -> None:
+        """Write down, unless it is there, that this target (a fingerprint) is told of what happens from now on."""
+        ...
+
+    def alert_target(self, target: str) -> AlertTarget | None: ...
+
+    def save_alert_target(self, target: str, version: int, event_id: int, state: str) -> bool:
+        """Write how far it was told, if nobody did since this version was read; else False."""
+        ...
+
+    def events_to_tell(
+        self, kinds: Collection[str], after_id: int, but: Collection[int], limit: int
+    ) -> list[AlertEvent]:
+        """Give events of these kinds, oldest first, without those whose ids are in `but`. Of events about jobs only
+        'quarantined' is there to be told."""
+        ...
+
+    def look_for_conditions(self) -> ConditionLook:
+        """Look, in bounded looks, at what conditions are found by."""
+        ...
+
+    def conditions(self) -> list[ConditionRecord]: ...
+
+    def change_conditions(self, changes: Sequence[ConditionChange], remind_s: float) -> int:
+        """Write what began, lasts (with an event `KIND_still`, at most once in `remind_s`) or is over (`KIND_over`).
+        Each step has one event, however many take it at once; gives how many were written."""
         ...

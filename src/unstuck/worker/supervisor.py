@@ -20,6 +20,7 @@ from unstuck import host, logs
 from unstuck.config import Recovery
 from unstuck.domain.durations import brief
 from unstuck.domain.errors import UnstuckError
+from unstuck.domain.events import EventKind
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.undertaker import Undertaker
@@ -32,7 +33,7 @@ from unstuck.worker.companion import Companion
 from unstuck.worker.exits import OOM, Exit, exit_of, was_sigkilled
 from unstuck.worker.herald import Herald
 from unstuck.worker.places import Place, summary
-from unstuck.worker.replacing import Replacing
+from unstuck.worker.replacing import BRAKE_AT, Replacing
 from unstuck.worker.reports import Reports
 from unstuck.worker.signals import TOGETHER_S
 
@@ -230,8 +231,19 @@ class Supervisor:
             wait_s = place.replacing.after_death(now_s, lived_s=worked_s, code=end.code)
             if place.replacing.braked:
                 log.error("Worker keeps dying; slowing down", again_in_s=wait_s, deaths=place.replacing.deaths, **facts)
+                self._tell_crash_loop(place, end)
             else:
                 log.error("Worker process died; replacing it", again_in_s=wait_s, **facts)
+
+    def _tell_crash_loop(self, place: Place, end: Exit) -> None:
+        # Once per series: from here on it only goes on.
+        if place.replacing.deaths == BRAKE_AT:
+            where = host.hostname()
+            message = (
+                f"Worker {place.number} of the supervisor {os.getpid()} on {where} died {BRAKE_AT} times in a row, "
+                f"each time soon after its start; it is replaced ever more slowly. The last time: {end}"
+            )
+            self._undertaker.tell(EventKind.CRASH_LOOP, message, where)
 
     def _hopeless(self) -> bool:
         """Say whether every place failed to start again and again, none ever having worked."""

@@ -24,6 +24,7 @@ QUERY_FILES = (
     "api_tokens.sql",
     "audit.sql",
     "counters.sql",
+    "alerts.sql",
 )
 PACKAGE = "unstuck.store.postgres.queries"
 

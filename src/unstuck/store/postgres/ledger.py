@@ -7,6 +7,7 @@ may stand in between.
 
 from typing import Any
 
+from unstuck.store.postgres.alerts import AlertVerbs
 from unstuck.store.postgres.api_tokens import ApiTokenVerbs
 from unstuck.store.postgres.audit import AuditVerbs
 from unstuck.store.postgres.clients import ClientVerbs
@@ -35,6 +36,7 @@ class PostgresLedger(
     CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
+    AlertVerbs,
 ):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 

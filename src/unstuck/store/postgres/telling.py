@@ -8,8 +8,16 @@ from unstuck.store.records import Glance
 
 
 class TellingVerbs(Verbs):
-    def note_event(self, kind: str, message: str, *, job_id: int | None = None, worker_id: str | None = None) -> int:
-        values = {"kind": kind, "message": message, "job_id": job_id, "worker_id": worker_id}
+    def note_event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        about: str | None = None,
+    ) -> int:
+        values = {"kind": kind, "message": message, "job_id": job_id, "worker_id": worker_id, "about": about}
         return int(self.client_lane.write(self.sql["note_event"], values)[0][0])
 
     def glance(self, job_ids: Collection[int]) -> list[Glance]:

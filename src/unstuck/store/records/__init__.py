@@ -7,6 +7,13 @@ own clock. Payloads and results are opaque bytes: nobody in this room decodes th
 from unstuck.store.records.access import ApiTokenRecord as ApiTokenRecord
 from unstuck.store.records.access import AuditRecord as AuditRecord
 from unstuck.store.records.access import NewApiToken as NewApiToken
+from unstuck.store.records.alerting import AlertEvent as AlertEvent
+from unstuck.store.records.alerting import AlertTarget as AlertTarget
+from unstuck.store.records.alerting import ConditionChange as ConditionChange
+from unstuck.store.records.alerting import ConditionLook as ConditionLook
+from unstuck.store.records.alerting import ConditionRecord as ConditionRecord
+from unstuck.store.records.alerting import ConditionStep as ConditionStep
+from unstuck.store.records.alerting import LivingWorker as LivingWorker
 from unstuck.store.records.counting import Count as Count
 from unstuck.store.records.counting import Fleet as Fleet
 from unstuck.store.records.counting import MinuteCount as MinuteCount

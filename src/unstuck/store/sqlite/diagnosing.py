@@ -41,7 +41,7 @@ class DiagnosingVerbs(Verbs):
             coming = _groups(cursor, "look_coming", waiting, now_at, 0.0)
             overdue = _groups(cursor, "look_overdue", waiting, now_at, late_s)
             quarantined = fetch(cursor, "look_quarantined", (LOOK_ERRORS, LOOK_GROUPS))
-            queues = _look_at_queues(cursor, now_at)
+            queues = look_at_queues(cursor, now_at)
             bells = fetch(cursor, "bells")
             connection = cursor.connection
             page_bytes, pages, free = (
@@ -125,7 +125,7 @@ def _groups(cursor: apsw.Cursor, query: str, queues: list[str], now_at: float, b
     return tuple(sorted(found, key=lambda group: -group.count)[:LOOK_GROUPS])
 
 
-def _look_at_queues(cursor: apsw.Cursor, now_at: float) -> tuple[QueueLook, ...]:
+def look_at_queues(cursor: apsw.Cursor, now_at: float) -> tuple[QueueLook, ...]:
     paused = {name for name, is_paused in fetch(cursor, "queue_names") if is_paused}
     found = []
     for (name,) in fetch(cursor, "ready_queues", (LOOK_QUEUES,)):

@@ -12,6 +12,7 @@ from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
+from unstuck.store.sqlite.alerts import AlertVerbs
 from unstuck.store.sqlite.api_tokens import ApiTokenVerbs
 from unstuck.store.sqlite.audit import AuditVerbs
 from unstuck.store.sqlite.bell import Bells, Ringer
@@ -41,6 +42,7 @@ class SqliteLedger(
     OperatorVerbs,
     ReadingVerbs,
     DiagnosingVerbs,
+    AlertVerbs,
     TellingVerbs,
     CountingVerbs,
     ApiTokenVerbs,

@@ -12,10 +12,18 @@ from unstuck.store.sqlite.verbs import Verbs, fetch, write_event
 
 
 class TellingVerbs(Verbs):
-    def note_event(self, kind: str, message: str, *, job_id: int | None = None, worker_id: str | None = None) -> int:
-        refuse_nul(kind, message, worker_id or "")
+    def note_event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        about: str | None = None,
+    ) -> int:
+        refuse_nul(kind, message, worker_id or "", about or "")
         with self.db.write() as cursor:
-            write_event(cursor, kind, message, job_id=job_id, worker_id=worker_id)
+            write_event(cursor, kind, message, job_id=job_id, worker_id=worker_id, about=about)
             return cursor.connection.last_insert_rowid()
 
     def glance(self, job_ids: Collection[int]) -> list[Glance]:

@@ -1,8 +1,8 @@
 -- What those who listen need.
 
 -- name: note_event
-insert into {schema}.events (kind, job_id, worker_id, message)
-values (%(kind)s, %(job_id)s, %(worker_id)s, %(message)s)
+insert into {schema}.events (kind, job_id, worker_id, about, message)
+values (%(kind)s, %(job_id)s, %(worker_id)s, %(about)s, %(message)s)
 returning id;
 
 -- name: glance
