@@ -56,8 +56,8 @@ class Replayed:
                 )
             )
         )
-        # Kept, not waited on: nobody rings while everybody is idle. Births are silent too: a thousand that each wake all
-        # before them are a load of their own.
+        # Kept, not waited on: nobody rings while everybody is idle. Births are silent too: a thousand that each wake
+        # all before them are a load of their own.
         self._bell = self._ledger.listen(self.id)
         names = tuple(task.name for task in manifest.tasks)
         ahead = any(task.policy.on_crash == "retry" for task in manifest.tasks)

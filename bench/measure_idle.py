@@ -56,7 +56,7 @@ def run(databases: list[Database], sizes: list[int], seconds: float) -> Table:
                 _measure_all(table, database, sizes, seconds, counts_statements)
     table.notes += [
         f"replayed: real connections, births, watchmen and neighbours, and the turns and beats of idle workers at their"
-        f" times, {WORKERS_PER_HOST} workers per process and host name; workers were born at {BIRTHS_PER_S:.0f} per second before",
+        f" times, from one process for each {WORKERS_PER_HOST} of them, with a host name of its own",
         f"over {seconds:.0f} s; server CPU is of all its processes, one core is 1.0; server MB is what they hold of the"
         " memory (PSS), buffers included",
     ]
