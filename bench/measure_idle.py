@@ -143,6 +143,7 @@ class Host:
         )
         if self._line() != "born":
             self.kill()
+            self.bury()
             raise RuntimeError("a process of idle workers ended early; its words are on stderr")
 
     def start_clock(self) -> None:
@@ -163,6 +164,8 @@ class Host:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def bury(self) -> None:
         self._process.wait()
 
     def _line(self) -> str:
@@ -187,6 +190,8 @@ def _replay(stage: Stage, workers: int) -> Iterator[list[Host]]:
     finally:
         for host in hosts:
             host.kill()
+        for host in hosts:
+            host.bury()
 
 
 @contextmanager
