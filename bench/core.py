@@ -20,7 +20,7 @@ from bench.report import Table, as_json, machine, progress, today
 
 Part = Callable[[list[Database], bool], Table]
 
-IDLE_WORKERS = [100, 500]
+IDLE_WORKERS = [100, 300]
 """A thousand, their server and the replay need more than two cores: ask for them with `--idle-workers`."""
 
 PARTS: dict[str, Part] = {
