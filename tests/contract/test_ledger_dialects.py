@@ -31,6 +31,7 @@ SHARED = frozenset(
             "promote_due",
             "request",
             "reserve_job_ids",
+            "ring_of",
             "retire",
         ),
         *("set_paused", "set_sweep_position", "sweep_events", "sweep_position", "sweep_workers", "take_ticket"),

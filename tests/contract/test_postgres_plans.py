@@ -51,20 +51,22 @@ def worst(pg_ledger: PostgresLedger, pg_url: str) -> PostgresLedger:
     return pg_ledger
 
 
-def reads(ledger: PostgresLedger, name: str, values: dict[str, Any], repeat: int = 1) -> tuple[int, int]:
-    """Run a verb, and give the rows of `jobs` that its last run read by scanning and by index."""
+def reads(
+    ledger: PostgresLedger, name: str, values: dict[str, Any], repeat: int = 1, table: str = "jobs"
+) -> tuple[int, int]:
+    """Run a verb, and give the rows of the table that its last run read by scanning and by index."""
     connection = ledger.turn_lane.open().connection
     for _ in range(repeat):
         with connection.transaction():
-            scanned, fetched = _counters(connection)
+            scanned, fetched = _counters(connection, table)
             connection.execute(ledger.sql[name], values, binary=True)
-            scanned_after, fetched_after = _counters(connection)
+            scanned_after, fetched_after = _counters(connection, table)
     return scanned_after - scanned, fetched_after - fetched
 
 
-def _counters(connection: psycopg.Connection[Any]) -> tuple[int, int]:
+def _counters(connection: psycopg.Connection[Any], table: str = "jobs") -> tuple[int, int]:
     row = connection.execute(
-        "select seq_tup_read, idx_tup_fetch from pg_stat_xact_user_tables where relname = 'jobs'"
+        "select seq_tup_read, idx_tup_fetch from pg_stat_xact_user_tables where relname = %s", (table,)
     ).fetchone()
     assert row is not None
     return row
@@ -180,8 +182,24 @@ def test_enqueue_with_keys_reads_its_own(worst: PostgresLedger) -> None:
 
 def test_the_watchman_reads_what_is_held(worst: PostgresLedger) -> None:
     claim(worst, limit=BATCH)
-    assert is_lean(reads(worst, "watch", {"host": None, "after": None, "size": None}))
+    assert is_lean(reads(worst, "watch", {"host": None}))
     assert is_lean(reads(worst, "held_by", {"worker_id": "w1", "limit": BATCH}))
+
+
+@pytest.mark.parametrize("statistics", ["none", "gathered"])
+def test_the_ring_reads_those_of_its_own_host(pg_ledger: PostgresLedger, pg_url: str, statistics: str) -> None:
+    """Everybody asks for it with every beat: to read all workers each time would be the square of the fleet."""
+    for number in range(300):
+        pg_ledger.register(birth(f"w{number:03}", host=f"host-{number % 60}"))
+    if statistics == "gathered":
+        with psycopg.connect(pg_url, autocommit=True) as connection:
+            connection.execute("vacuum analyze")
+    assert [worker.id for worker in pg_ledger.ring_of("w120", "host-0", 24)] == ["w180", "w240", "w000", "w060"]
+    values = {"worker_id": "w120", "host": "host-0", "size": 24}
+    for table in ("workers", "beats"):
+        scanned, fetched = reads(pg_ledger, "ring_of", values, repeat=7, table=table)
+        assert scanned == 0
+        assert fetched <= 20
 
 
 def test_what_is_not_due_is_not_looked_at(worst: PostgresLedger) -> None:

@@ -88,20 +88,25 @@ class Watchman:
             self._promote_in(done.next_due_in_s)
             self._wake.set()
 
+    def step(self) -> float:
+        """Do what is due and give the time until something is again: one lap of his thread, for whoever has none."""
+        now_s = self._turned_s = host.boottime_s()
+        if now_s >= self._tick_s:
+            self._tick(now_s)
+        elif self._promote_s is not None and now_s >= self._promote_s:
+            self._promote_s = None
+            self._guarded(self._reaper.promote)
+        with self._lock:
+            next_s = self._tick_s if self._promote_s is None else min(self._tick_s, self._promote_s)
+        return max(0.0, next_s - host.boottime_s())
+
     # ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stopping:
-            now_s = self._turned_s = host.boottime_s()
-            if now_s >= self._tick_s:
-                self._tick(now_s)
-            elif self._promote_s is not None and now_s >= self._promote_s:
-                self._promote_s = None
-                self._guarded(self._reaper.promote)
-            with self._lock:
-                next_s = self._tick_s if self._promote_s is None else min(self._tick_s, self._promote_s)
+            wait_s = self.step()
             if not self._stopping:
-                self._wake.wait(max(0.0, next_s - host.boottime_s()))
+                self._wake.wait(wait_s)
             self._wake.clear()
 
     def _tick(self, now_s: float) -> None:

@@ -12,7 +12,6 @@ from unstuck.store.postgres.api_tokens import ApiTokenVerbs
 from unstuck.store.postgres.audit import AuditVerbs
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.counting import CountingVerbs
-from unstuck.store.postgres.diagnosing import DiagnosingVerbs
 from unstuck.store.postgres.foreign import ForeignVerbs
 from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
@@ -31,12 +30,11 @@ class PostgresLedger(
     UpkeepVerbs,
     HealthVerbs,
     OperatorVerbs,
-    DiagnosingVerbs,
+    AlertVerbs,
     TellingVerbs,
     CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
-    AlertVerbs,
 ):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 
