@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from unstuck.client.doctor.recovering import PATIENCE_S, ROUNDS_MISSED
 from unstuck.domain.durations import brief
 from unstuck.domain.states import LIVING
+from unstuck.domain.sweeping import PATIENCE_S, ROUNDS_MISSED
 from unstuck.store.records import Fleet, QueueRecord
 
 
