@@ -10,7 +10,7 @@ help:
 
 $(VENV)/.installed: pyproject.toml
 	python3 -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[http]'
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.installed
