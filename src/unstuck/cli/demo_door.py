@@ -25,9 +25,8 @@ class DemoDoor:
     def __enter__(self) -> Self:
         if self._wanted:
             # Nobody is woken at night because a demo killed its workers: no alerts, no settings but the ledger.
-            kept = {
-                name: text for name, text in os.environ.items() if not name.startswith(("UNSTUCK_WEB", "UNSTUCK_AL"))
-            }
+            others = ("UNSTUCK_WEB_", "UNSTUCK_ALERTS_")
+            kept = {name: text for name, text in os.environ.items() if not name.startswith(others)}
             with (self._folder / "serve.log").open("wb") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "unstuck.cli.main", "serve", "--port", "0", "--json"],
@@ -54,8 +53,11 @@ class DemoDoor:
 
     def _hear(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
+        said = ""
         with process.stdout:
-            try:
-                self.url = str(json.loads(process.stdout.readline())["url"])
-            except (ValueError, KeyError):
-                pass  # It did not come up: the demo goes on without it, and its log says why.
+            # Where it does not come up this ends: the demo goes on without it, and its log says why.
+            for line in process.stdout:
+                said += line
+                if said.count("{") and said.count("{") == said.count("}"):
+                    self.url = str(json.loads(said)["url"])
+                    return
