@@ -13,6 +13,7 @@ import unstuck
 from unstuck.cli import (
     alerts,
     alive,
+    audit,
     doctor,
     enqueue,
     jobs,
@@ -22,6 +23,7 @@ from unstuck.cli import (
     recovery,
     serve,
     switching,
+    tokens,
     web,
     why,
     workers,
@@ -77,7 +79,7 @@ app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_op
 
 for panel, commands in {
     RUN: (serve.worker, serve.up, serve.reaper, web.serve),
-    LOOK: (why.why, doctor.doctor, jobs.jobs, jobs.job, jobs.logs, queues.queues, alive.alive),
+    LOOK: (why.why, doctor.doctor, jobs.jobs, jobs.job, jobs.logs, queues.queues, alive.alive, audit.audit),
     ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
     CARE: (ledger.migrate, recovery.prune, ledger.version),
 }.items():
@@ -104,6 +106,14 @@ _alerts.command("list")(alerts.list_targets)
 _alerts.command("test")(alerts.test)
 _alerts.command("run")(alerts.run)
 app.add_typer(_alerts, name="alerts", rich_help_panel=CARE)
+
+
+_tokens = typer.Typer(invoke_without_command=True)
+_tokens.callback()(tokens.tokens)
+_tokens.command("create")(tokens.create)
+_tokens.command("list")(tokens.list_tokens)
+_tokens.command("revoke")(tokens.revoke)
+app.add_typer(_tokens, name="tokens", rich_help_panel=CARE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -71,6 +71,14 @@ def describe(job: JobRecord, around: Surroundings) -> str:
     return f"It is in the hands of a worker{where} and about to start."
 
 
+def explain_alone(job: JobRecord) -> str:
+    """Say that a job runs alone, where it does; empty for all others."""
+    if not job.alone or job.state in FINAL:
+        return ""
+    verb = "runs" if job.state is JobState.RUNNING else "will run"
+    return f"It {verb} alone in its process: it is suspected of having killed one."
+
+
 def find_obstacle(queue: str, task: str, paused: bool, workers: Sequence[WorkerRecord]) -> Reason | None:
     """Say what keeps every ready job of this queue and task from being taken; None where only a slot is missing."""
     if paused:

@@ -4,12 +4,18 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
+from fastapi import FastAPI
 
 from unstuck.config import Settings, Web
 from unstuck.domain.errors import ConfigError
 from unstuck.http.door import door_of
+from unstuck.http.guard.place import check_token_exists, listening
+from unstuck.http.patience import PatientProtocol
+from unstuck.store.contract import Ledger
 
 BACKLOG = 1024
+MAX_HEAD_BYTES = 64 * 1024
+"""What one connection may make us remember before a request is whole; the guard counts more closely."""
 
 
 def listening_socket(web: Web) -> socket.socket:
@@ -29,15 +35,32 @@ def listening_socket(web: Web) -> socket.socket:
     return listener
 
 
+def check_address(web: Web, listener: socket.socket, ledger: Ledger) -> None:
+    """Refuse to serve others than this machine before there is a token."""
+    check_token_exists(web, listener.getsockname()[0], ledger)
+
+
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Server(uvicorn.Server):
+    def __init__(self, door: FastAPI, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._door = door
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Those who wait for a job go home with an answer, and find the next server.
+        self._door.state.crew.hush()
+        await super().shutdown(sockets)
+
+
 def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until a signal ends it; `ready` is told the address."""
-    door = door_of(settings, web)
-    server = uvicorn.Server(
+    door = door_of(settings, web, listening(web, listener.getsockname()[0]))
+    server = _Server(
+        door,
         uvicorn.Config(
             door,
             log_config=None,
@@ -45,9 +68,11 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             lifespan="on",
             timeout_graceful_shutdown=5,
             server_header=False,
+            http=PatientProtocol,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
-        )
+        ),
     )
     ready(url_of(listener))
     server.run(sockets=[listener])

@@ -18,26 +18,35 @@ from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import (
     AlertEvent,
     AlertTarget,
+    ApiTokenRecord,
     AttemptRecord,
+    AuditRecord,
     BeatAnswer,
     ConditionChange,
     ConditionLook,
     ConditionRecord,
+    Count,
     Enqueued,
     EventRecord,
+    Fleet,
+    ForeignPulse,
     Glance,
     Guard,
     HeldJob,
     HostRecord,
     JobFilter,
     JobRecord,
+    MinuteCount,
+    NewApiToken,
     NewJob,
+    OnceAnswer,
     Outcome,
     OutputRecord,
     Progress,
     Promoted,
     Pulse,
     QueueRecord,
+    Request,
     Swept,
     TaskRecord,
     Turn,
@@ -103,6 +112,10 @@ class Ledger(Protocol):
         """Store jobs durably, all or none, in their order. Repeats itself safely where the commit was uncertain."""
         ...
 
+    def enqueue_once(self, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
+        """Store jobs, all or none, unless a request with this key did so before, also where those jobs have ended."""
+        ...
+
     def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store jobs inside the caller's own transaction; nothing is committed here."""
         ...
@@ -154,6 +167,27 @@ class Ledger(Protocol):
 
     def retire(self, worker_id: str) -> None:
         """Write the end of a worker that shut down in order: STOPPED. What it still holds is left to the reaper."""
+        ...
+
+    # Foreign workers: those through another door than Python's own -----------------------------
+
+    def foreign_worker(self, worker_id: str) -> WorkerRecord | None:
+        """Give one of them, whatever its state."""
+        ...
+
+    def foreign_worker_named(self, name: str) -> WorkerRecord | None:
+        """Give the living one of this name, else the last that had it. `register` refuses, by writing nothing, a second
+        living one of the same name."""
+        ...
+
+    def beat_foreign(self, pulses: Sequence[ForeignPulse]) -> list[BeatAnswer]:
+        """Like `beat`, for many in one commit; the answers are in the same order. That one of them is late says nothing
+        of the ledger, so nobody is forgiven for it. No disk is waited for: a beat that a crash forgets is forgiven by
+        the restart."""
+        ...
+
+    def overhear(self) -> Bell:
+        """Open a bell that hears every word, for a process that speaks for many workers."""
         ...
 
     # Reaper ---------------------------------------------------------------------------------
@@ -228,6 +262,31 @@ class Ledger(Protocol):
     def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
         """Give those pairs of queue and task that no worker would take now: none lives that serves the one and knows
         the other, or all that do are leaving or switched off."""
+        ...
+
+    # Counting -------------------------------------------------------------------------------
+
+    def count(self, totals: Sequence[Count], lately: Sequence[Count] = ()) -> None:
+        """Add to what was counted since ever, and to what was counted in this minute, in one commit.
+
+        No name and labels may be twice among `totals`, nor among `lately`. After an UncertainCommit it may have
+        happened: who cannot bear to count twice must not repeat it."""
+        ...
+
+    def counters(self) -> list[Count]:
+        """Give what was counted since ever."""
+        ...
+
+    def counter_series(self, names: Collection[str], since_minute: int) -> list[MinuteCount]:
+        """Give what was counted minute by minute, oldest first; minutes in which nothing was are left out."""
+        ...
+
+    def sweep_counters(self, kept_minutes: int, limit: int) -> int:
+        """Remove the rows of minutes longer ago; the totals stay."""
+        ...
+
+    def fleet(self) -> Fleet:
+        """Give all workers in a few numbers; as cheap with ten thousand."""
         ...
 
     # Operators ------------------------------------------------------------------------------
@@ -323,6 +382,36 @@ class Ledger(Protocol):
 
     def prune(self, older_than_s: float, states: Collection[str] = ()) -> int:
         """Remove finished jobs (of these final states; all of them where none is named)."""
+        ...
+
+    # Who may come in, and what was done -----------------------------------------------------
+
+    def add_api_token(self, token: NewApiToken) -> None:
+        """Write a token of the web door down; its id must be new."""
+        ...
+
+    def api_tokens(self) -> list[ApiTokenRecord]:
+        """Give every token there ever was, oldest first: also those that are revoked or have expired."""
+        ...
+
+    def revoke_api_token(self, token_id: str) -> bool:
+        """End a token for good; False where there is none that still stands."""
+        ...
+
+    def begin_audit(self, by: str, door: str, verb: str, target: str) -> int:
+        """Write down what an operator is about to do, before it is done; gives the number of the note."""
+        ...
+
+    def end_audit(self, audit_id: int, outcome: str) -> None:
+        """Add how it ended."""
+        ...
+
+    def audit(self, before_id: int | None = None, limit: int = 100) -> list[AuditRecord]:
+        """Newest first."""
+        ...
+
+    def sweep_audit(self, older_than_s: float, limit: int) -> int:
+        """Remove notes that are older than given."""
         ...
 
     # Alerts ---------------------------------------------------------------------------------

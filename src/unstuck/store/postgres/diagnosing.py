@@ -45,6 +45,7 @@ class DiagnosingVerbs(Verbs):
             round_trip_s=round_trip_s,
             queues=self.look_at_queues(),
             scheduled=tuple(JobGroup(*row) for row in self.read("look_scheduled", far_s=far_s, **limits)),
+            coming=tuple(JobGroup(*row) for row in self.read("look_coming", **limits)),
             overdue=tuple(JobGroup(*row) for row in self.read("look_overdue", late_s=late_s, **limits)),
             quarantined=tuple(JobGroup(*row) for row in quarantined),
             unswept_s=ticket[0][0] if ticket else None,

@@ -4,6 +4,9 @@ Times are seconds since the Unix epoch (UTC) for people to read; durations are s
 own clock. Payloads and results are opaque bytes: nobody in this room decodes them.
 """
 
+from unstuck.store.records.access import ApiTokenRecord as ApiTokenRecord
+from unstuck.store.records.access import AuditRecord as AuditRecord
+from unstuck.store.records.access import NewApiToken as NewApiToken
 from unstuck.store.records.alerting import AlertEvent as AlertEvent
 from unstuck.store.records.alerting import AlertTarget as AlertTarget
 from unstuck.store.records.alerting import ConditionChange as ConditionChange
@@ -11,10 +14,14 @@ from unstuck.store.records.alerting import ConditionLook as ConditionLook
 from unstuck.store.records.alerting import ConditionRecord as ConditionRecord
 from unstuck.store.records.alerting import ConditionStep as ConditionStep
 from unstuck.store.records.alerting import LivingWorker as LivingWorker
+from unstuck.store.records.counting import Count as Count
+from unstuck.store.records.counting import Fleet as Fleet
+from unstuck.store.records.counting import MinuteCount as MinuteCount
 from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
 from unstuck.store.records.handing import Done as Done
 from unstuck.store.records.handing import Enqueued as Enqueued
+from unstuck.store.records.handing import ForeignPulse as ForeignPulse
 from unstuck.store.records.handing import Held as Held
 from unstuck.store.records.handing import HeldJob as HeldJob
 from unstuck.store.records.handing import NewJob as NewJob
@@ -26,6 +33,8 @@ from unstuck.store.records.handing import Turn as Turn
 from unstuck.store.records.handing import TurnAnswer as TurnAnswer
 from unstuck.store.records.handing import Wish as Wish
 from unstuck.store.records.handing import WorkerBirth as WorkerBirth
+from unstuck.store.records.requesting import OnceAnswer as OnceAnswer
+from unstuck.store.records.requesting import Request as Request
 from unstuck.store.records.showing import AttemptRecord as AttemptRecord
 from unstuck.store.records.showing import EventRecord as EventRecord
 from unstuck.store.records.showing import HostRecord as HostRecord

@@ -38,6 +38,7 @@ class DiagnosingVerbs(Verbs):
             round_trip_s = time.monotonic() - started_s
             waiting = [name for (name,) in fetch(cursor, "waiting_queues")][:LOOK_QUEUES]
             scheduled = _groups(cursor, "look_scheduled", waiting, now_at, far_s)
+            coming = _groups(cursor, "look_coming", waiting, now_at, 0.0)
             overdue = _groups(cursor, "look_overdue", waiting, now_at, late_s)
             quarantined = fetch(cursor, "look_quarantined", (LOOK_ERRORS, LOOK_GROUPS))
             queues = look_at_queues(cursor, now_at)
@@ -55,6 +56,7 @@ class DiagnosingVerbs(Verbs):
             round_trip_s=round_trip_s,
             queues=queues,
             scheduled=scheduled,
+            coming=coming,
             overdue=overdue,
             quarantined=tuple(JobGroup(*row) for row in quarantined),
             unswept_s=unswept_s,

@@ -13,8 +13,19 @@ from unstuck.store.sqlite.database import Database
 
 SQL = load_queries(
     "unstuck.store.sqlite.queries",
-    *("jobs.sql", "workers.sql", "upkeep.sql", "people.sql", "health.sql", "diagnosis.sql"),
-    *("telling.sql", "alerts.sql"),
+    "jobs.sql",
+    "workers.sql",
+    "upkeep.sql",
+    "people.sql",
+    "health.sql",
+    "diagnosis.sql",
+    "telling.sql",
+    "requests.sql",
+    "foreign.sql",
+    "api_tokens.sql",
+    "audit.sql",
+    "counters.sql",
+    "alerts.sql",
 )
 
 
