@@ -11,7 +11,7 @@ from unstuck.cli import ledgers
 from unstuck.cli.common import Common, command
 from unstuck.domain.errors import ConfigError
 from unstuck.http import CURE
-from unstuck.notify.alerts.sender import usable_targets
+from unstuck.notify.alerts.checking import usable_targets
 
 PACKAGES = ("fastapi", "uvicorn", "jinja2", "python_multipart")
 
