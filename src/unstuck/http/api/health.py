@@ -5,8 +5,12 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from unstuck.domain.errors import LedgerError
 from unstuck.http.desk import AtDesk
+from unstuck.http.problems import Problem
+from unstuck.logs import logger
 
+log = logger("unstuck.http")
 router = APIRouter(tags=["health"])
 
 
@@ -21,5 +25,12 @@ def healthz() -> Alive:
 
 @router.get("/readyz", summary="Ready: the ledger can be reached and its tables fit")
 def readyz(desk: AtDesk) -> Alive:
-    desk.ledger.check_schema()
+    try:
+        desk.ledger.check_schema()
+    except LedgerError as error:
+        # Whoever asks needs no token, so they do not hear where the database is.
+        log.warning("Not ready", reason=str(error))
+        raise Problem(
+            503, "not_ready", "The ledger cannot be used; the log says why.", headers={"Retry-After": "1"}
+        ) from error
     return Alive()
