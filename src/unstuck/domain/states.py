@@ -28,6 +28,15 @@ class AttemptState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Door(StrEnum):
+    """Through which door a worker comes. Only Python's own workers have a process that others may look at: whoever
+    comes over a network is judged by its lease alone."""
+
+    PYTHON = "python"
+    HTTP = "http"
+    MDP = "mdp"
+
+
 class WorkerState(StrEnum):
     ACTIVE = "active"
     DRAINING = "draining"

@@ -100,6 +100,8 @@ def explain_errors(app: FastAPI) -> None:
             {"where": _text(".".join(str(part) for part in item["loc"])), "what": _text(str(item["msg"]))}
             for item in error.errors()[:20]
         ]
+        # A parameter that a dependency reads too is complained of twice.
+        wrong = [item for at, item in enumerate(wrong) if item not in wrong[:at]]
         detail = "; ".join(f"{item['where']}: {item['what']}" for item in wrong[:3])
         cure = "See /api/v1/openapi.json for what this path takes."
         return Problem(422, "not_valid", detail, cure=cure, errors=wrong).response()

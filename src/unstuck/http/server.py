@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
+from fastapi import FastAPI
 
 from unstuck.config import Settings, Web
 from unstuck.domain.errors import ConfigError
@@ -44,10 +45,22 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Server(uvicorn.Server):
+    def __init__(self, door: FastAPI, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._door = door
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Those who wait for a job go home with an answer, and find the next server.
+        self._door.state.crew.hush()
+        await super().shutdown(sockets)
+
+
 def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until a signal ends it; `ready` is told the address."""
     door = door_of(settings, web, listening(web, listener.getsockname()[0]))
-    server = uvicorn.Server(
+    server = _Server(
+        door,
         uvicorn.Config(
             door,
             log_config=None,
@@ -59,7 +72,7 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
-        )
+        ),
     )
     ready(url_of(listener))
     server.run(sockets=[listener])

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Path, Request
 
-from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.callers import Caller, Scope, check_scope
 from unstuck.http.desk import AtDesk, Desk
 
 JobId = Annotated[int, Path(ge=1, description="The job's number.")]
@@ -22,7 +22,7 @@ def of_job(scope: Scope) -> Callable[[JobId, Request, AtDesk], Caller]:
     def check(job_id: JobId, request: Request, desk: AtDesk) -> Caller:
         caller: Caller = request.state.caller
         if scope in caller.scopes or not _is_own(desk, caller, job_id):
-            return needs(scope)(request)
+            return check_scope(request, scope)
         return caller
 
     # Read by the test that asks of every route what it needs.

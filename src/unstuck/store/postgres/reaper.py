@@ -35,7 +35,7 @@ class ReaperVerbs(Verbs):
         return bool(self.serve_once("take_ticket", name=name, ttl_s=ttl_s))
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
-        rows = self.serve("watch", host=host, after=None, size=None)
+        rows = self.serve("watch", host=host)
         sessions = [Session(row[13]) for row in rows]
         living = [
             session
@@ -48,7 +48,7 @@ class ReaperVerbs(Verbs):
         return [worker_watch(row, session) for row, session in zip(rows, sessions, strict=True)]
 
     def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
-        rows = self.serve("watch", host=host, after=worker_id, size=size)
+        rows = self.serve("ring_of", worker_id=worker_id, host=host, size=size)
         return [worker_watch(row, Session.UNKNOWN) for row in rows]
 
     def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:

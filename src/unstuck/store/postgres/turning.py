@@ -69,4 +69,4 @@ def claims(rows: list[Row]) -> tuple[tuple[Claimed, ...], frozenset[tuple[int, i
     while rows and rows[-1][13] == SUPERSEDED:
         row = rows.pop()
         superseded.add((row[0], row[1]))
-    return tuple([Claimed(*row[:13]) for row in rows]), frozenset(superseded)
+    return tuple([Claimed(*row[:13], *row[14:]) for row in rows]), frozenset(superseded)

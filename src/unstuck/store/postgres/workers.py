@@ -8,7 +8,7 @@ import msgspec
 
 from unstuck import failpoints
 from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
-from unstuck.domain.states import WorkerState
+from unstuck.domain.states import Door, WorkerState
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.base import Verbs, session_values
 from unstuck.store.postgres.bell import PostgresBell
@@ -37,6 +37,9 @@ class WorkerVerbs(Verbs):
             raise errors.unwritable_text(error) from None
         with self.service_lane.hold():
             session = self.service_lane.open()
+            if birth.door is not Door.PYTHON:
+                # Our session proves nothing of somebody who only speaks through us.
+                return bool(self.serve("register", **values, session_pid=None, session_start=None)[0][0])
             rows = self.serve("register", **values, **session_values(session))
             self.worker_id = birth.id
             self.worker_queues = frozenset(birth.queues)
@@ -175,4 +178,6 @@ _BIRTH_FIELDS = (
     "heartbeat_interval_s",
     "suspect_after_s",
     "running_stale_after_s",
+    "door",
+    "owner",
 )

@@ -75,7 +75,7 @@ select w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency,
        extract(epoch from w.created_at)::double precision, extract(epoch from v.beat_at)::double precision, v.silent_s,
        extract(epoch from w.stopped_at)::double precision, v.running, v.processed,
        (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id), w.version, w.metadata, w.verdict,
-       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled
+       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner
 from {schema}.workers w
 join {schema}.vitals v on v.worker_id = w.id
 left join {schema}.hosts h on h.name = w.host
