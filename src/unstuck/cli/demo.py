@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unstuck import config
-from unstuck.cli import ledgers
 from unstuck.cli.common import Common, command
 from unstuck.cli.demo_record import VARIABLE
 from unstuck.cli.show import Show
@@ -98,4 +97,4 @@ def _print(show: Show, summary: "Summary", url: str | None, folder: Path) -> Non
         show.rich(f"  Logs of the workers and the record of what ran are kept in {folder}.")
     if url is not None:
         schema = "" if url.startswith("sqlite:") else f"UNSTUCK_SCHEMA={os.environ['UNSTUCK_SCHEMA']} "
-        show.rich(f"  Its jobs are still there: {schema}unstuck jobs --url {ledgers.public_url(url)}")
+        show.rich(f"  Its jobs are still there: {schema}unstuck jobs --url {config.public_url(url)}")

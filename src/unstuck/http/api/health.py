@@ -10,11 +10,13 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
 from unstuck.client.vitality import judge
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, SchemaMismatch
+from unstuck.domain.errors import LedgerError
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk
-from unstuck.http.problems import Problem
+from unstuck.http.problems import Problem, problem_of
+from unstuck.logs import logger
 
+log = logger("unstuck.http")
 router = APIRouter(tags=["health"])
 
 
@@ -51,12 +53,13 @@ def healthz() -> Alive:
 def readyz(desk: AtDesk) -> Alive:
     try:
         desk.ledger.check_schema()
-    except (LedgerUnavailable, SchemaMismatch):
-        # These have a status and a cure of their own.
-        raise
     except LedgerError as error:
+        # Whoever asks needs no token, so they hear what kind of trouble it is, and not where the database is.
+        log.warning("Not ready", reason=str(error))
+        kind = problem_of(error)
+        code, cure = (kind.code, kind.cure) if kind.status == 503 else ("ledger_error", "Run `unstuck doctor`.")
         raise Problem(
-            503, "ledger_error", str(error), cure="See the log of the database, and run `unstuck doctor`."
+            503, code, "The ledger cannot be used; the log says why.", cure=cure, headers={"Retry-After": "1"}
         ) from error
     return Alive()
 

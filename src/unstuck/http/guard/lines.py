@@ -32,6 +32,9 @@ def headers_of(scope: Scope) -> dict[str, str]:
         if name in headers and name in ONCE:
             raise Problem(400, "not_valid", f"The header {name} is there twice.")
         headers[name] = f"{headers[name]}; {value}" if name in headers else value
+    if "content-length" in headers and "transfer-encoding" in headers:
+        # The old trick: a proxy believes the one and we the other, and a second request hides in the first.
+        raise Problem(400, "not_valid", "The body says twice how long it is.")
     return headers
 
 
