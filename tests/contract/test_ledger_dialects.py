@@ -36,6 +36,7 @@ SHARED = frozenset(
         *("set_paused", "set_sweep_position", "sweep_events", "sweep_position", "sweep_workers", "take_ticket"),
         *("look_overdue", "look_quarantined", "look_ready", "look_scheduled", "tasks", "watch", "workers"),
         *("disable", "disable_host", "enable", "enable_host", "hosts", "standings"),
+        *("add_api_token", "api_tokens", "audit", "begin_audit", "end_audit", "revoke_api_token", "sweep_audit"),
     }
 )
 TABLES = ("jobs", "attempts", "outputs", "autopsies", "progress", "worker_status", "heartbeats", "attempt_status")

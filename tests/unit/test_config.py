@@ -223,7 +223,7 @@ class TestUnsafeSettings:
             Settings(**values)  # type: ignore[arg-type]
 
     def test_one_retention_for_everything(self) -> None:
-        assert Recovery(retention="2h").kept == Retention("2h", "2h", "2h")
+        assert Recovery(retention="2h").kept == Retention("2h", "2h", "2h", "2h")
 
 
 @pytest.mark.parametrize(

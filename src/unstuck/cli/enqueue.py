@@ -53,7 +53,7 @@ def enqueue(
     options = _options(queue, priority, delay, unique_key)
     registry = common.registry()
     with common.writing(migrate) as (ledger, settings):
-        operator = Operator(ledger, settings)
+        operator = Operator(ledger, settings, door="cli")
         own_queue, policy = _known_task(registry, ledger, task)
         if queue is not None:
             _check_queue(registry, ledger, queue, own_queue)

@@ -35,8 +35,16 @@ def serve(
     settings = common.settings()
     given: dict[str, Any] = {"host": host, "port": port}
     web = replace(settings.web, **{name: value for name, value in given.items() if value is not None})
-    ledgers.open_or_create(settings).close()
-    listener = server.listening_socket(web)
+    ledger = ledgers.open_or_create(settings)
+    try:
+        listener = server.listening_socket(web)
+        try:
+            server.check_address(web, listener, ledger)
+        except BaseException:
+            listener.close()
+            raise
+    finally:
+        ledger.close()
     show = common.show
 
     def ready(url: str) -> None:

@@ -37,7 +37,7 @@ class Desk:
 
     def operator(self, caller: Caller) -> Operator:
         """Give the operator's verbs; what is done is written down under the caller's name."""
-        return Operator(self.ledger, self.settings, by=caller.name)
+        return Operator(self.ledger, self.settings, by=caller.name, door=caller.door)
 
 
 def desk_of(request: Request) -> Desk:

@@ -14,18 +14,20 @@ from unstuck.config import Settings, Web
 from unstuck.http import api, page
 from unstuck.http.desk import Desk
 from unstuck.http.guard import stand_guard
+from unstuck.http.guard.place import Place, mounted
 from unstuck.http.openapi import describe
 from unstuck.http.problems import explain_errors
 from unstuck.version import VERSION
 
 
-def open_door(app: App | str | None = None, **web: Any) -> FastAPI:
+def open_door(app: App | str | None = None, *, open: bool = False, **web: Any) -> FastAPI:
     """Give the ASGI app of a web door; nothing is connected before its first use."""
     settings = app.settings if isinstance(app, App) else config.load({"url": app})
-    return door_of(settings, replace(settings.web, **web))
+    settings_of_door = replace(settings.web, **web)
+    return door_of(settings, settings_of_door, mounted(settings_of_door, open=open))
 
 
-def door_of(settings: Settings, web: Web) -> FastAPI:
+def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
     door = FastAPI(
         title="Unstuck",
         version=VERSION,
@@ -41,7 +43,7 @@ def door_of(settings: Settings, web: Web) -> FastAPI:
     explain_errors(door)
     api.add_to(door)
     page.add_to(door)
-    stand_guard(door)
+    stand_guard(door, place)
     describe(door)
     return door
 

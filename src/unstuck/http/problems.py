@@ -114,5 +114,10 @@ def explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def _bug(request: Request, error: Exception) -> JSONResponse:
-        log.exception("A request failed", path=request.url.path, exc_info=error)
-        return Problem(500, "internal_error", "This is a defect of Unstuck; its log says more.").response()
+        return bug(request.url.path, error).response()
+
+
+def bug(path: str, error: Exception) -> Problem:
+    """Write down what nobody expected, and give what the caller hears of it: nothing from the inside."""
+    log.exception("A request failed", path=path, exc_info=error)
+    return Problem(500, "internal_error", "This is a defect of Unstuck; its log says more.")

@@ -8,8 +8,13 @@ import uvicorn
 from unstuck.config import Settings, Web
 from unstuck.domain.errors import ConfigError
 from unstuck.http.door import door_of
+from unstuck.http.guard.place import check_token_exists, listening
+from unstuck.http.patience import PatientProtocol
+from unstuck.store.contract import Ledger
 
 BACKLOG = 1024
+MAX_HEAD_BYTES = 64 * 1024
+"""What one connection may make us remember before a request is whole; the guard counts more closely."""
 
 
 def listening_socket(web: Web) -> socket.socket:
@@ -29,6 +34,11 @@ def listening_socket(web: Web) -> socket.socket:
     return listener
 
 
+def check_address(web: Web, listener: socket.socket, ledger: Ledger) -> None:
+    """Refuse to serve others than this machine before there is a token."""
+    check_token_exists(web, listener.getsockname()[0], ledger)
+
+
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -36,7 +46,7 @@ def url_of(listener: socket.socket) -> str:
 
 def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until a signal ends it; `ready` is told the address."""
-    door = door_of(settings, web)
+    door = door_of(settings, web, listening(web, listener.getsockname()[0]))
     server = uvicorn.Server(
         uvicorn.Config(
             door,
@@ -45,6 +55,8 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             lifespan="on",
             timeout_graceful_shutdown=5,
             server_header=False,
+            http=PatientProtocol,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
         )

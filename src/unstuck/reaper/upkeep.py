@@ -37,6 +37,7 @@ class Housekeeping:
         self._next_s = now_s + RETENTION_EVERY_S
         if not ledger.take_ticket(RETENTION_TICKET, RETENTION_EVERY_S * 0.9):
             return
+        done.pruned += ledger.sweep_audit(kept.audit_s, RETENTION_BATCH)
         for _ in range(MAX_BATCHES):
             swept = ledger.sweep_old(kept.jobs_s, kept.events_s, kept.workers_s, RETENTION_BATCH)
             done.pruned += swept.jobs + swept.events + swept.workers

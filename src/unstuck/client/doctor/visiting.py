@@ -31,7 +31,7 @@ def visit_job(settings: Settings, job_id: int) -> list[Finding]:
 
     def look(ledger: Ledger) -> list[Finding]:
         ledger.check_schema()
-        return Operator(ledger, settings).doctor_job(job_id)
+        return Operator(ledger, settings, door="cli").doctor_job(job_id)
 
     return _visit(settings, look)
 

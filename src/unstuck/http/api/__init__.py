@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from unstuck.http.api import enqueueing, health, jobs, listing, looking, operating, quarantine, queues, stale
+from unstuck.http.api import audit, enqueueing, health, jobs, listing, looking, operating, quarantine, queues, stale
 
 ROUTERS = (
     health.router,
@@ -15,6 +15,7 @@ ROUTERS = (
     operating.router,
     quarantine.router,
     looking.router,
+    audit.router,
 )
 """One line per file: whoever adds a part of the API adds it here."""
 

@@ -25,6 +25,8 @@ def of_job(scope: Scope) -> Callable[[JobId, Request, AtDesk], Caller]:
             return needs(scope)(request)
         return caller
 
+    # Read by the test that asks of every route what it needs.
+    check.scope = scope  # type: ignore[attr-defined]
     return check
 
 

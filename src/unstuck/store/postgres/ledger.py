@@ -7,6 +7,8 @@ may stand in between.
 
 from typing import Any
 
+from unstuck.store.postgres.api_tokens import ApiTokenVerbs
+from unstuck.store.postgres.audit import AuditVerbs
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.diagnosing import DiagnosingVerbs
 from unstuck.store.postgres.health import HealthVerbs
@@ -19,7 +21,16 @@ from unstuck.store.postgres.workers import WorkerVerbs
 
 
 class PostgresLedger(
-    RequestVerbs, ClientVerbs, WorkerVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, DiagnosingVerbs
+    RequestVerbs,
+    ClientVerbs,
+    WorkerVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    DiagnosingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
 ):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 

@@ -4,6 +4,9 @@ Times are seconds since the Unix epoch (UTC) for people to read; durations are s
 own clock. Payloads and results are opaque bytes: nobody in this room decodes them.
 """
 
+from unstuck.store.records.access import ApiTokenRecord as ApiTokenRecord
+from unstuck.store.records.access import AuditRecord as AuditRecord
+from unstuck.store.records.access import NewApiToken as NewApiToken
 from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
 from unstuck.store.records.handing import Done as Done

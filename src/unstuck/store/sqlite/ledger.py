@@ -12,6 +12,8 @@ from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
+from unstuck.store.sqlite.api_tokens import ApiTokenVerbs
+from unstuck.store.sqlite.audit import AuditVerbs
 from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
 from unstuck.store.sqlite.database import Database
@@ -37,6 +39,8 @@ class SqliteLedger(
     OperatorVerbs,
     ReadingVerbs,
     DiagnosingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
 ):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 
