@@ -12,6 +12,7 @@ from tests.fleet import Fleet, WorkerProcess, at_best
 from tests.web import Served, opened
 
 from unstuck.domain.states import JobState
+from unstuck.store.records import NewJob
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,7 @@ def test_a_killed_worker_is_shown_within_two_seconds_with_its_cause(
             death = page.locator("#deaths li", has_text=record.name)
             death.wait_for()
             took_s = time.monotonic() - began_s
+            print(f"shown after {took_s:.2f}s")
             expect(death).to_contain_text("Its process no longer exists")
             expect(death).to_contain_text("seen by neighbour")
             expect(page.locator(".tile", has_text=record.name)).to_have_count(0)
@@ -89,7 +91,7 @@ def test_a_change_leaves_focus_and_selection_alone(browser: Browser, fleet: Flee
         pause = page.get_by_role("button", name="Pause queue default")
         pause.focus()
         page.locator("tr", has_text="default").locator("th a").evaluate("link => getSelection().selectAllChildren(link)")
-        fleet.task("add").options(queue="lonely").enqueue(1, 2)
+        fleet.ledger.enqueue([NewJob(task="add", queue="lonely", payload=b"{}", policy=b"")])
         # While text is marked nothing moves; then what was put off appears.
         page.wait_for_timeout(1_500)
         assert page.evaluate("getSelection().toString()") == "default"
