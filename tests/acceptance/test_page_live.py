@@ -90,7 +90,9 @@ def test_a_change_leaves_focus_and_selection_alone(browser: Browser, fleet: Flee
         wait_live(page)
         pause = page.get_by_role("button", name="Pause queue default")
         pause.focus()
-        page.locator("tr", has_text="default").locator("th a").evaluate("link => getSelection().selectAllChildren(link)")
+        page.locator("tr", has_text="default").locator("th a").evaluate(
+            "link => getSelection().selectAllChildren(link)"
+        )
         fleet.ledger.enqueue([NewJob(task="add", queue="lonely", payload=b"{}", policy=b"")])
         # While text is marked nothing moves; then what was put off appears.
         page.wait_for_timeout(1_500)

@@ -70,9 +70,8 @@ def evil_worker(shop: Shop) -> str:
 
 def evil_jobs(shop: Shop) -> tuple[int, int, int]:
     """Give a failed one, a running one and a quarantined one, all with scripts wherever there is room."""
-    payload = (
-        b'{"args":["%s"],"kwargs":{"<b>":"%s","password":"hunter2","Pin-Code":"4711"}}'
-        % ((EVIL.replace('"', "'").encode(),) * 2)
+    payload = b'{"args":["%s"],"kwargs":{"<b>":"%s","password":"hunter2","Pin-Code":"4711"}}' % (
+        (EVIL.replace('"', "'").encode(),) * 2
     )
     ids = []
     for state in (JobState.FAILED, None, JobState.QUARANTINED):
