@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 from unstuck.client.counter import Counter
 from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
 from unstuck.client.job import Job
-from unstuck.domain.errors import WrongArguments
+from unstuck.domain.errors import NoWorkers, WrongArguments
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.records import Enqueued, NewJob
 
@@ -125,7 +125,19 @@ class Task(Generic[P, R]):
         else:
             stored = parts.coalescer.enqueue(jobs)
             parts.ringer.ring(words)
-        return [Job(self._counter, item.job_id, fresh=item.fresh) for item in stored]
+        return self._handles(stored, jobs)
+
+    def _handles(self, stored: list[Enqueued], jobs: list[NewJob]) -> list[Job[Any]]:
+        mode = self._counter.settings.no_workers
+        warnings = [None] * len(jobs) if mode == "ignore" else self._counter.parts().lookout.warnings(jobs)
+        handles: list[Job[Any]] = [
+            Job(self._counter, item.job_id, fresh=item.fresh, warning=warning)
+            for item, warning in zip(stored, warnings, strict=True)
+        ]
+        alone = next((handle for handle in handles if handle.warning), None)
+        if mode == "error" and alone is not None:
+            raise NoWorkers(f"{alone.warning}.", job_ids=[handle.id for handle in handles])
+        return handles
 
 
 def _signature(definition: TaskDefinition) -> inspect.Signature | None:

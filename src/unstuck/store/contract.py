@@ -24,6 +24,7 @@ from unstuck.store.records import (
     Enqueued,
     EventRecord,
     Fleet,
+    Glance,
     Guard,
     HeldJob,
     HostRecord,
@@ -236,6 +237,21 @@ class Ledger(Protocol):
 
     def fleet(self) -> Fleet:
         """Give all workers in a few numbers; as cheap with ten thousand."""
+        ...
+
+    # Those who listen -------------------------------------------------------------------------
+
+    def note_event(self, kind: str, message: str, *, job_id: int | None = None, worker_id: str | None = None) -> int:
+        """Write an event that belongs to no other verb; give its id."""
+        ...
+
+    def glance(self, job_ids: Collection[int]) -> list[Glance]:
+        """Say where these jobs stand; those that do not exist are left out."""
+        ...
+
+    def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Give those pairs of queue and task that no worker would take now: none lives that serves the one and knows
+        the other, or all that do are leaving or switched off."""
         ...
 
     # Operators ------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from fastapi import FastAPI
 from unstuck.http.api import (
     audit,
     enqueueing,
+    events,
     health,
     jobs,
     listing,
@@ -29,6 +30,7 @@ ROUTERS = (
     looking.router,
     audit.router,
     metrics.router,
+    events.router,
 )
 """One line per file: whoever adds a part of the API adds it here."""
 

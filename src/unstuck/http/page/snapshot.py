@@ -18,9 +18,7 @@ MAX_HELD = 2_000
 COUNT_EVERY_S = 5.0
 MAX_QUARANTINED = 100
 # With their code they are found by an index, however many jobs failed.
-QUARANTINED = JobFilter(
-    states=(JobState.QUARANTINED,), error=ErrorCode.CRASHED_TOO_OFTEN.value, limit=MAX_QUARANTINED
-)
+QUARANTINED = JobFilter(states=(JobState.QUARANTINED,), error=ErrorCode.CRASHED_TOO_OFTEN.value, limit=MAX_QUARANTINED)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from unstuck.store.sql import load_queries
 
 QUERY_FILES = (
     *("clients.sql", "workers.sql", "reaper.sql", "people.sql", "operators.sql"),
-    *("health.sql", "diagnosis.sql", "counters.sql", "api_tokens.sql", "audit.sql", "requests.sql"),
+    *("health.sql", "diagnosis.sql", "counters.sql", "api_tokens.sql", "audit.sql", "requests.sql", "telling.sql"),
 )
 PACKAGE = "unstuck.store.postgres.queries"
 

@@ -17,6 +17,7 @@ from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
 from unstuck.store.postgres.requests import RequestVerbs
+from unstuck.store.postgres.telling import TellingVerbs
 from unstuck.store.postgres.upkeep import UpkeepVerbs
 from unstuck.store.postgres.workers import WorkerVerbs
 
@@ -33,6 +34,7 @@ class PostgresLedger(
     CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
+    TellingVerbs,
 ):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 

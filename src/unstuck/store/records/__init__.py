@@ -36,6 +36,7 @@ from unstuck.store.records.showing import Outcome as Outcome
 from unstuck.store.records.showing import OutputRecord as OutputRecord
 from unstuck.store.records.showing import QueueRecord as QueueRecord
 from unstuck.store.records.showing import WorkerRecord as WorkerRecord
+from unstuck.store.records.telling import Glance as Glance
 from unstuck.store.records.watching import Guard as Guard
 from unstuck.store.records.watching import GuardDead as GuardDead
 from unstuck.store.records.watching import GuardNone as GuardNone

@@ -14,7 +14,7 @@ from unstuck.store.sqlite.database import Database
 SQL = load_queries(
     "unstuck.store.sqlite.queries",
     *("jobs.sql", "workers.sql", "upkeep.sql", "people.sql", "health.sql", "diagnosis.sql", "api_tokens.sql"),
-    *("audit.sql", "requests.sql", "counters.sql"),
+    *("audit.sql", "requests.sql", "counters.sql", "telling.sql"),
 )
 
 
