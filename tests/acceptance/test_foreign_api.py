@@ -22,6 +22,7 @@ from unstuck.store.records import NewJob
 
 LARGEST_RESULT = 20_000
 LARGEST_OUTPUT = 1_000
+PLAIN = Policy()
 TIGHT = {"heartbeat_interval": 0.2, "heartbeat_timeout": 1}
 
 
@@ -80,7 +81,7 @@ class Worker:
         return jobs
 
 
-def put(ledger: Ledger, queue: str, policy: Policy = Policy(), **more: Any) -> int:
+def put(ledger: Ledger, queue: str, policy: Policy = PLAIN, **more: Any) -> int:
     job = NewJob(
         "resize",
         queue,

@@ -37,7 +37,7 @@ SHARED = frozenset(
         *("look_overdue", "look_quarantined", "look_ready", "look_scheduled", "tasks", "watch", "workers"),
         *("disable", "disable_host", "enable", "enable_host", "hosts", "standings"),
         *("count", "counter_series", "counters", "fleet", "sweep_counters"),
-        *("beat_foreign", "foreign_worker", "foreign_worker_named"),
+        *("beat_foreign", "to_judge", "foreign_worker", "foreign_worker_named"),
     }
 )
 TABLES = ("jobs", "attempts", "outputs", "autopsies", "progress", "worker_status", "heartbeats", "attempt_status")

@@ -17,6 +17,7 @@ from unstuck.http.desk import Desk
 from unstuck.http.foreign.crew import Crew
 from unstuck.http.guard import stand_guard
 from unstuck.http.problems import explain_errors
+from unstuck.http.timing import Timing
 from unstuck.version import VERSION
 
 
@@ -44,6 +45,8 @@ def door_of(settings: Settings, web: Web) -> FastAPI:
     api.add_to(door)
     page.add_to(door)
     stand_guard(door)
+    # Outside of the guard: what that takes counts too.
+    door.add_middleware(Timing)
     return door
 
 

@@ -1,6 +1,7 @@
 """Run the web door by itself: `unstuck serve`."""
 
 import socket
+import sys
 from collections.abc import Callable
 
 import uvicorn
@@ -11,6 +12,9 @@ from unstuck.domain.errors import ConfigError
 from unstuck.http.door import door_of
 
 BACKLOG = 1024
+SWITCH_S = 0.0005
+KEEP_ALIVE_S = 65
+"""Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
 
 
 def listening_socket(web: Web) -> socket.socket:
@@ -57,10 +61,13 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=5,
+            timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
         ),
     )
+    # Pages and rounds of the watchman compute in other threads: whoever beats must not wait long for its turn.
+    sys.setswitchinterval(SWITCH_S)
     ready(url_of(listener))
     server.run(sockets=[listener])
