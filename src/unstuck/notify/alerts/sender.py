@@ -58,8 +58,9 @@ class AlertSender:
         """Do what is due, if this round is ours."""
         if not self._ledger.take_ticket(ROUND_TICKET, ROUND_S * 0.9):
             return
-        self._look_at_conditions()
+        # Targets first: one that is met in this round is to hear of the conditions that it finds.
         self._each(lambda desk: desk.look(self._ledger))
+        self._look_at_conditions()
 
     # ------------------------------------------------------------------------------------------
 
