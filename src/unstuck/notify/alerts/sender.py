@@ -90,7 +90,7 @@ class AlertSender:
         self._conditions_s = now_s + CONDITIONS_S
         if not self._ledger.take_ticket(CONDITIONS_TICKET, CONDITIONS_S * 0.9):
             return
-        look = self._ledger.look_for_conditions()
+        look = self._ledger.look_for_conditions(self._rules.heartbeat_late_s)
         found = find_conditions(look, self._rules, self._check_interval_s)
         changes = compare(found, self._ledger.conditions(), look, self._rules)
         self._ledger.change_conditions(changes, self._rules.remind_every_s)
