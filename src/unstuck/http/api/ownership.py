@@ -26,7 +26,7 @@ def of_job(scope: Scope) -> Callable[[JobId, Request, AtDesk], Caller]:
         return caller
 
     # Read by the test that asks of every route what it needs.
-    check.scope = scope  # type: ignore[attr-defined]
+    check.scopes = (scope,)  # type: ignore[attr-defined]
     return check
 
 
