@@ -22,6 +22,7 @@ from unstuck.store.records import NewJob
 
 LARGEST_RESULT = 20_000
 LARGEST_OUTPUT = 1_000
+PLAIN = Policy()
 TIGHT = {"heartbeat_interval": 0.2, "heartbeat_timeout": 1}
 
 

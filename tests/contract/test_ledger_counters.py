@@ -3,14 +3,16 @@
 import threading
 import time
 
+import psycopg
 import pytest
 from tests.contract.conftest import OpenLedger
 from tests.contract.hands import birth, verdict
 from tests.contract.meddling import Meddler
 
-from unstuck.domain.errors import RefusedValue
+from unstuck.domain.errors import LedgerError, RefusedValue
 from unstuck.reaper.sweep import SWEEP_TICKET
 from unstuck.store.contract import Ledger
+from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.records import Count, Fleet, GuardNone
 
 
@@ -88,3 +90,14 @@ def test_the_fleet_is_counted_by_state_with_who_is_late(ledger: Ledger, meddler:
     # Not counted is time in which the database server did not run.
     assert 0.002 < fleet.silent_s < 60.0
     assert fleet.unswept_s == 0.0
+
+
+def test_a_table_of_counters_that_somebody_keeps_costs_a_moment_and_nothing_else(
+    pg_ledger: PostgresLedger, pg_url: str
+) -> None:
+    with psycopg.connect(pg_url) as other:
+        other.execute("lock table unstuck.counters in access exclusive mode")
+        with pytest.raises(LedgerError):
+            pg_ledger.count([Count("a", "{}", 1.0)])
+    pg_ledger.count([Count("a", "{}", 1.0)])
+    assert pg_ledger.counters() == [Count("a", "{}", 1.0)]

@@ -156,6 +156,36 @@ def test_it_outlives_a_restart_of_this_machine_and_of_our_session(ledger: Ledger
     assert ledger.watch()[0].silent_s < 5
 
 
+def test_a_round_looks_at_those_alone_of_whom_there_is_something_to_judge(ledger: Ledger, meddler: Meddler) -> None:
+    for worker_id in ("well", "holds", "short", "silent", "suspect", "dead", "stopped", "missing"):
+        ledger.register(foreign(worker_id, f"name-of-{worker_id}"))
+    ledger.register(birth("python"))
+    for worker_id, timeout_s in (("holds", None), ("short", 0.2), ("dead", None)):
+        put(ledger, heartbeat_timeout_s=timeout_s)
+        run(ledger, worker_id)
+    ledger.condemn("suspect", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.condemn("dead", verdict(), GuardNone())
+    ledger.retire("stopped")
+    meddler.age_beat("silent", 2 * LONG_S)
+    meddler.age_beat("short", 3600)
+    until(lambda: {w.id: w.silent_s for w in ledger.watch()}["short"] >= 0.2, "the silence")
+    workers, well = ledger.to_judge()
+    seen = {worker.id: worker for worker in ledger.watch()}
+    for worker in workers:
+        # The same words of the same worker, but for the time that has passed since.
+        assert (worker.held, worker.waits_for_s, worker.shortest_s, worker.state, worker.session) == (
+            seen[worker.id].held,
+            seen[worker.id].waits_for_s,
+            seen[worker.id].shortest_s,
+            seen[worker.id].state,
+            seen[worker.id].session,
+        )
+    judged = {worker.id for worker in workers}
+    # A database that was started a moment ago forgives a longer silence than its own age.
+    assert judged | {"silent"} == {"short", "silent", "suspect", "dead", "python"}
+    assert well == len([worker for worker in seen.values() if worker.id not in judged])
+
+
 def test_it_is_dead_when_its_own_lease_is_over_and_not_before(ledger: Ledger, meddler: Meddler) -> None:
     ledger.register(foreign("f1", "patient"))
     ledger.register(foreign("f2", "tight", suspect_after_s=0.2, running_stale_after_s=0.2))

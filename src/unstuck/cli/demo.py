@@ -31,6 +31,9 @@ def demo(
     kill_every: Annotated[
         float, typer.Option("--kill-every", metavar="SECONDS", min=0, max=86_400, help="0: kill nobody.")
     ] = 2.0,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard/--no-dashboard", help="Serve the page too, where it is installed.")
+    ] = True,
 ) -> None:
     """Watch jobs survive: workers and runners are killed with kill -9, and nothing is lost.
 
@@ -45,7 +48,15 @@ def demo(
         from unstuck.cli.demo_run import perform
 
         stream = sys.stderr if common.as_json else sys.stdout
-        summary = perform(folder, stream, ledger=ledger, seconds=seconds, workers=workers, kill_every_s=kill_every)
+        summary = perform(
+            folder,
+            stream,
+            ledger=ledger,
+            seconds=seconds,
+            workers=workers,
+            kill_every_s=kill_every,
+            dashboard=dashboard,
+        )
         keep = not summary.ok
         _print(common.show, summary, common.url, folder)
     except KeyboardInterrupt:

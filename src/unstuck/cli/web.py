@@ -11,7 +11,7 @@ from unstuck.cli import ledgers
 from unstuck.cli.common import Common, command
 from unstuck.domain.errors import ConfigError
 from unstuck.http import CURE
-from unstuck.notify.alerts.sender import usable_targets
+from unstuck.notify.alerts.checking import usable_targets
 
 PACKAGES = ("fastapi", "uvicorn", "jinja2", "python_multipart")
 
@@ -60,6 +60,13 @@ def serve(
 
 def check_installed() -> None:
     """Raise ConfigError, with the cure, where the packages of the web door are missing."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := _missing():
         raise ConfigError(f"{CURE} Missing: {', '.join(missing)}.")
+
+
+def is_installed() -> bool:
+    return not _missing()
+
+
+def _missing() -> list[str]:
+    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]

@@ -96,11 +96,13 @@ def _targets(given: object) -> tuple[str, ...]:
     for number, target in enumerate(targets, 1):
         try:
             parts = urlsplit(target)
-            known = bool(parts.scheme) and "://" in target and (parts.port is None or parts.port > 0)
-            named = parts.scheme not in WEBHOOK_SCHEMES or bool(parts.hostname)
+            good = bool(parts.scheme) and "://" in target
+            if parts.scheme in WEBHOOK_SCHEMES:
+                # Of others Apprise alone knows what may stand where: a token in the place of a port, for one.
+                good = bool(parts.hostname) and parts.port != 0
         except ValueError:
-            known = named = False
-        if not known or not named:
+            good = False
+        if not good:
             raise ConfigError(
                 f"Alert target {number} is no URL. Use https://host/path for a webhook, or an Apprise URL such as "
                 "slack://…, mailto://…."

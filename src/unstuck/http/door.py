@@ -19,6 +19,7 @@ from unstuck.http.guard import stand_guard
 from unstuck.http.guard.place import Place, mounted
 from unstuck.http.openapi import describe
 from unstuck.http.problems import explain_errors
+from unstuck.http.timing import Timing
 from unstuck.notify.alerts.sender import AlertSender
 from unstuck.store.opening import open_ledger
 from unstuck.version import VERSION
@@ -50,6 +51,8 @@ def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
     page.add_to(door)
     stand_guard(door, place)
     describe(door)
+    # Outside of the guard: what that takes counts too.
+    door.add_middleware(Timing)
     return door
 
 

@@ -1,6 +1,7 @@
 """Run the web door by itself: `unstuck serve`."""
 
 import socket
+import sys
 from collections.abc import Callable
 
 import uvicorn
@@ -16,6 +17,9 @@ from unstuck.store.contract import Ledger
 BACKLOG = 1024
 MAX_HEAD_BYTES = 64 * 1024
 """What one connection may make us remember before a request is whole; the guard counts more closely."""
+SWITCH_S = 0.0005
+KEEP_ALIVE_S = 65
+"""Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
 
 
 def listening_socket(web: Web) -> socket.socket:
@@ -67,6 +71,7 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=5,
+            timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             http=PatientProtocol,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
@@ -74,5 +79,7 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             proxy_headers=False,
         ),
     )
+    # Pages and rounds of the watchman compute in other threads: whoever beats must not wait long for its turn.
+    sys.setswitchinterval(SWITCH_S)
     ready(url_of(listener))
     server.run(sockets=[listener])

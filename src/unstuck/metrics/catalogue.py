@@ -55,7 +55,7 @@ JOBS_ENDED = Counter(
 )
 JOB_WAIT = Histogram(
     "unstuck_job_wait_seconds",
-    "Time from when a job was due until a worker claimed it.",
+    "Time from when an attempt was due until it began.",
     JOB_BOUNDS,
     ("queue", "task"),
     lately=(),

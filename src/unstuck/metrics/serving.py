@@ -3,11 +3,14 @@
 One thread and one request at a time, each with a limit: whoever reads slowly delays other scrapes and nothing else.
 """
 
+import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 from unstuck import logs
 from unstuck.metrics.exposition import CONTENT_TYPE, OF_ONE_PROCESS, expose
@@ -30,15 +33,17 @@ class Listen:
 
 
 @contextmanager
-def served(tallies: Tallies, listen: Listen | None) -> Iterator[None]:
-    """Serve /metrics for the duration of the block. An address that is taken costs the metrics, not the work."""
+def served(tallies: Tallies, listen: Listen | None) -> Iterator[str | None]:
+    """Serve /metrics for the duration of the block, and give where. An address that is taken costs the metrics, not the
+    work."""
     server = None if listen is None else _open(tallies, listen)
     if server is None:
-        yield
+        yield None
         return
     threading.Thread(target=server.serve_forever, args=(LOOK_S,), name="unstuck-metrics", daemon=True).start()
+    log.info("Metrics of this process are served", url=server.url)
     try:
-        yield
+        yield server.url
     finally:
         # It may be with a slow reader, who must not keep us.
         stopping = threading.Thread(target=server.shutdown, daemon=True)
@@ -47,7 +52,24 @@ def served(tallies: Tallies, listen: Listen | None) -> Iterator[None]:
         server.server_close()
 
 
-def _open(tallies: Tallies, listen: Listen) -> HTTPServer | None:
+class _Server(socketserver.TCPServer):
+    # Not the one of http.server: that asks DNS for our own name before it listens.
+    allow_reuse_address = True
+
+    def __init__(self, listen: Listen, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+        super().__init__((listen.host, listen.port), handler)
+
+    @property
+    def url(self) -> str:
+        host, port = self.socket.getsockname()[:2]
+        return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who hangs up in the middle is no news."""
+
+
+def _open(tallies: Tallies, listen: Listen) -> _Server | None:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_TIMEOUT_S
         server_version = "unstuck"
@@ -66,8 +88,8 @@ def _open(tallies: Tallies, listen: Listen) -> HTTPServer | None:
             """A scrape is no news."""
 
     try:
-        server = HTTPServer((listen.host, listen.port), Handler)
-    except OSError as error:
+        return _Server(listen, Handler)
+    except (OSError, OverflowError) as error:
         log.error(
             "The metrics of this process cannot be served; choose another --metrics-port",
             host=listen.host,
@@ -75,6 +97,3 @@ def _open(tallies: Tallies, listen: Listen) -> HTTPServer | None:
             error=str(error),
         )
         return None
-    host, port = server.server_address[:2]
-    log.info("Metrics of this process are served", url=f"http://{host!s}:{port}/metrics")
-    return server

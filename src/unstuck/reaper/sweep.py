@@ -62,10 +62,10 @@ class Reaper:
         begun_s = host.boottime_s()
         done = Round(skipped="" if self.attention.awake else "late")
         try:
-            workers = self.ledger.watch()
-            done.watched = len(workers)
+            workers, well = self.ledger.to_judge()
+            done.watched = len(workers) + well
             self._forget_strangers(workers)
-            self._attend(workers, done)
+            self._attend(workers, well, done)
             if self.attention.awake:
                 self._handover.end_overdue(workers, done)
             upkeep.promote(self.ledger, done)
@@ -109,12 +109,13 @@ class Reaper:
 
     def looks_cut_off(self) -> bool:
         """Say whether every living worker looks dead by silence alone: then it may be us, or the road."""
-        living = [self.witness.vitals(worker) for worker in self.ledger.watch() if worker.state in LIVING]
-        return bool(living) and all(self._is_silent(vitals) for vitals in living)
+        workers, well = self.ledger.to_judge()
+        living = [self.witness.vitals(worker) for worker in workers if worker.state in LIVING]
+        return not well and bool(living) and all(self._is_silent(vitals) for vitals in living)
 
     # Judging ------------------------------------------------------------------------------------
 
-    def _attend(self, workers: Sequence[WorkerWatch], done: Round) -> None:
+    def _attend(self, workers: Sequence[WorkerWatch], well: int, done: Round) -> None:
         living = [(worker, self.witness.vitals(worker)) for worker in workers if worker.state in LIVING]
         silent = sum(1 for _, vitals in living if self._is_silent(vitals))
         for worker in workers:
@@ -125,7 +126,7 @@ class Reaper:
             if vitals.well:
                 continue
             with self._apart(worker):
-                self._act(worker, vitals, most=silent * 2 > len(living), done=done)
+                self._act(worker, vitals, most=silent * 2 > len(living) + well, done=done)
 
     @contextmanager
     def _apart(self, worker: WorkerWatch) -> Iterator[None]:

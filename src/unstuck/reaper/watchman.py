@@ -7,6 +7,7 @@ from collections.abc import Callable
 from unstuck import host, logs
 from unstuck.config import Recovery
 from unstuck.domain.errors import LedgerUnavailable
+from unstuck.domain.states import LIVING
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.rounds import Round
 from unstuck.reaper.sweep import Reaper
@@ -129,7 +130,8 @@ class Watchman:
         now_s = host.boottime_s()
         # Whoever keeps losing learns nothing of the fleet from his rounds.
         if self._losses >= COUNT_AFTER_LOSSES and now_s >= self._count_s:
-            self._crowd = len(self._reaper.ledger.watch())
+            states = self._reaper.ledger.fleet().workers
+            self._crowd = sum(number for state, number in states.items() if state in LIVING)
             self._count_s = now_s + max(COUNT_EVERY_S, self._crowd / ASKING_PER_INTERVAL) * random.uniform(1.0, 2.0)
         return done
 

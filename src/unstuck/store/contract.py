@@ -200,6 +200,12 @@ class Ledger(Protocol):
         """Give every living worker, and every dead or stopped one that still holds jobs."""
         ...
 
+    def to_judge(self) -> tuple[list[WorkerWatch], int]:
+        """Like `watch`, without those foreign workers of whom nothing is to be judged: they live, and were heard within
+        every timeout that concerns them. Of these only the number is given, so that a round looks at ten thousand in
+        the time of a few."""
+        ...
+
     def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
         """Give the `size` living workers of this host that follow this one in the order of ids, going round."""
         ...

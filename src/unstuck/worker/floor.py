@@ -199,6 +199,7 @@ class Floor:
             for hold in waiting:
                 if hold.token == token:
                     waiting.remove(hold)
+                    self._counts.never_began(hold)
                     self._outbox.endings.append(conclude(hold.attempt(), Cancelled("cancelled by request")))
                     return
 
@@ -293,7 +294,6 @@ class Floor:
         ahead = 0
         for job in answer.claimed:
             hold = self._terms.hold(job, now_s)
-            self._counts.took(job)
             ahead += hold.retried_elsewhere
             (self._runners.ready if job.running else self._hand).append(hold)
         if answer.claimed:

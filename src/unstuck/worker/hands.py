@@ -83,6 +83,7 @@ class Hands:
     def _never_began(self, hold: Hold, back: list[Hold], now_s: float) -> None:
         """Settle or keep a job that no runner entered: a drain, a deadline or a lease ends only what has begun."""
         if hold.stop is not None and isinstance(hold.stop.fate, Cancelled):
+            self.counts.never_began(hold)
             self._outbox.endings.append(conclude(hold.attempt(), hold.stop.fate))
             return
         hold.stop = None

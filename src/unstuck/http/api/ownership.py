@@ -1,12 +1,15 @@
 """Who may see and change one job: whoever has the scope, and whoever enqueued it through this door."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Path, Request
+from starlette.concurrency import run_in_threadpool
 
-from unstuck.http.callers import Caller, Scope, check_scope
+from unstuck.domain.errors import JobNotFound
+from unstuck.http.callers import Caller, Scope
 from unstuck.http.desk import AtDesk, Desk
+from unstuck.http.problems import Problem
 
 JobId = Annotated[int, Path(ge=1, description="The job's number.")]
 
@@ -16,14 +19,19 @@ def mark_of(caller: Caller) -> str:
     return caller.name if caller.token_id is None else f"{caller.name} (token {caller.token_id})"
 
 
-def of_job(scope: Scope) -> Callable[[JobId, Request, AtDesk], Caller]:
+def of_job(scope: Scope) -> Callable[[JobId, Request, AtDesk], Awaitable[Caller]]:
     """Make a dependency like `needs`, which also lets through a token with the scope 'enqueue' to its own jobs."""
 
-    def check(job_id: JobId, request: Request, desk: AtDesk) -> Caller:
+    async def check(job_id: JobId, request: Request, desk: AtDesk) -> Caller:
         caller: Caller = request.state.caller
-        if scope in caller.scopes or not _is_own(desk, caller, job_id):
-            return check_scope(request, scope)
-        return caller
+        if scope in caller.scopes or await run_in_threadpool(_is_own, desk, caller, job_id):
+            return caller
+        raise Problem(
+            403,
+            "forbidden",
+            f"This token lacks the scope '{scope}', and no job {job_id} was enqueued with it.",
+            cure=f"Use a token that has it: `unstuck tokens create NAME --scope {scope}`.",
+        )
 
     # Read by the test that asks of every route what it needs.
     check.scopes = (scope,)  # type: ignore[attr-defined]
@@ -33,4 +41,8 @@ def of_job(scope: Scope) -> Callable[[JobId, Request, AtDesk], Caller]:
 def _is_own(desk: Desk, caller: Caller, job_id: int) -> bool:
     if Scope.ENQUEUE not in caller.scopes or caller.token_id is None:
         return False
-    return desk.operator(caller).job(job_id).enqueued_by == mark_of(caller)
+    try:
+        return desk.operator(caller).job(job_id).enqueued_by == mark_of(caller)
+    except JobNotFound:
+        # Whoever may not look must not learn which numbers there are.
+        return False

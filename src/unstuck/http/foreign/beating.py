@@ -67,8 +67,11 @@ class Beats:
             return self._ledger().beat_foreign(counted)
         except RefusedValue as error:
             # One worker's bad metadata must not cost another its life.
-            return [error] if len(pulses) == 1 else [self._answer([pulse])[0] for pulse in pulses]
+            return [error] if len(counted) == 1 else [self._answer([pulse])[0] for pulse in counted]
         except Exception as error:  # noqa: BLE001 - handed to everybody whose beat this was
+            for pulse in counted:
+                if pulse.settled:
+                    self.note_settled(pulse.worker_id, pulse.settled)
             return [error] * len(pulses)
 
     def _with_settled(self, pulse: ForeignPulse) -> ForeignPulse:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from unstuck.client.activity import Minute
 from unstuck.client.doctor.finding import Finding
+from unstuck.domain.errors import ErrorCode
 from unstuck.domain.states import HELD, JobState
 from unstuck.http.page.logbook import Logbook
 from unstuck.store.contract import Ledger
@@ -16,6 +17,8 @@ MAX_AGE_S = 0.9
 MAX_HELD = 2_000
 COUNT_EVERY_S = 5.0
 MAX_QUARANTINED = 100
+# With their code they are found by an index, however many jobs failed.
+QUARANTINED = JobFilter(states=(JobState.QUARANTINED,), error=ErrorCode.CRASHED_TOO_OFTEN.value, limit=MAX_QUARANTINED)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Lookout:
     def _look(self) -> Snapshot:
         ledger = self._ledger()
         held = tuple(ledger.jobs(JobFilter(states=tuple(HELD), limit=MAX_HELD)))
-        quarantined = ledger.jobs(JobFilter(states=(JobState.QUARANTINED,), limit=MAX_QUARANTINED))
+        quarantined = ledger.jobs(QUARANTINED)
         self._logbook.read(ledger)
         findings, examined_at = self._checkup.found
         # Minutes change slowly, and counting them is the dearest of these questions.

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from unstuck import host, logs
 from unstuck.config import Alerts, Settings
 from unstuck.domain.errors import LedgerUnavailable
-from unstuck.notify.alerts.apprise_target import check_apprise
+from unstuck.notify.alerts.checking import usable_targets
 from unstuck.notify.alerts.conditions import compare, find_conditions
 from unstuck.notify.alerts.desk import TargetDesk
-from unstuck.notify.alerts.targets import Target, read_targets
 from unstuck.store.contract import Ledger
 
 ROUND_S = 1.0
@@ -128,15 +127,6 @@ class AlertSender:
                 desk.finish(self._ledger, patience_s=max(0.0, deadline_s - time.monotonic()))
         except Exception:  # noqa: BLE001 - we leave anyway; what is not written is told again under the same id
             pass
-
-
-def usable_targets(rules: Alerts) -> list[Target]:
-    """Give the targets; ConfigError where one of them can never be told."""
-    targets = read_targets(rules)
-    for target in targets:
-        if not target.is_webhook:
-            check_apprise(target)
-    return targets
 
 
 @contextmanager

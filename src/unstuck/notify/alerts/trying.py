@@ -6,10 +6,10 @@ import time
 import msgspec
 
 from unstuck.config import Alerts
+from unstuck.notify.alerts.checking import usable_targets
 from unstuck.notify.alerts.message import trial
 from unstuck.notify.alerts.outcomes import Arrived, Lost
 from unstuck.notify.alerts.sending import Send
-from unstuck.notify.alerts.targets import read_targets
 
 MARGIN_S = 1.0
 
@@ -21,7 +21,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def try_targets(rules: Alerts) -> list[Trial]:
-    sends = [Send(target, trial(), secrets.token_hex(16), rules) for target in read_targets(rules)]
+    sends = [Send(target, trial(), secrets.token_hex(16), rules) for target in usable_targets(rules)]
     deadline_s = time.monotonic() + rules.send_timeout_s + MARGIN_S
     trials = []
     for send in sends:

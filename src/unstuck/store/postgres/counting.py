@@ -32,8 +32,9 @@ class CountingVerbs(Verbs):
         return int(self.serve_once("sweep_counters", kept=kept_minutes, limit=limit)[0][0])
 
     def fleet(self) -> Fleet:
-        rows = self.read("fleet")
-        ticket = self.read("look_ticket", name=SWEEP_TICKET)
+        # On the service lane: watchmen ask too, and a worker shall not need one more connection for it.
+        rows = self.serve("fleet")
+        ticket = self.serve("look_ticket", name=SWEEP_TICKET)
         living = [row for row in rows if row[0] in LIVING]
         return Fleet(
             workers={row[0]: row[1] for row in rows},

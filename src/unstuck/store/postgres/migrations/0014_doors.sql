@@ -144,3 +144,72 @@ where (p_host is null or (w.host = p_host and w.door = 'python'))
 order by coalesce(w.id < p_after, false), w.id
 limit p_size
 $body$;
+
+-- As `watch` of all, without the foreign workers that were heard within every timeout that concerns them. Of these the
+-- last row gives the number, in `held`: whoever judges by silence alone need not look at each of ten thousand. What is
+-- held is gathered in one walk over it, and not for each worker again.
+create function {schema}.to_judge()
+returns table (
+    id text, name text, host text, pid integer, boot_id text, pid_namespace text, process_started text, trace text,
+    state text, silent_s double precision, suspect_after_s double precision, waits_for_s double precision, held bigint,
+    session text, suspect_s double precision, shortest_s double precision, door text)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+-- Hashed and not looked up one by one, whatever the statistics say of a young table.
+set enable_nestloop = off
+set jit = off
+as $body$
+#variable_conflict use_column
+declare
+    v_started timestamptz := pg_postmaster_start_time();
+    v_forgiven timestamptz := greatest(v_started, (select l.amnesty_at from {schema}.ledger l));
+    v_now timestamptz := clock_timestamp();
+    v_living bigint;
+begin
+    return query
+    with in_hand as materialized (
+        select j.worker_id, count(*) as held,
+               max(j.heartbeat_timeout_s) filter (where j.state = 'running' and coalesce(j.heartbeat, true)) as longest_s,
+               min(j.heartbeat_timeout_s) filter (where j.state = 'running' and coalesce(j.heartbeat, true)) as shortest_s,
+               bool_or(j.state = 'running' and coalesce(j.heartbeat, true) and j.heartbeat_timeout_s is null) as usual,
+               bool_or(j.state = 'running' and not coalesce(j.heartbeat, true)) as for_ever
+        from {schema}.jobs j where j.held group by j.worker_id
+    ), known as (
+        select w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
+               greatest(0, extract(epoch from v_now - greatest(b.beat_at, v_forgiven)))::double precision as silent_s,
+               w.suspect_after_s,
+               case when h.for_ever then 'infinity'
+                    else greatest(h.longest_s, case when h.usual then w.running_stale_after_s end) end as waits_for_s,
+               coalesce(h.held, 0) as held, b.session_pid, b.session_start,
+               coalesce(extract(epoch from v_now - w.suspect_at), 0)::double precision as suspect_s,
+               least(h.shortest_s, case when h.usual then w.running_stale_after_s end) as shortest_s, w.door
+        from {schema}.workers w
+        join {schema}.beats b on b.worker_id = w.id
+        left join in_hand h on h.worker_id = w.id
+        where w.state in ('active', 'draining', 'suspect') or h.held > 0
+    ), looked_at as (
+        select k.* from known k
+        where k.door = 'python' or k.state in ('dead', 'stopped', 'suspect')
+           or k.silent_s >= least(k.suspect_after_s, k.shortest_s)
+    ), seen as materialized (
+        select a.pid, a.backend_start from pg_stat_get_activity(null) a
+        where exists (select 1 from looked_at l where l.session_pid is not null)
+    )
+    select l.id, l.name, l.host, l.pid, l.boot_id, l.pid_namespace, l.process_started, l.trace, l.state, l.silent_s,
+           l.suspect_after_s, l.waits_for_s, l.held,
+           case when l.session_pid is null or v_started > l.session_start then 'unknown'
+                when s.pid is null then 'missing'
+                when s.backend_start is null then 'unknown'
+                when s.backend_start = l.session_start then 'present'
+                else 'missing' end,
+           l.suspect_s, l.shortest_s, l.door
+    from looked_at l
+    left join seen s on s.pid = l.session_pid
+    order by l.id;
+    select count(*) into v_living from {schema}.workers w where w.state in ('active', 'draining', 'suspect');
+    held := v_living;
+    return next;
+end
+$body$;

@@ -18,6 +18,11 @@ select id, name, host, pid, boot_id, pid_namespace, process_started, trace, stat
        waits_for_s, held, session, suspect_s, shortest_s, door
 from {schema}.ring_of(%(worker_id)s, %(host)s, %(size)s);
 
+-- name: to_judge
+select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
+       waits_for_s, held, session, suspect_s, shortest_s, door
+from {schema}.to_judge();
+
 -- name: condemn
 select {schema}.condemn(%(worker_id)s, %(verdict)s::jsonb, %(guard)s, %(silent_s)s, %(message)s);
 

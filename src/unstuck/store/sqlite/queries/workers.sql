@@ -102,6 +102,48 @@ WHERE (?1 IS NULL OR w.host = ?1 AND w.door = 'python')
     )
 ORDER BY w.id;
 
+-- name: to_judge
+-- The same, without the foreign workers that were heard within every timeout that concerns them: by far the most, and
+-- there is nothing to judge of them.
+SELECT
+    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, b.beat_boot_s,
+    b.beat_at, w.suspect_after_s, w.suspect_boot_s,
+    (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
+    (
+        SELECT max(iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), 9e999))
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
+        WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
+    ),
+    (
+        SELECT min(coalesce(j.heartbeat_timeout_s, w.running_stale_after_s))
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
+        WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
+    ),
+    w.door
+FROM unstuck_workers w
+LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+WHERE (
+        w.state IN ('active', 'draining', 'suspect')
+        OR EXISTS (SELECT 1 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id)
+    )
+    AND NOT (
+        w.door <> 'python'
+        AND w.state IN ('active', 'draining')
+        AND w.boot_id = ?2
+        AND b.beat_boot_s IS NOT NULL
+        AND ?1 - max(b.beat_boot_s, ?3) < w.suspect_after_s
+        AND NOT EXISTS (
+            SELECT 1
+            FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
+            WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
+                AND coalesce(j.heartbeat_timeout_s, w.running_stale_after_s) <= ?1 - max(b.beat_boot_s, ?3)
+        )
+    )
+ORDER BY w.id;
+
+-- name: count_living
+SELECT count(*) FROM unstuck_workers WHERE state IN ('active', 'draining', 'suspect');
+
 -- name: ring_of
 SELECT
     w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, b.beat_boot_s,
