@@ -22,17 +22,10 @@ Who = Annotated[str, Path(min_length=1, description="A worker: its id, the begin
 HostName = Annotated[str, Path(min_length=1, description="A host, as workers name theirs.")]
 
 
-@router.post(
-    "/workers/{worker}/drain", summary="Have a worker finish what it runs, and exit", response_model=WorkerAsked
-)
-def drain(worker: Who, desk: AtDesk, caller: Operating) -> Response:
-    return _ask(desk.operator(caller), worker, "drain")
-
-
 @router.post("/workers/{worker}/stop", summary="Have a worker exit within its grace", response_model=WorkerAsked)
 def stop(worker: Who, desk: AtDesk, caller: Operating) -> Response:
     """What has not ended by then is killed and settled by `on_crash`, counting for nobody."""
-    return _ask(desk.operator(caller), worker, "stop")
+    return ask(desk.operator(caller), worker, "stop")
 
 
 @router.post("/workers/{worker}/disable", summary="Have a worker take no more jobs", response_model=SwitchedOff)
@@ -66,7 +59,8 @@ def enable_host(host: HostName, desk: AtDesk, caller: Operating) -> Response:
     return answer({"workers": [worker.id for worker in here], "host": host, "changed": changed, "disabled": None})
 
 
-def _ask(operator: Operator, who: str, what: Literal["drain", "stop"]) -> Response:
+def ask(operator: Operator, who: str, what: Literal["drain", "stop"]) -> Response:
+    """Ask a living worker to go; the worker itself may ask to be drained too, see `workers`."""
     _living(operator, who)
     worker = operator.ask_worker(who, what)
     return answer({"id": worker.id, "name": worker.name, "request": what})
