@@ -3,14 +3,14 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SECONDS_OF_DEMO ?= 30
 
-.PHONY: help install tools demo test test-long chaos check lint types layers bench-core clean
+.PHONY: help install tools demo test test-long chaos check lint types layers bench-core bench-web clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 $(VENV)/.installed: pyproject.toml
 	python3 -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[http]'
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.installed
@@ -25,7 +25,8 @@ demo: install ## a fleet of workers on SQLite, killed every few seconds, nothing
 	$(VENV)/bin/unstuck demo --seconds $(SECONDS_OF_DEMO)
 
 test: tools ## the whole suite, on both databases
-	$(PY) -m pytest -n 4 -m 'not long' tests
+	@tests/bring_pgbouncer.sh
+	$(PY) -m tests.run
 
 lint: tools
 	$(VENV)/bin/ruff check .
@@ -48,6 +49,9 @@ check: lint types layers test ## lint, types, layers and tests in one
 
 bench-core: tools ## what it does per second, what it costs, how soon it sees a death
 	$(PY) -m bench.core $(BENCH)
+
+bench-web: tools ## how long a beat over HTTP takes, and a look at ten thousand workers
+	$(PY) -m bench.web $(BENCH)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

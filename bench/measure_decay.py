@@ -33,16 +33,16 @@ def run(databases: list[Database], rows: int, jobs: int) -> Table:
             wheel.go(jobs // 4)
             fresh = _median(wheel, jobs)
             table.add(f"{database.name}, fresh", fresh[0], 100.0, fresh[1], 100.0)
-            _copy(stage, "succeeded", rows)
+            copy_rows(stage, "succeeded", rows)
             _compare(table, f"{database.name}, {rows:,} finished", _median(wheel, jobs), fresh)
-            _copy(stage, "pending", rows)
+            copy_rows(stage, "pending", rows)
             _compare(table, f"{database.name}, and {rows:,} pending behind", _median(wheel, jobs), fresh)
             if isinstance(database, Postgres):
                 with _old_snapshot(stage.url):
                     label = f"{database.name}, and an old snapshot held open all the while"
                     _compare(table, label, _median(wheel, jobs), fresh)
                 database.query(stage.url, "vacuum {jobs}")
-            _copy(stage, "pending", rows, task="unknown_here", rank=-1)
+            copy_rows(stage, "pending", rows, task="unknown_here", rank=-1)
             label = f"{database.name}, and {rows:,} pending ahead of a task that this worker does not know"
             _compare(table, label, _whole(wheel, jobs), fresh)
     table.notes.append(
@@ -126,7 +126,7 @@ class _Wheel:
         return jobs / elapsed_s, cpu_s / jobs * 1e6
 
 
-def _copy(stage: Stage, state: str, rows: int, task: str | None = None, rank: int = 0) -> None:
+def copy_rows(stage: Stage, state: str, rows: int, task: str | None = None, rank: int = 0) -> None:
     """Fill the table with copies of one real row in that state."""
     database, url = stage.database, stage.url
     if state == "pending":

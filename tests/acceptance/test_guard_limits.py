@@ -64,7 +64,7 @@ def test_a_length_that_is_none_is_refused(door: Guarded, said: str) -> None:
 
 def test_two_lengths_are_refused(door: Guarded) -> None:
     both = raw(door.url, head(door, JSON, "Content-Length: 2", "Transfer-Encoding: chunked") + b"{}")
-    assert status_of(both) in (400, 422)
+    assert status_of(both) == 400
     assert status_of(raw(door.url, head(door, JSON, "Content-Length: 2", "Content-Length: 3") + b"{}")) == 400
 
 
@@ -184,11 +184,11 @@ def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
         client = door.served.client
         bearer = {"Authorization": f"Bearer {door.all}"}
         other = door.token(Scope.READ)
-        with client.stream("GET", "/live?room=overview", headers=bearer):
-            with client.stream("GET", "/live?room=jobs", headers=bearer):
-                assert door.ask("GET", "/api/v1/audit", door.all).status_code == 429
-                assert door.ask("GET", "/api/v1/audit", other).status_code == 200
-                assert door.ask("GET", "/healthz").status_code == 200
+        live = ("GET", "/live?room=overview")
+        with client.stream(*live, headers=bearer), client.stream(*live, headers=bearer):
+            assert door.ask("GET", "/api/v1/audit", door.all).status_code == 429
+            assert door.ask("GET", "/api/v1/audit", other).status_code == 200
+            assert door.ask("GET", "/healthz").status_code == 200
         wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 200, "room again")
 
 

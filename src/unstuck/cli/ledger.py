@@ -7,9 +7,9 @@ import typer
 
 import unstuck
 from unstuck.cli.common import Common, command
-from unstuck.cli.ledgers import public_url
 from unstuck.cli.show import Cell, count
 from unstuck.client.operator import Operator
+from unstuck.config import public_url
 from unstuck.store.opening import open_ledger
 
 

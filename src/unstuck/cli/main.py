@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 import unstuck
 from unstuck.cli import (
+    alerts,
     alive,
     audit,
     doctor,
@@ -98,6 +99,13 @@ _quarantine.callback()(quarantine.quarantine)
 _quarantine.command("list")(quarantine.list_quarantined)
 _quarantine.command("release")(quarantine.release)
 app.add_typer(_quarantine, name="quarantine", rich_help_panel=ACT)
+
+_alerts = typer.Typer(invoke_without_command=True)
+_alerts.callback()(alerts.alerts)
+_alerts.command("list")(alerts.list_targets)
+_alerts.command("test")(alerts.test)
+_alerts.command("run")(alerts.run)
+app.add_typer(_alerts, name="alerts", rich_help_panel=CARE)
 
 
 _tokens = typer.Typer(invoke_without_command=True)

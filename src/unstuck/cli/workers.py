@@ -8,8 +8,9 @@ import typer
 from unstuck.cli.common import Common, command
 from unstuck.cli.show import Cell, Column, Show, ago, coarse, count, state_cell
 from unstuck.client import views
-from unstuck.domain.health import BAD_LUCK, read_health
-from unstuck.domain.states import LIVING, WorkerState
+from unstuck.client.views import health_of
+from unstuck.domain.health import BAD_LUCK
+from unstuck.domain.states import LIVING, Door, WorkerState
 from unstuck.store.records import WorkerRecord
 
 LATELY_S = 3600.0
@@ -98,7 +99,7 @@ def _list(show: Show, shown: list[WorkerRecord], now_s: float) -> None:
                 f"{worker.running}/{worker.concurrency}" if worker.state in LIVING else "",
                 Cell(ago(worker.last_seen_at, now_s), "bright_black"),
                 worker.host,
-                str(worker.pid),
+                str(worker.pid) if worker.door is Door.PYTHON else worker.door.value,
                 f"{worker.processed:,}" if show.pretty else str(worker.processed),
                 coarse(max(0.0, (now_s if worker.state in LIVING else _end(worker)) - worker.created_at)),
                 _remark(worker),
@@ -120,7 +121,7 @@ def _remark(worker: WorkerRecord) -> Cell:
     if worker.disabled is not None:
         whose = "its host is disabled" if worker.disabled.of_host else "disabled"
         return Cell(f"{whose} by {worker.disabled.by}: {worker.disabled.reason}", "red")
-    health = read_health(worker.metadata.get("health"))
+    health = health_of(worker)
     if health.weight > BAD_LUCK:
         deaths = f"{count(health.jobs, 'job')} died in its runners lately"
         return Cell(f"unhealthy (score {health.score:.2f}): {deaths}", "yellow")

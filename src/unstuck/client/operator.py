@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from unstuck.client import stale, views
+from unstuck.client.activity import MAX_MINUTES, SERIES, Minute, activity
 from unstuck.client.admitting import AdmittingVerbs
 from unstuck.client.auditing import Auditor, counted, jobs_named, queue_named, silence_named, worker_named
 from unstuck.client.doctor import gathering as doctors_facts
@@ -102,6 +103,12 @@ class Operator(AdmittingVerbs):
 
     def queues(self) -> list[QueueRecord]:
         return self._ledger.queues()
+
+    def activity(self, minutes: int = 60) -> list[Minute]:
+        """Say what happened in each of the last minutes, oldest first; the last one is still going on."""
+        until = int(time.time() // 60) + 1
+        since = until - max(1, min(minutes, MAX_MINUTES))
+        return activity(self._ledger.counter_series(SERIES, since), since, until)
 
     def explain_wait(self, job_id: int) -> str | None:
         """Say why a job is not moving; None when it is finished or runs as it should."""

@@ -12,10 +12,10 @@ import msgspec
 
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import JobError
-from unstuck.domain.health import Disabled, read_health
+from unstuck.domain.health import Disabled, Health, read_health
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
-from unstuck.domain.states import HELD
+from unstuck.domain.states import HELD, Door
 from unstuck.store.records import (
     ApiTokenRecord,
     AttemptRecord,
@@ -152,7 +152,8 @@ def worker_view(worker: WorkerRecord) -> View:
         "id": worker.id,
         "name": worker.name,
         "host": worker.host,
-        "pid": worker.pid,
+        # Whoever comes over a network has no process that this number could name.
+        "pid": worker.pid if worker.door is Door.PYTHON else None,
         "state": worker.state.value,
         "queues": list(worker.queues),
         "tasks": list(worker.tasks),
@@ -170,9 +171,15 @@ def worker_view(worker: WorkerRecord) -> View:
         "request": worker.request,
         "heartbeat_interval_s": worker.heartbeat_interval_s,
         "suspect_after_s": worker.suspect_after_s,
-        "health": msgspec.to_builtins(read_health(worker.metadata.get("health"))),
+        "health": msgspec.to_builtins(health_of(worker)),
         "disabled": disabled_view(worker.disabled),
+        "door": worker.door.value,
     }
+
+
+def health_of(worker: WorkerRecord) -> Health:
+    """Give what a worker says of itself; only our own weigh themselves."""
+    return read_health(worker.metadata.get("health") if worker.door is Door.PYTHON else None)
 
 
 def disabled_view(disabled: Disabled | None) -> View | None:
@@ -213,7 +220,7 @@ def policy_view(policy: Policy) -> View:
 def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:
     """Give (args, kwargs) of a JSON call; any other payload is one opaque argument."""
     call = value_view(payload, payload_type)
-    if isinstance(call, dict) and call.keys() <= {"args", "kwargs"}:
+    if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace"}:
         return call.get("args", []), call.get("kwargs", {})
     return [call], {}
 
@@ -224,7 +231,7 @@ def value_view(data: bytes | None, payload_type: str) -> Any:
     if payload_type == JSON:
         try:
             return msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return data.decode("utf-8", "replace")
     return {"type": payload_type, "base64": base64.b64encode(data).decode("ascii")}
 

@@ -32,7 +32,9 @@ class Web:
     """Arguments whose values the page hides, beside those called like a password; commas in a variable."""
     heartbeat_interval: Duration = "30s"
     heartbeat_timeout: Duration = "5m"
-    """Of workers over HTTP that ask for nothing else."""
+    """Of workers over HTTP that ask for nothing else. None may ask for more."""
+    reap: bool = True
+    """Keep watch over workers from here too; where only foreign workers are, nobody else does."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.host, str) or not self.host:
@@ -54,6 +56,8 @@ class Web:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"web {name} must be a whole number of at least {least}, not {value!r}.")
+        if not isinstance(self.reap, bool):
+            raise ConfigError(f"web reap must be true or false, not {self.reap!r}.")
         check_heartbeat("Web", self.heartbeat_interval_s, self.heartbeat_timeout_s)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from unstuck.domain.liveness import Detector
-from unstuck.domain.states import WorkerState
+from unstuck.domain.states import Door, WorkerState
 
 HALF_LIFE_S = 600.0
 HEALED_BY_A_JOB = 0.98
@@ -91,6 +91,7 @@ class Standing(msgspec.Struct, frozen=True):
     """Since it died or stopped; None for the living."""
     detector: Detector | None = None
     """Who saw it die."""
+    door: Door = Door.PYTHON
 
     @property
     def serving(self) -> bool:
@@ -167,8 +168,10 @@ def host_health(workers: Sequence[Standing]) -> HostHealth:
 
 
 def should_disable_host(host: str, fleet: Sequence[Standing]) -> str | None:
-    """Give the reason to switch a host off: its workers keep dying, and other, healthier hosts serve what it serves."""
-    here = [worker for worker in fleet if worker.host == host]
+    """Give the reason to switch a host off: its workers keep dying, and other, healthier hosts serve what it serves.
+
+    Whoever comes over a network may name any host as its own: its deaths weigh on none."""
+    here = [worker for worker in fleet if worker.host == host and worker.door is Door.PYTHON]
     living = [worker for worker in here if worker.gone_s is None]
     health = host_health(here)
     if health.weight < DISABLE_AT or health.deaths < DISABLE_FROM_JOBS:
@@ -177,7 +180,8 @@ def should_disable_host(host: str, fleet: Sequence[Standing]) -> str | None:
         return None
     bound = CLEARLY_HEALTHIER * health.weight
     elsewhere = {worker.host for worker in fleet} - {host}
-    sound = {name for name in elsewhere if host_health([w for w in fleet if w.host == name]).weight <= bound}
+    local = [worker for worker in fleet if worker.door is Door.PYTHON]
+    sound = {name for name in elsewhere if host_health([w for w in local if w.host == name]).weight <= bound}
     others = [worker for worker in fleet if worker.host in sound]
     # The dead speak too: between two deaths there may be nobody alive whose queues could be asked for.
     lately = [worker for worker in here if worker.gone_s is None or worker.gone_s <= RECENT_S]

@@ -28,6 +28,15 @@ class AttemptState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Door(StrEnum):
+    """Through which door a worker comes. Only Python's own workers have a process that others may look at: whoever
+    comes over a network is judged by its lease alone."""
+
+    PYTHON = "python"
+    HTTP = "http"
+    MDP = "mdp"
+
+
 class WorkerState(StrEnum):
     ACTIVE = "active"
     DRAINING = "draining"
@@ -38,6 +47,8 @@ class WorkerState(StrEnum):
 
 HELD = frozenset({JobState.CLAIMED, JobState.RUNNING})
 FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED})
+WRONG = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED})
+"""Ends that come with an error code, always."""
 LIVING = frozenset({WorkerState.ACTIVE, WorkerState.DRAINING, WorkerState.SUSPECT})
 
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {

@@ -1,6 +1,6 @@
 """Who asks, and what they may do."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -24,20 +24,25 @@ NOBODY = Caller("", frozenset())
 """Who sees the login form."""
 
 
-def needs(scope: Scope) -> Callable[[Request], Caller]:
+def needs(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
     """Make a dependency that lets through only whoever has this scope, and gives who that is."""
 
-    def check(request: Request) -> Caller:
-        caller: Caller = request.state.caller
-        if scope not in caller.scopes:
-            raise Problem(
-                403,
-                "forbidden",
-                f"This token lacks the scope '{scope}'.",
-                cure=f"Use a token that has it: `unstuck tokens create NAME --scope {scope}`.",
-            )
-        return caller
+    async def check(request: Request) -> Caller:
+        return check_scope(request, scope)
 
     # Read by the test that asks of every route what it needs.
     check.scope = scope  # type: ignore[attr-defined]
     return check
+
+
+def check_scope(request: Request, scope: Scope) -> Caller:
+    """Give who asks, or refuse whoever lacks this scope."""
+    caller: Caller = request.state.caller
+    if scope not in caller.scopes:
+        raise Problem(
+            403,
+            "forbidden",
+            f"This token lacks the scope '{scope}'.",
+            cure=f"Use a token that has it: `unstuck tokens create NAME --scope {scope}`.",
+        )
+    return caller

@@ -1,12 +1,13 @@
 """What every handler of the web door stands on: the ledger, the settings, and verbs in the caller's name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from unstuck.client.counter import Counter
+from unstuck.client.measuring import Meter
 from unstuck.client.operator import Operator
 from unstuck.config import Settings, Web
 from unstuck.domain.errors import JobNotFound
@@ -19,6 +20,7 @@ from unstuck.store.contract import Ledger
 class Desk:
     counter: Counter
     web: Web
+    meter: Meter = field(default_factory=Meter)
 
     @property
     def settings(self) -> Settings:
@@ -40,7 +42,7 @@ class Desk:
         return Operator(self.ledger, self.settings, by=caller.name, door=caller.door)
 
 
-def desk_of(request: Request) -> Desk:
+async def desk_of(request: Request) -> Desk:
     desk: Desk = request.app.state.desk
     return desk
 

@@ -1,7 +1,8 @@
 """Put the web door together: guard, API, page. The routes are in `api/` and `page/`, who may come in is in `guard/`."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,14 @@ from unstuck.client.counter import Counter
 from unstuck.config import Settings, Web
 from unstuck.http import api, page
 from unstuck.http.desk import Desk
+from unstuck.http.foreign.crew import Crew
 from unstuck.http.guard import stand_guard
 from unstuck.http.guard.place import Place, mounted
 from unstuck.http.openapi import describe
 from unstuck.http.problems import explain_errors
+from unstuck.http.timing import Timing
+from unstuck.notify.alerts.sender import AlertSender
+from unstuck.store.opening import open_ledger
 from unstuck.version import VERSION
 
 
@@ -40,18 +45,29 @@ def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
         redirect_slashes=False,
     )
     door.state.desk = Desk(Counter(settings), web)
+    door.state.crew = Crew(door.state.desk)
     explain_errors(door)
     api.add_to(door)
     page.add_to(door)
     stand_guard(door, place)
     describe(door)
+    # Outside of the guard: what that takes counts too.
+    door.add_middleware(Timing)
     return door
 
 
 @asynccontextmanager
 async def _lifespan(door: FastAPI) -> AsyncIterator[None]:
     desk: Desk = door.state.desk
-    try:
+    crew: Crew = door.state.crew
+    async with AsyncExitStack() as stack:
+        stack.callback(desk.counter.close)
+        stack.push_async_callback(asyncio.to_thread, crew.close)
+        if desk.settings.alerts.targets:
+            # A ledger of its own: its looks must not stand in the way of the handlers'.
+            ledger = open_ledger(desk.settings)
+            stack.callback(ledger.close)
+            sender = AlertSender(ledger, desk.settings)
+            sender.start()
+            stack.push_async_callback(asyncio.to_thread, sender.stop)
         yield
-    finally:
-        desk.counter.close()

@@ -1,9 +1,11 @@
 """Run the web door by itself: `unstuck serve`."""
 
 import socket
+import sys
 from collections.abc import Callable
 
 import uvicorn
+from fastapi import FastAPI
 
 from unstuck.config import Settings, Web
 from unstuck.domain.errors import ConfigError
@@ -15,6 +17,9 @@ from unstuck.store.contract import Ledger
 BACKLOG = 1024
 MAX_HEAD_BYTES = 64 * 1024
 """What one connection may make us remember before a request is whole; the guard counts more closely."""
+SWITCH_S = 0.0005
+KEEP_ALIVE_S = 65
+"""Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
 
 
 def listening_socket(web: Web) -> socket.socket:
@@ -44,22 +49,37 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Server(uvicorn.Server):
+    def __init__(self, door: FastAPI, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._door = door
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Those who wait for a job go home with an answer, and find the next server.
+        self._door.state.crew.hush()
+        await super().shutdown(sockets)
+
+
 def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until a signal ends it; `ready` is told the address."""
     door = door_of(settings, web, listening(web, listener.getsockname()[0]))
-    server = uvicorn.Server(
+    server = _Server(
+        door,
         uvicorn.Config(
             door,
             log_config=None,
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=5,
+            timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             http=PatientProtocol,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
-        )
+        ),
     )
+    # Pages and rounds of the watchman compute in other threads: whoever beats must not wait long for its turn.
+    sys.setswitchinterval(SWITCH_S)
     ready(url_of(listener))
     server.run(sockets=[listener])

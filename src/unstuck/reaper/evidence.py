@@ -5,7 +5,7 @@ from typing import assert_never
 
 from unstuck import host
 from unstuck.domain.liveness import Detector, Process, Verdict, Vitals
-from unstuck.domain.states import WorkerState
+from unstuck.domain.states import Door, WorkerState
 from unstuck.store.records import Guard, GuardNone, GuardSilent, GuardSuspect, WorkerWatch
 
 ROUNDING_S = 0.01
@@ -21,7 +21,11 @@ class Witness:
         self._pid_namespace = host.pid_namespace()
 
     def is_neighbour(self, worker: WorkerWatch) -> bool:
-        """Say whether the worker's pid means something here: same machine, same boot, same pid namespace."""
+        """Say whether the worker's pid means something here: same machine, same boot, same pid namespace.
+
+        Never of one that comes over a network: the host that it names may be any, and its pid another's."""
+        if worker.door is not Door.PYTHON:
+            return False
         if worker.host != self._host:
             return False
         if worker.boot_id != self._boot_id or worker.pid_namespace != self._pid_namespace:
@@ -32,8 +36,14 @@ class Witness:
     def rebooted(self, worker: WorkerWatch) -> bool:
         """Say whether its machine was restarted: certain only where the ledger is a file of this machine.
 
-        On a shared server another boot id may simply be another machine of the same name."""
-        return self._one_host and bool(self._boot_id and worker.boot_id) and worker.boot_id != self._boot_id
+        On a shared server another boot id may simply be another machine of the same name. A worker that comes over a
+        network has not died with this machine."""
+        return (
+            worker.door is Door.PYTHON
+            and self._one_host
+            and bool(self._boot_id and worker.boot_id)
+            and worker.boot_id != self._boot_id
+        )
 
     def process_of(self, worker: WorkerWatch) -> Process:
         return host.look(worker.pid, worker.process_started) if self.is_neighbour(worker) else Process.UNKNOWN

@@ -12,7 +12,7 @@ from unstuck.domain.liveness import KERNEL, Detector, Verdict
 from unstuck.domain.outcomes import Cancelled, Died, Overran
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.recovery import Attempt, conclude, printable, storable
-from unstuck.domain.states import JobState
+from unstuck.domain.states import Door, JobState
 from unstuck.store.records import HeldJob, WorkerWatch
 
 MAX_EVENT_CHARS = 500
@@ -169,7 +169,7 @@ def autopsy_of_worker(worker: WorkerWatch, verdict: Verdict, seen: Autopsy | Non
         base,
         summary=printable(verdict.evidence, MAX_EVENT_CHARS),
         seen_after_s=round(verdict.silent_s, 3) if by_silence else base.seen_after_s,
-        pid=worker.pid,
+        pid=worker.pid if worker.door is Door.PYTHON else None,
         host=worker.host,
         beside_count=worker.held,
     )

@@ -16,17 +16,27 @@ from unstuck.domain.endings import Ending, Release
 from unstuck.domain.health import Standing
 from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import (
+    AlertEvent,
+    AlertTarget,
     ApiTokenRecord,
     AttemptRecord,
     AuditRecord,
     BeatAnswer,
+    ConditionChange,
+    ConditionLook,
+    ConditionRecord,
+    Count,
     Enqueued,
     EventRecord,
+    Fleet,
+    ForeignPulse,
+    Glance,
     Guard,
     HeldJob,
     HostRecord,
     JobFilter,
     JobRecord,
+    MinuteCount,
     NewApiToken,
     NewJob,
     OnceAnswer,
@@ -159,6 +169,27 @@ class Ledger(Protocol):
         """Write the end of a worker that shut down in order: STOPPED. What it still holds is left to the reaper."""
         ...
 
+    # Foreign workers: those through another door than Python's own -----------------------------
+
+    def foreign_worker(self, worker_id: str) -> WorkerRecord | None:
+        """Give one of them, whatever its state."""
+        ...
+
+    def foreign_worker_named(self, name: str) -> WorkerRecord | None:
+        """Give the living one of this name, else the last that had it. `register` refuses, by writing nothing, a second
+        living one of the same name."""
+        ...
+
+    def beat_foreign(self, pulses: Sequence[ForeignPulse]) -> list[BeatAnswer]:
+        """Like `beat`, for many in one commit; the answers are in the same order. That one of them is late says nothing
+        of the ledger, so nobody is forgiven for it. No disk is waited for: a beat that a crash forgets is forgiven by
+        the restart."""
+        ...
+
+    def overhear(self) -> Bell:
+        """Open a bell that hears every word, for a process that speaks for many workers."""
+        ...
+
     # Reaper ---------------------------------------------------------------------------------
 
     def take_ticket(self, name: str, ttl_s: float) -> bool:
@@ -167,6 +198,12 @@ class Ledger(Protocol):
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
         """Give every living worker, and every dead or stopped one that still holds jobs."""
+        ...
+
+    def to_judge(self) -> tuple[list[WorkerWatch], int]:
+        """Like `watch`, without those foreign workers of whom nothing is to be judged: they live, and were heard within
+        every timeout that concerns them. Of these only the number is given, so that a round looks at ten thousand in
+        the time of a few."""
         ...
 
     def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
@@ -208,6 +245,54 @@ class Ledger(Protocol):
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         """Remove finished jobs, events and dead or stopped workers (that hold nothing) older than given."""
+        ...
+
+    # Those who listen -------------------------------------------------------------------------
+
+    def note_event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        about: str | None = None,
+    ) -> int:
+        """Write an event that belongs to no other verb; give its id. `about` names what is neither job nor worker."""
+        ...
+
+    def glance(self, job_ids: Collection[int]) -> list[Glance]:
+        """Say where these jobs stand; those that do not exist are left out."""
+        ...
+
+    def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Give those pairs of queue and task that no worker would take now: none lives that serves the one and knows
+        the other, or all that do are leaving or switched off."""
+        ...
+
+    # Counting -------------------------------------------------------------------------------
+
+    def count(self, totals: Sequence[Count], lately: Sequence[Count] = ()) -> None:
+        """Add to what was counted since ever, and to what was counted in this minute, in one commit.
+
+        No name and labels may be twice among `totals`, nor among `lately`. After an UncertainCommit it may have
+        happened: who cannot bear to count twice must not repeat it."""
+        ...
+
+    def counters(self) -> list[Count]:
+        """Give what was counted since ever."""
+        ...
+
+    def counter_series(self, names: Collection[str], since_minute: int) -> list[MinuteCount]:
+        """Give what was counted minute by minute, oldest first; minutes in which nothing was are left out."""
+        ...
+
+    def sweep_counters(self, kept_minutes: int, limit: int) -> int:
+        """Remove the rows of minutes longer ago; the totals stay."""
+        ...
+
+    def fleet(self) -> Fleet:
+        """Give all workers in a few numbers; as cheap with ten thousand."""
         ...
 
     # Operators ------------------------------------------------------------------------------
@@ -333,4 +418,34 @@ class Ledger(Protocol):
 
     def sweep_audit(self, older_than_s: float, limit: int) -> int:
         """Remove notes that are older than given."""
+        ...
+
+    # Alerts ---------------------------------------------------------------------------------
+
+    def add_alert_target(self, target: str) -> None:
+        """Write down, unless it is there, that this target (a fingerprint) is told of what happens from now on."""
+        ...
+
+    def alert_target(self, target: str) -> AlertTarget | None: ...
+
+    def save_alert_target(self, target: str, version: int, event_id: int, state: str) -> bool:
+        """Write how far it was told, if nobody did since this version was read; else False."""
+        ...
+
+    def events_to_tell(
+        self, kinds: Collection[str], after_id: int, but: Collection[int], limit: int
+    ) -> list[AlertEvent]:
+        """Give events of these kinds, oldest first, without those whose ids are in `but`. Of events about jobs only
+        'quarantined' is there to be told."""
+        ...
+
+    def look_for_conditions(self) -> ConditionLook:
+        """Look, in bounded looks, at what conditions are found by."""
+        ...
+
+    def conditions(self) -> list[ConditionRecord]: ...
+
+    def change_conditions(self, changes: Sequence[ConditionChange], remind_s: float) -> int:
+        """Write what began, lasts (with an event `KIND_still`, at most once in `remind_s`) or is over (`KIND_over`).
+        Each step has one event, however many take it at once; gives how many were written."""
         ...

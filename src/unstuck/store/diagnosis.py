@@ -88,6 +88,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     queues: tuple[QueueLook, ...] = ()
     scheduled: tuple[JobGroup, ...] = ()
     """Due further off than was asked for."""
+    coming: tuple[JobGroup, ...] = ()
+    """Those that are due next, however soon; each by its first."""
     overdue: tuple[JobGroup, ...] = ()
     """Due for longer than was asked for, and still not made ready."""
     quarantined: tuple[JobGroup, ...] = ()

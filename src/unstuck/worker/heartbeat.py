@@ -8,6 +8,8 @@ from unstuck import host
 from unstuck.domain.errors import LedgerError
 from unstuck.domain.states import WorkerState
 from unstuck.logs import logger
+from unstuck.metrics.catalogue import BEAT_DELAY
+from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Bell, Ledger
 from unstuck.store.records import BeatAnswer, Progress, Pulse
 from unstuck.worker.mailbox import Mailbox
@@ -46,6 +48,7 @@ class Heartbeat:
         queues: frozenset[str],
         report: Callable[[], Pulse],
         on_workers: Callable[[], None],
+        books: Bookkeeper,
     ) -> None:
         self._ledger = ledger
         self._worker_id = worker_id
@@ -54,6 +57,7 @@ class Heartbeat:
         self._words = frozenset(f"queue:{name}" for name in queues)
         self._report = report
         self._on_workers = on_workers
+        self._books = books
         self._bell: Bell | None = None
         self._bell_lock = threading.Lock()
         self._promote_at_s: float | None = None
@@ -112,7 +116,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         # The birth was the first beat.
-        next_beat_s = host.boottime_s() + self._interval_s
+        due_s = next_beat_s = host.boottime_s() + self._interval_s
         pause_s = 0.0
         self.movement.busy = True
         while not self._stopping.is_set():
@@ -130,8 +134,10 @@ class Heartbeat:
                     self._beat_wanted = False
                     sent_s = host.boottime_s()
                     self._beat(sent_s)
-                    next_beat_s = sent_s + self._interval_s
+                    self._books.tallies.observe(BEAT_DELAY, host.boottime_s() - min(due_s, sent_s))
+                    due_s = next_beat_s = sent_s + self._interval_s
                 self._keep_promises()
+                self._books.tend()
                 if pause_s:
                     log.info("The ledger is back")
                 pause_s = 0.0

@@ -7,7 +7,7 @@ from unstuck.client.doctor.facts import Facts, Limits, Standstill
 from unstuck.client.doctor.finding import Finding, count, info, named, problem, warning
 from unstuck.client.explaining import is_well
 from unstuck.domain.durations import brief
-from unstuck.domain.states import LIVING, WorkerState
+from unstuck.domain.states import LIVING, Door, WorkerState
 from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import WorkerRecord
 
@@ -29,19 +29,39 @@ def check_fleet(facts: Facts, diagnosis: Diagnosis, limits: Limits) -> Iterator[
 
 def has_room(worker: WorkerRecord) -> bool:
     """Say whether a worker could take a job now."""
-    active = worker.state is WorkerState.ACTIVE and not worker.request
-    return active and is_well(worker) and max(worker.running, worker.held) < worker.concurrency
+    return _may_work(worker) and max(worker.running, worker.held) < worker.concurrency
+
+
+def sits_on_jobs(worker: WorkerRecord) -> bool:
+    """Say whether a worker holds jobs that none of its runners has, although a slot is free for one."""
+    return _may_work(worker) and worker.running < min(worker.held, worker.concurrency)
 
 
 def is_idle(seen: Standstill) -> bool:
-    """Two looks apart: nothing taken, nothing ended, room for more, and those first in line are still there."""
+    """Two looks apart: nothing taken, nothing ended; and those first in line, or in its hands, are still there."""
     before, after = seen.before, seen.after
-    stands_still = before.processed == after.processed and before.held == after.held
-    return stands_still and has_room(after) and bool(seen.ready_ids) and seen.left_ids == seen.ready_ids
+    if (before.processed, before.held) != (after.processed, after.held):
+        return False
+    waited_for = has_room(after) and bool(seen.ready_ids) and seen.left_ids == seen.ready_ids
+    # What runs is told with the beat, and what is held is not: only a beat later both are about the same jobs.
+    same = after.last_seen_at > before.last_seen_at and before.running == after.running
+    return waited_for or (same and sits_on_jobs(before) and sits_on_jobs(after))
+
+
+def _may_work(worker: WorkerRecord) -> bool:
+    active = worker.state is WorkerState.ACTIVE and not worker.request and worker.disabled is None
+    return active and is_well(worker)
 
 
 def who(worker: WorkerRecord) -> str:
     return f"Worker {worker.name} ({worker.id}) on {worker.host}"
+
+
+def process(worker: WorkerRecord) -> str:
+    """Name what to look at: a foreign worker's process is known to itself alone."""
+    if worker.door is Door.PYTHON:
+        return f"process {worker.pid} on {worker.host}"
+    return f"the worker {worker.name!r} (over {worker.door}) on {worker.host}"
 
 
 def _gone_s(worker: WorkerRecord, diagnosis: Diagnosis) -> float:
@@ -70,8 +90,7 @@ def _silent(worker: WorkerRecord) -> Finding:
         f"{who(worker)} has been silent for {brief(worker.silent_s)}{holds}",
         f"It beats every {brief(worker.heartbeat_interval_s)} and is suspect after {brief(worker.suspect_after_s)}: "
         "it is dead, frozen, or cut off from the database.",
-        f"Look at process {worker.pid} on {worker.host}. If it is gone the reaper settles its jobs; "
-        "`unstuck stale` shows when.",
+        f"Look at {process(worker)}. If it is gone the reaper settles its jobs; `unstuck stale` shows when.",
         worker=worker.id,
         held=worker.held,
         silent_s=round(worker.silent_s, 3),
@@ -84,7 +103,7 @@ def _late(worker: WorkerRecord) -> Finding:
         f"The beat of worker {worker.name} ({worker.id}) on {worker.host} is late",
         f"It was last heard {brief(worker.silent_s)} ago and beats every {brief(worker.heartbeat_interval_s)}: "
         "it has just died, its host is overloaded, or the way to the database is slow.",
-        f"See whether process {worker.pid} on {worker.host} lives; look at the load of the host and of the database, "
+        f"See whether {process(worker)} lives; look at the load of the host and of the database, "
         "or raise heartbeat_timeout.",
         worker=worker.id,
         silent_s=round(worker.silent_s, 3),
@@ -113,17 +132,23 @@ def _disabled(worker: WorkerRecord) -> Finding:
 
 def _idle(seen: Standstill) -> Finding:
     worker = seen.after
-    free = worker.concurrency - max(worker.running, worker.held)
+    free = worker.concurrency - min(worker.running, worker.concurrency)
+    if sits_on_jobs(worker):
+        held = count(worker.held, "job")
+        waits = f"it holds {held} and runs {worker.running or 'none'} of them"
+    else:
+        waits = f"jobs that it knows are ready in {named(seen.queues)} (the first is job {seen.ready_ids[0]})"
     return problem(
         Code.IDLE_WORKER,
         f"{who(worker)} is alive but does nothing",
-        f"It beats and has {count(free, 'free slot')}, and jobs that it knows are ready in {named(seen.queues)} "
-        f"(the first is job {seen.ready_ids[0]}); for {brief(seen.apart_s)} it took none and ended none.",
-        f"Restart it: `unstuck workers stop {worker.id}`, or end process {worker.pid} on {worker.host}. "
+        f"It beats and has {count(free, 'free slot')}, and {waits}; for {brief(seen.apart_s)} it took none and ended "
+        "none.",
+        f"Restart it: `unstuck workers stop {worker.id}`, or end {process(worker)}. "
         "Its log may say why its wheel stands still.",
         worker=worker.id,
         queues=list(seen.queues),
         ready=list(seen.ready_ids),
+        held=worker.held,
         processed=worker.processed,
         free=free,
     )

@@ -6,8 +6,10 @@ from typing import Any
 from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.facts import Facts, Limits
 from unstuck.client.doctor.finding import Finding, named, warning
+from unstuck.client.doctor.metadata import own
 from unstuck.client.explaining import is_well
 from unstuck.domain.durations import brief
+from unstuck.domain.states import Door
 from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import WorkerRecord
 
@@ -94,6 +96,9 @@ def _check_same(facts: Facts) -> Iterator[Finding]:
         )
     versions: dict[str, list[str]] = {}
     for worker in facts.living:
+        if worker.door is not Door.PYTHON:
+            # Its version is that of its own program.
+            continue
         versions.setdefault(worker.version, []).append(worker.name)
     if len(versions) > 1:
         yield warning(
@@ -106,7 +111,7 @@ def _check_same(facts: Facts) -> Iterator[Finding]:
 
 
 def _settings(worker: WorkerRecord) -> dict[str, Any]:
-    settings = worker.metadata.get("settings")
+    settings = own(worker).get("settings")
     return settings if isinstance(settings, dict) else {}
 
 

@@ -2,7 +2,22 @@
 
 from fastapi import FastAPI
 
-from unstuck.http.api import audit, enqueueing, health, jobs, listing, looking, operating, quarantine, queues, stale
+from unstuck.http.api import (
+    attempts,
+    audit,
+    enqueueing,
+    events,
+    health,
+    jobs,
+    listing,
+    looking,
+    metrics,
+    operating,
+    quarantine,
+    queues,
+    stale,
+    workers,
+)
 
 ROUTERS = (
     health.router,
@@ -15,7 +30,12 @@ ROUTERS = (
     operating.router,
     quarantine.router,
     looking.router,
+    events.router,
+    workers.router,
+    attempts.router,
     audit.router,
+    metrics.router,
+    events.router,
 )
 """One line per file: whoever adds a part of the API adds it here."""
 

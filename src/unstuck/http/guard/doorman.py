@@ -94,9 +94,11 @@ class Doorman:
         except _Elsewhere as elsewhere:
             await RedirectResponse(elsewhere.url, 303)(scope, receive, send)
             return
-        except (Problem, UnstuckError) as error:
-            problem = error if isinstance(error, Problem) else problem_of(error)
+        except Problem as problem:
             await _refuse(problem.response(), scope, receive, send)
+            return
+        except UnstuckError as error:
+            await _refuse(_unsaid(error).response(), scope, receive, send)
             return
         scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
         with self._crowd.seat(identity.who):
@@ -193,6 +195,13 @@ def _read(scope: Scope) -> Asked:
         lines.headers_of(scope),
         address_of(scope.get("client")),
     )
+
+
+def _unsaid(error: UnstuckError) -> Problem:
+    """Give what a stranger hears of trouble with the ledger: not where it is."""
+    problem = problem_of(error)
+    problem.detail = "The ledger cannot be used; the log says why."
+    return problem
 
 
 def _wait_if_too_many(rates: Rates, who: str) -> None:

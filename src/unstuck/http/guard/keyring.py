@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from unstuck.domain.api_tokens import MAX_TOKEN_CHARS, Scope, hash_of, id_of, proof_of
+from unstuck.domain.errors import UnstuckError
+from unstuck.logs import logger
 from unstuck.store.records import ApiTokenRecord
 
 FRESH_S = 0.4
@@ -21,6 +23,8 @@ STALE_S = 0.9
 LOOK_AGAIN_S = 0.1
 """A token that is not there may have been made a moment ago."""
 GIVEN_ID = "environment"
+
+log = logger("unstuck.http")
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,11 @@ class Keyring:
 
     async def _read_now(self) -> Keys:
         began_s = self._clock()
-        records = await asyncio.to_thread(self._load)
+        try:
+            records = await asyncio.to_thread(self._load)
+        except UnstuckError as error:
+            log.warning("Tokens cannot be read: nobody comes in", reason=str(error))
+            raise
         valid = {record.id: _key(record) for record in records if record.valid}
         self._keys = Keys(valid, bool(records) or self._given is not None, began_s)
         return self._keys

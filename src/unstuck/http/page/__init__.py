@@ -19,6 +19,7 @@ from unstuck.http.page import (
     verbs,
     workers,
 )
+from unstuck.http.page.errors import show_errors
 from unstuck.http.page.hub import Hub
 from unstuck.http.page.screens import Viewing
 
@@ -53,6 +54,7 @@ ROUTERS = (
 def add_to(door: FastAPI) -> None:
     door.state.viewing = Viewing(door.state.desk)
     door.state.hub = Hub(door.state.viewing, {screen.name: screen for screen in SCREENS})
+    show_errors(door)
     for router in ROUTERS:
         door.include_router(router, include_in_schema=False)
     door.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")

@@ -10,13 +10,14 @@ from unstuck.domain.states import WorkerState
 from unstuck.store.records import EventRecord, WorkerRecord
 
 LATELY_S = 3600.0
-SAME_MOMENT_S = 5.0
-"""Deaths of the same cause so close together are told as one."""
+SAME_MOMENT_S = 60.0
+"""Workers that died of the same cause so close together are told as one."""
+
+BECAME = {"requeued": "re-queued", "failed": "failed", "quarantined": "quarantined", "retrying": "tried again"}
 
 _CRASHES = re.compile(r"^(WORKER_CRASHED|OUT_OF_MEMORY|DEADLINE_EXCEEDED|STALLED|CRASHED_TOO_OFTEN): (.*)$", re.DOTALL)
 _REQUEUED = re.compile(r"^Task re-queued: (.*)$", re.DOTALL)
 _OF_WORKER = re.compile(r"^worker (\S+) on host ")
-BECAME = {"requeued": "re-queued", "failed": "failed", "quarantined": "quarantined", "retrying": "tried again"}
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,22 @@ class Name:
 @dataclass
 class Death:
     at: float
+    """The last one, where several are told together."""
     what: Literal["worker", "runner"]
     cause: str
     names: list[Name]
+    task: str = ""
+    """Whose runner it was."""
     detector: str = ""
+    count: int = 1
     became: dict[str, int] = field(default_factory=dict)
     """What became of the jobs, with their number."""
-
-    @property
-    def count(self) -> int:
-        return len(self.names)
 
 
 def recent_deaths(
     workers: Iterable[WorkerRecord], events: Iterable[EventRecord], tasks: Mapping[int, str], now_s: float
 ) -> list[Death]:
-    """Give the deaths of the last hour, newest first; those of one moment and one cause together."""
+    """Give the deaths of the last hour, newest first; those that are alike together."""
     found = [_of_worker(worker) for worker in workers if _died_lately(worker, now_s)]
     by_worker = {death.names[0].id: death for death in found}
     for event in events:
@@ -59,16 +60,15 @@ def recent_deaths(
             became[BECAME[event.kind]] = became.get(BECAME[event.kind], 0) + 1
         elif not lost_with:
             found.append(death)
-    found.sort(key=lambda death: -death.at)
-    return _together(found)
-
-
-def _died_lately(worker: WorkerRecord, now_s: float) -> bool:
-    return worker.state is WorkerState.DEAD and died_at(worker) >= now_s - LATELY_S
+    return _together(sorted(found, key=lambda death: -death.at))
 
 
 def died_at(worker: WorkerRecord) -> float:
     return worker.stopped_at or worker.last_seen_at
+
+
+def _died_lately(worker: WorkerRecord, now_s: float) -> bool:
+    return worker.state is WorkerState.DEAD and died_at(worker) >= now_s - LATELY_S
 
 
 def _of_worker(worker: WorkerRecord) -> Death:
@@ -78,29 +78,29 @@ def _of_worker(worker: WorkerRecord) -> Death:
     else:
         cause = brief_cause(verdict.autopsy) if verdict.autopsy is not None else verdict.evidence
     detector = verdict.detector.value if verdict is not None else ""
-    return Death(died_at(worker), "worker", cause, [Name(worker.id, worker.name)], detector)
+    return Death(died_at(worker), "worker", cause, [Name(worker.id, worker.name)], detector=detector)
 
 
 def _of_runner(event: EventRecord, tasks: Mapping[int, str]) -> Death | None:
     if event.job_id is None or event.kind not in BECAME:
         return None
-    crash = _CRASHES.match(event.message) if event.kind != "requeued" else None
-    requeued = _REQUEUED.match(event.message) if event.kind == "requeued" else None
-    if crash is None and requeued is None:
+    crash = _CRASHES.match(event.message)
+    requeued = _REQUEUED.match(event.message)
+    cause = crash[2] if crash else requeued[1] if requeued else None
+    if cause is None:
         return None
-    cause = crash[2] if crash else requeued[1] if requeued else ""
-    task = tasks.get(event.job_id) or "job"
-    name = Name(str(event.job_id), f"{task} #{event.job_id}")
-    return Death(event.at, "runner", cause, [name], became={BECAME[event.kind]: 1})
+    name = Name(str(event.job_id), f"#{event.job_id}")
+    return Death(event.at, "runner", cause, [name], tasks.get(event.job_id, ""), became={BECAME[event.kind]: 1})
 
 
 def _together(deaths: list[Death]) -> list[Death]:
     told: list[Death] = []
     for death in deaths:
-        like = next((t for t in told[-5:] if _alike(t, death)), None)
+        like = next((one for one in told if _alike(one, death)), None)
         if like is None:
             told.append(death)
             continue
+        like.count += 1
         like.names += [name for name in death.names if name not in like.names]
         for became, number in death.became.items():
             like.became[became] = like.became.get(became, 0) + number
@@ -108,4 +108,7 @@ def _together(deaths: list[Death]) -> list[Death]:
 
 
 def _alike(one: Death, other: Death) -> bool:
-    return one.what == other.what and one.cause == other.cause and abs(one.at - other.at) <= SAME_MOMENT_S
+    if (one.what, one.cause, one.task) != (other.what, other.cause, other.task):
+        return False
+    # The same task that dies of the same cause all hour is one trouble; two deaths of workers an hour apart are two.
+    return one.what == "runner" or one.at - other.at <= SAME_MOMENT_S

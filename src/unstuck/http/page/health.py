@@ -22,6 +22,8 @@ class Health:
     level: Level
     sentence: str
     cure: str = ""
+    also: str = ""
+    """Who died a moment ago, where something else is worse."""
     more: int = 0
     """Further findings of the doctor."""
     facts: Facts = ()
@@ -35,26 +37,28 @@ def sum_up(seen: Snapshot, deaths: Sequence[Death]) -> Health:
     problems = [finding for finding in found if finding.severity is Severity.PROBLEM]
     warnings = [finding for finding in found if finding.severity is Severity.WARNING]
     at_a_glance = _suspects(seen)
+    fresh = [death for death in deaths if seen.at - death.at <= JUST_NOW_S]
+    died = _died(fresh) if fresh else ""
     if problems:
-        return _of(problems[0], "problem", len(problems) + len(warnings) - 1, facts)
+        return _of(problems[0], "problem", died, len(problems) + len(warnings) - 1, facts)
     if at_a_glance:
-        return Health("problem", at_a_glance, "The reaper decides within the heartbeat timeout.", 0, facts)
+        cure = "The reaper decides within the heartbeat timeout."
+        return Health("problem", at_a_glance, cure, died, len(warnings), facts)
     if not any(worker.state in LIVING for worker in seen.workers):
         cure = "Start one with `unstuck worker module:app`."
         if any(queue.pending for queue in seen.queues):
-            return Health("problem", "Jobs wait, and no worker is alive.", cure, 0, facts)
-        return Health("unknown", "No worker is alive, and no job waits.", cure, 0, facts)
-    fresh = [death for death in deaths if seen.at - death.at <= JUST_NOW_S]
-    if fresh:
-        return Health("warning", _died(fresh), "Everything they held is settled; see below.", len(warnings), facts)
+            return Health("problem", "Jobs wait, and no worker is alive.", cure, died, 0, facts)
+        return Health("unknown", "No worker is alive, and no job waits.", cure, died, 0, facts)
+    if died:
+        return Health("warning", died, "", "", len(warnings), facts)
     if warnings:
-        return _of(warnings[0], "warning", len(warnings) - 1, facts)
-    return Health("good", "Everything is all right.", "", 0, facts)
+        return _of(warnings[0], "warning", "", len(warnings) - 1, facts)
+    return Health("good", "Everything is all right.", "", "", 0, facts)
 
 
-def _of(finding: Finding, level: Level, more: int, facts: Facts) -> Health:
+def _of(finding: Finding, level: Level, died: str, more: int, facts: Facts) -> Health:
     sentence = capital(finding.what.rstrip("."))
-    return Health(level, f"{sentence}.", finding.cure, more, facts)
+    return Health(level, f"{sentence}.", finding.cure, died, more, facts)
 
 
 def _suspects(seen: Snapshot) -> str:
@@ -66,12 +70,12 @@ def _suspects(seen: Snapshot) -> str:
 
 
 def _died(deaths: Sequence[Death]) -> str:
-    parts = []
-    for what in ("worker", "runner"):
-        number = sum(death.count for death in deaths if death.what == what)
-        if number:
-            parts.append(count(number, what))
-    return f"{' and '.join(parts)} died in the last five minutes; all is being dealt with."
+    """Say how many died, and of what the last one did: the newest comes first."""
+    numbers = {what: sum(death.count for death in deaths if death.what == what) for what in ("worker", "runner")}
+    parts = [count(number, what) for what, number in numbers.items() if number]
+    newest = deaths[0]
+    last = f"worker {newest.names[0].text}" if newest.what == "worker" else f"a runner of {newest.task or 'a job'}"
+    return f"{' and '.join(parts)} died in the last five minutes, lately {last}: {newest.cause}."
 
 
 def _facts(seen: Snapshot, deaths: Sequence[Death]) -> Facts:

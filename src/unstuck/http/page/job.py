@@ -6,17 +6,19 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from unstuck.client import views
-from unstuck.client.why.endings import brief_cause, sentences
+from unstuck.client.why.endings import brief_cause
 from unstuck.domain.autopsy import Autopsy
+from unstuck.domain.durations import brief
 from unstuck.domain.errors import JobNotFound
 from unstuck.domain.policy import decode_policy
+from unstuck.domain.sizes import brief_size
 from unstuck.domain.states import FINAL, HELD, JobState
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.page.screens import Screen, Viewing
 from unstuck.http.page.templating import render
 from unstuck.http.page.tiles import RunningJob
 from unstuck.http.page.timeline import timeline
-from unstuck.store.records import JobRecord, OutputRecord
+from unstuck.store.records import AttemptRecord, JobRecord, OutputRecord
 
 MAX_OUTPUT_CHARS = 50_000
 
@@ -39,14 +41,13 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
         "story": story,
         "attempts": attempts,
         "timeline": timeline(job, attempts, seen.at),
-        "autopsies": [(number, one, _autopsy(one.autopsy)) for number, one in enumerate(attempts, 1) if one.autopsy],
+        "tries": _tries(attempts, ledger.outputs(job.id)),
         "names": {worker.id: worker.name for worker in seen.workers},
         "progress": RunningJob(job, progress if progress is not None and progress.token == job.token else None),
         "args": viewing.redact(args),
         "kwargs": viewing.redact(kwargs),
         "result": viewing.redact(views.value_view(job.result, job.payload_type)),
         "has_result": job.state is JobState.SUCCEEDED,
-        "outputs": [_output(output) for output in ledger.outputs(job.id)],
         "policy": _rules(job),
         "final": job.state in FINAL,
         "may_retry": job.state in (JobState.FAILED, JobState.CANCELLED),
@@ -55,18 +56,30 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     }
 
 
-def _autopsy(autopsy: Autopsy | None) -> dict[str, Any]:
-    assert autopsy is not None
-    return {"cause": brief_cause(autopsy), "facts": sentences(autopsy), "rule": autopsy.rule, "body": autopsy}
+def _tries(attempts: list[AttemptRecord], outputs: list[OutputRecord]) -> list[dict[str, Any]]:
+    """Give, newest first, the attempts of which there is more to tell than their line in the table."""
+    printed = {output.token: views.output_view(output) for output in outputs}
+    told = []
+    for number, one in enumerate(attempts, 1):
+        output = printed.get(one.token, {"stdout": "", "stderr": ""})
+        autopsy = one.autopsy
+        if autopsy is None and not output["stdout"] and not output["stderr"]:
+            continue
+        told.append(
+            {
+                "number": number,
+                "token": one.token,
+                "autopsy": None if autopsy is None else _autopsy(autopsy),
+                # What was still in the hands of a process that died is in its autopsy alone.
+                "stdout": _end_of(output["stdout"] or (autopsy.stdout if autopsy is not None else "")),
+                "stderr": _end_of(output["stderr"] or (autopsy.stderr if autopsy is not None else "")),
+            }
+        )
+    return told[::-1]
 
 
-def _output(output: OutputRecord) -> dict[str, str]:
-    view = views.output_view(output)
-    return {
-        "token": view["token"],
-        "stdout": _end_of(view["stdout"]),
-        "stderr": _end_of(view["stderr"]),
-    }
+def _autopsy(autopsy: Autopsy) -> dict[str, Any]:
+    return {"cause": brief_cause(autopsy), "rule": autopsy.rule, "body": autopsy}
 
 
 def _end_of(text: str) -> str:
@@ -76,11 +89,20 @@ def _end_of(text: str) -> str:
 
 
 def _rules(job: JobRecord) -> list[tuple[str, str]]:
-    """Give the rules that are stored with the job, those that say something."""
-    view = views.policy_view(decode_policy(job.policy))
-    retry = view.pop("retry")
-    rules = {**view, **{f"retry {name}": value for name, value in retry.items()}}
-    return [(name.replace("_", " "), str(value)) for name, value in rules.items() if value not in (None, "", False)]
+    """Give the rules that are stored with the job, as people write them."""
+    policy = decode_policy(job.policy)
+    tries = policy.retry.max_attempts
+    crash = f"retry, at most {policy.max_crash_retries} times" if policy.on_crash == "retry" else policy.on_crash
+    rules = [("On crash", crash), ("Tries", f"{tries}, {policy.retry.backoff} backoff" if tries > 1 else "1")]
+    for name in ("timeout_s", "heartbeat_timeout_s", "stall_timeout_s", "interpreter_timeout_s"):
+        value = getattr(policy, name, None)
+        if value is not None:
+            rules.append((name.removesuffix("_s").replace("_", " ").capitalize(), brief(value)))
+    if policy.memory_limit_bytes is not None:
+        rules.append(("Memory limit", brief_size(policy.memory_limit_bytes)))
+    if policy.overlap == "never":
+        rules.append(("Overlap", "never"))
+    return rules
 
 
 SCREEN = Screen("job", "job.html", look, {"job": "jobs/one.html"})

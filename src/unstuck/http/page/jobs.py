@@ -42,9 +42,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     def query(self, **more: Any) -> str:
         named = [("state", state) for state in self.state]
-        for name in ("queue", "task", "error", "older", "newer", "worker"):
-            if getattr(self, name):
-                named.append((name, getattr(self, name)))
+        texts = ("queue", "task", "error", "older", "newer", "worker")
+        named += [(name, getattr(self, name)) for name in texts if getattr(self, name)]
         return urlencode([*named, *((name, value) for name, value in more.items() if value is not None)])
 
     def where(self, before_id: int | None = None, limit: int = PAGE) -> JobFilter:

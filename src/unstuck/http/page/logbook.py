@@ -42,7 +42,7 @@ class Logbook:
         wanted = dict.fromkeys(event.job_id for event in reversed(self.events) if event.job_id is not None)
         named = list(wanted)[:MAX_NAMED]
         for job_id in [job_id for job_id in named if job_id not in self._tasks][:NAMED_PER_LOOK]:
-            job = ledger.job(job_id)
-            self._tasks[job_id] = "" if job is None else job.task
+            found = ledger.job(job_id)
+            self._tasks[job_id] = "" if found is None else found.task
         self._tasks = {job_id: self._tasks[job_id] for job_id in named if job_id in self._tasks}
         return dict(self._tasks)

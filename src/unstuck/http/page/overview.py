@@ -7,15 +7,16 @@ from fastapi.responses import HTMLResponse
 
 from unstuck.domain.states import LIVING
 from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.page.activity import charts_of
 from unstuck.http.page.deaths import recent_deaths
 from unstuck.http.page.health import sum_up
 from unstuck.http.page.screens import Screen, Viewing
 from unstuck.http.page.templating import render
 from unstuck.http.page.tiles import by_trouble, tile_of
 
-MAX_DEATHS = 8
+MAX_DEATHS = 5
 MAX_TILES = 24
-MAX_QUEUES = 12
+MAX_QUEUES = 8
 
 router = APIRouter()
 
@@ -27,6 +28,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     queues = sorted(seen.queues, key=lambda queue: (-(queue.oldest_pending_s or 0.0), queue.name))
     return {
         "health": sum_up(seen, deaths),
+        "charts": charts_of(seen.minutes),
         "deaths": deaths[:MAX_DEATHS],
         "more_deaths": max(0, len(deaths) - MAX_DEATHS),
         "tiles": [tile_of(worker, seen) for worker in living[:MAX_TILES]],
@@ -42,6 +44,7 @@ SCREEN = Screen(
     look,
     {
         "health": "overview/health.html",
+        "charts": "overview/charts.html",
         "deaths": "overview/deaths.html",
         "queues": "overview/queues.html",
         "tiles": "overview/tiles.html",

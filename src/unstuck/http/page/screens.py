@@ -7,6 +7,7 @@ from typing import Any
 from unstuck.client.operator import Operator
 from unstuck.domain.states import LIVING, WorkerState
 from unstuck.http.desk import Desk
+from unstuck.http.page.activity import MINUTES
 from unstuck.http.page.redact import Redactor
 from unstuck.http.page.snapshot import Lookout, Snapshot
 
@@ -19,7 +20,11 @@ class Viewing:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.redact = Redactor(desk.web.redact)
-        self.lookout = Lookout(lambda: desk.ledger, lambda: tuple(self.operator().doctor()))
+        self.lookout = Lookout(
+            lambda: desk.ledger,
+            lambda: self.operator().activity(MINUTES),
+            lambda: tuple(self.operator().doctor()),
+        )
 
     def operator(self, by: str = "page") -> Operator:
         return Operator(self._desk.ledger, self._desk.settings, by=by, door="page")

@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from unstuck.client.activity import Minute
 from unstuck.client.doctor.finding import Finding
+from unstuck.domain.errors import ErrorCode
 from unstuck.domain.states import HELD, JobState
 from unstuck.http.page.logbook import Logbook
 from unstuck.store.contract import Ledger
@@ -13,7 +15,10 @@ from unstuck.store.records import EventRecord, JobFilter, JobRecord, Progress, Q
 
 MAX_AGE_S = 0.9
 MAX_HELD = 2_000
+COUNT_EVERY_S = 5.0
 MAX_QUARANTINED = 100
+# With their code they are found by an index, however many jobs failed.
+QUARANTINED = JobFilter(states=(JobState.QUARANTINED,), error=ErrorCode.CRASHED_TOO_OFTEN.value, limit=MAX_QUARANTINED)
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Snapshot:
     """Counted up to `MAX_QUARANTINED`."""
     tasks_of: dict[int, str]
     """Names of the tasks of jobs that recent events speak of."""
+    minutes: tuple[Minute, ...]
+    """What was counted in the last hour."""
     findings: tuple[Finding, ...] | None
     """What the doctor found last; None while nobody has asked yet."""
     examined_at: float | None
@@ -40,8 +47,16 @@ class Snapshot:
 class Lookout:
     """Looks at the ledger at most once a second, however many ask."""
 
-    def __init__(self, ledger: Callable[[], Ledger], doctor: "Callable[[], tuple[Finding, ...]]") -> None:
+    def __init__(
+        self,
+        ledger: Callable[[], Ledger],
+        activity: Callable[[], list[Minute]],
+        doctor: Callable[[], tuple[Finding, ...]],
+    ) -> None:
         self._ledger = ledger
+        self._activity = activity
+        self._minutes: tuple[Minute, ...] = ()
+        self._counted_s = 0.0
         self._logbook = Logbook()
         self._checkup = Checkup(doctor)
         self._lock = threading.Lock()
@@ -67,9 +82,13 @@ class Lookout:
     def _look(self) -> Snapshot:
         ledger = self._ledger()
         held = tuple(ledger.jobs(JobFilter(states=tuple(HELD), limit=MAX_HELD)))
-        quarantined = ledger.jobs(JobFilter(states=(JobState.QUARANTINED,), limit=MAX_QUARANTINED))
+        quarantined = ledger.jobs(QUARANTINED)
         self._logbook.read(ledger)
         findings, examined_at = self._checkup.found
+        # Minutes change slowly, and counting them is the dearest of these questions.
+        if not self._minutes or time.monotonic() - self._counted_s > COUNT_EVERY_S:
+            self._minutes = tuple(self._activity())
+            self._counted_s = time.monotonic()
         return Snapshot(
             at=time.time(),
             workers=tuple(ledger.workers()),
@@ -79,6 +98,7 @@ class Lookout:
             events=self._logbook.events,
             quarantined=len(quarantined),
             tasks_of=self._logbook.tasks_of(ledger, held),
+            minutes=self._minutes,
             findings=findings,
             examined_at=examined_at,
         )
@@ -89,7 +109,7 @@ class Checkup:
 
     EVERY_S = 10.0
 
-    def __init__(self, doctor: "Callable[[], tuple[Finding, ...]]") -> None:
+    def __init__(self, doctor: Callable[[], tuple[Finding, ...]]) -> None:
         self._doctor = doctor
         self._lock = threading.Lock()
         self._asked_s: float | None = None

@@ -31,6 +31,7 @@ _templates.filters |= {
     "number": words.number,
     "pretty_json": words.pretty_json,
     "size": brief_size,
+    "ticks": words.ticks,
 }
 _templates.globals |= {"count": words.count, "took": words.took, "version": VERSION}
 

@@ -152,7 +152,7 @@ def _release(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
 
 def _matching(operator: Operator, form: FormData, default: tuple[JobState, ...]) -> tuple[list[int], str]:
     where = _asked(form).where()
-    found = []
+    found: list[int] = []
     more = ""
     chosen = where if where.states else msgspec.structs.replace(where, states=default)
     for job_id in operator.matching(chosen):

@@ -1,13 +1,18 @@
 """Write numbers, times and sizes for people who look at the page."""
 
 import json
+import re
 import time
 from datetime import UTC, datetime
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from unstuck.domain.durations import brief
 
 MAX_JSON_CHARS = 20_000
+
+_TICKS = re.compile(r"`([^`\n]{1,300})`")
 
 
 def ago(at: float | None, now_s: float | None = None) -> str:
@@ -64,3 +69,8 @@ def pretty_json(value: Any) -> str:
 
 def capital(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
+
+
+def ticks(sentence: str) -> Markup:
+    """Escape a sentence, and set what stands `between ticks` as code."""
+    return Markup(_TICKS.sub(r"<code>\1</code>", str(escape(sentence))))

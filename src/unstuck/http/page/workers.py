@@ -5,15 +5,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
-from unstuck.client.why.endings import brief_cause, sentences
+from unstuck.client.why.endings import brief_cause
+from unstuck.domain.autopsy import Autopsy
+from unstuck.domain.durations import brief
 from unstuck.domain.errors import UnknownWorker
 from unstuck.domain.health import read_health
+from unstuck.domain.sizes import brief_size
 from unstuck.domain.states import LIVING
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.page.deaths import died_at
 from unstuck.http.page.screens import MAX_KEY_CHARS, Screen, Viewing
 from unstuck.http.page.templating import render
 from unstuck.http.page.tiles import by_trouble, remark_on, running_job, tile_of
+from unstuck.http.page.words import count
 from unstuck.http.problems import Problem
 from unstuck.store.records import WorkerRecord
 
@@ -34,7 +38,10 @@ def look_at_all(viewing: Viewing, key: str) -> dict[str, Any]:
     ordered = sorted(living, key=by_trouble) + sorted(lately, key=lambda worker: -died_at(worker))
     start = int(first) if first.isdecimal() else 0
     return {
-        "rows": [(worker, *remark_on(worker)) for worker in ordered[start : start + PAGE]],
+        "rows": [
+            (worker, *remark_on(worker), read_health(worker.metadata.get("health")))
+            for worker in ordered[start : start + PAGE]
+        ],
         "total": len(ordered),
         "start": start,
         "size": PAGE,
@@ -62,7 +69,15 @@ def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
         ),
         "settings": worker.metadata.get("settings") or {},
         "alive": worker.state in LIVING,
+        "memory_bytes": _memory(worker),
+        "names": {one.id: one.name for one in seen.workers},
     }
+
+
+def _memory(worker: WorkerRecord) -> int | None:
+    """Give what its processes use together, where it says so."""
+    said = worker.metadata.get("memory_bytes")
+    return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None
 
 
 def _autopsy(worker: WorkerRecord) -> dict[str, Any] | None:
@@ -72,11 +87,25 @@ def _autopsy(worker: WorkerRecord) -> dict[str, Any] | None:
     autopsy = verdict.autopsy
     return {
         "cause": verdict.evidence if autopsy is None else brief_cause(autopsy),
-        "facts": [] if autopsy is None else sentences(autopsy),
+        "facts": [] if autopsy is None else _facts(autopsy),
         "stack": "" if autopsy is None else autopsy.stack,
         "stderr": "" if autopsy is None else autopsy.stderr,
         "verdict": verdict,
     }
+
+
+def _facts(autopsy: Autopsy) -> list[tuple[str, str]]:
+    """Give what else is known of how it ended."""
+    known = [
+        ("Signal", autopsy.signal),
+        ("Exit code", None if autopsy.exit_code is None else str(autopsy.exit_code)),
+        ("Not sure", autopsy.doubt if not autopsy.sure else None),
+        ("Held", count(autopsy.beside_count, "job") if autopsy.beside_count else None),
+        ("Lived for", None if autopsy.ran_s is None else brief(autopsy.ran_s)),
+        ("Memory", None if autopsy.max_memory_bytes is None else f"{brief_size(autopsy.max_memory_bytes)} at most"),
+        ("CPU time", None if autopsy.cpu_s is None else brief(autopsy.cpu_s)),
+    ]
+    return [(name, value) for name, value in known if value]
 
 
 WORKERS = Screen("workers", "workers.html", look_at_all, {"worker-rows": "workers/rows.html"})

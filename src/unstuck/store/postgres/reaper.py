@@ -10,6 +10,7 @@ from unstuck.domain.liveness import Session
 from unstuck.domain.states import WorkerState
 from unstuck.store.postgres import errors
 from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import held_job, worker_watch
 from unstuck.store.records import (
     Guard,
@@ -35,20 +36,16 @@ class ReaperVerbs(Verbs):
         return bool(self.serve_once("take_ticket", name=name, ttl_s=ttl_s))
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
-        rows = self.serve("watch", host=host, after=None, size=None)
-        sessions = [Session(row[13]) for row in rows]
-        living = [
-            session
-            for row, session in zip(rows, sessions, strict=True)
-            if row[8] not in _GONE and session is not Session.UNKNOWN
-        ]
-        missing = living.count(Session.MISSING)
-        if missing >= MUTED_FROM and 2 * missing > len(living):
-            sessions = [Session.UNKNOWN] * len(rows)
-        return [worker_watch(row, session) for row, session in zip(rows, sessions, strict=True)]
+        return _with_sessions(self.serve("watch", host=host))
+
+    def to_judge(self) -> tuple[list[WorkerWatch], int]:
+        rows = self.serve("to_judge")
+        living = rows.pop()[12]
+        workers = _with_sessions(rows)
+        return workers, max(0, living - sum(1 for worker in workers if worker.state not in _GONE))
 
     def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
-        rows = self.serve("watch", host=host, after=worker_id, size=size)
+        rows = self.serve("ring_of", worker_id=worker_id, host=host, size=size)
         return [worker_watch(row, Session.UNKNOWN) for row in rows]
 
     def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
@@ -97,6 +94,20 @@ class ReaperVerbs(Verbs):
 
 
 _GONE = (WorkerState.DEAD.value, WorkerState.STOPPED.value)
+
+
+def _with_sessions(rows: list[Row]) -> list[WorkerWatch]:
+    """Hear what the sessions say, unless so many are missing at once that it must be us."""
+    sessions = [Session(row[13]) for row in rows]
+    living = [
+        session
+        for row, session in zip(rows, sessions, strict=True)
+        if row[8] not in _GONE and session is not Session.UNKNOWN
+    ]
+    missing = living.count(Session.MISSING)
+    if missing >= MUTED_FROM and 2 * missing > len(living):
+        sessions = [Session.UNKNOWN] * len(rows)
+    return [worker_watch(row, session) for row, session in zip(rows, sessions, strict=True)]
 
 
 def _guard(guard: Guard) -> tuple[str, float | None]:

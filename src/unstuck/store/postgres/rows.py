@@ -8,7 +8,7 @@ from unstuck.domain.autopsy import decode_autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.health import Disabled, Standing, read_health
 from unstuck.domain.liveness import Session, read_detector
-from unstuck.domain.states import AttemptState, JobState, WorkerState
+from unstuck.domain.states import AttemptState, Door, JobState, WorkerState
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.records import AttemptRecord, HeldJob, JobRecord, Outcome, WorkerRecord, WorkerWatch, read_verdict
 
@@ -36,7 +36,7 @@ def attempt_record(row: Row) -> AttemptRecord:
 
 
 def worker_watch(row: Row, session: Session) -> WorkerWatch:
-    return WorkerWatch(*(*row[:8], WorkerState(row[8]), *row[9:13], session, *row[14:]))
+    return WorkerWatch(*(*row[:8], WorkerState(row[8]), *row[9:13], session, *row[14:16], Door(row[16])))
 
 
 def worker_record(row: Row) -> WorkerRecord:
@@ -49,7 +49,7 @@ def worker_record(row: Row) -> WorkerRecord:
         read_verdict(row[17]),
         *row[18:21],
     )
-    return WorkerRecord(*(*facts, disabled_of(row[21], row[22])))
+    return WorkerRecord(*(*facts, disabled_of(row[21], row[22]), Door(row[23]), row[24]))
 
 
 def disabled_of(own: dict[str, Any] | None, of_host: dict[str, Any] | None) -> Disabled | None:
@@ -73,4 +73,5 @@ def standing(row: Row) -> Standing:
         well=row[10],
         gone_s=None if row[11] is None else max(0.0, row[11]),
         detector=read_detector(row[12]),
+        door=Door(row[13]),
     )

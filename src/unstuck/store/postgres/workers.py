@@ -8,7 +8,7 @@ import msgspec
 
 from unstuck import failpoints
 from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
-from unstuck.domain.states import WorkerState
+from unstuck.domain.states import Door, WorkerState
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.base import Verbs, session_values
 from unstuck.store.postgres.bell import PostgresBell
@@ -37,6 +37,9 @@ class WorkerVerbs(Verbs):
             raise errors.unwritable_text(error) from None
         with self.service_lane.hold():
             session = self.service_lane.open()
+            if birth.door is not Door.PYTHON:
+                # Our session proves nothing of somebody who only speaks through us.
+                return bool(self.serve("register", **values, session_pid=None, session_start=None)[0][0])
             rows = self.serve("register", **values, **session_values(session))
             self.worker_id = birth.id
             self.worker_queues = frozenset(birth.queues)
@@ -68,7 +71,7 @@ class WorkerVerbs(Verbs):
         if failpoints.active:
             _after_commit()
         last = rows.pop()
-        if last[13] != ALIVE:
+        if last[14] != ALIVE:
             return TurnAnswer(alive=False)
         if turn.wish is not None:
             for gap, cost_s in take_gaps(rows):
@@ -76,7 +79,7 @@ class WorkerVerbs(Verbs):
         if last[4]:
             rows = self._with_payloads(rows)
         claimed, superseded = claims(rows)
-        return TurnAnswer(True, claimed, superseded, last[14])
+        return TurnAnswer(True, claimed, superseded, last[13])
 
     def held(self, worker_id: str) -> list[HeldJob]:
         rows = self.turn_lane.ask(self.sql["held_by"], {"worker_id": worker_id, "limit": MAX_HELD})
@@ -118,7 +121,7 @@ class WorkerVerbs(Verbs):
 
     def _with_payloads(self, rows: list[Row]) -> list[Row]:
         """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""
-        left_out = {row[0] for row in rows if row[13] == CLAIMED and row[5] is None}
+        left_out = {row[0] for row in rows if row[14] == CLAIMED and row[5] is None}
         try:
             found = self.turn_lane.ask(self.sql["payloads"], {"ids": arrays.int8s(list(left_out))})
         except LedgerUnavailable as error:
@@ -175,4 +178,6 @@ _BIRTH_FIELDS = (
     "heartbeat_interval_s",
     "suspect_after_s",
     "running_stale_after_s",
+    "door",
+    "owner",
 )

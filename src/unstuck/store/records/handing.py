@@ -6,7 +6,7 @@ import msgspec
 
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.policy import OnCrash
-from unstuck.domain.states import JobState, WorkerState
+from unstuck.domain.states import Door, JobState, WorkerState
 
 # Client → ledger ----------------------------------------------------------------------------
 
@@ -72,6 +72,9 @@ class WorkerBirth(msgspec.Struct, frozen=True):
     """Where a wake-up reaches it on SQLite: set by the ledger's own `listen`."""
     trace: str = ""
     """Path of its shared memory, for neighbours on the same host."""
+    door: Door = Door.PYTHON
+    owner: str | None = None
+    """The token that it came with: nobody else may speak for it."""
 
 
 class Pulse(msgspec.Struct, frozen=True):
@@ -80,6 +83,18 @@ class Pulse(msgspec.Struct, frozen=True):
     worker_id: str
     running: int
     processed: int
+    metadata: dict[str, Any] | None = None
+    """Only when it changed."""
+
+
+class ForeignPulse(msgspec.Struct, frozen=True):
+    """What the beat of a worker carries that came through another door than Python's own."""
+
+    worker_id: str
+    running: int | None = None
+    """None: as it was."""
+    settled: int = 0
+    """So many more than with its last beat."""
     metadata: dict[str, Any] | None = None
     """Only when it changed."""
 
@@ -162,6 +177,8 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     """Deaths that it shared with others, so far."""
     alone: bool = False
     """It may have killed a process that it shared, and must have one of its own."""
+    waited_s: float = 0.0
+    """From when it was due until this claim."""
 
 
 class TurnAnswer(msgspec.Struct, frozen=True):

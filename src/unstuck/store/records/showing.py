@@ -7,7 +7,7 @@ import msgspec
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.health import Disabled
-from unstuck.domain.states import AttemptState, JobState, WorkerState
+from unstuck.domain.states import AttemptState, Door, JobState, WorkerState
 from unstuck.store.records.watching import WorkerVerdict
 
 
@@ -104,6 +104,9 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     suspect_after_s: float
     disabled: Disabled | None = None
     """Who switched it, or its host, off, and why."""
+    door: Door = Door.PYTHON
+    owner: str | None = None
+    """The token that it came with, if any."""
 
 
 class HostRecord(msgspec.Struct, frozen=True):

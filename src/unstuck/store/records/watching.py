@@ -6,7 +6,7 @@ import msgspec
 
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.liveness import Detector, Session, read_detector
-from unstuck.domain.states import WorkerState
+from unstuck.domain.states import Door, WorkerState
 
 
 class WorkerWatch(msgspec.Struct, frozen=True):
@@ -32,6 +32,7 @@ class WorkerWatch(msgspec.Struct, frozen=True):
     """For how long it has been SUSPECT; 0 where it is not."""
     shortest_s: float | None = None
     """The shortest heartbeat timeout among its RUNNING jobs (those with `heartbeat=False` left out)."""
+    door: Door = Door.PYTHON
 
 
 class GuardSilent(msgspec.Struct, frozen=True):

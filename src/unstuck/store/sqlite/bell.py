@@ -16,8 +16,8 @@ CACHE_S = 1.0
 _ABSTRACT = "@"
 _HAS_ABSTRACT_NAMES = sys.platform.startswith("linux")
 
-Bells = list[tuple[str, str, frozenset[str]]]
-"""(worker id, address, queues it serves)"""
+Bells = list[tuple[str | None, str, frozenset[str]]]
+"""(worker id, address, queues it serves); without an id it is somebody who hears every word."""
 
 
 def bell_address(ledger: Path, worker_id: str) -> str:
@@ -149,7 +149,9 @@ class Ringer:
             pass
 
 
-def _concerns(word: str, worker_id: str, queues: frozenset[str]) -> bool:
+def _concerns(word: str, worker_id: str | None, queues: frozenset[str]) -> bool:
+    if worker_id is None:
+        return True
     kind, _, name = word.partition(":")
     match kind:
         case "queue":

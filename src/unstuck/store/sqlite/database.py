@@ -47,21 +47,24 @@ class Database:
         self._wal_pages = 0
         self._restart_from_pages = 0
         self._torn = False
+        self._durable = True
         self._fork_locks: list[threading.Lock] = []
         watch_forks(self)
 
     # What the verbs use -----------------------------------------------------------------------
 
     @contextmanager
-    def write(self, limit_s: float = 0.0) -> Iterator[apsw.Cursor]:
-        """Give a cursor inside a write transaction: committed at the end, rolled back on any error."""
+    def write(self, limit_s: float = 0.0, *, durable: bool = True) -> Iterator[apsw.Cursor]:
+        """Give a cursor inside a write transaction: committed at the end, rolled back on any error.
+
+        What is not durable does not wait for the disk: a loss of power may forget it, as a whole."""
         deadline = time.monotonic() + self.patience_s
         self._must_exist()
         while True:
             self._acquire(deadline, limit_s)
             try:
                 with self._writing:
-                    connection = self._begin()
+                    connection = self._begin(durable)
                     if connection is not None:
                         yield from self._transact(connection)
                         return
@@ -168,7 +171,7 @@ class Database:
         except OSError as error:
             raise self._cannot_open(error) from error
 
-    def _begin(self) -> apsw.Connection | None:
+    def _begin(self, durable: bool) -> apsw.Connection | None:
         """Begin a write, or give None where a stranger holds SQLite's own lock."""
         try:
             if self._writer is None:
@@ -177,6 +180,10 @@ class Database:
                     writer.pragma("journal_mode", "wal")
                 writer.set_wal_hook(self._count_wal_pages)
                 self._writer = writer
+                self._durable = True
+            if durable is not self._durable:
+                self._writer.pragma("synchronous", "FULL" if durable else "NORMAL")
+                self._durable = durable
             self._writer.execute("BEGIN IMMEDIATE")
         except (apsw.BusyError, apsw.LockedError, apsw.ProtocolError):
             return None

@@ -12,33 +12,39 @@ from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
+from unstuck.store.sqlite.alerts import AlertVerbs
 from unstuck.store.sqlite.api_tokens import ApiTokenVerbs
 from unstuck.store.sqlite.audit import AuditVerbs
 from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
+from unstuck.store.sqlite.counting import CountingVerbs
 from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.diagnosing import DiagnosingVerbs
+from unstuck.store.sqlite.foreign import ForeignVerbs
 from unstuck.store.sqlite.forks import watch_forks
 from unstuck.store.sqlite.health import HealthVerbs
 from unstuck.store.sqlite.operator import OperatorVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
 from unstuck.store.sqlite.requests import RequestVerbs
+from unstuck.store.sqlite.telling import TellingVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
 from unstuck.store.sqlite.verbs import fetch
-from unstuck.store.sqlite.worker import WorkerVerbs
 
 
 class SqliteLedger(
     RequestVerbs,
     ClientVerbs,
-    WorkerVerbs,
+    ForeignVerbs,
     ReaperVerbs,
     UpkeepVerbs,
     HealthVerbs,
     OperatorVerbs,
     ReadingVerbs,
     DiagnosingVerbs,
+    AlertVerbs,
+    TellingVerbs,
+    CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
 ):
@@ -80,9 +86,11 @@ class SqliteLedger(
         try:
             with self.db.read() as cursor:
                 rows = fetch(cursor, "bells")
+                listeners = fetch(cursor, "listeners")
         except (UnstuckError, OSError):
             return []
-        return [(worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows]
+        bells: Bells = [(worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows]
+        return bells + [(None, address, frozenset()) for (address,) in listeners]
 
     def before_fork(self) -> None: ...
 

@@ -37,6 +37,15 @@ class ReaperVerbs(Verbs):
             clock = read_clock(cursor)
             return [worker_watch(row, clock) for row in cursor.execute(SQL["watch"], (host,))]
 
+    def to_judge(self) -> tuple[list[WorkerWatch], int]:
+        with self.db.read() as cursor:
+            clock = read_clock(cursor)
+            forgiven_s = clock.amnesty_boot_s or 0.0
+            rows = cursor.execute(SQL["to_judge"], (clock.boot_s, clock.boot_id, forgiven_s))
+            workers = [worker_watch(row, clock) for row in rows]
+            living = cursor.execute(SQL["count_living"]).get
+        return workers, max(0, living - sum(1 for worker in workers if worker.state in LIVING))
+
     def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)

@@ -9,7 +9,7 @@ from unstuck.domain.autopsy import decode_autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.health import Disabled, Standing, read_health
 from unstuck.domain.liveness import Session, read_detector
-from unstuck.domain.states import AttemptState, JobState, WorkerState
+from unstuck.domain.states import AttemptState, Door, JobState, WorkerState
 from unstuck.store.records import (
     AttemptRecord,
     HeldJob,
@@ -80,6 +80,7 @@ def worker_watch(row: Row, clock: Clock) -> WorkerWatch:
         session=Session.UNKNOWN,
         suspect_s=0.0 if suspect_boot_s is None else max(clock.boot_s - suspect_boot_s, 0.0),
         shortest_s=row[15],
+        door=Door(row[16]),
     )
 
 
@@ -141,6 +142,8 @@ def worker_record(row: Row, clock: Clock) -> WorkerRecord:
         heartbeat_interval_s=row[18],
         suspect_after_s=row[19],
         disabled=disabled_of(row[22], row[23]),
+        door=Door(row[24]),
+        owner=row[25],
     )
 
 
@@ -160,10 +163,12 @@ def standing(row: Row, clock: Clock) -> Standing:
         state=WorkerState(row[3]),
         queues=tuple(msgspec.json.decode(row[4])),
         tasks=tuple(msgspec.json.decode(row[5])),
-        health=read_health(msgspec.json.decode(row[6]).get("health")),
+        # Only our own workers weigh themselves.
+        health=read_health(msgspec.json.decode(row[6]).get("health") if row[16] == Door.PYTHON else None),
         disabled=disabled_of(row[7], row[8]),
         leaving=bool(row[9]),
         well=clock.silent_s(boot_id, beat_boot_s, beat_at) < row[10],
         gone_s=None if stopped_at is None else max(0.0, clock.at - stopped_at),
         detector=read_detector(row[15]),
+        door=Door(row[16]),
     )

@@ -25,8 +25,9 @@ class Clock:
         if beat_boot_s is None or beat_at is None:
             return math.inf
         if boot_id != self.boot_id:
-            # Born before the machine was restarted: its boot clock says nothing now.
-            return max(self.at - beat_at, 0.0)
+            # Heard before the machine was restarted: its boot clock says nothing now, and while the machine was down
+            # nobody could write.
+            return max(min(self.at - beat_at, self.boot_s), 0.0)
         if self.amnesty_boot_s is not None:
             beat_boot_s = max(beat_boot_s, self.amnesty_boot_s)
         return max(self.boot_s - beat_boot_s, 0.0)

@@ -8,7 +8,7 @@ import msgspec
 
 from unstuck import failpoints
 from unstuck.domain.errors import UncertainCommit
-from unstuck.domain.states import LIVING, WorkerState
+from unstuck.domain.states import LIVING, Door, WorkerState
 from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, Wish, WorkerBirth
 from unstuck.store.sqlite.bell import SqliteBell, bell_address
 from unstuck.store.sqlite.errors import refuse_nul
@@ -23,7 +23,7 @@ MAX_HELD = 1_000_000
 
 class WorkerVerbs(Verbs):
     def register(self, birth: WorkerBirth) -> bool:
-        refuse_nul(birth.id, birth.name, birth.host, birth.version)
+        refuse_nul(birth.id, birth.name, birth.host, birth.version, birth.owner)
         clock = read_clock()
         with self.db.write() as cursor:
             cursor.execute(SQL["insert_worker"], _worker_row(birth, clock.at))
@@ -36,8 +36,9 @@ class WorkerVerbs(Verbs):
                 cursor.execute(SQL["know_task"], row)
             for queue in sorted({*birth.queues, *(task.queue for task in birth.tasks)}):
                 cursor.execute(SQL["know_queue"], (queue,))
-            where = f"{birth.name} (pid {birth.pid} on {birth.host})"
-            write_event(cursor, "worker_started", f"Worker started: {where}", worker_id=birth.id)
+            how = f"pid {birth.pid} on" if birth.door is Door.PYTHON else f"over {birth.door}, on"
+            started = f"Worker started: {birth.name} ({how} {birth.host})"
+            write_event(cursor, "worker_started", started, worker_id=birth.id)
             return bool(fetch(cursor, "disabled_host", (birth.host,)))
 
     def listen(self, worker_id: str) -> SqliteBell:
@@ -168,5 +169,7 @@ def _worker_row(birth: WorkerBirth, now: float) -> tuple[object, ...]:
         msgspec.json.encode(birth.metadata).decode(),
         birth.bell,
         birth.trace,
+        birth.door,
+        birth.owner,
         now,
     )

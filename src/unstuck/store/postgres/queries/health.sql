@@ -4,9 +4,12 @@
 select name, disabled from {schema}.hosts order by name;
 
 -- name: standings
-select w.id, w.name, w.host, w.state, w.queues, w.tasks, w.metadata -> 'health', w.disabled, h.disabled,
+select w.id, w.name, w.host, w.state, w.queues, w.tasks,
+       -- Only our own workers weigh themselves.
+       case when w.door = 'python' then w.metadata -> 'health' end, w.disabled, h.disabled,
        w.request is not null or w.draining, v.silent_s < w.suspect_after_s,
-       extract(epoch from clock_timestamp() - w.stopped_at)::double precision, w.verdict ->> 'detector'
+       extract(epoch from clock_timestamp() - w.stopped_at)::double precision, w.verdict ->> 'detector',
+       w.door
 from {schema}.workers w
 join {schema}.vitals v on v.worker_id = w.id
 left join {schema}.hosts h on h.name = w.host

@@ -1,17 +1,18 @@
 -- What a worker says of itself, and its turn of the wheel.
 
 -- name: register
--- Repeated after a lost answer it changes nothing, and never raises the dead.
+-- Repeated after a lost answer it changes nothing, and never raises the dead. Nor does it for a second living foreign
+-- worker of the same name.
 with born as (
     insert into {schema}.workers (
         id, name, host, pid, boot_id, pid_namespace, process_started, trace, queues, tasks, concurrency, version,
-        heartbeat_interval_s, suspect_after_s, running_stale_after_s, metadata, created_at)
+        heartbeat_interval_s, suspect_after_s, running_stale_after_s, door, owner, metadata, created_at)
     values (
         %(id)s, %(name)s, %(host)s, %(pid)s, %(boot_id)s, %(pid_namespace)s, %(process_started)s, %(trace)s, %(queues)s,
         %(tasks)s, %(concurrency)s, %(version)s, %(heartbeat_interval_s)s, %(suspect_after_s)s,
-        %(running_stale_after_s)s, %(metadata)s::jsonb, clock_timestamp())
-    on conflict (id) do nothing
-    returning id, name, pid, host
+        %(running_stale_after_s)s, %(door)s, %(owner)s, %(metadata)s::jsonb, clock_timestamp())
+    on conflict do nothing
+    returning id, name, pid, host, door
 ), first_beat as (
     insert into {schema}.beats (worker_id, beat_at, session_pid, session_start)
     select b.id, clock_timestamp(), %(session_pid)s::integer, %(session_start)s::timestamptz from born b
@@ -19,12 +20,16 @@ with born as (
     insert into {schema}.tasks (name, queue, policy, is_async)
     select u.name, u.queue, nullif(u.policy, ''::bytea), u.is_async
     from unnest(%(tasks)s, %(task_queues)s, %(task_policies)s, %(task_async)s) as u(name, queue, policy, is_async)
+    where exists (select 1 from born)
     order by u.name
     on conflict (name) do update set queue = excluded.queue, policy = excluded.policy, is_async = excluded.is_async
     where (tasks.queue, tasks.policy, tasks.is_async) is distinct from (excluded.queue, excluded.policy, excluded.is_async)
 ), told as (
     insert into {schema}.events (kind, worker_id, message)
-    select 'worker_started', b.id, format('Worker started: %%s (pid %%s on %%s)', b.name, b.pid, b.host) from born b
+    select 'worker_started', b.id,
+           case b.door when 'python' then format('Worker started: %%s (pid %%s on %%s)', b.name, b.pid, b.host)
+                       else format('Worker started: %%s (over %%s, on %%s)', b.name, b.door, b.host) end
+    from born b
 )
 select exists (select 1 from {schema}.hosts h where h.name = %(host)s and h.disabled is not null);
 
@@ -39,8 +44,8 @@ select state, was_suspect, request, cancel_ids, cancel_tokens, {schema}.is_disab
 from {schema}.beat(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s);
 
 -- name: turn
-select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspicions, alone, kind,
-       due_in_s
+select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspicions, alone,
+       due_in_s, kind
 from {schema}.turn(
     %(worker_id)s, %(done_ids)s, %(done_tokens)s, %(done_results)s, %(start_ids)s, %(start_tokens)s, %(endings)s,
     %(releases)s, %(output_ids)s, %(output_tokens)s, %(stdouts)s, %(stderrs)s, %(queues)s, %(tasks)s, %(limit)s,

@@ -3,9 +3,10 @@
 -- name: insert_worker
 INSERT INTO unstuck_workers (
     id, name, host, pid, boot_id, pid_namespace, process_started, queues, tasks, concurrency, version,
-    heartbeat_interval_s, suspect_after_s, running_stale_after_s, metadata, bell, trace, state, created_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'active', ?)
-ON CONFLICT (id) DO NOTHING;
+    heartbeat_interval_s, suspect_after_s, running_stale_after_s, metadata, bell, trace, door, owner, state, created_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'active', ?)
+-- The same worker again after a lost answer, or a second living foreign worker of the same name.
+ON CONFLICT DO NOTHING;
 
 -- name: insert_beat
 INSERT INTO unstuck_beats (worker_id, beat_boot_s, beat_at) VALUES (?, ?, ?) ON CONFLICT (worker_id) DO NOTHING;
@@ -75,7 +76,8 @@ SET state = 'stopped', stopped_at = ?2, suspect_boot_s = NULL
 WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 
 -- name: watch
--- Everyone who lives, and the dead as long as they hold anything.
+-- Everyone who lives, and the dead as long as they hold anything. Of one host only those who have a process there: a
+-- worker that comes over a network may name any host as its own.
 SELECT
     w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, b.beat_boot_s,
     b.beat_at, w.suspect_after_s, w.suspect_boot_s,
@@ -89,15 +91,58 @@ SELECT
         SELECT min(coalesce(j.heartbeat_timeout_s, w.running_stale_after_s))
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
-    )
+    ),
+    w.door
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
-WHERE (?1 IS NULL OR w.host = ?1)
+WHERE (?1 IS NULL OR w.host = ?1 AND w.door = 'python')
     AND (
         w.state IN ('active', 'draining', 'suspect')
         OR EXISTS (SELECT 1 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id)
     )
 ORDER BY w.id;
+
+-- name: to_judge
+-- The same, without the foreign workers that were heard within every timeout that concerns them: by far the most, and
+-- there is nothing to judge of them.
+SELECT
+    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, b.beat_boot_s,
+    b.beat_at, w.suspect_after_s, w.suspect_boot_s,
+    (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
+    (
+        SELECT max(iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), 9e999))
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
+        WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
+    ),
+    (
+        SELECT min(coalesce(j.heartbeat_timeout_s, w.running_stale_after_s))
+        FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
+        WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
+    ),
+    w.door
+FROM unstuck_workers w
+LEFT JOIN unstuck_beats b ON b.worker_id = w.id
+WHERE (
+        w.state IN ('active', 'draining', 'suspect')
+        OR EXISTS (SELECT 1 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id)
+    )
+    AND NOT (
+        w.door <> 'python'
+        AND w.state IN ('active', 'draining')
+        AND w.boot_id = ?2
+        AND b.beat_boot_s IS NOT NULL
+        AND ?1 - max(b.beat_boot_s, ?3) < w.suspect_after_s
+        AND NOT EXISTS (
+            SELECT 1
+            FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
+            WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
+                AND coalesce(j.heartbeat_timeout_s, w.running_stale_after_s) <= ?1 - max(b.beat_boot_s, ?3)
+        )
+    )
+ORDER BY w.id;
+
+-- name: count_living
+SELECT count(*) FROM unstuck_workers WHERE state IN ('active', 'draining', 'suspect');
 
 -- name: ring_of
 SELECT
@@ -113,10 +158,11 @@ SELECT
         SELECT min(coalesce(j.heartbeat_timeout_s, w.running_stale_after_s))
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
-    )
+    ),
+    w.door
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
-WHERE w.host = ?2 AND w.id <> ?1 AND w.state IN ('active', 'draining', 'suspect')
+WHERE w.host = ?2 AND w.door = 'python' AND w.id <> ?1 AND w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.id < ?1, w.id
 LIMIT ?3;
 
@@ -150,7 +196,7 @@ SELECT
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
     w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.boot_id, b.beat_boot_s,
-    w.disabled, h.disabled
+    w.disabled, h.disabled, w.door, w.owner
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
@@ -158,4 +204,4 @@ WHERE ?1 = 0 OR w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.created_at, w.id;
 
 -- name: insert_event
-INSERT INTO unstuck_events (at, kind, job_id, worker_id, message) VALUES (?, ?, ?, ?, ?);
+INSERT INTO unstuck_events (at, kind, job_id, worker_id, about, message) VALUES (?, ?, ?, ?, ?, ?);

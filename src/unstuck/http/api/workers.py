@@ -1,0 +1,201 @@
+"""Workers over HTTP: the heartbeat, registering, beating, leaving; and the list of all workers."""
+
+from typing import Annotated, Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse
+
+from unstuck.client.views import worker_view
+from unstuck.domain.names import checked_name, did_you_mean
+from unstuck.domain.policy import decode_policy
+from unstuck.domain.states import LIVING, Door, WorkerState
+from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.desk import AtDesk
+from unstuck.http.foreign.answers import BeatAnswerBody, Gone, HeartbeatAnswer, Registered
+from unstuck.http.foreign.bodies import BeatBody, HeartbeatBody, RegisterBody
+from unstuck.http.foreign.claiming import heartbeat_timeout_s
+from unstuck.http.foreign.crew import AtCrew, Crew, orders, plain
+from unstuck.http.foreign.deaths import death_of, superseded
+from unstuck.http.foreign.seats import Seat, allowed, checked_metadata, could_be_id
+from unstuck.http.problems import Problem
+from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
+
+router = APIRouter(tags=["workers"])
+
+Working = Annotated[Caller, Depends(needs(Scope.WORKER))]
+Reading = Annotated[Caller, Depends(needs(Scope.READ))]
+GIVEN_UP_AFTER = 3.0
+"""A beat comes at least so often within the shortest timeout of what the worker holds."""
+WORDS = {"stale": WorkerState.DEAD, "inactive": WorkerState.STOPPED}
+"""Other words for our states."""
+
+
+@router.post("/api/workers/heartbeat", response_model=HeartbeatAnswer, summary="Beat, by name")
+@router.post("/api/v1/workers/heartbeat", response_model=HeartbeatAnswer, include_in_schema=False)
+async def heartbeat(request: Request, body: HeartbeatBody, crew: AtCrew, caller: Working) -> JSONResponse:
+    """Say that a worker lives. A name that nobody knows is registered by its first beat; a beat after the worker's
+    death opens a new incarnation with a new id, and says so in `declared_dead`."""
+    metadata = checked_metadata(body.metadata)
+    seat = crew.seats.known(checked_name(body.worker_id, "Worker"))
+    dead: WorkerRecord | None = None
+    answer = None
+    if seat is not None:
+        answer = await crew.beats.beat(ForeignPulse(allowed(seat, caller).id, metadata=crew.seats.news(seat, metadata)))
+    if seat is None or answer is None or answer.state not in LIVING:
+        seat, answer, dead = await _come_in(request, crew, body.worker_id, metadata, caller, seat)
+    told = {"success": True, "message": "Heartbeat recorded", "next_heartbeat_in": plain(seat.interval_s)}
+    return JSONResponse({**told, **orders(seat, answer), "declared_dead": death_of(dead) if dead else None})
+
+
+@router.get("/api/workers", include_in_schema=False)
+@router.get("/api/v1/workers", summary="List workers, through whichever door they came")
+def workers(
+    desk: AtDesk,
+    caller: Reading,
+    state: Annotated[
+        list[str] | None,
+        Query(description="Of these states only; `stale` is another word for dead, `inactive` for stopped."),
+    ] = None,
+) -> list[dict[str, Any]]:
+    wanted = {_state(word) for given in state or () for word in given.split(",")}
+    living_only = bool(wanted) and wanted <= LIVING
+    return [
+        worker_view(worker)
+        for worker in desk.operator(caller).workers(living_only)
+        if not wanted or worker.state in wanted
+    ]
+
+
+@router.get("/api/v1/workers/{worker}", summary="One worker, by id, name or the beginning of its id")
+def worker(worker: str, desk: AtDesk, caller: Reading) -> dict[str, Any]:
+    return worker_view(desk.operator(caller).find_worker(worker))
+
+
+@router.post("/api/v1/workers", response_model=Registered, status_code=201, summary="Register a worker")
+def register(request: Request, body: RegisterBody, crew: AtCrew, caller: Working) -> JSONResponse:
+    """Say who it is, which tasks it knows and which queues it serves. Whoever enqueues may use these tasks from then
+    on. Repeated with the same `instance` it gives the same worker."""
+    record = crew.seats.register(crew.ledger, body, caller, _address(request))
+    seat = crew.seats.keep(record)
+    answer = BeatAnswer(record.state, request=record.request, disabled=record.disabled is not None)
+    return JSONResponse(
+        {
+            **orders(seat, answer),
+            "heartbeat_interval_s": seat.interval_s,
+            "heartbeat_timeout_s": seat.timeout_s,
+            "queues": list(seat.queues),
+            "tasks": list(seat.tasks),
+        },
+        status_code=201,
+    )
+
+
+@router.post(
+    "/api/v1/workers/{worker_id}/beat", response_model=BeatAnswerBody, summary="Beat, and compare what is held"
+)
+async def beat(worker_id: str, body: BeatBody, crew: AtCrew, caller: Working) -> JSONResponse:
+    """Keep everything alive that it holds. The answer says which of the named jobs are no longer its own, and which
+    to cancel."""
+    seat = await anyio.to_thread.run_sync(crew.seat, worker_id, caller)
+    metadata = None if body.metadata is None else crew.seats.news(seat, checked_metadata(body.metadata))
+    answer = await crew.beat(seat, ForeignPulse(seat.id, running=len(body.jobs), metadata=metadata))
+    compared = await anyio.to_thread.run_sync(_compare, crew, seat, body) if body.jobs else _NOTHING
+    return JSONResponse({**orders(seat, answer), **compared})
+
+
+@router.post("/api/v1/workers/{worker}/drain", summary="Claim nothing more, finish what runs")
+async def drain(request: Request, worker: str, crew: AtCrew) -> dict[str, Any]:
+    """Of a worker over HTTP, by itself or by an operator: claims give nothing from now on. Any other worker is asked by
+    an operator, and hears it with its next beat."""
+    caller: Caller = request.state.caller
+    if Scope.OPERATE not in caller.scopes:
+        await needs(Scope.WORKER)(request)
+    return await anyio.to_thread.run_sync(_drain, crew, worker, caller)
+
+
+@router.post("/api/v1/workers/{worker_id}/shutdown", response_model=Gone, summary="Leave in order")
+def shutdown(worker_id: str, crew: AtCrew, caller: Working) -> JSONResponse:
+    """What it only claimed goes back to its queue and spends no attempt; what it still runs is settled by the reaper as
+    drained. Repeated, it says the same."""
+    seat = crew.seat(worker_id, caller)
+    released, left = crew.hands(seat).release_claimed()
+    crew.ledger.retire(seat.id)
+    crew.ledger.ring({"workers"})
+    crew.seats.forget(seat)
+    record = crew.ledger.foreign_worker(seat.id)
+    state = WorkerState.STOPPED if record is None else record.state
+    return JSONResponse({"id": seat.id, "state": state.value, "released": released, "left_running": left})
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+async def _come_in(
+    request: Request, crew: Crew, key: str, metadata: dict[str, Any], caller: Caller, before: Seat | None
+) -> tuple[Seat, BeatAnswer, WorkerRecord | None]:
+    """Find who beats under this name, or open a new life for it."""
+
+    def look() -> tuple[Seat, WorkerRecord | None]:
+        if before is not None:
+            crew.seats.forget(before)
+        ledger = crew.ledger
+        found = ledger.foreign_worker(key) or ledger.foreign_worker_named(key)
+        if found is not None and found.state not in LIVING and found.id == key:
+            # Known by its id: its name may live on already.
+            found = ledger.foreign_worker_named(found.name)
+        if found is None:
+            return crew.seats.keep(crew.seats.reincarnate(ledger, key, None, metadata, caller, _address(request))), None
+        allowed(crew.seats.keep(found), caller)
+        if found.state in LIVING:
+            return crew.seats.keep(found), None
+        born = crew.seats.reincarnate(ledger, found.name, found, metadata, caller, _address(request))
+        crew.seats.forget(crew.seats.keep(found))
+        return crew.seats.keep(born), found
+
+    seat, dead = await anyio.to_thread.run_sync(look)
+    answer = await crew.beat(seat, ForeignPulse(seat.id, metadata=crew.seats.news(seat, metadata)))
+    return seat, answer, dead
+
+
+_NOTHING: dict[str, Any] = {"lost": [], "unknown": []}
+
+
+def _compare(crew: Crew, seat: Seat, body: BeatBody) -> dict[str, Any]:
+    held = {(job.job_id, job.token): job for job in crew.ledger.held(seat.id)}
+    named = {(job.job_id, job.token) for job in body.jobs}
+    lost = [superseded(crew.ledger, None, *key) for key in sorted(named - held.keys())]
+    unknown = [{"job_id": job_id, "token": token} for job_id, token in sorted(held.keys() - named)]
+    timeouts = [heartbeat_timeout_s(decode_policy(job.policy), seat) for job in held.values()]
+    # A job may have brought a tighter timeout than its worker's.
+    soon_s = min([seat.interval_s, *(timeout_s / GIVEN_UP_AFTER for timeout_s in timeouts)])
+    return {"lost": lost, "unknown": unknown, "next_heartbeat_in": plain(round(soon_s, 3))}
+
+
+def _drain(crew: Crew, who: str, caller: Caller) -> dict[str, Any]:
+    record = crew.ledger.foreign_worker(who) if could_be_id(who) else None
+    if record is None or record.door is not Door.HTTP:
+        if Scope.OPERATE not in caller.scopes:
+            raise Problem(404, "not_found", f"There is no worker {who!r} over HTTP.")
+        asked = crew.desk.operator(caller).ask_worker(who, "drain")
+        return {"id": asked.id, "name": asked.name, "request": "drain"}
+    allowed(crew.seats.keep(record), caller)
+    crew.ledger.drain(record.id)
+    crew.ledger.ring({f"worker:{record.id}"})
+    return {"id": record.id, "name": record.name, "request": "drain"}
+
+
+def _state(word: str) -> WorkerState:
+    known = {**WORDS, **{state.value: state for state in WorkerState}}
+    if word not in known:
+        raise Problem(
+            422,
+            "not_valid",
+            f"There is no state {word!r} of workers.{did_you_mean(word, known)}",
+            cure=", ".join(known),
+        )
+    return known[word]
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client is not None else "unknown"

@@ -1,0 +1,137 @@
+"""What foreign workers send, with a limit on everything."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_BATCH = 200
+"""Jobs in one call."""
+MAX_CLAIM = 100
+LONGEST_WAIT_S = 60.0
+MAX_TASKS = 1_000
+MAX_QUEUES = 200
+MAX_HELD = 10_000
+MAX_METADATA_BYTES = 16 * 1024
+LARGEST = 2**63 - 1
+
+WholeNumber = Annotated[int, Field(ge=1, le=LARGEST)]
+DurationText = Annotated[float, Field(gt=0)] | Annotated[str, Field(max_length=50)]
+Metadata = Annotated[
+    dict[str, Any],
+    Field(description="Anything that people should see of it; `hostname` and `version` are shown apart."),
+]
+
+
+class Body(BaseModel):
+    """A member that is not known is a mistake worth telling."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class HeartbeatBody(BaseModel):
+    worker_id: Annotated[str, Field(min_length=1, max_length=200, description="The worker's name, or its id.")]
+    metadata: Metadata = {}
+
+
+class RetryBody(Body):
+    max_attempts: Annotated[int, Field(ge=1, le=10_000)] = 3
+    backoff: Literal["exponential", "linear", "constant"] = "exponential"
+    delay: DurationText = "1s"
+    max_delay: DurationText = "10m"
+
+
+class TaskBody(Body):
+    """A task with its rules, as `@app.task(…)` takes them. They are stored with every job of it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    queue: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    on_crash: Literal["fail", "retry"] = "fail"
+    max_crash_retries: Annotated[int, Field(ge=0, le=1000)] = 3
+    timeout: DurationText | None = None
+    retry: RetryBody | Annotated[int, Field(ge=1, le=10_000)] | None = None
+    heartbeat_timeout: DurationText | None = None
+    overlap: Literal["bounded", "never"] = "bounded"
+
+
+class RegisterBody(Body):
+    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    instance: Annotated[
+        str | None,
+        Field(
+            max_length=200,
+            description="Drawn by lot when the process starts: a registration repeated with it is the same worker.",
+        ),
+    ] = None
+    replace: Annotated[
+        bool,
+        Field(description="Take the place of a living worker of this name: it is declared dead, its jobs are settled."),
+    ] = False
+    queues: Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=MAX_QUEUES)] = []
+    tasks: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200)] | TaskBody], Field(max_length=MAX_TASKS)
+    ] = []
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] = 1
+    metadata: Metadata = {}
+    heartbeat_interval: DurationText | None = None
+    heartbeat_timeout: DurationText | None = None
+
+
+class HeldBody(Body):
+    job_id: WholeNumber
+    token: WholeNumber
+
+
+class BeatBody(Body):
+    jobs: Annotated[list[HeldBody], Field(max_length=MAX_HELD)] = []
+    metadata: Metadata | None = None
+
+
+class ClaimBody(Body):
+    limit: Annotated[int, Field(ge=1, le=MAX_CLAIM)] = 1
+    wait: Annotated[float, Field(ge=0, le=LONGEST_WAIT_S, description="Seconds to wait for a job.")] = 0.0
+    start: Annotated[bool, Field(description="Have the jobs running at once, without a call of `start`.")] = False
+    have: Annotated[
+        list[WholeNumber] | None,
+        Field(
+            max_length=MAX_HELD,
+            description="Tokens that the worker knows it holds: what it holds besides is handed out again.",
+        ),
+    ] = None
+
+
+class JobsBody(Body):
+    jobs: Annotated[list[HeldBody], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class ProgressItem(HeldBody):
+    done: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    total: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    message: Annotated[str, Field(max_length=10_000)] = ""
+
+
+class ProgressBody(Body):
+    jobs: Annotated[list[ProgressItem], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class ErrorBody(Body):
+    type: str = "Error"
+    message: str = ""
+    traceback: str = ""
+
+
+class SettleItem(HeldBody):
+    outcome: Annotated[
+        Literal["succeeded", "failed", "cancelled", "interrupted"],
+        Field(
+            description="`cancelled`: it was asked for, and done. `interrupted`: the worker must go before it is done; "
+            "the task's `on_crash` decides, and it counts for nobody."
+        ),
+    ]
+    result: Annotated[Any, Field(description="Any JSON.")] = None
+    error: ErrorBody | None = None
+    stdout: str = ""
+    stderr: str = ""
+
+
+class SettleBody(Body):
+    jobs: Annotated[list[SettleItem], Field(min_length=1, max_length=MAX_BATCH)]

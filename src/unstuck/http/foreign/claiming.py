@@ -1,0 +1,185 @@
+"""Hand jobs to a foreign worker: at once, or when there are some, and never to a client that is gone."""
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import anyio.to_thread
+import msgspec
+
+from unstuck import logs
+from unstuck.domain.endings import Release
+from unstuck.domain.errors import UnstuckError
+from unstuck.domain.payload import JSON
+from unstuck.domain.policy import Policy, decode_policy
+from unstuck.domain.states import JobState
+from unstuck.http.foreign.seats import Seat
+from unstuck.http.foreign.waking import Wakeups
+from unstuck.store.contract import Ledger
+from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
+
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[Any]]
+
+log = logs.logger("unstuck.http")
+
+
+class Gone(Exception):
+    """The client went away; whatever was claimed for it was given back."""
+
+
+class Dead(Exception):
+    """The worker is dead or stopped in the ledger."""
+
+
+class Presence:
+    """Knows whether the client is still there, as far as its connection tells."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._task = asyncio.ensure_future(_until_gone(receive))
+
+    @property
+    def gone(self) -> bool:
+        return self._task.done()
+
+    async def rest(self, waiting: Awaitable[None], timeout_s: float) -> None:
+        """Wait for something, for the client's end, or for the time to be up."""
+        other = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait({other, self._task}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            other.cancel()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+
+async def claim(
+    ledger: Ledger, wakeups: Wakeups, seat: Seat, presence: Presence, *, limit: int, wait_s: float, start: bool
+) -> tuple[Claimed, ...]:
+    """Claim what is there, waiting for it if need be; nothing when the time is up or somebody has a word for it."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + wait_s
+    key = (seat.queues, seat.tasks)
+    wish = Wish(seat.queues, seat.tasks, limit, start=limit if start else 0)
+    with wakeups.line(key, seat.id) as waiter:
+        while True:
+            waiter.rest()
+            answer = await _turn(ledger, seat, wish)
+            if not answer.alive:
+                raise Dead
+            # One round of the loop, so that an end of the connection is seen.
+            await asyncio.sleep(0)
+            if presence.gone:
+                await give_back(ledger, seat, answer.claimed)
+                raise Gone
+            if answer.claimed:
+                if len(answer.claimed) == limit:
+                    wakeups.wake_next(key)
+                return answer.claimed
+            left_s = until_s - loop.time()
+            if left_s <= 0 or waiter.told or wakeups.hushed:
+                return ()
+            if answer.next_due_in_s is not None:
+                left_s = min(left_s, max(answer.next_due_in_s, LEAST_NAP_S))
+            await presence.rest(waiter.wait(), left_s)
+
+
+LEAST_NAP_S = 0.05
+"""What is due is made ready by the watchman; this is for the moment between."""
+
+
+async def _turn(ledger: Ledger, seat: Seat, wish: Wish) -> TurnAnswer:
+    turning = asyncio.ensure_future(anyio.to_thread.run_sync(ledger.turn, Turn(seat.id, wish=wish)))
+    try:
+        return await asyncio.shield(turning)
+    except asyncio.CancelledError:
+        # The door is closing on us. The turn may be written all the same, and nobody would know of its jobs.
+        answer = await turning
+        await give_back(ledger, seat, answer.claimed)
+        raise
+
+
+async def give_back(ledger: Ledger, seat: Seat, jobs: Sequence[Claimed]) -> None:
+    if not jobs:
+        return
+    releases = tuple(Release(job.job_id, job.token) for job in jobs)
+    try:
+        await anyio.to_thread.run_sync(ledger.turn, Turn(seat.id, release=releases))
+        await anyio.to_thread.run_sync(ledger.ring, {f"queue:{job.queue}" for job in jobs})
+    except UnstuckError as error:
+        # Its next claim with `have` is handed them again; else its lease ends.
+        log.warning("Jobs of a client that is gone could not be given back", worker=seat.id, error=str(error))
+    else:
+        log.info("A client was gone before its jobs could be handed over", worker=seat.id, jobs=len(jobs))
+
+
+def handed_out_again(ledger: Ledger, seat: Seat, known: frozenset[int], limit: int) -> list[dict[str, Any]]:
+    """Give what the worker holds and does not know of: the answer to an earlier claim was lost."""
+    jobs: list[dict[str, Any]] = []
+    for held in ledger.held(seat.id):
+        if held.token in known or len(jobs) == limit:
+            continue
+        record = ledger.job(held.job_id)
+        if record is not None and record.token == held.token and record.worker_id == seat.id:
+            running = held.state is JobState.RUNNING
+            job = Claimed(
+                job_id=held.job_id,
+                token=held.token,
+                task=held.task,
+                queue=held.queue,
+                running=running,
+                payload=record.payload,
+                payload_type=record.payload_type,
+                policy=held.policy,
+                failures=held.failures,
+                crashes=held.crashes,
+                attempt=record.attempt + (not running),
+            )
+            jobs.append(job_view(job, seat, again=True))
+    return jobs
+
+
+def job_view(job: Claimed, seat: Seat, *, again: bool = False) -> dict[str, Any]:
+    policy = decode_policy(job.policy)
+    value, encoded = _payload(job)
+    return {
+        "job_id": job.job_id,
+        "token": job.token,
+        "task": job.task,
+        "queue": job.queue,
+        "state": "running" if job.running else "claimed",
+        "attempt": job.attempt,
+        "failures": job.failures,
+        "crashes": job.crashes,
+        "payload": value,
+        "payload_type": job.payload_type,
+        "payload_base64": encoded,
+        "on_crash": policy.on_crash,
+        "timeout_s": policy.timeout_s,
+        "heartbeat_timeout_s": heartbeat_timeout_s(policy, seat),
+        "again": again,
+    }
+
+
+def heartbeat_timeout_s(policy: Policy, seat: Seat) -> float:
+    return seat.timeout_s if policy.heartbeat_timeout_s is None else policy.heartbeat_timeout_s
+
+
+def _payload(job: Claimed) -> tuple[Any, str | None]:
+    """Give a JSON payload as a value, with both members of a call; anything else as base64."""
+    if job.payload_type == JSON:
+        try:
+            value = msgspec.json.decode(job.payload)
+        except (msgspec.DecodeError, RecursionError):
+            return None, base64.b64encode(job.payload).decode("ascii")
+        if isinstance(value, dict) and value.keys() <= {"args", "kwargs"}:
+            return {"args": value.get("args", []), "kwargs": value.get("kwargs", {})}, None
+        return value, None
+    return None, base64.b64encode(job.payload).decode("ascii")
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,242 @@
+"""Do what foreign workers ask about jobs in their hands: start, progress, settle, release. Fenced by token.
+
+Every call may be repeated: what an earlier one did is answered as done. What is no longer the caller's is answered with
+what happened to it, one result per job.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, assert_never
+
+from unstuck.config import Settings
+from unstuck.domain import payload
+from unstuck.domain.endings import Ending, Release
+from unstuck.domain.errors import PayloadError, RefusedValue
+from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Raised, Succeeded
+from unstuck.domain.recovery import MAX_MESSAGE_CHARS, conclude, printable
+from unstuck.domain.states import AttemptState, JobState
+from unstuck.http.foreign.bodies import ErrorBody, HeldBody, ProgressItem, SettleItem
+from unstuck.http.foreign.counting import count_settled
+from unstuck.http.foreign.deaths import ended_as, superseded
+from unstuck.http.foreign.seats import Seat
+from unstuck.metrics.catalogue import SUPERSEDED
+from unstuck.metrics.tallies import Tallies
+from unstuck.reaper.settling import attempt_of
+from unstuck.store.contract import Ledger
+from unstuck.store.records import Done, Held, HeldJob, Output, Progress, Turn, TurnAnswer
+
+Key = tuple[int, int]
+Result = dict[str, Any]
+Ring = Callable[[set[str]], None]
+
+ENDS: dict[str, frozenset[AttemptState]] = {
+    "succeeded": frozenset({AttemptState.SUCCEEDED}),
+    # Asked to be cancelled, a failure becomes a cancellation; a result that cannot be stored, a failure.
+    "failed": frozenset({AttemptState.FAILED, AttemptState.CANCELLED}),
+    "cancelled": frozenset({AttemptState.CANCELLED}),
+    "interrupted": frozenset({AttemptState.DRAINED, AttemptState.CANCELLED}),
+}
+"""How an attempt may stand in the ledger after such an outcome was written."""
+
+
+class Hands:
+    """One foreign worker's hands, for one call."""
+
+    def __init__(self, ledger: Ledger, settings: Settings, ring: Ring, seat: Seat, tallies: Tallies) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._ring = ring
+        self._seat = seat
+        self._tallies = tallies
+
+    def start(self, jobs: Sequence[HeldBody]) -> list[Result]:
+        keys = _keys(jobs)
+        answer = self._turn(start=tuple(Held(*key) for key in keys))
+        lost = answer.superseded if answer.alive else set(keys)
+        running = {key for key, job in self._held().items() if job.state is JobState.RUNNING} if lost else set()
+        return [
+            _done(key, "running") if key not in lost else _done(key, "already") if key in running else self._lost(key)
+            for key in keys
+        ]
+
+    def progress(self, jobs: Sequence[ProgressItem]) -> list[Result]:
+        held = self._held()
+        at = time.time()
+        notes: dict[Key, Progress] = {}
+        results: dict[Key, Result] = {}
+        for item in jobs:
+            key = (item.job_id, item.token)
+            if key not in held:
+                results[key] = self._lost(key)
+            elif held[key].state is not JobState.RUNNING:
+                results[key] = _refused(key, "not_started", NOT_STARTED)
+            else:
+                message = printable(item.message, MAX_MESSAGE_CHARS)
+                notes[key] = Progress(*key, at, item.done, item.total, message)
+                results[key] = _done(key, "noted")
+        if notes:
+            self._ledger.note_progress(self._seat.id, list(notes.values()))
+        return list(results.values())
+
+    def release(self, jobs: Sequence[HeldBody]) -> list[Result]:
+        """Give back what was never begun. That it is not held any more is what was wanted."""
+        keys = _keys(jobs)
+        queues = {job.queue for key, job in self._held().items() if key in keys}
+        answer = self._turn(release=tuple(Release(*key) for key in keys))
+        gone = answer.superseded if answer.alive else set(keys)
+        self._ring({f"queue:{queue}" for queue in queues})
+        return [_done(key, "already" if key in gone else "released") for key in keys]
+
+    def release_claimed(self) -> tuple[int, int]:
+        """Give back all that was only claimed; give how many went back and how many still run."""
+        held = self._held()
+        claimed = [HeldBody(job_id=key[0], token=key[1]) for key, job in held.items() if job.state is JobState.CLAIMED]
+        if claimed:
+            self.release(claimed)
+        return len(claimed), len(held) - len(claimed)
+
+    def settle(self, jobs: Sequence[SettleItem]) -> list[Result]:
+        items = {(item.job_id, item.token): item for item in jobs}
+        held = self._held()
+        results: dict[Key, Result] = {}
+        outcomes: dict[Key, Outcome] = {}
+        for key, item in items.items():
+            job = held.get(key)
+            if job is None:
+                results[key] = self._already(key, item)
+            elif job.state is not JobState.RUNNING:
+                results[key] = _refused(key, "not_started", NOT_STARTED)
+            elif item.outcome == "cancelled" and not job.cancel_requested:
+                results[key] = _refused(
+                    key, "not_asked", "Nobody asked to cancel it. Settle it as failed or succeeded."
+                )
+            else:
+                outcomes[key] = self._outcome(item)
+        results |= self._write(items, held, outcomes)
+        if refused := sum(result["status"] == "superseded" for result in results.values()):
+            self._tallies.add(SUPERSEDED, by=refused)
+        return [results[key] for key in items]
+
+    # ------------------------------------------------------------------------------------------
+
+    def _write(
+        self, items: dict[Key, SettleItem], held: dict[Key, HeldJob], outcomes: dict[Key, Outcome]
+    ) -> dict[Key, Result]:
+        if not outcomes:
+            return {}
+        done = [Done(*key, outcome.result) for key, outcome in outcomes.items() if isinstance(outcome, Succeeded)]
+        endings = {
+            key: conclude(attempt_of(held[key]), outcome)
+            for key, outcome in outcomes.items()
+            if not isinstance(outcome, Succeeded)
+        }
+        try:
+            answer = self._turn(
+                done=tuple(done),
+                endings=tuple(endings.values()),
+                outputs=tuple(output for key in outcomes if (output := self._output(items[key])) is not None),
+            )
+        except RefusedValue as error:
+            return self._write_apart(items, held, outcomes, error)
+        lost = answer.superseded if answer.alive else set(outcomes)
+        count_settled(self._tallies, held, endings, outcomes, lost)
+        self._ring(
+            {
+                f"queue:{held[key].queue}"
+                for key, ending in endings.items()
+                if ending.state is JobState.PENDING and key not in lost
+            }
+        )
+        return {
+            key: self._already(key, items[key]) if key in lost else _settled(key, endings.get(key)) for key in outcomes
+        }
+
+    def _write_apart(
+        self, items: dict[Key, SettleItem], held: dict[Key, HeldJob], outcomes: dict[Key, Outcome], error: RefusedValue
+    ) -> dict[Key, Result]:
+        """Find the one that cannot be stored: it fails alone, as everywhere."""
+        if len(outcomes) > 1:
+            results: dict[Key, Result] = {}
+            for key, outcome in outcomes.items():
+                results |= self._write(items, held, {key: outcome})
+            return results
+        [(key, outcome)] = outcomes.items()
+        if isinstance(outcome, NotStorable):
+            raise error
+        plain = items[key].model_copy(update={"stdout": "", "stderr": ""})
+        return self._write({key: plain}, held, {key: NotStorable(str(error))})
+
+    def _outcome(self, item: SettleItem) -> Outcome:
+        error = item.error or ErrorBody()
+        match item.outcome:
+            case "succeeded":
+                try:
+                    limit_bytes = self._settings.max_payload_bytes
+                    return Succeeded(payload.encode(item.result, f"The result of job {item.job_id}", limit_bytes))
+                except PayloadError as refused:
+                    return NotStorable(str(refused))
+            case "failed":
+                return Raised(error.type, error.message, error.traceback)
+            case "cancelled":
+                return Cancelled("cancelled by request while it ran")
+            case "interrupted":
+                why = error.message or "it had to go before this job was done"
+                return Died(f"worker {self._seat.name}: {why}", counts=False, drained=True)
+            case _:
+                assert_never(item.outcome)
+
+    def _output(self, item: SettleItem) -> Output | None:
+        if not item.stdout and not item.stderr:
+            return None
+        return Output(item.job_id, item.token, self._bounded(item.stdout), self._bounded(item.stderr))
+
+    def _bounded(self, text: str) -> bytes:
+        data = text.encode("utf-8", "backslashreplace")
+        limit_bytes = self._settings.max_output_bytes
+        if len(data) <= limit_bytes:
+            return data
+        half = limit_bytes // 2
+        return data[:half] + f"\n… {len(data) - 2 * half} bytes left out …\n".encode() + data[len(data) - half :]
+
+    def _already(self, key: Key, item: SettleItem) -> Result:
+        """Answer a settlement that found nothing in hand: done before by this very token, or superseded."""
+        attempt = ended_as(self._ledger, self._seat.id, *key)
+        if attempt is not None:
+            expected = ENDS[item.outcome]
+            unstorable = item.outcome == "succeeded" and attempt.code == "RESULT_NOT_STORABLE"
+            if attempt.state in expected or unstorable:
+                return _done(key, "already")
+        return self._lost(key)
+
+    def _lost(self, key: Key) -> Result:
+        worker = self._ledger.foreign_worker(self._seat.id)
+        return {"ok": False, "status": "superseded", **superseded(self._ledger, worker, *key)}
+
+    def _held(self) -> dict[Key, HeldJob]:
+        return {(job.job_id, job.token): job for job in self._ledger.held(self._seat.id)}
+
+    def _turn(self, **parts: Any) -> TurnAnswer:
+        return self._ledger.turn(Turn(self._seat.id, **parts))
+
+
+NOT_STARTED = "It was claimed and never started. POST …/start first, or claim with start: true."
+
+
+def _keys(jobs: Sequence[HeldBody]) -> list[Key]:
+    return list(dict.fromkeys((job.job_id, job.token) for job in jobs))
+
+
+def _done(key: Key, status: str) -> Result:
+    return {"job_id": key[0], "token": key[1], "ok": True, "status": status}
+
+
+def _refused(key: Key, status: str, detail: str) -> Result:
+    return {"job_id": key[0], "token": key[1], "ok": False, "status": status, "detail": detail}
+
+
+def _settled(key: Key, ending: Ending | None) -> Result:
+    if ending is None:
+        return _done(key, JobState.SUCCEEDED.value)
+    status = "retrying" if ending.state is JobState.PENDING else ending.state.value
+    detail = "" if ending.state is not JobState.PENDING else f"next try in {ending.delay_s:.1f}s"
+    return {**_done(key, status), "detail": detail}

@@ -1,0 +1,325 @@
+"""Know which foreign workers there are: register them, find them by id or name, and let nobody else speak for them."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from unstuck import host
+from unstuck.config import Settings, Web
+from unstuck.domain.durations import seconds
+from unstuck.domain.errors import ConfigError
+from unstuck.domain.liveness import Detector
+from unstuck.domain.names import checked_name
+from unstuck.domain.policy import Policy, check_heartbeat, check_policy, encode_policy
+from unstuck.domain.recovery import printable
+from unstuck.domain.retry import Retry, RetryRule
+from unstuck.domain.states import LIVING, Door
+from unstuck.http.callers import Caller, Scope
+from unstuck.http.foreign.bodies import MAX_METADATA_BYTES, RegisterBody, TaskBody
+from unstuck.http.foreign.deaths import gone_problem
+from unstuck.http.problems import Problem
+from unstuck.reaper.sweep import Reaper
+from unstuck.store.contract import Ledger
+from unstuck.store.records import TaskRecord, WorkerBirth, WorkerRecord
+from unstuck.worker.identity import new_worker_id
+
+DEFAULT_QUEUE = "default"
+MAX_KEPT = 20_000
+MAX_ID_CHARS = 64
+LEAST_TIMEOUT_S = 1.0
+BEATS_PER_TIMEOUT = 4
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_ID_CHARS = 12
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who a foreign worker is. None of it changes while it lives."""
+
+    id: str
+    name: str
+    owner: str | None
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    interval_s: float
+    timeout_s: float
+
+
+class Seats:
+    """Remembers who sits where, so that a beat is one call to the ledger. What is dead is found out by beating."""
+
+    def __init__(self, settings: Settings, web: Web) -> None:
+        self._settings = settings
+        self._web = web
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Seat] = OrderedDict()
+        self._by_name: dict[str, str] = {}
+        self._said: dict[str, dict[str, Any]] = {}
+
+    # Finding ------------------------------------------------------------------------------------
+
+    def known(self, key: str) -> Seat | None:
+        """Give the seat of an id or a name, if it is remembered."""
+        with self._lock:
+            seat = self._known.get(key) or self._known.get(self._by_name.get(key, ""))
+            if seat is not None:
+                self._known.move_to_end(seat.id)
+            return seat
+
+    def find(self, ledger: Ledger, worker_id: str, caller: Caller) -> Seat:
+        """Give the seat of a worker that the caller may speak for."""
+        seat = self.known_id(worker_id)
+        if seat is None:
+            record = ledger.foreign_worker(worker_id) if could_be_id(worker_id) else None
+            if record is None or record.door is not Door.HTTP:
+                raise Problem(
+                    404,
+                    "not_found",
+                    f"There is no worker {worker_id!r} over HTTP.",
+                    cure="Register with POST /api/v1/workers and use the id that it answers.",
+                )
+            seat = self.keep(record)
+        return allowed(seat, caller)
+
+    def known_id(self, worker_id: str) -> Seat | None:
+        with self._lock:
+            return self._known.get(worker_id)
+
+    def keep(self, record: WorkerRecord) -> Seat:
+        seat = Seat(
+            record.id,
+            record.name,
+            record.owner,
+            record.queues,
+            record.tasks,
+            record.heartbeat_interval_s,
+            record.suspect_after_s,
+        )
+        with self._lock:
+            self._known[seat.id] = seat
+            if record.state in LIVING:
+                self._by_name[seat.name] = seat.id
+            while len(self._known) > MAX_KEPT:
+                _, old = self._known.popitem(last=False)
+                self._forget_name(old)
+        return seat
+
+    def forget(self, seat: Seat) -> None:
+        with self._lock:
+            self._known.pop(seat.id, None)
+            self._forget_name(seat)
+
+    def news(self, seat: Seat, metadata: dict[str, Any]) -> dict[str, Any] | None:
+        """Give the metadata if they are new, so that most beats write nothing but the beat."""
+        with self._lock:
+            if self._said.get(seat.id) == metadata:
+                return None
+            self._said[seat.id] = metadata
+            return metadata
+
+    def _forget_name(self, seat: Seat) -> None:
+        self._said.pop(seat.id, None)
+        if self._by_name.get(seat.name) == seat.id:
+            del self._by_name[seat.name]
+
+    # Registering --------------------------------------------------------------------------------
+
+    def register(self, ledger: Ledger, body: RegisterBody, caller: Caller, address: str) -> WorkerRecord:
+        """Write a worker down; repeated with the same `instance` it gives the same one."""
+        name = checked_name(body.name, "Worker") if body.name else f"http-{new_worker_id()}"
+        owner = caller.token_id
+        worker_id = new_worker_id() if body.instance is None else _id_of(owner, name, body.instance)
+        birth = self._birth(ledger, worker_id, name, owner, body, address)
+        for _ in range(2):
+            ledger.register(birth)
+            record = ledger.foreign_worker(worker_id)
+            if record is not None:
+                if record.state not in LIVING:
+                    raise gone_problem(record, "Register with another `instance`.")
+                ledger.ring({"workers"})
+                self.keep(record)
+                return record
+            standing = ledger.foreign_worker_named(name)
+            if standing is not None and standing.state in LIVING:
+                self._make_room(ledger, standing, body, caller)
+        raise Problem(503, "busy", f"Others register as {name!r} just now. Try again.", headers={"Retry-After": "1"})
+
+    def _make_room(self, ledger: Ledger, standing: WorkerRecord, body: RegisterBody, caller: Caller) -> None:
+        seat = allowed(self.keep(standing), caller)
+        if not body.replace:
+            raise Problem(
+                409,
+                "name_taken",
+                f"A worker named {seat.name!r} lives ({seat.id}, last heard {standing.silent_s:.1f}s ago).",
+                cure="Choose another name. If it is this very worker, started anew, send replace: true.",
+                id=seat.id,
+            )
+        evidence = "a worker of the same name was started in its place"
+        Reaper(ledger, self._settings.recovery, by=caller.name).bury(seat.id, Detector.OPERATOR, evidence)
+        self.forget(seat)
+
+    def reincarnate(
+        self,
+        ledger: Ledger,
+        name: str,
+        last: WorkerRecord | None,
+        metadata: dict[str, Any],
+        caller: Caller,
+        address: str,
+    ) -> WorkerRecord:
+        """Open a new life for a name: as its last one was, or with the defaults."""
+        birth = self._birth(
+            ledger,
+            new_worker_id(),
+            checked_name(name, "Worker"),
+            caller.token_id,
+            RegisterBody(metadata=metadata),
+            address,
+        )
+        if last is not None:
+            known = {task.name: task for task in ledger.tasks()}
+            birth = msgspec.structs.replace(
+                birth,
+                queues=last.queues,
+                tasks=tuple(known[task] for task in last.tasks if task in known),
+                concurrency=last.concurrency,
+                heartbeat_interval_s=last.heartbeat_interval_s,
+                suspect_after_s=last.suspect_after_s,
+                running_stale_after_s=last.suspect_after_s,
+            )
+        ledger.register(birth)
+        # Another door may have been faster: then it is that one.
+        record = ledger.foreign_worker_named(name)
+        if record is None or record.state not in LIVING:
+            raise Problem(
+                503, "busy", f"{name!r} dies and registers just now. Try again.", headers={"Retry-After": "1"}
+            )
+        allowed(self.keep(record), caller)
+        ledger.ring({"workers"})
+        return record
+
+    def _birth(
+        self, ledger: Ledger, worker_id: str, name: str, owner: str | None, body: RegisterBody, address: str
+    ) -> WorkerBirth:
+        interval_s, timeout_s = self._heartbeat(body)
+        tasks = self._tasks(ledger, body, interval_s, timeout_s)
+        queues = tuple(dict.fromkeys(checked_name(queue, "Queue") for queue in body.queues))
+        return WorkerBirth(
+            id=worker_id,
+            name=name,
+            host=host_of(body.metadata, address),
+            # No process of any machine is meant by these: the lease alone says whether it lives.
+            pid=0,
+            boot_id=host.boot_id() if ledger.one_host else "",
+            pid_namespace="",
+            process_started="",
+            queues=queues or tuple(dict.fromkeys(task.queue for task in tasks)),
+            tasks=tasks,
+            concurrency=body.concurrency,
+            version=printable(str(body.metadata.get("version", "")), 100),
+            heartbeat_interval_s=interval_s,
+            suspect_after_s=timeout_s,
+            running_stale_after_s=timeout_s,
+            metadata=checked_metadata(body.metadata),
+            door=Door.HTTP,
+            owner=owner,
+        )
+
+    def _heartbeat(self, body: RegisterBody) -> tuple[float, float]:
+        most_s = self._web.heartbeat_timeout_s
+        timeout_s = most_s if body.heartbeat_timeout is None else seconds(body.heartbeat_timeout, "heartbeat_timeout")
+        interval_s = min(self._web.heartbeat_interval_s, timeout_s / BEATS_PER_TIMEOUT)
+        if body.heartbeat_interval is not None:
+            interval_s = seconds(body.heartbeat_interval, "heartbeat_interval")
+        if not LEAST_TIMEOUT_S <= timeout_s <= most_s:
+            raise ConfigError(
+                f"heartbeat_timeout must be {LEAST_TIMEOUT_S:g}s to {most_s:g}s, not {timeout_s:g}s: a worker may ask "
+                "for less than heartbeat_timeout of the [web] settings, not for more."
+            )
+        check_heartbeat("Worker", interval_s, timeout_s)
+        return interval_s, timeout_s
+
+    def _tasks(self, ledger: Ledger, body: RegisterBody, interval_s: float, timeout_s: float) -> tuple[TaskRecord, ...]:
+        if not body.tasks:
+            return ()
+        usual = body.queues[0] if body.queues else DEFAULT_QUEUE
+        known = {task.name: task for task in ledger.tasks()}
+        records: dict[str, TaskRecord] = {}
+        for item in body.tasks:
+            if isinstance(item, str):
+                name = checked_name(item, "Task")
+                # A bare name changes nothing of what another worker said about the same task.
+                records[name] = known.get(name) or TaskRecord(name, checked_name(usual, "Queue"))
+            else:
+                policy = _policy(item)
+                check_policy(item.name, policy, app_interval_s=interval_s, app_timeout_s=timeout_s)
+                queue = checked_name(item.queue or usual, "Queue")
+                records[item.name] = TaskRecord(checked_name(item.name, "Task"), queue, encode_policy(policy))
+        return tuple(records.values())
+
+
+def could_be_id(text: str) -> bool:
+    """Say whether the ledger is worth asking: what people send may be no text for a database at all."""
+    return len(text) <= MAX_ID_CHARS and text.isascii() and text.isalnum()
+
+
+def allowed(seat: Seat, caller: Caller) -> Seat:
+    """Let the caller speak for this worker, or say that it may not."""
+    if seat.owner != caller.token_id and Scope.OPERATE not in caller.scopes:
+        raise Problem(
+            403,
+            "not_your_worker",
+            f"Worker {seat.name!r} ({seat.id}) was registered with another token.",
+            cure="Use the token that it registered with, or one with the scope 'operate'.",
+        )
+    return seat
+
+
+def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    try:
+        data = msgspec.json.encode(metadata)
+    except (TypeError, ValueError, UnicodeEncodeError, RecursionError) as error:
+        raise Problem(422, "not_valid", f"metadata cannot be stored: {error}") from None
+    if len(data) > MAX_METADATA_BYTES or b"\\u0000" in data:
+        raise Problem(
+            422, "not_valid", f"metadata must be at most {MAX_METADATA_BYTES} bytes of JSON without NUL characters."
+        )
+    return metadata
+
+
+def host_of(metadata: dict[str, Any], address: str) -> str:
+    """Give the host as the worker names it, for people; else the address that it comes from."""
+    said = metadata.get("hostname")
+    return printable(said, 200) if isinstance(said, str) and said else address
+
+
+def _id_of(owner: str | None, name: str, instance: str) -> str:
+    digest = hashlib.sha256("\0".join((owner or "", name, instance)).encode("utf-8", "surrogatepass")).digest()
+    return "".join(_ALPHABET[byte % 32] for byte in digest[:_ID_CHARS])
+
+
+def _policy(task: TaskBody) -> Policy:
+    return Policy(
+        retry=_rule(task),
+        on_crash=task.on_crash,
+        max_crash_retries=task.max_crash_retries,
+        timeout_s=None if task.timeout is None else seconds(task.timeout, "timeout"),
+        heartbeat_timeout_s=(
+            None if task.heartbeat_timeout is None else seconds(task.heartbeat_timeout, "heartbeat_timeout")
+        ),
+        overlap=task.overlap,
+    )
+
+
+def _rule(task: TaskBody) -> RetryRule:
+    match task.retry:
+        case None:
+            return RetryRule()
+        case int():
+            return Retry(max_attempts=task.retry).rule()
+        case given:
+            return Retry(given.max_attempts, given.backoff, given.delay, given.max_delay).rule()

@@ -1,0 +1,45 @@
+"""Keep the book of foreign workers: those that come through another door than Python's own."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from unstuck.domain.states import WorkerState
+from unstuck.store.postgres import arrays, errors
+from unstuck.store.postgres.bell import PostgresBell
+from unstuck.store.postgres.rows import worker_record
+from unstuck.store.postgres.workers import WorkerVerbs
+from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
+
+AS_IT_WAS = -1
+
+
+class ForeignVerbs(WorkerVerbs):
+    def foreign_worker(self, worker_id: str) -> WorkerRecord | None:
+        rows = self.read("foreign_worker", worker_id=worker_id)
+        return worker_record(rows[0]) if rows else None
+
+    def foreign_worker_named(self, name: str) -> WorkerRecord | None:
+        rows = self.read("foreign_worker_named", name=name)
+        return worker_record(rows[0]) if rows else None
+
+    def beat_foreign(self, pulses: Sequence[ForeignPulse]) -> list[BeatAnswer]:
+        try:
+            metadata = [None if one.metadata is None else msgspec.json.encode(one.metadata).decode() for one in pulses]
+        except UnicodeEncodeError as error:
+            raise errors.unwritable_text(error) from None
+        # A beat may be given twice; what it adds to the count of settled jobs is for people.
+        rows = self.serve(
+            "beat_foreign",
+            worker_ids=arrays.texts([one.worker_id for one in pulses]),
+            running=arrays.int8s([AS_IT_WAS if one.running is None else one.running for one in pulses]),
+            settled=arrays.int8s([one.settled for one in pulses]),
+            metadata=arrays.texts(metadata),
+        )
+        return [
+            BeatAnswer(WorkerState(state), was_suspect, request, tuple(zip(ids or (), tokens or (), strict=True)), off)
+            for _, state, was_suspect, request, ids, tokens, off in rows
+        ]
+
+    def overhear(self) -> PostgresBell:
+        return PostgresBell(self._bell_source(), self.schema, lambda word: True)

@@ -1,0 +1,532 @@
+"""Workers over HTTP, at a real `unstuck serve`: the heartbeat, the life of a job in their hands, and the fence."""
+
+import base64
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.fleet import wait_for
+from tests.web import Served, opened
+
+from unstuck.config import Settings
+from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.retry import RetryRule
+from unstuck.domain.states import JobState, WorkerState
+from unstuck.store.contract import Ledger
+from unstuck.store.opening import ready_ledger
+from unstuck.store.records import NewJob
+
+LARGEST_RESULT = 20_000
+LARGEST_OUTPUT = 1_000
+PLAIN = Policy()
+TIGHT = {"heartbeat_interval": 0.2, "heartbeat_timeout": 1}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"], scope="module")
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('ledger')}/jobs.db"
+        return
+    server = request.getfixturevalue("pg_server")
+    url = server.new_database()
+    yield url
+    server.drop_database(url)
+
+
+@pytest.fixture(scope="module")
+def served(url: str) -> Iterator[Served]:
+    limits = {"UNSTUCK_MAX_PAYLOAD_BYTES": str(LARGEST_RESULT), "UNSTUCK_MAX_OUTPUT_BYTES": str(LARGEST_OUTPUT)}
+    with opened(url, env={"UNSTUCK_CHECK_INTERVAL": "0.1", **limits}) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def ledger(served: Served, url: str) -> Iterator[Ledger]:
+    ledger = ready_ledger(Settings(url=url))
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def http(served: Served) -> httpx.Client:
+    return served.client
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """Every test has a queue of its own."""
+    return re.sub(r"\W+", "-", request.node.name).strip("-")
+
+
+class Worker:
+    def __init__(self, http: httpx.Client, queue: str, **more: Any) -> None:
+        self.http = http
+        self.queue = queue
+        answer = http.post("/api/v1/workers", json={"queues": [queue], "tasks": ["resize"], **more})
+        assert answer.status_code == 201, answer.text
+        self.born: dict[str, Any] = answer.json()
+        self.id: str = self.born["id"]
+
+    def call(self, verb: str, **body: Any) -> httpx.Response:
+        return self.http.post(f"/api/v1/workers/{self.id}/{verb}", json=body)
+
+    def claim(self, **body: Any) -> list[dict[str, Any]]:
+        answer = self.call("claim", **body)
+        assert answer.status_code == 200, answer.text
+        jobs: list[dict[str, Any]] = answer.json()["jobs"]
+        return jobs
+
+
+PLAIN = Policy()
+
+
+def put(ledger: Ledger, queue: str, policy: Policy = PLAIN, **more: Any) -> int:
+    job = NewJob(
+        "resize",
+        queue,
+        more.pop("payload", b'{"args":["a.png"]}'),
+        policy=encode_policy(policy),
+        on_crash=policy.on_crash,
+        timeout_s=policy.timeout_s,
+        **more,
+    )
+    [stored] = ledger.enqueue([job])
+    ledger.ring({f"queue:{queue}"})
+    return stored.job_id
+
+
+def state(ledger: Ledger, job_id: int) -> JobState:
+    record = ledger.job(job_id)
+    assert record is not None
+    return record.state
+
+
+def key(job: dict[str, Any]) -> dict[str, Any]:
+    return {"job_id": job["job_id"], "token": job["token"]}
+
+
+def done(job: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**key(job), "outcome": "succeeded", **more}
+
+
+# The heartbeat ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/api/workers/heartbeat", "/api/v1/workers/heartbeat"])
+def test_the_first_beat_of_a_name_registers_it(http: httpx.Client, ledger: Ledger, path: str) -> None:
+    name = f"worker-youtube-{path.count('/')}"
+    metadata = {"hostname": "server-01", "pid": 12345, "version": "1.0.0", "tasks_processed": 42}
+    answer = http.post(path, json={"worker_id": name, "metadata": metadata})
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    assert {name: said[name] for name in ("success", "message", "next_heartbeat_in")} == {
+        "success": True,
+        "message": "Heartbeat recorded",
+        "next_heartbeat_in": 30,
+    }
+    assert '"next_heartbeat_in":30,' in answer.text
+    worker = ledger.foreign_worker_named(name)
+    assert worker is not None
+    assert (worker.id, worker.host, worker.version) == (said["id"], "server-01", "1.0.0")
+    assert (worker.metadata, worker.suspect_after_s, worker.heartbeat_interval_s) == (metadata, 300, 30)
+    again = http.post(path, json={"worker_id": name, "metadata": {**metadata, "tasks_processed": 43}}).json()
+    assert (again["id"], again["declared_dead"]) == (said["id"], None)
+    seen = ledger.foreign_worker_named(name)
+    assert seen is not None
+    assert seen.metadata["tasks_processed"] == 43
+
+
+def test_a_beat_after_death_opens_a_new_life_and_never_revives_the_old(
+    http: httpx.Client, ledger: Ledger, queue: str
+) -> None:
+    worker = Worker(http, queue, name=f"phoenix-{queue}", concurrency=3, **TIGHT)
+    put(ledger, queue)
+    [job] = worker.claim(start=True)
+    wait_for(lambda: ledger.foreign_worker(worker.id).state is WorkerState.DEAD, "its death")  # type: ignore[union-attr]
+    said = http.post("/api/workers/heartbeat", json={"worker_id": f"phoenix-{queue}"}).json()
+    assert said["id"] != worker.id
+    assert said["declared_dead"]["id"] == worker.id
+    assert (said["declared_dead"]["detector"], said["success"]) == ("lease", True)
+    assert "no heartbeat for" in said["declared_dead"]["evidence"]
+    old, new = ledger.foreign_worker(worker.id), ledger.foreign_worker(said["id"])
+    assert old is not None
+    assert new is not None
+    assert (old.state, new.state) == (WorkerState.DEAD, WorkerState.ACTIVE)
+    assert (new.queues, new.tasks, new.concurrency) == ((queue,), ("resize",), 3)
+    assert new.suspect_after_s == 1
+    assert worker.call("settle", jobs=[done(job)]).status_code == 409
+    # A beat by the old id comes to the new life too.
+    assert http.post("/api/workers/heartbeat", json={"worker_id": worker.id}).json()["id"] == said["id"]
+
+
+def test_a_beat_after_an_orderly_end_opens_a_new_life_too(http: httpx.Client, queue: str) -> None:
+    worker = Worker(http, queue, name=f"back-{queue}")
+    assert worker.call("shutdown").json()["state"] == "stopped"
+    said = http.post("/api/workers/heartbeat", json={"worker_id": f"back-{queue}"}).json()
+    assert said["id"] != worker.id
+    assert said["declared_dead"]["state"] == "stopped"
+
+
+def test_the_answer_says_what_is_asked_of_it(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    job_id = put(ledger, queue)
+    [job] = worker.claim(start=True)
+    ledger.cancel([job_id], "me")
+    ledger.request(worker.id, "stop", "me")
+    said = worker.call("beat", jobs=[key(job)]).json()
+    assert (said["stop"], said["drain"], said["cancel"]) == (True, False, [key(job)])
+    assert worker.claim() == []
+    assert worker.call("settle", jobs=[{**key(job), "outcome": "cancelled"}]).status_code == 200
+    assert state(ledger, job_id) is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"worker_id": ""},
+        {"worker_id": "a\x00b"},
+        {"worker_id": "a", "metadata": "x"},
+        {"worker_id": "a b"},
+        {"worker_id": "a", "metadata": {"x": "y" * 20000}},
+        {"worker_id": "a", "metadata": {"x": "\x00"}},
+    ],
+)
+def test_a_malformed_heartbeat_is_refused(http: httpx.Client, body: dict[str, Any]) -> None:
+    answer = http.post("/api/workers/heartbeat", json=body)
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+# Lists ------------------------------------------------------------------------------------------
+
+
+def test_workers_are_listed_by_state_also_in_other_words(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    living, stopped = Worker(http, queue), Worker(http, queue)
+    stopped.call("shutdown")
+
+    def ids(path: str) -> set[str]:
+        answer = http.get(path)
+        assert answer.status_code == 200, answer.text
+        return {worker["id"] for worker in answer.json()}
+
+    assert living.id in ids("/api/workers?state=active")
+    assert stopped.id not in ids("/api/v1/workers?state=active")
+    assert stopped.id in ids("/api/workers?state=inactive")
+    assert ids("/api/v1/workers?state=stale,inactive") >= {stopped.id}
+    assert ids("/api/v1/workers") >= {living.id, stopped.id}
+    assert http.get("/api/v1/workers?state=asleep").status_code == 422
+    one = http.get(f"/api/v1/workers/{living.id}").json()
+    assert (one["door"], one["pid"], one["tasks"]) == ("http", None, ["resize"])
+    assert http.get("/api/v1/workers/nobody").status_code == 404
+
+
+# Registering ------------------------------------------------------------------------------------
+
+
+def test_a_registration_is_repeated_safely_and_a_name_is_taken_once(http: httpx.Client, queue: str) -> None:
+    name = f"one-{queue}"
+    first = Worker(http, queue, name=name, instance="i-1")
+    assert Worker(http, queue, name=name, instance="i-1").id == first.id
+    taken = http.post("/api/v1/workers", json={"name": name})
+    assert (taken.status_code, taken.json()["code"], taken.json()["id"]) == (409, "name_taken", first.id)
+
+
+def test_a_worker_started_anew_takes_its_own_place_and_its_jobs_are_settled_at_once(
+    http: httpx.Client, ledger: Ledger, queue: str
+) -> None:
+    first = Worker(http, queue, name=f"pod-{queue}")
+    claimed = put(ledger, queue)
+    first.claim()
+    second = Worker(http, queue, name=f"pod-{queue}", replace=True)
+    assert second.id != first.id
+    assert state(ledger, claimed) is JobState.PENDING
+    assert ledger.foreign_worker(first.id).state is WorkerState.DEAD  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"heartbeat_interval": 40, "heartbeat_timeout": 60},
+        {"heartbeat_timeout": "10m"},
+        {"heartbeat_timeout": 0.1},
+        {"tasks": [{"name": "t", "on_crash": "maybe"}]},
+        {"tasks": [{"name": "t", "memory": 1}]},
+        {"queues": ["a b"]},
+        {"concurrency": 0},
+    ],
+)
+def test_an_unsafe_registration_is_refused(http: httpx.Client, body: dict[str, Any]) -> None:
+    assert http.post("/api/v1/workers", json=body).status_code == 422
+
+
+def test_its_tasks_can_be_enqueued_by_others_with_its_rules(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    name = f"task-{queue}"
+    rules = {"on_crash": "retry", "max_crash_retries": 1, "timeout": "5m", "retry": {"max_attempts": 2, "delay": 3}}
+    Worker(http, queue, tasks=[{"name": name, "queue": f"{queue}-2", **rules}])
+    task = next(task for task in ledger.tasks() if task.name == name)
+    policy = Policy(RetryRule(2, "exponential", 3.0, 600.0), "retry", 1, 300.0)
+    assert (task.queue, task.policy) == (f"{queue}-2", encode_policy(policy))
+    # A bare name changes nothing of that.
+    Worker(http, queue, tasks=[name])
+    assert next(task for task in ledger.tasks() if task.name == name).policy == encode_policy(policy)
+
+
+# The life of a job ------------------------------------------------------------------------------
+
+
+def test_a_job_goes_through_its_hands(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    job_id = put(ledger, queue, payload=b'{"args":["a.png"],"kwargs":{"w":3}}')
+    [job] = worker.claim()
+    assert (job["job_id"], job["state"], job["attempt"]) == (job_id, "claimed", 1)
+    assert job["payload"] == {"args": ["a.png"], "kwargs": {"w": 3}}
+    assert worker.call("settle", jobs=[done(job)]).json()["code"] == "not_started"
+    assert worker.call("start", jobs=[key(job)]).json()["results"][0]["status"] == "running"
+    assert worker.call("start", jobs=[key(job)]).json()["results"][0]["status"] == "already"
+    said = worker.call("progress", jobs=[{**key(job), "done": 1, "total": 2, "message": "half\0way"}])
+    assert said.status_code == 200
+    note = ledger.progress([job_id])[job_id]
+    assert (note.done, note.total, note.message) == (1, 2, "half\\x00way")
+    settled = done(job, result={"ok": [1, "é"]}, stdout="hello\n", stderr="x" * 50 * LARGEST_OUTPUT)
+    assert worker.call("settle", jobs=[settled]).json()["results"][0]["status"] == "succeeded"
+    assert worker.call("settle", jobs=[settled]).json()["results"][0]["status"] == "already"
+    record = ledger.job(job_id)
+    assert record is not None
+    assert (record.state, record.result) == (JobState.SUCCEEDED, '{"ok":[1,"é"]}'.encode())
+    [output] = ledger.outputs(job_id)
+    assert output.stdout == b"hello\n"
+    assert len(output.stderr) < 2 * LARGEST_OUTPUT
+    worker.call("beat")
+    assert http.get(f"/api/v1/workers/{worker.id}").json()["processed"] == 1
+
+
+def test_content_that_is_not_json_comes_as_base64(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    put(ledger, queue, payload=b"\0\1\2", payload_type="application/octet-stream")
+    [job] = Worker(http, queue).claim()
+    assert (job["payload"], job["payload_type"]) == (None, "application/octet-stream")
+    assert base64.b64decode(job["payload_base64"]) == b"\0\1\2"
+
+
+def test_a_failure_follows_the_rules_that_were_stored_with_the_job(
+    http: httpx.Client, ledger: Ledger, queue: str
+) -> None:
+    worker = Worker(http, queue)
+    job_id = put(ledger, queue, Policy(retry=RetryRule(max_attempts=2, delay_s=0.0)))
+    error = {"type": "TypeError", "message": "no\0pe", "traceback": "at x.js:1"}
+    statuses = []
+    for _ in range(2):
+        jobs = wait_for(lambda: worker.claim(start=True, wait=5), "the job")
+        body = {"jobs": [{**key(jobs[0]), "outcome": "failed", "error": error}]}
+        statuses.append(worker.call("settle", **body).json()["results"][0]["status"])
+        assert worker.call("settle", **body).json()["results"][0]["status"] == "already"
+    assert statuses == ["retrying", "failed"]
+    record = ledger.job(job_id)
+    assert record is not None
+    assert record.error is not None
+    assert (record.state, record.failures, record.error.code) == (JobState.FAILED, 2, "TASK_FAILED")
+    assert record.error.details == {"type": "TypeError", "traceback": "at x.js:1"}
+
+
+def test_a_result_that_cannot_be_stored_fails_alone(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    good, bad = put(ledger, queue), put(ledger, queue)
+    jobs = worker.claim(limit=2, start=True)
+    answer = worker.call("settle", jobs=[done(jobs[0], result=1), done(jobs[1], result="x" * LARGEST_RESULT)])
+    assert [result["status"] for result in answer.json()["results"]] == ["succeeded", "failed"]
+    assert (state(ledger, good), state(ledger, bad)) == (JobState.SUCCEEDED, JobState.FAILED)
+
+
+def test_what_a_worker_must_leave_undone_counts_for_nobody(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    job_id = put(ledger, queue, Policy(on_crash="retry", max_crash_retries=0))
+    [job] = worker.claim(start=True)
+    said = worker.call("settle", jobs=[{**key(job), "outcome": "interrupted", "error": {"message": "deploy"}}])
+    assert said.json()["results"][0]["status"] == "retrying"
+    record = ledger.job(job_id)
+    assert record is not None
+    assert (record.state, record.crash_count) == (JobState.PENDING, 0)
+
+
+def test_what_was_never_begun_goes_back_for_free(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    job_id = put(ledger, queue)
+    [job] = worker.claim(start=True)
+    assert worker.call("release", jobs=[key(job)]).json()["results"][0]["status"] == "released"
+    assert worker.call("release", jobs=[key(job)]).json()["results"][0]["status"] == "already"
+    record = ledger.job(job_id)
+    assert record is not None
+    assert (record.state, record.attempt) == (JobState.PENDING, 0)
+
+
+def test_an_orderly_end_gives_back_what_was_only_claimed(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    claimed, running = put(ledger, queue), put(ledger, queue, Policy(on_crash="retry", max_crash_retries=0))
+    jobs = {job["job_id"]: job for job in worker.claim(limit=2)}
+    worker.call("start", jobs=[key(jobs[running])])
+    said = worker.call("shutdown").json()
+    assert (said["state"], said["released"], said["left_running"]) == ("stopped", 1, 1)
+    record = ledger.job(claimed)
+    assert record is not None
+    assert (record.state, record.attempt) == (JobState.PENDING, 0)
+    wait_for(lambda: state(ledger, running) is JobState.PENDING, "the reaper")
+    record = ledger.job(running)
+    assert record is not None
+    assert record.crash_count == 0
+    assert worker.call("shutdown").json()["state"] == "stopped"
+    assert worker.call("claim").json()["code"] == "worker_gone"
+
+
+def test_a_draining_worker_claims_nothing_and_finishes(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    put(ledger, queue)
+    put(ledger, queue)
+    [job] = worker.claim(start=True)
+    assert worker.call("drain").status_code == 200
+    assert worker.claim(wait=0) == []
+    assert worker.call("beat").json()["drain"] is True
+    assert worker.call("settle", jobs=[done(job)]).status_code == 200
+
+
+# Waiting ----------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_is_woken_by_the_bell(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    """Ten wait, ten jobs come: everybody has one, long before anybody's time is up."""
+    workers = [Worker(http, queue) for _ in range(10)]
+    got: list[list[dict[str, Any]]] = []
+    threads = [threading.Thread(target=lambda w=w: got.append(w.claim(wait=50))) for w in workers]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    begun_s = time.monotonic()
+    for _ in range(10):
+        put(ledger, queue)
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begun_s < 40
+    assert sorted(len(jobs) for jobs in got) == [1] * 10
+    assert len({jobs[0]["job_id"] for jobs in got}) == 10
+
+
+def test_whoever_waits_hears_at_once_that_it_shall_go(http: httpx.Client, queue: str) -> None:
+    worker = Worker(http, queue)
+    said: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: said.append(worker.call("claim", wait=50)))
+    thread.start()
+    time.sleep(0.3)
+    begun_s = time.monotonic()
+    http.post(f"/api/v1/workers/{worker.id}/drain")
+    thread.join()
+    assert time.monotonic() - begun_s < 40
+    assert (said[0].json()["drain"], said[0].json()["jobs"]) == (True, [])
+
+
+def test_a_client_that_went_away_takes_no_job_along(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(f"/api/v1/workers/{worker.id}/claim", json={"wait": 60}, timeout=0.5)
+    job_id = put(ledger, queue)
+    # Whoever comes next has it at once, and the lease of the first one is five minutes.
+    [job] = Worker(http, queue).claim(wait=50)
+    assert job["job_id"] == job_id
+
+
+def test_what_was_lost_with_an_answer_is_handed_out_again(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    first, second = put(ledger, queue), put(ledger, queue)
+    [known] = worker.claim(have=[])
+    [lost] = worker.claim(have=[known["token"]])
+    [again] = worker.claim(have=[known["token"]])
+    assert (known["job_id"], lost["job_id"]) == (first, second)
+    assert (again["job_id"], again["token"], again["again"]) == (second, lost["token"], True)
+    assert again["payload"] == lost["payload"]
+    assert worker.call("beat", jobs=[key(known)]).json()["unknown"] == [key(lost)]
+
+
+# The fence --------------------------------------------------------------------------------------
+
+
+def test_a_write_that_comes_too_late_is_told_what_happened(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    late = Worker(http, queue, name=f"late-{queue}", **TIGHT)
+    job_id = put(ledger, queue, Policy(on_crash="retry"))
+    [job] = late.claim(start=True)
+    other = Worker(http, queue, name=f"other-{queue}")
+    [taken] = other.claim(wait=50, start=True)
+    assert taken["job_id"] == job_id
+    answer = late.call("settle", jobs=[done(job)])
+    said = answer.json()
+    assert (answer.status_code, said["code"]) == (409, "superseded")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert f"Worker late-{queue} ({late.id}) was declared dead at " in said["detail"]
+    assert "no heartbeat for" in said["detail"]
+    happened = f"job {job_id} was requeued and runs at worker other-{queue} ({other.id}) as token {taken['token']}"
+    assert happened in said["detail"]
+    [result] = said["results"]
+    assert result["job"] == {
+        "state": "running",
+        "token": taken["token"],
+        "worker": other.id,
+        "attempt": 2,
+        "error": "WORKER_CRASHED",
+        "finished_at": None,
+    }
+    assert result["worker"]["detector"] == "lease"
+    for verb in ("start", "progress"):
+        assert late.call(verb, jobs=[key(job)]).status_code == 409
+    beat = late.call("beat", jobs=[key(job)])
+    assert (beat.status_code, beat.json()["code"]) == (409, "worker_gone")
+    assert other.call("settle", jobs=[done(taken, result=2)]).status_code == 200
+    record = ledger.job(job_id)
+    assert record is not None
+    assert record.result == b"2"
+
+
+def test_of_a_batch_each_job_is_answered_for_itself(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker, other = Worker(http, queue), Worker(http, queue)
+    put(ledger, queue)
+    put(ledger, queue)
+    [mine] = worker.claim(start=True)
+    [theirs] = other.claim(start=True)
+    answer = worker.call("settle", jobs=[done(mine), done(theirs)])
+    assert answer.status_code == 200
+    assert [result["ok"] for result in answer.json()["results"]] == [True, False]
+    [lost] = worker.call("beat", jobs=[key(theirs)]).json()["lost"]
+    assert lost["token"] == theirs["token"]
+    assert other.call("settle", jobs=[done(theirs)]).status_code == 200
+
+
+def test_a_settlement_repeated_after_its_worker_died_is_still_done(
+    http: httpx.Client, ledger: Ledger, queue: str
+) -> None:
+    worker = Worker(http, queue, **TIGHT)
+    put(ledger, queue)
+    [job] = worker.claim(start=True)
+    assert worker.call("settle", jobs=[done(job)]).status_code == 200
+    wait_for(lambda: ledger.foreign_worker(worker.id).state is WorkerState.DEAD, "its death")  # type: ignore[union-attr]
+    assert worker.call("settle", jobs=[done(job)]).json()["results"][0]["status"] == "already"
+    assert worker.call("settle", jobs=[{**key(job), "outcome": "failed"}]).status_code == 409
+
+
+def test_nobody_speaks_for_a_python_worker(http: httpx.Client, ledger: Ledger) -> None:
+    from tests.contract.hands import birth
+
+    ledger.register(birth("py1", suspect_after_s=600, running_stale_after_s=600))
+    for verb in ("beat", "claim", "shutdown"):
+        assert http.post(f"/api/v1/workers/py1/{verb}", json={}).status_code == 404
+
+
+def test_a_foreign_worker_is_looked_after_by_doctor_and_stale(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue, metadata={"hostname": "far", "health": {"weight": 99}, "settings": {"notify": False}})
+    put(ledger, queue)
+    [job] = worker.claim(start=True)
+    from unstuck.client.operator import Operator
+
+    operator = Operator(ledger, Settings(), by="test")
+    assert [finding for finding in operator.doctor() if worker.id in str(finding)] == []
+    assert f"({worker.id}) on far" in str(operator.why(job["job_id"]))
+    assert all(item.worker != worker.id for item in operator.stale(0.0))
