@@ -105,3 +105,33 @@ def test_unknown_paths_and_methods_are_problems_too(door: Door) -> None:
     door.problem("GET", "/nothing", 404)
     door.problem("DELETE", "/jobs/1", 405)
     door.problem("GET", "/jobs/1/cancel", 405)
+
+
+BROKEN = (
+    b"{",
+    b"\xff",
+    b'{"a": NaN}',
+    b'{"\\ud800": "\\ud800"}',
+    b"[" * 10_000 + b"]" * 10_000,
+    b"9" * 5000,
+    b'"\\u0000"',
+    b"null",
+)
+
+
+def test_no_route_stumbles_over_a_broken_body(door: Door) -> None:
+    document = door.client.get("/api/v1/openapi.json").json()
+    tried = 0
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if "requestBody" not in operation:
+                continue
+            tried += 1
+            for body in BROKEN:
+                response = door.client.request(
+                    method, path.replace("{", "").replace("}", ""), content=body, headers=JSON
+                )
+                # A body that may be left out may be null.
+                allowed = {400, 404, 409, 415, 422, *([200] if body == b"null" else [])}
+                assert response.status_code in allowed, (path, body[:30], response.text)
+    assert tried > 10

@@ -1,4 +1,4 @@
-"""Ask workers to go, switch them and their hosts off and on."""
+"""Have workers stop, switch them and their hosts off and on. Draining is in `workers`: they may do it themselves."""
 
 from typing import Annotated, Literal
 
@@ -22,17 +22,10 @@ Who = Annotated[str, Path(min_length=1, description="A worker: its id, the begin
 HostName = Annotated[str, Path(min_length=1, description="A host, as workers name theirs.")]
 
 
-@router.post(
-    "/workers/{worker}/drain", summary="Have a worker finish what it runs, and exit", response_model=WorkerAsked
-)
-def drain(worker: Who, desk: AtDesk, caller: Operating) -> Response:
-    return _ask(desk.operator(caller), worker, "drain")
-
-
 @router.post("/workers/{worker}/stop", summary="Have a worker exit within its grace", response_model=WorkerAsked)
 def stop(worker: Who, desk: AtDesk, caller: Operating) -> Response:
     """What has not ended by then is killed and settled by `on_crash`, counting for nobody."""
-    return _ask(desk.operator(caller), worker, "stop")
+    return answer(ask_living(desk.operator(caller), worker, "stop"))
 
 
 @router.post("/workers/{worker}/disable", summary="Have a worker take no more jobs", response_model=SwitchedOff)
@@ -66,10 +59,11 @@ def enable_host(host: HostName, desk: AtDesk, caller: Operating) -> Response:
     return answer({"workers": [worker.id for worker in here], "host": host, "changed": changed, "disabled": None})
 
 
-def _ask(operator: Operator, who: str, what: Literal["drain", "stop"]) -> Response:
+def ask_living(operator: Operator, who: str, what: Literal["drain", "stop"]) -> views.View:
+    """Ask a worker to go; give what was asked of whom."""
     _living(operator, who)
     worker = operator.ask_worker(who, what)
-    return answer({"id": worker.id, "name": worker.name, "request": what})
+    return {"id": worker.id, "name": worker.name, "request": what}
 
 
 def _living(operator: Operator, who: str) -> None:

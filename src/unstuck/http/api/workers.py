@@ -10,6 +10,7 @@ from unstuck.client.views import worker_view
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.states import LIVING, Door, WorkerState
+from unstuck.http.api.operating import ask_living
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk
 from unstuck.http.foreign.answers import BeatAnswerBody, Gone, HeartbeatAnswer, Registered
@@ -18,6 +19,7 @@ from unstuck.http.foreign.claiming import heartbeat_timeout_s
 from unstuck.http.foreign.crew import AtCrew, Crew, orders, plain
 from unstuck.http.foreign.deaths import death_of, superseded
 from unstuck.http.foreign.seats import Seat, allowed, checked_metadata, could_be_id
+from unstuck.http.models.operating import WorkerAsked
 from unstuck.http.problems import Problem
 from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
 
@@ -104,7 +106,9 @@ async def beat(worker_id: str, body: BeatBody, crew: AtCrew, caller: Working) ->
     return JSONResponse({**orders(seat, answer), **compared})
 
 
-@router.post("/api/v1/workers/{worker}/drain", summary="Claim nothing more, finish what runs")
+@router.post(
+    "/api/v1/workers/{worker}/drain", response_model=WorkerAsked, summary="Claim nothing more, finish what runs"
+)
 async def drain(request: Request, worker: str, crew: AtCrew) -> dict[str, Any]:
     """Of a worker over HTTP, by itself or by an operator: claims give nothing from now on. Any other worker is asked by
     an operator, and hears it with its next beat."""
@@ -177,8 +181,7 @@ def _drain(crew: Crew, who: str, caller: Caller) -> dict[str, Any]:
     if record is None or record.door is not Door.HTTP:
         if Scope.OPERATE not in caller.scopes:
             raise Problem(404, "not_found", f"There is no worker {who!r} over HTTP.")
-        asked = crew.desk.operator(caller).ask_worker(who, "drain")
-        return {"id": asked.id, "name": asked.name, "request": "drain"}
+        return ask_living(crew.desk.operator(caller), who, "drain")
     allowed(crew.seats.keep(record), caller)
     crew.ledger.drain(record.id)
     crew.ledger.ring({f"worker:{record.id}"})
