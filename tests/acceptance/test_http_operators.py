@@ -267,10 +267,15 @@ THERE = {
     "quarantine list": "GET /quarantine",
     "quarantine release": "POST /quarantine/release",
     "version": "GET /overview",
+    "audit": "GET /audit",
 }
 ELSEWHERE = {
     # They are processes, or are about this very machine.
     *("worker", "up", "reaper", "serve", "demo", "alive"),
+    # Who holds a token must not make others of it.
+    *("tokens", "tokens create", "tokens list", "tokens revoke"),
+    # Where they go is a secret, and set up where the settings are.
+    *("alerts", "alerts list", "alerts test", "alerts run"),
     # The door itself does not open on tables that do not fit.
     "migrate",
 }

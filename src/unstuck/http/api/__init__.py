@@ -35,7 +35,6 @@ ROUTERS = (
     attempts.router,
     audit.router,
     metrics.router,
-    events.router,
 )
 """One line per file: whoever adds a part of the API adds it here."""
 

@@ -1,4 +1,4 @@
-"""Ask workers to go, switch them and their hosts off and on."""
+"""Have workers stop, switch them and their hosts off and on. Draining is in `workers`: they may do it themselves."""
 
 from typing import Annotated, Literal
 
