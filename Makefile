@@ -3,7 +3,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SECONDS_OF_DEMO ?= 30
 
-.PHONY: help install tools demo test test-long chaos check lint types layers bench-core clean
+.PHONY: help install tools browser demo test test-long chaos check lint types layers bench-core clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -24,7 +24,11 @@ tools: $(VENV)/.tools ## and what tests, linters and benchmarks need
 demo: install ## a fleet of workers on SQLite, killed every few seconds, nothing lost
 	$(VENV)/bin/unstuck demo --seconds $(SECONDS_OF_DEMO)
 
-test: tools ## the whole suite, on both databases
+# Tests of the page need a browser; where it cannot be had they are skipped, and say so.
+browser:
+	@command -v chromium >/dev/null 2>&1 || apt-get install -y -qq chromium >/dev/null 2>&1 || true
+
+test: tools browser ## the whole suite, on both databases
 	$(PY) -m pytest -n 4 -m 'not long' tests
 
 lint: tools
