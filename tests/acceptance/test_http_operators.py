@@ -266,6 +266,7 @@ THERE = {
     "quarantine": "GET /quarantine",
     "quarantine list": "GET /quarantine",
     "quarantine release": "POST /quarantine/release",
+    "audit": "GET /audit",
     "version": "GET /overview",
 }
 ELSEWHERE = {
@@ -273,6 +274,9 @@ ELSEWHERE = {
     *("worker", "up", "reaper", "serve", "demo", "alive"),
     # The door itself does not open on tables that do not fit.
     "migrate",
+    # Who may come in, and who is told, is not for those who came in.
+    *("tokens", "tokens create", "tokens list", "tokens revoke"),
+    *("alerts", "alerts list", "alerts run", "alerts test"),
 }
 
 
