@@ -42,8 +42,7 @@ from unstuck.store.records import (
 MAX_JOB_ID = 2**63 - 1
 PAGE = 1_000
 EVENTS_SHOWN = 200
-# Whom to wake is looked up for so many jobs; for more, everybody is woken.
-LOOKED_UP = 20
+LOOKED_UP = 20  # Whom to wake is looked up for so many jobs; for more, everybody is woken.
 MAX_REASON_CHARS = 500
 RETRIED_BY_DEFAULT = (JobState.FAILED, JobState.QUARANTINED)
 
