@@ -268,7 +268,6 @@ THERE = {
     "quarantine release": "POST /quarantine/release",
     "audit": "GET /audit",
     "version": "GET /overview",
-    "audit": "GET /audit",
 }
 ELSEWHERE = {
     # They are processes, or are about this very machine.
