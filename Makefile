@@ -10,7 +10,7 @@ help:
 
 $(VENV)/.installed: pyproject.toml
 	python3 -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[http]'
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.installed
@@ -25,7 +25,8 @@ demo: install ## a fleet of workers on SQLite, killed every few seconds, nothing
 	$(VENV)/bin/unstuck demo --seconds $(SECONDS_OF_DEMO)
 
 test: tools ## the whole suite, on both databases
-	$(PY) -m pytest -n 4 -m 'not long' tests
+	@tests/bring_programs.sh
+	$(PY) -m tests.run
 
 lint: tools
 	$(VENV)/bin/ruff check .

@@ -21,7 +21,7 @@ from bench.report import Table, as_json, machine, progress, today
 Part = Callable[[list[Database], bool], Table]
 
 IDLE_WORKERS = [100, 300]
-"""A thousand, and the server beside them, need more than two cores: ask for them with `--idle-workers`."""
+"""A thousand, their server and the replay need more than two cores: ask for them with `--idle-workers`."""
 
 PARTS: dict[str, Part] = {
     "references": lambda databases, quick: measure_references.run(databases, 0.5 if quick else 2.0),
@@ -32,7 +32,7 @@ PARTS: dict[str, Part] = {
     "watching": lambda databases, quick: measure_watching.run(databases, 3.0 if quick else 12.0),
     "decay": lambda databases, quick: measure_decay.run(databases, 100_000 if quick else 1_000_000, 10_000),
     "idle": lambda databases, quick: measure_idle.run(
-        databases, [60] if quick else IDLE_WORKERS, 5.0 if quick else 20.0
+        databases, [60] if quick else IDLE_WORKERS, 10.0 if quick else 20.0
     ),
 }
 

@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 LOOK_S = 0.005
 
 
-def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S, every_s: float = LOOK_S) -> T:
     """Look until it is there (truthy), and give it; fail with a sentence when patience ends."""
     deadline_s = time.monotonic() + patience_s
     while True:
@@ -35,7 +35,7 @@ def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -
             return seen
         if time.monotonic() > deadline_s:
             raise AssertionError(f"after {patience_s:.0f}s still not: {what}")
-        time.sleep(LOOK_S)
+        time.sleep(every_s)
 
 
 def at_best(measure: Callable[[], float], limit_s: float, tries: int = 3) -> None:
@@ -130,14 +130,18 @@ class Fleet:
     def task(self, name: str) -> Any:
         return self.app.task_by_name(name)
 
-    def start(self, *arguments: str, wait: bool = True, **environment: str) -> WorkerProcess:
+    def surroundings(self) -> dict[str, str]:
+        """The environment of a process that uses this ledger."""
+        return {**os.environ, "UNSTUCK_URL": self.url, **self.environment}
+
+    def start(self, *arguments: str, wait: bool = True, target: str = TASKS, **environment: str) -> WorkerProcess:
         log = self.folder / f"worker-{len(self.workers)}.log"
-        command = [sys.executable, "-m", "unstuck.cli.main", "worker", TASKS, *arguments]
+        command = [sys.executable, "-m", "unstuck.cli.main", "worker", target, *arguments]
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, "UNSTUCK_URL": self.url, **self.environment, **environment},
+                env={**self.surroundings(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

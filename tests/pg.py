@@ -35,11 +35,13 @@ listen_addresses = '127.0.0.1'
 max_connections = 300
 shared_buffers = 64MB
 max_wal_size = 1GB
+max_prepared_transactions = 4
 fsync = on
 log_line_prefix = '%m [%p] %a '
 """
 _HBA = f"""
 local all all trust
+host replication all 127.0.0.1/32 trust
 host all {GUARDED} 127.0.0.1/32 scram-sha-256
 host all all 127.0.0.1/32 trust
 """

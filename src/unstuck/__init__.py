@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import LedgerError as LedgerError
     from unstuck.domain.errors import LedgerUnavailable as LedgerUnavailable
     from unstuck.domain.errors import NoLedger as NoLedger
+    from unstuck.domain.errors import NoWorkers as NoWorkers
     from unstuck.domain.errors import OutOfMemory as OutOfMemory
     from unstuck.domain.errors import PayloadError as PayloadError
     from unstuck.domain.errors import RefusedValue as RefusedValue
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import UnstuckError as UnstuckError
     from unstuck.domain.errors import WorkerCrashed as WorkerCrashed
     from unstuck.domain.errors import WrongArguments as WrongArguments
+    from unstuck.domain.events import Event as Event
+    from unstuck.domain.events import EventKind as EventKind
     from unstuck.domain.retry import Retry as Retry
     from unstuck.domain.states import JobState as JobState
     from unstuck.runner.context import Context as Context
@@ -53,6 +56,8 @@ __all__ = [
     "Context",
     "DeadlineExceeded",
     "ErrorCode",
+    "Event",
+    "EventKind",
     "Job",
     "JobCancelled",
     "JobExpired",
@@ -63,6 +68,7 @@ __all__ = [
     "LedgerError",
     "LedgerUnavailable",
     "NoLedger",
+    "NoWorkers",
     "OutOfMemory",
     "PayloadError",
     "Recovery",
@@ -93,6 +99,8 @@ __all__ = [
 _HOMES = {
     "App": "unstuck.app",
     "Context": "unstuck.runner.context",
+    "Event": "unstuck.domain.events",
+    "EventKind": "unstuck.domain.events",
     "Job": "unstuck.client.job",
     "JobState": "unstuck.domain.states",
     "Recovery": "unstuck.config",

@@ -2,11 +2,12 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from unstuck import config
 from unstuck.client.counter import Counter
+from unstuck.client.events import GATHER, Events, listen
 from unstuck.client.job import Job
 from unstuck.client.operator import Operator, StaleAction
 from unstuck.client.task import Task
@@ -147,6 +148,20 @@ class App:
     def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
         return Job(self._counter, job_id)
+
+    def events(
+        self,
+        kinds: Collection[str] = (),
+        *,
+        worker: str | None = None,
+        after: str | None = None,
+        gather: Duration | None = GATHER,
+    ) -> Events:
+        """Listen to what happens, with `for` or `async for`: deaths, requeues, failures, queues that nobody serves.
+
+        `kinds` and `worker` choose; `after` goes on behind the cursor of an earlier event. A burst of one kind is told
+        as one event with its count, once nothing more came for `gather` (None: each by itself, at once)."""
+        return listen(self._counter, kinds, worker, after, gather)
 
     def stale(self, older_than: Duration = 0) -> list[StaleAction]:
         """List held jobs whose worker has been silent for at least so long."""

@@ -31,6 +31,8 @@ POINTS = frozenset(
         "floor.round",
         "wheel.turn",
         "heartbeat.round",
+        "alerts.before_send",
+        "alerts.after_send",
     }
 )
 

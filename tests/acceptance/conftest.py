@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.acceptance.door import Door
 from tests.acceptance.quick import Forker
 from tests.acceptance.shop import Shop
+from tests.pg import PgServer
+from tests.web import serving
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +28,18 @@ def either_shop(request: pytest.FixtureRequest, tmp_path: Path, forker: Forker) 
     if request.param == "sqlite":
         return Shop(f"sqlite:///{tmp_path}/jobs.db", tmp_path, forker=forker)
     return Shop(request.getfixturevalue("pg_url"), tmp_path, forker=forker)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Iterator[Door]:
+    """A web door that is open for all tests of a file, on each database; they share its ledger."""
+    folder = tmp_path_factory.mktemp("door")
+    if request.param == "sqlite":
+        url = f"sqlite:///{folder}/jobs.db"
+    else:
+        server: PgServer = request.getfixturevalue("pg_server")
+        url = server.new_database()
+    shop = Shop(url, folder, forker=forker)
+    with serving(url) as client:
+        shop.worker()
+        yield Door(shop, client)

@@ -158,13 +158,15 @@ class Shop:
                 assert not ledger.turn(Turn(worker_id, start=tuple(held))).superseded
         return held
 
-    def succeed(self, held: Held, result: bytes = b"3", stdout: bytes = b"", stderr: bytes = b"") -> None:
+    def succeed(
+        self, held: Held, result: bytes = b"3", stdout: bytes = b"", stderr: bytes = b"", *, worker_id: str = "w1"
+    ) -> None:
         outputs = (Output(held.job_id, held.token, stdout, stderr),) if stdout or stderr else ()
         with self.ledger() as ledger:
-            done = Turn("w1", done=(Done(held.job_id, held.token, result),), outputs=outputs)
+            done = Turn(worker_id, done=(Done(held.job_id, held.token, result),), outputs=outputs)
             assert not ledger.turn(done).superseded
 
-    def fail(self, held: Held, message: str = "boom") -> None:
+    def fail(self, held: Held, message: str = "boom", *, worker_id: str = "w1") -> None:
         details = {"type": "ValueError", "traceback": f'  File "tasks.py", line 3\nValueError: {message}'}
         ending = Ending(
             held.job_id,
@@ -177,7 +179,7 @@ class Shop:
             message=f"TASK_FAILED: {message}",
         )
         with self.ledger() as ledger:
-            assert not ledger.turn(Turn("w1", endings=(ending,))).superseded
+            assert not ledger.turn(Turn(worker_id, endings=(ending,))).superseded
 
     def bury(self, worker_id: str = "w1") -> None:
         with self.ledger() as ledger:

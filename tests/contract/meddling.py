@@ -29,6 +29,8 @@ class Meddler(Protocol):
 
     def age_events(self, seconds: float) -> None: ...
 
+    def age_counters(self, minutes: int) -> None: ...
+
     def expire_ticket(self, name: str) -> None: ...
 
     def age_schema(self, number: int) -> None:
@@ -72,6 +74,9 @@ class SqliteMeddler:
 
     def age_events(self, seconds: float) -> None:
         self.rows("UPDATE unstuck_events SET at = at - ?", (seconds,))
+
+    def age_counters(self, minutes: int) -> None:
+        self.rows("UPDATE unstuck_counters SET minute = minute - ? WHERE minute > 0", (minutes,))
 
     def expire_ticket(self, name: str) -> None:
         self.rows("UPDATE unstuck_tickets SET until_boot_s = 0 WHERE name = ?", (name,))
@@ -119,6 +124,9 @@ class PostgresMeddler:
 
     def age_events(self, seconds: float) -> None:
         self.rows("update events set at = at - make_interval(secs => %s)", (seconds,))
+
+    def age_counters(self, minutes: int) -> None:
+        self.rows("update counters set minute = minute - %s where minute > 0", (minutes,))
 
     def expire_ticket(self, name: str) -> None:
         self.rows("update tickets set until = 'epoch' where name = %s", (name,))

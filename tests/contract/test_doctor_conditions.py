@@ -1,20 +1,28 @@
 """Everything the doctor knows, made on purpose on a real ledger: it is found, and when it is mended it is gone."""
 
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import apsw
-import psycopg
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import birth, claim, crash, done, new_job, put, running, turn, until, verdict
-from tests.contract.meddling import Meddler, PostgresMeddler
-from tests.contract.proxy import Proxy, _end, _receive, _send
+from tests.contract.doctor_kit import CALM, HOST_S_OWN
+from tests.contract.hands import (
+    birth,
+    claim,
+    crash,
+    crash_retry,
+    done,
+    new_job,
+    put,
+    running,
+    start,
+    turn,
+    until,
+    verdict,
+)
+from tests.contract.meddling import Meddler
 
 from unstuck import config
 from unstuck.client.doctor.codes import Severity
@@ -27,30 +35,9 @@ from unstuck.client.operator import Operator
 from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.contract import Ledger
-from unstuck.store.opening import open_ledger
 from unstuck.store.records import GuardNone, Pulse, TaskRecord
-from unstuck.store.sqlite.ledger import SqliteLedger
-
-CALM: dict[str, Any] = {"heartbeat_interval_s": 5.0, "suspect_after_s": 30.0, "running_stale_after_s": 30.0}
-HOST_S_OWN = frozenset({"oom-group"})
-"""What the machine under test brings along, and no test can mend."""
 
 Look = Callable[..., dict[str, Finding]]
-
-
-class FalsePid(Proxy):
-    """A pooler as far as a client can tell: it names a process of its own as the backend."""
-
-    def _answers(self, server: socket.socket, client: socket.socket, cut: threading.Event) -> None:
-        backend_key = b"K\x00\x00\x00\x0c"
-        told = False
-        while data := _receive(server):
-            if not told and backend_key in data:
-                told = True
-                at = data.index(backend_key) + len(backend_key)
-                data = data[:at] + (1).to_bytes(4, "big") + data[at + 4 :]
-            _send(client, data)
-        _end(client)
 
 
 @pytest.fixture
@@ -119,6 +106,19 @@ class TestJobsThatWait:
         assert (facts["count"], facts["example"]) == (1, job_id)
         assert facts["by_s"] == pytest.approx(3 * 86_400, abs=60)
 
+    def test_they_are_scheduled_where_nobody_serves(self, ledger: Ledger, look: Look) -> None:
+        put(ledger, queue="mail", delay_s=900.0)
+        first = put(ledger, queue="mail", delay_s=600.0)
+        put(ledger, queue="night", delay_s=8 * 3600.0)
+        finding = look()["scheduled-unserved"]
+        assert (finding.severity, finding.facts["queue"]) == (Severity.WARNING, "mail")
+        assert (finding.facts["count"], finding.facts["example"]) == (2, first)
+        assert finding.facts["by_s"] == pytest.approx(600, abs=60)
+        assert look(severities=("info",))["scheduled-unserved"].facts["queue"] == "night"
+        ledger.register(birth("w1", queues=("mail", "night"), **CALM))
+        assert look() == {}
+        assert "scheduled-unserved" not in look(severities=("info",))
+
     def test_they_were_due_and_forgotten(self, ledger: Ledger, look: Look, calm: str, meddler: Meddler) -> None:
         job_id = put(ledger, delay_s=5.0)
         assert look() == {}
@@ -175,8 +175,19 @@ class TestWorkers:
         with beating(lambda: Pulse("w1", 0, next(counter))):
             # It ends one job after the other: it is behind, not idle.
             assert "idle-worker" not in look(poll_interval=0.1)
-        claim(ledger)
+        [taken] = claim(ledger)
         assert "idle-worker" not in look(poll_interval=0.1)
+        until(lambda: ledger.held_by("w1", 1)[0].held_s > 0.1, "a beat that could tell of it")
+        with beating(lambda: Pulse("w1", 1, 7)):
+            # All that it holds is in a runner.
+            assert "idle-worker" not in look(poll_interval=0.1)
+        with beating(lambda: Pulse("w1", 0, 7)):
+            finding = look(poll_interval=0.1)["idle-worker"]
+            assert (finding.facts["held"], finding.facts["ready"]) == (1, [])
+        start(ledger, [taken])
+        turn(ledger, done=[done(taken)])
+        with beating(lambda: Pulse("w1", 0, 8)):
+            assert "idle-worker" not in look(poll_interval=0.1)
 
     @pytest.fixture
     def beating(self, open_again: OpenLedger) -> Any:
@@ -259,141 +270,6 @@ class TestTheLedger:
         assert "secret" not in f"{finding}"
 
 
-class TestPostgres:
-    @pytest.fixture
-    def settings(self, pg_url: str) -> config.Settings:
-        return config.build({"url": pg_url})
-
-    @pytest.fixture
-    def pg(self, settings: config.Settings) -> Iterator[Ledger]:
-        ledger = open_ledger(settings)
-        ledger.migrate()
-        yield ledger
-        ledger.close()
-
-    def codes(self, ledger: Ledger, settings: config.Settings, limits: Limits | None = None) -> set[str]:
-        return {finding.code.value for finding in examine(gather(ledger, settings, limits), limits)} - HOST_S_OWN
-
-    def test_this_hosts_clock_is_wrong(
-        self, pg: Ledger, settings: config.Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        right = time.time
-        for off_s in (90.0, -90.0):
-            monkeypatch.setattr(time, "time", lambda off_s=off_s: right() + off_s)
-            finding = next(one for one in examine(gather(pg, settings)) if one.code == "clock-differs")
-            assert finding.facts["off_s"] == pytest.approx(off_s, abs=5)
-        monkeypatch.undo()
-        assert self.codes(pg, settings) == {"containment"}
-
-    def test_the_clock_of_a_workers_host_is_wrong(self, pg: Ledger, settings: config.Settings) -> None:
-        pg.register(birth("w1", host="elsewhere", metadata={"clock_at": time.time()}, **CALM))
-        assert "clock-differs" not in self.codes(pg, settings)
-        pg.register(birth("w2", host="far-away", metadata={"clock_at": time.time() - 90}, **CALM))
-        [finding] = [one for one in examine(gather(pg, settings)) if one.code == "clock-differs"]
-        assert finding.facts["host"] == "far-away"
-
-    def test_wake_ups_are_off_or_rung_elsewhere(self, pg: Ledger, pg_url: str, pg_server: Any) -> None:
-        off = config.build({"url": pg_url, "notify": False})
-        assert "notify-off" in {finding.code for finding in visit(off)}
-        other = pg_server.new_database()
-        try:
-            lost = visit(config.build({"url": pg_url, "listen_url": other}))
-            assert "notify-silent" in {finding.code for finding in lost}
-            same = visit(config.build({"url": pg_url, "listen_url": pg_url}))
-            assert {finding.code for finding in same} <= {"containment", *HOST_S_OWN}
-        finally:
-            pg_server.drop_database(other)
-
-    def test_a_pooler_stands_between(self, pg: Ledger, pg_url: str) -> None:
-        with FalsePid(pg_url) as pooler:
-            blind = {finding.code for finding in visit(config.build({"url": pooler.url}))}
-            assert blind >= {"pooler", "pooler-without-listen-url"}
-            seeing = {finding.code for finding in visit(config.build({"url": pooler.url, "listen_url": pg_url}))}
-            assert seeing - HOST_S_OWN == {"pooler", "containment"}
-            circle = {finding.code for finding in visit(config.build({"url": pg_url, "listen_url": pooler.url}))}
-            assert "notify-silent" in circle
-
-    def test_dead_rows_and_an_autovacuum_that_is_off(self, pg: Ledger, settings: config.Settings, pg_url: str) -> None:
-        # Each on a connection of its own: a session tells the server what it counted when it ends.
-        meddler = PostgresMeddler(pg_url)
-        meddler.rows("alter table jobs set (autovacuum_enabled = off)")
-        meddler.rows("update migrations set applied_at = applied_at - interval '1 hour'")
-        meddler.rows(
-            "insert into jobs (id, queue, task, payload, enqueued_at, finished_at, ready, waiting, state)"
-            " select n, 'default', 'add', '', now(), now(), false, false, 'succeeded' from generate_series(1, 6000) n"
-        )
-        meddler.rows("update jobs set attempt = 1")
-        meddler.rows("update jobs set attempt = 2")
-        limits = Limits(dead_rows=5_000)
-        until(lambda: "dead-rows" in self.codes(pg, settings, limits), "the server to count its dead rows")
-        assert "autovacuum-off" in self.codes(pg, settings, limits)
-        assert "dead-rows" not in self.codes(pg, settings)
-        meddler.rows("vacuum jobs")
-        meddler.rows("alter table jobs reset (autovacuum_enabled)")
-        until(lambda: self.codes(pg, settings, limits) == {"containment"}, "the doctor to be content")
-
-    def test_an_old_snapshot(self, pg: Ledger, settings: config.Settings, pg_url: str) -> None:
-        limits = Limits(snapshot_s=0.2)
-        with psycopg.connect(pg_url, application_name="a report") as reader:
-            reader.execute("set transaction isolation level repeatable read")
-            reader.execute("select count(*) from unstuck.jobs")
-            until(lambda: "old-snapshot" in self.codes(pg, settings, limits), "the snapshot to be old")
-            [finding] = [one for one in examine(gather(pg, settings, limits), limits) if one.code == "old-snapshot"]
-            assert finding.facts["name"] == str(reader.info.backend_pid)
-            assert "a report" in finding.what
-            assert "old-snapshot" not in self.codes(pg, settings)
-        assert "old-snapshot" not in self.codes(pg, settings, limits)
-
-
-class TestSqlite:
-    @pytest.fixture
-    def path(self, tmp_path: Path) -> Path:
-        return tmp_path / "jobs.db"
-
-    @pytest.fixture
-    def settings(self, path: Path) -> config.Settings:
-        return config.build({"url": f"sqlite:///{path}"})
-
-    @pytest.fixture
-    def file(self, settings: config.Settings) -> Iterator[Ledger]:
-        ledger = SqliteLedger(settings)
-        ledger.migrate()
-        yield ledger
-        ledger.close()
-
-    def codes(self, ledger: Ledger, settings: config.Settings, limits: Limits | None = None) -> set[str]:
-        return {finding.code.value for finding in examine(gather(ledger, settings, limits), limits)} - HOST_S_OWN
-
-    def test_a_reader_that_keeps_the_wal_from_being_emptied(
-        self, file: Ledger, path: Path, settings: config.Settings
-    ) -> None:
-        file.register(birth("w1", **CALM))
-        reader = apsw.Connection(str(path))
-        reader.execute("begin; select count(*) from unstuck_jobs").fetchall()
-        for _ in range(12):
-            put(file, payload=b"x" * 1_000_000)
-        assert self.codes(file, settings) >= {"wal-reader"}
-        assert "wal-large" in self.codes(file, settings, Limits(wal_bytes=2**20))
-        reader.close()
-        assert "wal-reader" not in self.codes(file, settings)
-
-    def test_a_file_that_is_mostly_empty(self, file: Ledger, settings: config.Settings) -> None:
-        file.register(birth("w1", **CALM))
-        job = running(file, payload=b"x" * 4_000_000)
-        turn(file, done=[done(job)])
-        limits = Limits(free_bytes=2**20)
-        assert "free-space" not in self.codes(file, settings, limits)
-        assert file.prune(0.0) == 1
-        assert "free-space" in self.codes(file, settings, limits)
-
-    def test_a_bell_that_cannot_be_reached(self, file: Ledger, settings: config.Settings) -> None:
-        file.register(birth("w1", **CALM))
-        bell = file.listen("w1")
-        assert "bell-unreachable" not in self.codes(file, settings)
-        bell.close()
-        assert "bell-unreachable" in self.codes(file, settings)
-
-
 class TestOneJob:
     @pytest.fixture
     def ask(self, ledger: Ledger, url: str) -> Callable[[int], list[Finding]]:
@@ -408,6 +284,20 @@ class TestOneJob:
         assert [one.code for one in ask(put(ledger, delay_s=60.0))] == ["scheduled"]
         [ready] = ask(put(ledger))
         assert (ready.code, ready.severity) == ("queueing", Severity.INFO)
+
+    def test_that_it_waits_for_its_turn_alone(self, ledger: Ledger, ask: Callable[[int], list[Finding]]) -> None:
+        ledger.register(birth("w1", **CALM))
+        job = running(ledger)
+        turn(ledger, endings=[crash_retry(job, counter="suspicion")])
+        [suspect] = ask(job.job_id)
+        assert (suspect.code, suspect.facts["alone"]) == ("queueing", True)
+        assert suspect.why.endswith("It will run alone in its process: it is suspected of having killed one.")
+        start(ledger, claim(ledger))
+        [runs] = ask(job.job_id)
+        assert runs.code == "running"
+        assert runs.why.endswith("It runs alone in its process: it is suspected of having killed one.")
+        [other] = ask(put(ledger))
+        assert "alone" not in other.why
 
     def test_how_it_goes_and_how_it_ended(self, ledger: Ledger, ask: Callable[[int], list[Finding]]) -> None:
         ledger.register(birth("w1", **CALM))

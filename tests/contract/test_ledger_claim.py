@@ -5,6 +5,7 @@ import threading
 import pytest
 from tests.contract.conftest import OpenLedger
 from tests.contract.hands import birth, claim, crash_retry, new_job, put, release, run, running, state_of, turn, wish
+from tests.contract.meddling import Meddler
 
 from unstuck.domain.states import JobState
 from unstuck.store.contract import Ledger
@@ -168,3 +169,15 @@ def test_a_turn_that_gives_a_job_back_and_takes_it_again_begins_the_second_attem
         assert first.ended_at is not None
         assert second.started_at is not None
         assert first.ended_at <= second.started_at
+
+
+def test_a_claim_says_for_how_long_the_job_had_been_due(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+    late, scheduled = put(ledger), put(ledger, delay_s=100.0)
+    meddler.age_job(late, 50.0)
+    meddler.age_job(scheduled, 130.0)
+    ledger.promote_due(10)
+    waited = {job.job_id: job.waited_s for job in claim(ledger)}
+    assert waited[late] == pytest.approx(50.0, abs=20.0)
+    assert waited[scheduled] == pytest.approx(30.0, abs=20.0)
+    put(ledger)
+    assert 0.0 <= claim(ledger)[0].waited_s < 20.0

@@ -31,12 +31,16 @@ SHARED = frozenset(
             "promote_due",
             "request",
             "reserve_job_ids",
+            "ring_of",
             "retire",
         ),
         *("set_paused", "set_sweep_position", "sweep_events", "sweep_position", "sweep_workers", "take_ticket"),
         *("look_overdue", "look_quarantined", "look_ready", "look_scheduled", "tasks", "watch", "workers"),
         *("disable", "disable_host", "enable", "enable_host", "hosts", "standings"),
         *("beat_foreign", "to_judge", "foreign_worker", "foreign_worker_named"),
+        *("count", "counter_series", "counters", "fleet", "sweep_counters"),
+        *("add_api_token", "api_tokens", "audit", "begin_audit", "end_audit", "revoke_api_token", "sweep_audit"),
+        *("add_alert_target", "alert_target", "conditions", "events_to_tell", "look_fleet", "save_alert_target"),
     }
 )
 TABLES = ("jobs", "attempts", "outputs", "autopsies", "progress", "worker_status", "heartbeats", "attempt_status")

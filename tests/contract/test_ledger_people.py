@@ -1,5 +1,7 @@
 """What people see: lists, filters, queues, events, views."""
 
+import itertools
+
 import pytest
 from tests.contract.hands import birth, claim, crash, crash_retry, done, failure, put, run, running, turn, verdict
 from tests.contract.meddling import Meddler
@@ -42,6 +44,26 @@ def test_every_filter_narrows_the_list(ledger: Ledger, w1: str, meddler: Meddler
     assert ids(newer_than_s=1800.0) == [waiting, failed.job_id, crashed.job_id]
     assert ids(before_id=failed.job_id) == [crashed.job_id]
     assert ids(limit=2) == [old, waiting]
+
+
+def test_any_states_are_found_together_newest_first(ledger: Ledger, w1: str) -> None:
+    """Each state may be looked up in an index of its own: the list must not show it."""
+    turn(ledger, done=[done(running(ledger))])
+    turn(ledger, endings=[failure(running(ledger))])
+    turn(ledger, endings=[crash(running(ledger))])
+    ledger.cancel([put(ledger)], "tester")
+    running(ledger)
+    put(ledger)
+    claim(ledger, limit=1)
+    put(ledger)
+    put(ledger, delay_s=3600.0)
+    every = ledger.jobs(JobFilter())
+    for count in range(1, 4):
+        for states in itertools.combinations(JobState, count):
+            expected = [job.id for job in every if job.state in states]
+            assert [job.id for job in ledger.jobs(JobFilter(states=states))] == expected, states
+            older = ledger.jobs(JobFilter(states=states, before_id=every[2].id, limit=2))
+            assert [job.id for job in older] == [one for one in expected if one < every[2].id][:2], states
 
 
 def test_a_job_that_does_not_exist_is_none(ledger: Ledger) -> None:

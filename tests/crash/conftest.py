@@ -1,13 +1,19 @@
-"""Fixtures of the crash tests: a ledger of each kind and a fleet of real workers on it."""
+"""Fixtures of the crash tests: a ledger of each kind, a fleet of real workers on it, and a place with little memory."""
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fleet import Fleet
+from tests.fleet import Fleet, WorkerProcess, wait_for
+
+from unstuck.runner import cgroups
 
 MakeFleet = Callable[..., Fleet]
+
+CGROUP_MB = 320
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -36,3 +42,24 @@ def make_fleet(url: str, tmp_path: Path) -> Iterator[MakeFleet]:
 def fleet(make_fleet: MakeFleet) -> Fleet:
     """A fleet with default settings."""
     return make_fleet()
+
+
+@pytest.fixture
+def memory_cgroup() -> Iterator[Path]:
+    """A memory cgroup of version 1 below our own, with little memory."""
+    own = cgroups.own("memory")
+    if own is None or os.geteuid():
+        pytest.skip("needs root and the version 1 tree of the memory controller")
+    group = own / f"unstuck-test-{os.getpid()}-{time.monotonic_ns()}"
+    if not cgroups.make(group):
+        pytest.skip(f"{own} may not be divided")
+    (group / "memory.limit_in_bytes").write_text(str(CGROUP_MB << 20))
+    yield group
+    wait_for(lambda: cgroups.remove(group), "the cgroup to be empty")
+
+
+def started_in(group: Path, fleet: Fleet) -> WorkerProcess:
+    worker = fleet.start("--concurrency", "2", wait=False)
+    assert cgroups.enter(group, worker.pid), "moved long before it starts its nursery"
+    fleet.wait_active(worker)
+    return worker

@@ -4,14 +4,33 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
-from unstuck import App, Context, Retry, current_context
+from unstuck import App, Context, Retry, StopRequested, current_context
 
 app = App(queues=["other"])
+
+MB = 1 << 20
+
+
+def _live_with(limits: str) -> None:
+    """Do to our process what apps do, and what makes a payload dangerous."""
+    match limits:
+        case "no limit of recursion":
+            # Nothing but the stack itself ends what goes deep, and the stack is none of the largest.
+            sys.setrecursionlimit(10**8)
+            resource.setrlimit(resource.RLIMIT_STACK, (MB // 2, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+        case "little memory":
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + 200 * MB, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+_live_with(os.environ.get("LIVE_WITH", ""))
 
 
 def _note(path: str, word: str) -> None:
@@ -126,6 +145,40 @@ def fork_bomb(most: int, seconds: int) -> str:
     return "survived"
 
 
+@app.task
+def leave_a_grandchild(path: str, how: str = "") -> str:
+    """Fork twice and leave the session, as daemons do; then end well, or die."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.alarm(120)  # whatever becomes of the test, this process ends
+            _note(path, str(os.getpid()))
+            signal.pause()
+        os._exit(0)
+    while not (Path(path).exists() and Path(path).read_text()):
+        time.sleep(0.001)
+    if how:
+        _note(path, str(time.time()))
+        _die(how)
+    return "left"
+
+
+@app.task
+def flood(megabytes: int, path: str, how: str = "") -> str:
+    """Print so much, wait until the file is removed, then end well, or die."""
+    os.write(1, b"first words\n")
+    for _ in range(megabytes):
+        os.write(1, b"x" * (MB - 1) + b"\n")
+    _note(path, f"printed {os.getpid()}")
+    while Path(path).exists():
+        time.sleep(0.001)
+    if how:
+        _die(how)
+    os.write(1, b"last words\n")
+    return "printed"
+
+
 @app.task(on_crash="retry", max_crash_retries=3)
 def die_again(how: str = "kill") -> None:
     _die(how)
@@ -170,8 +223,6 @@ def give(kind: str) -> object:
 
 @app.task
 def shout(text: str, times: int = 1) -> None:
-    import sys
-
     for _ in range(times):
         print(text)
         print(text, file=sys.stderr)
@@ -250,6 +301,17 @@ def _hang(how: str, path: str) -> None:
             asyncio.run(hang_async.definition.function("sleep", path))
         case _:
             raise ValueError(how)
+
+
+@app.task(timeout="1s", retry=2)
+def end_late(path: str) -> str:
+    """Come to an end only when the deadline is over and we are asked to stop."""
+    _note(path, f"begun {os.getpid()}")
+    try:
+        time.sleep(600)
+    except StopRequested:
+        return "done, though late"
+    return "never asked"
 
 
 @app.task(stall_timeout="1s", timeout="60s")

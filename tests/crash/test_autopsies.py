@@ -52,15 +52,6 @@ def test_every_way_of_dying_is_explained(fleet: Fleet) -> None:
     assert worker.process.poll() is None
 
 
-def test_a_payload_that_crashes_its_own_decoding_is_a_death_like_any_other(fleet: Fleet) -> None:
-    worker = fleet.start("--concurrency", "1", UNSTUCK_FAILPOINTS="runner.before_user_code=kill")
-    job = fleet.task("add").enqueue(1, 2)
-    with pytest.raises(WorkerCrashed):
-        job.result(timeout=MOST_S)
-    assert only_autopsy(fleet, job.id).signal == "SIGKILL"
-    assert worker.process.poll() is None
-
-
 def test_a_worker_that_is_lost_leaves_an_autopsy_to_its_jobs(fleet: Fleet) -> None:
     worker = fleet.start("--concurrency", "2")
     fleet.start("--queues", "other")

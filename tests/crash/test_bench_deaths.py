@@ -1,28 +1,15 @@
-"""Whoever dies below a worker, the death is told, what never began comes back, and nothing stays behind."""
+"""Runners die, and the death is told; what never began comes back; what they print and leave is bounded."""
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.bench_kit import APP, House, frame, gone_within, house, read_pid, wait_until
+from tests.crash.bench_kit import House, frame, gone_within, house, wait_until
 
-from unstuck import host
 from unstuck.domain.outcomes import Raised, Succeeded
-from unstuck.reaper import scene
-from unstuck.runner.containment import detect
-from unstuck.runner.trace import Trace
-from unstuck.worker.bench import NurseryGone, RunnerBorn, RunnerExit
-
-
-@pytest.fixture(params=["cgroup", "subreaper"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path, cgroup=request.param == "cgroup", max_output_bytes=10_000, pulse_interval_s=0.1) as built:
-        yield built
+from unstuck.worker.bench import RunnerBorn
 
 
 @pytest.fixture
@@ -153,6 +140,22 @@ for n in range(3, 60):
     assert gone_within(pid, 2)
 
 
+def test_the_manifest_tells_what_the_app_has(plain: House) -> None:
+    tasks = {task.name: task for task in plain.manifest.tasks}
+    assert not tasks["add"].is_async
+    assert tasks["asay"].is_async
+    assert tasks["add"].queue == "default"
+    assert plain.manifest.fork
+    assert plain.manifest.containment.startswith(("cgroup", "subreaper"))
+
+
+def test_births_are_told(plain: House) -> None:
+    runner = plain.bench.open_runner(2, "sync")
+    born = plain.wait_event(RunnerBorn)
+    assert (born.slot, born.pid) == (2, runner.pid)
+    assert runner.pidfd() is not None
+
+
 # What never began -----------------------------------------------------------------------------
 
 
@@ -211,197 +214,6 @@ def test_async_jobs_that_never_left_come_back(plain: House) -> None:
     assert len(plain.finish(loop, 20 - len(back))) == 20 - len(back)
 
 
-# Grandchildren --------------------------------------------------------------------------------
-
-
-def test_children_that_a_job_leaves_die_with_it(home: House, tmp_path: Path) -> None:
-    runner = home.bench.open_runner(0, "sync")
-    done = home.run(runner, "leave_child", ["sleep", "600"])
-    assert isinstance(done.outcome, Succeeded)
-    assert gone_within(int(done.outcome.result), 0.5)
-
-
-def test_a_daemon_that_a_job_leaves_dies_with_it(home: House, tmp_path: Path) -> None:
-    runner = home.bench.open_runner(0, "sync")
-    done = home.run(runner, "leave_daemon", str(tmp_path / "daemon"))
-    assert done.outcome == Succeeded(b"null")
-    assert gone_within(read_pid(tmp_path / "daemon"), 0.5)
-    assert home.run(runner, "add", 1, 1).outcome == Succeeded(b"2")
-
-
-@pytest.mark.parametrize("then", ["wait", "3"])
-def test_a_daemon_dies_with_a_runner_that_dies(home: House, tmp_path: Path, then: str) -> None:
-    runner = home.bench.open_runner(0, "sync")
-    runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), then)])
-    daemon = read_pid(tmp_path / "daemon")
-    if then == "wait":
-        home.born(runner)
-        runner.kill()
-    home.exit_of(runner)
-    assert gone_within(daemon, 1)
-
-
-def test_a_crowd_of_daemons_dies_to_the_last(home: House, tmp_path: Path) -> None:
-    runner = home.bench.open_runner(0, "sync")
-    text = f"for n in range(20): daemon({str(tmp_path)!r} + f'/d{{n}}')"
-    assert home.run(runner, "evaluate", text).outcome == Succeeded(b"null")
-    assert all(gone_within(read_pid(tmp_path / f"d{n}"), 1) for n in range(20))
-
-
-def test_a_new_nursery_leaves_the_rooms_of_the_living_alone(plain: House, tmp_path: Path) -> None:
-    with house(tmp_path, source=APP):
-        pass
-    runner = plain.bench.open_runner(0, "sync")
-    plain.run(runner, "add", 1, 1)
-    found = Path(f"/proc/{plain.born(runner)}/cgroup").read_text()
-    assert ("/runner-1" in found) == (plain.manifest.containment.startswith("cgroup"))
-
-
-def test_containment_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert detect("0", cgroup=False).describe().startswith("subreaper")
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert detect("0").describe().startswith("process groups only")
-
-
-def test_closing_the_bench_leaves_nothing(home: House, tmp_path: Path) -> None:
-    runner = home.bench.open_runner(0, "sync")
-    runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "wait")])
-    daemon, pid = read_pid(tmp_path / "daemon"), home.born(runner)
-    home.bench.close()
-    assert gone_within(pid, 1)
-    assert gone_within(daemon, 1)
-
-
-# The nursery ----------------------------------------------------------------------------------
-
-
-def test_a_killed_nursery_takes_its_runners_along_and_can_be_replaced(home: House, tmp_path: Path) -> None:
-    runners = [home.bench.open_runner(slot, "sync") for slot in (0, 1)]
-    runners[0].send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "wait")])
-    runners[1].send([frame(2, "add", 1, 1), frame(3, "wait_for", str(tmp_path / "go")), frame(4, "add", 1, 1)])
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
-    wait_until((tmp_path / "daemon.entered").exists, "the daemon is there")
-    pids = [home.born(runner) for runner in runners]
-    nursery, _ = home.trace.nursery()
-    os.kill(nursery, signal.SIGKILL)
-    assert home.wait_event(NurseryGone).cause == "killed by SIGKILL (signal 9)"
-    exits = sorted((home.wait_event(RunnerExit) for _ in pids), key=lambda found: found.slot)
-    assert [(found.pid, found.entered) for found in exits] == [(pids[0], 1), (pids[1], 3)]
-    assert {found.cause for found in exits} == {"exit status unknown: the nursery died"}
-    assert all(gone_within(pid, 1) for pid in (*pids, read_pid(tmp_path / "daemon")))
-    assert [done.token for done in runners[1].read()] == [2]
-    assert runners[1].retract() == [4]
-    home.bench.close()
-    home.bench.start()
-    home.bench.equip(home.trace, "w-test")
-    again = home.bench.open_runner(0, "sync")
-    assert home.run(again, "add", 1, 1).outcome == Succeeded(b"2")
-
-
-# The lease ------------------------------------------------------------------------------------
-
-
-def test_a_lease_that_ends_kills_the_runner_even_inside_c_code(plain: House, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
-    runner.send([frame(1, "hold_the_gil", 600, str(tmp_path / "in"))])
-    wait_until((tmp_path / "in").exists, "the job is entered")
-    plain.trace.set_kill_at(0, host.boottime_s() + 0.1)
-    found = plain.exit_of(runner)
-    assert found.cause == "killed by SIGKILL (signal 9): its lease had ended"
-    assert found.entered == 1
-
-
-def test_a_runner_ends_itself_when_even_its_nursery_is_frozen(plain: House, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
-    runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
-    pid = plain.born(runner)
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
-    nursery, _ = plain.trace.nursery()
-    os.kill(nursery, signal.SIGSTOP)
-    try:
-        plain.trace.set_kill_at(0, host.boottime_s() + 0.1)
-        assert gone_within(pid, 3)
-    finally:
-        os.kill(nursery, signal.SIGCONT)
-
-
-def test_the_pulse_beats_and_stops_inside_c_code(plain: House, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
-    first = wait_until(lambda: plain.trace.last_pulse_s(0), "a first pulse")
-    wait_until(lambda: plain.trace.last_pulse_s(0) > first, "the next pulse")
-    runner.send([frame(1, "hold_the_gil", 1, str(tmp_path / "in"))])
-    wait_until((tmp_path / "in").exists, "the job is entered")
-    wait_until(lambda: host.boottime_s() - plain.trace.last_pulse_s(0) > 0.5, "a silent pulse")
-    assert plain.finish(runner)[0].outcome == Succeeded(b"null")
-    wait_until(lambda: host.boottime_s() - plain.trace.last_pulse_s(0) < 0.3, "a pulse again")
-
-
-# The worker -----------------------------------------------------------------------------------
-
-WORKER = """
-import sys, time
-from pathlib import Path
-from tests.crash.bench_kit import frame, house
-folder = Path(sys.argv[1])
-with house(folder, cgroup=sys.argv[2] == "cgroup") as home:
-    first, second = (home.bench.open_runner(slot, "sync") for slot in (0, 1))
-    first.send([frame(1, "leave_daemon", str(folder / "daemon"), "wait")])
-    second.send([frame(2, "hold_the_gil", 600, str(folder / "in"))])
-    home.born(second)
-    Path(folder, "family.new").write_text(f"{home.trace.nursery()[0]} {home.born(first)} {home.born(second)}")
-    Path(folder, "trace").symlink_to(home.trace.path)
-    Path(folder, "family.new").rename(folder / "family")
-    time.sleep(600)
-"""
-
-
-@pytest.fixture(params=["cgroup", "subreaper"])
-def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own that stands for a worker, with a nursery, two runners and a daemon below it."""
-    process = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), request.param])
-    try:
-        for name in ("family", "in", "daemon.entered"):
-            wait_until((tmp_path / name).exists, f"{name} below the worker")
-        yield process
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
-
-
-def below(folder: Path) -> list[int]:
-    return [*map(int, (folder / "family").read_text().split()), read_pid(folder / "daemon")]
-
-
-def test_a_killed_worker_takes_everything_along(worker: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    killed_at = time.monotonic()
-    worker.kill()
-    for pid in below(tmp_path):
-        assert gone_within(pid, max(0.0, killed_at + 1 - time.monotonic()))
-
-
-def test_what_is_left_when_nobody_could_clean_up_is_found_by_its_mark(
-    worker: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
-    nursery, *_ = below(tmp_path)
-    os.kill(nursery, signal.SIGSTOP)
-    worker.kill()
-    assert scene.clear(str((tmp_path / "trace").resolve())).cleared
-    assert all(gone_within(pid, 1) for pid in below(tmp_path))
-
-
-def test_the_nursery_keeps_the_lease_of_a_frozen_worker(worker: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    nursery, first, second, daemon = below(tmp_path)
-    trace = Trace.open((tmp_path / "trace").resolve())
-    worker.send_signal(signal.SIGSTOP)
-    trace.set_kill_at(0, host.boottime_s() + 0.2)
-    assert gone_within(first, 2)
-    assert gone_within(daemon, 1)
-    assert not gone_within(second, 0)
-    assert not gone_within(nursery, 0)
-    trace.close()
-
-
 # Floods ---------------------------------------------------------------------------------------
 
 
@@ -442,57 +254,3 @@ def test_a_failpoint_counts_in_each_runner_for_itself(tmp_path: Path, monkeypatc
             runner.send([frame(1, "add", 1, 1), frame(2, "add", 1, 1)])
             assert home.exit_of(runner).entered == 2
             assert [done.token for done in runner.read()] == [1]
-
-
-# Apps that cannot be forked -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("threading.Thread(target=time.sleep, args=(600,), name='busy', daemon=True).start()", "the thread 'busy'"),
-        ("import socket; kept = socket.socket()", "an open socket"),
-    ],
-)
-def test_an_app_that_cannot_be_forked_is_spawned_and_says_why(tmp_path: Path, line: str, why: str) -> None:
-    with house(tmp_path, source=f"{APP}\n{line}\n") as home:
-        assert not home.manifest.fork
-        assert why in home.manifest.why_spawn
-        runner = home.bench.open_runner(0, "sync")
-        assert home.run(runner, "add", 1, 2).outcome == Succeeded(b"3")
-        assert home.run(runner, "say", "words", "errors").stderr == b"errors"
-        loop = home.bench.open_runner(1, "async")
-        assert home.run(loop, "asay", "words").stdout == b"words\n"
-        runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "7")])
-        assert home.exit_of(runner).cause == "exited with code 7"
-        assert gone_within(read_pid(tmp_path / "daemon"), 1)
-        nursery, _ = home.trace.nursery()
-        os.kill(nursery, signal.SIGKILL)
-        home.wait_event(NurseryGone)
-        assert gone_within(home.born(loop), 1)
-
-
-def test_a_spawned_runner_that_cannot_import_says_so(tmp_path: Path) -> None:
-    source = f"{APP}\nimport socket; kept = socket.socket()\nassert not os.path.exists('broken'), 'broken now'\n"
-    with house(tmp_path, source=source) as home:
-        (tmp_path / "broken").touch()
-        runner = home.bench.open_runner(0, "sync")
-        found = home.exit_of(runner)
-        assert found.cause == "exited with code 78: it could not import the app"
-        assert b"broken now" in runner.last_output()[1]
-
-
-def test_the_manifest_tells_what_the_app_has(plain: House) -> None:
-    tasks = {task.name: task for task in plain.manifest.tasks}
-    assert not tasks["add"].is_async
-    assert tasks["asay"].is_async
-    assert tasks["add"].queue == "default"
-    assert plain.manifest.fork
-    assert plain.manifest.containment.startswith(("cgroup", "subreaper"))
-
-
-def test_births_are_told(plain: House) -> None:
-    runner = plain.bench.open_runner(2, "sync")
-    born = plain.wait_event(RunnerBorn)
-    assert (born.slot, born.pid) == (2, runner.pid)
-    assert runner.pidfd() is not None

@@ -64,6 +64,17 @@ def test_a_job_that_is_asked_to_stop_may_clean_up(fleet: Fleet, tmp_path: Path) 
     assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
 
 
+def test_a_success_that_comes_after_the_deadline_and_before_the_kill_is_a_success(fleet: Fleet, tmp_path: Path) -> None:
+    worker = fleet.start("--concurrency", "1")
+    job = fleet.task("end_late").enqueue(str(tmp_path / "notes"))
+    assert job.result(timeout=MOST_S) == "done, though late"
+    assert "broke a limit" in worker.said(), "it was past its deadline"
+    [attempt] = fleet.ledger.attempts(job.id)
+    assert (attempt.state, attempt.autopsy) == (AttemptState.SUCCEEDED, None)
+    assert (tmp_path / "notes").read_text().count("begun") == 1, "it is not done twice"
+    assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
+
+
 def test_code_that_reset_every_signal_is_ended_all_the_same(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(stop_grace="0.5s")
     fleet.start("--concurrency", "1")

@@ -12,6 +12,8 @@ import psutil
 import pytest
 from tests.fleet import ROOT, wait_for
 
+from unstuck.config import Settings
+from unstuck.store.opening import ready_ledger
 from unstuck.worker.replacing import BRAKE_AT, MAX_WAIT_S, STEADY_S, Replacing
 
 SUPERVISE = textwrap.dedent(
@@ -74,6 +76,12 @@ def test_workers_that_never_start_are_given_up_with_a_sentence(supervise: Make) 
     said = up.log.read_text()
     assert "No worker stays up. Run the worker by hand to see why" in said
     assert "exited with code 3" in said
+    # Alerts are made of this; each place says it once.
+    ledger = ready_ledger(Settings(url=f"sqlite:///{supervise.folder}/jobs.db"))
+    loops = [event.message for event in ledger.events() if event.kind == "crash_loop"]
+    ledger.close()
+    assert len(loops) == 2
+    assert all(f"died {BRAKE_AT} times in a row" in message for message in loops)
 
 
 def test_workers_that_ended_in_order_are_not_replaced(supervise: Make) -> None:

@@ -223,7 +223,7 @@ class TestUnsafeSettings:
             Settings(**values)  # type: ignore[arg-type]
 
     def test_one_retention_for_everything(self) -> None:
-        assert Recovery(retention="2h").kept == Retention("2h", "2h", "2h")
+        assert Recovery(retention="2h").kept == Retention("2h", "2h", "2h", "2h")
 
 
 @pytest.mark.parametrize(
@@ -279,3 +279,22 @@ def test_settings_survive_the_way_to_another_process() -> None:
     assert again.recovery.evidence == ()
     assert again.recovery.kept.jobs_s == 3600
     assert again.recovery.auto_fail_stale_running is False
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///jobs.db", "sqlite:///jobs.db"),
+        ("postgresql://app@db/app", "postgresql://app@db/app"),
+        ("postgresql://app:hush@db:5432/app", "postgresql://app:***@db:5432/app"),
+        ("postgresql://app:hu%40sh:x@db/app", "postgresql://app:***@db/app"),
+        (
+            "postgresql://db/app?user=a&password=hush&sslmode=require",
+            "postgresql://db/app?user=a&password=***&sslmode=require",
+        ),
+        ("postgresql://db/app?PASSWORD=hush", "postgresql://db/app?PASSWORD=***"),
+        ("postgresql://[hush", "***"),
+    ],
+)
+def test_an_address_is_shown_without_its_passwords(url: str, shown: str) -> None:
+    assert config.public_url(url) == shown

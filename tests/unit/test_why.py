@@ -1,37 +1,32 @@
-"""The story of a job is told from its records alone: every death, rule, person and next step, in plain words."""
+"""The story of a job is told from its records alone: every death, rule and person, in plain words."""
 
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from tests.tale import AGAIN, HUNG, NOON, OUT_OF_MEMORY, POLICY, attempt, records, ruled, worker
+from tests.unit.why_kit import DIED, ended, failed, of, step_of, texts
 
 from unstuck.cli.show import Show
 from unstuck.cli.why import show_story
-from unstuck.client.explaining import Surroundings
 from unstuck.client.why.endings import beside, one_line, sentences
-from unstuck.client.why.gathering import Evidence
-from unstuck.client.why.story import Step, StepKind, Story, story_view
+from unstuck.client.why.story import StepKind, story_view
 from unstuck.client.why.telling import FIRST_TRIES, LAST_TRIES, tell
-from unstuck.config import Recovery
 from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.durations import in_words
 from unstuck.domain.endings import JobError
 from unstuck.domain.errors import ErrorCode
-from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import AttemptState, JobState, WorkerState
-from unstuck.store.records import EventRecord, OutputRecord, Progress, QueueRecord, WorkerVerdict
+from unstuck.store.records import EventRecord, OutputRecord, WorkerVerdict
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DOCS_COLUMNS = 100
-DIED = Autopsy(DeathKind.SIGNAL, "killed by SIGSEGV (signal 11)", Detector.RUNNER)
 
 
 @pytest.fixture
@@ -41,50 +36,6 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     time.tzset()
-
-
-def of(job: dict[str, Any], attempts: list[Any] = [], **more: Any) -> Evidence:  # noqa: B006 - never changed
-    """The tale's job with changes: fresh, never tried, unless told otherwise."""
-    fresh = {
-        "state": JobState.PENDING,
-        "error": None,
-        "failures": 0,
-        "crash_count": 0,
-        "run_at": NOON - 2.0,
-        "claimed_at": None,
-        "started_at": None,
-        "finished_at": None,
-        "worker_id": None,
-        "token": None,
-        "unique_key": None,
-        "priority": 0,
-    }
-    tale = records()
-    around = Surroundings(
-        more.pop("queue", None), more.pop("workers", tale.around.workers), Recovery(), more.pop("now_s", NOON + 900.0)
-    )
-    facts = {"events": [], "outputs": [], "progress": None, **more}
-    return Evidence(msgspec.structs.replace(tale.job, **{**fresh, **job}), attempts, around=around, **facts)
-
-
-def ended(state: JobState, token: int = 1, at_s: float = 10.0, **more: Any) -> dict[str, Any]:
-    """A job that ended with the try of this token."""
-    return {
-        "state": state,
-        "token": token,
-        "worker_id": "w3",
-        "started_at": NOON,
-        "finished_at": NOON + at_s,
-        **more,
-    }
-
-
-def texts(story: Story, kind: StepKind | None = None) -> list[str]:
-    return [step.text for step in story.steps if kind is None or step.kind is kind]
-
-
-def step_of(story: Story, kind: StepKind) -> Step:
-    return next(step for step in story.steps if step.kind is kind)
 
 
 # The whole tale -------------------------------------------------------------------------------
@@ -275,10 +226,6 @@ def test_a_novel_as_a_message_is_cut_in_the_text_and_whole_in_the_facts() -> Non
 TWICE = encode_policy(Policy(retry=RetryRule(max_attempts=2)))
 
 
-def failed(token: int, began_s: float, code: str = ErrorCode.TASK_FAILED) -> Any:
-    return attempt(token, "w3", AttemptState.FAILED, began_s, began_s + 1.0, code, cause="boom")
-
-
 def test_exceptions_follow_the_retry_rule_of_their_task() -> None:
     first = tell(of({"policy": TWICE, "run_at": NOON + 5.0}, [failed(1, 0.0)], now_s=NOON + 2.0))
     assert texts(first, StepKind.DECIDED) == ["Rule: retry: failure 1 of 2; tried again in 4 seconds."]
@@ -381,65 +328,6 @@ def test_whoever_waits_gets_the_exception_of_the_code(code: ErrorCode) -> None:
     told = step_of(tell(of(ended(JobState.FAILED), tries)), StepKind.TOLD)
     assert told.facts["exception"] in told.text
     assert told.facts["exception"] != "JobFailed"
-
-
-# What is next ---------------------------------------------------------------------------------
-
-RUNNING = {"state": JobState.RUNNING, "token": 1, "worker_id": "w3", "started_at": NOON, "attempt": 1}
-HELD = [attempt(1, "w3", AttemptState.RUNNING, 0.0, None)]
-
-
-def test_a_running_job_says_where_since_when_and_how_far() -> None:
-    progress = Progress(42, 1, NOON + 50.0, 5, 20, "fifth", NOON + 55.0)
-    story = tell(of(RUNNING, HELD, progress=progress, now_s=NOON + 60.0))
-    assert story.headline == "It is running, try 1."
-    assert "on worker ada for 60s" in story.next
-    assert 'It has come to 5 of 20 (25%), "fifth", 10 seconds ago.' in story.next
-    assert "No Python code has run in its process for 5 seconds: it is busy in C code, or stuck there." in story.next
-    assert [action.command for action in story.actions] == ["unstuck cancel 42"]
-
-
-def test_progress_of_an_earlier_try_is_not_taken_for_this_one() -> None:
-    story = tell(of(RUNNING, HELD, progress=Progress(42, 99, NOON, 5, 20)))
-    assert texts(story, StepKind.PROGRESS) == []
-    assert "come to" not in story.next
-
-
-def test_a_job_of_a_silent_worker_says_how_to_settle_it() -> None:
-    silent = worker("w3", "ada", "crunch-1", silent_s=300.0)
-    story = tell(of(RUNNING, HELD, workers=[silent]))
-    assert "has been silent for 5m" in story.next
-    assert "unstuck stale --fail" in [action.command for action in story.actions]
-
-
-def test_a_job_that_waits_for_disabled_workers_says_how_to_enable_one() -> None:
-    off = worker("w3", "ada", "crunch-1", disabled=Disabled("new memory", "ada@desk", NOON))
-    fresh = of({})
-    story = tell(msgspec.structs.replace(fresh, around=msgspec.structs.replace(fresh.around, workers=[off])))
-    assert story.actions[0].command == "unstuck workers enable ada"
-
-
-def test_a_paused_queue_says_how_to_go_on() -> None:
-    queue = QueueRecord("reports", True, 1, 0, 0, 0, 1.0, 1)
-    story = tell(of({}, queue=queue))
-    assert "Queue 'reports' is paused" in story.next
-    assert story.actions[0].command == "unstuck resume reports"
-
-
-def test_a_suspect_is_said_to_run_alone() -> None:
-    assert "It will run alone in its process" in tell(of({"alone": True})).next
-
-
-def test_a_cancel_on_its_way_is_not_offered_again() -> None:
-    story = tell(of({**RUNNING, "cancel_requested": True}, HELD))
-    assert "Somebody asked to cancel it" in story.next
-    assert story.actions == ()
-
-
-def test_a_retry_after_a_crash_warns_of_effects() -> None:
-    tries = [attempt(1, "w3", AttemptState.CRASHED, 0.0, 1.0, ErrorCode.WORKER_CRASHED, DIED)]
-    [retry] = tell(of(ended(JobState.FAILED), tries)).actions
-    assert "be sure that twice is safe" in retry.why
 
 
 def test_of_very_many_tries_the_middle_is_counted() -> None:

@@ -96,7 +96,7 @@ class Common:
         settings = self.settings()
         ledger = ledgers.open_existing(settings)
         try:
-            yield Operator(ledger, settings)
+            yield Operator(ledger, settings, door="cli")
         finally:
             ledger.close()
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unstuck import config
-from unstuck.cli import ledgers
 from unstuck.cli.common import Common, command
 from unstuck.cli.demo_record import VARIABLE
 from unstuck.cli.show import Show
@@ -32,6 +31,9 @@ def demo(
     kill_every: Annotated[
         float, typer.Option("--kill-every", metavar="SECONDS", min=0, max=86_400, help="0: kill nobody.")
     ] = 2.0,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard/--no-dashboard", help="Serve the page too, where it is installed.")
+    ] = True,
 ) -> None:
     """Watch jobs survive: workers and runners are killed with kill -9, and nothing is lost.
 
@@ -46,7 +48,15 @@ def demo(
         from unstuck.cli.demo_run import perform
 
         stream = sys.stderr if common.as_json else sys.stdout
-        summary = perform(folder, stream, ledger=ledger, seconds=seconds, workers=workers, kill_every_s=kill_every)
+        summary = perform(
+            folder,
+            stream,
+            ledger=ledger,
+            seconds=seconds,
+            workers=workers,
+            kill_every_s=kill_every,
+            dashboard=dashboard,
+        )
         keep = not summary.ok
         _print(common.show, summary, common.url, folder)
     except KeyboardInterrupt:
@@ -87,4 +97,4 @@ def _print(show: Show, summary: "Summary", url: str | None, folder: Path) -> Non
         show.rich(f"  Logs of the workers and the record of what ran are kept in {folder}.")
     if url is not None:
         schema = "" if url.startswith("sqlite:") else f"UNSTUCK_SCHEMA={os.environ['UNSTUCK_SCHEMA']} "
-        show.rich(f"  Its jobs are still there: {schema}unstuck jobs --url {ledgers.public_url(url)}")
+        show.rich(f"  Its jobs are still there: {schema}unstuck jobs --url {config.public_url(url)}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol, Self, TextIO
 
 from unstuck.cli.demo_audit import audit
+from unstuck.cli.demo_door import DemoDoor
 from unstuck.cli.demo_fleet import Fleet, Member
 from unstuck.cli.demo_killer import Death, Killer
 from unstuck.cli.demo_lookout import Lookout
@@ -36,15 +37,18 @@ class DemoFailed(UnstuckError):
     """The fleet could not be brought up."""
 
 
-def perform(folder: Path, out: TextIO, *, ledger: str, seconds: float, workers: int, kill_every_s: float) -> Summary:
+def perform(
+    folder: Path, out: TextIO, *, ledger: str, seconds: float, workers: int, kill_every_s: float, dashboard: bool
+) -> Summary:
     """Play the whole of it on the ledger that the app names, and give the summary."""
     stream = Stream(workers)
     fleet = Fleet(workers, folder)
     lookout = Lookout(app.ledger, fleet, stream.ids)
-    stage = Stage(seconds, workers, kill_every_s, ledger, fleet, lookout)
+    door = DemoDoor(folder, wanted=dashboard)
+    stage = Stage(seconds, workers, kill_every_s, ledger, fleet, lookout, door)
     ended = False
     try:
-        with _view(stage, out) as view:
+        with door, _view(stage, out) as view:
             stage.killer = killer = Killer(fleet, app.ledger, kill_every_s, view.died)
             try:
                 _Play(stage, view, stream, killer).run()
@@ -110,11 +114,15 @@ class _Play:
     def _storm(self) -> None:
         stage = self._stage
         self._view.phase("Jobs stream in; somebody is killed every now and then. Ctrl-C ends it.")
+        shown = ""
         stage.began_s = time.monotonic()
         self._stream.start()
         self._killer.start()
         while stage.storming:
             self._tick()
+            if stage.door.url != shown:
+                shown = stage.door.url
+                self._view.phase(f"Jobs stream in; somebody is killed every now and then. Watch it at {shown} too.")
 
     def _calm(self) -> None:
         stage = self._stage

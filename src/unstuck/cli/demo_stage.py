@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from unstuck.cli.demo_door import DemoDoor
 from unstuck.cli.demo_fleet import Fleet
 from unstuck.cli.demo_killer import Death, Killer
 from unstuck.cli.demo_lookout import Lookout
@@ -17,6 +18,7 @@ class Stage:
     ledger: str
     fleet: Fleet
     lookout: Lookout
+    door: DemoDoor
     killer: Killer | None = None
     began_s: float | None = None
     """Monotonic; None while the fleet is starting."""

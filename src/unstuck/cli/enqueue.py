@@ -9,10 +9,11 @@ import typer
 from unstuck.cli.common import Common, Misuse, command, duration_s
 from unstuck.cli.show import Cell, Show
 from unstuck.client.enqueueing import Options, build_job
+from unstuck.client.knowing import check_queue, known_task, known_tasks
 from unstuck.client.operator import Operator
 from unstuck.client.views import value_view
 from unstuck.domain.durations import brief
-from unstuck.domain.errors import ConfigError, ResultTimeout, UnknownQueue, UnknownTask, exception_for
+from unstuck.domain.errors import ConfigError, ResultTimeout, UnknownTask, exception_for
 from unstuck.domain.names import did_you_mean
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
@@ -52,7 +53,7 @@ def enqueue(
     options = _options(queue, priority, delay, unique_key)
     registry = common.registry()
     with common.writing(migrate) as (ledger, settings):
-        operator = Operator(ledger, settings)
+        operator = Operator(ledger, settings, door="cli")
         own_queue, policy = _known_task(registry, ledger, task)
         if queue is not None:
             _check_queue(registry, ledger, queue, own_queue)
@@ -109,30 +110,25 @@ def _options(queue: str | None, priority: int, delay: str | None, unique_key: st
 
 def _known_task(registry: Registry | None, ledger: Ledger, name: str) -> tuple[str, Policy]:
     """Find the queue and the policy of a task: in the app, else among those that workers wrote down."""
-    if registry is not None:
-        found = registry.definitions.get(name)
-        if found is not None:
-            return found.queue, found.policy
-        known, owner = list(registry.definitions), "The app has"
-    else:
-        tasks = {task.name: task for task in ledger.tasks()}
-        if name in tasks:
-            return tasks[name].queue, decode_policy(tasks[name].policy)
-        known, owner = list(tasks), "No worker has told the ledger of a task by that name; known are"
-    listed = f" {owner}: {', '.join(sorted(known)[:10])}." if known else ""
-    cure = "" if registry is not None else " Name the app with --app, or start a worker that has the task."
-    raise UnknownTask(f"There is no task {name!r}.{did_you_mean(name, known)}{listed}{cure}")
+    if registry is None:
+        try:
+            task = known_task(known_tasks(ledger), name)
+        except UnknownTask as error:
+            raise UnknownTask(f"{error} Or name the app with --app.") from None
+        return task.queue, decode_policy(task.policy)
+    found = registry.definitions.get(name)
+    if found is not None:
+        return found.queue, found.policy
+    known = list(registry.definitions)
+    listed = f" The app has: {', '.join(sorted(known)[:10])}." if known else ""
+    raise UnknownTask(f"There is no task {name!r}.{did_you_mean(name, known)}{listed}")
 
 
 def _check_queue(registry: Registry | None, ledger: Ledger, queue: str, own: str) -> None:
-    known = {own, *getattr(registry, "queues", ())} if registry is not None else {own}
-    if queue not in known and registry is None:
-        known.update(record.name for record in ledger.queues())
-    if queue not in known:
-        raise UnknownQueue(
-            f"There is no queue {queue!r}.{did_you_mean(queue, known)} Known: {', '.join(sorted(known)[:10])}. "
-            "A queue comes to be with a task or a worker that names it."
-        )
+    if queue == own:
+        return
+    others = getattr(registry, "queues", ()) if registry is not None else [item.name for item in ledger.queues()]
+    check_queue(queue, {own, *others})
 
 
 def _tell(show: Show, operator: Operator, task: str, stored: Enqueued) -> None:

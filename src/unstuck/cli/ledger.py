@@ -7,8 +7,9 @@ import typer
 
 import unstuck
 from unstuck.cli.common import Common, command
-from unstuck.cli.ledgers import public_url
 from unstuck.cli.show import Cell, count
+from unstuck.client.operator import Operator
+from unstuck.config import public_url
 from unstuck.store.opening import open_ledger
 
 
@@ -28,7 +29,7 @@ def migrate(
     ledger = open_ledger(settings)
     try:
         applied = ledger.migrate()
-        voided = ledger.void_tokens() if after_restore else None
+        voided = Operator(ledger, settings, door="cli").void_attempt_tokens() if after_restore else None
     finally:
         ledger.close()
     show = common.show

@@ -1,7 +1,6 @@
 """Open the ledger for a command: reading never creates one, and trouble is told with its cure."""
 
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from unstuck.config import Settings
 from unstuck.domain.errors import LedgerUnavailable
@@ -34,11 +33,3 @@ def open_or_create(settings: Settings) -> Ledger:
 def sqlite_file(url: str) -> Path | None:
     """Give the file of a SQLite ledger; None for any other."""
     return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
-
-
-def public_url(url: str) -> str:
-    """Give the address without its password, for people and logs."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@", 1)))

@@ -11,7 +11,9 @@ from typer.core import TyperGroup
 
 import unstuck
 from unstuck.cli import (
+    alerts,
     alive,
+    audit,
     doctor,
     enqueue,
     jobs,
@@ -21,6 +23,7 @@ from unstuck.cli import (
     recovery,
     serve,
     switching,
+    tokens,
     web,
     why,
     workers,
@@ -76,7 +79,7 @@ app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_op
 
 for panel, commands in {
     RUN: (serve.worker, serve.up, serve.reaper, web.serve),
-    LOOK: (why.why, doctor.doctor, jobs.jobs, jobs.job, jobs.logs, queues.queues, alive.alive),
+    LOOK: (why.why, doctor.doctor, jobs.jobs, jobs.job, jobs.logs, queues.queues, alive.alive, audit.audit),
     ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
     CARE: (ledger.migrate, recovery.prune, ledger.version),
 }.items():
@@ -96,6 +99,21 @@ _quarantine.callback()(quarantine.quarantine)
 _quarantine.command("list")(quarantine.list_quarantined)
 _quarantine.command("release")(quarantine.release)
 app.add_typer(_quarantine, name="quarantine", rich_help_panel=ACT)
+
+_alerts = typer.Typer(invoke_without_command=True)
+_alerts.callback()(alerts.alerts)
+_alerts.command("list")(alerts.list_targets)
+_alerts.command("test")(alerts.test)
+_alerts.command("run")(alerts.run)
+app.add_typer(_alerts, name="alerts", rich_help_panel=CARE)
+
+
+_tokens = typer.Typer(invoke_without_command=True)
+_tokens.callback()(tokens.tokens)
+_tokens.command("create")(tokens.create)
+_tokens.command("list")(tokens.list_tokens)
+_tokens.command("revoke")(tokens.revoke)
+app.add_typer(_tokens, name="tokens", rich_help_panel=CARE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

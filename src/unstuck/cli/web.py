@@ -1,5 +1,6 @@
 """Open the web door: `serve`."""
 
+import importlib.util
 import sys
 from dataclasses import replace
 from typing import Annotated, Any
@@ -10,6 +11,9 @@ from unstuck.cli import ledgers
 from unstuck.cli.common import Common, command
 from unstuck.domain.errors import ConfigError
 from unstuck.http import CURE
+from unstuck.notify.alerts.checking import usable_targets
+
+PACKAGES = ("fastapi", "uvicorn", "jinja2", "python_multipart")
 
 
 @command(log_level="info")
@@ -26,17 +30,24 @@ def serve(
 ) -> None:
     """Serve the API, the page and the metrics over HTTP."""
     common = replace(common, app=target) if target is not None else common
-    try:
-        from unstuck.http import server
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("unstuck"):
-            raise
-        raise ConfigError(f"{CURE} ({error})") from error
+    check_installed()
+    from unstuck.http import server
+
     settings = common.settings()
     given: dict[str, Any] = {"host": host, "port": port}
     web = replace(settings.web, **{name: value for name, value in given.items() if value is not None})
-    ledgers.open_or_create(settings).close()
-    listener = server.listening_socket(web)
+    # What can never be sent is said before anything is served.
+    usable_targets(settings.alerts)
+    ledger = ledgers.open_or_create(settings)
+    try:
+        listener = server.listening_socket(web)
+        try:
+            server.check_address(web, listener, ledger)
+        except BaseException:
+            listener.close()
+            raise
+    finally:
+        ledger.close()
     show = common.show
 
     def ready(url: str) -> None:
@@ -45,3 +56,17 @@ def serve(
         sys.stdout.flush()
 
     server.serve(settings, web, listener, ready)
+
+
+def check_installed() -> None:
+    """Raise ConfigError, with the cure, where the packages of the web door are missing."""
+    if missing := _missing():
+        raise ConfigError(f"{CURE} Missing: {', '.join(missing)}.")
+
+
+def is_installed() -> bool:
+    return not _missing()
+
+
+def _missing() -> list[str]:
+    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]

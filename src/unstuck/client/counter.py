@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from unstuck.client.coalescing import Coalescer
+from unstuck.client.lookout import Lookout
 from unstuck.client.operator import Operator
 from unstuck.config import Settings
 from unstuck.domain.errors import JobNotFound
+from unstuck.notify.feed import Feed
 from unstuck.notify.ringer import Ringer
 from unstuck.notify.waiting import Watcher
 from unstuck.store.contract import Ledger
@@ -23,6 +25,8 @@ class Parts:
     ringer: Ringer
     watcher: Watcher
     operator: Operator
+    feed: Feed
+    lookout: Lookout
 
 
 class Counter:
@@ -67,7 +71,8 @@ def _make(settings: Settings) -> Parts:
         operator.explain_wait,
         lambda job_id: JobNotFound(f"Job {job_id} does not exist: it was never stored, or was pruned after it ended."),
     )
-    return Parts(ledger, Coalescer(ledger.enqueue), Ringer(ledger.ring), watcher, operator)
+    feed, lookout = Feed(lambda: ledger), Lookout(ledger)
+    return Parts(ledger, Coalescer(ledger.enqueue), Ringer(ledger.ring), watcher, operator, feed, lookout)
 
 
 _counters: "weakref.WeakSet[Counter]" = weakref.WeakSet()

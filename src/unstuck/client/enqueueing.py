@@ -98,6 +98,7 @@ def build_job(
     kwargs: dict[str, Any],
     limit_bytes: int,
     known_queues: frozenset[str] | None,
+    trace: str = "",
 ) -> NewJob:
     """Give the job as it is stored, everything checked: nothing half-written later."""
     chosen = options.queue or queue
@@ -109,7 +110,7 @@ def build_job(
     return NewJob(
         task=task,
         queue=chosen,
-        payload=encode_call(args, kwargs, task, limit_bytes),
+        payload=encode_call(args, kwargs, task, limit_bytes, trace),
         policy=encode_policy(policy),
         on_crash=policy.on_crash,
         heartbeat=policy.heartbeat,

@@ -9,6 +9,7 @@ from unstuck.client.doctor.codes import Code
 from unstuck.config import Recovery
 from unstuck.domain.durations import brief
 from unstuck.domain.policy import decode_policy
+from unstuck.domain.serving import cure_unserved, why_unserved
 from unstuck.domain.states import FINAL, LIVING, JobState, WorkerState
 from unstuck.store.records import JobRecord, QueueRecord, WorkerRecord
 
@@ -70,6 +71,14 @@ def describe(job: JobRecord, around: Surroundings) -> str:
     return f"It is in the hands of a worker{where} and about to start."
 
 
+def explain_alone(job: JobRecord) -> str:
+    """Say that a job runs alone, where it does; empty for all others."""
+    if not job.alone or job.state in FINAL:
+        return ""
+    verb = "runs" if job.state is JobState.RUNNING else "will run"
+    return f"It {verb} alone in its process: it is suspected of having killed one."
+
+
 def find_obstacle(queue: str, task: str, paused: bool, workers: Sequence[WorkerRecord]) -> Reason | None:
     """Say what keeps every ready job of this queue and task from being taken; None where only a slot is missing."""
     if paused:
@@ -77,13 +86,7 @@ def find_obstacle(queue: str, task: str, paused: bool, workers: Sequence[WorkerR
     living = [worker for worker in workers if is_well(worker)]
     serving = [worker for worker in living if queue in worker.queues]
     if not serving:
-        verb = "serves" if len(living) == 1 else "serve"
-        others = f" ({_count(len(living), 'worker')} {verb} other queues)" if living else ""
-        return Reason(
-            Code.NO_WORKER_FOR_QUEUE,
-            f"No living worker serves queue {queue!r}{others}",
-            f"start one with `unstuck worker module:app --queues {queue}`",
-        )
+        return Reason(Code.NO_WORKER_FOR_QUEUE, why_unserved(queue, len(living)), cure_unserved(queue))
     knowing = [worker for worker in serving if task in worker.tasks]
     if not knowing:
         who = "The worker" if len(serving) == 1 else f"None of the {len(serving)} workers"

@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from unstuck.client.counter import Counter
+from unstuck.client.events import Events, follow
 from unstuck.domain.durations import Duration, brief, seconds
 from unstuck.domain.errors import JobNotFound, LedgerError, ResultTimeout, exception_for
 from unstuck.domain.payload import decode
@@ -26,11 +28,13 @@ else:
 class Job(Generic[R_co]):
     """A job, durable since the enqueue that gave this handle returned."""
 
-    def __init__(self, counter: Counter, job_id: int, *, fresh: bool = True) -> None:
+    def __init__(self, counter: Counter, job_id: int, *, fresh: bool = True, warning: str | None = None) -> None:
         self._counter = counter
         self.id = job_id
         self.fresh = fresh
         """False: an unfinished job with the same unique key was there already, and this is it."""
+        self.warning = warning
+        """Says that nobody would take it when it was enqueued; None where somebody would."""
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
@@ -45,6 +49,10 @@ class Job(Generic[R_co]):
     @property
     def state(self) -> JobState:
         return self.record().state
+
+    def events(self, kinds: Collection[str] = (), *, after: str | None = None) -> Events:
+        """Follow its life until it ends, with `for` or `async for`; `after` is the cursor of an earlier event."""
+        return follow(self._counter, self.id, kinds, after)
 
     def cancel(self) -> str:
         """Cancel it: 'cancelled', 'requested' (it runs, and its worker is told) or 'finished' (too late)."""

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from unstuck.client import stale, views
+from unstuck.client.activity import MAX_MINUTES, SERIES, Minute, activity
+from unstuck.client.admitting import AdmittingVerbs
+from unstuck.client.auditing import Auditor, counted, jobs_named, queue_named, silence_named, worker_named
 from unstuck.client.doctor import gathering as doctors_facts
 from unstuck.client.doctor.examining import examine
 from unstuck.client.doctor.facts import Limits
@@ -15,34 +18,44 @@ from unstuck.client.doctor.finding import Finding
 from unstuck.client.doctor.one_job import examine_job
 from unstuck.client.explaining import Surroundings, describe, explain_wait
 from unstuck.client.quarantine import Quarantined, find_quarantined, states_of
+from unstuck.client.stacks import ask_stack
 from unstuck.client.stale import StaleAction as StaleAction
 from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.telling import tell
 from unstuck.config import Settings
+from unstuck.domain.durations import brief
 from unstuck.domain.errors import JobNotFound, UnknownQueue, UnknownWorker
 from unstuck.domain.names import did_you_mean
 from unstuck.domain.states import FINAL, LIVING, JobState
 from unstuck.store.contract import Ledger
-from unstuck.store.records import EventRecord, JobFilter, JobRecord, OutputRecord, QueueRecord, WorkerRecord
+from unstuck.store.records import (
+    EventRecord,
+    JobFilter,
+    JobRecord,
+    OutputRecord,
+    QueueRecord,
+    WorkerRecord,
+)
 
 # Ids are bigint on every ledger; a larger number cannot be a job.
 MAX_JOB_ID = 2**63 - 1
 PAGE = 1_000
 EVENTS_SHOWN = 200
-# Whom to wake is looked up for so many jobs; for more, everybody is woken.
-LOOKED_UP = 20
+LOOKED_UP = 20  # Whom to wake is looked up for so many jobs; for more, everybody is woken.
 MAX_REASON_CHARS = 500
 RETRIED_BY_DEFAULT = (JobState.FAILED, JobState.QUARANTINED)
 
 
-class Operator:
-    """What an operator can do with a ledger. `by` names who did it, in events and causes."""
+class Operator(AdmittingVerbs):
+    """What an operator can do with a ledger. `by` names who did it, in events, causes and the audit log; `door` says
+    which way they came: cli, http, page or python."""
 
-    def __init__(self, ledger: Ledger, settings: Settings, by: str | None = None) -> None:
+    def __init__(self, ledger: Ledger, settings: Settings, by: str | None = None, door: str = "python") -> None:
         self._ledger = ledger
         self._settings = settings
         self._by = by or whoami()
+        self._audit = Auditor(ledger, door)
 
     # Look -------------------------------------------------------------------------------------
 
@@ -91,6 +104,12 @@ class Operator:
     def queues(self) -> list[QueueRecord]:
         return self._ledger.queues()
 
+    def activity(self, minutes: int = 60) -> list[Minute]:
+        """Say what happened in each of the last minutes, oldest first; the last one is still going on."""
+        until = int(time.time() // 60) + 1
+        since = until - max(1, min(minutes, MAX_MINUTES))
+        return activity(self._ledger.counter_series(SERIES, since), since, until)
+
     def explain_wait(self, job_id: int) -> str | None:
         """Say why a job is not moving; None when it is finished or runs as it should."""
         record = self.job(job_id)
@@ -125,7 +144,10 @@ class Operator:
 
     def cancel(self, job_ids: Collection[int], by: str | None = None) -> dict[int, str]:
         """Cancel jobs and tell the workers that run them at once; the answers are those of the ledger's verb."""
-        answers = _each_page(job_ids, lambda page: self._ledger.cancel(page, by or self._by))
+        by = by or self._by
+        with self._audit.note(by, "cancel", jobs_named(job_ids)) as note:
+            answers = _each_page(job_ids, lambda page: self._ledger.cancel(page, by))
+            note.outcome = counted(answers.values())
         asked = [job_id for job_id, answer in answers.items() if answer == "requested"]
         if len(asked) > LOOKED_UP:
             self._ring({f"worker:{worker.id}" for worker in self._ledger.workers(living_only=True)})
@@ -135,13 +157,24 @@ class Operator:
 
     def retry(self, job_ids: Collection[int], by: str | None = None) -> dict[int, str]:
         """Queue finished jobs again with fresh counters, and wake who may take them."""
-        answers = _each_page(job_ids, lambda page: self._ledger.retry(page, by or self._by))
+        by = by or self._by
+        with self._audit.note(by, "retry", jobs_named(job_ids)) as note:
+            answers = self._requeue(job_ids, by)
+            note.outcome = counted(answers.values())
+        return answers
+
+    def _requeue(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        answers = _each_page(job_ids, lambda page: self._ledger.retry(page, by))
         queued = [job_id for job_id, answer in answers.items() if answer == "queued"]
         if len(queued) > LOOKED_UP:
             self._ring({f"queue:{queue.name}" for queue in self._ledger.queues() if queue.pending})
         else:
             self._ring({f"queue:{job.queue}" for job in self._records(queued)})
         return answers
+
+    def ask_stack(self, job_id: int) -> bool:
+        """Ask where a running job stands; the answer comes as an event of the job. False where it does not run."""
+        return ask_stack(self._ledger, self.job(job_id))
 
     def _records(self, job_ids: Iterable[int]) -> list[JobRecord]:
         records = (self._ledger.job(job_id) for job_id in job_ids)
@@ -172,7 +205,11 @@ class Operator:
     def prune(self, older_than_s: float | None = None, states: Collection[JobState] = ()) -> int:
         """Remove finished jobs older than given, or than the retention of jobs."""
         age_s = self._settings.recovery.kept.jobs_s if older_than_s is None else older_than_s
-        return self._ledger.prune(age_s, tuple(state.value for state in states))
+        target = f"{', '.join(sorted(states)) or 'finished'} jobs older than {brief(age_s)}"
+        with self._audit.note(self._by, "prune", target) as note:
+            removed = self._ledger.prune(age_s, tuple(state.value for state in states))
+            note.outcome = f"{removed} removed"
+        return removed
 
     # Quarantine -------------------------------------------------------------------------------
 
@@ -185,6 +222,13 @@ class Operator:
         """Queue quarantined jobs again with fresh counters; each runs alone in its process.
 
         'queued', 'missing', 'duplicate' (its unique key is in use), or the state of a job that is not quarantined."""
+        by = by or self._by
+        with self._audit.note(by, "release", jobs_named(job_ids)) as note:
+            answers = self._release(job_ids, by)
+            note.outcome = counted(answers.values())
+        return answers
+
+    def _release(self, job_ids: Collection[int], by: str) -> dict[int, str]:
         asked = [job_id for job_id in dict.fromkeys(job_ids) if 0 < job_id <= MAX_JOB_ID]
         # One by one is slow for many, and those are nearly always all quarantined.
         many = len(asked) > LOOKED_UP
@@ -192,7 +236,7 @@ class Operator:
         states = states_of(self._ledger, [job_id for job_id in asked if job_id not in held])
         held |= {job_id for job_id, state in states.items() if state is JobState.QUARANTINED}
         answers = {job_id: state.value for job_id, state in states.items()}
-        answers |= self.retry([job_id for job_id in asked if job_id in held], by)
+        answers |= self._requeue([job_id for job_id in asked if job_id in held], by)
         return {job_id: answers.get(job_id, "missing") for job_id in dict.fromkeys(job_ids)}
 
     # Stale ------------------------------------------------------------------------------------
@@ -203,12 +247,20 @@ class Operator:
 
     def fail_stale(self, older_than_s: float | None = None, by: str | None = None) -> list[StaleAction]:
         """Fail stale running jobs; without a threshold each by its own timeout. Gives what was done."""
-        return stale.fail_stale(self._ledger, older_than_s, by or self._by)
+        by = by or self._by
+        with self._audit.note(by, "fail_stale", silence_named(older_than_s)) as note:
+            actions = stale.fail_stale(self._ledger, older_than_s, by)
+            note.outcome = counted(action.action for action in actions)
+        return actions
 
     def requeue_stale(self, older_than_s: float | None = None, by: str | None = None) -> list[StaleAction]:
         """Give stale claimed jobs back to their queues (and running ones where `on_crash="retry"` and their own
         timeout has passed). Gives what was done."""
-        return stale.requeue_stale(self._ledger, older_than_s, by or self._by)
+        by = by or self._by
+        with self._audit.note(by, "requeue_stale", silence_named(older_than_s)) as note:
+            actions = stale.requeue_stale(self._ledger, older_than_s, by)
+            note.outcome = counted(action.action for action in actions)
+        return actions
 
     # Queues -----------------------------------------------------------------------------------
 
@@ -225,19 +277,30 @@ class Operator:
         """Stop handing out jobs of one queue, or of all; give the queues that changed."""
         if queue is not None:
             self.known_queue(queue)
-        return self._ledger.pause(queue, by or self._by)
+        by = by or self._by
+        with self._audit.note(by, "pause", queue_named(queue)) as note:
+            changed = self._ledger.pause(queue, by)
+            note.outcome = f"{len(changed)} paused"
+        return changed
 
     def resume(self, queue: str | None, by: str | None = None) -> list[str]:
         if queue is not None:
             self.known_queue(queue)
-        changed = self._ledger.resume(queue, by or self._by)
+        by = by or self._by
+        with self._audit.note(by, "resume", queue_named(queue)) as note:
+            changed = self._ledger.resume(queue, by)
+            note.outcome = f"{len(changed)} resumed"
         self._ring({f"queue:{name}" for name in changed})
         return changed
 
     def purge(self, queue: str, by: str | None = None) -> int:
         """Cancel every pending job of a queue; give how many."""
         self.known_queue(queue)
-        return self._ledger.purge(queue, by or self._by)
+        by = by or self._by
+        with self._audit.note(by, "purge", queue_named(queue)) as note:
+            cancelled = self._ledger.purge(queue, by)
+            note.outcome = f"{cancelled} cancelled"
+        return cancelled
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -262,8 +325,10 @@ class Operator:
     def ask_worker(self, text: str, what: str, by: str | None = None) -> WorkerRecord:
         """Ask a worker to 'drain' or to 'stop' and wake it, so that it hears at once."""
         worker = self.find_worker(text)
-        if not self._ledger.request(worker.id, what, by or self._by):
-            raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to ask.")
+        by = by or self._by
+        with self._audit.note(by, what, worker_named(worker)):
+            if not self._ledger.request(worker.id, what, by):
+                raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to ask.")
         self._ring({f"worker:{worker.id}"})
         return worker
 
@@ -272,14 +337,19 @@ class Operator:
         worker = self.find_worker(text)
         if worker.state not in LIVING:
             raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to disable.")
-        self._ledger.disable(worker.id, reason[:MAX_REASON_CHARS], by or self._by)
+        by = by or self._by
+        with self._audit.note(by, "disable", worker_named(worker)):
+            self._ledger.disable(worker.id, reason[:MAX_REASON_CHARS], by)
         self._ring({f"worker:{worker.id}"})
         return worker, self._unserved(set(worker.queues))
 
     def enable_worker(self, text: str, by: str | None = None) -> tuple[WorkerRecord, bool]:
         """Let a worker take jobs again; gives it as it is now, and whether it was switched off itself."""
         worker = self.find_worker(text)
-        changed = self._ledger.enable(worker.id, by or self._by)
+        by = by or self._by
+        with self._audit.note(by, "enable", worker_named(worker)) as note:
+            changed = self._ledger.enable(worker.id, by)
+            note.outcome = "done" if changed else "it was not disabled"
         self._ring({f"worker:{worker.id}"})
         return self.find_worker(worker.id), changed
 
@@ -291,14 +361,19 @@ class Operator:
             raise UnknownWorker(
                 f"No worker is known on host {host!r}.{did_you_mean(host, known)} `unstuck workers` lists them."
             )
-        self._ledger.disable_host(host, reason[:MAX_REASON_CHARS], by or self._by)
+        by = by or self._by
+        with self._audit.note(by, "disable", f"host {host}"):
+            self._ledger.disable_host(host, reason[:MAX_REASON_CHARS], by)
         here = [worker for worker in workers if worker.host == host and worker.state in LIVING]
         self._ring({f"worker:{worker.id}" for worker in here})
         return here, self._unserved({queue for worker in here for queue in worker.queues})
 
     def enable_host(self, host: str, by: str | None = None) -> tuple[list[WorkerRecord], bool]:
         """Let a host's workers take jobs again; gives the living, and whether it was disabled."""
-        changed = self._ledger.enable_host(host, by or self._by)
+        by = by or self._by
+        with self._audit.note(by, "enable", f"host {host}") as note:
+            changed = self._ledger.enable_host(host, by)
+            note.outcome = "done" if changed else "it was not disabled"
         here = [worker for worker in self._ledger.workers(living_only=True) if worker.host == host]
         self._ring({f"worker:{worker.id}" for worker in here})
         return here, changed

@@ -4,14 +4,16 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 from unstuck.client.counter import Counter
 from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
 from unstuck.client.job import Job
-from unstuck.domain.errors import WrongArguments
+from unstuck.domain.errors import NoWorkers, WrongArguments
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.records import Enqueued, NewJob
+from unstuck.tracing import Sending, sending
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,7 +65,8 @@ class Task(Generic[P, R]):
 
     def enqueue(self, *args: Any, **kwargs: Any) -> Job[Any]:
         """Store a job; it is durable when this returns."""
-        return self._store([self._job(args, kwargs)])[0]
+        with self._sending(1) as sent:
+            return self._store([self._job(args, kwargs, sent)], sent)[0]
 
     @overload
     def enqueue_many(self: "Task[P, Coroutine[Any, Any, T]]", calls: Iterable[Any]) -> list[Job[T]]: ...
@@ -73,8 +76,10 @@ class Task(Generic[P, R]):
 
     def enqueue_many(self, calls: Iterable[Any]) -> list[Job[Any]]:
         """Store many jobs: tuples of arguments or dicts of named ones. Each thousand is one commit."""
-        jobs = [self._job(*split_call(call, self.name)) for call in calls]
-        return [handle for at in range(0, len(jobs), BATCH) for handle in self._store(jobs[at : at + BATCH])]
+        calls = list(calls)
+        with self._sending(len(calls)) as sent:
+            jobs = [self._job(*split_call(call, self.name), sent) for call in calls]
+            return [handle for at in range(0, len(jobs), BATCH) for handle in self._store(jobs[at : at + BATCH], sent)]
 
     @overload
     async def enqueue_async(self: "Task[P, Coroutine[Any, Any, T]]", *args: Any, **kwargs: Any) -> Job[T]: ...
@@ -84,8 +89,9 @@ class Task(Generic[P, R]):
 
     async def enqueue_async(self, *args: Any, **kwargs: Any) -> Job[Any]:
         """Like `enqueue`, without blocking the event loop."""
-        job = self._job(args, kwargs)
-        return (await asyncio.to_thread(self._store, [job]))[0]
+        with self._sending(1) as sent:
+            job = self._job(args, kwargs, sent)
+            return (await asyncio.to_thread(self._store, [job], sent))[0]
 
     @overload
     async def enqueue_many_async(self: "Task[P, Coroutine[Any, Any, T]]", calls: Iterable[Any]) -> list[Job[T]]: ...
@@ -97,7 +103,10 @@ class Task(Generic[P, R]):
         """Like `enqueue_many`, without blocking the event loop."""
         return await asyncio.to_thread(self.enqueue_many, list(calls))
 
-    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+    def _sending(self, count: int) -> AbstractContextManager[Sending]:
+        return sending(self.name, self._options.queue or self.definition.queue, count)
+
+    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sending) -> NewJob:
         definition = self.definition
         if self._signature is not None:
             try:
@@ -113,9 +122,10 @@ class Task(Generic[P, R]):
             kwargs=kwargs,
             limit_bytes=self._counter.settings.max_payload_bytes,
             known_queues=self._known_queues(),
+            trace=sent.trace,
         )
 
-    def _store(self, jobs: list[NewJob]) -> list[Job[Any]]:
+    def _store(self, jobs: list[NewJob], sent: Sending) -> list[Job[Any]]:
         parts = self._counter.parts()
         words = {f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0}
         stored: list[Enqueued]
@@ -125,7 +135,20 @@ class Task(Generic[P, R]):
         else:
             stored = parts.coalescer.enqueue(jobs)
             parts.ringer.ring(words)
-        return [Job(self._counter, item.job_id, fresh=item.fresh) for item in stored]
+        sent.stored([item.job_id for item in stored])
+        return self._handles(stored, jobs)
+
+    def _handles(self, stored: list[Enqueued], jobs: list[NewJob]) -> list[Job[Any]]:
+        mode = self._counter.settings.no_workers
+        warnings = [None] * len(jobs) if mode == "ignore" else self._counter.parts().lookout.warnings(jobs)
+        handles: list[Job[Any]] = [
+            Job(self._counter, item.job_id, fresh=item.fresh, warning=warning)
+            for item, warning in zip(stored, warnings, strict=True)
+        ]
+        alone = next((handle for handle in handles if handle.warning), None)
+        if mode == "error" and alone is not None:
+            raise NoWorkers(f"{alone.warning}.", job_ids=[handle.id for handle in handles])
+        return handles
 
 
 def _signature(definition: TaskDefinition) -> inspect.Signature | None:

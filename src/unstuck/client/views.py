@@ -17,7 +17,9 @@ from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import HELD, Door
 from unstuck.store.records import (
+    ApiTokenRecord,
     AttemptRecord,
+    AuditRecord,
     EventRecord,
     JobRecord,
     OutputRecord,
@@ -218,7 +220,7 @@ def policy_view(policy: Policy) -> View:
 def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:
     """Give (args, kwargs) of a JSON call; any other payload is one opaque argument."""
     call = value_view(payload, payload_type)
-    if isinstance(call, dict) and call.keys() <= {"args", "kwargs"}:
+    if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace"}:
         return call.get("args", []), call.get("kwargs", {})
     return [call], {}
 
@@ -229,6 +231,32 @@ def value_view(data: bytes | None, payload_type: str) -> Any:
     if payload_type == JSON:
         try:
             return msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return data.decode("utf-8", "replace")
     return {"type": payload_type, "base64": base64.b64encode(data).decode("ascii")}
+
+
+def token_view(token: ApiTokenRecord) -> View:
+    """A token without anything that it could be checked against."""
+    return {
+        "id": token.id,
+        "name": token.name,
+        "scopes": list(token.scopes),
+        "valid": token.valid,
+        "created_at": instant(token.created_at),
+        "created_by": token.created_by,
+        "expires_at": instant(token.expires_at),
+        "revoked_at": instant(token.revoked_at),
+    }
+
+
+def audit_view(note: AuditRecord) -> View:
+    return {
+        "id": note.id,
+        "at": instant(note.at),
+        "by": note.by,
+        "door": note.door,
+        "verb": note.verb,
+        "target": note.target,
+        "outcome": note.outcome,
+    }

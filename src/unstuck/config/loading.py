@@ -112,6 +112,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 _RESERVED_VARIABLES = frozenset({"UNSTUCK_FAILPOINTS", "UNSTUCK_LOG_LEVEL", "UNSTUCK_LOG_FORMAT", "UNSTUCK_APP"})
+_SPACED = frozenset({"UNSTUCK_ALERTS_TARGETS"})
+"""Lists of what may hold commas itself."""
 
 
 def _from_environment() -> dict[str, Any]:
@@ -149,6 +151,6 @@ def _typed(default: Any, variable: str, text: str) -> Any:
             return int(text)
         except ValueError as error:
             raise ConfigError(f"{variable} must be a whole number, not {text!r}.") from error
-    if isinstance(default, tuple):
+    if isinstance(default, tuple) and variable not in _SPACED:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     return text

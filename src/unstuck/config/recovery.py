@@ -17,6 +17,7 @@ class Retention:
     jobs: Duration = "7d"
     events: Duration = "7d"
     workers: Duration = "1d"
+    audit: Duration = "90d"
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -34,6 +35,10 @@ class Retention:
     @property
     def workers_s(self) -> float:
         return seconds(self.workers)
+
+    @property
+    def audit_s(self) -> float:
+        return seconds(self.audit)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class Recovery:
                 )
         object.__setattr__(self, "evidence", known)
         if not isinstance(self.retention, Retention):
-            object.__setattr__(self, "retention", Retention(self.retention, self.retention, self.retention))
+            kept = self.retention
+            object.__setattr__(self, "retention", Retention(kept, kept, kept, kept))
 
     @property
     def heartbeat_interval_s(self) -> float:

@@ -19,6 +19,7 @@ LEAST_OPEN_FILES = 64
 """A runner needs some threads and descriptors of its own."""
 GROUPS: dict[str, type] = {"web": Web, "alerts": Alerts}
 """Settings with a table of their own in a file, and a prefix of their own in the environment."""
+NO_WORKERS = ("warn", "error", "ignore")
 _SCHEMES = ("sqlite", "postgresql", "postgres")
 
 
@@ -55,6 +56,8 @@ class Settings:
     """What one runner and all that its jobs start may be together; 0 means no limit."""
     max_open_files: int = 4096
     """How many descriptors a runner may hold; 0 leaves the system's limit."""
+    no_workers: str = "warn"
+    """What an enqueue does when nobody would take the job: "warn", "error" (it is stored all the same) or "ignore"."""
     web: Web = field(default_factory=Web)
     alerts: Alerts = field(default_factory=Alerts)
 
@@ -65,6 +68,8 @@ class Settings:
         for switch in ("notify", "auto_migrate"):
             if not isinstance(getattr(self, switch), bool):
                 raise ConfigError(f"{switch} must be true or false, not {getattr(self, switch)!r}.")
+        if self.no_workers not in NO_WORKERS:
+            raise ConfigError(f"no_workers must be one of {', '.join(NO_WORKERS)}, not {self.no_workers!r}.")
         schema = self.schema if isinstance(self.schema, str) else ""
         if not schema.isidentifier() or not schema.isascii() or len(schema) > 50:
             raise ConfigError(f"schema must be a plain SQL name of up to 50 characters, not {self.schema!r}.")
@@ -148,6 +153,7 @@ class GivenSettings(_GivenRecovery, total=False):
     recycle_over_memory_bytes: int
     max_processes: int
     max_open_files: int
+    no_workers: str
     web: Web
     alerts: Alerts
 

@@ -56,6 +56,14 @@ class UnknownWorker(UnknownName): ...
 class JobNotFound(UnknownName): ...
 
 
+class NoWorkers(UnstuckError):
+    """Nobody would take what was enqueued, and `no_workers="error"` is set. The jobs are stored: `job_ids`."""
+
+    def __init__(self, message: str, job_ids: list[int] | None = None) -> None:
+        super().__init__(message)
+        self.job_ids = job_ids or []
+
+
 class LedgerError(UnstuckError):
     """The database refused or could not be used."""
 

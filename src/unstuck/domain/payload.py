@@ -18,6 +18,8 @@ class Call(msgspec.Struct, frozen=True):
 
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
+    trace: str = ""
+    """Where its enqueue stands in a trace, as `unstuck.tracing` writes it."""
 
 
 def encode(value: Any, what: str, limit_bytes: int) -> bytes:
@@ -45,12 +47,14 @@ def encode(value: Any, what: str, limit_bytes: int) -> bytes:
     return data
 
 
-def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], task: str, limit_bytes: int) -> bytes:
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], task: str, limit_bytes: int, trace: str = "") -> bytes:
     value: dict[str, Any] = {}
     if args:
         value["args"] = args
     if kwargs:
         value["kwargs"] = kwargs
+    if trace:
+        value["trace"] = trace
     return encode(value, f"The arguments of {task!r}", limit_bytes)
 
 

@@ -47,6 +47,8 @@ class WorkerState(StrEnum):
 
 HELD = frozenset({JobState.CLAIMED, JobState.RUNNING})
 FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED})
+WRONG = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED})
+"""Ends that come with an error code, always."""
 LIVING = frozenset({WorkerState.ACTIVE, WorkerState.DRAINING, WorkerState.SUSPECT})
 
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {

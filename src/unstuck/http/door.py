@@ -1,11 +1,11 @@
 """Put the web door together: guard, API, page. The routes are in `api/` and `page/`, who may come in is in `guard/`."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import anyio.to_thread
 from fastapi import FastAPI
 
 from unstuck import config
@@ -16,18 +16,23 @@ from unstuck.http import api, page
 from unstuck.http.desk import Desk
 from unstuck.http.foreign.crew import Crew
 from unstuck.http.guard import stand_guard
+from unstuck.http.guard.place import Place, mounted
+from unstuck.http.openapi import describe
 from unstuck.http.problems import explain_errors
 from unstuck.http.timing import Timing
+from unstuck.notify.alerts.sender import AlertSender
+from unstuck.store.opening import open_ledger
 from unstuck.version import VERSION
 
 
-def open_door(app: App | str | None = None, **web: Any) -> FastAPI:
+def open_door(app: App | str | None = None, *, open: bool = False, **web: Any) -> FastAPI:
     """Give the ASGI app of a web door; nothing is connected before its first use."""
     settings = app.settings if isinstance(app, App) else config.load({"url": app})
-    return door_of(settings, replace(settings.web, **web))
+    settings_of_door = replace(settings.web, **web)
+    return door_of(settings, settings_of_door, mounted(settings_of_door, open=open))
 
 
-def door_of(settings: Settings, web: Web) -> FastAPI:
+def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
     door = FastAPI(
         title="Unstuck",
         version=VERSION,
@@ -44,7 +49,8 @@ def door_of(settings: Settings, web: Web) -> FastAPI:
     explain_errors(door)
     api.add_to(door)
     page.add_to(door)
-    stand_guard(door)
+    stand_guard(door, place)
+    describe(door)
     # Outside of the guard: what that takes counts too.
     door.add_middleware(Timing)
     return door
@@ -54,8 +60,14 @@ def door_of(settings: Settings, web: Web) -> FastAPI:
 async def _lifespan(door: FastAPI) -> AsyncIterator[None]:
     desk: Desk = door.state.desk
     crew: Crew = door.state.crew
-    try:
+    async with AsyncExitStack() as stack:
+        stack.callback(desk.counter.close)
+        stack.push_async_callback(asyncio.to_thread, crew.close)
+        if desk.settings.alerts.targets:
+            # A ledger of its own: its looks must not stand in the way of the handlers'.
+            ledger = open_ledger(desk.settings)
+            stack.callback(ledger.close)
+            sender = AlertSender(ledger, desk.settings)
+            sender.start()
+            stack.push_async_callback(asyncio.to_thread, sender.stop)
         yield
-    finally:
-        await anyio.to_thread.run_sync(crew.close)
-        desk.counter.close()

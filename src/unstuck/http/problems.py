@@ -52,11 +52,16 @@ class Problem(Exception):
             "title": self.code.replace("_", " ").capitalize(),
             "status": self.status,
             "code": self.code,
-            "detail": self.detail[:MAX_DETAIL_CHARS],
+            "detail": _text(self.detail[:MAX_DETAIL_CHARS]),
             **({"cure": self.cure} if self.cure else {}),
             **self.facts,
         }
         return JSONResponse(body, self.status, self.headers, MEDIA_TYPE)
+
+
+def _text(said: str) -> str:
+    # What is quoted from a request may hold half a character.
+    return said.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 _STATUSES: list[tuple[type[UnstuckError], int, str, str]] = [
@@ -92,20 +97,27 @@ def explain_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
         wrong = [
-            {"where": ".".join(str(part) for part in item["loc"]), "what": str(item["msg"])}
+            {"where": _text(".".join(str(part) for part in item["loc"])), "what": _text(str(item["msg"]))}
             for item in error.errors()[:20]
         ]
+        # A parameter that a dependency reads too is complained of twice.
+        wrong = [item for at, item in enumerate(wrong) if item not in wrong[:at]]
         detail = "; ".join(f"{item['where']}: {item['what']}" for item in wrong[:3])
         cure = "See /api/v1/openapi.json for what this path takes."
         return Problem(422, "not_valid", detail, cure=cure, errors=wrong).response()
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> JSONResponse:
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
+        code = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
         headers = dict(error.headers or {})
         return Problem(error.status_code, code, str(error.detail), headers=headers).response()
 
     @app.exception_handler(Exception)
     def _bug(request: Request, error: Exception) -> JSONResponse:
-        log.exception("A request failed", path=request.url.path, exc_info=error)
-        return Problem(500, "internal_error", "This is a defect of Unstuck; its log says more.").response()
+        return bug(request.url.path, error).response()
+
+
+def bug(path: str, error: Exception) -> Problem:
+    """Write down what nobody expected, and give what the caller hears of it: nothing from the inside."""
+    log.exception("A request failed", path=path, exc_info=error)
+    return Problem(500, "internal_error", "This is a defect of Unstuck; its log says more.")

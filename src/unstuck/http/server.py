@@ -10,8 +10,13 @@ from fastapi import FastAPI
 from unstuck.config import Settings, Web
 from unstuck.domain.errors import ConfigError
 from unstuck.http.door import door_of
+from unstuck.http.guard.place import check_token_exists, listening
+from unstuck.http.patience import PatientProtocol
+from unstuck.store.contract import Ledger
 
 BACKLOG = 1024
+MAX_HEAD_BYTES = 64 * 1024
+"""What one connection may make us remember before a request is whole; the guard counts more closely."""
 SWITCH_S = 0.0001
 KEEP_ALIVE_S = 65
 """Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
@@ -34,6 +39,11 @@ def listening_socket(web: Web) -> socket.socket:
     return listener
 
 
+def check_address(web: Web, listener: socket.socket, ledger: Ledger) -> None:
+    """Refuse to serve others than this machine before there is a token."""
+    check_token_exists(web, listener.getsockname()[0], ledger)
+
+
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -52,7 +62,7 @@ class _Server(uvicorn.Server):
 
 def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until a signal ends it; `ready` is told the address."""
-    door = door_of(settings, web)
+    door = door_of(settings, web, listening(web, listener.getsockname()[0]))
     server = _Server(
         door,
         uvicorn.Config(
@@ -63,6 +73,8 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             timeout_graceful_shutdown=5,
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
+            http=PatientProtocol,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
         ),

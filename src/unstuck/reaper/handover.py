@@ -14,6 +14,8 @@ from unstuck.domain.endings import Ending, Release
 from unstuck.domain.errors import WORKER_DIED
 from unstuck.domain.liveness import Detector, Process, Verdict, silence
 from unstuck.domain.states import JobState
+from unstuck.metrics.catalogue import JOBS_ENDED, JOBS_REQUEUED
+from unstuck.metrics.tallies import Tallies
 from unstuck.reaper import scene
 from unstuck.reaper.evidence import Witness
 from unstuck.reaper.rounds import Round
@@ -35,10 +37,11 @@ log = logs.logger("unstuck.reaper")
 class Handover:
     """The settling half of the reaper: it is told who is dead, and decides nothing about that."""
 
-    def __init__(self, ledger: Ledger, recovery: Recovery, witness: Witness) -> None:
+    def __init__(self, ledger: Ledger, recovery: Recovery, witness: Witness, tallies: Tallies) -> None:
         self._ledger = ledger
         self._recovery = recovery
         self._witness = witness
+        self._tallies = tallies
         self._warned: set[str] = set()
 
     def empty(
@@ -100,7 +103,7 @@ class Handover:
         for worker_id, jobs in late.items():
             endings = {(job.job_id, job.token): overrun(job) for job in jobs}
             written = self._ledger.settle(worker_id, list(endings.values()), [], GuardNone())
-            _count(worker_id, jobs, endings, written, done)
+            self._count(worker_id, jobs, endings, written, done)
             if worker := seen.get(worker_id):
                 self._stop_runners(worker, written)
 
@@ -141,9 +144,23 @@ class Handover:
             now = self._ledger.settle(worker.id, endings, releases, guard(chunk))
             if failpoints.active:
                 failpoints.reached("sweep.after_settle")
-            _count(worker.id, chunk, writes, now, done)
+            self._count(worker.id, chunk, writes, now, done)
             written |= now
         return written
+
+    def _count(
+        self,
+        worker_id: str,
+        jobs: Sequence[HeldJob],
+        writes: Mapping[Key, Ending | Release],
+        written: set[Key],
+        done: Round,
+    ) -> None:
+        for queue, state in _count(worker_id, jobs, writes, written, done):
+            if state is JobState.PENDING:
+                self._tallies.add(JOBS_REQUEUED, (queue,))
+            else:
+                self._tallies.add(JOBS_ENDED, (queue, state.value))
 
     def _clear(self, worker: WorkerWatch) -> scene.Scene:
         witness = self._witness
@@ -182,15 +199,17 @@ def _still_silent(jobs: Sequence[HeldJob], worker: WorkerWatch) -> Guard:
 
 def _count(
     worker_id: str, jobs: Sequence[HeldJob], writes: Mapping[Key, Ending | Release], written: set[Key], done: Round
-) -> None:
-    """Add what was really written to the round, and say it in the log."""
+) -> list[tuple[str, JobState]]:
+    """Add what was really written to the round, and say it in the log; give the queue and new state of each."""
     became: dict[JobState, list[int]] = defaultdict(list)
+    settled: list[tuple[str, JobState]] = []
     for job in jobs:
         if (job.job_id, job.token) not in written:
             continue
         write = writes[job.job_id, job.token]
         state = write.state if isinstance(write, Ending) else JobState.PENDING
         became[state].append(job.job_id)
+        settled.append((job.queue, state))
         if state is JobState.PENDING:
             done.queues.add(job.queue)
             if isinstance(write, Ending):
@@ -205,3 +224,4 @@ def _count(
         log.error(WORKER_DIED, worker=worker_id, failed=len(ids), jobs=ids[:MAX_LOGGED_JOBS])
     if ids := became[JobState.QUARANTINED]:
         log.error(f"Quarantined {len(ids)} tasks that killed their workers", worker=worker_id, jobs=ids)
+    return settled

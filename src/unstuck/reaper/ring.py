@@ -67,31 +67,8 @@ class Neighbours:
         else:
             self._thread.join(timeout_s)
 
-    @property
-    def holding(self) -> frozenset[str]:
-        """The workers whose end would be seen at once."""
-        return frozenset(self._held)
-
-    # ------------------------------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        with self._lock:
-            if not self._closed:
-                try:
-                    os.write(self._bell, b"!")
-                except BlockingIOError:
-                    # Full of wake-ups: it will wake.
-                    pass
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping:
-                self._wait(self._step())
-        finally:
-            self._close()
-
-    def _step(self) -> float:
-        """Do what is to be done and give the time until there is something again."""
+    def step(self) -> float:
+        """Do what is to be done and give the time until there is something again: one lap, but for the waiting."""
         now_s = host.boottime_s()
         try:
             # The burials first: everybody who waits for these jobs waits for us.
@@ -112,6 +89,29 @@ class Neighbours:
             self._dead.clear()
         self._retry_s = RETRY_FIRST_S
         return max(0.0, self._refresh_s - host.boottime_s())
+
+    @property
+    def holding(self) -> frozenset[str]:
+        """The workers whose end would be seen at once."""
+        return frozenset(self._held)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._closed:
+                try:
+                    os.write(self._bell, b"!")
+                except BlockingIOError:
+                    # Full of wake-ups: it will wake.
+                    pass
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wait(self.step())
+        finally:
+            self._close()
 
     def _next_gap_s(self, quiet_s: float) -> float:
         """Look twice as seldom while the rings go on, so that a thousand births are not a million looks."""

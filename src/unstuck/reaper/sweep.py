@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 from unstuck import failpoints, host, logs
 from unstuck.config import Recovery
-from unstuck.domain.autopsy import Autopsy
+from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.durations import MAX_DURATION_S
 from unstuck.domain.errors import LedgerError, LedgerUnavailable
 from unstuck.domain.liveness import KERNEL, Detector, Verdict, Vitals, judge
 from unstuck.domain.states import LIVING, WorkerState
+from unstuck.metrics.catalogue import DEATHS, DETECTION, SWEEP
+from unstuck.metrics.tallies import Tallies
 from unstuck.reaper import upkeep
 from unstuck.reaper.attention import Attention
 from unstuck.reaper.evidence import Witness, guard_for
@@ -34,10 +36,11 @@ log = logs.logger("unstuck.reaper")
 class Reaper:
     """One watchman's judgement. `by` is who he is: a worker's id, 'reaper' or 'supervisor'."""
 
-    def __init__(self, ledger: Ledger, recovery: Recovery, *, by: str) -> None:
+    def __init__(self, ledger: Ledger, recovery: Recovery, *, by: str, tallies: Tallies | None = None) -> None:
         self.ledger = ledger
         self.recovery = recovery
         self.by = by
+        self.tallies = tallies or Tallies()
         self.attention = Attention(host.boottime_s())
         self.heed: Callable[[Round], None] = lambda done: None
         """Hears of every burial: a Watchman on the same reaper learns when requeued jobs become due."""
@@ -45,7 +48,7 @@ class Reaper:
         self._session_grace_s = recovery.session_grace_s
         self._reunion_s = max(recovery.session_grace_s, recovery.heartbeat_interval_s)
         self.witness = Witness(one_host=ledger.one_host)
-        self._handover = Handover(ledger, recovery, self.witness)
+        self._handover = Handover(ledger, recovery, self.witness, self.tallies)
         self._housekeeping = upkeep.Housekeeping()
         self._health = HealthWatch(by)
         self._standing: dict[str, WorkerVerdict | None] = {}
@@ -56,6 +59,7 @@ class Reaper:
         """Judge every worker, settle what the dead held, end what overran, keep house; give the counts."""
         if ticket and not self.ledger.take_ticket(SWEEP_TICKET, self.recovery.check_interval_s * TICKET_SHARE):
             return Round(skipped="ticket")
+        begun_s = host.boottime_s()
         done = Round(skipped="" if self.attention.awake else "late")
         try:
             workers, well = self.ledger.to_judge()
@@ -71,6 +75,7 @@ class Reaper:
         finally:
             # What was written before an error must still be heard.
             self._ring(done)
+        self.tallies.observe(SWEEP, host.boottime_s() - begun_s)
         return done
 
     def promote(self) -> Round:
@@ -184,6 +189,7 @@ class Reaper:
         }
         if verdict.state is WorkerState.DEAD:
             done.buried[verdict.detector] += 1
+            self._count_death(verdict.detector, death)
             log.error(f"Dead worker detected: {worker.id}", **facts)
         else:
             done.suspected += 1
@@ -191,6 +197,12 @@ class Reaper:
         if failpoints.active:
             failpoints.reached("sweep.after_verdict")
         return True
+
+    def _count_death(self, detector: Detector, death: Autopsy | None) -> None:
+        kind = DeathKind.UNKNOWN if death is None else death.kind
+        self.tallies.add(DEATHS, ("worker", kind.value, detector.value))
+        if death is not None and death.seen_after_s is not None:
+            self.tallies.observe(DETECTION, death.seen_after_s, ("worker", detector.value))
 
     def _finish_burial(self, worker: WorkerWatch, done: Round) -> None:
         """Go on where an earlier reaper was interrupted, or where a worker stopped without giving back."""

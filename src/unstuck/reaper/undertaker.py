@@ -33,12 +33,20 @@ class Proof(msgspec.Struct, frozen=True):
     death: Autopsy | None = None
 
 
+class Word(msgspec.Struct, frozen=True):
+    """An event to be written, of which no burial tells."""
+
+    kind: str
+    message: str
+    about: str
+
+
 class Undertaker:
     """A thread of its own, so that whoever saw the death need not wait for the database."""
 
     def __init__(self, reaper: Reaper) -> None:
         self._reaper = reaper
-        self._proofs: queue.SimpleQueue[Proof | None] = queue.SimpleQueue()
+        self._proofs: queue.SimpleQueue[Proof | Word | None] = queue.SimpleQueue()
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unstuck-undertaker", daemon=True)
 
@@ -48,6 +56,10 @@ class Undertaker:
     def bury(self, pid: int, started: str, evidence: str, death: Autopsy | None = None) -> None:
         """Have every worker that lived in this process declared dead; `death` is what its parent knows of it."""
         self._proofs.put(Proof(pid, started, evidence, Detector.SUPERVISOR, death))
+
+    def tell(self, kind: str, message: str, about: str) -> None:
+        """Have an event written, in its turn."""
+        self._proofs.put(Word(kind, printable(message, MAX_EVENT_CHARS), about))
 
     def stop(self, patience_s: float) -> None:
         """Finish what is waiting, within the patience; the watchmen of others find the rest."""
@@ -79,9 +91,12 @@ class Undertaker:
             evidence = printable(proof.evidence, MAX_EVENT_CHARS)
             self._reaper.ledger.amend(worker.id, msgspec.structs.replace(verdict, evidence=evidence, autopsy=known))
 
-    def _deliver(self, proof: Proof) -> bool:
+    def _deliver(self, proof: Proof | Word) -> bool:
         """Give True when there is nothing left to do about it."""
         try:
+            if isinstance(proof, Word):
+                self._reaper.ledger.note_event(proof.kind, proof.message, about=proof.about)
+                return True
             for worker in self._reaper.ledger.watch(host.hostname()):
                 same = worker.pid == proof.pid and worker.process_started == proof.started
                 if same and self._reaper.witness.is_neighbour(worker):
@@ -91,5 +106,5 @@ class Undertaker:
         except LedgerUnavailable:
             return False
         except UnstuckError:
-            log.exception("A death could not be written down; the watchman's rounds still can", pid=proof.pid)
+            log.exception("A death could not be written down; the watchman's rounds still can", what=str(proof))
         return True

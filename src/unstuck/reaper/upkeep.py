@@ -8,6 +8,8 @@ from unstuck.store.contract import Ledger
 PROMOTE_BATCH = 1_000
 RETENTION_BATCH = 1_000
 MAX_BATCHES = 10
+KEPT_MINUTES = 24 * 60
+"""How far back the counters are known minute by minute."""
 RETENTION_EVERY_S = 60.0
 RETENTION_TICKET = "retention"
 
@@ -37,8 +39,12 @@ class Housekeeping:
         self._next_s = now_s + RETENTION_EVERY_S
         if not ledger.take_ticket(RETENTION_TICKET, RETENTION_EVERY_S * 0.9):
             return
+        done.pruned += ledger.sweep_audit(kept.audit_s, RETENTION_BATCH)
         for _ in range(MAX_BATCHES):
             swept = ledger.sweep_old(kept.jobs_s, kept.events_s, kept.workers_s, RETENTION_BATCH)
             done.pruned += swept.jobs + swept.events + swept.workers
             if max(swept.jobs, swept.events, swept.workers) < RETENTION_BATCH:
-                return
+                break
+        for _ in range(MAX_BATCHES):
+            if ledger.sweep_counters(KEPT_MINUTES, RETENTION_BATCH) < RETENTION_BATCH:
+                break

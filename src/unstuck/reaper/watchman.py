@@ -7,8 +7,11 @@ from collections.abc import Callable
 from unstuck import host, logs
 from unstuck.config import Recovery
 from unstuck.domain.errors import LedgerUnavailable
+from unstuck.domain.states import LIVING
+from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.rounds import Round
 from unstuck.reaper.sweep import Reaper
+from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
 
 LATE_INTERVALS = 2.0
@@ -28,10 +31,13 @@ log = logs.logger("unstuck.reaper")
 
 
 class Watchman:
-    """A thread that calls `reaper.round()` every `check_interval`, if it wins the ticket."""
+    """A thread that calls `reaper.round()` every `check_interval`, if it wins the ticket.
 
-    def __init__(self, reaper: Reaper) -> None:
+    `books` are kept by it where no heartbeat does that."""
+
+    def __init__(self, reaper: Reaper, books: Bookkeeper | None = None) -> None:
         self._reaper = reaper
+        self._books = books
         self._interval_s = reaper.recovery.check_interval_s
         self._tolerance_s = max(LATE_INTERVALS * self._interval_s, LATE_AT_LEAST_S)
         self._crowd = 1
@@ -83,20 +89,25 @@ class Watchman:
             self._promote_in(done.next_due_in_s)
             self._wake.set()
 
+    def step(self) -> float:
+        """Do what is due and give the time until something is again: one lap of his thread, for whoever has none."""
+        now_s = self._turned_s = host.boottime_s()
+        if now_s >= self._tick_s:
+            self._tick(now_s)
+        elif self._promote_s is not None and now_s >= self._promote_s:
+            self._promote_s = None
+            self._guarded(self._reaper.promote)
+        with self._lock:
+            next_s = self._tick_s if self._promote_s is None else min(self._tick_s, self._promote_s)
+        return max(0.0, next_s - host.boottime_s())
+
     # ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stopping:
-            now_s = self._turned_s = host.boottime_s()
-            if now_s >= self._tick_s:
-                self._tick(now_s)
-            elif self._promote_s is not None and now_s >= self._promote_s:
-                self._promote_s = None
-                self._guarded(self._reaper.promote)
-            with self._lock:
-                next_s = self._tick_s if self._promote_s is None else min(self._tick_s, self._promote_s)
+            wait_s = self.step()
             if not self._stopping:
-                self._wake.wait(max(0.0, next_s - host.boottime_s()))
+                self._wake.wait(wait_s)
             self._wake.clear()
 
     def _tick(self, now_s: float) -> None:
@@ -104,6 +115,8 @@ class Watchman:
         done = self._guarded(self._round)
         if done is not None and done.counts():
             log.debug("The watchman's round", skipped=done.skipped, watched=done.watched, **done.counts())
+        if self._books is not None:
+            self._books.tend()
         wait_s = self._interval_s * pace(self._crowd) if done is not None else self._backoff_s()
         with self._lock:
             self._tick_s = host.boottime_s() + wait_s
@@ -117,7 +130,8 @@ class Watchman:
         now_s = host.boottime_s()
         # Whoever keeps losing learns nothing of the fleet from his rounds.
         if self._losses >= COUNT_AFTER_LOSSES and now_s >= self._count_s:
-            self._crowd = len(self._reaper.ledger.watch())
+            states = self._reaper.ledger.fleet().workers
+            self._crowd = sum(number for state, number in states.items() if state in LIVING)
             self._count_s = now_s + max(COUNT_EVERY_S, self._crowd / ASKING_PER_INTERVAL) * random.uniform(1.0, 2.0)
         return done
 
@@ -161,15 +175,20 @@ def pace(crowd: int) -> float:
     return min(max(crowd / ASKING_PER_INTERVAL, 1.0), SLOWEST)
 
 
-def run_daemon(ledger: Ledger, recovery: Recovery, stop: threading.Event, *, by: str = "reaper") -> None:
+def run_daemon(
+    ledger: Ledger, recovery: Recovery, stop: threading.Event, *, by: str = "reaper", tallies: Tallies | None = None
+) -> None:
     """Keep watch until `stop` is set: `unstuck reaper`."""
-    watchman = Watchman(Reaper(ledger, recovery, by=by))
+    reaper = Reaper(ledger, recovery, by=by, tallies=tallies)
+    books = Bookkeeper(ledger, reaper.tallies, recovery.heartbeat_interval_s)
+    watchman = Watchman(reaper, books)
     watchman.start()
     try:
         stop.wait()
     finally:
         watchman.stop()
         watchman.join()
+        books.flush()
 
 
 def run_once(
@@ -185,4 +204,7 @@ def run_once(
         log.warning("Every worker looks silent; looking again before the verdict", wait_s=wait_s)
         (pause or threading.Event().wait)(wait_s)
     reaper.attention.confirm()
-    return reaper.round(ticket=False)
+    try:
+        return reaper.round(ticket=False)
+    finally:
+        Bookkeeper(ledger, reaper.tallies).flush()

@@ -8,7 +8,7 @@ from unstuck import failpoints
 from unstuck.domain.autopsy import MAX_STACK_CHARS
 from unstuck.domain.recovery import printable
 from unstuck.runner import stacks
-from unstuck.runner.calling import Caller, CannotCall, raised, refused
+from unstuck.runner.calling import Caller, CannotCall, end_span, raised, refused
 from unstuck.runner.context import set_context
 from unstuck.runner.output import Sink, flush_standard_streams, set_sink
 from unstuck.runner.signs import Signs
@@ -92,10 +92,14 @@ class AsyncLoop:
     async def _attempt(self, job: JobFrame) -> None:
         token = job.token
         sink = Sink(self._max_output_bytes)
+        span = None
         try:
             call = self._caller.prepare(job)
             set_context(call.context)
             set_sink(sink)
+            span = call.span()
+            if span is not None:
+                span.enter()
             if failpoints.active:
                 failpoints.reached("runner.before_user_code")
             report = self._caller.succeeded(job, await call.function(*call.args, **call.kwargs))
@@ -112,6 +116,8 @@ class AsyncLoop:
             report = raised(token, error)
         if os.getpid() != self._pid:
             os._exit(0)  # a fork of user code that came back to us: only the original may report
+        if span is not None:
+            end_span(span, report)
         report.stdout, report.stderr = sink.content(0), sink.content(1)
         del self._tasks[token]
         self._signs.forget(token)

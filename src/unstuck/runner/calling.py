@@ -14,7 +14,8 @@ from unstuck.domain.recovery import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, prin
 from unstuck.runner.context import Context
 from unstuck.runner.tasks import Registry, TaskDefinition
 from unstuck.runner.tracebacks import message_of, type_name, user_traceback
-from unstuck.runner.wire import NOT_STORABLE, RAISED, SUCCEEDED, JobFrame, Kind, Report
+from unstuck.runner.wire import CANCELLED, NOT_STORABLE, RAISED, SUCCEEDED, JobFrame, Kind, Report
+from unstuck.tracing import Attempting, attempting, is_used
 
 MAX_TYPE_CHARS = 500
 
@@ -28,6 +29,26 @@ class Call(msgspec.Struct, gc=False):
     args: list[Any]
     kwargs: dict[str, Any]
     context: Context
+    trace: str = ""
+    """Where its enqueue stands in a trace."""
+
+    def span(self) -> Attempting | None:
+        """Begin the span of this attempt; None where nobody traces."""
+        if not is_used():
+            return None
+        facts = self.context
+        return attempting(
+            facts.task,
+            facts.queue,
+            self.trace,
+            {
+                "unstuck.job.id": facts.job_id,
+                "messaging.message.id": str(facts.job_id),
+                "unstuck.attempt": facts.attempt,
+                "unstuck.crashes": facts.crash_count,
+                "unstuck.worker.id": facts.worker_id,
+            },
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +85,11 @@ class Caller:
                 f"The arguments of job {frame.job_id} cannot be read: {error}. Enqueue it again, with a JSON object "
                 "of 'args' (a list) and 'kwargs' (an object)."
             ) from error
+        except MemoryError as error:
+            raise CannotCall(
+                f"The arguments of job {frame.job_id} cannot be read: they need more memory than this process may "
+                f"have ({len(frame.payload):,} bytes of JSON). Store the data elsewhere and pass a reference."
+            ) from error
         context = Context(
             frame.job_id, frame.task, frame.queue, frame.attempt, frame.crashes, self._worker_id, frame.token
         )
@@ -74,7 +100,7 @@ class Caller:
                 given.args.insert(position, context)
             else:
                 given.kwargs[name] = context
-        return Call(callee.definition.function, given.args, given.kwargs, context)
+        return Call(callee.definition.function, given.args, given.kwargs, context, given.trace)
 
     def succeeded(self, frame: JobFrame, value: Any) -> Report:
         """Report a returned value, or that it cannot be stored."""
@@ -101,6 +127,13 @@ class Caller:
                 "tasks. Restart the worker: it started with other code."
             )
         return _Callee(definition, _position(definition))
+
+
+OUTCOMES = {SUCCEEDED: "succeeded", RAISED: "raised", NOT_STORABLE: "not_storable", CANCELLED: "cancelled"}
+
+
+def end_span(span: Attempting, report: Report) -> None:
+    span.end(OUTCOMES[report.kind], report.words)
 
 
 def raised(token: int, error: BaseException) -> Report:

@@ -14,6 +14,7 @@ from typing import NoReturn, TextIO, cast
 
 import msgspec
 
+from unstuck import tracing
 from unstuck.domain.errors import ConfigError
 from unstuck.runner import containment, context, descriptors, kernel, output, stacks, termination
 from unstuck.runner.async_loop import AsyncLoop
@@ -87,6 +88,7 @@ def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:
         else:
             AsyncLoop(stream, caller, seat.limits.max_output_bytes, signs).run()
         code = 0
+        tracing.flush()
     except BaseException:  # noqa: BLE001 - whatever it was, it must be read in the output and end this process
         traceback.print_exc()
     finally:

@@ -13,7 +13,7 @@ from collections import deque
 
 from unstuck import failpoints
 from unstuck.runner import leftovers, termination
-from unstuck.runner.calling import Caller, CannotCall, raised, refused
+from unstuck.runner.calling import Caller, CannotCall, end_span, raised, refused
 from unstuck.runner.context import set_context
 from unstuck.runner.descriptors import LeakWatch
 from unstuck.runner.output import flush_standard_streams
@@ -146,6 +146,9 @@ class SyncLoop:
         # A context of its own: variables that one job sets must not be seen by the next.
         variables = contextvars.copy_context()
         variables.run(set_context, call.context)
+        span = call.span()
+        if span is not None:
+            variables.run(span.enter)
         try:
             if failpoints.active:
                 failpoints.reached("runner.before_user_code")
@@ -162,4 +165,6 @@ class SyncLoop:
             report = raised(job.token, error)
         for timer in _TIMERS:
             signal.setitimer(timer, 0)  # an alarm that a job left armed must not hit the next one
+        if span is not None and os.getpid() == self._pid:
+            end_span(span, report)
         return report

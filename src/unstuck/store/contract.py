@@ -16,23 +16,37 @@ from unstuck.domain.endings import Ending, Release
 from unstuck.domain.health import Standing
 from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import (
+    AlertEvent,
+    AlertTarget,
+    ApiTokenRecord,
     AttemptRecord,
+    AuditRecord,
     BeatAnswer,
+    ConditionChange,
+    ConditionLook,
+    ConditionRecord,
+    Count,
     Enqueued,
     EventRecord,
+    Fleet,
     ForeignPulse,
+    Glance,
     Guard,
     HeldJob,
     HostRecord,
     JobFilter,
     JobRecord,
+    MinuteCount,
+    NewApiToken,
     NewJob,
+    OnceAnswer,
     Outcome,
     OutputRecord,
     Progress,
     Promoted,
     Pulse,
     QueueRecord,
+    Request,
     Swept,
     TaskRecord,
     Turn,
@@ -96,6 +110,10 @@ class Ledger(Protocol):
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store jobs durably, all or none, in their order. Repeats itself safely where the commit was uncertain."""
+        ...
+
+    def enqueue_once(self, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
+        """Store jobs, all or none, unless a request with this key did so before, also where those jobs have ended."""
         ...
 
     def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
@@ -229,6 +247,54 @@ class Ledger(Protocol):
         """Remove finished jobs, events and dead or stopped workers (that hold nothing) older than given."""
         ...
 
+    # Those who listen -------------------------------------------------------------------------
+
+    def note_event(
+        self,
+        kind: str,
+        message: str,
+        *,
+        job_id: int | None = None,
+        worker_id: str | None = None,
+        about: str | None = None,
+    ) -> int:
+        """Write an event that belongs to no other verb; give its id. `about` names what is neither job nor worker."""
+        ...
+
+    def glance(self, job_ids: Collection[int]) -> list[Glance]:
+        """Say where these jobs stand; those that do not exist are left out."""
+        ...
+
+    def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Give those pairs of queue and task that no worker would take now: none lives that serves the one and knows
+        the other, or all that do are leaving or switched off."""
+        ...
+
+    # Counting -------------------------------------------------------------------------------
+
+    def count(self, totals: Sequence[Count], lately: Sequence[Count] = ()) -> None:
+        """Add to what was counted since ever, and to what was counted in this minute, in one commit.
+
+        No name and labels may be twice among `totals`, nor among `lately`. After an UncertainCommit it may have
+        happened: who cannot bear to count twice must not repeat it."""
+        ...
+
+    def counters(self) -> list[Count]:
+        """Give what was counted since ever."""
+        ...
+
+    def counter_series(self, names: Collection[str], since_minute: int) -> list[MinuteCount]:
+        """Give what was counted minute by minute, oldest first; minutes in which nothing was are left out."""
+        ...
+
+    def sweep_counters(self, kept_minutes: int, limit: int) -> int:
+        """Remove the rows of minutes longer ago; the totals stay."""
+        ...
+
+    def fleet(self) -> Fleet:
+        """Give all workers in a few numbers; as cheap with ten thousand."""
+        ...
+
     # Operators ------------------------------------------------------------------------------
 
     def job(self, job_id: int) -> JobRecord | None: ...
@@ -322,4 +388,65 @@ class Ledger(Protocol):
 
     def prune(self, older_than_s: float, states: Collection[str] = ()) -> int:
         """Remove finished jobs (of these final states; all of them where none is named)."""
+        ...
+
+    # Who may come in, and what was done -----------------------------------------------------
+
+    def add_api_token(self, token: NewApiToken) -> None:
+        """Write a token of the web door down; its id must be new."""
+        ...
+
+    def api_tokens(self) -> list[ApiTokenRecord]:
+        """Give every token there ever was, oldest first: also those that are revoked or have expired."""
+        ...
+
+    def revoke_api_token(self, token_id: str) -> bool:
+        """End a token for good; False where there is none that still stands."""
+        ...
+
+    def begin_audit(self, by: str, door: str, verb: str, target: str) -> int:
+        """Write down what an operator is about to do, before it is done; gives the number of the note."""
+        ...
+
+    def end_audit(self, audit_id: int, outcome: str) -> None:
+        """Add how it ended."""
+        ...
+
+    def audit(self, before_id: int | None = None, limit: int = 100) -> list[AuditRecord]:
+        """Newest first."""
+        ...
+
+    def sweep_audit(self, older_than_s: float, limit: int) -> int:
+        """Remove notes that are older than given."""
+        ...
+
+    # Alerts ---------------------------------------------------------------------------------
+
+    def add_alert_target(self, target: str) -> None:
+        """Write down, unless it is there, that this target (a fingerprint) is told of what happens from now on."""
+        ...
+
+    def alert_target(self, target: str) -> AlertTarget | None: ...
+
+    def save_alert_target(self, target: str, version: int, event_id: int, state: str) -> bool:
+        """Write how far it was told, if nobody did since this version was read; else False."""
+        ...
+
+    def events_to_tell(
+        self, kinds: Collection[str], after_id: int, but: Collection[int], limit: int
+    ) -> list[AlertEvent]:
+        """Give events of these kinds, oldest first, without those whose ids are in `but`. Of events about jobs only
+        'quarantined' is there to be told."""
+        ...
+
+    def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:
+        """Look, in bounded looks, at what conditions are found by. Late is who has been silent for so long; None: for
+        so long that it is suspect."""
+        ...
+
+    def conditions(self) -> list[ConditionRecord]: ...
+
+    def change_conditions(self, changes: Sequence[ConditionChange], remind_s: float) -> int:
+        """Write what began, lasts (with an event `KIND_still`, at most once in `remind_s`) or is over (`KIND_over`).
+        Each step has one event, however many take it at once; gives how many were written."""
         ...

@@ -15,6 +15,8 @@ LOOK_QUEUES = 200
 LOOK_GROUPS = 50
 LOOK_ERRORS = 5_000
 """So many of the newest jobs that went wrong are looked at for quarantined ones."""
+LOOK_LATE = 1_000
+"""So many workers that are late are named."""
 SWEEP_TICKET = "sweep"
 """What the watchman takes for each of its rounds."""
 
@@ -88,6 +90,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     queues: tuple[QueueLook, ...] = ()
     scheduled: tuple[JobGroup, ...] = ()
     """Due further off than was asked for."""
+    coming: tuple[JobGroup, ...] = ()
+    """Those that are due next, however soon; each by its first."""
     overdue: tuple[JobGroup, ...] = ()
     """Due for longer than was asked for, and still not made ready."""
     quarantined: tuple[JobGroup, ...] = ()

@@ -120,6 +120,9 @@ class Deaths(Hands):
         stillborn = crew.ended == 0 and bool(never_entered) and never_entered >= set(crew.jobs)
         begun = [hold for hold in crew.jobs.values() if hold.token not in never_entered]
         death = autopsies.of_death(crew, exit, now_s) if begun else None
+        if death is not None:
+            ended_by_us = next((hold.stop.kind for hold in begun if hold.stop is not None), None)
+            self.counts.runner_died(death, ended_by_us)
         for token in list(crew.jobs):
             hold = self.roster.take_off(crew, token)
             if hold is None or self.given.pop(token, None) is None:
@@ -150,7 +153,9 @@ class Deaths(Hands):
             log.error("Worker died unexpectedly", job_id=job.job_id, task=job.task, cause=exit.cause)
             if counts:
                 self.on_death(job)
-        ran_s = now_s - (hold.given_s if crew.is_async else crew.since_s)
+        began_s = hold.given_s if crew.is_async else crew.since_s
+        ran_s = now_s - began_s
+        self.counts.ran(hold, began_s, ran_s)
         company = [other.job.job_id for other in begun]
         outcome = autopsies.explain(hold.stop.fate if hold.stop else died, death, hold, ran_s, company)
         self._outbox.endings.append(conclude(hold.attempt(), outcome))

@@ -15,10 +15,13 @@ from unstuck.domain.outcomes import Cancelled, Died
 from unstuck.domain.recovery import conclude
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.logs import logger
+from unstuck.metrics.tallies import Tallies
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Held, HeldJob, Pulse, Turn, Wish
+from unstuck.worker.asked_stacks import AskedStacks, StackAsked
 from unstuck.worker.bench import Bench
+from unstuck.worker.counting import JobCounts
 from unstuck.worker.draining import Drain
 from unstuck.worker.health import WorkerHealth
 from unstuck.worker.heartbeat import Beaten, Heartbeat, Rung
@@ -58,6 +61,7 @@ class Floor:
         wheel: Wheel,
         born_s: float,
         health: WorkerHealth | None = None,
+        tallies: Tallies | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
@@ -81,6 +85,7 @@ class Floor:
         self._runners.confirm(born_s)
         self._health = health or WorkerHealth()
         self._runners.on_death = self._health.saw_death
+        self._counts = self._runners.counts = JobCounts(tallies or Tallies())
         self._confirmed_s = born_s
         self._hand: deque[Hold] = deque()
         """CLAIMED, waiting for a free slot."""
@@ -99,6 +104,7 @@ class Floor:
         self._beats = 0
         self._drain: Drain | None = None
         self._declared_dead = False
+        self._stacks = AskedStacks()
         self.movement = Movement()
 
     # What others call -------------------------------------------------------------------------
@@ -155,6 +161,8 @@ class Floor:
                     self._after_beat(message)
                 case Rung():
                     self._rung = True
+                case StackAsked():
+                    self._stacks.ask(message, self._runners.given.get(message.token), host.boottime_s())
                 case Broken():
                     if isinstance(message.error, UnstuckError):
                         raise message.error
@@ -195,6 +203,7 @@ class Floor:
             for hold in waiting:
                 if hold.token == token:
                     waiting.remove(hold)
+                    self._counts.never_began(hold)
                     self._outbox.endings.append(conclude(hold.attempt(), Cancelled("cancelled by request")))
                     return
 
@@ -263,8 +272,10 @@ class Floor:
         turn, answer = message.turn, message.answer
         self._asked = None
         if not answer.alive:
+            self._counts.refused(turn)
             self._die()
             return
+        self._counts.written(turn, answer.superseded)
         self._runners.roster.note_settled(self._handed_in)
         now_s = host.boottime_s()
         self._pace.saw_turn(message.duration_s)
@@ -304,6 +315,7 @@ class Floor:
         turn, self._uncertain = self._uncertain, None
         if turn is not None:
             self._outbox.put_back(turn, set(theirs))
+            self._counts.written_or_lost(turn, theirs)
             self._resolve_started(turn, theirs)
             self._rung = True
         ready, given = self._runners.ready, self._runners.given
@@ -312,6 +324,7 @@ class Floor:
             if token not in ours:
                 log.info("Giving back a job that we did not know we hold", job_id=item.job_id)
                 self._outbox.give_back(item.job_id, token, item.queue)
+        self._counts.keep_only(theirs)
         self._hand = deque(hold for hold in self._hand if hold.token in theirs)
         self._runners.ready = deque(hold for hold in ready if hold.token in theirs)
         now_s = host.boottime_s()
@@ -350,6 +363,8 @@ class Floor:
             self._note_at_s = now_s + NOTE_S
             if notes := self._runners.take_notes(now_s):
                 self._heartbeat.note_soon(notes)
+        if (stacks := self._stacks.take(now_s)) and self._heartbeat is not None:
+            self._heartbeat.tell_stacks(stacks)
         patience_s = MAX_WAIT_IN_HAND_S if self._drain is None else 0.0
         self._runners.release_waiting(patience_s, now_s)
         while self._hand and now_s - self._hand[0].taken_s >= patience_s:

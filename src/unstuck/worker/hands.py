@@ -5,9 +5,11 @@ from collections import deque
 from unstuck import host
 from unstuck.domain.outcomes import Cancelled, Outcome, Raised, Succeeded
 from unstuck.domain.recovery import conclude
+from unstuck.metrics.tallies import Tallies
 from unstuck.store.records import Done, Output
 from unstuck.worker import autopsies
 from unstuck.worker.bench import Finished
+from unstuck.worker.counting import JobCounts
 from unstuck.worker.holds import Hold
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
@@ -24,6 +26,7 @@ class Hands:
         self.given: dict[int, Crew] = {}
         self.processed = 0
         self.ended_since_turn = 0
+        self.counts = JobCounts(Tallies())
         self._outbox = outbox
         self._pace = pace
 
@@ -36,10 +39,16 @@ class Hands:
         if not crew.is_async:
             self._pace.saw_sync_jobs(len(finished), now_s - crew.since_s)
             crew.since_s = now_s
-        for item in finished:
+        # Those of a sync runner ended one after another, between two looks.
+        each_s = (now_s - began_s) / len(finished)
+        for number, item in enumerate(finished):
             hold = self.roster.take_off(crew, item.token)
             if hold is None or self.given.pop(item.token, None) is None:
                 continue  # Superseded meanwhile: nobody wants its outcome any more.
+            if crew.is_async:
+                self.counts.ran(hold, hold.given_s, now_s - hold.given_s)
+            else:
+                self.counts.ran(hold, began_s + number * each_s, each_s)
             self._conclude(crew, hold, item, now_s - (hold.given_s if crew.is_async else began_s))
         crew.ended += len(finished)
 
@@ -74,6 +83,7 @@ class Hands:
     def _never_began(self, hold: Hold, back: list[Hold], now_s: float) -> None:
         """Settle or keep a job that no runner entered: a drain, a deadline or a lease ends only what has begun."""
         if hold.stop is not None and isinstance(hold.stop.fate, Cancelled):
+            self.counts.never_began(hold)
             self._outbox.endings.append(conclude(hold.attempt(), hold.stop.fate))
             return
         hold.stop = None

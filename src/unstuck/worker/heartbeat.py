@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from unstuck import host
 from unstuck.domain.errors import LedgerError
+from unstuck.domain.events import EventKind
 from unstuck.domain.states import WorkerState
 from unstuck.logs import logger
+from unstuck.metrics.catalogue import BEAT_DELAY
+from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Bell, Ledger
 from unstuck.store.records import BeatAnswer, Progress, Pulse
+from unstuck.worker.asked_stacks import read_word
 from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.movement import Movement
 
@@ -46,6 +50,7 @@ class Heartbeat:
         queues: frozenset[str],
         report: Callable[[], Pulse],
         on_workers: Callable[[], None],
+        books: Bookkeeper,
     ) -> None:
         self._ledger = ledger
         self._worker_id = worker_id
@@ -54,11 +59,13 @@ class Heartbeat:
         self._words = frozenset(f"queue:{name}" for name in queues)
         self._report = report
         self._on_workers = on_workers
+        self._books = books
         self._bell: Bell | None = None
         self._bell_lock = threading.Lock()
         self._promote_at_s: float | None = None
         self._to_ring: set[str] = set()
         self._notes: list[Progress] = []
+        self._stacks: list[tuple[int, str]] = []
         self._drain = False
         self._beat_wanted = False
         self._stopping = threading.Event()
@@ -96,6 +103,11 @@ class Heartbeat:
         self._notes = [*self._notes, *notes]
         self._interrupt()
 
+    def tell_stacks(self, stacks: list[tuple[int, str]]) -> None:
+        """Tell whoever asked where jobs stand."""
+        self._stacks = [*self._stacks, *stacks]
+        self._interrupt()
+
     def promote_in(self, wait_s: float) -> None:
         """See to it that what is scheduled becomes ready when it is due, and not a poll later."""
         at_s = host.boottime_s() + wait_s
@@ -112,7 +124,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         # The birth was the first beat.
-        next_beat_s = host.boottime_s() + self._interval_s
+        due_s = next_beat_s = host.boottime_s() + self._interval_s
         pause_s = 0.0
         self.movement.busy = True
         while not self._stopping.is_set():
@@ -130,8 +142,10 @@ class Heartbeat:
                     self._beat_wanted = False
                     sent_s = host.boottime_s()
                     self._beat(sent_s)
-                    next_beat_s = sent_s + self._interval_s
+                    self._books.tallies.observe(BEAT_DELAY, host.boottime_s() - min(due_s, sent_s))
+                    due_s = next_beat_s = sent_s + self._interval_s
                 self._keep_promises()
+                self._books.tend()
                 if pause_s:
                     log.info("The ledger is back")
                 pause_s = 0.0
@@ -162,6 +176,9 @@ class Heartbeat:
         """Pass on what was rung; True when somebody wants this worker's ear."""
         if words & self._words:
             self._mailbox.post(Rung())
+        for word in words:
+            if asked := read_word(word, self._worker_id):
+                self._mailbox.post(asked)
         if "workers" in words:
             self._on_workers()
         return f"worker:{self._worker_id}" in words
@@ -180,6 +197,10 @@ class Heartbeat:
             notes, self._notes = self._notes, []
             # The newest of each is enough: an outage may have let them pile up.
             self._ledger.note_progress(self._worker_id, list({note.token: note for note in notes}.values()))
+        if self._stacks:
+            stacks, self._stacks = self._stacks, []
+            for job_id, text in stacks:
+                self._ledger.note_event(EventKind.STACK, text, job_id=job_id, worker_id=self._worker_id)
         if self._to_ring:
             words, self._to_ring = self._to_ring, set()
             self._ledger.ring(words)

@@ -13,11 +13,15 @@ from unstuck.config import DEFAULT_QUEUE, Settings
 from unstuck.domain.errors import LedgerError, LedgerUnavailable, UnknownQueue
 from unstuck.domain.names import did_you_mean
 from unstuck.logs import logger
+from unstuck.metrics import serving
+from unstuck.metrics.serving import Listen
+from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.ring import Neighbours
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.watchman import Watchman
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace, trace_path
+from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import open_ledger, ready_ledger
 from unstuck.store.records import Pulse, WorkerBirth
@@ -48,12 +52,14 @@ def run_worker(
     name: str | None = None,
     reaper: bool = True,
     url: str | None = None,
+    metrics: Listen | None = None,
 ) -> int:
     """Work until told to stop; give the exit code."""
     # First of all: what we start must not speak to systemd in our name.
     herald = take_herald()
     signals = StopSignals()
     bench = Bench(target)
+    tallies = Tallies()
     try:
         manifest = bench.start()
         settings = config.restore(manifest.settings)
@@ -64,11 +70,12 @@ def run_worker(
         ready_ledger(settings).close()
         ledger = open_ledger(settings)
         try:
-            worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper, herald)
-            while not worker.live(signals):
-                # What the old id held is killed with its bench; the new one starts with a clean table.
-                bench.close()
-                bench.start()
+            worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper, herald, tallies)
+            with serving.served(tallies, metrics):
+                while not worker.live(signals):
+                    # What the old id held is killed with its bench; the new one starts with a clean table.
+                    bench.close()
+                    bench.start()
             return 0
         finally:
             ledger.close()
@@ -101,6 +108,7 @@ class Incarnations:
         name: str | None,
         reaper: bool,
         herald: Herald,
+        tallies: Tallies | None = None,
     ) -> None:
         self._bench = bench
         self._manifest = manifest
@@ -113,6 +121,7 @@ class Incarnations:
         self._herald = herald
         self._reborn = False
         self._health = WorkerHealth()
+        self._books = Bookkeeper(ledger, tallies or Tallies(), settings.recovery.heartbeat_interval_s)
 
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""
@@ -184,7 +193,8 @@ class Incarnations:
 
     def _work(self, worker_id: str, trace: Trace, mailbox: Mailbox, born_s: float, signals: StopSignals) -> bool:
         ledger, recovery = self._ledger, self._settings.recovery
-        watch = Reaper(ledger, recovery, by=worker_id)
+        tallies = self._books.tallies
+        watch = Reaper(ledger, recovery, by=worker_id, tallies=tallies)
         neighbours = Neighbours(watch, worker_id) if self._with_reaper and "neighbours" in recovery.evidence else None
         watchman = Watchman(watch) if self._with_reaper else None
         wheel = Wheel(ledger, worker_id, mailbox)
@@ -200,6 +210,7 @@ class Incarnations:
             wheel=wheel,
             born_s=born_s,
             health=self._health,
+            tallies=tallies,
         )
         heartbeat = Heartbeat(
             ledger,
@@ -209,6 +220,7 @@ class Incarnations:
             queues=frozenset(self._queues),
             report=floor.pulse,
             on_workers=neighbours.refresh if neighbours is not None else lambda: None,
+            books=self._books,
         )
         floor.attach(heartbeat)
         watched = Watched(
@@ -238,6 +250,7 @@ class Incarnations:
                     caretaker.stop()
             # The beat stops last: a worker that is shutting down is still alive.
             heartbeat.stop(JOIN_S)
+            self._books.flush()
 
     def _retire(self, last: Pulse) -> None:
         try:

@@ -11,7 +11,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,16 +20,20 @@ from unstuck import host, logs
 from unstuck.config import Recovery
 from unstuck.domain.durations import brief
 from unstuck.domain.errors import UnstuckError
+from unstuck.domain.events import EventKind
+from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.undertaker import Undertaker
 from unstuck.reaper.watchman import Watchman
 from unstuck.runner import kernel, leftovers
 from unstuck.runner.oom import OomWatch, shared_counter
+from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
+from unstuck.worker.companion import Companion
 from unstuck.worker.exits import OOM, Exit, exit_of, was_sigkilled
 from unstuck.worker.herald import Herald
 from unstuck.worker.places import Place, summary
-from unstuck.worker.replacing import Replacing
+from unstuck.worker.replacing import BRAKE_AT, Replacing
 from unstuck.worker.reports import Reports
 from unstuck.worker.signals import TOGETHER_S
 
@@ -38,6 +42,7 @@ STOP_GRACE_S = 40.0
 HURRY_GRACE_S = 15.0
 BURIAL_GRACE_S = 5.0
 LOOK_EVERY_S = 1.0
+LOOK_AT_LAST_S = 0.1
 SILENT_S = 180.0
 """A worker without any sign of life for so long is hung as a whole, its own watchdog included."""
 LATE_S = 10.0
@@ -50,7 +55,7 @@ log = logs.logger("unstuck.supervisor")
 
 
 class Supervisor:
-    """`command` is the worker's command line; it is run once per place, as it is."""
+    """`command` is the worker's command line; it is run once per place, with what `own` adds for that place."""
 
     def __init__(
         self,
@@ -61,14 +66,20 @@ class Supervisor:
         *,
         stop_grace_s: float = STOP_GRACE_S,
         herald: Herald | None = None,
+        companions: Sequence[Companion] = (),
+        tallies: Tallies | None = None,
+        own: Callable[[int], Sequence[str]] = lambda number: (),
     ) -> None:
         assert workers >= 1, workers
         self._command = list(command)
+        self._own = own
         self._places = [Place(number + 1, Replacing()) for number in range(workers)]
-        reaper = Reaper(ledger, recovery, by="supervisor")
-        self._watchman = Watchman(reaper)
+        reaper = Reaper(ledger, recovery, by="supervisor", tallies=tallies)
+        self._books = Bookkeeper(ledger, reaper.tallies, recovery.heartbeat_interval_s)
+        self._watchman = Watchman(reaper, self._books)
         self._undertaker = Undertaker(reaper)
         self._herald = herald or Herald()
+        self._companions = list(companions)
         self._reports = Reports()
         self._oom = OomWatch(shared_counter())
         self._stop_grace_s = stop_grace_s
@@ -100,6 +111,7 @@ class Supervisor:
                 self._watchman.stop()
                 self._undertaker.stop(BURIAL_GRACE_S)
                 self._watchman.join(BURIAL_GRACE_S)
+                self._books.flush()
                 self._reports.close()
 
     # One step -----------------------------------------------------------------------------------
@@ -121,12 +133,16 @@ class Supervisor:
                 if place.empty and now_s >= place.replacing.at_s:
                     self._start(place, now_s)
             self._end_the_silent(now_s)
-        elif now_s >= self._stop_s:
+        elif now_s >= self._stop_s and self._living():
             self._kill_all()
         self._tell(now_s)
-        return any(place.pid for place in self._places) or (
+        going_on = any(place.pid for place in self._places) or (
             self._stop_s is None and not all(place.retired for place in self._places)
         )
+        for companion in self._companions:
+            # To the last worker, so that people can see how it ends.
+            companion.tend(now_s) if going_on else companion.stop(now_s)
+        return going_on or any(companion.pid for companion in self._companions)
 
     def _wait(self) -> None:
         now_s = host.boottime_s()
@@ -136,13 +152,13 @@ class Supervisor:
         if self._stop_s is None:
             wait_s = min([wait_s, *(place.replacing.at_s - now_s for place in self._places if place.empty)])
         else:
-            wait_s = min(wait_s, self._stop_s - now_s)
+            wait_s = min(wait_s, max(self._stop_s - now_s, 0.0) if self._living() else LOOK_AT_LAST_S)
         heard = select.select([self._ear, *self._reports.descriptors()], [], [], max(0.0, wait_s))[0]
         if self._ear in heard:
             os.read(self._ear, 4096)
 
     def _start(self, place: Place, now_s: float) -> None:
-        place.fill(self._command, self._reports.environment(), now_s)
+        place.fill([*self._command, *self._own(place.number)], self._reports.environment(), now_s)
         if not self._reports.possible:
             place.ready_s = now_s
         log.info("Worker process started", place=place.number, pid=place.pid)
@@ -197,6 +213,8 @@ class Supervisor:
                 if not why and was_sigkilled(status) and self._oom.explain("", frozenset(), 1, 0).struck:
                     why = OOM
                 self._lost(place, exit_of(status, usage, now_s - place.born_s, why), now_s)
+            elif companion := next((one for one in self._companions if one.pid == pid), None):
+                companion.lost(exit_of(status, usage, 0.0, ""), now_s)
         self._end_strays()
 
     def _lost(self, place: Place, end: Exit, now_s: float) -> None:
@@ -213,8 +231,19 @@ class Supervisor:
             wait_s = place.replacing.after_death(now_s, lived_s=worked_s, code=end.code)
             if place.replacing.braked:
                 log.error("Worker keeps dying; slowing down", again_in_s=wait_s, deaths=place.replacing.deaths, **facts)
+                self._tell_crash_loop(place, end)
             else:
                 log.error("Worker process died; replacing it", again_in_s=wait_s, **facts)
+
+    def _tell_crash_loop(self, place: Place, end: Exit) -> None:
+        # Once per series: from here on it only goes on.
+        if place.replacing.deaths == BRAKE_AT:
+            where = host.hostname()
+            message = (
+                f"Worker {place.number} of the supervisor {os.getpid()} on {where} died {BRAKE_AT} times in a row, "
+                f"each time soon after its start; it is replaced ever more slowly. The last time: {end}"
+            )
+            self._undertaker.tell(EventKind.CRASH_LOOP, message, where)
 
     def _hopeless(self) -> bool:
         """Say whether every place failed to start again and again, none ever having worked."""
@@ -233,7 +262,7 @@ class Supervisor:
 
     def _end_strays(self) -> None:
         """Kill what a dead worker left behind: as a subreaper we inherit whatever hid from its own parents."""
-        ours = {place.pid for place in self._places}
+        ours = {place.pid for place in self._places} | {companion.pid for companion in self._companions}
         for pid in kernel.children():
             if pid not in ours:
                 try:
@@ -275,6 +304,8 @@ class Supervisor:
                 os.waitpid(place.pid, 0)
                 self._undertaker.bury(place.pid, place.started, "its supervisor ended and killed it")
                 place.pid = 0
+        for companion in self._companions:
+            companion.end()
         leftovers.kill_children()
 
     def _living(self) -> int:

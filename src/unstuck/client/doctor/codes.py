@@ -25,6 +25,7 @@ class Code(StrEnum):
     WORKERS_DISABLED = "workers-disabled"
     QUEUE_PAUSED = "queue-paused"
     SCHEDULED_FAR_OFF = "scheduled-far-off"
+    SCHEDULED_UNSERVED = "scheduled-unserved"
     DUE_BUT_WAITING = "due-but-waiting"
     QUARANTINED = "quarantined"
     # Recovery

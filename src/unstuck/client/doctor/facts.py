@@ -17,6 +17,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     far_s: float = 86_400.0
     """A job scheduled further off is worth a mention."""
+    soon_s: float = 3600.0
+    """A job that is due by then, and that nobody could take, is worth a warning; a later one is only mentioned."""
     late_s: float = 30.0
     """A job that has been due for so long and is not ready was forgotten."""
     clock_s: float = 2.0
@@ -40,7 +42,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Standstill(msgspec.Struct, frozen=True):
-    """Two looks at a worker that had free slots while jobs it knows were ready."""
+    """Two looks at a worker that had free slots while jobs it knows were ready, or held some that it did not run."""
 
     before: WorkerRecord
     after: WorkerRecord

@@ -29,15 +29,28 @@ def check_fleet(facts: Facts, diagnosis: Diagnosis, limits: Limits) -> Iterator[
 
 def has_room(worker: WorkerRecord) -> bool:
     """Say whether a worker could take a job now."""
-    active = worker.state is WorkerState.ACTIVE and not worker.request
-    return active and is_well(worker) and max(worker.running, worker.held) < worker.concurrency
+    return _may_work(worker) and max(worker.running, worker.held) < worker.concurrency
+
+
+def sits_on_jobs(worker: WorkerRecord) -> bool:
+    """Say whether a worker holds jobs that none of its runners has, although a slot is free for one."""
+    return _may_work(worker) and worker.running < min(worker.held, worker.concurrency)
 
 
 def is_idle(seen: Standstill) -> bool:
-    """Two looks apart: nothing taken, nothing ended, room for more, and those first in line are still there."""
+    """Two looks apart: nothing taken, nothing ended; and those first in line, or in its hands, are still there."""
     before, after = seen.before, seen.after
-    stands_still = before.processed == after.processed and before.held == after.held
-    return stands_still and has_room(after) and bool(seen.ready_ids) and seen.left_ids == seen.ready_ids
+    if (before.processed, before.held) != (after.processed, after.held):
+        return False
+    waited_for = has_room(after) and bool(seen.ready_ids) and seen.left_ids == seen.ready_ids
+    # What runs is told with the beat, and what is held is not: only a beat later both are about the same jobs.
+    same = after.last_seen_at > before.last_seen_at and before.running == after.running
+    return waited_for or (same and sits_on_jobs(before) and sits_on_jobs(after))
+
+
+def _may_work(worker: WorkerRecord) -> bool:
+    active = worker.state is WorkerState.ACTIVE and not worker.request and worker.disabled is None
+    return active and is_well(worker)
 
 
 def who(worker: WorkerRecord) -> str:
@@ -119,17 +132,23 @@ def _disabled(worker: WorkerRecord) -> Finding:
 
 def _idle(seen: Standstill) -> Finding:
     worker = seen.after
-    free = worker.concurrency - max(worker.running, worker.held)
+    free = worker.concurrency - min(worker.running, worker.concurrency)
+    if sits_on_jobs(worker):
+        held = count(worker.held, "job")
+        waits = f"it holds {held} and runs {worker.running or 'none'} of them"
+    else:
+        waits = f"jobs that it knows are ready in {named(seen.queues)} (the first is job {seen.ready_ids[0]})"
     return problem(
         Code.IDLE_WORKER,
         f"{who(worker)} is alive but does nothing",
-        f"It beats and has {count(free, 'free slot')}, and jobs that it knows are ready in {named(seen.queues)} "
-        f"(the first is job {seen.ready_ids[0]}); for {brief(seen.apart_s)} it took none and ended none.",
+        f"It beats and has {count(free, 'free slot')}, and {waits}; for {brief(seen.apart_s)} it took none and ended "
+        "none.",
         f"Restart it: `unstuck workers stop {worker.id}`, or end {process(worker)}. "
         "Its log may say why its wheel stands still.",
         worker=worker.id,
         queues=list(seen.queues),
         ready=list(seen.ready_ids),
+        held=worker.held,
         processed=worker.processed,
         free=free,
     )

@@ -5,7 +5,7 @@ import time
 
 from unstuck import host
 from unstuck.client.doctor.facts import Facts, Host, Limits, Standstill, Trouble
-from unstuck.client.doctor.fleet import has_room
+from unstuck.client.doctor.fleet import has_room, sits_on_jobs
 from unstuck.client.doctor.metadata import noted
 from unstuck.config import Settings
 from unstuck.domain.errors import LedgerError, NoLedger, SchemaAhead, SchemaMismatch
@@ -21,6 +21,7 @@ LOOK_EVERY_S = 0.1
 ALONE_S = 1.0
 MAX_SUSPECTED = 20
 MAX_FIRST_IN_LINE = 5
+MAX_HELD = 1_000
 
 
 def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> Facts:
@@ -66,14 +67,15 @@ def look_at_host(workers: tuple[WorkerRecord, ...]) -> Host:
 def _look_twice(
     ledger: Ledger, settings: Settings, diagnosis: Diagnosis, workers: tuple[WorkerRecord, ...]
 ) -> tuple[Standstill, ...]:
-    """Look again at workers with free slots for which jobs are ready, when they have had a chance to take one."""
+    """Look again at workers with free slots that leave jobs waiting, when they have had a chance to take one."""
     # A bell that was not heard costs a poll interval: a job must have been ready for longer than that.
     settled_s = 2 * settings.poll_interval_s + 1.0
     suspected: list[tuple[WorkerRecord, tuple[int, ...], tuple[str, ...]]] = []
     for worker in workers:
         lines = [_first_in_line(queue, worker, settled_s) for queue in diagnosis.queues if queue.name in worker.queues]
         ready = sorted(job_id for line in lines for job_id in line)[:MAX_FIRST_IN_LINE]
-        if ready and has_room(worker) and len(suspected) < MAX_SUSPECTED:
+        seems_idle = (bool(ready) and has_room(worker)) or (sits_on_jobs(worker) and _held_more(ledger, worker))
+        if seems_idle and len(suspected) < MAX_SUSPECTED:
             served = {queue.name for queue in diagnosis.queues if not queue.paused}
             suspected.append((worker, tuple(ready), tuple(sorted(served & set(worker.queues)))))
     if not suspected:
@@ -86,6 +88,12 @@ def _look_twice(
         for worker, ready, queues in suspected
         if worker.id in after
     )
+
+
+def _held_more(ledger: Ledger, worker: WorkerRecord) -> bool:
+    """Say whether it held more when it last beat than it said to run: what it took since then is told with the next."""
+    held = ledger.held_by(worker.id, MAX_HELD)
+    return sum(job.held_s > worker.silent_s for job in held) > worker.running
 
 
 def _first_in_line(queue: QueueLook, worker: WorkerRecord, settled_s: float) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any, assert_never
 from unstuck.client.doctor.codes import Code, Severity
 from unstuck.client.doctor.finding import Finding, capital
 from unstuck.client.doctor.waiting import severity_of
-from unstuck.client.explaining import Reason, Surroundings, describe, find_reason
+from unstuck.client.explaining import Reason, Surroundings, describe, explain_alone, find_reason
 from unstuck.domain.states import JobState
 from unstuck.store.records import JobRecord
 
@@ -34,7 +34,7 @@ def _waiting(job: JobRecord, reason: Reason) -> Finding:
         f"Job {job.id} ({job.task}) {verb} {where} and does not run"
         if job.state is not JobState.RUNNING
         else f"Job {job.id} ({job.task}) {verb} {where}, which gives no sign of life",
-        f"{reason.why}.",
+        _with_alone(f"{reason.why}.", job),
         f"{capital(reason.cure)}." if reason.cure else _NOTHING,
         _facts(job),
     )
@@ -57,13 +57,18 @@ def _going(job: JobRecord, around: Surroundings) -> Finding:
             cure = f"Nothing; `unstuck retry {job.id}` runs it after all."
             return _say(Code.CANCELLED, Severity.INFO, f"{name} was cancelled", _cause(job), cure, job)
         case JobState.RUNNING:
-            why = describe(job, around)
+            why = _with_alone(describe(job, around), job)
             return _say(Code.RUNNING, Severity.INFO, f"{name} is running", why, _NOTHING, job)
         case JobState.CLAIMED | JobState.PENDING:
-            why = describe(job, around)
+            why = _with_alone(describe(job, around), job)
             return _say(Code.STARTING, Severity.INFO, f"{name} is about to start", why, _NOTHING, job)
         case _:
             assert_never(job.state)
+
+
+def _with_alone(why: str, job: JobRecord) -> str:
+    alone = explain_alone(job)
+    return f"{why} {alone}" if alone else why
 
 
 def _cause(job: JobRecord) -> str:
@@ -85,6 +90,7 @@ def _facts(job: JobRecord) -> dict[str, Any]:
         "state": job.state.value,
         "worker": job.worker_id,
         "attempt": job.attempt,
+        "alone": job.alone,
         "error": job.error.code if job.error is not None else None,
     }
 
@@ -96,7 +102,8 @@ def _concerns(finding: Finding, job: JobRecord, own: Finding) -> bool:
         case Code.NO_REAPER:
             return True
         case Code.IDLE_WORKER:
-            return job.state is JobState.PENDING and job.queue in finding.facts.get("queues", ())
+            waits = job.state is JobState.PENDING and job.queue in finding.facts.get("queues", ())
+            return waits or (job.worker_id is not None and finding.facts.get("worker") == job.worker_id)
         case Code.LATE_BEATS | Code.SILENT_WORKER | Code.DEAD_WORKER_HOLDS_JOBS:
             return job.worker_id is not None and finding.facts.get("worker") == job.worker_id
         case Code.DUE_BUT_WAITING:

@@ -6,11 +6,8 @@ from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.facts import Facts, Limits
 from unstuck.client.doctor.finding import Finding, named, problem, warning
 from unstuck.client.doctor.metadata import told
-from unstuck.domain.durations import brief
+from unstuck.domain.sweeping import NO_REAPER, NO_REAPER_CURE, is_unswept, why_unswept
 from unstuck.store.diagnosis import Diagnosis
-
-ROUNDS_MISSED = 10
-PATIENCE_S = 5.0
 
 
 def check_recovery(facts: Facts, diagnosis: Diagnosis, _limits: Limits) -> Iterator[Finding]:
@@ -38,18 +35,13 @@ def _check_reaper(facts: Facts, diagnosis: Diagnosis) -> Iterator[Finding]:
         return
     intervals = [told(worker, "check_interval_s", float) for worker in living]
     interval_s = max([facts.settings.recovery.check_interval_s, *(value for value in intervals if value is not None)])
-    patience_s = ROUNDS_MISSED * interval_s + PATIENCE_S
-    # A fleet that was just started had no time for a round yet.
-    eldest_s = max((diagnosis.now_at - worker.created_at for worker in living), default=patience_s)
-    if eldest_s < patience_s or (diagnosis.unswept_s is not None and diagnosis.unswept_s < patience_s):
+    if not is_unswept(diagnosis.unswept_s, interval_s, [diagnosis.now_at - worker.created_at for worker in living]):
         return
-    since = "ever" if diagnosis.unswept_s is None else f"for {brief(diagnosis.unswept_s)}"
     yield problem(
         Code.NO_REAPER,
-        "No reaper is running",
-        f"Nobody has taken the sweep ticket {since}; a round is due every {brief(interval_s)}. Until somebody does, "
-        "the dead are not found, their jobs are not settled, and scheduled jobs may stay where they are.",
-        "Start a worker without --no-reaper, or `unstuck reaper` as a service.",
+        NO_REAPER,
+        why_unswept(diagnosis.unswept_s, interval_s),
+        NO_REAPER_CURE,
         unswept_s=diagnosis.unswept_s,
         check_interval_s=interval_s,
     )

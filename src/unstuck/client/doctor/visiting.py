@@ -18,12 +18,20 @@ def visit(settings: Settings, limits: Limits | None = None) -> list[Finding]:
     return _visit(settings, lambda ledger: examine(gather(ledger, settings, limits), limits))
 
 
+def visit_open(ledger: Ledger, settings: Settings) -> list[Finding]:
+    """The same with a ledger that is open already."""
+    try:
+        return examine(gather(ledger, settings, None))
+    except LedgerError as error:
+        return examine(Facts(settings, look_at_host(()), trouble=trouble_of(error)))
+
+
 def visit_job(settings: Settings, job_id: int) -> list[Finding]:
     """Look at one job; raises JobNotFound where there is none."""
 
     def look(ledger: Ledger) -> list[Finding]:
         ledger.check_schema()
-        return Operator(ledger, settings).doctor_job(job_id)
+        return Operator(ledger, settings, door="cli").doctor_job(job_id)
 
     return _visit(settings, look)
 

@@ -1,13 +1,13 @@
-"""Find jobs that wait, and say for what: a worker, a task, an operator, or their time."""
+"""Find jobs that are ready and wait, and say for what: a worker, a task, or an operator."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from unstuck.client.doctor.codes import Code, Severity
 from unstuck.client.doctor.facts import Facts, Limits
-from unstuck.client.doctor.finding import Finding, capital, count, info, named, problem, warning
+from unstuck.client.doctor.finding import Finding, capital, count, info, problem, warning
 from unstuck.client.explaining import Reason, find_obstacle
 from unstuck.domain.durations import brief
-from unstuck.store.diagnosis import COUNT_LIMIT, LOOK_JOBS, Diagnosis, JobGroup, QueueLook, TaskLook
+from unstuck.store.diagnosis import COUNT_LIMIT, Diagnosis, JobGroup, QueueLook, TaskLook
 
 _SEVERITIES = {
     Code.NO_WORKER_FOR_QUEUE: Severity.PROBLEM,
@@ -23,10 +23,9 @@ def severity_of(code: Code) -> Severity:
     return _SEVERITIES.get(code, Severity.PROBLEM)
 
 
-def check_waiting(facts: Facts, diagnosis: Diagnosis, limits: Limits) -> Iterator[Finding]:
+def check_waiting(facts: Facts, diagnosis: Diagnosis, _limits: Limits) -> Iterator[Finding]:
     for queue in diagnosis.queues:
         yield from _check_queue(facts, queue)
-    yield from _check_scheduled(diagnosis, limits)
     yield from (_overdue(group) for group in diagnosis.overdue)
     yield from (_quarantined(group) for group in diagnosis.quarantined)
 
@@ -87,33 +86,6 @@ def _of_task(queue: QueueLook, task: TaskLook, reason: Reason) -> Finding:
             "waited_s": round(task.waited_s, 1),
         },
     )
-
-
-def _check_scheduled(diagnosis: Diagnosis, limits: Limits) -> Iterator[Finding]:
-    by_queue: dict[str, list[JobGroup]] = {}
-    for group in diagnosis.scheduled:
-        by_queue.setdefault(group.queue, []).append(group)
-    for queue, groups in by_queue.items():
-        number = sum(group.count for group in groups)
-        furthest = max(groups, key=lambda group: group.by_s)
-        yield info(
-            Code.SCHEDULED_FAR_OFF,
-            capital(f"{_least(diagnosis.scheduled)}{count(number, 'job')} in queue {queue!r} ")
-            + f"{'is' if number == 1 else 'are'} scheduled more than {brief(limits.far_s)} ahead",
-            f"The furthest is due in {brief(furthest.by_s)}; of {named([group.task for group in groups])}. "
-            f"Example: job {furthest.example_id}.",
-            f"Nothing, if that is meant; else `unstuck cancel {furthest.example_id}` and enqueue it again.",
-            queue=queue,
-            tasks=[group.task for group in groups],
-            count=number,
-            example=furthest.example_id,
-            by_s=round(furthest.by_s, 1),
-        )
-
-
-def _least(groups: Sequence[JobGroup]) -> str:
-    # No more than so many are looked at; there may be more of them.
-    return "at least " if sum(group.count for group in groups) >= LOOK_JOBS else ""
 
 
 def _overdue(group: JobGroup) -> Finding:

@@ -1,6 +1,6 @@
 """Say in one line how a job stands, what happens next, and what an operator can do about it."""
 
-from unstuck.client.explaining import describe, find_reason
+from unstuck.client.explaining import describe, explain_alone, find_reason
 from unstuck.client.why.beginnings import far
 from unstuck.client.why.endings import brief_cause, sentence
 from unstuck.client.why.gathering import Evidence, Try
@@ -62,9 +62,8 @@ def what_next(evidence: Evidence) -> str:
             return "Nothing by itself: it has ended, and runs again only if somebody retries it."
         case _:
             said = [describe(job, evidence.around), *_signs(evidence)]
-            if job.alone:
-                verb = "runs" if job.state is JobState.RUNNING else "will run"
-                said.append(f"It {verb} alone in its process: it is suspected of having killed one.")
+            if alone := explain_alone(job):
+                said.append(alone)
             if job.cancel_requested:
                 said.append("Somebody asked to cancel it: it is not tried again.")
             return " ".join(said)

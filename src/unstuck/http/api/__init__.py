@@ -2,9 +2,40 @@
 
 from fastapi import FastAPI
 
-from unstuck.http.api import attempts, health, workers
+from unstuck.http.api import (
+    attempts,
+    audit,
+    enqueueing,
+    events,
+    health,
+    jobs,
+    listing,
+    looking,
+    metrics,
+    operating,
+    quarantine,
+    queues,
+    stale,
+    workers,
+)
 
-ROUTERS = (health.router, workers.router, attempts.router)
+ROUTERS = (
+    health.router,
+    enqueueing.router,
+    # Before those of one job: `/jobs/cancel` is no number of a job.
+    listing.router,
+    jobs.router,
+    queues.router,
+    stale.router,
+    operating.router,
+    quarantine.router,
+    looking.router,
+    events.router,
+    workers.router,
+    attempts.router,
+    audit.router,
+    metrics.router,
+)
 """One line per file: whoever adds a part of the API adds it here."""
 
 

@@ -1,22 +1,25 @@
 """Jobs in the hands of workers over HTTP: claim, start, progress, settle, release."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import anyio.to_thread
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
+from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.foreign import claiming
 from unstuck.http.foreign.answers import ClaimAnswer, Results
 from unstuck.http.foreign.bodies import ClaimBody, JobsBody, ProgressBody, SettleBody
-from unstuck.http.foreign.crew import AtCrew, Working, may_claim, orders
+from unstuck.http.foreign.counting import count_claimed
+from unstuck.http.foreign.crew import AtCrew, may_claim, orders
 from unstuck.http.foreign.seats import Seat
 from unstuck.http.problems import Problem
 from unstuck.store.records import ForeignPulse
 
 router = APIRouter(prefix="/api/v1/workers/{worker_id}", tags=["workers"])
 
+Working = Annotated[Caller, Depends(needs(Scope.WORKER))]
 CLIENT_CLOSED = 499
 
 
@@ -57,6 +60,7 @@ async def claim(request: Request, worker_id: str, body: ClaimBody, crew: AtCrew,
             taken = ()
         finally:
             presence.close()
+        count_claimed(crew.tallies, taken)
         jobs = [claiming.job_view(job, seat) for job in taken]
         if not jobs and body.wait:
             # It may have been woken for a word: to drain, to stop, to cancel.
@@ -83,6 +87,8 @@ def settle(worker_id: str, body: SettleBody, crew: AtCrew, caller: Working) -> J
     same token and outcome it is answered as done."""
     seat = crew.seat(worker_id, caller)
     results = crew.hands(seat).settle(body.jobs)
+    if crew.books is not None:
+        crew.books.tend()
     crew.beats.note_settled(seat.id, sum(1 for result in results if result["ok"] and result["status"] != "already"))
     return _results(seat, results)
 

@@ -8,7 +8,7 @@ import anyio.to_thread
 from fastapi import Depends, Request
 
 from unstuck.domain.states import LIVING, WorkerState
-from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.callers import Caller
 from unstuck.http.desk import Desk
 from unstuck.http.foreign.beating import Beats
 from unstuck.http.foreign.deaths import gone_problem
@@ -16,8 +16,10 @@ from unstuck.http.foreign.handing import Hands
 from unstuck.http.foreign.seats import Seat, Seats
 from unstuck.http.foreign.waking import Ear, Wakeups
 from unstuck.http.problems import Problem
+from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.watchman import Watchman
+from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
 from unstuck.store.records import BeatAnswer, ForeignPulse
@@ -31,6 +33,8 @@ class Crew:
         self.seats = Seats(desk.settings, desk.web)
         self.beats = Beats(lambda: desk.ledger)
         self.wakeups = Wakeups(desk.settings.poll_interval_s)
+        self.tallies = Tallies()
+        self.books: Bookkeeper | None = None
         self._lock = threading.Lock()
         self._ear: Ear | None = None
         self._watchman: Watchman | None = None
@@ -50,7 +54,7 @@ class Crew:
         return self.seats.find(self.ledger, worker_id, caller)
 
     def hands(self, seat: Seat) -> Hands:
-        return Hands(self.ledger, self.desk.settings, self.desk.counter.parts().ringer.ring, seat)
+        return Hands(self.ledger, self.desk.settings, self.desk.counter.parts().ringer.ring, seat, self.tallies)
 
     async def beat(self, seat: Seat, pulse: ForeignPulse) -> BeatAnswer:
         """Write a beat; a problem that says what happened where the worker is dead or stopped."""
@@ -88,16 +92,21 @@ class Crew:
             ear.stop()
         if own is not None:
             own.close()
+        if self.books is not None:
+            self.books.flush()
         self.beats.close()
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             if self._ear is not None:
                 return
+            interval_s = self.desk.settings.recovery.heartbeat_interval_s
+            self.books = Bookkeeper(self.ledger, self.tallies, interval_s)
             if self.desk.web.reap:
                 # On connections of its own: a look at ten thousand workers must not stand before anybody's beat.
                 self._own = ready_ledger(self.desk.settings)
-                self._watchman = Watchman(Reaper(self._own, self.desk.settings.recovery, by=BY))
+                reaper = Reaper(self._own, self.desk.settings.recovery, by=BY, tallies=self.tallies)
+                self._watchman = Watchman(reaper, self.books)
                 self._watchman.start()
             ear = Ear(lambda: self.ledger, loop, self.wakeups.heard)
             ear.start()
@@ -134,13 +143,3 @@ async def crew_of(request: Request) -> Crew:
 
 
 AtCrew = Annotated[Crew, Depends(crew_of)]
-
-_may_work = needs(Scope.WORKER)
-
-
-async def working(request: Request) -> Caller:
-    """As `needs`, on the event loop: it is asked with every beat, and a thread for it would cost more than the beat."""
-    return _may_work(request)
-
-
-Working = Annotated[Caller, Depends(working)]

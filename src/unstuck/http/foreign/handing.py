@@ -16,8 +16,11 @@ from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Raise
 from unstuck.domain.recovery import MAX_MESSAGE_CHARS, conclude, printable
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.http.foreign.bodies import ErrorBody, HeldBody, ProgressItem, SettleItem
+from unstuck.http.foreign.counting import count_settled
 from unstuck.http.foreign.deaths import ended_as, superseded
 from unstuck.http.foreign.seats import Seat
+from unstuck.metrics.catalogue import SUPERSEDED
+from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.settling import attempt_of
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Done, Held, HeldJob, Output, Progress, Turn, TurnAnswer
@@ -39,11 +42,12 @@ ENDS: dict[str, frozenset[AttemptState]] = {
 class Hands:
     """One foreign worker's hands, for one call."""
 
-    def __init__(self, ledger: Ledger, settings: Settings, ring: Ring, seat: Seat) -> None:
+    def __init__(self, ledger: Ledger, settings: Settings, ring: Ring, seat: Seat, tallies: Tallies) -> None:
         self._ledger = ledger
         self._settings = settings
         self._ring = ring
         self._seat = seat
+        self._tallies = tallies
 
     def start(self, jobs: Sequence[HeldBody]) -> list[Result]:
         keys = _keys(jobs)
@@ -109,6 +113,8 @@ class Hands:
             else:
                 outcomes[key] = self._outcome(item)
         results |= self._write(items, held, outcomes)
+        if refused := sum(result["status"] == "superseded" for result in results.values()):
+            self._tallies.add(SUPERSEDED, by=refused)
         return [results[key] for key in items]
 
     # ------------------------------------------------------------------------------------------
@@ -133,6 +139,7 @@ class Hands:
         except RefusedValue as error:
             return self._write_apart(items, held, outcomes, error)
         lost = answer.superseded if answer.alive else set(outcomes)
+        count_settled(self._tallies, held, endings, outcomes, lost)
         self._ring(
             {
                 f"queue:{held[key].queue}"

@@ -2,8 +2,18 @@
 
 from fastapi import FastAPI
 
+from unstuck.http.desk import Desk
+from unstuck.http.guard import login
 from unstuck.http.guard.doorman import Doorman
+from unstuck.http.guard.keyring import Keyring
+from unstuck.http.guard.place import Place
+from unstuck.http.guard.rates import Rates
 
 
-def stand_guard(door: FastAPI) -> None:
-    door.add_middleware(Doorman, desk=door.state.desk)
+def stand_guard(door: FastAPI, place: Place) -> None:
+    desk: Desk = door.state.desk
+    # The ledger is opened by the first who needs it, in a thread.
+    door.state.keyring = Keyring(lambda: desk.ledger.api_tokens(), desk.web.token)
+    door.state.mistakes = Rates(login.MISTAKES_PER_S, login.MISTAKES_AT_ONCE)
+    door.include_router(login.router, include_in_schema=False)
+    door.add_middleware(Doorman, desk=desk, keyring=door.state.keyring, place=place)

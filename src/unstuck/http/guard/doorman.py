@@ -1,19 +1,229 @@
-"""Look at every request before anybody else does, and say who the caller is."""
+"""Look at every request before anybody else does, and say who the caller is.
 
+The order matters: first what costs nothing (lengths, Host, origin), then who it is, then how much they ask for, and
+only then is the body read.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from starlette._utils import get_route_path
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from unstuck.http.callers import LOCAL
+from unstuck.domain.errors import UnstuckError
+from unstuck.http.callers import NOBODY
 from unstuck.http.desk import Desk
+from unstuck.http.guard import lines
+from unstuck.http.guard.bodies import check_json, has_body, read_body, replayed
+from unstuck.http.guard.crowd import Crowd
+from unstuck.http.guard.dressing import dressed
+from unstuck.http.guard.forgery import check_forgery, check_origin
+from unstuck.http.guard.hosts import Host
+from unstuck.http.guard.identity import Identity, address_of, at_the_page, identify, unauthenticated
+from unstuck.http.guard.keyring import Keyring
+from unstuck.http.guard.origins import SAFE, Origin, judge
+from unstuck.http.guard.place import Place
+from unstuck.http.guard.rates import Rates
+from unstuck.http.guard.watch import Watch
+from unstuck.http.problems import Problem, bug, problem_of
+
+HEALTH = frozenset({"/healthz", "/readyz"})
+LOGIN = "/login"
+STATIC = "/static/"
+BURST_S = 10
+STRANGERS_PER_S = 20
+STRANGERS_BURST = 200
+MAX_LOGIN_BYTES = 4096
+DRAINED_BYTES = 64 * 1024
+DRAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, as far as its head says."""
+
+    method: str
+    path: str
+    root: str
+    query: str
+    headers: Mapping[str, str]
+    address: str
+
+    @property
+    def api(self) -> bool:
+        return self.path.startswith("/api/") or self.path == "/metrics"
+
+    @property
+    def static(self) -> bool:
+        return self.path.startswith(STATIC)
 
 
 class Doorman:
     """Plain ASGI, so that streams pass through it unbuffered."""
 
-    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+    def __init__(self, app: ASGIApp, desk: Desk, keyring: Keyring, place: Place) -> None:
         self._app = app
-        self._desk = desk
+        self._web = desk.web
+        self._keyring = keyring
+        self._place = place
+        rate = desk.web.requests_per_second
+        self._rates = Rates(rate, rate * BURST_S)
+        self._strangers = Rates(STRANGERS_PER_S, STRANGERS_BURST)
+        self._crowd = Crowd(desk.web.max_open_requests, desk.web.max_open_requests_per_caller)
+        self._local_csrf = secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope.setdefault("state", {}).update(caller=LOCAL, csrf="")
-        await self._app(scope, receive, send)
+            await self._answer(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._app(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        https = scope.get("scheme") == "https" or self._web.secure_cookies
+        send = dressed(send, static=get_route_path(scope).startswith(STATIC), https=https)
+        try:
+            asked = _read(scope)
+            identity, receive = await self._admit(asked, scope, receive)
+        except _Elsewhere as elsewhere:
+            await RedirectResponse(elsewhere.url, 303)(scope, receive, send)
+            return
+        except Problem as problem:
+            await _refuse(problem.response(), scope, receive, send)
+            return
+        except UnstuckError as error:
+            await _refuse(_unsaid(error).response(), scope, receive, send)
+            return
+        scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
+        with self._crowd.seat(identity.who):
+            await self._pass_on(identity, scope, receive, send)
+
+    async def _admit(self, asked: Asked, scope: Scope, receive: Receive) -> tuple[Identity, Receive]:
+        nobody = Identity(NOBODY, f"address {asked.address}")
+        if asked.path in HEALTH and asked.method in SAFE:
+            return nobody, receive
+        origin = judge(asked.headers, self._host(asked), asked.method)
+        check_origin(origin)
+        if asked.static and asked.method in SAFE:
+            return nobody, receive
+        if asked.path == LOGIN:
+            return nobody, await self._admit_login(asked, origin, receive)
+        identity = await self._identify(asked)
+        if origin.from_browser or not asked.api:
+            identity = at_the_page(identity) if identity.csrf else identity
+        _wait_if_too_many(self._rates, identity.who)
+        if self._crowd.is_full(identity.who):
+            raise _too_many(1.0, "Too many requests are open at once.")
+        body = b""
+        if has_body(asked.headers):
+            body = await read_body(receive, asked.headers, self._web.max_body_bytes)
+            receive = replayed(body, receive)
+        check_forgery(identity, origin, asked.method, asked.headers, body, api=asked.api)
+        if asked.api and body:
+            await check_json(asked.headers, body)
+        return identity, receive
+
+    async def _admit_login(self, asked: Asked, origin: Origin, receive: Receive) -> Receive:
+        if self._place.may_be_open and not (await self._keyring.keys()).any_ever:
+            raise _Elsewhere(f"{asked.root}/")
+        _wait_if_too_many(self._strangers, f"address {asked.address}")
+        if asked.method in SAFE:
+            return receive
+        # Else a website could log somebody in as somebody else.
+        if not origin.proven:
+            raise Problem(403, "foreign_origin", "Log in from the login page itself.")
+        return replayed(await read_body(receive, asked.headers, MAX_LOGIN_BYTES), receive)
+
+    async def _identify(self, asked: Asked) -> Identity:
+        try:
+            found = await identify(asked.headers, self._keyring, self._place, asked.address, self._local_csrf)
+        except Problem:
+            _wait_if_too_many(self._strangers, f"address {asked.address}")
+            raise
+        if found is not None:
+            return found
+        _wait_if_too_many(self._strangers, f"address {asked.address}")
+        mode = asked.headers.get("sec-fetch-mode", "navigate")
+        if asked.api or asked.method not in ("GET", "HEAD") or mode != "navigate":
+            raise unauthenticated("This needs a token.")
+        there = asked.path + (f"?{asked.query}" if asked.query else "")
+        raise _Elsewhere(f"{asked.root}{LOGIN}" + ("" if there == "/" else f"?next={quote(there, safe='/')}"))
+
+    def _host(self, asked: Asked) -> Host:
+        host = lines.host_of(asked.headers)
+        if not self._place.hosts.allows(host.name):
+            raise Problem(
+                421,
+                "unknown_host",
+                f"This door does not answer to the name {host.name!r}.",
+                cure="Allow it: `web.allowed_hosts`, or UNSTUCK_WEB_ALLOWED_HOSTS, with commas.",
+            )
+        return host
+
+    async def _pass_on(self, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = Watch(send, self._keyring, identity.caller.token_id)
+        try:
+            await self._app(scope, receive, watch.send)
+        except Exception as error:
+            if watch.ended_by_us:
+                return
+            problem = bug(scope["path"], error)
+            if watch.started:
+                raise
+            await problem.response()(scope, receive, send)
+
+
+class _Elsewhere(Exception):
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+
+def _read(scope: Scope) -> Asked:
+    lines.check_lengths(scope)
+    return Asked(
+        scope["method"],
+        get_route_path(scope) or "/",
+        scope.get("root_path", ""),
+        scope.get("query_string", b"").decode("latin-1"),
+        lines.headers_of(scope),
+        address_of(scope.get("client")),
+    )
+
+
+def _unsaid(error: UnstuckError) -> Problem:
+    """Give what a stranger hears of trouble with the ledger: not where it is."""
+    problem = problem_of(error)
+    problem.detail = "The ledger cannot be used; the log says why."
+    return problem
+
+
+def _wait_if_too_many(rates: Rates, who: str) -> None:
+    wait_s = rates.take(who)
+    if wait_s > 0:
+        raise _too_many(wait_s, "Too many requests in a short time.")
+
+
+def _too_many(wait_s: float, detail: str) -> Problem:
+    cure = "Wait a moment, and ask less often; `web.requests_per_second` and `web.max_open_requests` are the limits."
+    return Problem(429, "too_many_requests", detail, cure=cure, headers={"Retry-After": str(int(wait_s) + 1)})
+
+
+async def _refuse(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer without having read the body: a short one is thrown away, behind a long one the connection ends."""
+    unread = lines.unread_bytes(scope)
+    if unread is not None and unread > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while (await receive()).get("more_body"):
+                    pass
+                unread = 0
+    if unread != 0 and scope.get("http_version", "1.1").startswith("1"):
+        response.headers["Connection"] = "close"
+    await response(scope, receive, send)

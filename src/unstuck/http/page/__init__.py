@@ -5,12 +5,56 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
-from unstuck.http.page import overview
+from unstuck.http.page import (
+    audit,
+    doctor,
+    events,
+    job,
+    jobs,
+    live,
+    overview,
+    quarantine,
+    queues,
+    upkeep,
+    verbs,
+    workers,
+)
+from unstuck.http.page.errors import show_errors
+from unstuck.http.page.hub import Hub
+from unstuck.http.page.screens import Viewing
 
-ROUTERS = (overview.router,)
+SCREENS = (
+    overview.SCREEN,
+    jobs.SCREEN,
+    job.SCREEN,
+    workers.WORKERS,
+    workers.WORKER,
+    queues.SCREEN,
+    quarantine.SCREEN,
+    events.SCREEN,
+    doctor.SCREEN,
+    upkeep.SCREEN,
+)
+ROUTERS = (
+    overview.router,
+    jobs.router,
+    job.router,
+    workers.router,
+    queues.router,
+    quarantine.router,
+    events.router,
+    doctor.router,
+    upkeep.router,
+    audit.router,
+    verbs.router,
+    live.router,
+)
 
 
 def add_to(door: FastAPI) -> None:
+    door.state.viewing = Viewing(door.state.desk)
+    door.state.hub = Hub(door.state.viewing, {screen.name: screen for screen in SCREENS})
+    show_errors(door)
     for router in ROUTERS:
         door.include_router(router, include_in_schema=False)
     door.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")

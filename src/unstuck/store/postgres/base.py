@@ -11,8 +11,20 @@ from unstuck.store.postgres.lanes import Lane, Row
 from unstuck.store.sql import load_queries
 
 QUERY_FILES = (
-    *("clients.sql", "workers.sql", "reaper.sql", "people.sql", "operators.sql"),
-    *("health.sql", "diagnosis.sql", "foreign.sql"),
+    "clients.sql",
+    "workers.sql",
+    "reaper.sql",
+    "people.sql",
+    "operators.sql",
+    "health.sql",
+    "diagnosis.sql",
+    "telling.sql",
+    "requests.sql",
+    "foreign.sql",
+    "api_tokens.sql",
+    "audit.sql",
+    "counters.sql",
+    "alerts.sql",
 )
 PACKAGE = "unstuck.store.postgres.queries"
 

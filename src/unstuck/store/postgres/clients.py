@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -26,6 +26,7 @@ REPEAT_FOR_S = 15.0
 """How long an enqueue whose answer was lost tries to find out, and repeats itself."""
 REPEAT_EVERY_S = 0.2
 
+T = TypeVar("T")
 Ask = Callable[[bytes, dict[str, Any]], list[Row]]
 
 
@@ -43,7 +44,8 @@ class ClientVerbs(Verbs):
             batches = _batches(ids, jobs)
             if failpoints.active:
                 failpoints.reached("enqueue.before_commit")
-            places = self._store(batches)
+            # Repeated as it was: the ids are reserved, so that it cannot be stored twice.
+            places = self.repeat_uncertain(lambda: self._store_once(batches))
         if failpoints.active:
             failpoints.reached("enqueue.after_commit")
         return _answer(ids, places)
@@ -93,13 +95,13 @@ class ClientVerbs(Verbs):
     def _reserve(self, count: int) -> list[int]:
         return [row[0] for row in self.client_lane.ask(self.sql["reserve_job_ids"], {"count": count})]
 
-    def _store(self, batches: list[dict[str, Any]]) -> dict[int, int]:
-        """Repeat an uncertain write as it was: the ids are reserved, so that it cannot be stored twice."""
+    def repeat_uncertain(self, store: Callable[[], T]) -> T:
+        """Store, and store again where nobody knows whether it happened: for what is the same when done twice."""
         deadline = time.monotonic() + REPEAT_FOR_S
         uncertain: UncertainCommit | None = None
         while True:
             try:
-                return self._store_once(batches)
+                return store()
             except UncertainCommit as error:
                 uncertain = error
             except LedgerUnavailable:
@@ -138,7 +140,7 @@ def _batches(ids: list[int], jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
         # In the order of keys over all pieces: two such batches cannot wait for each other.
         places = sorted(places, key=lambda place: jobs[place].unique_key or "")
         chunks = list(_chunks([jobs[place] for place in places]))
-    return [_columns(places[start:end], ids, jobs) for start, end in chunks]
+    return [columns(places[start:end], ids, jobs) for start, end in chunks]
 
 
 def _chunks(jobs: Sequence[NewJob]) -> Iterable[tuple[int, int]]:
@@ -152,7 +154,7 @@ def _chunks(jobs: Sequence[NewJob]) -> Iterable[tuple[int, int]]:
     yield start, len(jobs)
 
 
-def _columns(places: Sequence[int], all_ids: list[int], all_jobs: Sequence[NewJob]) -> dict[str, Any]:
+def columns(places: Sequence[int], all_ids: list[int], all_jobs: Sequence[NewJob]) -> dict[str, Any]:
     """Give the jobs at these places by column. A column of defaults alone is left out."""
     ids, jobs = [all_ids[place] for place in places], [all_jobs[place] for place in places]
     payload_types = [None if job.payload_type == JSON else job.payload_type for job in jobs]

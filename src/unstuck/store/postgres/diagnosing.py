@@ -43,8 +43,9 @@ class DiagnosingVerbs(Verbs):
             now_at=now_at,
             clock_off_s=clock_off_s,
             round_trip_s=round_trip_s,
-            queues=self._look_at_queues(),
+            queues=self.look_at_queues(),
             scheduled=tuple(JobGroup(*row) for row in self.read("look_scheduled", far_s=far_s, **limits)),
+            coming=tuple(JobGroup(*row) for row in self.read("look_coming", **limits)),
             overdue=tuple(JobGroup(*row) for row in self.read("look_overdue", late_s=late_s, **limits)),
             quarantined=tuple(JobGroup(*row) for row in quarantined),
             unswept_s=ticket[0][0] if ticket else None,
@@ -71,7 +72,7 @@ class DiagnosingVerbs(Verbs):
             off_s = before_at - now_at if now_at < before_at else after_at - now_at
         return now_at, off_s, statistics.median(took_s for took_s, *_ in looks)
 
-    def _look_at_queues(self) -> tuple[QueueLook, ...]:
+    def look_at_queues(self) -> tuple[QueueLook, ...]:
         rows = self.read("look_ready", queues=LOOK_QUEUES, count=COUNT_LIMIT, jobs=LOOK_JOBS)
         found = [
             QueueLook(name, paused, ready, tuple(TaskLook(*row[3:]) for row in tasks))

@@ -7,17 +7,35 @@ may stand in between.
 
 from typing import Any
 
+from unstuck.store.postgres.alerts import AlertVerbs
+from unstuck.store.postgres.api_tokens import ApiTokenVerbs
+from unstuck.store.postgres.audit import AuditVerbs
 from unstuck.store.postgres.clients import ClientVerbs
-from unstuck.store.postgres.diagnosing import DiagnosingVerbs
+from unstuck.store.postgres.counting import CountingVerbs
 from unstuck.store.postgres.foreign import ForeignVerbs
 from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
+from unstuck.store.postgres.requests import RequestVerbs
+from unstuck.store.postgres.telling import TellingVerbs
 from unstuck.store.postgres.upkeep import UpkeepVerbs
 
 
-class PostgresLedger(ClientVerbs, ForeignVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, DiagnosingVerbs):
+class PostgresLedger(
+    RequestVerbs,
+    ClientVerbs,
+    ForeignVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    AlertVerbs,
+    TellingVerbs,
+    CountingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
+):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 
     one_host = False

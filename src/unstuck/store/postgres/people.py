@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from unstuck.domain.states import HELD, WRONG, JobState
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.rows import attempt_record, job_record, worker_record
@@ -28,6 +29,9 @@ class ReadingVerbs(Verbs):
             "jobs",
             before_id=where.before_id,
             states=arrays.texts(where.states) if where.states else None,
+            held=bool(where.states) and HELD.issuperset(where.states),
+            pending=set(where.states) == {JobState.PENDING},
+            wrong=bool(where.states) and WRONG.issuperset(where.states),
             queue=where.queue,
             task=where.task,
             error=where.error,

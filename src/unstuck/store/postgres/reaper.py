@@ -36,7 +36,7 @@ class ReaperVerbs(Verbs):
         return bool(self.serve_once("take_ticket", name=name, ttl_s=ttl_s))
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
-        return _with_sessions(self.serve("watch", host=host, after=None, size=None))
+        return _with_sessions(self.serve("watch", host=host))
 
     def to_judge(self) -> tuple[list[WorkerWatch], int]:
         rows = self.serve("to_judge")
@@ -45,7 +45,7 @@ class ReaperVerbs(Verbs):
         return workers, max(0, living - sum(1 for worker in workers if worker.state not in _GONE))
 
     def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
-        rows = self.serve("watch", host=host, after=worker_id, size=size)
+        rows = self.serve("ring_of", worker_id=worker_id, host=host, size=size)
         return [worker_watch(row, Session.UNKNOWN) for row in rows]
 
     def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:

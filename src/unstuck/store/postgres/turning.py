@@ -57,16 +57,16 @@ def turn_values(turn: Turn, around: tuple[Gap, ...] = ()) -> dict[str, Any]:
 def take_gaps(rows: list[Row]) -> list[tuple[Gap, float]]:
     """Take the gaps from the end of the rows (without the last), each with what it cost to find, in seconds."""
     found = []
-    while rows and rows[-1][13] == GAP:
+    while rows and rows[-1][14] == GAP:
         row = rows.pop()
-        found.append((Gap(row[3], row[8], row[9], row[1]), row[14]))
+        found.append((Gap(row[3], row[8], row[9], row[1]), row[13]))
     return found
 
 
 def claims(rows: list[Row]) -> tuple[tuple[Claimed, ...], frozenset[tuple[int, int]]]:
     """Part the rows (without the last): what was claimed comes first, then what was superseded."""
     superseded = set()
-    while rows and rows[-1][13] == SUPERSEDED:
+    while rows and rows[-1][14] == SUPERSEDED:
         row = rows.pop()
         superseded.add((row[0], row[1]))
-    return tuple([Claimed(*row[:13]) for row in rows]), frozenset(superseded)
+    return tuple([Claimed(*row[:14]) for row in rows]), frozenset(superseded)

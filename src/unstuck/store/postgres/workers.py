@@ -71,7 +71,7 @@ class WorkerVerbs(Verbs):
         if failpoints.active:
             _after_commit()
         last = rows.pop()
-        if last[13] != ALIVE:
+        if last[14] != ALIVE:
             return TurnAnswer(alive=False)
         if turn.wish is not None:
             for gap, cost_s in take_gaps(rows):
@@ -79,7 +79,7 @@ class WorkerVerbs(Verbs):
         if last[4]:
             rows = self._with_payloads(rows)
         claimed, superseded = claims(rows)
-        return TurnAnswer(True, claimed, superseded, last[14])
+        return TurnAnswer(True, claimed, superseded, last[13])
 
     def held(self, worker_id: str) -> list[HeldJob]:
         rows = self.turn_lane.ask(self.sql["held_by"], {"worker_id": worker_id, "limit": MAX_HELD})
@@ -121,7 +121,7 @@ class WorkerVerbs(Verbs):
 
     def _with_payloads(self, rows: list[Row]) -> list[Row]:
         """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""
-        left_out = {row[0] for row in rows if row[13] == CLAIMED and row[5] is None}
+        left_out = {row[0] for row in rows if row[14] == CLAIMED and row[5] is None}
         try:
             found = self.turn_lane.ask(self.sql["payloads"], {"ids": arrays.int8s(list(left_out))})
         except LedgerUnavailable as error:

@@ -4,6 +4,19 @@ Times are seconds since the Unix epoch (UTC) for people to read; durations are s
 own clock. Payloads and results are opaque bytes: nobody in this room decodes them.
 """
 
+from unstuck.store.records.access import ApiTokenRecord as ApiTokenRecord
+from unstuck.store.records.access import AuditRecord as AuditRecord
+from unstuck.store.records.access import NewApiToken as NewApiToken
+from unstuck.store.records.alerting import AlertEvent as AlertEvent
+from unstuck.store.records.alerting import AlertTarget as AlertTarget
+from unstuck.store.records.alerting import ConditionChange as ConditionChange
+from unstuck.store.records.alerting import ConditionLook as ConditionLook
+from unstuck.store.records.alerting import ConditionRecord as ConditionRecord
+from unstuck.store.records.alerting import ConditionStep as ConditionStep
+from unstuck.store.records.alerting import LateWorker as LateWorker
+from unstuck.store.records.counting import Count as Count
+from unstuck.store.records.counting import Fleet as Fleet
+from unstuck.store.records.counting import MinuteCount as MinuteCount
 from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
 from unstuck.store.records.handing import Done as Done
@@ -20,6 +33,8 @@ from unstuck.store.records.handing import Turn as Turn
 from unstuck.store.records.handing import TurnAnswer as TurnAnswer
 from unstuck.store.records.handing import Wish as Wish
 from unstuck.store.records.handing import WorkerBirth as WorkerBirth
+from unstuck.store.records.requesting import OnceAnswer as OnceAnswer
+from unstuck.store.records.requesting import Request as Request
 from unstuck.store.records.showing import AttemptRecord as AttemptRecord
 from unstuck.store.records.showing import EventRecord as EventRecord
 from unstuck.store.records.showing import HostRecord as HostRecord
@@ -29,6 +44,7 @@ from unstuck.store.records.showing import Outcome as Outcome
 from unstuck.store.records.showing import OutputRecord as OutputRecord
 from unstuck.store.records.showing import QueueRecord as QueueRecord
 from unstuck.store.records.showing import WorkerRecord as WorkerRecord
+from unstuck.store.records.telling import Glance as Glance
 from unstuck.store.records.watching import Guard as Guard
 from unstuck.store.records.watching import GuardDead as GuardDead
 from unstuck.store.records.watching import GuardNone as GuardNone

@@ -177,6 +177,8 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     """Deaths that it shared with others, so far."""
     alone: bool = False
     """It may have killed a process that it shared, and must have one of its own."""
+    waited_s: float = 0.0
+    """From when it was due until this claim."""
 
 
 class TurnAnswer(msgspec.Struct, frozen=True):

@@ -34,13 +34,14 @@ class DiagnosingVerbs(Verbs):
         started_s = time.monotonic()
         now_at = time.time()
         with self.db.read() as cursor:
-            unswept_s = _look_at_ticket(cursor)
+            unswept_s = look_at_ticket(cursor)
             round_trip_s = time.monotonic() - started_s
             waiting = [name for (name,) in fetch(cursor, "waiting_queues")][:LOOK_QUEUES]
             scheduled = _groups(cursor, "look_scheduled", waiting, now_at, far_s)
+            coming = _groups(cursor, "look_coming", waiting, now_at, 0.0)
             overdue = _groups(cursor, "look_overdue", waiting, now_at, late_s)
             quarantined = fetch(cursor, "look_quarantined", (LOOK_ERRORS, LOOK_GROUPS))
-            queues = _look_at_queues(cursor, now_at)
+            queues = look_at_queues(cursor, now_at)
             bells = fetch(cursor, "bells")
             connection = cursor.connection
             page_bytes, pages, free = (
@@ -55,6 +56,7 @@ class DiagnosingVerbs(Verbs):
             round_trip_s=round_trip_s,
             queues=queues,
             scheduled=scheduled,
+            coming=coming,
             overdue=overdue,
             quarantined=tuple(JobGroup(*row) for row in quarantined),
             unswept_s=unswept_s,
@@ -108,7 +110,7 @@ def readers_of(shared: Path) -> frozenset[int]:
     return frozenset(readers)
 
 
-def _look_at_ticket(cursor: apsw.Cursor) -> float | None:
+def look_at_ticket(cursor: apsw.Cursor) -> float | None:
     row = cursor.execute(SQL["ticket"], (SWEEP_TICKET,)).fetchone()
     # The boot clock of an earlier boot says nothing now.
     return None if row is None or row[1] != host.boot_id() else max(host.boottime_s() - row[0], 0.0)
@@ -123,7 +125,7 @@ def _groups(cursor: apsw.Cursor, query: str, queues: list[str], now_at: float, b
     return tuple(sorted(found, key=lambda group: -group.count)[:LOOK_GROUPS])
 
 
-def _look_at_queues(cursor: apsw.Cursor, now_at: float) -> tuple[QueueLook, ...]:
+def look_at_queues(cursor: apsw.Cursor, now_at: float) -> tuple[QueueLook, ...]:
     paused = {name for name, is_paused in fetch(cursor, "queue_names") if is_paused}
     found = []
     for (name,) in fetch(cursor, "ready_queues", (LOOK_QUEUES,)):

@@ -32,6 +32,8 @@ class HealthVerbs(Verbs):
             if not cursor.connection.changes():
                 return False
             write_event(cursor, "worker_disabled", f"Disabled by {by}: {reason}", worker_id=worker_id)
+            if auto:
+                write_event(cursor, "crash_loop", f"Worker {worker_id} was disabled: {reason}", worker_id=worker_id)
         return True
 
     def enable(self, worker_id: str, by: str, reason: str = "") -> bool:
@@ -52,6 +54,8 @@ class HealthVerbs(Verbs):
             if not cursor.connection.changes():
                 return False
             write_event(cursor, "host_disabled", f"Host {host!r} was disabled by {by}: {reason}")
+            if auto:
+                write_event(cursor, "crash_loop", f"Host {host!r} was disabled: {reason}", about=host)
         return True
 
     def enable_host(self, host: str, by: str, reason: str = "") -> bool:

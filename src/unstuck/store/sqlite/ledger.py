@@ -12,8 +12,12 @@ from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
+from unstuck.store.sqlite.alerts import AlertVerbs
+from unstuck.store.sqlite.api_tokens import ApiTokenVerbs
+from unstuck.store.sqlite.audit import AuditVerbs
 from unstuck.store.sqlite.bell import Bells, Ringer
 from unstuck.store.sqlite.client import ClientVerbs
+from unstuck.store.sqlite.counting import CountingVerbs
 from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.diagnosing import DiagnosingVerbs
 from unstuck.store.sqlite.foreign import ForeignVerbs
@@ -22,12 +26,27 @@ from unstuck.store.sqlite.health import HealthVerbs
 from unstuck.store.sqlite.operator import OperatorVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
+from unstuck.store.sqlite.requests import RequestVerbs
+from unstuck.store.sqlite.telling import TellingVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
 from unstuck.store.sqlite.verbs import fetch
 
 
 class SqliteLedger(
-    ClientVerbs, ForeignVerbs, ReaperVerbs, UpkeepVerbs, HealthVerbs, OperatorVerbs, ReadingVerbs, DiagnosingVerbs
+    RequestVerbs,
+    ClientVerbs,
+    ForeignVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    ReadingVerbs,
+    DiagnosingVerbs,
+    AlertVerbs,
+    TellingVerbs,
+    CountingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
 ):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 

@@ -17,11 +17,10 @@ from unstuck.store.records import (
     TaskRecord,
     WorkerRecord,
 )
+from unstuck.store.sqlite.listing import list_jobs
 from unstuck.store.sqlite.rows import attempt_record, job_record, worker_record
 from unstuck.store.sqlite.silence import read_clock
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch
-
-NO_ID = 2**63 - 1
 
 
 class ReadingVerbs(Verbs):
@@ -31,23 +30,7 @@ class ReadingVerbs(Verbs):
         return None if row is None else job_record(row)
 
     def jobs(self, where: JobFilter) -> list[JobRecord]:
-        now = time.time()
-        values = (
-            NO_ID if where.before_id is None else where.before_id,
-            msgspec.json.encode(where.states).decode(),
-            where.queue,
-            where.task,
-            where.worker_id,
-            None if where.older_than_s is None else now - where.older_than_s,
-            None if where.newer_than_s is None else now - where.newer_than_s,
-            where.limit,
-        )
-        with self.db.read() as cursor:
-            if where.error is not None:
-                rows = fetch(cursor, "jobs_with_error", (*values, where.error))
-            else:
-                rows = fetch(cursor, "jobs", values)
-        return [job_record(row) for row in rows]
+        return list_jobs(self.db, where)
 
     def count_jobs(self) -> dict[str, int]:
         with self.db.read() as cursor:

@@ -116,16 +116,15 @@ def _take(cursor: apsw.Cursor, worker_id: str, wish: Wish, chosen: list[tuple[An
     now, boot_s = time.time(), host.boottime_s()
     claimed: list[Claimed] = []
     updates: list[tuple[Any, ...]] = []
-    for _, job_id, on_crash, task, queue, payload, kind, policy, failures, crashes, attempt, *suspect in chosen:
+    for _, job_id, on_crash, task, queue, data, kind, policy, failures, crashes, tried, suspected, alone, due in chosen:
         token += 1
         running = len(claimed) < wish.start or (wish.run_ahead and on_crash is not None)
         started = ("running", now, now, boot_s, 1) if running else ("claimed", now, None, None, 0)
         updates.append((job_id, token, worker_id, *started))
-        claimed.append(
-            Claimed(
-                job_id, token, task, queue, running, payload, kind, policy, failures, crashes, attempt + 1, *suspect
-            )
-        )
+        # A clock that was set back must not make it wait for less than no time.
+        waited_s = now - due if now > due else 0.0
+        held = (job_id, token, task, queue, running, data, kind, policy, failures, crashes, tried + 1)
+        claimed.append(Claimed(*held, suspected, alone, waited_s))
     cursor.executemany(SQL["claim_job"], updates)
     return tuple(claimed)
 

@@ -13,7 +13,19 @@ from unstuck.store.sqlite.database import Database
 
 SQL = load_queries(
     "unstuck.store.sqlite.queries",
-    *("jobs.sql", "workers.sql", "upkeep.sql", "people.sql", "health.sql", "diagnosis.sql", "foreign.sql"),
+    "jobs.sql",
+    "workers.sql",
+    "upkeep.sql",
+    "people.sql",
+    "health.sql",
+    "diagnosis.sql",
+    "telling.sql",
+    "requests.sql",
+    "foreign.sql",
+    "api_tokens.sql",
+    "audit.sql",
+    "counters.sql",
+    "alerts.sql",
 )
 
 
@@ -31,6 +43,12 @@ def fetch(cursor: apsw.Cursor, query: str, values: Sequence[Any] = ()) -> list[A
 
 
 def write_event(
-    cursor: apsw.Cursor, kind: str, message: str, *, job_id: int | None = None, worker_id: str | None = None
+    cursor: apsw.Cursor,
+    kind: str,
+    message: str,
+    *,
+    job_id: int | None = None,
+    worker_id: str | None = None,
+    about: str | None = None,
 ) -> None:
-    cursor.execute(SQL["insert_event"], (time.time(), kind, job_id, worker_id, message))
+    cursor.execute(SQL["insert_event"], (time.time(), kind, job_id, worker_id, about, message))

@@ -5,6 +5,8 @@ create table {schema}.api_tokens (
     name       text not null,
     -- The token itself is shown once and kept nowhere.
     hash       bytea not null unique,
+    -- Signs logins; whoever reads this table still lacks what only the token's holder can derive.
+    seal       bytea not null,
     scopes     text[] not null,
     created_at timestamptz not null default clock_timestamp(),
     created_by text not null,

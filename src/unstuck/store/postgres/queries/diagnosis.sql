@@ -44,6 +44,17 @@ from (
 ) far
 group by queue, task order by count(*) desc, queue, task limit %(groups)s;
 
+-- name: look_coming
+-- Those that are due next, with the first of them as the example.
+select queue, task, count(*), (array_agg(id order by due_in_s, id))[1], min(due_in_s)
+from (
+    select queue, task, id, extract(epoch from run_at - now())::double precision as due_in_s
+    from {schema}.jobs
+    where waiting and run_at > now()
+    order by run_at limit %(jobs)s
+) coming
+group by queue, task order by min(due_in_s), queue, task limit %(groups)s;
+
 -- name: look_overdue
 select queue, task, count(*), min(id), max(late_s)
 from (

@@ -23,6 +23,10 @@ select id, task, queue, state, -rank, ''::bytea, coalesce(payload_type, 'json'),
 from {schema}.jobs
 where (%(before_id)s::bigint is null or id < %(before_id)s)
   and (%(states)s::text[] is null or state = any (%(states)s::text[]))
+  -- What these states imply is said, so that the indexes of the few are found among the many.
+  and (not %(held)s::boolean or held)
+  and (not %(pending)s::boolean or ready or waiting)
+  and (not %(wrong)s::boolean or error_code is not null)
   and (%(queue)s::text is null or queue = %(queue)s)
   and (%(task)s::text is null or task = %(task)s)
   and (%(error)s::text is null or error_code = %(error)s)

@@ -11,7 +11,12 @@ returning 1;
 -- name: watch
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
        waits_for_s, held, session, suspect_s, shortest_s, door
-from {schema}.watch(%(host)s, %(after)s, %(size)s);
+from {schema}.watch(%(host)s, null, null);
+
+-- name: ring_of
+select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
+       waits_for_s, held, session, suspect_s, shortest_s, door
+from {schema}.ring_of(%(worker_id)s, %(host)s, %(size)s);
 
 -- name: to_judge
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,

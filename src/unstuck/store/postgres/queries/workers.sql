@@ -44,8 +44,8 @@ select state, was_suspect, request, cancel_ids, cancel_tokens, {schema}.is_disab
 from {schema}.beat(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s);
 
 -- name: turn
-select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspicions, alone, kind,
-       due_in_s
+select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspicions, alone,
+       due_in_s, kind
 from {schema}.turn(
     %(worker_id)s, %(done_ids)s, %(done_tokens)s, %(done_results)s, %(start_ids)s, %(start_tokens)s, %(endings)s,
     %(releases)s, %(output_ids)s, %(output_tokens)s, %(stdouts)s, %(stderrs)s, %(queues)s, %(tasks)s, %(limit)s,

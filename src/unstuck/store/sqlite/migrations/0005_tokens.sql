@@ -5,6 +5,8 @@ CREATE TABLE unstuck_api_tokens (
     name TEXT NOT NULL,
     -- The token itself is shown once and kept nowhere.
     hash BLOB NOT NULL UNIQUE,
+    -- Signs logins; whoever reads this table still lacks what only the token's holder can derive.
+    seal BLOB NOT NULL,
     scopes TEXT NOT NULL CHECK (json_valid(scopes)),
     created_at REAL NOT NULL,
     created_by TEXT NOT NULL,

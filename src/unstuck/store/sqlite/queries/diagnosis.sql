@@ -44,6 +44,15 @@ FROM (
 )
 GROUP BY task ORDER BY count(*) DESC, task LIMIT ?5;
 
+-- name: look_coming
+-- Those that are due next; beside min() SQLite gives the id of the row that has it.
+SELECT task, count(*), id, min(run_at) - ?2
+FROM (
+    SELECT task, id, run_at FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
+    WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 + ?3 ORDER BY run_at LIMIT ?4
+)
+GROUP BY task ORDER BY min(run_at), task LIMIT ?5;
+
 -- name: look_overdue
 SELECT task, count(*), min(id), max(?2 - run_at)
 FROM (

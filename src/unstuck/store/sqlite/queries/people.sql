@@ -42,6 +42,77 @@ WHERE error_code IS NOT NULL AND error_code = ?9 AND id < ?1
 ORDER BY id DESC
 LIMIT ?8;
 
+-- name: jobs_held
+-- The same, of jobs in somebody's hands: few rows among many, by their own index.
+SELECT
+    id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
+    error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+FROM unstuck_jobs INDEXED BY unstuck_jobs_held
+WHERE held = 1 AND id < ?1
+    AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR queue = ?3)
+    AND (?4 IS NULL OR task = ?4)
+    AND (?5 IS NULL OR worker_id = ?5)
+    AND (?6 IS NULL OR enqueued_at <= ?6)
+    AND (?7 IS NULL OR enqueued_at >= ?7)
+ORDER BY id DESC
+LIMIT ?8;
+
+-- name: jobs_ready
+-- The same, of jobs that may be claimed now.
+SELECT
+    id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
+    error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
+WHERE ready = 1 AND id < ?1
+    AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR queue = ?3)
+    AND (?4 IS NULL OR task = ?4)
+    AND (?5 IS NULL OR worker_id = ?5)
+    AND (?6 IS NULL OR enqueued_at <= ?6)
+    AND (?7 IS NULL OR enqueued_at >= ?7)
+ORDER BY id DESC
+LIMIT ?8;
+
+-- name: jobs_waiting
+-- The same, of jobs that are due later.
+SELECT
+    id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
+    error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
+WHERE waiting = 1 AND id < ?1
+    AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR queue = ?3)
+    AND (?4 IS NULL OR task = ?4)
+    AND (?5 IS NULL OR worker_id = ?5)
+    AND (?6 IS NULL OR enqueued_at <= ?6)
+    AND (?7 IS NULL OR enqueued_at >= ?7)
+ORDER BY id DESC
+LIMIT ?8;
+
+-- name: many_pending
+-- Whether there are so many that reading the newest jobs one by one finds them sooner than sorting all of them.
+SELECT
+    (SELECT count(*) FROM (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 LIMIT ?1))
+    + (SELECT count(*) FROM (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 LIMIT ?1))
+    >= ?1;
+
+-- name: error_codes
+-- Every code that occurs, each found by one step into the index.
+WITH RECURSIVE codes (code) AS (
+    SELECT min(error_code) FROM unstuck_jobs INDEXED BY unstuck_jobs_error WHERE error_code IS NOT NULL
+    UNION ALL
+    SELECT (
+        SELECT min(error_code) FROM unstuck_jobs INDEXED BY unstuck_jobs_error
+        WHERE error_code IS NOT NULL AND error_code > code
+    )
+    FROM codes WHERE code IS NOT NULL
+)
+SELECT code FROM codes WHERE code IS NOT NULL;
+
 -- name: count_jobs
 SELECT state, count(*) FROM unstuck_jobs GROUP BY state;
 

@@ -204,4 +204,4 @@ WHERE ?1 = 0 OR w.state IN ('active', 'draining', 'suspect')
 ORDER BY w.created_at, w.id;
 
 -- name: insert_event
-INSERT INTO unstuck_events (at, kind, job_id, worker_id, message) VALUES (?, ?, ?, ?, ?);
+INSERT INTO unstuck_events (at, kind, job_id, worker_id, about, message) VALUES (?, ?, ?, ?, ?, ?);

@@ -1,0 +1,121 @@
+"""The event stream: server-sent events that can be resumed, each reader at its own pace."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi.responses import StreamingResponse
+
+from unstuck.domain.durations import seconds
+from unstuck.domain.events import Event, EventKind
+from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.desk import AtDesk, Desk
+from unstuck.notify.cursor import Cursor, read_cursor
+from unstuck.notify.feed import Wake
+from unstuck.notify.subscription import Choice, JobSubscription, Reading, Subscription
+
+router = APIRouter(tags=["events"])
+
+KEEP_ALIVE_S = 10.0
+"""So often a line goes out even where nothing happens: proxies cut what is silent, and we see who is gone."""
+RETRY_MS = 1_000
+MAX_GATHER_S = 10.0
+
+_EXAMPLE = (
+    'id: 120\nevent: worker_dead\ndata: {"kind":"worker_dead","at":1767225600.0,'
+    '"message":"Dead worker detected: …","id":120,"worker_id":"k98cfw3jy0e9","cursor":"120"}\n\n'
+)
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A stream that does not end (with `job`: ends with the job). Kinds: "
+        + ", ".join(EventKind)
+        + ".",
+        "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+    }
+}
+
+
+@router.get(
+    "/api/v1/events", summary="What happens, as it happens", responses=_STREAM, response_class=StreamingResponse
+)
+@router.get("/api/events", include_in_schema=False)
+async def events(
+    desk: AtDesk,
+    caller: Annotated[Caller, Depends(needs(Scope.READ))],
+    kind: Annotated[list[str] | None, Query(description="Only these kinds.", max_length=50)] = None,
+    job: Annotated[int | None, Query(description="The life of one job, from its beginning.", ge=1, lt=2**63)] = None,
+    worker: Annotated[str | None, Query(description="Only of this worker (its id).", max_length=200)] = None,
+    after: Annotated[
+        str | None, Query(description="Go on behind this event: the `cursor` or id of the last.", max_length=500)
+    ] = None,
+    last_event_id: Annotated[str | None, Header(description="Wins over `after`.", max_length=500)] = None,
+    gather: Annotated[
+        str, Query(description="A burst of one kind is one event, told when nothing came for so long.", max_length=20)
+    ] = "500ms",
+) -> StreamingResponse:
+    """Events of the whole ledger, or the life of one job. Resume with `Last-Event-ID`; a `gap` event says that some
+    were passed over. No reader slows another."""
+    place = last_event_id or after
+    cursor = None if not place else read_cursor(place)
+    kinds = frozenset(part.strip() for text in kind or () for part in text.split(",") if part.strip())
+    gather_s = min(seconds(gather, "gather"), MAX_GATHER_S)
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(woken.set)
+
+    reading = await asyncio.to_thread(_open, desk, wake, kinds, job, worker, cursor, gather_s)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_lines(reading, woken), media_type="text/event-stream", headers=headers)
+
+
+def _open(
+    desk: Desk,
+    wake: Wake,
+    kinds: frozenset[str],
+    job: int | None,
+    worker: str | None,
+    cursor: Cursor | None,
+    gather_s: float,
+) -> Reading:
+    if job is not None:
+        desk.counter.parts().operator.job(job)  # So that a job that does not exist is a 404, and no endless silence.
+        return JobSubscription(lambda: desk.ledger, job, kinds, cursor)
+    choice = Choice(kinds, worker)
+    return Subscription(desk.counter.parts().feed, lambda: desk.ledger, wake, choice, cursor, gather_s)
+
+
+async def _lines(reading: Reading, woken: asyncio.Event) -> AsyncIterator[str]:
+    try:
+        # The place is sent first, so that somebody who is cut off before the first event still misses nothing.
+        yield f"retry: {RETRY_MS}\nid: {reading.cursor}\n\n"
+        silent_s = 0.0
+        while True:
+            woken.clear()
+            events = await asyncio.to_thread(reading.take)
+            for event in events:
+                yield line_of(event)
+            if reading.over:
+                return
+            silent_s = 0.0 if events else silent_s
+            if silent_s >= KEEP_ALIVE_S:
+                silent_s = 0.0
+                yield ": still here\n\n"
+            wait_s = min(reading.patience_s, KEEP_ALIVE_S)
+            silent_s += wait_s
+            try:
+                await asyncio.wait_for(woken.wait(), wait_s)
+            except TimeoutError:
+                pass  # Time to look all the same.
+    finally:
+        reading.close()
+
+
+def line_of(event: Event) -> str:
+    """Write one event for the wire. JSON has no line breaks, and kinds are words: nothing can break out of its line."""
+    place = f"id: {event.cursor}\n" if event.cursor else ""
+    kind = "".join(letter for letter in event.kind if letter.isalnum() or letter in "_-")
+    return f"{place}event: {kind}\ndata: {msgspec.json.encode(event).decode()}\n\n"

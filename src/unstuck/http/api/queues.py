@@ -1,0 +1,53 @@
+"""Queues: look at them, stop and start them, empty them."""
+
+from typing import Annotated
+
+from fastapi import Depends, Path, Response
+
+from unstuck.client import views
+from unstuck.http.answers import answer
+from unstuck.http.bodies import api_router
+from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.desk import AtDesk
+from unstuck.http.models.operating import Paused, Purged, QueueView, Resumed
+
+router = api_router("queues", "/queues")
+
+Reader = Annotated[Caller, Depends(needs(Scope.READ))]
+Operating = Annotated[Caller, Depends(needs(Scope.OPERATE))]
+# Names of queues may hold a slash.
+QueueName = Annotated[str, Path(min_length=1, description="The queue.")]
+
+
+@router.get("", summary="List queues with what waits in them and who serves them", response_model=list[QueueView])
+def queues(desk: AtDesk, caller: Reader) -> Response:
+    found = sorted(desk.operator(caller).queues(), key=lambda queue: queue.name)
+    return answer([views.queue_view(queue) for queue in found])
+
+
+@router.post("/pause", summary="Stop handing out jobs of every queue", response_model=Paused)
+def pause_all(desk: AtDesk, caller: Operating) -> Response:
+    """What runs goes on."""
+    return answer({"paused": sorted(desk.operator(caller).pause(None))})
+
+
+@router.post("/resume", summary="Hand out jobs of every queue again", response_model=Resumed)
+def resume_all(desk: AtDesk, caller: Operating) -> Response:
+    return answer({"resumed": sorted(desk.operator(caller).resume(None))})
+
+
+@router.post("/{name:path}/pause", summary="Stop handing out jobs of a queue", response_model=Paused)
+def pause(name: QueueName, desk: AtDesk, caller: Operating) -> Response:
+    """What runs goes on. Empty where it was paused already."""
+    return answer({"paused": desk.operator(caller).pause(name)})
+
+
+@router.post("/{name:path}/resume", summary="Hand out jobs of a queue again", response_model=Resumed)
+def resume(name: QueueName, desk: AtDesk, caller: Operating) -> Response:
+    return answer({"resumed": desk.operator(caller).resume(name)})
+
+
+@router.post("/{name:path}/purge", summary="Cancel every pending job of a queue", response_model=Purged)
+def purge(name: QueueName, desk: AtDesk, caller: Operating) -> Response:
+    """What runs goes on. Nobody asks again."""
+    return answer({"queue": name, "cancelled": desk.operator(caller).purge(name)})

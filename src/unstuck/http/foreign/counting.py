@@ -1,0 +1,36 @@
+"""Count what becomes of jobs in the hands of foreign workers, as Python's own workers do."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from unstuck.domain.endings import Ending
+from unstuck.domain.states import JobState
+from unstuck.metrics.catalogue import JOB_RETRIES, JOB_RUN, JOB_WAIT, JOBS_ENDED
+from unstuck.metrics.tallies import Tallies
+from unstuck.store.records import Claimed, HeldJob
+
+Key = tuple[int, int]
+
+
+def count_claimed(tallies: Tallies, jobs: Iterable[Claimed]) -> None:
+    for job in jobs:
+        tallies.observe(JOB_WAIT, job.waited_s, (job.queue, job.task))
+
+
+def count_settled(
+    tallies: Tallies,
+    held: Mapping[Key, HeldJob],
+    endings: Mapping[Key, Ending],
+    keys: Iterable[Key],
+    lost: Collection[Key],
+) -> None:
+    """Count what was written."""
+    for key in keys:
+        if key in lost:
+            continue
+        job, ending = held[key], endings.get(key)
+        state = JobState.SUCCEEDED if ending is None else ending.state
+        tallies.observe(JOB_RUN, job.running_s, (job.queue, job.task))
+        if state is not JobState.PENDING:
+            tallies.add(JOBS_ENDED, (job.queue, state.value))
+        elif ending is not None and ending.error is not None:
+            tallies.add(JOB_RETRIES, (job.queue, ending.error.code))

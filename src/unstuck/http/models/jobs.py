@@ -1,0 +1,199 @@
+"""Jobs as they come in, and as they are shown."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, ConfigDict, Field, StrictFloat, StrictInt
+
+from unstuck.client.enqueueing import MAX_PRIORITY, MAX_UNIQUE_KEY_CHARS
+from unstuck.domain.names import MAX_NAME_CHARS
+from unstuck.domain.states import AttemptState, JobState
+from unstuck.http.models.base import Anything, Asked, Given, Instant, Span
+
+MAX_BATCH = 1_000
+EXAMPLE: dict[str, Any] = {"task": "add", "args": [1, 2]}
+
+
+class NewJobBody(Asked):
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+
+    task: str = Field(min_length=1, max_length=MAX_NAME_CHARS, description="A task that some worker has.")
+    args: list[Any] = Field(default=[], description="Arguments by place.")
+    kwargs: dict[str, Any] = Field(default={}, description="Arguments by name.")
+    queue: str | None = Field(default=None, description="Instead of the task's own.")
+    priority: StrictInt = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Higher goes first.")
+    delay: Span | None = Field(default=None, description="Run it so much later: `5m`, or seconds.")
+    run_at: AwareDatetime | StrictFloat | StrictInt | None = Field(
+        default=None,
+        description="Run it then: ISO 8601 with a time zone, or seconds since 1970. Not together with `delay`.",
+    )
+    unique_key: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_UNIQUE_KEY_CHARS,
+        description="At most one unfinished job has it: where there is one, it is given back, and `fresh` is false.",
+    )
+
+
+class NewJobsBody(Asked):
+    jobs: list[NewJobBody] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class JobStored(Given):
+    id: int
+    task: str
+    queue: str
+    fresh: bool = Field(description="False: an unfinished job with the same `unique_key` was there already.")
+
+
+class JobsStored(Given):
+    jobs: list[JobStored] = Field(description="In the order in which they came.")
+
+
+class ErrorView(Given):
+    code: str = Field(examples=["TASK_FAILED"])
+    message: str
+    cause: str | None
+    details: dict[str, Any]
+
+
+class JobSummary(Given):
+    id: int
+    task: str
+    queue: str
+    state: JobState
+    priority: int
+    error: ErrorView | None
+    crash_count: int
+    failures: int
+    attempt: int = Field(description="How many tries a worker claimed so far.")
+    worker: str | None = Field(description="In whose hands it is.")
+    unique_key: str | None
+    cancel_requested: bool
+    enqueued_at: Instant
+    enqueued_by: str | None
+    run_at: Instant
+    claimed_at: Instant | None
+    started_at: Instant | None
+    finished_at: Instant | None
+
+
+class RetryView(Given):
+    max_attempts: int
+    backoff: Literal["exponential", "linear", "constant"]
+    delay_s: float
+    max_delay_s: float
+
+
+class PolicyView(Given):
+    """The rules of the job, as its task had them when it was enqueued."""
+
+    retry: RetryView
+    on_crash: Literal["fail", "retry"]
+    max_crash_retries: int
+    timeout_s: float | None
+    heartbeat: bool
+    heartbeat_interval_s: float | None
+    heartbeat_timeout_s: float | None
+    overlap: Literal["bounded", "never"]
+    stall_timeout_s: float | None
+    interpreter_timeout_s: float | None
+    memory_limit_bytes: int | None
+
+
+class ProgressView(Given):
+    at: Instant
+    done: float | None
+    total: float | None
+    message: str
+    busy_since: Instant | None = Field(description="Since when no Python code ran in its process.")
+
+
+Autopsy = Annotated[
+    dict[str, Any], Field(description="Why its process died: `kind`, `summary`, `detector`, and what else is known.")
+]
+
+
+class AttemptView(Given):
+    token: int
+    worker: str
+    worker_name: str | None
+    state: AttemptState
+    claimed_at: Instant | None
+    started_at: Instant | None
+    ended_at: Instant | None
+    code: str | None
+    cause: str | None
+    last_heartbeat_at: Instant | None
+    heartbeat_deadline: Instant | None
+    deadline: Instant | None
+    autopsy: Autopsy | None
+
+
+class EventView(Given):
+    id: int
+    at: Instant
+    kind: str
+    job_id: int | None
+    worker: str | None
+    message: str
+
+
+class OutputView(Given):
+    token: int = Field(description="Of the attempt that printed it.")
+    stdout: str
+    stderr: str
+
+
+class JobDetail(JobSummary):
+    args: Anything
+    kwargs: Anything
+    result: Anything
+    waiting: str | None = Field(description="Why it does not move, and what to do about it.")
+    progress: ProgressView | None
+    policy: PolicyView
+    attempts: list[AttemptView]
+    events: list[EventView]
+
+
+class JobResult(Given):
+    """How a job ended. `state` says whether `result` or `error` is to be read."""
+
+    id: int
+    state: Literal[JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED]
+    result: Anything
+    error: ErrorView | None
+
+
+class JobUnfinished(Given):
+    """It has not ended; what it is doing instead."""
+
+    id: int
+    state: Literal[JobState.PENDING, JobState.CLAIMED, JobState.RUNNING]
+    doing: str
+    progress: ProgressView | None
+
+
+class JobPage(Given):
+    jobs: list[JobSummary] = Field(description="Newest first.")
+    next: int | None = Field(description="Give it as `before` to get the next page; null: this was the last.")
+
+
+class StoryStep(Given):
+    at: Instant
+    kind: str
+    text: str
+    facts: dict[str, Any]
+
+
+class StoryAction(Given):
+    command: str
+    why: str
+
+
+class StoryView(Given):
+    job: JobSummary
+    told_at: Instant
+    headline: str
+    story: list[StoryStep]
+    next: str
+    actions: list[StoryAction]

@@ -1,0 +1,126 @@
+"""Tell everybody who looks what changed: one look per second for all, never one per viewer.
+
+A viewer's mailbox holds the newest text of each fragment and nothing else, so it is bounded by the screen itself:
+whoever reads slowly gets fewer, newer states, and slows nobody.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from unstuck.domain.errors import UnstuckError
+from unstuck.http.page.screens import EVERYWHERE, Screen, Viewing
+from unstuck.http.page.templating import render_fragment, viewpoint
+from unstuck.logs import logger
+
+EVERY_S = 1.0
+REST = 3.0
+"""A look that takes long is followed by a rest of so many times its length."""
+MAX_VIEWERS = 500
+
+log = logger("unstuck.http")
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What is rendered once for all who share it."""
+
+    screen: str
+    key: str
+    root: str
+    may_operate: bool
+
+
+@dataclass(eq=False)
+class Viewer:
+    topic: Topic
+    waiting: dict[str, str] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, fragments: dict[str, str]) -> None:
+        if fragments:
+            self.waiting |= fragments
+            self.news.set()
+
+    def take(self) -> dict[str, str]:
+        taken, self.waiting = self.waiting, {}
+        self.news.clear()
+        return taken
+
+
+class Hub:
+    """Lives on the event loop; looks are made in threads."""
+
+    def __init__(self, viewing: Viewing, screens: dict[str, Screen]) -> None:
+        self._viewing = viewing
+        self._screens = screens
+        self._viewers: set[Viewer] = set()
+        self._told: dict[Topic, dict[str, str]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.looks = 0
+        """How often it looked, for tests: it does not depend on how many look."""
+
+    def knows(self, screen: str) -> bool:
+        return screen in self._screens
+
+    @property
+    def full(self) -> bool:
+        return len(self._viewers) >= MAX_VIEWERS
+
+    def join(self, topic: Topic) -> Viewer:
+        viewer = Viewer(topic)
+        viewer.tell(self._told.get(topic, {}))
+        self._viewers.add(viewer)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._go_round())
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        self._viewers.discard(viewer)
+
+    async def _go_round(self) -> None:
+        while self._viewers:
+            began_s = time.monotonic()
+            topics = {viewer.topic for viewer in self._viewers}
+            self._told = {topic: told for topic, told in self._told.items() if topic in topics}
+            try:
+                rendered = await asyncio.to_thread(self._look, topics)
+                self._tell(rendered)
+            except UnstuckError as error:
+                log.warning("The page cannot look at the ledger", error=str(error))
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(EVERY_S - took_s, REST * took_s if took_s > EVERY_S / 4 else 0.0, 0.05))
+        self._told = {}
+
+    def _look(self, topics: set[Topic]) -> dict[Topic, dict[str, str]]:
+        self.looks += 1
+        self._viewing.lookout.examine()
+        values: dict[tuple[str, str], dict[str, Any]] = {}
+        rendered = {}
+        for topic in topics:
+            screen = self._screens[topic.screen]
+            try:
+                if (topic.screen, topic.key) not in values:
+                    values[topic.screen, topic.key] = screen.values(self._viewing, topic.key)
+            except UnstuckError:
+                # Gone while somebody looked at it: what they see last stays, and says when it was.
+                continue
+            context = {
+                **viewpoint(topic.root, topic.may_operate),
+                "room": topic.screen,
+                **values[topic.screen, topic.key],
+            }
+            fragments = {**EVERYWHERE, **screen.fragments}
+            rendered[topic] = {name: render_fragment(template, context) for name, template in fragments.items()}
+        return rendered
+
+    def _tell(self, rendered: dict[Topic, dict[str, str]]) -> None:
+        for topic, fragments in rendered.items():
+            before = self._told.get(topic, {})
+            changed = {name: text for name, text in fragments.items() if before.get(name) != text}
+            self._told[topic] = fragments
+            for viewer in self._viewers:
+                if viewer.topic == topic:
+                    # Whoever came while we looked has been told nothing yet.
+                    viewer.tell(changed if before else fragments)

@@ -1,0 +1,82 @@
+// Listen to what changes, put it in place, and say so when the line is cut.
+import { setClock } from "./clocks.js";
+import { morph } from "./morph.js";
+
+const LOST_AFTER_MS = 6000;
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+export function startLive(tick) {
+  const address = document.body.dataset.live;
+  if (!address || !window.EventSource) return;
+  const line = document.getElementById("connection");
+  let heardAt = Date.now();
+  let source;
+
+  const show = (state) => {
+    if (line.dataset.state === state) return;
+    line.dataset.state = state;
+    const text = line.querySelector(".link-text");
+    text.textContent = state === "on" ? "Live" : `Connection lost, since ${new Date(heardAt).toLocaleTimeString()}`;
+    document.body.classList.toggle("stale", state === "lost");
+  };
+
+  const hear = (event) => {
+    heardAt = Date.now();
+    const { now, fragments } = JSON.parse(event.data);
+    setClock(now);
+    show("on");
+    for (const [id, html] of Object.entries(fragments)) swap(id, html);
+    if (Object.keys(fragments).length) tick();
+  };
+
+  const open = () => {
+    source?.close();
+    source = new EventSource(address);
+    source.onmessage = hear;
+    // The browser tries again by itself, but gives up on an answer that is no stream: then we do it.
+    source.onerror = () => {
+      if (Date.now() - heardAt > 1500) show("lost");
+    };
+  };
+
+  setInterval(() => {
+    if (Date.now() - heardAt < LOST_AFTER_MS) return;
+    show("lost");
+    if (source.readyState === EventSource.CLOSED) open();
+  }, 1000);
+  addEventListener("pagehide", () => source?.close());
+  addEventListener("pageshow", (event) => event.persisted && open());
+  open();
+}
+
+const put_off = new Map();
+
+function swap(id, html) {
+  const target = document.getElementById(id);
+  if (!target) return;
+  // Text that somebody is marking, to copy it, must hold still.
+  const selection = getSelection();
+  if (selection && !selection.isCollapsed && target.contains(selection.anchorNode)) {
+    put_off.set(id, html);
+    return;
+  }
+  put_off.delete(id);
+  for (const beating of morph(target, html)) pulse(beating);
+}
+
+document.addEventListener("selectionchange", () => {
+  if (getSelection()?.isCollapsed) for (const [id, html] of [...put_off]) swap(id, html);
+});
+
+function pulse(element) {
+  if (calm.matches) return;
+  element.animate(
+    [
+      { transform: "scale(1)", opacity: 1 },
+      { transform: "scale(1.45)", opacity: 1, offset: 0.2 },
+      { transform: "scale(0.94)", opacity: 0.85, offset: 0.45 },
+      { transform: "scale(1)", opacity: 1 },
+    ],
+    { duration: 700, easing: "ease-out" },
+  );
+}

@@ -1,0 +1,344 @@
+"""The operator's verbs as forms: each redirects to where it came from and says what it did.
+
+What destroys asks first. A form that was not confirmed gets a screen that asks, so that no script is needed for it."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData
+from starlette.responses import Response
+
+from unstuck.client.operator import MAX_JOB_ID, RETRIED_BY_DEFAULT, Operator
+from unstuck.domain.durations import seconds
+from unstuck.domain.errors import UnstuckError
+from unstuck.domain.states import FINAL, JobState
+from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.page import flash
+from unstuck.http.page.jobs import Asked, describe
+from unstuck.http.page.screens import Viewing, common
+from unstuck.http.page.templating import render, root_of
+from unstuck.http.page.words import count
+from unstuck.http.problems import Problem
+
+MAX_JOBS = 1_000
+MAX_MATCHING = 10_000
+"""So many jobs one press of a button moves at most; it says when there are more."""
+MAX_FIELDS = MAX_JOBS + 50
+
+router = APIRouter()
+
+Verb = Callable[[Operator, FormData], tuple[flash.Level, str]]
+Question = Callable[[FormData], tuple[str, str, str]]
+"""Gives what to ask, what it will mean, and the word on the button."""
+
+
+@router.post("/verbs/{name}")
+async def do(request: Request, name: str, caller: Annotated[Caller, Depends(needs(Scope.OPERATE))]) -> Response:
+    form = await request.form(max_files=0, max_fields=MAX_FIELDS)
+    return await run_in_threadpool(_do, request, name, form, caller)
+
+
+def _do(request: Request, name: str, form: FormData, caller: Caller) -> Response:
+    verb = VERBS.get(name)
+    if verb is None:
+        raise Problem(404, "not_found", f"There is no verb {name!r}.")
+    viewing: Viewing = request.app.state.viewing
+    question = QUESTIONS.get(name)
+    if question is not None and form.get("confirmed") != "yes":
+        return _ask(request, viewing, name, form, question(form))
+    try:
+        level, said = verb(viewing.operator(caller.name), form)
+    except UnstuckError as error:
+        level, said = "problem", str(error)
+    viewing.lookout.forget()
+    response = RedirectResponse(_back(request, form), 303)
+    flash.write(response, request, level, said)
+    return response
+
+
+def _ask(request: Request, viewing: Viewing, name: str, form: FormData, asked: tuple[str, str, str]) -> Response:
+    kept = [(key, value) for key, value in form.multi_items() if key not in ("csrf", "confirmed")]
+    title, meaning, button = asked
+    return render(
+        request,
+        "confirm.html",
+        **common(viewing.snapshot()),
+        verb=name,
+        fields=kept,
+        title=title,
+        meaning=meaning,
+        button=button,
+        back=_back(request, form),
+    )
+
+
+def _back(request: Request, form: FormData) -> str:
+    """Give where to go on: a path of this door, whatever the form says."""
+    root = root_of(request)
+    back = _text(form, "back")
+    ours = back.startswith("/") and not back.startswith(("//", "/\\")) and "\n" not in back and "\r" not in back
+    return f"{root}{back}" if ours else f"{root}/"
+
+
+# What the forms carry -------------------------------------------------------------------------
+
+
+def _text(form: FormData, name: str) -> str:
+    value = form.get(name)
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _age_s(form: FormData) -> float | None:
+    age = _text(form, "older_than")
+    return seconds(age, "The age") if age else None
+
+
+def _job_ids(form: FormData) -> list[int]:
+    given = [value for value in form.getlist("job") if isinstance(value, str)]
+    return [int(value) for value in given if value.isdecimal() and 0 < int(value) <= MAX_JOB_ID][:MAX_JOBS]
+
+
+def _asked(form: FormData) -> Asked:
+    known = {state.value for state in JobState}
+    states = tuple(value for value in form.getlist("state") if isinstance(value, str) and value in known)
+    return Asked(states, *(_text(form, name) for name in ("queue", "task", "error", "older", "newer", "worker")))
+
+
+# Jobs -----------------------------------------------------------------------------------------
+
+_ANSWERS = {
+    "queued": "queued again",
+    "cancelled": "cancelled",
+    "requested": "running; its worker was told to stop it",
+    "finished": "had ended already",
+    "live": "not finished, so not retried",
+    "succeeded": "succeeded, so not retried",
+    "duplicate": "not queued: its unique key is in use",
+    "missing": "not there any more",
+}
+_GOOD = frozenset({"queued", "cancelled", "requested"})
+
+
+def _tell(answers: dict[int, str]) -> tuple[flash.Level, str]:
+    if not answers:
+        return "warning", "No jobs were chosen."
+    tally: dict[str, int] = {}
+    for answer in answers.values():
+        tally[answer] = tally.get(answer, 0) + 1
+    if len(answers) == 1:
+        job_id, answer = next(iter(answers.items()))
+        said = f"Job {job_id}: {_ANSWERS.get(answer, answer)}."
+    else:
+        said = "; ".join(f"{count(number, 'job')} {_ANSWERS.get(answer, answer)}" for answer, number in tally.items())
+        said = f"{said}."
+    return ("good" if set(tally) <= _GOOD else "warning"), said
+
+
+def _retry(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    return _tell(operator.retry(_job_ids(form)))
+
+
+def _cancel(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    return _tell(operator.cancel(_job_ids(form)))
+
+
+def _release(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    return _tell(operator.release(_job_ids(form)))
+
+
+def _stack(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    ids = _job_ids(form)
+    if not ids or not operator.ask_stack(ids[0]):
+        return "warning", "Only what runs has a stack."
+    return "good", "Its worker was asked where the job stands; the stack appears below in a moment."
+
+
+def _matching(operator: Operator, form: FormData, default: tuple[JobState, ...]) -> tuple[list[int], str]:
+    where = _asked(form).where()
+    found: list[int] = []
+    more = ""
+    chosen = where if where.states else msgspec.structs.replace(where, states=default)
+    for job_id in operator.matching(chosen):
+        if len(found) == MAX_MATCHING:
+            more = f" There are more: one press moves at most {MAX_MATCHING:,}."
+            break
+        found.append(job_id)
+    return found, more
+
+
+def _retry_matching(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    found, more = _matching(operator, form, RETRIED_BY_DEFAULT)
+    level, said = _tell(operator.retry(found)) if found else ("warning", "No jobs match.")
+    return level, said + more
+
+
+def _cancel_matching(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    unfinished = tuple(state for state in JobState if state not in FINAL)
+    found, more = _matching(operator, form, unfinished)
+    level, said = _tell(operator.cancel(found)) if found else ("warning", "No jobs match.")
+    return level, said + more
+
+
+def _prune(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    states = [JobState(state) for state in _asked(form).state if JobState(state) in FINAL]
+    removed = operator.prune(_age_s(form), states)
+    return "good", f"Removed {count(removed, 'finished job')}."
+
+
+# Queues ---------------------------------------------------------------------------------------
+
+
+def _pause(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    changed = operator.pause(_text(form, "queue") or None)
+    return "good", f"Paused: {', '.join(sorted(changed))}." if changed else "Paused already."
+
+
+def _resume(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    changed = operator.resume(_text(form, "queue") or None)
+    return "good", f"Resumed: {', '.join(sorted(changed))}." if changed else "Nothing was paused."
+
+
+def _purge(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    queue = _text(form, "queue")
+    return "good", f"Cancelled {count(operator.purge(queue), 'pending job')} of queue {queue!r}."
+
+
+# Workers --------------------------------------------------------------------------------------
+
+
+def _drain(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    worker = operator.ask_worker(_text(form, "worker"), "drain")
+    return "good", f"Worker {worker.name} was asked to drain: it finishes what it runs and exits."
+
+
+def _stop(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    worker = operator.ask_worker(_text(form, "worker"), "stop")
+    return "good", f"Worker {worker.name} was asked to stop: it exits within its grace."
+
+
+def _disable(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    worker, alone = operator.disable_worker(_text(form, "worker"), _text(form, "reason") or "disabled on the page")
+    return _switched_off(f"Worker {worker.name} is disabled: it finishes what it runs and claims nothing.", alone)
+
+
+def _enable(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    worker, changed = operator.enable_worker(_text(form, "worker"))
+    if worker.disabled is not None:
+        return "warning", f"Worker {worker.name} stays disabled: its host is. Enable the host."
+    return "good", f"Worker {worker.name} is enabled." if changed else f"Worker {worker.name} was enabled already."
+
+
+def _disable_host(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    host = _text(form, "host")
+    workers, alone = operator.disable_host(host, _text(form, "reason") or "disabled on the page")
+    return _switched_off(f"Host {host} is disabled, with {count(len(workers), 'living worker')}.", alone)
+
+
+def _enable_host(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    host = _text(form, "host")
+    workers, changed = operator.enable_host(host)
+    if not changed:
+        return "warning", f"Host {host} was not disabled."
+    return "good", f"Host {host} is enabled, with {count(len(workers), 'living worker')}."
+
+
+def _switched_off(said: str, alone: set[str]) -> tuple[flash.Level, str]:
+    if not alone:
+        return "good", said
+    return "warning", f"{said} Nobody serves {', '.join(sorted(alone))} now."
+
+
+# Stale ----------------------------------------------------------------------------------------
+
+
+def _fail_stale(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    return "good", f"Failed {count(len(operator.fail_stale(_age_s(form))), 'stale job')}."
+
+
+def _requeue_stale(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    return "good", f"Gave back {count(len(operator.requeue_stale(_age_s(form))), 'stale job')}."
+
+
+VERBS: dict[str, Verb] = {
+    "retry": _retry,
+    "cancel": _cancel,
+    "release": _release,
+    "stack": _stack,
+    "retry-matching": _retry_matching,
+    "cancel-matching": _cancel_matching,
+    "prune": _prune,
+    "pause": _pause,
+    "resume": _resume,
+    "purge": _purge,
+    "drain": _drain,
+    "stop": _stop,
+    "disable": _disable,
+    "enable": _enable,
+    "disable-host": _disable_host,
+    "enable-host": _enable_host,
+    "fail-stale": _fail_stale,
+    "requeue-stale": _requeue_stale,
+}
+
+
+def _these_jobs(form: FormData) -> str:
+    ids = _job_ids(form)
+    return f"job {ids[0]}" if len(ids) == 1 else count(len(ids), "job")
+
+
+QUESTIONS: dict[str, Question] = {
+    "cancel": lambda form: (
+        f"Cancel {_these_jobs(form)}?",
+        "What waits is cancelled at once; what runs is stopped by its worker.",
+        "Cancel them" if len(_job_ids(form)) > 1 else "Cancel the job",
+    ),
+    "release": lambda form: (
+        f"Release {_these_jobs(form)} from quarantine?",
+        "It killed its process every time. It gets fresh counters, and runs alone in its process.",
+        "Release",
+    ),
+    "cancel-matching": lambda form: (
+        f"Cancel all {describe(_asked(form))}?",
+        f"Everything unfinished that the filter finds, at most {MAX_MATCHING:,} at once.",
+        "Cancel them",
+    ),
+    "retry-matching": lambda form: (
+        f"Retry all {describe(_asked(form))}?",
+        f"With fresh counters, at most {MAX_MATCHING:,} at once. Without a state: failed and quarantined ones.",
+        "Retry them",
+    ),
+    "purge": lambda form: (
+        f"Purge queue {_text(form, 'queue')!r}?",
+        "Every pending job of it is cancelled, scheduled ones too. What runs goes on.",
+        "Purge",
+    ),
+    "stop": lambda form: (
+        f"Stop worker {_text(form, 'worker')}?",
+        "It exits within its grace; what does not end by then is killed and settled by its rule.",
+        "Stop it",
+    ),
+    "disable-host": lambda form: (
+        f"Disable host {_text(form, 'host')!r}?",
+        "No worker on it claims jobs any more, those to come included, until it is enabled.",
+        "Disable",
+    ),
+    "prune": lambda form: (
+        "Remove finished jobs?",
+        f"Those that ended more than {_text(form, 'older_than') or 'the retention'} ago, for good.",
+        "Remove them",
+    ),
+    "fail-stale": lambda form: (
+        "Fail stale running jobs?",
+        "Whatever their tasks say about crashes. Their effects may have happened.",
+        "Fail them",
+    ),
+    "requeue-stale": lambda form: (
+        "Give stale jobs back to their queues?",
+        "Claimed ones always (their code never ran); running ones only where their task may be retried.",
+        "Give them back",
+    ),
+}

@@ -1,0 +1,132 @@
+"""Workers: all of them, and one with its evidence, health, jobs and history."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse
+
+from unstuck.client.why.endings import brief_cause
+from unstuck.domain.autopsy import Autopsy
+from unstuck.domain.durations import brief
+from unstuck.domain.errors import UnknownWorker
+from unstuck.domain.health import read_health
+from unstuck.domain.sizes import brief_size
+from unstuck.domain.states import LIVING
+from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.page.deaths import died_at
+from unstuck.http.page.screens import MAX_KEY_CHARS, Screen, Viewing
+from unstuck.http.page.templating import render
+from unstuck.http.page.tiles import by_trouble, remark_on, running_job, tile_of
+from unstuck.http.page.words import count
+from unstuck.http.problems import Problem
+from unstuck.store.records import WorkerRecord
+
+LATELY_S = 3600.0
+PAGE = 100
+EVENTS_SHOWN = 100
+
+router = APIRouter()
+
+
+def look_at_all(viewing: Viewing, key: str) -> dict[str, Any]:
+    seen = viewing.snapshot()
+    shown, _, first = key.partition("@")
+    every = shown == "all"
+    living = [worker for worker in seen.workers if worker.state in LIVING]
+    gone = [worker for worker in seen.workers if worker.state not in LIVING]
+    lately = gone if every else [worker for worker in gone if seen.at - died_at(worker) < LATELY_S]
+    ordered = sorted(living, key=by_trouble) + sorted(lately, key=lambda worker: -died_at(worker))
+    start = int(first) if first.isdecimal() else 0
+    return {
+        "rows": [
+            (worker, *remark_on(worker), read_health(worker.metadata.get("health")))
+            for worker in ordered[start : start + PAGE]
+        ],
+        "total": len(ordered),
+        "start": start,
+        "size": PAGE,
+        "every": every,
+        "left_out": len(gone) - len(lately),
+        "living": len(living),
+    }
+
+
+def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
+    seen = viewing.snapshot()
+    worker = next((worker for worker in seen.workers if worker.id == key), None)
+    if worker is None:
+        raise UnknownWorker(f"There is no worker {key!r}: it never was, or was removed after it ended.")
+    ledger = viewing.desk.ledger
+    return {
+        "worker": worker,
+        "tile": tile_of(worker, seen),
+        "held": [running_job(job, seen) for job in seen.held_by(worker.id)],
+        "health": read_health(worker.metadata.get("health")),
+        "autopsy": _autopsy(worker),
+        "events": ledger.events(worker_id=worker.id, limit=EVENTS_SHOWN)[::-1],
+        "metadata": viewing.redact(
+            {name: value for name, value in worker.metadata.items() if name not in ("health", "settings")}
+        ),
+        "settings": worker.metadata.get("settings") or {},
+        "alive": worker.state in LIVING,
+        "memory_bytes": _memory(worker),
+        "names": {one.id: one.name for one in seen.workers},
+    }
+
+
+def _memory(worker: WorkerRecord) -> int | None:
+    """Give what its processes use together, where it says so."""
+    said = worker.metadata.get("memory_bytes")
+    return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None
+
+
+def _autopsy(worker: WorkerRecord) -> dict[str, Any] | None:
+    verdict = worker.verdict
+    if verdict is None:
+        return None
+    autopsy = verdict.autopsy
+    return {
+        "cause": verdict.evidence if autopsy is None else brief_cause(autopsy),
+        "facts": [] if autopsy is None else _facts(autopsy),
+        "stack": "" if autopsy is None else autopsy.stack,
+        "stderr": "" if autopsy is None else autopsy.stderr,
+        "verdict": verdict,
+    }
+
+
+def _facts(autopsy: Autopsy) -> list[tuple[str, str]]:
+    """Give what else is known of how it ended."""
+    known = [
+        ("Signal", autopsy.signal),
+        ("Exit code", None if autopsy.exit_code is None else str(autopsy.exit_code)),
+        ("Not sure", autopsy.doubt if not autopsy.sure else None),
+        ("Held", count(autopsy.beside_count, "job") if autopsy.beside_count else None),
+        ("Lived for", None if autopsy.ran_s is None else brief(autopsy.ran_s)),
+        ("Memory", None if autopsy.max_memory_bytes is None else f"{brief_size(autopsy.max_memory_bytes)} at most"),
+        ("CPU time", None if autopsy.cpu_s is None else brief(autopsy.cpu_s)),
+    ]
+    return [(name, value) for name, value in known if value]
+
+
+WORKERS = Screen("workers", "workers.html", look_at_all, {"worker-rows": "workers/rows.html"})
+WORKER = Screen("worker", "worker.html", look_at_one, {"worker": "workers/one.html"})
+
+
+@router.get("/workers")
+def workers(
+    request: Request,
+    caller: Annotated[Caller, Depends(needs(Scope.READ))],
+    show: Annotated[str, Query(max_length=MAX_KEY_CHARS)] = "",
+    start: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
+) -> HTMLResponse:
+    key = f"{'all' if show == 'all' else ''}@{start}"
+    viewing: Viewing = request.app.state.viewing
+    return render(request, WORKERS.template, room=WORKERS.name, key=key, **WORKERS.values(viewing, key))
+
+
+@router.get("/workers/{worker_id}")
+def worker(request: Request, worker_id: str, caller: Annotated[Caller, Depends(needs(Scope.READ))]) -> HTMLResponse:
+    viewing: Viewing = request.app.state.viewing
+    if len(worker_id) > MAX_KEY_CHARS:
+        raise Problem(404, "not_found", "There is no such worker.")
+    return render(request, WORKER.template, room=WORKER.name, key=worker_id, **WORKER.values(viewing, worker_id))

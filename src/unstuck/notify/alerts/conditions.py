@@ -1,0 +1,121 @@
+"""Find what is not as it should be and lasts, and tell it from what was known before."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from unstuck.config import Alerts
+from unstuck.domain.durations import brief
+from unstuck.domain.liveness import silence
+from unstuck.domain.serving import why_unserved
+from unstuck.domain.states import WorkerState
+from unstuck.domain.sweeping import NO_REAPER, is_unswept, why_unswept
+from unstuck.notify.alerts.kinds import CONDITIONS, AlertKind
+from unstuck.store.diagnosis import COUNT_LIMIT, QueueLook
+from unstuck.store.records import ConditionChange, ConditionLook, ConditionRecord, LateWorker
+
+LATE_FOR_S = 5.0
+"""A worker that is suspect is mostly dead a moment later, and that is told then."""
+WHOLE_LEDGER = "ledger"
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A condition as it is now."""
+
+    kind: AlertKind
+    about: str
+    message: str
+    after_s: float = 0.0
+    """It is worth a word when it was seen for so long."""
+    worker_id: str | None = None
+
+
+def find_conditions(look: ConditionLook, rules: Alerts, check_interval_s: float) -> list[Found]:
+    """Give every condition that holds, whether it is to be told or not: the ledger's events are for all."""
+    return [
+        *_of_queues(look, rules),
+        *_of_heartbeats(look),
+        *_of_reaper(look, check_interval_s),
+    ]
+
+
+def compare(
+    found: Sequence[Found], known: Sequence[ConditionRecord], look: ConditionLook, rules: Alerts
+) -> list[ConditionChange]:
+    """Give what changed since the conditions in the ledger were written."""
+    before = {(record.kind, record.about): record for record in known if record.kind in CONDITIONS}
+    changes = []
+    for one in found:
+        record = before.pop((one.kind, one.about), None)
+        if record is None:
+            changes.append(_change("seen" if one.after_s > 0 else "begun", one))
+        elif record.begun_at is None:
+            if not 0 <= look.now_at - record.seen_at < one.after_s:
+                changes.append(_change("begun", one))
+        elif look.now_at - (record.reminded_at or record.begun_at) >= rules.remind_every_s:
+            changes.append(_change("lasting", one))
+    return changes + [_over(record, look) for record in before.values()]
+
+
+def _of_queues(look: ConditionLook, rules: Alerts) -> Iterator[Found]:
+    for queue in look.queues:
+        if not queue.ready or queue.paused:
+            # Paused is what an operator said, and no surprise.
+            continue
+        waited_s = max((task.waited_s for task in queue.tasks), default=0.0)
+        if queue.name not in look.served:
+            message = f"{why_unserved(queue.name, look.able)}; {_waiting(queue, waited_s)}"
+            yield Found(AlertKind.NO_WORKERS, queue.name, message, rules.unserved_after_s)
+        elif waited_s >= rules.backlog_age_s:
+            message = f"Queue {queue.name!r} has a backlog: {_waiting(queue, waited_s)}"
+            yield Found(AlertKind.BACKLOG_OLD, queue.name, message)
+
+
+def _waiting(queue: QueueLook, waited_s: float) -> str:
+    more = " or more" if queue.ready >= COUNT_LIMIT else ""
+    noun = "ready job waits" if queue.ready == 1 else "ready jobs wait"
+    return f"{queue.ready:,}{more} {noun}, the oldest for {brief(waited_s)}"
+
+
+def _of_heartbeats(look: ConditionLook) -> Iterator[Found]:
+    for worker in look.late:
+        yield Found(AlertKind.HEARTBEAT_LATE, worker.id, _late(worker), LATE_FOR_S, worker.id)
+
+
+def _late(worker: LateWorker) -> str:
+    state = " and is suspect" if worker.state is WorkerState.SUSPECT else ""
+    return f"Worker {worker.name} on {worker.host}: {silence(worker.silent_s)}{state}"
+
+
+def _of_reaper(look: ConditionLook, check_interval_s: float) -> Iterator[Found]:
+    if not look.living and not look.held:
+        # Nobody to watch over. Jobs that wait for a worker are found as such.
+        return
+    interval_s = max(check_interval_s, look.check_interval_s or 0.0)
+    if is_unswept(look.unswept_s, interval_s, [] if look.eldest_s is None else [look.eldest_s]):
+        message = f"{NO_REAPER}: {why_unswept(look.unswept_s, interval_s)}"
+        yield Found(AlertKind.NO_REAPER, WHOLE_LEDGER, message)
+
+
+def _change(step: str, one: Found) -> ConditionChange:
+    return msgspec.convert(
+        {"step": step, "kind": one.kind, "about": one.about, "message": one.message, "worker_id": one.worker_id},
+        ConditionChange,
+    )
+
+
+def _over(record: ConditionRecord, look: ConditionLook) -> ConditionChange:
+    worker_id = None
+    match AlertKind(record.kind):
+        case AlertKind.NO_WORKERS:
+            message = f"Queue {record.about!r} has a worker again, or nothing waits in it any more"
+        case AlertKind.BACKLOG_OLD:
+            message = f"The backlog of queue {record.about!r} is gone"
+        case AlertKind.HEARTBEAT_LATE:
+            worker_id = record.about
+            message = f"Worker {record.about} is late no more: it beat again, or it is gone"
+        case _:
+            message = "Somebody looks for the dead again"
+    begun_at = record.begun_at
+    lasted = "" if begun_at is None else f" (after {brief(max(0.0, look.now_at - begun_at))})"
+    return ConditionChange("over", record.kind, record.about, f"{message}{lasted}", worker_id)

@@ -1,0 +1,118 @@
+"""Give what alerts are made of, and remember who was told up to where."""
+
+import time
+from collections.abc import Collection, Sequence
+from typing import assert_never
+
+import apsw
+import msgspec
+
+from unstuck.domain.states import WorkerState
+from unstuck.store.diagnosis import LOOK_LATE
+from unstuck.store.records import (
+    AlertEvent,
+    AlertTarget,
+    ConditionChange,
+    ConditionLook,
+    ConditionRecord,
+    LateWorker,
+    read_verdict,
+)
+from unstuck.store.sqlite.diagnosing import look_at_queues, look_at_ticket
+from unstuck.store.sqlite.errors import refuse_nul
+from unstuck.store.sqlite.rows import Row
+from unstuck.store.sqlite.silence import Clock, read_clock
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
+
+
+class AlertVerbs(Verbs):
+    def add_alert_target(self, target: str) -> None:
+        with self.db.write() as cursor:
+            cursor.execute(SQL["add_alert_target"], (target,))
+
+    def alert_target(self, target: str) -> AlertTarget | None:
+        with self.db.read() as cursor:
+            rows = fetch(cursor, "alert_target", (target,))
+        return AlertTarget(*(*rows[0][:3], time.time(), rows[0][3])) if rows else None
+
+    def save_alert_target(self, target: str, version: int, event_id: int, state: str) -> bool:
+        with self.db.write() as cursor:
+            cursor.execute(SQL["save_alert_target"], (target, version, event_id, state))
+            return bool(cursor.connection.changes())
+
+    def events_to_tell(
+        self, kinds: Collection[str], after_id: int, but: Collection[int], limit: int
+    ) -> list[AlertEvent]:
+        values = (after_id, _json(sorted(kinds)), _json(list(but)), limit)
+        with self.db.read() as cursor:
+            rows = fetch(cursor, "events_to_tell", values)
+        return [
+            AlertEvent(*(*row[:-1], read_verdict(msgspec.json.decode(row[-1])) if row[-1] else None)) for row in rows
+        ]
+
+    def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:
+        with self.db.read() as cursor:
+            clock = read_clock(cursor)
+            fleet = fetch(cursor, "look_fleet")
+            able = [row for row in fleet if row[8]]
+            checks_s = [float(row[7]) for row in fleet if isinstance(row[7], int | float)]
+            return ConditionLook(
+                now_at=clock.at,
+                queues=look_at_queues(cursor, clock.at),
+                living=len(fleet),
+                able=len(able),
+                # Decoded once for each way of writing them: of a thousand workers most serve the same.
+                served=frozenset(queue for text in {row[4] for row in able} for queue in msgspec.json.decode(text)),
+                eldest_s=max((clock.at - row[6] for row in fleet), default=None),
+                check_interval_s=max(checks_s, default=None),
+                late=_late(fleet, clock, late_s),
+                unswept_s=look_at_ticket(cursor),
+                held=bool(cursor.execute(SQL["look_held"]).get),
+            )
+
+    def conditions(self) -> list[ConditionRecord]:
+        with self.db.read() as cursor:
+            return [ConditionRecord(*row) for row in fetch(cursor, "conditions")]
+
+    def change_conditions(self, changes: Sequence[ConditionChange], remind_s: float) -> int:
+        if not changes:
+            return 0
+        for change in changes:
+            refuse_nul(change.about, change.message)
+        with self.db.write() as cursor:
+            return sum(_change(cursor, change, time.time(), remind_s) for change in changes)
+
+
+def _change(cursor: apsw.Cursor, change: ConditionChange, now: float, remind_s: float) -> bool:
+    which = (change.kind, change.about)
+    match change.step:
+        case "seen":
+            cursor.execute(SQL["see_condition"], (*which, change.message, now))
+            return False
+        case "begun":
+            cursor.execute(SQL["begin_condition"], (*which, change.message, now))
+            kind, happened = change.kind, bool(cursor.connection.changes())
+        case "lasting":
+            cursor.execute(SQL["remind_of_condition"], (*which, change.message, now, now - remind_s))
+            kind, happened = f"{change.kind}_still", bool(cursor.connection.changes())
+        case "over":
+            ended = fetch(cursor, "end_condition", which)
+            kind, happened = f"{change.kind}_over", bool(ended) and ended[0][0] is not None
+        case _:
+            assert_never(change.step)
+    if happened:
+        write_event(cursor, kind, change.message, worker_id=change.worker_id, about=change.about)
+    return happened
+
+
+def _late(fleet: Sequence[Row], clock: Clock, late_s: float | None) -> tuple[LateWorker, ...]:
+    found = []
+    for row in fleet:
+        silent_s = clock.silent_s(*row[9:12])
+        if silent_s >= (row[5] if late_s is None else late_s):
+            found.append(LateWorker(row[0], row[1], row[2], WorkerState(row[3]), silent_s))
+    return tuple(found[:LOOK_LATE])
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

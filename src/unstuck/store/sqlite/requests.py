@@ -1,0 +1,33 @@
+"""Take jobs in once per request, however often it is sent."""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from unstuck.store.checks import check_jobs
+from unstuck.store.records import Enqueued, NewJob, OnceAnswer, Request
+from unstuck.store.sqlite.client import insert_jobs
+from unstuck.store.sqlite.verbs import SQL, Verbs
+
+CLEARED = 20
+
+_decode = msgspec.json.Decoder(list[tuple[int, bool]]).decode
+
+
+class RequestVerbs(Verbs):
+    def enqueue_once(self, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
+        check_jobs(jobs)
+        with self.db.write() as cursor:
+            now = time.time()
+            before = now - request.keep_s
+            cursor.execute(SQL["clear_requests"], (before, CLEARED))
+            found = cursor.execute(SQL["find_request"], (request.key, before)).fetchone()
+            if found is not None:
+                same = found[0] == request.fingerprint
+                stored = tuple(Enqueued(*pair) for pair in _decode(found[1])) if same else ()
+                return OnceAnswer(stored, repeated=True)
+            answer = insert_jobs(cursor, jobs)
+            pairs = msgspec.json.encode([(item.job_id, item.fresh) for item in answer]).decode()
+            cursor.execute(SQL["remember_request"], (request.key, request.fingerprint, now, pairs))
+        return OnceAnswer(tuple(answer), repeated=False)

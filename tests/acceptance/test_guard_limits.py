@@ -1,0 +1,213 @@
+"""Too much, too deep, too slow, malformed, or with dots in its path: refused, and the door goes on serving."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fleet import wait_for
+from tests.guarded import Guarded, guarded_door, raw, status_of
+from tests.web import PATIENCE_S
+
+from unstuck.domain.api_tokens import Scope
+
+MAX_BODY = 4096
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder: Path = tmp_path_factory.mktemp("guard")
+    with guarded_door(f"sqlite:///{folder}/jobs.db", UNSTUCK_WEB_MAX_BODY_BYTES=str(MAX_BODY)) as door:
+        yield door
+        assert door.ask("GET", "/api/v1/audit", door.all).status_code == 200
+        assert "Traceback" not in door.served.said()
+
+
+def head(door: Guarded, *lines: str, method: str = "POST", path: str = "/api/v1/jobs") -> bytes:
+    said = [f"{method} {path} HTTP/1.1", f"Host: {door.host}", f"Authorization: Bearer {door.all}", *lines]
+    return "\r\n".join([*said, "", ""]).encode("latin-1")
+
+
+JSON = "Content-Type: application/json"
+
+
+# Size -------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(door: Guarded) -> None:
+    answer = raw(door.url, head(door, JSON, f"Content-Length: {MAX_BODY + 1}"))
+    assert status_of(answer) == 413
+    assert b"connection: close" in answer.lower()
+
+
+def test_a_body_that_does_not_say_is_counted(door: Guarded) -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(MAX_BODY // 100 + 2):
+            yield b"[" + b" " * 98 + b"]"
+
+    answer = door.ask("POST", "/api/v1/jobs", door.all, content=pieces(), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+    assert "max_body_bytes" in answer.json()["cure"]
+
+
+def test_a_body_of_just_the_size_is_read(door: Guarded) -> None:
+    body = b'"' + b"a" * (MAX_BODY - 2) + b'"'
+    answer = door.ask("POST", "/api/v1/jobs", door.all, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+
+
+@pytest.mark.parametrize("said", ["-1", "x", "1e3", "99999999999999999999999", "5, 6", "+5"])
+def test_a_length_that_is_none_is_refused(door: Guarded, said: str) -> None:
+    assert status_of(raw(door.url, head(door, JSON, f"Content-Length: {said}"))) in (400, 413)
+
+
+def test_two_lengths_are_refused(door: Guarded) -> None:
+    both = raw(door.url, head(door, JSON, "Content-Length: 2", "Transfer-Encoding: chunked") + b"{}")
+    assert status_of(both) == 400
+    assert status_of(raw(door.url, head(door, JSON, "Content-Length: 2", "Content-Length: 3") + b"{}")) == 400
+
+
+def test_a_stranger_sends_no_body_at_all(door: Guarded) -> None:
+    lines = f"POST /api/v1/jobs HTTP/1.1\r\nHost: {door.host}\r\nContent-Length: 4000\r\n{JSON}\r\n\r\n"
+    assert status_of(raw(door.url, lines.encode())) == 401
+
+
+def test_a_login_is_small(door: Guarded) -> None:
+    answer = door.browser().post("/login", {"token": "a" * 5000})
+    assert answer.status_code == 413
+
+
+def test_a_long_address_and_long_headers_are_refused(door: Guarded) -> None:
+    assert door.ask("GET", "/api/v1/jobs?queue=" + "a" * 9000, door.all).status_code == 414
+    assert door.ask("GET", "/" + "a" * 9000).status_code == 414
+    assert door.ask("GET", "/login", headers={"X-Long": "a" * 40_000}).status_code == 431
+    many = [(f"X-{number}", "a") for number in range(150)]
+    assert door.served.client.get("/login", headers=many).status_code in (400, 431)
+    endless = b"GET /login HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000
+    answer = raw(door.url, endless)
+    assert answer == b"" or status_of(answer) in (400, 431)
+
+
+# Depth and form ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 2000, b"[" * 1000 + b"]" * 1000, b'{"a":' * 500 + b"1" + b"}" * 500, b'{"task":"a","args":' + b"[" * 70],
+)
+def test_json_that_is_too_deep_is_refused(door: Guarded, body: bytes) -> None:
+    answer = door.ask("POST", "/api/v1/jobs", door.all, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["code"] == "too_deep"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"nul", b"\xff\xfe", b"\x00", b"{}{}", b'{"task": NaN}', b'{"task": "\\ud800"}', b"[1]", b'"x"'),
+        *(b'{"task": "a\\u0000b"}', b'{"task": {"a": 1}}', b'{"task": null}', b"\xef\xbb\xbf{}", b"1" * 4000),
+    ],
+)
+def test_json_that_is_none_of_ours_is_a_problem_with_a_cure(door: Guarded, body: bytes) -> None:
+    for path in ("/api/v1/jobs", "/api/v1/jobs/cancel", "/api/v1/queues/pause"):
+        answer = door.ask("POST", path, door.all, content=body, headers={"Content-Type": "application/json"})
+        assert 200 <= answer.status_code < 500, (path, answer.text)
+        if answer.status_code >= 400:
+            assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=-1", "limit=1001", "limit=x", "before_id=0", f"before_id={2**63}"])
+def test_pages_have_bounds(door: Guarded, query: str) -> None:
+    assert door.ask("GET", f"/api/v1/audit?{query}", door.all).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"G\x00T / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused(door: Guarded, data: bytes) -> None:
+    answer = raw(door.url, data + b"Host: localhost\r\n\r\n")
+    assert answer == b"" or status_of(answer) == 400
+
+
+# Paths ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/static/../api/v1/audit", "/static/..%2fapi/v1/audit", "/static/%2e%2e/%2e%2e/door.py"),
+        *(
+            "/static/....//....//etc/passwd",
+            "/static//etc/passwd",
+            "/static/%2fetc%2fpasswd",
+            "/static/..\\..\\door.py",
+        ),
+        *("/static/%2e%2e%2f%2e%2e%2ftemplates%2fbase.html", "/static/../templates/base.html", "/static/%00"),
+        *("/static/style.css%00.png", "/static/", "/static", "/static/.", "/static/%252e%252e/door.py", "/healthz%00"),
+        *("/healthz/../api/v1/audit", "/login/../api/v1/audit", "/login%2f..%2fapi%2fv1%2faudit", "/;/api/v1/audit"),
+        *("//api/v1/audit", "/%2fapi/v1/audit", "/API/v1/audit", "/api/v1/audit/", "/./api/v1/audit"),
+    ],
+)
+def test_no_path_leads_around_the_guard_or_out_of_the_folder(door: Guarded, path: str) -> None:
+    request = f"GET {path} HTTP/1.1\r\nHost: {door.host}\r\nConnection: close\r\n\r\n"
+    answer = raw(door.url, request.encode())
+    assert status_of(answer) in (303, 400, 401, 404, 405), answer
+    for secret in (b"root:", b"door_of", b"{% ", b"create_token"):
+        assert secret not in answer
+
+
+# Rates, crowds, slowness ------------------------------------------------------------------------
+
+
+def test_a_caller_that_asks_too_often_is_told_when_to_come_again(tmp_path: Path) -> None:
+    with guarded_door(f"sqlite:///{tmp_path}/jobs.db", UNSTUCK_WEB_REQUESTS_PER_SECOND="1") as door:
+        answers = [door.ask("GET", "/api/v1/nowhere", door.all) for _ in range(40)]
+        assert answers[0].status_code == 404
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert int(refused.headers["Retry-After"]) >= 1
+        # Others are not slowed by it, and health is not counted.
+        assert door.ask("GET", "/api/v1/audit", door.token(Scope.READ)).status_code == 200
+        assert all(door.ask("GET", "/healthz").status_code == 200 for _ in range(20))
+
+
+def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
+    limits = {"UNSTUCK_WEB_MAX_OPEN_REQUESTS_PER_CALLER": "2", "UNSTUCK_WEB_MAX_OPEN_REQUESTS": "3"}
+    with guarded_door(f"sqlite:///{tmp_path}/jobs.db", **limits) as door:
+        client = door.served.client
+        bearer = {"Authorization": f"Bearer {door.all}"}
+        other = door.token(Scope.READ)
+        live = ("GET", "/live?room=overview")
+        with client.stream(*live, headers=bearer), client.stream(*live, headers=bearer):
+            assert door.ask("GET", "/api/v1/audit", door.all).status_code == 429
+            assert door.ask("GET", "/api/v1/audit", other).status_code == 200
+            assert door.ask("GET", "/healthz").status_code == 200
+        wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 200, "room again")
+
+
+def test_who_is_slow_to_say_what_they_want_is_hung_up_on_and_others_are_served(door: Guarded) -> None:
+    host, port = door.host.split(":")
+    slow = head(door, JSON, "Content-Length: 100") + b"{"
+    unsaid = b"GET / HTTP/1.1\r\nHost: loc"
+    ends: dict[str, bytes] = {}
+
+    def dawdle(name: str, data: bytes) -> None:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as line:
+            line.sendall(data)
+            ends[name] = line.recv(65536)
+
+    threads = [threading.Thread(target=dawdle, args=args) for args in (("body", slow), ("head", unsaid))]
+    for thread in threads:
+        thread.start()
+    assert door.ask("GET", "/api/v1/audit", door.all).status_code == 200
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert status_of(ends["body"]) == 408
+    assert ends["head"] == b""

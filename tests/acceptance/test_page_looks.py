@@ -1,0 +1,164 @@
+"""The page for everybody: no accessibility trouble in light and dark, no sideways scrolling, nothing obeyed that a job
+wrote."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+from tests.acceptance.browsing import browsing, looking, wait_live
+from tests.acceptance.shop import RETRIED, Shop
+from tests.web import Served, opened
+
+from unstuck import host
+from unstuck.domain.autopsy import Autopsy, DeathKind
+from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import AttemptState, JobState
+from unstuck.store.records import Turn, WorkerBirth
+
+EVIL = "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, list[str]]]:
+    """A ledger in which everybody writes scripts into everything, and the paths of all screens."""
+    folder = tmp_path_factory.mktemp("shop")
+    shop = Shop(f"sqlite:///{folder}/jobs.db", folder)
+    shop.worker("w1", "ada")
+    evil = evil_worker(shop)
+    failed, running, quarantined = evil_jobs(shop)
+    shop.jobs(queue="nobody")
+    shop.worker("w2", "grace")
+    shop.bury("w2")
+    paths = ["/", "/jobs", "/jobs?state=failed&queue=x&older=1m", "/workers", "/queues", "/quarantine", "/events"]
+    paths += ["/doctor", "/upkeep", "/audit", f"/workers/{evil}", "/workers/w2"]
+    paths += [f"/jobs/{job_id}" for job_id in (failed, running, quarantined)]
+    with opened(shop.url, env={"UNSTUCK_WEB_REDACT": "pin"}) as served:
+        yield served, paths
+
+
+def evil_worker(shop: Shop) -> str:
+    birth = WorkerBirth(
+        id="evil",
+        name=f"w {EVIL}",
+        host=host.hostname(),
+        pid=1,
+        boot_id="b",
+        pid_namespace="n",
+        process_started="s",
+        queues=("default", EVIL),
+        tasks=(),
+        concurrency=2,
+        version="1",
+        heartbeat_interval_s=5.0,
+        suspect_after_s=30.0,
+        running_stale_after_s=30.0,
+        metadata={"zone": EVIL, "token": "hidden too"},
+    )
+    with shop.ledger() as ledger:
+        ledger.register(birth)
+    return "evil"
+
+
+def evil_jobs(shop: Shop) -> tuple[int, int, int]:
+    """Give a failed one, a running one and a quarantined one, all with scripts wherever there is room."""
+    payload = b'{"args":["%s"],"kwargs":{"<b>":"%s","password":"hunter2","Pin-Code":"4711"}}' % (
+        (EVIL.replace('"', "'").encode(),) * 2
+    )
+    ids = []
+    for state in (JobState.FAILED, None, JobState.QUARANTINED):
+        ids += shop.jobs(payload=payload, policy=RETRIED, unique_key=None, enqueued_by=EVIL)
+        (held,) = shop.claim("w1", start=True)
+        autopsy = Autopsy(DeathKind.SIGNAL, f"killed {EVIL}", Detector.RUNNER, stack=EVIL, stdout=EVIL, stderr=EVIL)
+        if state is not None:
+            ending = Ending(
+                held.job_id,
+                held.token,
+                state,
+                AttemptState.CRASHED,
+                error=JobError("WORKER_CRASHED", EVIL, f"killed {EVIL}", {"traceback": EVIL}),
+                counter="crash",
+                event=state.value,
+                message=f"WORKER_CRASHED: killed {EVIL}",
+                autopsy=autopsy,
+            )
+            with shop.ledger() as ledger:
+                assert not ledger.turn(Turn("w1", endings=(ending,))).superseded
+    return ids[0], ids[1], ids[2]
+
+
+def test_no_serious_trouble_for_whoever_uses_a_screen_reader_in_light_and_in_dark(
+    browser: Browser, screens: tuple[Served, list[str]]
+) -> None:
+    served, paths = screens
+    with looking(browser, served.url, color_scheme="light") as page:
+        for path in paths:
+            page.goto(path)
+            assert not troubles(page, {}), path
+            page.emulate_media(color_scheme="dark")
+            # Only colours differ.
+            assert not troubles(page, {"runOnly": ["color-contrast"]}), path
+            page.emulate_media(color_scheme="light")
+
+
+def troubles(page: Page, options: dict[str, Any]) -> list[tuple[str, str]]:
+    found = Axe().run(page, options=options).response["violations"]
+    return [(one["id"], one["nodes"][0]["html"][:200]) for one in found if one["impact"] in ("serious", "critical")]
+
+
+@pytest.mark.parametrize("size", [(640, 450), (390, 844)], ids=["a window at 200 %", "a phone"])
+def test_nothing_scrolls_sideways(browser: Browser, screens: tuple[Served, list[str]], size: tuple[int, int]) -> None:
+    served, paths = screens
+    with looking(browser, served.url, viewport={"width": size[0], "height": size[1]}) as page:
+        for path in paths:
+            page.goto(path)
+            over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert over <= 0, (path, over)
+
+
+def test_nothing_that_a_job_wrote_is_obeyed(browser: Browser, screens: tuple[Served, list[str]]) -> None:
+    served, paths = screens
+    with looking(browser, served.url) as page:
+        for path in paths:
+            page.goto(path)
+            assert_harmless(page, path)
+        page.goto(paths[-1])
+        wait_live(page)
+        # Live fragments take another way into the page.
+        page.wait_for_timeout(1_200)
+        assert_harmless(page, "live")
+        expect(page.locator(".args")).to_contain_text("<script>window.pwned")
+
+
+def assert_harmless(page: Page, path: str) -> None:
+    assert page.evaluate("window.pwned") is None, path
+    assert page.locator("main script, main img").count() == 0, path
+
+
+def test_secrets_among_arguments_are_hidden(screens: tuple[Served, list[str]]) -> None:
+    served, paths = screens
+    shown = served.client.get(paths[-1]).text
+    assert "hunter2" not in shown
+    assert "4711" not in shown
+    assert shown.count("•••") == 2
+    assert "hidden too" not in served.client.get("/workers/evil").text
+
+
+def test_a_theme_that_was_chosen_is_kept(browser: Browser, screens: tuple[Served, list[str]]) -> None:
+    served, _ = screens
+    with looking(browser, served.url, color_scheme="light") as page:
+        page.goto("/queues")
+        button = page.get_by_role("button", name="Theme")
+        button.click()
+        button.click()
+        expect(button).to_have_text("Theme: dark")
+        page.goto("/events")
+        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"

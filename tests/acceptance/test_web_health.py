@@ -1,0 +1,67 @@
+"""Probes and metrics over HTTP: what answers, what says that it is wrong, and with which cure."""
+
+import json
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.acceptance.shop import Shop
+from tests.web import serving
+
+from unstuck.client.measuring import FRESH_S
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
+    if request.param == "sqlite":
+        return Shop(f"sqlite:///{tmp_path}/jobs.db", tmp_path)
+    return Shop(str(request.getfixturevalue("pg_url")), tmp_path)
+
+
+def codes(client: httpx.Client) -> list[str]:
+    return [trouble["code"] for trouble in client.get("/api/v1/health").json()["troubles"]]
+
+
+def test_a_monitor_is_told_what_is_missing_and_the_cure(shop: Shop) -> None:
+    with serving(shop.url) as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+        assert client.get("/readyz").json() == {"status": "ok"}
+        empty = client.get("/api/v1/health").json()
+        assert empty["status"] == "ok"
+        assert empty["workers"] == {}
+        assert empty["reaper_overdue_seconds"] is None
+        shop.jobs(2)
+        assert codes(client) == ["no_workers"]
+        assert client.get("/api/v1/health").json()["queues_without_workers"] == ["default"]
+        shop.worker()
+        health = client.get("/api/v1/health").json()
+        assert health["status"] == "degraded"
+        assert health["workers"] == {"active": 1}
+        assert [trouble["code"] for trouble in health["troubles"]][:1] == ["no_reaper"]
+        assert "unstuck reaper" in health["troubles"][0]["cure"]
+        with shop.ledger() as ledger:
+            ledger.take_ticket("sweep", 3600.0)
+        assert "no_reaper" not in codes(client)
+        # Metrics of the same moment; scrapes within a second share an answer.
+        time.sleep(FRESH_S)
+        text = client.get("/metrics").text
+        assert 'unstuck_jobs{queue="default",state="pending"} 2\n' in text
+        assert 'unstuck_jobs_ended_total{queue="default",state="quarantined"} 0\n' in text
+        assert "unstuck_sweep_overdue_seconds 0\n" in text
+
+
+def test_a_door_whose_ledger_is_gone_is_alive_and_not_ready_and_says_why(tmp_path: Path) -> None:
+    shop = Shop(f"sqlite:///{tmp_path}/jobs.db", tmp_path)
+    with serving(shop.url) as client:
+        assert client.get("/readyz").status_code == 200
+        for path in tmp_path.glob("jobs.db*"):
+            path.rename(tmp_path / f"away-{path.name}")
+        answer = client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.headers["content-type"] == "application/problem+json"
+        problem = json.loads(answer.text)
+        assert problem["code"]
+        assert problem["cure"]
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/metrics").status_code == 503

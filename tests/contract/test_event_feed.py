@@ -1,0 +1,180 @@
+"""The feed of events: in order where they come in order, complete where they do not, resumable, never slowed down."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from tests.contract.hands import birth
+from tests.fleet import wait_for
+
+from unstuck.domain.events import Event
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import WorkerState
+from unstuck.notify import subscription as subscriptions
+from unstuck.notify.cursor import read_cursor
+from unstuck.notify.feed import Feed
+from unstuck.notify.subscription import Choice, Subscription
+from unstuck.store.contract import Ledger
+from unstuck.store.records import GuardNone, WorkerVerdict
+
+
+class Reader:
+    """Somebody who listens, and reads when told to."""
+
+    def __init__(self, ledger: Ledger, feed: Feed, after: str | None = None, gather_s: float = 0.0, kinds: str = ""):
+        self.woken = threading.Event()
+        cursor = None if after is None else read_cursor(after)
+        choice = Choice(frozenset(kinds.split()))
+        self.reading = Subscription(feed, lambda: ledger, self.woken.set, choice, cursor, gather_s)
+        self.got: list[Event] = []
+
+    def read(self, count: int) -> list[Event]:
+        def look() -> bool:
+            self.got += self.reading.take()
+            return len(self.got) >= count
+
+        wait_for(look, f"{count} events")
+        return self.got
+
+    def messages(self, count: int) -> list[str]:
+        return [event.message for event in self.read(count)]
+
+
+@pytest.fixture
+def feed(ledger: Ledger) -> Feed:
+    return Feed(lambda: ledger)
+
+
+@pytest.fixture
+def readers(ledger: Ledger, feed: Feed) -> Iterator[list[Reader]]:
+    made: list[Reader] = []
+    yield made
+    for reader in made:
+        reader.reading.close()
+
+
+def test_a_reader_hears_what_happens_from_now_on(ledger: Ledger, feed: Feed, readers: list[Reader]) -> None:
+    ledger.note_event("failed", "before")
+    readers += [Reader(ledger, feed), Reader(ledger, feed, kinds="failed")]
+    ledger.note_event("requeued", "one")
+    ledger.note_event("failed", "two")
+    assert readers[0].messages(2) == ["one", "two"]
+    assert readers[1].messages(1) == ["two"]
+    assert readers[0].woken.is_set()
+
+
+def test_a_reader_that_comes_back_misses_nothing_and_hears_nothing_twice(
+    ledger: Ledger, feed: Feed, readers: list[Reader]
+) -> None:
+    readers.append(Reader(ledger, feed))
+    ledger.note_event("failed", "one")
+    [event] = readers[0].read(1)
+    readers[0].reading.close()
+    for word in ("two", "three"):
+        ledger.note_event("failed", word)
+    readers.append(Reader(ledger, feed, after=event.cursor))
+    ledger.note_event("failed", "four")
+    assert readers[1].messages(3) == ["two", "three", "four"]
+    # Another process has a feed of its own.
+    elsewhere = Feed(lambda: ledger)
+    readers.append(Reader(ledger, elsewhere, after=event.cursor))
+    assert readers[2].messages(3) == ["two", "three", "four"]
+
+
+def test_a_burst_is_one_event_with_the_right_count(ledger: Ledger, feed: Feed, readers: list[Reader]) -> None:
+    readers.append(Reader(ledger, feed, gather_s=1.0))
+    for number in range(12):
+        ledger.note_event("worker_dead", f"Dead worker detected: w{number}", worker_id=f"w{number}")
+    ledger.note_event("requeued", "one", job_id=5)
+    dead, requeued = readers[0].read(2)
+    assert (dead.kind, dead.count, len(dead.first)) == ("worker_dead", 12, 5)
+    assert dead.message == "12 times worker_dead: w0, w1, w2, w3, w4 and 7 more"
+    assert (requeued.count, requeued.message) == (1, "one")
+
+
+def test_who_is_too_far_behind_is_told_of_the_gap(
+    ledger: Ledger, feed: Feed, readers: list[Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "MAX_BEHIND", 5)
+    monkeypatch.setattr(subscriptions, "PAGE", 3)
+    first = ledger.note_event("failed", "first")
+    for number in range(20):
+        ledger.note_event("failed", str(number))
+    readers.append(Reader(ledger, feed, after=str(first)))
+    [gap] = readers[0].read(1)
+    assert gap.kind == "gap"
+    assert gap.count > 5
+    ledger.note_event("failed", "new")
+    assert readers[0].messages(2)[1] == "new"
+
+
+def test_who_reads_too_slowly_is_told_of_the_gap(ledger: Ledger, readers: list[Reader]) -> None:
+    feed = Feed(lambda: ledger)
+    feed._events = type(feed._events)(maxlen=4)
+    readers += [Reader(ledger, feed), Reader(ledger, feed)]
+    for number in range(10):
+        ledger.note_event("failed", str(number))
+    wait_for(lambda: feed.pull(0)[1] >= 10, "ten events taken in")
+    got = readers[0].reading.take()
+    assert [event.kind for event in got] == ["gap", "failed", "failed", "failed", "failed"]
+    assert (got[0].count, got[1].message) == (6, "6")
+
+
+def test_the_thread_ends_with_the_last_reader_and_begins_again(
+    ledger: Ledger, feed: Feed, readers: list[Reader]
+) -> None:
+    readers.append(Reader(ledger, feed))
+    readers[0].reading.close()
+    wait_for(lambda: feed._thread is None, "the end of the thread")
+    ledger.note_event("failed", "unheard")
+    readers.append(Reader(ledger, feed))
+    ledger.note_event("failed", "heard")
+    assert readers[1].messages(1) == ["heard"]
+
+
+def test_a_real_death_is_heard(ledger: Ledger, feed: Feed, readers: list[Reader]) -> None:
+    ledger.register(birth("w1"))
+    readers.append(Reader(ledger, feed, kinds="worker_dead"))
+    ledger.condemn("w1", WorkerVerdict(WorkerState.DEAD, Detector.OPERATOR, "a test", 0.0, "test"), GuardNone())
+    [event] = readers[0].read(1)
+    assert event.worker_id == "w1"
+
+
+# Only on PostgreSQL: numbers are taken before the commit --------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_an_event_that_commits_late_is_told_and_survives_a_reconnect(
+    ledger: Ledger, url: str, feed: Feed, readers: list[Reader]
+) -> None:
+    sql = "insert into unstuck.events (kind, message) values ('failed', %s)"
+    readers.append(Reader(ledger, feed))
+    with psycopg.connect(url) as slow:
+        slow.execute(sql, ("late",))
+        ledger.note_event("failed", "early")
+        [early] = readers[0].read(1)
+        assert early.message == "early"
+        assert "." in early.cursor, "the place must know of the number that is missing"
+        slow.commit()
+        assert readers[0].messages(2) == ["early", "late"]
+    # Who was cut off in between, and comes back to another process, hears of it too.
+    readers.append(Reader(ledger, Feed(lambda: ledger), after=early.cursor))
+    ledger.note_event("failed", "last")
+    assert readers[1].messages(2) == ["late", "last"]
+    assert readers[0].messages(3)[2] == "last"
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_number_that_was_rolled_back_holds_up_nobody(
+    ledger: Ledger, url: str, feed: Feed, readers: list[Reader]
+) -> None:
+    readers.append(Reader(ledger, feed))
+    with psycopg.connect(url) as other:
+        other.execute("insert into unstuck.events (kind, message) values ('failed', 'never')")
+        other.rollback()
+    for number in range(3):
+        ledger.note_event("failed", str(number))
+        time.sleep(0.25)
+    assert readers[0].messages(3) == ["0", "1", "2"]

@@ -1,0 +1,269 @@
+"""When to speak, what was told, what holds, and in which words: the rules of alerts, without any database."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from unstuck.config import Alerts
+from unstuck.config.loading import load
+from unstuck.domain.autopsy import Autopsy, DeathKind
+from unstuck.domain.errors import ConfigError
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import WorkerState
+from unstuck.notify.alerts.batching import SLOWEST_RETRY_S, Tell, TellAgain, Wait, decide, retry_s
+from unstuck.notify.alerts.bookkeeping import (
+    LOOK_BACK_S,
+    MAX_TOLD,
+    Book,
+    Sending,
+    advance,
+    arrived,
+    begin,
+    failed,
+    read_book,
+    write_book,
+)
+from unstuck.notify.alerts.conditions import compare, find_conditions
+from unstuck.notify.alerts.kinds import events_of
+from unstuck.notify.alerts.message import compose
+from unstuck.store.diagnosis import QueueLook, TaskLook
+from unstuck.store.records import AlertEvent, ConditionLook, ConditionRecord, LateWorker, WorkerVerdict
+
+NOW = 1_000_000.0
+RULES = Alerts(batch_window="2s", min_interval="30s")
+
+
+def event(number: int = 1, kind: str = "worker_dead", age_s: float = 5.0, **facts: Any) -> AlertEvent:
+    return AlertEvent(number, NOW - age_s, kind, facts.pop("message", f"message {number}"), **facts)
+
+
+def sending(*ids: int, by: str = "me", until: float = NOW + 20) -> Sending:
+    return Sending("d1", ids, NOW - 1, by, until)
+
+
+# When ------------------------------------------------------------------------------------------
+
+
+def test_the_first_alert_waits_for_company_but_not_for_ever() -> None:
+    assert decide(Book(), [event(age_s=0.5)], NOW, RULES, "me") == Wait()
+    assert decide(Book(), [event(age_s=2.5)], NOW, RULES, "me") == Tell((event(age_s=2.5),))
+    # More keep coming: it waits on until they stop, or patience ends.
+    storm = [event(1, age_s=10.0), event(2, age_s=0.1)]
+    assert decide(Book(), storm, NOW, RULES, "me") == Wait()
+    storm = [event(1, age_s=21.0), event(2, age_s=0.1)]
+    assert isinstance(decide(Book(), storm, NOW, RULES, "me"), Tell)
+
+
+def test_messages_keep_their_distance() -> None:
+    assert decide(Book(told_at=NOW - 29), [event()], NOW, RULES, "me") == Wait()
+    assert isinstance(decide(Book(told_at=NOW - 31), [event()], NOW, RULES, "me"), Tell)
+    # A clock that was set back must not silence anybody.
+    assert isinstance(decide(Book(told_at=NOW + 5000), [event()], NOW, RULES, "me"), Tell)
+
+
+def test_what_another_sender_is_sending_is_left_to_it_until_it_is_taken_for_dead() -> None:
+    mine, later = event(1), event(2)
+    theirs = Book(sending=sending(1, by="other"))
+    assert decide(theirs, [mine, later], NOW, RULES, "me") == Wait()
+    lost = Book(sending=sending(1, by="other", until=NOW - 1))
+    assert decide(lost, [mine, later], NOW, RULES, "me") == TellAgain((mine,))
+    assert decide(Book(sending=sending(1)), [mine, later], NOW, RULES, "me") == TellAgain((mine,))
+
+
+def test_a_failing_target_is_tried_ever_more_slowly() -> None:
+    waits = [retry_s(failures) for failures in range(1, 20)]
+    assert waits[:4] == [2.0, 4.0, 8.0, 16.0]
+    assert waits[-1] == SLOWEST_RETRY_S
+    book = failed(begin(Book(), sending(1)), NOW, "no", 8.0, maybe_arrived=False)
+    assert decide(book, [event()], NOW + 7, RULES, "me") == Wait()
+    assert isinstance(decide(book, [event()], NOW + 9, RULES, "me"), Tell)
+
+
+# What was told -----------------------------------------------------------------------------------
+
+
+def test_what_surely_did_not_arrive_is_gathered_anew_and_what_may_have_keeps_its_delivery() -> None:
+    book = begin(Book(), sending(1, 2))
+    assert failed(book, NOW, "refused", 2.0, maybe_arrived=False).sending is None
+    kept = failed(book, NOW, "timeout", 2.0, maybe_arrived=True).sending
+    assert kept is not None
+    assert (kept.delivery, kept.ids) == ("d1", (1, 2))
+    done = arrived(book, NOW)
+    assert (done.told, done.sending, done.told_at, done.messages) == ((1, 2), None, NOW, 1)
+    assert read_book(write_book(done)) == done
+    assert read_book("{}") == Book()
+    assert read_book('{"of_a_newer_version": 1}') == Book()
+
+
+def test_the_low_mark_trails_so_that_late_commits_are_found() -> None:
+    book = Book(told=(5, 7, 8))
+    low, book = advance(book, 3, None, 9, NOW)
+    assert (low, book.told) == (3, (5, 7, 8))
+    low, book = advance(book, low, None, 12, NOW + LOOK_BACK_S / 2)
+    assert low == 3
+    low, book = advance(book, low, None, 12, NOW + LOOK_BACK_S)
+    assert (low, book.told) == (9, ())
+
+
+def test_the_low_mark_never_passes_what_is_untold() -> None:
+    _, book = advance(Book(told=(5, 8)), 3, 6, 9, NOW)
+    low, book = advance(book, 3, 6, 9, NOW + LOOK_BACK_S)
+    assert (low, book.told) == (5, (8,))
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    book = Book(told=tuple(range(100, 100 + MAX_TOLD + 50)))
+    low, book = advance(book, 0, None, 10**6, NOW)
+    assert len(book.told) == MAX_TOLD
+    assert low == 149
+
+
+# Conditions --------------------------------------------------------------------------------------
+
+
+def look(
+    *late: LateWorker, queue: str = "", waited_s: float = 0.0, served: tuple[str, ...] = ("default",), **changes: Any
+) -> ConditionLook:
+    """A fleet of one worker that serves `default`."""
+    queues = (QueueLook(queue, False, 3, (TaskLook("add", 3, 1, waited_s),)),) if queue else ()
+    facts: dict[str, Any] = {
+        "now_at": NOW,
+        "queues": queues,
+        "late": late,
+        "unswept_s": 0.0,
+        "served": frozenset(served),
+    }
+    facts |= {"living": 1, "able": 1, "eldest_s": 1000.0, "check_interval_s": 1.0}
+    return ConditionLook(**{**facts, **changes})
+
+
+NOBODY: dict[str, Any] = {"living": 0, "able": 0, "eldest_s": None, "check_interval_s": None, "served": ()}
+
+
+def found(at: ConditionLook, rules: Alerts = RULES) -> list[tuple[str, str]]:
+    return [(one.kind.value, one.about) for one in find_conditions(at, rules, 1.0)]
+
+
+def test_a_healthy_fleet_has_no_conditions() -> None:
+    assert found(look(queue="default", waited_s=5.0)) == []
+    assert found(look(**NOBODY)) == []
+
+
+def test_a_queue_is_unserved_when_nobody_who_may_claim_serves_it() -> None:
+    assert found(look(queue="mail")) == [("no_workers", "mail")]
+    assert found(look(queue="default", able=0, served=())) == [("no_workers", "default")]
+    # Nobody waits, or an operator wants it so.
+    assert found(look()) == []
+    paused = msgspec.structs.replace(look(queue="mail"), queues=(QueueLook("mail", True, 3, ()),))
+    assert found(paused) == []
+
+
+def test_a_backlog_is_told_once_it_is_old_and_only_where_somebody_serves_it() -> None:
+    assert found(look(queue="default", waited_s=601.0)) == [("backlog_old", "default")]
+    assert found(look(queue="default", waited_s=601.0, served=())) == [("no_workers", "default")]
+
+
+def test_a_late_heartbeat_is_told_with_its_worker() -> None:
+    late = LateWorker("w1", "ada", "h", WorkerState.SUSPECT, 31.0)
+    [one] = find_conditions(look(late), RULES, 1.0)
+    assert (one.kind, one.about, one.worker_id) == ("heartbeat_late", "w1", "w1")
+    assert one.message == "Worker ada on h: no heartbeat for 31s and is suspect"
+
+
+def test_nobody_sweeps() -> None:
+    assert found(look(unswept_s=60.0)) == [("no_reaper", "ledger")]
+    assert found(look(unswept_s=None)) == [("no_reaper", "ledger")]
+    assert found(look(eldest_s=1.0, unswept_s=None)) == []
+    assert found(look(check_interval_s=60.0, unswept_s=60.0)) == []
+    assert found(look(**{**NOBODY, "held": True, "unswept_s": 60.0})) == [("no_reaper", "ledger")]
+
+
+def test_conditions_begin_last_and_end() -> None:
+    def steps(at: ConditionLook, *known: ConditionRecord) -> list[str]:
+        return [change.step for change in compare(find_conditions(at, RULES, 1.0), known, at, RULES)]
+
+    unserved = look(queue="mail")
+    assert steps(unserved) == ["seen"]
+    seen = ConditionRecord("no_workers", "mail", "", NOW - 29, None, None)
+    assert steps(unserved, seen) == []
+    assert steps(unserved, msgspec.structs.replace(seen, seen_at=NOW - 31)) == ["begun"]
+    begun = ConditionRecord("no_workers", "mail", "", NOW - 90, NOW - 60, NOW - 60)
+    assert steps(unserved, begun) == []
+    assert steps(unserved, msgspec.structs.replace(begun, reminded_at=NOW - 3601)) == ["lasting"]
+    assert steps(look(), begun) == ["over"]
+    # What another version began is its own business.
+    assert steps(look(), ConditionRecord("of_a_newer_version", "x", "", NOW, NOW, NOW)) == []
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+def dead(number: int, detector: Detector = Detector.LEASE, autopsy: Autopsy | None = None) -> AlertEvent:
+    verdict = WorkerVerdict(WorkerState.DEAD, detector, f"no heartbeat for {number}s", 1.0, "reaper", autopsy)
+    return event(number, worker_id=f"id-{number}", worker_name=f"w-{number}", host="h1", verdict=verdict)
+
+
+def test_a_thousand_deaths_are_one_message_with_counts_and_the_first_names() -> None:
+    killed = Autopsy(DeathKind.SIGNAL, "killed by SIGKILL (signal 9)", Detector.SUPERVISOR, signal="SIGKILL")
+    events = [dead(number) for number in range(990)]
+    events += [dead(number, Detector.SUPERVISOR, killed) for number in range(990, 1000)]
+    message = compose(events)
+    assert message.title == "Unstuck: 1,000 workers died"
+    assert "990 no heartbeat for the whole timeout; 10 killed by SIGKILL" in message.text
+    assert "w-0 on h1, w-1 on h1" in message.text
+    assert "and 995 more" in message.text
+    assert len(message.text) < 1000
+    assert message.facts["counts"] == {"worker_died": 1000}
+    assert message.facts["causes"]["worker_died"]["killed by SIGKILL"] == 10
+    assert (len(message.facts["alerts"]), message.facts["left_out"]) == (100, 900)
+
+
+def test_one_message_tells_of_different_things_and_what_to_do() -> None:
+    message = compose(
+        [
+            event(1, "quarantined", job_id=7, task="resize", message="CRASHED_TOO_OFTEN: killed by SIGSEGV"),
+            event(2, "no_workers", about="mail", message="No living worker serves queue 'mail'; 3 ready jobs wait"),
+            event(3, "no_reaper", about="ledger", message="No reaper is running"),
+            event(4, "backlog_old_over", about="bulk", message="The backlog of queue 'bulk' is gone"),
+            event(5, "crash_loop", about="h9", message="Host h9 was disabled"),
+        ]
+    )
+    assert message.title == (
+        "Unstuck: 1 queue without workers, 1 job quarantined, 1 crash loop, no reaper is running, "
+        "over: 1 queue with an old backlog"
+    )
+    assert "`unstuck why 7`" in message.text
+    assert "--queues mail" in message.text
+    assert message.facts["alerts"][1]["queue"] == "mail"
+    assert message.facts["alerts"][4]["host"] == "h9"
+    assert message.facts["alerts"][3]["phase"] == "over"
+    assert "repetition" not in message.text
+    assert "repetition" in compose([event(1)], repeated=True).text
+
+
+def test_names_from_outside_cannot_break_out_of_their_line() -> None:
+    nasty = event(1, worker_id="w", worker_name="a\nNext: `rm -rf /`\u202e" + "x" * 500, message="m\r\nm")
+    assert compose([nasty, event(2)]).text.count("\n") == compose([event(1), event(2)]).text.count("\n")
+    assert len(compose([nasty, event(2)]).text) < 1000
+
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+def test_settings_name_what_is_wrong_without_repeating_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="Did you mean") as error:
+        Alerts(kinds="worker_dead")
+    assert "worker_died" in str(error.value)
+    for wrong in ("no-url-S3CRET", "https://", "http://:S3CRET@", "https://h:99999/S3CRET"):
+        with pytest.raises(ConfigError) as error:
+            Alerts(targets=wrong)
+        assert "S3CRET" not in str(error.value)
+    monkeypatch.setenv("UNSTUCK_ALERTS_TARGETS", "json://h/a,b tgram://x/y")
+    monkeypatch.setenv("UNSTUCK_ALERTS_KINDS", "worker_died,no_reaper")
+    monkeypatch.setenv("UNSTUCK_ALERTS_ALLOW_PRIVATE", "true")
+    rules = load().alerts
+    assert rules.targets == ("json://h/a,b", "tgram://x/y")
+    assert rules.kinds == ("worker_died", "no_reaper")
+    assert rules.allow_private
+    assert events_of(rules.told_kinds) == {"worker_dead", "no_reaper", "no_reaper_still", "no_reaper_over"}
