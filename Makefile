@@ -25,7 +25,7 @@ demo: install ## a fleet of workers on SQLite, killed every few seconds, nothing
 	$(VENV)/bin/unstuck demo --seconds $(SECONDS_OF_DEMO)
 
 test: tools ## the whole suite, on both databases
-	@tests/bring_pgbouncer.sh
+	@tests/bring_programs.sh
 	$(PY) -m tests.run
 
 lint: tools

@@ -25,11 +25,11 @@ UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True)
 class Way:
-    """One method of one path, and the scope that it asks for."""
+    """One method of one path, and the scopes of which it asks for one."""
 
     method: str
     path: str
-    scope: Scope | None
+    scopes: tuple[Scope, ...]
 
     @property
     def api(self) -> bool:
@@ -45,7 +45,7 @@ def ways() -> list[Way]:
     """Give every way into the door, found by asking it: a new one cannot be forgotten."""
     door = create_app("sqlite:///never-opened.db")
     found = [
-        Way(method, str(route.path), _scope_of(getattr(route, "dependant", None)))
+        Way(method, str(route.path), _scopes_of(getattr(route, "dependant", None)))
         for route in iter_route_contexts(door.routes)
         for method in sorted(set(route.methods or ()) - {"HEAD"})
     ]
@@ -53,12 +53,11 @@ def ways() -> list[Way]:
     return found
 
 
-def _scope_of(dependant: Any) -> Scope | None:
+def _scopes_of(dependant: Any) -> tuple[Scope, ...]:
     for inner in dependant.dependencies if dependant is not None else ():
-        scope = getattr(inner.call, "scope", None) or _scope_of(inner)
-        if scope is not None:
-            return Scope(scope)
-    return None
+        if scopes := getattr(inner.call, "scopes", ()) or _scopes_of(inner):
+            return tuple(scopes)
+    return ()
 
 
 class Guarded:
@@ -82,6 +81,12 @@ class Guarded:
     def ask(self, method: str, path: str, token: str | None = None, **more: Any) -> httpx.Response:
         headers = {**({} if token is None else {"Authorization": f"Bearer {token}"}), **more.pop("headers", {})}
         return self.served.client.request(method, path, headers=headers, **more)
+
+    def status(self, method: str, path: str, token: str, **more: Any) -> int:
+        """Ask without waiting for the end of the answer: some are streams that have none."""
+        headers = {"Authorization": f"Bearer {token}"}
+        with self.served.client.stream(method, path, headers=headers, **more) as answer:
+            return answer.status_code
 
     def log_in(self, token: str | None = None, next: str = "") -> "Browser":
         browser = self.browser()

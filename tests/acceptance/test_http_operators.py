@@ -266,8 +266,8 @@ THERE = {
     "quarantine": "GET /quarantine",
     "quarantine list": "GET /quarantine",
     "quarantine release": "POST /quarantine/release",
-    "version": "GET /overview",
     "audit": "GET /audit",
+    "version": "GET /overview",
 }
 ELSEWHERE = {
     # They are processes, or are about this very machine.
@@ -278,6 +278,9 @@ ELSEWHERE = {
     *("alerts", "alerts list", "alerts test", "alerts run"),
     # The door itself does not open on tables that do not fit.
     "migrate",
+    # Who may come in, and who is told, is not for those who came in.
+    *("tokens", "tokens create", "tokens list", "tokens revoke"),
+    *("alerts", "alerts list", "alerts run", "alerts test"),
 }
 
 

@@ -84,6 +84,17 @@ def test_what_dies_in_a_runner_is_shown_with_its_signal(browser: Browser, fleet:
         expect(page.locator("pre", has_text="string_at").first).to_be_visible()
 
 
+def test_a_job_that_seems_to_hang_is_asked_where_it_stands(browser: Browser, fleet: Fleet, served: Served) -> None:
+    job, _ = fleet.begin("nap", 600)
+    with looking(browser, served.url) as page:
+        page.goto(f"/jobs/{job.id}")
+        wait_live(page)
+        page.get_by_role("button", name="Where does it stand?").click()
+        expect(page.get_by_text("Its worker was asked")).to_be_visible()
+        expect(page.locator("section", has_text="Where it stood").locator("pre").first).to_contain_text("in nap")
+        assert fleet.state(job) is JobState.RUNNING
+
+
 def test_a_change_leaves_focus_and_selection_alone(browser: Browser, fleet: Fleet, served: Served) -> None:
     with looking(browser, served.url) as page:
         page.goto("/queues")

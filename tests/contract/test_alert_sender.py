@@ -17,11 +17,13 @@ from tests.receiver import SECRET, Post, Receiver, receiving
 
 from unstuck import host
 from unstuck.config import Alerts, Recovery, Settings
+from unstuck.domain import sweeping
 from unstuck.notify.alerts import conditions, sender
 from unstuck.notify.alerts.roster import look_at_targets
 from unstuck.notify.alerts.sender import AlertSender
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
+from unstuck.store.postgres.ledger import PostgresLedger
 
 VICTIMS = 500
 QUICK: dict[str, Any] = {"webhook_secret": SECRET, "allow_private": True, "batch_window": "200ms", "min_interval": "0s"}
@@ -71,7 +73,7 @@ def test_five_hundred_workers_killed_at_once_are_one_message(
             started = host.process_started(process.pid)
             facts = {"pid": process.pid, "process_started": started, "suspect_after_s": 600.0}
             ledger.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
-        start(receiver.url, batch_window="2s", min_interval="1s")
+        start(receiver.url, batch_window="6s", min_interval="1s")
     finally:
         for process in processes:
             os.kill(process.pid, signal.SIGKILL)
@@ -198,6 +200,40 @@ def test_conditions_begin_and_end_with_an_event_and_an_alert_each(
     assert [(alert["phase"], alert["queue"]) for alert in lonely] == [("begun", "lonely"), ("over", "lonely")]
     assert lonely[0]["next"] == "Start one with `unstuck worker module:app --queues lonely`."
     assert ledger.conditions() == []
+
+
+def test_an_old_backlog_and_a_missing_reaper_begin_and_end(
+    ledger: Ledger, start: StartSender, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "CONDITIONS_S", 0.2)
+    monkeypatch.setattr(sweeping, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(sweeping, "ROUNDS_MISSED", 0.1)
+    job_id = put(ledger)
+    ledger.register(birth("busy", suspect_after_s=600.0))
+    start(receiver.url, backlog_age="100ms")
+
+    def kinds() -> list[str]:
+        return sorted(event.kind for event in ledger.events() if event.kind.startswith(("backlog", "no_reaper")))
+
+    wait_for(lambda: kinds() == ["backlog_old", "no_reaper"], "both began")
+    ledger.cancel([job_id], "ann")
+    ledger.take_ticket("sweep", 600.0)
+    wait_for(lambda: len(kinds()) == 4, "both ended")
+    assert kinds() == ["backlog_old", "backlog_old_over", "no_reaper", "no_reaper_over"]
+    wait_for(lambda: len(told(receiver.posts)) == 4, "all of it was told")
+
+
+def test_the_look_of_a_sender_does_not_read_what_jobs_go_through(pg_url: str, pg_ledger: PostgresLedger) -> None:
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute(
+            "insert into unstuck.events (kind, job_id, message)"
+            " select 'retrying', n, 'again' from generate_series(1, 20000) n"
+        )
+        connection.execute("analyze unstuck.events")
+        tell(pg_ledger, "one")
+        values = {"kinds": ["crash_loop"], "after_id": 0, "but": [], "limit": 2000}
+        plan = connection.execute(b"explain " + pg_ledger.sql["events_to_tell"], values).fetchall()
+    assert "events_to_tell" in str(plan), plan
 
 
 def test_what_a_client_was_told_when_it_enqueued_is_no_second_alert(

@@ -91,9 +91,17 @@ def test_the_look_shows_queues_workers_and_whether_somebody_sweeps(ledger: Ledge
     assert (look.unswept_s, look.held) == (None, False)
     [queue] = look.queues
     assert (queue.name, queue.ready) == ("lonely", 1)
-    [worker] = look.workers
-    assert (worker.id, worker.queues, worker.disabled, worker.state) == (w1, ("default",), False, WorkerState.ACTIVE)
-    assert 0 <= worker.silent_s < 60
+    assert (look.living, look.able, look.served, look.check_interval_s) == (1, 1, frozenset({"default"}), None)
+    assert look.eldest_s is not None
+    assert 0 <= look.eldest_s < 60
+    assert ledger.look_for_conditions(600.0).late == ()
+    [late] = ledger.look_for_conditions(0.0).late
+    assert (late.id, late.name, late.state) == (w1, "name-of-w1", WorkerState.ACTIVE)
+    ledger.register(birth("w2", metadata={"settings": {"check_interval_s": 7}}, queues=("mail",)))
+    ledger.register(birth("w3", metadata={"settings": {"check_interval_s": "odd"}}))
+    ledger.disable("w2", "so", "ann")
+    look = ledger.look_for_conditions()
+    assert (look.living, look.able, look.served, look.check_interval_s) == (3, 2, frozenset({"default"}), 7.0)
     running(ledger)
     ledger.take_ticket("sweep", 30.0)
     look = ledger.look_for_conditions()

@@ -98,6 +98,11 @@ def test_jobs_deaths_retries_and_beats_are_counted_once_and_scraped(make_fleet: 
         fleet.task("add").enqueue(1, 1)
         samples = wait_counted(lambda: scraped(client), "unstuck_jobs_ended_total", 28)
         assert total(samples, "unstuck_jobs_ended_total") == 28
+        minutes = fleet.app.operator.activity(60)
+        assert sum(minute.ended.get("succeeded", 0) for minute in minutes) == 26
+        assert sum(minute.ended.get("failed", 0) for minute in minutes) == 2
+        assert sum(minute.deaths.get("signal", 0) for minute in minutes) == 1
+        assert any(minute.run_p95_s is not None and minute.wait_p50_s is not None for minute in minutes)
         assert total(samples, "unstuck_jobs", state="scheduled") == 1
         assert total(samples, "unstuck_jobs", state="pending") == 1
         assert total(samples, "unstuck_workers", state="stopped") == 1

@@ -28,7 +28,7 @@ from unstuck.notify.alerts.conditions import compare, find_conditions
 from unstuck.notify.alerts.kinds import events_of
 from unstuck.notify.alerts.message import compose
 from unstuck.store.diagnosis import QueueLook, TaskLook
-from unstuck.store.records import AlertEvent, ConditionLook, ConditionRecord, LivingWorker, WorkerVerdict
+from unstuck.store.records import AlertEvent, ConditionLook, ConditionRecord, LateWorker, WorkerVerdict
 
 NOW = 1_000_000.0
 RULES = Alerts(batch_window="2s", min_interval="30s")
@@ -122,26 +122,23 @@ def test_what_is_remembered_is_bounded() -> None:
 # Conditions --------------------------------------------------------------------------------------
 
 
-def worker(name: str = "w1", **changes: Any) -> LivingWorker:
-    facts: dict[str, Any] = {
-        "id": name,
-        "name": name,
-        "host": "h",
-        "state": WorkerState.ACTIVE,
-        "queues": ("default",),
-        "silent_s": 1.0,
-        "suspect_after_s": 30.0,
-        "age_s": 1000.0,
-        "check_interval_s": 1.0,
-        "disabled": False,
-    }
-    return LivingWorker(**{**facts, **changes})
-
-
-def look(*workers: LivingWorker, queue: str = "", waited_s: float = 0.0, **changes: Any) -> ConditionLook:
+def look(
+    *late: LateWorker, queue: str = "", waited_s: float = 0.0, served: tuple[str, ...] = ("default",), **changes: Any
+) -> ConditionLook:
+    """A fleet of one worker that serves `default`."""
     queues = (QueueLook(queue, False, 3, (TaskLook("add", 3, 1, waited_s),)),) if queue else ()
-    facts: dict[str, Any] = {"now_at": NOW, "queues": queues, "workers": workers, "unswept_s": 0.0, "held": False}
+    facts: dict[str, Any] = {
+        "now_at": NOW,
+        "queues": queues,
+        "late": late,
+        "unswept_s": 0.0,
+        "served": frozenset(served),
+    }
+    facts |= {"living": 1, "able": 1, "eldest_s": 1000.0, "check_interval_s": 1.0}
     return ConditionLook(**{**facts, **changes})
+
+
+NOBODY: dict[str, Any] = {"living": 0, "able": 0, "eldest_s": None, "check_interval_s": None, "served": ()}
 
 
 def found(at: ConditionLook, rules: Alerts = RULES) -> list[tuple[str, str]]:
@@ -149,43 +146,44 @@ def found(at: ConditionLook, rules: Alerts = RULES) -> list[tuple[str, str]]:
 
 
 def test_a_healthy_fleet_has_no_conditions() -> None:
-    assert found(look(worker(), queue="default", waited_s=5.0)) == []
-    assert found(look()) == []
+    assert found(look(queue="default", waited_s=5.0)) == []
+    assert found(look(**NOBODY)) == []
 
 
 def test_a_queue_is_unserved_when_nobody_who_may_claim_serves_it() -> None:
-    assert found(look(worker(), queue="mail")) == [("no_workers", "mail")]
-    assert found(look(worker(disabled=True), queue="default")) == [("no_workers", "default")]
+    assert found(look(queue="mail")) == [("no_workers", "mail")]
+    assert found(look(queue="default", able=0, served=())) == [("no_workers", "default")]
     # Nobody waits, or an operator wants it so.
-    assert found(look(worker())) == []
+    assert found(look()) == []
     paused = msgspec.structs.replace(look(queue="mail"), queues=(QueueLook("mail", True, 3, ()),))
     assert found(paused) == []
 
 
 def test_a_backlog_is_told_once_it_is_old_and_only_where_somebody_serves_it() -> None:
-    assert found(look(worker(), queue="default", waited_s=601.0)) == [("backlog_old", "default")]
-    assert found(look(queue="default", waited_s=601.0)) == [("no_workers", "default")]
+    assert found(look(queue="default", waited_s=601.0)) == [("backlog_old", "default")]
+    assert found(look(queue="default", waited_s=601.0, served=())) == [("no_workers", "default")]
 
 
-def test_a_heartbeat_is_late_by_the_workers_own_timeout_or_by_the_settings() -> None:
-    assert found(look(worker(silent_s=29.0))) == []
-    assert found(look(worker(silent_s=31.0))) == [("heartbeat_late", "w1")]
-    assert found(look(worker(silent_s=29.0)), Alerts(heartbeat_late="10s")) == [("heartbeat_late", "w1")]
+def test_a_late_heartbeat_is_told_with_its_worker() -> None:
+    late = LateWorker("w1", "ada", "h", WorkerState.SUSPECT, 31.0)
+    [one] = find_conditions(look(late), RULES, 1.0)
+    assert (one.kind, one.about, one.worker_id) == ("heartbeat_late", "w1", "w1")
+    assert one.message == "Worker ada on h: no heartbeat for 31s and is suspect"
 
 
 def test_nobody_sweeps() -> None:
-    assert found(look(worker(), unswept_s=60.0)) == [("no_reaper", "ledger")]
-    assert found(look(worker(), unswept_s=None)) == [("no_reaper", "ledger")]
-    assert found(look(worker(age_s=1.0), unswept_s=None)) == []
-    assert found(look(worker(check_interval_s=60.0), unswept_s=60.0)) == []
-    assert found(look(held=True, unswept_s=60.0)) == [("no_reaper", "ledger")]
+    assert found(look(unswept_s=60.0)) == [("no_reaper", "ledger")]
+    assert found(look(unswept_s=None)) == [("no_reaper", "ledger")]
+    assert found(look(eldest_s=1.0, unswept_s=None)) == []
+    assert found(look(check_interval_s=60.0, unswept_s=60.0)) == []
+    assert found(look(**{**NOBODY, "held": True, "unswept_s": 60.0})) == [("no_reaper", "ledger")]
 
 
 def test_conditions_begin_last_and_end() -> None:
     def steps(at: ConditionLook, *known: ConditionRecord) -> list[str]:
         return [change.step for change in compare(find_conditions(at, RULES, 1.0), known, at, RULES)]
 
-    unserved = look(worker(), queue="mail")
+    unserved = look(queue="mail")
     assert steps(unserved) == ["seen"]
     seen = ConditionRecord("no_workers", "mail", "", NOW - 29, None, None)
     assert steps(unserved, seen) == []

@@ -18,6 +18,7 @@ from unstuck.client.doctor.finding import Finding
 from unstuck.client.doctor.one_job import examine_job
 from unstuck.client.explaining import Surroundings, describe, explain_wait
 from unstuck.client.quarantine import Quarantined, find_quarantined, states_of
+from unstuck.client.stacks import ask_stack
 from unstuck.client.stale import StaleAction as StaleAction
 from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
@@ -41,8 +42,7 @@ from unstuck.store.records import (
 MAX_JOB_ID = 2**63 - 1
 PAGE = 1_000
 EVENTS_SHOWN = 200
-# Whom to wake is looked up for so many jobs; for more, everybody is woken.
-LOOKED_UP = 20
+LOOKED_UP = 20  # Whom to wake is looked up for so many jobs; for more, everybody is woken.
 MAX_REASON_CHARS = 500
 RETRIED_BY_DEFAULT = (JobState.FAILED, JobState.QUARANTINED)
 
@@ -171,6 +171,10 @@ class Operator(AdmittingVerbs):
         else:
             self._ring({f"queue:{job.queue}" for job in self._records(queued)})
         return answers
+
+    def ask_stack(self, job_id: int) -> bool:
+        """Ask where a running job stands; the answer comes as an event of the job. False where it does not run."""
+        return ask_stack(self._ledger, self.job(job_id))
 
     def _records(self, job_ids: Iterable[int]) -> list[JobRecord]:
         records = (self._ledger.job(job_id) for job_id in job_ids)

@@ -29,6 +29,8 @@ class EventKind(StrEnum):
     WORKER_ENABLED = "worker_enabled"
     HOST_DISABLED = "host_disabled"
     HOST_ENABLED = "host_enabled"
+    STACK = "stack"
+    """Where a running job stood when somebody asked; the message is the stack."""
     NO_WORKERS = "no_workers"
     """Somebody enqueued to a queue that no living worker serves, or jobs have waited in one; they stay queued."""
     NO_WORKERS_STILL = "no_workers_still"

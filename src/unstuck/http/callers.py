@@ -24,14 +24,15 @@ NOBODY = Caller("", frozenset())
 """Who sees the login form."""
 
 
-def needs(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
-    """Make a dependency that lets through only whoever has this scope, and gives who that is."""
+def needs(scope: Scope, *others: Scope) -> Callable[[Request], Awaitable[Caller]]:
+    """Make a dependency that lets through only whoever has this scope (or one of the others), and gives who that is."""
 
     async def check(request: Request) -> Caller:
-        return check_scope(request, scope)
+        caller: Caller = request.state.caller
+        return caller if caller.scopes.intersection(others) else check_scope(request, scope)
 
     # Read by the test that asks of every route what it needs.
-    check.scope = scope  # type: ignore[attr-defined]
+    check.scopes = (scope, *others)  # type: ignore[attr-defined]
     return check
 
 

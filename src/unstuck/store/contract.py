@@ -439,8 +439,9 @@ class Ledger(Protocol):
         'quarantined' is there to be told."""
         ...
 
-    def look_for_conditions(self) -> ConditionLook:
-        """Look, in bounded looks, at what conditions are found by."""
+    def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:
+        """Look, in bounded looks, at what conditions are found by. Late is who has been silent for so long; None: for
+        so long that it is suspect."""
         ...
 
     def conditions(self) -> list[ConditionRecord]: ...

@@ -15,6 +15,8 @@ LOOK_QUEUES = 200
 LOOK_GROUPS = 50
 LOOK_ERRORS = 5_000
 """So many of the newest jobs that went wrong are looked at for quarantined ones."""
+LOOK_LATE = 1_000
+"""So many workers that are late are named."""
 SWEEP_TICKET = "sweep"
 """What the watchman takes for each of its rounds."""
 

@@ -19,6 +19,7 @@ from unstuck.metrics.tallies import Tallies
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Held, HeldJob, Pulse, Turn, Wish
+from unstuck.worker.asked_stacks import AskedStacks, StackAsked
 from unstuck.worker.bench import Bench
 from unstuck.worker.counting import JobCounts
 from unstuck.worker.draining import Drain
@@ -103,6 +104,7 @@ class Floor:
         self._beats = 0
         self._drain: Drain | None = None
         self._declared_dead = False
+        self._stacks = AskedStacks()
         self.movement = Movement()
 
     # What others call -------------------------------------------------------------------------
@@ -159,6 +161,8 @@ class Floor:
                     self._after_beat(message)
                 case Rung():
                     self._rung = True
+                case StackAsked():
+                    self._stacks.ask(message, self._runners.given.get(message.token), host.boottime_s())
                 case Broken():
                     if isinstance(message.error, UnstuckError):
                         raise message.error
@@ -359,6 +363,8 @@ class Floor:
             self._note_at_s = now_s + NOTE_S
             if notes := self._runners.take_notes(now_s):
                 self._heartbeat.note_soon(notes)
+        if (stacks := self._stacks.take(now_s)) and self._heartbeat is not None:
+            self._heartbeat.tell_stacks(stacks)
         patience_s = MAX_WAIT_IN_HAND_S if self._drain is None else 0.0
         self._runners.release_waiting(patience_s, now_s)
         while self._hand and now_s - self._hand[0].taken_s >= patience_s:

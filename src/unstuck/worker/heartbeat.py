@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from unstuck import host
 from unstuck.domain.errors import LedgerError
+from unstuck.domain.events import EventKind
 from unstuck.domain.states import WorkerState
 from unstuck.logs import logger
 from unstuck.metrics.catalogue import BEAT_DELAY
 from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Bell, Ledger
 from unstuck.store.records import BeatAnswer, Progress, Pulse
+from unstuck.worker.asked_stacks import read_word
 from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.movement import Movement
 
@@ -63,6 +65,7 @@ class Heartbeat:
         self._promote_at_s: float | None = None
         self._to_ring: set[str] = set()
         self._notes: list[Progress] = []
+        self._stacks: list[tuple[int, str]] = []
         self._drain = False
         self._beat_wanted = False
         self._stopping = threading.Event()
@@ -98,6 +101,11 @@ class Heartbeat:
     def note_soon(self, notes: list[Progress]) -> None:
         """Tell the ledger how far running jobs are."""
         self._notes = [*self._notes, *notes]
+        self._interrupt()
+
+    def tell_stacks(self, stacks: list[tuple[int, str]]) -> None:
+        """Tell whoever asked where jobs stand."""
+        self._stacks = [*self._stacks, *stacks]
         self._interrupt()
 
     def promote_in(self, wait_s: float) -> None:
@@ -168,6 +176,9 @@ class Heartbeat:
         """Pass on what was rung; True when somebody wants this worker's ear."""
         if words & self._words:
             self._mailbox.post(Rung())
+        for word in words:
+            if asked := read_word(word, self._worker_id):
+                self._mailbox.post(asked)
         if "workers" in words:
             self._on_workers()
         return f"worker:{self._worker_id}" in words
@@ -186,6 +197,10 @@ class Heartbeat:
             notes, self._notes = self._notes, []
             # The newest of each is enough: an outage may have let them pile up.
             self._ledger.note_progress(self._worker_id, list({note.token: note for note in notes}.values()))
+        if self._stacks:
+            stacks, self._stacks = self._stacks, []
+            for job_id, text in stacks:
+                self._ledger.note_event(EventKind.STACK, text, job_id=job_id, worker_id=self._worker_id)
         if self._to_ring:
             words, self._to_ring = self._to_ring, set()
             self._ledger.ring(words)

@@ -1,7 +1,8 @@
 """Say what people and caretakers did with a job between its tries: events that no try tells of."""
 
 from unstuck.client.why.gathering import RETRIED, Evidence
-from unstuck.client.why.story import Step, StepKind
+from unstuck.client.why.story import Quote, Step, StepKind
+from unstuck.domain.events import EventKind
 from unstuck.store.records import EventRecord
 
 OF_TRIES = frozenset({"requeued", "retrying", "failed", "cancelled", "quarantined"})
@@ -32,6 +33,9 @@ def _step(evidence: Evidence, event: EventRecord) -> Step:
             return Step(event.at, StepKind.OPERATOR, f"{said}; its worker was rung.", facts)
         case kind if kind == RETRIED:
             return Step(event.at, StepKind.OPERATOR, f"{said}, with fresh counters; queue {queue!r} was rung.", facts)
+        case EventKind.STACK:
+            quote = Quote("where it stood", event.message)
+            return Step(event.at, StepKind.EVENT, "Somebody asked where it stands.", facts, (quote,))
         case "cancelled":
             return Step(event.at, StepKind.OPERATOR, f"{said}.", facts)
         case _:

@@ -25,7 +25,7 @@ HostName = Annotated[str, Path(min_length=1, description="A host, as workers nam
 @router.post("/workers/{worker}/stop", summary="Have a worker exit within its grace", response_model=WorkerAsked)
 def stop(worker: Who, desk: AtDesk, caller: Operating) -> Response:
     """What has not ended by then is killed and settled by `on_crash`, counting for nobody."""
-    return answer(ask_living(desk.operator(caller), worker, "stop"))
+    return ask(desk.operator(caller), worker, "stop")
 
 
 @router.post("/workers/{worker}/disable", summary="Have a worker take no more jobs", response_model=SwitchedOff)
@@ -59,11 +59,11 @@ def enable_host(host: HostName, desk: AtDesk, caller: Operating) -> Response:
     return answer({"workers": [worker.id for worker in here], "host": host, "changed": changed, "disabled": None})
 
 
-def ask_living(operator: Operator, who: str, what: Literal["drain", "stop"]) -> views.View:
-    """Ask a worker to go; give what was asked of whom."""
+def ask(operator: Operator, who: str, what: Literal["drain", "stop"]) -> Response:
+    """Ask a living worker to go; the worker itself may ask to be drained too, see `workers`."""
     _living(operator, who)
     worker = operator.ask_worker(who, what)
-    return {"id": worker.id, "name": worker.name, "request": what}
+    return answer({"id": worker.id, "name": worker.name, "request": what})
 
 
 def _living(operator: Operator, who: str) -> None:

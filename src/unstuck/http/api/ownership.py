@@ -34,7 +34,7 @@ def of_job(scope: Scope) -> Callable[[JobId, Request, AtDesk], Awaitable[Caller]
         )
 
     # Read by the test that asks of every route what it needs.
-    check.scope = scope  # type: ignore[attr-defined]
+    check.scopes = (scope,)  # type: ignore[attr-defined]
     return check
 
 

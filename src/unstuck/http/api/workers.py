@@ -3,14 +3,15 @@
 from typing import Annotated, Any
 
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from unstuck.client.views import worker_view
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.states import LIVING, Door, WorkerState
-from unstuck.http.api.operating import ask_living
+from unstuck.http.answers import answer
+from unstuck.http.api.operating import Who, ask
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk
 from unstuck.http.foreign.answers import BeatAnswerBody, Gone, HeartbeatAnswer, Registered
@@ -26,6 +27,7 @@ from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
 router = APIRouter(tags=["workers"])
 
 Working = Annotated[Caller, Depends(needs(Scope.WORKER))]
+Draining = Annotated[Caller, Depends(needs(Scope.WORKER, Scope.OPERATE))]
 Reading = Annotated[Caller, Depends(needs(Scope.READ))]
 GIVEN_UP_AFTER = 3.0
 """A beat comes at least so often within the shortest timeout of what the worker holds."""
@@ -107,14 +109,11 @@ async def beat(worker_id: str, body: BeatBody, crew: AtCrew, caller: Working) ->
 
 
 @router.post(
-    "/api/v1/workers/{worker}/drain", response_model=WorkerAsked, summary="Claim nothing more, finish what runs"
+    "/api/v1/workers/{worker}/drain", summary="Claim nothing more, finish what runs", response_model=WorkerAsked
 )
-async def drain(request: Request, worker: str, crew: AtCrew) -> dict[str, Any]:
+async def drain(worker: Who, crew: AtCrew, caller: Draining) -> Response:
     """Of a worker over HTTP, by itself or by an operator: claims give nothing from now on. Any other worker is asked by
     an operator, and hears it with its next beat."""
-    caller: Caller = request.state.caller
-    if Scope.OPERATE not in caller.scopes:
-        await needs(Scope.WORKER)(request)
     return await anyio.to_thread.run_sync(_drain, crew, worker, caller)
 
 
@@ -176,16 +175,19 @@ def _compare(crew: Crew, seat: Seat, body: BeatBody) -> dict[str, Any]:
     return {"lost": lost, "unknown": unknown, "next_heartbeat_in": plain(round(soon_s, 3))}
 
 
-def _drain(crew: Crew, who: str, caller: Caller) -> dict[str, Any]:
+def _drain(crew: Crew, who: str, caller: Caller) -> Response:
     record = crew.ledger.foreign_worker(who) if could_be_id(who) else None
     if record is None or record.door is not Door.HTTP:
         if Scope.OPERATE not in caller.scopes:
             raise Problem(404, "not_found", f"There is no worker {who!r} over HTTP.")
-        return ask_living(crew.desk.operator(caller), who, "drain")
+        return ask(crew.desk.operator(caller), who, "drain")
     allowed(crew.seats.keep(record), caller)
+    if record.owner != caller.token_id:
+        # Somebody else than the worker itself: an operator, whose deeds are written down.
+        crew.desk.operator(caller).ask_worker(record.id, "drain")
     crew.ledger.drain(record.id)
     crew.ledger.ring({f"worker:{record.id}"})
-    return {"id": record.id, "name": record.name, "request": "drain"}
+    return answer({"id": record.id, "name": record.name, "request": "drain"})
 
 
 def _state(word: str) -> WorkerState:

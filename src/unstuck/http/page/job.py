@@ -10,6 +10,7 @@ from unstuck.client.why.endings import brief_cause
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.durations import brief
 from unstuck.domain.errors import JobNotFound
+from unstuck.domain.events import EventKind
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.sizes import brief_size
 from unstuck.domain.states import FINAL, HELD, JobState
@@ -20,6 +21,7 @@ from unstuck.http.page.tiles import RunningJob
 from unstuck.http.page.timeline import timeline
 from unstuck.store.records import AttemptRecord, JobRecord, OutputRecord
 
+EVENTS_LOOKED_AT = 50
 MAX_OUTPUT_CHARS = 50_000
 
 router = APIRouter()
@@ -34,6 +36,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     seen = viewing.snapshot()
     ledger = viewing.desk.ledger
     attempts = ledger.attempts(job.id)
+    events = ledger.events(job_id=job.id, limit=EVENTS_LOOKED_AT) if job.state is JobState.RUNNING else []
     progress = ledger.progress([job.id]).get(job.id) if job.state in HELD else None
     args, kwargs = views.call_view(job.payload, job.payload_type)
     return {
@@ -41,6 +44,8 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
         "story": story,
         "attempts": attempts,
         "timeline": timeline(job, attempts, seen.at),
+        "stacks": [event for event in events if event.kind == EventKind.STACK and event.at >= (job.started_at or 0.0)],
+        "may_ask_stack": job.state is JobState.RUNNING,
         "tries": _tries(attempts, ledger.outputs(job.id)),
         "names": {worker.id: worker.name for worker in seen.workers},
         "progress": RunningJob(job, progress if progress is not None and progress.token == job.token else None),

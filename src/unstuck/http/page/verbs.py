@@ -150,6 +150,13 @@ def _release(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
     return _tell(operator.release(_job_ids(form)))
 
 
+def _stack(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    ids = _job_ids(form)
+    if not ids or not operator.ask_stack(ids[0]):
+        return "warning", "Only what runs has a stack."
+    return "good", "Its worker was asked where the job stands; the stack appears below in a moment."
+
+
 def _matching(operator: Operator, form: FormData, default: tuple[JobState, ...]) -> tuple[list[int], str]:
     where = _asked(form).where()
     found: list[int] = []
@@ -260,6 +267,7 @@ VERBS: dict[str, Verb] = {
     "retry": _retry,
     "cancel": _cancel,
     "release": _release,
+    "stack": _stack,
     "retry-matching": _retry_matching,
     "cancel-matching": _cancel_matching,
     "prune": _prune,

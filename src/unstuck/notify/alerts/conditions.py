@@ -12,7 +12,7 @@ from unstuck.domain.states import WorkerState
 from unstuck.domain.sweeping import NO_REAPER, is_unswept, why_unswept
 from unstuck.notify.alerts.kinds import CONDITIONS, AlertKind
 from unstuck.store.diagnosis import COUNT_LIMIT, QueueLook
-from unstuck.store.records import ConditionChange, ConditionLook, ConditionRecord, LivingWorker
+from unstuck.store.records import ConditionChange, ConditionLook, ConditionRecord, LateWorker
 
 LATE_FOR_S = 5.0
 """A worker that is suspect is mostly dead a moment later, and that is told then."""
@@ -34,7 +34,7 @@ def find_conditions(look: ConditionLook, rules: Alerts, check_interval_s: float)
     """Give every condition that holds, whether it is to be told or not: the ledger's events are for all."""
     return [
         *_of_queues(look, rules),
-        *_of_heartbeats(look, rules),
+        *_of_heartbeats(look),
         *_of_reaper(look, check_interval_s),
     ]
 
@@ -58,15 +58,13 @@ def compare(
 
 
 def _of_queues(look: ConditionLook, rules: Alerts) -> Iterator[Found]:
-    able = [worker for worker in look.workers if not worker.disabled]
-    served = {queue for worker in able for queue in worker.queues}
     for queue in look.queues:
         if not queue.ready or queue.paused:
             # Paused is what an operator said, and no surprise.
             continue
         waited_s = max((task.waited_s for task in queue.tasks), default=0.0)
-        if queue.name not in served:
-            message = f"{why_unserved(queue.name, len(able))}; {_waiting(queue, waited_s)}"
+        if queue.name not in look.served:
+            message = f"{why_unserved(queue.name, look.able)}; {_waiting(queue, waited_s)}"
             yield Found(AlertKind.NO_WORKERS, queue.name, message, rules.unserved_after_s)
         elif waited_s >= rules.backlog_age_s:
             message = f"Queue {queue.name!r} has a backlog: {_waiting(queue, waited_s)}"
@@ -79,25 +77,22 @@ def _waiting(queue: QueueLook, waited_s: float) -> str:
     return f"{queue.ready:,}{more} {noun}, the oldest for {brief(waited_s)}"
 
 
-def _of_heartbeats(look: ConditionLook, rules: Alerts) -> Iterator[Found]:
-    for worker in look.workers:
-        limit_s = worker.suspect_after_s if rules.heartbeat_late_s is None else rules.heartbeat_late_s
-        if worker.silent_s >= limit_s:
-            yield Found(AlertKind.HEARTBEAT_LATE, worker.id, _late(worker), LATE_FOR_S, worker.id)
+def _of_heartbeats(look: ConditionLook) -> Iterator[Found]:
+    for worker in look.late:
+        yield Found(AlertKind.HEARTBEAT_LATE, worker.id, _late(worker), LATE_FOR_S, worker.id)
 
 
-def _late(worker: LivingWorker) -> str:
+def _late(worker: LateWorker) -> str:
     state = " and is suspect" if worker.state is WorkerState.SUSPECT else ""
     return f"Worker {worker.name} on {worker.host}: {silence(worker.silent_s)}{state}"
 
 
 def _of_reaper(look: ConditionLook, check_interval_s: float) -> Iterator[Found]:
-    if not look.workers and not look.held:
+    if not look.living and not look.held:
         # Nobody to watch over. Jobs that wait for a worker are found as such.
         return
-    told = [worker.check_interval_s for worker in look.workers if worker.check_interval_s is not None]
-    interval_s = max([check_interval_s, *told])
-    if is_unswept(look.unswept_s, interval_s, [worker.age_s for worker in look.workers]):
+    interval_s = max(check_interval_s, look.check_interval_s or 0.0)
+    if is_unswept(look.unswept_s, interval_s, [] if look.eldest_s is None else [look.eldest_s]):
         message = f"{NO_REAPER}: {why_unswept(look.unswept_s, interval_s)}"
         yield Found(AlertKind.NO_REAPER, WHOLE_LEDGER, message)
 
@@ -118,8 +113,7 @@ def _over(record: ConditionRecord, look: ConditionLook) -> ConditionChange:
             message = f"The backlog of queue {record.about!r} is gone"
         case AlertKind.HEARTBEAT_LATE:
             worker_id = record.about
-            alive = next((worker for worker in look.workers if worker.id == worker_id), None)
-            message = f"Worker {record.about} is gone" if alive is None else f"Worker {alive.name} beats again"
+            message = f"Worker {record.about} is late no more: it beat again, or it is gone"
         case _:
             message = "Somebody looks for the dead again"
     begun_at = record.begun_at

@@ -58,8 +58,9 @@ class AlertSender:
         """Do what is due, if this round is ours."""
         if not self._ledger.take_ticket(ROUND_TICKET, ROUND_S * 0.9):
             return
-        self._look_at_conditions()
+        # Targets first: one that is met in this round is to hear of the conditions that it finds.
         self._each(lambda desk: desk.look(self._ledger))
+        self._look_at_conditions()
 
     # ------------------------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class AlertSender:
         self._conditions_s = now_s + CONDITIONS_S
         if not self._ledger.take_ticket(CONDITIONS_TICKET, CONDITIONS_S * 0.9):
             return
-        look = self._ledger.look_for_conditions()
+        look = self._ledger.look_for_conditions(self._rules.heartbeat_late_s)
         found = find_conditions(look, self._rules, self._check_interval_s)
         changes = compare(found, self._ledger.conditions(), look, self._rules)
         self._ledger.change_conditions(changes, self._rules.remind_every_s)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from unstuck.domain.states import WorkerState
-from unstuck.store.diagnosis import SWEEP_TICKET
+from unstuck.store.diagnosis import LOOK_LATE, SWEEP_TICKET
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.diagnosing import DiagnosingVerbs
 from unstuck.store.records import (
@@ -14,7 +14,7 @@ from unstuck.store.records import (
     ConditionChange,
     ConditionLook,
     ConditionRecord,
-    LivingWorker,
+    LateWorker,
     read_verdict,
 )
 
@@ -44,16 +44,20 @@ class AlertVerbs(DiagnosingVerbs):
         )
         return [AlertEvent(*(*row[:-1], read_verdict(row[-1]))) for row in rows]
 
-    def look_for_conditions(self) -> ConditionLook:
+    def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:
         [(now_at,)] = self.read("clock")
         ticket = self.read("look_ticket", name=SWEEP_TICKET)
+        [(living, able, served, eldest_s, check_interval_s)] = self.read("look_fleet")
+        late = self.read("look_late", late_s=late_s, limit=LOOK_LATE)
         return ConditionLook(
             now_at=now_at,
             queues=self.look_at_queues(),
-            workers=tuple(
-                LivingWorker(*(*row[:3], WorkerState(row[3]), tuple(row[4]), *row[5:8], _number(row[8]), row[9]))
-                for row in self.read("look_fleet")
-            ),
+            living=living,
+            able=able,
+            served=frozenset(served),
+            eldest_s=eldest_s,
+            check_interval_s=check_interval_s,
+            late=tuple(LateWorker(*(*row[:3], WorkerState(row[3]), row[4])) for row in late),
             unswept_s=ticket[0][0] if ticket else None,
             held=self.read("look_held")[0][0],
         )
@@ -66,8 +70,3 @@ class AlertVerbs(DiagnosingVerbs):
             return 0
         text = msgspec.json.encode(changes).decode()
         return int(self.serve_once("change_conditions", changes=text, remind_s=remind_s)[0][0])
-
-
-def _number(value: object) -> float | None:
-    # What a worker wrote of itself may be anything.
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

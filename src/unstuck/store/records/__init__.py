@@ -13,7 +13,7 @@ from unstuck.store.records.alerting import ConditionChange as ConditionChange
 from unstuck.store.records.alerting import ConditionLook as ConditionLook
 from unstuck.store.records.alerting import ConditionRecord as ConditionRecord
 from unstuck.store.records.alerting import ConditionStep as ConditionStep
-from unstuck.store.records.alerting import LivingWorker as LivingWorker
+from unstuck.store.records.alerting import LateWorker as LateWorker
 from unstuck.store.records.counting import Count as Count
 from unstuck.store.records.counting import Fleet as Fleet
 from unstuck.store.records.counting import MinuteCount as MinuteCount

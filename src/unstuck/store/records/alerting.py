@@ -65,27 +65,33 @@ class ConditionRecord(msgspec.Struct, frozen=True):
     reminded_at: float | None
 
 
-class LivingWorker(msgspec.Struct, frozen=True):
+class LateWorker(msgspec.Struct, frozen=True):
+    """A living worker that has been silent for longer than it should be."""
+
     id: str
     name: str
     host: str
     state: WorkerState
-    queues: tuple[str, ...]
     silent_s: float
-    suspect_after_s: float
-    age_s: float
-    check_interval_s: float | None
-    """How often it looks for the dead, where it said so."""
-    disabled: bool
 
 
 class ConditionLook(msgspec.Struct, frozen=True):
     """All that conditions are found by, in bounded looks."""
 
     now_at: float
-    queues: tuple[QueueLook, ...]
-    workers: tuple[LivingWorker, ...]
-    unswept_s: float | None
+    queues: tuple[QueueLook, ...] = ()
+    living: int = 0
+    """Workers, in numbers."""
+    able: int = 0
+    """Those of them that are not switched off."""
+    served: frozenset[str] = frozenset()
+    """Queues that those serve."""
+    eldest_s: float | None = None
+    """How long the eldest of the living has lived."""
+    check_interval_s: float | None = None
+    """The longest time between two looks for the dead that one of them told of."""
+    late: tuple[LateWorker, ...] = ()
+    unswept_s: float | None = None
     """As in a Diagnosis."""
-    held: bool
+    held: bool = False
     """Somebody, living or not, holds a job."""

@@ -8,13 +8,14 @@ import apsw
 import msgspec
 
 from unstuck.domain.states import WorkerState
+from unstuck.store.diagnosis import LOOK_LATE
 from unstuck.store.records import (
     AlertEvent,
     AlertTarget,
     ConditionChange,
     ConditionLook,
     ConditionRecord,
-    LivingWorker,
+    LateWorker,
     read_verdict,
 )
 from unstuck.store.sqlite.diagnosing import look_at_queues, look_at_ticket
@@ -49,13 +50,22 @@ class AlertVerbs(Verbs):
             AlertEvent(*(*row[:-1], read_verdict(msgspec.json.decode(row[-1])) if row[-1] else None)) for row in rows
         ]
 
-    def look_for_conditions(self) -> ConditionLook:
+    def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
+            fleet = fetch(cursor, "look_fleet")
+            able = [row for row in fleet if row[8]]
+            checks_s = [float(row[7]) for row in fleet if isinstance(row[7], int | float)]
             return ConditionLook(
                 now_at=clock.at,
                 queues=look_at_queues(cursor, clock.at),
-                workers=tuple(_living_worker(row, clock) for row in fetch(cursor, "look_fleet")),
+                living=len(fleet),
+                able=len(able),
+                # Decoded once for each way of writing them: of a thousand workers most serve the same.
+                served=frozenset(queue for text in {row[4] for row in able} for queue in msgspec.json.decode(text)),
+                eldest_s=max((clock.at - row[6] for row in fleet), default=None),
+                check_interval_s=max(checks_s, default=None),
+                late=_late(fleet, clock, late_s),
                 unswept_s=look_at_ticket(cursor),
                 held=bool(cursor.execute(SQL["look_held"]).get),
             )
@@ -95,21 +105,13 @@ def _change(cursor: apsw.Cursor, change: ConditionChange, now: float, remind_s: 
     return happened
 
 
-def _living_worker(row: Row, clock: Clock) -> LivingWorker:
-    check_s = row[7]
-    return LivingWorker(
-        id=row[0],
-        name=row[1],
-        host=row[2],
-        state=WorkerState(row[3]),
-        queues=tuple(msgspec.json.decode(row[4])),
-        silent_s=clock.silent_s(*row[9:12]),
-        suspect_after_s=row[5],
-        age_s=max(clock.at - row[6], 0.0),
-        # What a worker wrote of itself may be anything.
-        check_interval_s=float(check_s) if isinstance(check_s, int | float) else None,
-        disabled=bool(row[8]),
-    )
+def _late(fleet: Sequence[Row], clock: Clock, late_s: float | None) -> tuple[LateWorker, ...]:
+    found = []
+    for row in fleet:
+        silent_s = clock.silent_s(*row[9:12])
+        if silent_s >= (row[5] if late_s is None else late_s):
+            found.append(LateWorker(row[0], row[1], row[2], WorkerState(row[3]), silent_s))
+    return tuple(found[:LOOK_LATE])
 
 
 def _json(value: object) -> str:

@@ -41,14 +41,25 @@ from {schema}.conditions order by kind, about;
 select {schema}.change_conditions(%(changes)s::jsonb, %(remind_s)s);
 
 -- name: look_fleet
-select w.id, w.name, w.host, w.state, w.queues, v.silent_s, w.suspect_after_s,
-       extract(epoch from clock_timestamp() - w.created_at)::double precision,
-       w.metadata -> 'settings' -> 'check_interval_s', w.disabled is not null or h.disabled is not null
+-- In one row: ten thousand workers need not travel to be counted.
+with living as materialized (
+    select w.queues, w.created_at, w.metadata #> '{settings,check_interval_s}' as check_s,
+           w.disabled is null and h.disabled is null as able
+    from {schema}.workers w left join {schema}.hosts h on h.name = w.host
+    where w.state in ('active', 'draining', 'suspect')
+)
+select (select count(*) from living), (select count(*) from living where able),
+       (select coalesce(array_agg(distinct q.name), '{}') from living cross join lateral unnest(queues) as q(name) where able),
+       (select extract(epoch from clock_timestamp() - min(created_at))::double precision from living),
+       (select max(case when jsonb_typeof(check_s) = 'number' then check_s::double precision end) from living);
+
+-- name: look_late
+select w.id, w.name, w.host, w.state, v.silent_s
 from {schema}.workers w
 join {schema}.vitals v on v.worker_id = w.id
-left join {schema}.hosts h on h.name = w.host
-where w.state in ('active', 'draining', 'suspect')
-order by w.id;
+where w.state in ('active', 'draining', 'suspect') and v.silent_s >= coalesce(%(late_s)s, w.suspect_after_s)
+order by w.id
+limit %(limit)s;
 
 -- name: look_held
 select exists (select 1 from {schema}.jobs where held);

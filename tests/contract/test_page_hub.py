@@ -1,0 +1,108 @@
+"""The live page: one look for all, none for nobody, no wait for slow readers; below another app it finds home."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from unstuck import App
+from unstuck.http import create_app
+from unstuck.http.page.hub import Hub, Topic, Viewer
+
+OVERVIEW = Topic("overview", "", "", True)
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Any]:
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+    app.migrate()
+    door = create_app(app, open=True)
+    yield door
+    door.state.desk.counter.close()
+    app.close()
+
+
+def run(work: Any) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))
+
+
+async def hear(viewer: Viewer) -> dict[str, str]:
+    await viewer.news.wait()
+    return viewer.take()
+
+
+def test_many_viewers_cost_one_look_and_nobody_costs_none(door: Any) -> None:
+    hub: Hub = door.state.hub
+
+    async def watch() -> None:
+        viewers = [hub.join(OVERVIEW) for _ in range(50)]
+        heard = [await hear(viewer) for viewer in viewers]
+        assert all("health" in fragments for fragments in heard)
+        assert hub.looks == 1
+        late = hub.join(OVERVIEW)
+        assert "health" in late.take()
+        for viewer in (*viewers, late):
+            hub.leave(viewer)
+        looks = hub.looks
+        await asyncio.sleep(2.5)
+        assert hub.looks <= looks + 1
+
+    run(watch())
+
+
+def test_who_does_not_read_keeps_only_the_newest_and_delays_nobody(door: Any) -> None:
+    hub: Hub = door.state.hub
+
+    async def watch() -> None:
+        slow, quick = hub.join(OVERVIEW), hub.join(OVERVIEW)
+        for number in range(1000):
+            hub._tell({OVERVIEW: {"health": str(number)}})
+        assert slow.waiting["health"] == "999"
+        assert len(slow.waiting) <= 10
+        assert (await hear(quick))["health"] is not None
+        hub.leave(slow)
+        hub.leave(quick)
+
+    run(watch())
+
+
+def test_what_did_not_change_is_not_sent_again(door: Any) -> None:
+    hub: Hub = door.state.hub
+
+    async def watch() -> None:
+        viewer = hub.join(Topic("quarantine", "", "", True))
+        await hear(viewer)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(viewer.news.wait(), 2.5)
+        hub.leave(viewer)
+
+    run(watch())
+
+
+def test_below_another_app_every_link_leads_home(door: Any) -> None:
+    outer = Starlette(routes=[Mount("/ops/jobs", app=door)])
+
+    async def follow() -> None:
+        transport = httpx.ASGITransport(outer, client=("127.0.0.1", 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8642") as client:
+            shown = (await client.get("/ops/jobs/")).text
+            links = set(re.findall(r'(?:href|src|formaction|action|data-live)="([^"#]+)"', shown))
+            assert len(links) > 10
+            assert all(link.startswith("/ops/jobs/") for link in links), links
+            for link in links:
+                if "/live" not in link:
+                    answer = await client.get(link.replace("&amp;", "&"))
+                    assert answer.status_code == 200, link
+            csrf = shown.split('name="csrf" content="')[1].split('"')[0]
+            form = {"csrf": csrf, "back": "/queues", "queue": ""}
+            origin = {"Origin": "http://127.0.0.1:8642"}
+            done = await client.post("/ops/jobs/verbs/pause", data=form, headers=origin)
+            assert done.headers["location"] == "/ops/jobs/queues"
+
+    run(follow())

@@ -1,0 +1,118 @@
+"""The pure parts of the page: charts, deaths told together, the health line, secrets, the timeline."""
+
+import re
+
+import pytest
+from tests.unit.page_kit import attempt, death_of_runner, job, snapshot, worker
+
+from unstuck.client.doctor.codes import Code
+from unstuck.client.doctor.finding import problem, warning
+from unstuck.domain.states import WorkerState
+from unstuck.http.page.charts import Series, bars, lines
+from unstuck.http.page.deaths import recent_deaths
+from unstuck.http.page.health import sum_up
+from unstuck.http.page.redact import HIDDEN, Redactor
+from unstuck.http.page.timeline import WIDTH, timeline
+from unstuck.http.page.words import coarse, ticks
+
+NOW = 1_800_000_000.0
+
+
+def test_a_bar_is_as_high_as_its_share_and_gaps_are_empty() -> None:
+    chart = bars([Series("good", [10, 0, 5]), Series("bad", [10, 0, 0])], ["a", "b", "c"], "jobs")
+    assert chart.top == "20"
+    heights = [float(height) for height in re.findall(r'class="c\d"[^>]*height="([\d.]+)"', str(chart.drawing))]
+    assert heights == [60.0, 60.0, 30.0]
+    assert chart.summary == "25 jobs in 3 minutes, at most 20 in one."
+
+
+def test_a_line_breaks_where_nothing_was_measured() -> None:
+    chart = lines([Series("wait", [0.1, None, 0.4, 0.5])], ["a", "b", "c", "d"], "Latency")
+    assert str(chart.drawing).count("<path") == 2
+    assert chart.top == "500ms"
+    assert "wait 500ms lately" in chart.summary
+
+
+def test_nothing_at_all_makes_an_empty_chart_and_no_error() -> None:
+    assert bars([Series("good", [])], [], "jobs").empty
+    assert lines([Series("wait", [None, None])], ["a", "b"], "Latency").empty
+
+
+def test_a_name_in_a_chart_is_escaped() -> None:
+    chart = bars([Series("<script>", [1])], ["<b>"], "<i>")
+    assert "<script>" not in str(chart.drawing)
+    assert "<b>" not in str(chart.drawing)
+    assert "<i>" not in str(chart.drawing)
+
+
+def test_jobs_lost_with_their_worker_are_told_with_it() -> None:
+    dead = worker("w1", "ada", WorkerState.DEAD, died_at=NOW - 10)
+    cause = "worker w1 on host h: its process no longer exists (neighbour)"
+    events = [death_of_runner(1, NOW - 9, cause, "requeued"), death_of_runner(2, NOW - 9, cause, "failed")]
+    (told,) = recent_deaths([dead], events, {}, NOW)
+    assert (told.what, told.names[0].text) == ("worker", "ada")
+    assert told.became == {"re-queued": 1, "failed": 1}
+
+
+def test_a_thousand_deaths_of_one_moment_are_one_line() -> None:
+    dead = [worker(f"w{number}", f"n{number}", WorkerState.DEAD, died_at=NOW - 5) for number in range(1000)]
+    (told,) = recent_deaths(dead, [], {}, NOW)
+    assert told.count == 1000
+
+
+def test_a_task_that_dies_of_the_same_all_hour_is_one_trouble_and_another_cause_is_another() -> None:
+    events = [death_of_runner(number, NOW - 3000 + number, "killed by SIGSEGV", "requeued") for number in range(5)]
+    events.append(death_of_runner(9, NOW - 100, "killed by SIGKILL", "failed"))
+    told = recent_deaths([], events, dict.fromkeys(range(10), "decode"), NOW)
+    assert [(death.task, death.count) for death in told] == [("decode", 1), ("decode", 5)]
+
+
+def test_what_only_failed_did_not_die() -> None:
+    event = death_of_runner(1, NOW, "", "failed", message="TASK_FAILED: no")
+    assert recent_deaths([], [event], {}, NOW) == []
+
+
+def test_the_health_line_says_the_worst_first() -> None:
+    well = worker("w1", "ada", WorkerState.ACTIVE)
+    assert sum_up(snapshot(NOW, [well]), []).level == "good"
+    finding = warning(Code.WORKER_DISABLED, "one is disabled", "", "enable it")
+    assert sum_up(snapshot(NOW, [well], [finding]), []).sentence == "One is disabled."
+    dead = worker("w2", "grace", WorkerState.DEAD, died_at=NOW - 10)
+    deaths = recent_deaths([dead], [], {}, NOW)
+    said = sum_up(snapshot(NOW, [well, dead], [finding]), deaths)
+    assert said.level == "warning"
+    assert "worker grace: its process no longer exists" in said.sentence
+    worst = problem(Code.NO_WORKER_FOR_QUEUE, "3 jobs wait", "", "start one")
+    said = sum_up(snapshot(NOW, [well, dead], [worst, finding]), deaths)
+    assert (said.level, said.sentence, said.more) == ("problem", "3 jobs wait.", 1)
+    assert "grace" in said.also
+    silent = worker("w3", "mary", WorkerState.SUSPECT)
+    assert "mary" in sum_up(snapshot(NOW, [well, silent]), []).sentence
+
+
+@pytest.mark.parametrize("name", ["password", "PASSWORD", "api_key", "apiKey", "stripe-api-key", "auth_token", "Pin"])
+def test_secrets_are_hidden_wherever_they_lie(name: str) -> None:
+    redact = Redactor(["pin"])
+    assert redact({name: "x", "list": [{name: {"deep": 1}}]}) == {name: HIDDEN, "list": [{name: HIDDEN}]}
+
+
+def test_what_is_no_secret_stays() -> None:
+    value = {"customer": 1, "cents": [1, {"keyboard": "qwerty"}], "password": ""}
+    assert Redactor([])(value) == value
+
+
+def test_attempts_are_laid_out_in_time_and_the_shortest_is_still_seen() -> None:
+    first = attempt(1, started_at=NOW + 10, ended_at=NOW + 20)
+    last = attempt(2, started_at=NOW + 99.999, ended_at=NOW + 100)
+    drawn = timeline(job(enqueued_at=NOW, finished_at=NOW + 100), [first, last], NOW + 500)
+    assert (drawn.bars[0].x, drawn.bars[0].width) == (100.0, 100.0)
+    assert drawn.bars[1].width >= 5
+    assert drawn.bars[1].x + drawn.bars[1].width <= WIDTH
+
+
+def test_words_between_ticks_are_code_and_nothing_else_is_markup() -> None:
+    assert str(ticks("run `a <b>` <i>")) == "run <code>a &lt;b&gt;</code> &lt;i&gt;"
+
+
+def test_ages_have_no_digits_that_nobody_reads() -> None:
+    assert [coarse(value) for value in (0.2, 59.6, 83.2, 3_700.0)] == ["0s", "60s", "83s", "1h2m"]
