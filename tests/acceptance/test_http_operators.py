@@ -272,10 +272,6 @@ THERE = {
 ELSEWHERE = {
     # They are processes, or are about this very machine.
     *("worker", "up", "reaper", "serve", "demo", "alive"),
-    # Who holds a token must not make others of it.
-    *("tokens", "tokens create", "tokens list", "tokens revoke"),
-    # Where they go is a secret, and set up where the settings are.
-    *("alerts", "alerts list", "alerts test", "alerts run"),
     # The door itself does not open on tables that do not fit.
     "migrate",
     # Who may come in, and who is told, is not for those who came in.
