@@ -44,10 +44,23 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class PoliteServer(uvicorn.Server):
+    """Ends streams before it waits for requests to end: by themselves they never would."""
+
+    def __init__(self, farewell: Callable[[], None], config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._farewell = farewell
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._farewell()
+        await super().shutdown(sockets)
+
+
 def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until a signal ends it; `ready` is told the address."""
     door = door_of(settings, web, listening(web, listener.getsockname()[0]))
-    server = uvicorn.Server(
+    server = PoliteServer(
+        door.state.hub.close,
         uvicorn.Config(
             door,
             log_config=None,
@@ -59,7 +72,7 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
-        )
+        ),
     )
     ready(url_of(listener))
     server.run(sockets=[listener])
