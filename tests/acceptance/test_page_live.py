@@ -123,3 +123,14 @@ def test_a_lost_connection_is_said_and_comes_back_by_itself(browser: Browser, se
         finally:
             served.process.send_signal(signal.SIGCONT)
         expect(page.locator("#connection")).to_have_text("Live")
+
+
+def test_a_server_that_ends_sends_its_viewers_home(fleet: Fleet) -> None:
+    with opened(fleet.url) as served, served.client.stream("GET", "/live?room=overview") as stream:
+        lines = stream.iter_lines()
+        next(line for line in lines if line.startswith("data:"))
+        served.process.send_signal(signal.SIGTERM)
+        for _ in lines:
+            pass
+        served.process.wait(60)
+        assert "graceful shutdown exceeded" not in served.said()

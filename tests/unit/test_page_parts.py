@@ -82,6 +82,9 @@ def test_the_health_line_says_the_worst_first() -> None:
     said = sum_up(snapshot(NOW, [well, dead], [finding]), deaths)
     assert said.level == "warning"
     assert "worker grace: its process no longer exists" in said.sentence
+    events = [death_of_runner(number, NOW - 10 - 600 * number, "killed", "failed") for number in range(3)]
+    said = sum_up(snapshot(NOW, [well]), recent_deaths([], events, {}, NOW))
+    assert said.sentence.startswith("1 runner died in the last five minutes")
     worst = problem(Code.NO_WORKER_FOR_QUEUE, "3 jobs wait", "", "start one")
     said = sum_up(snapshot(NOW, [well, dead], [worst, finding]), deaths)
     assert (said.level, said.sentence, said.more) == ("problem", "3 jobs wait.", 1)

@@ -47,6 +47,11 @@ class Counter:
                 self._parts = _make(self.settings)
             return self._parts
 
+    def wake_listeners(self) -> None:
+        """Have everybody who listens to events look now, whether there is news or not."""
+        if self._parts is not None:
+            self._parts.feed.nudge()
+
     def close(self) -> None:
         with self._lock:
             parts, self._parts = self._parts, None

@@ -46,6 +46,7 @@ def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
     )
     door.state.desk = Desk(Counter(settings), web)
     door.state.crew = Crew(door.state.desk)
+    door.state.leaving = False
     explain_errors(door)
     api.add_to(door)
     page.add_to(door)
@@ -71,3 +72,13 @@ async def _lifespan(door: FastAPI) -> AsyncIterator[None]:
             sender.start()
             stack.push_async_callback(asyncio.to_thread, sender.stop)
         yield
+
+
+def say_goodbye(door: FastAPI) -> None:
+    """Let go of everybody who would stay for ever: they find the next server by themselves."""
+    desk: Desk = door.state.desk
+    crew: Crew = door.state.crew
+    door.state.leaving = True
+    crew.hush()
+    door.state.hub.close()
+    desk.counter.wake_listeners()

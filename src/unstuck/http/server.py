@@ -5,11 +5,10 @@ import sys
 from collections.abc import Callable
 
 import uvicorn
-from fastapi import FastAPI
 
 from unstuck.config import Settings, Web
 from unstuck.domain.errors import ConfigError
-from unstuck.http.door import door_of
+from unstuck.http.door import door_of, say_goodbye
 from unstuck.http.guard.place import check_token_exists, listening
 from unstuck.http.patience import PatientProtocol
 from unstuck.store.contract import Ledger
@@ -49,22 +48,23 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, door: FastAPI, config: uvicorn.Config) -> None:
+class PoliteServer(uvicorn.Server):
+    """Ends streams before it waits for requests to end: by themselves they never would."""
+
+    def __init__(self, farewell: Callable[[], None], config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._door = door
+        self._farewell = farewell
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Those who wait for a job go home with an answer, and find the next server.
-        self._door.state.crew.hush()
+        self._farewell()
         await super().shutdown(sockets)
 
 
 def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until a signal ends it; `ready` is told the address."""
     door = door_of(settings, web, listening(web, listener.getsockname()[0]))
-    server = _Server(
-        door,
+    server = PoliteServer(
+        lambda: say_goodbye(door),
         uvicorn.Config(
             door,
             log_config=None,

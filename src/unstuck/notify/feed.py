@@ -59,6 +59,12 @@ class Feed:
             self._wakes.discard(wake)
             self._changed.notify_all()
 
+    def nudge(self) -> None:
+        """Wake everybody, news or not."""
+        with self._lock:
+            wakes = list(self._wakes)
+        _wake_all(wakes)
+
     def pull(self, offset: int) -> tuple[list[Event], int, int]:
         """Give what came since `offset`, the next offset, and how many are kept no more and were passed over."""
         with self._lock:
@@ -111,11 +117,7 @@ class Feed:
             for record in fresh:
                 self._take(record, now_s)
             wakes = list(self._wakes) if fresh else []
-        for wake in wakes:
-            try:
-                wake()
-            except RuntimeError:
-                pass  # Its event loop was closed: nobody is there to be woken.
+        _wake_all(wakes)
         return len(records) >= PAGE and bool(fresh)
 
     def _take(self, record: EventRecord, now_s: float) -> None:
@@ -136,3 +138,11 @@ class Feed:
 
 def event_of(record: EventRecord, cursor: str) -> Event:
     return Event(record.kind, record.at, record.message, record.id, record.job_id, record.worker_id, cursor)
+
+
+def _wake_all(wakes: list[Wake]) -> None:
+    for wake in wakes:
+        try:
+            wake()
+        except RuntimeError:
+            pass  # Its event loop was closed: nobody is there to be woken.

@@ -1,11 +1,11 @@
 """The event stream: server-sent events that can be resumed, each reader at its own pace."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from unstuck.domain.durations import seconds
@@ -42,6 +42,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 )
 @router.get("/api/events", include_in_schema=False)
 async def events(
+    request: Request,
     desk: AtDesk,
     caller: Annotated[Caller, Depends(needs(Scope.READ))],
     kind: Annotated[list[str] | None, Query(description="Only these kinds.", max_length=50)] = None,
@@ -69,7 +70,9 @@ async def events(
 
     reading = await asyncio.to_thread(_open, desk, wake, kinds, job, worker, cursor, gather_s)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_lines(reading, woken), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(
+        _lines(reading, woken, lambda: request.app.state.leaving), media_type="text/event-stream", headers=headers
+    )
 
 
 def _open(
@@ -88,7 +91,7 @@ def _open(
     return Subscription(desk.counter.parts().feed, lambda: desk.ledger, wake, choice, cursor, gather_s)
 
 
-async def _lines(reading: Reading, woken: asyncio.Event) -> AsyncIterator[str]:
+async def _lines(reading: Reading, woken: asyncio.Event, is_leaving: Callable[[], bool]) -> AsyncIterator[str]:
     try:
         # The place is sent first, so that somebody who is cut off before the first event still misses nothing.
         yield f"retry: {RETRY_MS}\nid: {reading.cursor}\n\n"
@@ -98,7 +101,7 @@ async def _lines(reading: Reading, woken: asyncio.Event) -> AsyncIterator[str]:
             events = await asyncio.to_thread(reading.take)
             for event in events:
                 yield line_of(event)
-            if reading.over:
+            if reading.over or is_leaving():
                 return
             silent_s = 0.0 if events else silent_s
             if silent_s >= KEEP_ALIVE_S:

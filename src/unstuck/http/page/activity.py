@@ -27,9 +27,9 @@ def charts_of(minutes: Sequence[Minute]) -> dict[str, Any]:
     whole = minutes[:-1]
     latency = lines(
         [
-            Series("wait, p95", [minute.wait_p95_s for minute in whole]),
-            Series("run, p95", [minute.run_p95_s for minute in whole]),
-            Series("run, median", [minute.run_p50_s for minute in whole]),
+            Series("wait p95", [minute.wait_p95_s for minute in whole]),
+            Series("run p95", [minute.run_p95_s for minute in whole]),
+            Series("run median", [minute.run_p50_s for minute in whole]),
         ],
         times[:-1],
         "Latency",

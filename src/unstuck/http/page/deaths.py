@@ -38,9 +38,21 @@ class Death:
     task: str = ""
     """Whose runner it was."""
     detector: str = ""
-    count: int = 1
+    times: list[float] = field(default_factory=list)
+    """When each of them died, where several are told together."""
     became: dict[str, int] = field(default_factory=dict)
     """What became of the jobs, with their number."""
+
+    def __post_init__(self) -> None:
+        self.times = self.times or [self.at]
+
+    @property
+    def count(self) -> int:
+        return len(self.times)
+
+    def since(self, at: float) -> int:
+        """Say how many of them died since then."""
+        return sum(time >= at for time in self.times)
 
 
 def recent_deaths(
@@ -100,7 +112,7 @@ def _together(deaths: list[Death]) -> list[Death]:
         if like is None:
             told.append(death)
             continue
-        like.count += 1
+        like.times += death.times
         like.names += [name for name in death.names if name not in like.names]
         for became, number in death.became.items():
             like.became[became] = like.became.get(became, 0) + number

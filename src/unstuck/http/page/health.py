@@ -38,7 +38,7 @@ def sum_up(seen: Snapshot, deaths: Sequence[Death]) -> Health:
     warnings = [finding for finding in found if finding.severity is Severity.WARNING]
     at_a_glance = _suspects(seen)
     fresh = [death for death in deaths if seen.at - death.at <= JUST_NOW_S]
-    died = _died(fresh) if fresh else ""
+    died = _died(fresh, seen.at - JUST_NOW_S) if fresh else ""
     if problems:
         return _of(problems[0], "problem", died, len(problems) + len(warnings) - 1, facts)
     if at_a_glance:
@@ -69,9 +69,9 @@ def _suspects(seen: Snapshot) -> str:
     return f"{count(len(suspects), 'worker')} fell silent: {named}."
 
 
-def _died(deaths: Sequence[Death]) -> str:
+def _died(deaths: Sequence[Death], since: float) -> str:
     """Say how many died, and of what the last one did: the newest comes first."""
-    numbers = {what: sum(death.count for death in deaths if death.what == what) for what in ("worker", "runner")}
+    numbers = {what: sum(death.since(since) for death in deaths if death.what == what) for what in ("worker", "runner")}
     parts = [count(number, what) for what, number in numbers.items() if number]
     newest = deaths[0]
     last = f"worker {newest.names[0].text}" if newest.what == "worker" else f"a runner of {newest.task or 'a job'}"

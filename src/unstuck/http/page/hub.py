@@ -58,6 +58,7 @@ class Hub:
         self._viewers: set[Viewer] = set()
         self._told: dict[Topic, dict[str, str]] = {}
         self._task: asyncio.Task[None] | None = None
+        self.closed = False
         self.looks = 0
         """How often it looked, for tests: it does not depend on how many look."""
 
@@ -76,11 +77,17 @@ class Hub:
             self._task = asyncio.get_running_loop().create_task(self._go_round())
         return viewer
 
+    def close(self) -> None:
+        """Send everybody home: the server is about to end, and their streams would not by themselves."""
+        self.closed = True
+        for viewer in self._viewers:
+            viewer.news.set()
+
     def leave(self, viewer: Viewer) -> None:
         self._viewers.discard(viewer)
 
     async def _go_round(self) -> None:
-        while self._viewers:
+        while self._viewers and not self.closed:
             began_s = time.monotonic()
             topics = {viewer.topic for viewer in self._viewers}
             self._told = {topic: told for topic, told in self._told.items() if topic in topics}

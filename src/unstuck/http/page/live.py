@@ -45,7 +45,7 @@ async def _stream(hub: Hub, topic: Topic) -> AsyncIterator[bytes]:
     viewer = hub.join(topic)
     try:
         yield b"retry: 1000\n\n"
-        while True:
+        while not hub.closed:
             yield await _next(viewer)
     finally:
         hub.leave(viewer)
