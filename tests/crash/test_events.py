@@ -126,3 +126,12 @@ def test_enqueueing_to_a_queue_that_nobody_serves_is_told_at_once(make_fleet: Ma
         return fleet.task("add").enqueue(1, 2).warning is None
 
     wait_for(warned, "the warning to end when a worker came")
+
+
+def test_a_stream_ends_when_the_server_leaves(fleet: Fleet) -> None:
+    with opened(fleet.url) as served:
+        stream = lines(served.client, "/api/v1/events")
+        next(stream)
+        served.process.terminate()
+        assert list(stream) == []
+        assert served.process.wait(30) == 0

@@ -57,6 +57,8 @@ class PoliteServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._farewell()
+        # Whoever asked us to end in order gets an end in order: the signal is not raised again behind it.
+        self._captured_signals.clear()
         await super().shutdown(sockets)
 
 

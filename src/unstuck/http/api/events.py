@@ -70,9 +70,8 @@ async def events(
 
     reading = await asyncio.to_thread(_open, desk, wake, kinds, job, worker, cursor, gather_s)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(
-        _lines(reading, woken, lambda: request.app.state.leaving), media_type="text/event-stream", headers=headers
-    )
+    told = _lines(reading, woken, lambda: request.app.state.leaving)
+    return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
 
 def _open(
