@@ -14,6 +14,8 @@ class TestEnqueue:
         )
         assert response.status_code == 201
         stored = response.json()
+        warning = stored.pop("warning")
+        assert warning.startswith("No living worker takes task 'crawl' from queue 'scrapes'")
         assert stored == {"id": stored["id"], "task": "crawl", "queue": "scrapes", "fresh": True}
         assert response.headers["location"] == f"/api/v1/jobs/{stored['id']}"
         job = door.client.get(response.headers["location"]).json()

@@ -44,7 +44,7 @@ def enqueue(body: NewJobBody, desk: AtDesk, caller: Enqueuer, idempotency_key: I
     """Store a job; it is durable when the answer comes. Tasks are those that living or past workers know."""
     jobs = _build(desk, caller, [body])
     stored, repeated = _store(desk, caller, "one", idempotency_key, jobs)
-    view = _view(jobs[0], stored[0])
+    view = _views(desk, jobs, stored)[0]
     headers = {"Location": f"/api/v1/jobs/{stored[0].job_id}", **(REPEATED if repeated else {})}
     return answer(view, 201 if stored[0].fresh and not repeated else 200, headers)
 
@@ -62,7 +62,7 @@ def enqueue_batch(
     """Store jobs in one commit. Where one cannot be stored none is, and `at` in the problem is its place (from 0)."""
     jobs = _build(desk, caller, body.jobs)
     stored, repeated = _store(desk, caller, "batch", idempotency_key, jobs)
-    view = {"jobs": [_view(job, item) for job, item in zip(jobs, stored, strict=True)]}
+    view = {"jobs": _views(desk, jobs, stored)}
     return answer(view, 200 if repeated else 201, REPEATED if repeated else None)
 
 
@@ -135,5 +135,9 @@ def _hash(value: object) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(value)).digest()
 
 
-def _view(job: NewJob, stored: Enqueued) -> dict[str, object]:
-    return {"id": stored.job_id, "task": job.task, "queue": job.queue, "fresh": stored.fresh}
+def _views(desk: Desk, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> list[dict[str, object]]:
+    warnings = desk.counter.parts().lookout.warnings(jobs)
+    return [
+        {"id": item.job_id, "task": job.task, "queue": job.queue, "fresh": item.fresh, "warning": warning}
+        for job, item, warning in zip(jobs, stored, warnings, strict=True)
+    ]

@@ -43,6 +43,7 @@ class JobStored(Given):
     task: str
     queue: str
     fresh: bool = Field(description="False: an unfinished job with the same `unique_key` was there already.")
+    warning: str | None = Field(description="Says that no living worker would take it now; it stays queued.")
 
 
 class JobsStored(Given):
