@@ -11,6 +11,8 @@ Calls = dict[str, float]
 """Calls per second, by the statement's name in the `.sql` files."""
 
 OTHERS = "others"
+FAIR_PART = 0.05
+"""What is asked less often than that was counted too seldom to say much alone; it is part of the sum."""
 
 
 def calls_of(database: Postgres, stage: Stage, elapsed_s: float) -> Calls:
@@ -36,9 +38,12 @@ def compared(real: Calls, replayed: Calls, workers: int) -> str:
     return f"{', '.join(each)}; in all {total}"
 
 
-def agreement(real: Calls, replayed: Calls) -> float:
-    """Give by which share the sums differ."""
-    return abs(sum(replayed.values()) / sum(real.values()) - 1.0)
+def disagreement(real: Calls, replayed: Calls) -> float:
+    """Give the largest share by which the sums differ, or a statement that is a fair part of them."""
+    total = sum(real.values())
+    shares = [abs(sum(replayed.values()) / total - 1.0)]
+    shares += [abs(replayed.get(name, 0.0) / calls - 1.0) for name, calls in real.items() if calls >= FAIR_PART * total]
+    return max(shares)
 
 
 def _minutely(calls: Calls, name: str, workers: int) -> str:
@@ -46,6 +51,6 @@ def _minutely(calls: Calls, name: str, workers: int) -> str:
 
 
 def _shape(text: str) -> str:
-    """Leave out what the driver and the server write in their own ways: parameters, constants, white space."""
-    text = re.sub(r"%\(\w+\)s|\$\d+|'[^']*'|\b(\d+|true|false)\b|(?<=extract\()epoch", "?", text).replace("%%", "%")
-    return " ".join(text.split())
+    """Leave out what each writes in its own way: parameters, constants and their types, white space."""
+    text = re.sub(r"%\(\w+\)s|\$\d+|'[^']*'|\b(\d+|true|false|null)\b|(?<=extract\()epoch", "?", text)
+    return " ".join(re.sub(r"\?::[\w ]+(\[\])?", "?", text).replace("%%", "%").split())
