@@ -16,7 +16,7 @@ from bench.idle_workers import WORKERS_PER_HOST, pgbench_of, replayed
 from bench.processes import wait_for
 from bench.report import Table
 from bench.stage import Stage, stage_on
-from bench.statements import Calls, calls_of, compared, disagreement
+from bench.statements import Calls, calls_of, compared, disagreement, minutely_each
 from unstuck import config
 from unstuck.reaper.sweep import Reaper
 
@@ -80,11 +80,10 @@ def _measure_all(table: Table, database: Postgres, sizes: list[int], seconds: fl
             f"{workers:,} replayed: no beat was older than {silent_s:.2f} s in the end, and a real watchman's round"
             f" suspected nobody; `pgbench` took {cpu_share:.2f} of a core"
         )
-        if workers == REAL_WORKERS and real.calls is not None and idle.calls is not None:
-            table.notes.append(
-                f"calls per minute and worker, real and replayed: {compared(real.calls, idle.calls, workers)}"
-            )
-            if disagreement(real.calls, idle.calls) > MOST_DISAGREEMENT:
+        if real.calls is not None and idle.calls is not None:
+            asked, replay = minutely_each(real.calls, REAL_WORKERS), minutely_each(idle.calls, workers)
+            table.notes.append(f"calls per minute and worker, real and {workers:,} replayed: {compared(asked, replay)}")
+            if workers == REAL_WORKERS and disagreement(asked, replay) > MOST_DISAGREEMENT:
                 raise RuntimeError(f"The replay does not do what real workers do: {table.notes[-1]}")
 
 

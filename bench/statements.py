@@ -30,12 +30,16 @@ def calls_of(database: Postgres, stage: Stage, elapsed_s: float) -> Calls:
     return calls
 
 
-def compared(real: Calls, replayed: Calls, workers: int) -> str:
-    """Say both, per minute and worker, the most frequent first."""
+def compared(real: Calls, replayed: Calls) -> str:
+    """Say both, the most frequent first."""
     names = sorted({*real, *replayed}, key=lambda name: -real.get(name, 0.0))
-    each = (f"{name} {_minutely(real, name, workers)} and {_minutely(replayed, name, workers)}" for name in names)
-    total = f"{sum(real.values()) * 60 / workers:.1f} and {sum(replayed.values()) * 60 / workers:.1f}"
-    return f"{', '.join(each)}; in all {total}"
+    each = (f"{name} {real.get(name, 0.0):.2f} and {replayed.get(name, 0.0):.2f}" for name in names)
+    return f"{', '.join(each)}; in all {sum(real.values()):.1f} and {sum(replayed.values()):.1f}"
+
+
+def minutely_each(calls: Calls, workers: int) -> Calls:
+    """Give calls per minute of one worker."""
+    return {name: count * 60 / workers for name, count in calls.items()}
 
 
 def disagreement(real: Calls, replayed: Calls) -> float:
@@ -46,11 +50,7 @@ def disagreement(real: Calls, replayed: Calls) -> float:
     return max(shares)
 
 
-def _minutely(calls: Calls, name: str, workers: int) -> str:
-    return f"{calls.get(name, 0.0) * 60 / workers:.1f}"
-
-
 def _shape(text: str) -> str:
     """Leave out what each writes in its own way: parameters, constants and their types, white space."""
     text = re.sub(r"%\(\w+\)s|\$\d+|'[^']*'|\b(\d+|true|false|null)\b|(?<=extract\()epoch", "?", text)
-    return " ".join(re.sub(r"\?::[\w ]+(\[\])?", "?", text).replace("%%", "%").split())
+    return " ".join(re.sub(r"\?::(double precision|\w+)(\[\])?", "?", text).replace("%%", "%").split())
