@@ -106,12 +106,13 @@ def _observed(stage: Stage, database: Postgres, workers: int, seconds: float, co
         database.query(stage.url, "create extension if not exists pg_stat_statements")
     wait_for(lambda: len(stage.ledger.workers(living_only=True)) >= workers, "all born", every_s=0.5)
     time.sleep(SETTLE_S)
+    # In the same order at both ends: a look takes its time with thousands of processes, and so all count equally long.
+    begun_s, cpu = time.monotonic(), database.server_cpu()
+    connections, commits = _activity(database, stage.url)
     if counts_statements:
         database.query(stage.url, "select pg_stat_statements_reset()")
-    connections, commits = _activity(database, stage.url)
-    cpu, begun_s = database.server_cpu(), time.monotonic()
     time.sleep(seconds)
-    cpu, elapsed_s = database.server_cpu() - cpu, time.monotonic() - begun_s
+    elapsed_s, cpu = time.monotonic() - begun_s, database.server_cpu() - cpu
     commits = _activity(database, stage.url)[1] - commits
     calls = calls_of(database, stage, elapsed_s) if counts_statements else None
     living = len(stage.ledger.workers(living_only=True))

@@ -52,5 +52,5 @@ def disagreement(real: Calls, replayed: Calls) -> float:
 
 def _shape(text: str) -> str:
     """Leave out what each writes in its own way: parameters, constants and their types, white space."""
-    text = re.sub(r"%\(\w+\)s|\$\d+|'[^']*'|\b(\d+|true|false|null)\b|(?<=extract\()epoch", "?", text)
+    text = re.sub(r"%\(\w+\)s|\$\d+|'[^']*'|\b(\d+(\.\d+)?|true|false|null)\b|(?<=extract\()epoch", "?", text)
     return " ".join(re.sub(r"\?::(double precision|\w+)(\[\])?", "?", text).replace("%%", "%").split())
