@@ -26,6 +26,9 @@ from unstuck.worker.floor import BEATS_PER_COMPARISON
 LEAST_WORKERS = int(SLOWEST * ASKING_PER_INTERVAL)
 """So many watchmen are a crowd: each asks for the ticket as seldom as ever."""
 
+JITTER_S = 0.1
+"""Who begins a whole number of laps after another is not in step with it for ever."""
+
 
 @dataclass(frozen=True)
 class Scripts:
@@ -36,21 +39,21 @@ class Scripts:
 
 
 def idle_scripts(
-    ledger: RecordingLedger, born: WorkerBirth, manifest: Manifest, settings: Settings, workers: int, spread_s: float
+    ledger: RecordingLedger, born: WorkerBirth, manifest: Manifest, settings: Settings, workers: int, apart_s: float
 ) -> Scripts:
-    """Record a worker that is born for it and retires again; all that are replayed begin within `spread_s`."""
+    """Record a worker that is born for it and retires again; those that are replayed begin `apart_s` apart."""
     ledger.register(born)
     try:
         return Scripts(
-            _turn_script(ledger, born, manifest, settings, spread_s),
-            _service_script(ledger, born, settings, workers, spread_s),
+            _turn_script(ledger, born, manifest, settings, apart_s),
+            _service_script(ledger, born, settings, workers, apart_s),
         )
     finally:
         ledger.retire(born.id)
 
 
 def _turn_script(
-    ledger: RecordingLedger, born: WorkerBirth, manifest: Manifest, settings: Settings, spread_s: float
+    ledger: RecordingLedger, born: WorkerBirth, manifest: Manifest, settings: Settings, apart_s: float
 ) -> str:
     names = tuple(task.name for task in manifest.tasks)
     ahead = any(task.policy.on_crash == "retry" for task in manifest.tasks)
@@ -59,7 +62,7 @@ def _turn_script(
     comparison = ledger.recorded(lambda: ledger.held(born.id))
     per_comparison = round(born.heartbeat_interval_s * BEATS_PER_COMPARISON / settings.poll_interval_s)
     return _lines(
-        _beginning(ledger.quoted_schema, spread_s),
+        _beginning(ledger.quoted_schema, apart_s),
         _all(turn),
         r"\set lap :lap + 1",
         _if(f":lap % {per_comparison} = 0", _all(comparison)),
@@ -68,7 +71,7 @@ def _turn_script(
 
 
 def _service_script(
-    ledger: RecordingLedger, born: WorkerBirth, settings: Settings, workers: int, spread_s: float
+    ledger: RecordingLedger, born: WorkerBirth, settings: Settings, workers: int, apart_s: float
 ) -> str:
     lap_s = born.heartbeat_interval_s
     asks_s = settings.recovery.check_interval_s * pace(workers)
@@ -85,7 +88,7 @@ def _service_script(
     return _lines(
         _beginning(
             ledger.quoted_schema,
-            spread_s,
+            apart_s,
             f'listen "{ledger.schema}";',
             r"\set losses 0",
             r"\set retention_lap 0",
@@ -119,12 +122,12 @@ def _service_script(
     )
 
 
-def _beginning(schema: str, spread_s: float, *then: str) -> str:
+def _beginning(schema: str, apart_s: float, *then: str) -> str:
     """Once for each client: wait for its turn to begin, be a session like the ledger's, and learn who it is."""
     return _if(
         ":lap = 0 and :begun = 0",
         r"\set begun 1",
-        rf"\set wait_ms random(0, {spread_s * 1000:.0f})",
+        rf"\set wait_ms :client_id * {apart_s * 1000:.0f} + random(0, {JITTER_S * 1000:.0f})",
         r"\sleep :wait_ms ms",
         *(f"select set_config('{name}', '{value}', false);" for name, value in SESSION_SETTINGS),
         "select id as worker_id, host, pg_backend_pid() as session_pid,"

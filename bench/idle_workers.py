@@ -67,10 +67,10 @@ def replayed(stage: Stage, server: PgServer, program: Path, workers: int) -> Ite
     settings = config.load({"url": stage.url})
     found = (TaskEntry(task.name, task.queue, task.is_async, task.policy) for task in tasks.app.definitions.values())
     manifest = Manifest(tuple(found), config.dump(settings), fork=True)
-    spread_s = max(workers / BIRTHS_PER_S, LEAST_SPREAD_S)
+    apart_s = max(1 / BIRTHS_PER_S, LEAST_SPREAD_S / workers)
     with ExitStack() as stack, _recording(settings) as ledger:
         scripts = idle_scripts(
-            ledger, _birth(settings, manifest, host.hostname()), manifest, settings, workers, spread_s
+            ledger, _birth(settings, manifest, host.hostname()), manifest, settings, workers, apart_s
         )
         for number in range(workers):
             ledger.register(_birth(settings, manifest, f"host-{number // WORKERS_PER_HOST}"))
@@ -81,7 +81,7 @@ def replayed(stage: Stage, server: PgServer, program: Path, workers: int) -> Ite
             path.write_text(script + "\n")
             started.append(stack.enter_context(_pgbench(program, stage.url, purpose, path, workers, log)))
         clients = Clients(started, log)
-        _wait_for_births(ledger, clients, spread_s)
+        _wait_for_births(ledger, clients, workers * apart_s)
         # Every beat has told its own session by now: ours, which gave birth to all, is not needed any more.
         ledger.close()
         yield clients
