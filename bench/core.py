@@ -16,12 +16,13 @@ from bench import (
     measure_watching,
 )
 from bench.databases import Database, open_databases
+from bench.idle_workers import WORKERS_PER_HOST
 from bench.report import Table, as_json, machine, progress, today
 
 Part = Callable[[list[Database], bool], Table]
 
-IDLE_WORKERS = [100, 300]
-"""A thousand, their server and the replay need more than two cores: ask for them with `--idle-workers`."""
+IDLE_WORKERS = [100]
+"""A thousand need 10 GB of memory and a machine with nothing else to do: ask for them with `--idle-workers`."""
 
 PARTS: dict[str, Part] = {
     "references": lambda databases, quick: measure_references.run(databases, 0.5 if quick else 2.0),
@@ -32,7 +33,7 @@ PARTS: dict[str, Part] = {
     "watching": lambda databases, quick: measure_watching.run(databases, 3.0 if quick else 12.0),
     "decay": lambda databases, quick: measure_decay.run(databases, 100_000 if quick else 1_000_000, 10_000),
     "idle": lambda databases, quick: measure_idle.run(
-        databases, [60] if quick else IDLE_WORKERS, 10.0 if quick else 20.0
+        databases, [60] if quick else IDLE_WORKERS, 10.0 if quick else 60.0
     ),
 }
 
@@ -74,8 +75,8 @@ def _databases(text: str) -> list[str]:
 
 def _sizes(text: str) -> list[int]:
     sizes = [int(part) for part in text.split(",")]
-    if not sizes or any(size <= 0 or size % measure_idle.WORKERS_PER_HOST for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} must be multiples of {measure_idle.WORKERS_PER_HOST}")
+    if not sizes or any(size <= 0 or size % WORKERS_PER_HOST for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} must be multiples of {WORKERS_PER_HOST}")
     return sizes
 
 

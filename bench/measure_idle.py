@@ -1,13 +1,9 @@
 """Measure what idle workers cost one PostgreSQL: connections, statements, CPU and memory.
 
-Each worker is a few Python processes, and a thousand of them do not fit beside their server on a small machine. So only
-a few are real. The others are replayed by `bench.idle_workers`: real connections and real statements at the real times,
-from one thread per host. The real ones are replayed too, and both are compared statement by statement.
+Twenty are real. They are replayed too (`bench.idle_workers`), and both are compared statement by statement, before more
+are replayed than a small machine can hold.
 """
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,19 +12,20 @@ from dataclasses import dataclass
 import psutil
 
 from bench.databases import Database, Postgres
-from bench.processes import ROOT, wait_for
-from bench.report import Table, progress
+from bench.idle_workers import WORKERS_PER_HOST, pgbench_of, replayed
+from bench.processes import wait_for
+from bench.report import Table
 from bench.stage import Stage, stage_on
-from bench.statements import Calls, agreement, calls_of, compared
+from bench.statements import Calls, calls_of, compared, disagreement, minutely_each
+from unstuck import config
+from unstuck.reaper.sweep import Reaper
 
-WORKERS_PER_HOST = 20
-REAL_WORKERS = 20
+REAL_WORKERS = WORKERS_PER_HOST
+BORN_TOGETHER = 2
+"""All at once starve each other on a small machine."""
 SETTLE_S = 20.0
 """A watchman learns by ten lost tickets, a second apart, how many there are, and asks less often from then on."""
 MOST_CONNECTIONS_EACH = 3
-BIRTHS_PER_S = 10.0
-"""Each birth costs two sessions that compile their functions, and that is not what is measured."""
-LEAST_MEMORY_BYTES = 3 << 30
 MOST_DISAGREEMENT = 0.1
 
 
@@ -54,36 +51,49 @@ def run(databases: list[Database], sizes: list[int], seconds: float) -> Table:
         if isinstance(database, Postgres):
             with _room_for(database, max(*sizes, REAL_WORKERS) * MOST_CONNECTIONS_EACH + 100) as counts_statements:
                 _measure_all(table, database, sizes, seconds, counts_statements)
-    table.notes += [
-        f"replayed: real connections, births, watchmen and neighbours, and the turns and beats of idle workers at their"
-        f" times, from one process for each {WORKERS_PER_HOST} of them, with a host name of its own",
+    table.notes.append(
         f"over {seconds:.0f} s; server CPU is of all its processes, one core is 1.0; server MB is what they hold of the"
-        " memory (PSS), buffers included",
-    ]
+        " memory (PSS), buffers included"
+    )
     return table
 
 
 def _measure_all(table: Table, database: Postgres, sizes: list[int], seconds: float, counts_statements: bool) -> None:
     with stage_on(database) as stage:
-        stage.workers.start(REAL_WORKERS)
+        for _ in range(REAL_WORKERS // BORN_TOGETHER):
+            stage.workers.start(BORN_TOGETHER)
         real = _observed(stage, database, REAL_WORKERS, seconds, counts_statements)
         _add(table, f"{REAL_WORKERS:,} real workers", real)
+    program = pgbench_of(database.server)
+    if program is None:
+        table.notes.append("no more than these: `pgbench`, which replays the others, is not installed with this server")
+        return
     for workers in dict.fromkeys((REAL_WORKERS, *sizes)):
-        with stage_on(database) as stage, _replay(stage, workers) as fleet:
-            for host in fleet:
-                host.start_clock()
+        with stage_on(database) as stage, replayed(stage, database.server, program, workers) as clients:
+            cpu, begun_s = clients.cpu(), time.monotonic()
             idle = _observed(stage, database, workers, seconds, counts_statements)
-            for host in fleet:
-                host.end()
-            late_s = max(host.late_s() for host in fleet)
+            clients.check()
+            cpu_share = (clients.cpu() - cpu).all_s / (time.monotonic() - begun_s)
+            silent_s = _judged(stage, workers)
         _add(table, f"{workers:,} replayed", idle)
-        table.notes.append(f"{workers:,} replayed: no call was later than {late_s:.2f} s after its time")
-        if workers == REAL_WORKERS and real.calls is not None and idle.calls is not None:
-            table.notes.append(
-                f"calls per minute and worker, real and replayed: {compared(real.calls, idle.calls, workers)}"
-            )
-            if agreement(real.calls, idle.calls) > MOST_DISAGREEMENT:
+        table.notes.append(
+            f"{workers:,} replayed: no beat was older than {silent_s:.2f} s in the end, and a real watchman's round"
+            f" suspected nobody; `pgbench` took {cpu_share:.2f} of a core"
+        )
+        if real.calls is not None and idle.calls is not None:
+            asked, replay = minutely_each(real.calls, REAL_WORKERS), minutely_each(idle.calls, workers)
+            table.notes.append(f"calls per minute and worker, real and {workers:,} replayed: {compared(asked, replay)}")
+            if workers == REAL_WORKERS and disagreement(asked, replay) > MOST_DISAGREEMENT:
                 raise RuntimeError(f"The replay does not do what real workers do: {table.notes[-1]}")
+
+
+def _judged(stage: Stage, workers: int) -> float:
+    """Let a real watchman look at the replayed ones, and give the longest silence."""
+    silent_s = stage.ledger.fleet().silent_s
+    done = Reaper(stage.ledger, config.load({"url": stage.url}).recovery, by="bench").round(ticket=False)
+    if done.watched != workers or done.suspected or done.buried:
+        raise RuntimeError(f"a watchman saw {done.watched} of {workers} idle workers: {done.counts()}")
+    return silent_s
 
 
 def _add(table: Table, label: str, idle: Idle) -> None:
@@ -96,12 +106,13 @@ def _observed(stage: Stage, database: Postgres, workers: int, seconds: float, co
         database.query(stage.url, "create extension if not exists pg_stat_statements")
     wait_for(lambda: len(stage.ledger.workers(living_only=True)) >= workers, "all born", every_s=0.5)
     time.sleep(SETTLE_S)
+    # In the same order at both ends: a look takes its time with thousands of processes, and so all count equally long.
+    begun_s, cpu = time.monotonic(), database.server_cpu()
+    connections, commits = _activity(database, stage.url)
     if counts_statements:
         database.query(stage.url, "select pg_stat_statements_reset()")
-    connections, commits = _activity(database, stage.url)
-    cpu, begun_s = database.server_cpu(), time.monotonic()
     time.sleep(seconds)
-    cpu, elapsed_s = database.server_cpu() - cpu, time.monotonic() - begun_s
+    elapsed_s, cpu = time.monotonic() - begun_s, database.server_cpu() - cpu
     commits = _activity(database, stage.url)[1] - commits
     calls = calls_of(database, stage, elapsed_s) if counts_statements else None
     living = len(stage.ledger.workers(living_only=True))
@@ -131,67 +142,6 @@ def _memory_bytes(pid: int) -> int:
         except psutil.NoSuchProcess:
             continue
     return total
-
-
-class Host:
-    """A process that replays the idle workers of one host."""
-
-    def __init__(self, url: str, name: str, workers: int) -> None:
-        command = [sys.executable, "-m", "bench.idle_workers", str(workers), url, name, str(BIRTHS_PER_S)]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ, text=True
-        )
-        if self._line() != "born":
-            self.kill()
-            self.bury()
-            raise RuntimeError("a process of idle workers ended early; its words are on stderr")
-
-    def start_clock(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("now\n")
-        self._process.stdin.flush()
-
-    def end(self) -> None:
-        """Ask it to end; all together, so that nobody is left to find the others dead."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
-    def late_s(self) -> float:
-        """Give by how much its worst call was late; it says so in the end."""
-        if not (late := self._line()):
-            raise RuntimeError("a process of idle workers ended early; its words are on stderr")
-        return float(late)
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def bury(self) -> None:
-        self._process.wait()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-
-@contextmanager
-def _replay(stage: Stage, workers: int) -> Iterator[list[Host]]:
-    hosts: list[Host] = []
-    try:
-        for number in range(workers // WORKERS_PER_HOST):
-            # One host after the other: births at once starve each other, and then everybody else.
-            hosts.append(Host(stage.url, f"host-{number}", WORKERS_PER_HOST))
-            if (left := psutil.virtual_memory().available) < LEAST_MEMORY_BYTES:
-                raise RuntimeError(
-                    f"only {left >> 20:,} MB of memory are left with {len(hosts) * WORKERS_PER_HOST:,} workers"
-                )
-            if number % 10 == 9:
-                progress(f"  {len(hosts) * WORKERS_PER_HOST:,} born, {left >> 20:,} MB free")
-        yield hosts
-    finally:
-        for host in hosts:
-            host.kill()
-        for host in hosts:
-            host.bury()
 
 
 @contextmanager

@@ -11,6 +11,8 @@ Calls = dict[str, float]
 """Calls per second, by the statement's name in the `.sql` files."""
 
 OTHERS = "others"
+FAIR_PART = 0.05
+"""What is asked less often than that was counted too seldom to say much alone; it is part of the sum."""
 
 
 def calls_of(database: Postgres, stage: Stage, elapsed_s: float) -> Calls:
@@ -28,24 +30,27 @@ def calls_of(database: Postgres, stage: Stage, elapsed_s: float) -> Calls:
     return calls
 
 
-def compared(real: Calls, replayed: Calls, workers: int) -> str:
-    """Say both, per minute and worker, the most frequent first."""
+def compared(real: Calls, replayed: Calls) -> str:
+    """Say both, the most frequent first."""
     names = sorted({*real, *replayed}, key=lambda name: -real.get(name, 0.0))
-    each = (f"{name} {_minutely(real, name, workers)} and {_minutely(replayed, name, workers)}" for name in names)
-    total = f"{sum(real.values()) * 60 / workers:.1f} and {sum(replayed.values()) * 60 / workers:.1f}"
-    return f"{', '.join(each)}; in all {total}"
+    each = (f"{name} {real.get(name, 0.0):.2f} and {replayed.get(name, 0.0):.2f}" for name in names)
+    return f"{', '.join(each)}; in all {sum(real.values()):.1f} and {sum(replayed.values()):.1f}"
 
 
-def agreement(real: Calls, replayed: Calls) -> float:
-    """Give by which share the sums differ."""
-    return abs(sum(replayed.values()) / sum(real.values()) - 1.0)
+def minutely_each(calls: Calls, workers: int) -> Calls:
+    """Give calls per minute of one worker."""
+    return {name: count * 60 / workers for name, count in calls.items()}
 
 
-def _minutely(calls: Calls, name: str, workers: int) -> str:
-    return f"{calls.get(name, 0.0) * 60 / workers:.1f}"
+def disagreement(real: Calls, replayed: Calls) -> float:
+    """Give the largest share by which the sums differ, or a statement that is a fair part of them."""
+    total = sum(real.values())
+    shares = [abs(sum(replayed.values()) / total - 1.0)]
+    shares += [abs(replayed.get(name, 0.0) / calls - 1.0) for name, calls in real.items() if calls >= FAIR_PART * total]
+    return max(shares)
 
 
 def _shape(text: str) -> str:
-    """Leave out what the driver and the server write in their own ways: parameters, constants, white space."""
-    text = re.sub(r"%\(\w+\)s|\$\d+|'[^']*'|\b(\d+|true|false)\b|(?<=extract\()epoch", "?", text).replace("%%", "%")
-    return " ".join(text.split())
+    """Leave out what each writes in its own way: parameters, constants and their types, white space."""
+    text = re.sub(r"%\(\w+\)s|\$\d+|'[^']*'|\b(\d+(\.\d+)?|true|false|null)\b|(?<=extract\()epoch", "?", text)
+    return " ".join(re.sub(r"\?::(double precision|\w+)(\[\])?", "?", text).replace("%%", "%").split())

@@ -51,7 +51,7 @@ class PgServer:
     """One server; `stop` and `start` keep its data, port and socket."""
 
     def __init__(self, binaries: Path, folder: Path, account: pwd.struct_passwd | None) -> None:
-        self._binaries = binaries
+        self.binaries = binaries
         self._account = account
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
@@ -102,7 +102,7 @@ class PgServer:
         log = (self.folder / "log").open("ab")
         with log:
             self._process = subprocess.Popen(
-                [self._binaries / "postgres", "-D", self.data, "-k", self.folder, "-p", str(self.port)],
+                [self.binaries / "postgres", "-D", self.data, "-k", self.folder, "-p", str(self.port)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -125,7 +125,7 @@ class PgServer:
     def _initdb(self) -> None:
         subprocess.run(
             [
-                self._binaries / "initdb",
+                self.binaries / "initdb",
                 "-D",
                 self.data,
                 "-U",

@@ -90,7 +90,7 @@ class Watchman:
             self._wake.set()
 
     def step(self) -> float:
-        """Do what is due and give the time until something is again: one lap of his thread, for whoever has none."""
+        """Do what is due and give the time until something is again: one lap of his thread."""
         now_s = self._turned_s = host.boottime_s()
         if now_s >= self._tick_s:
             self._tick(now_s)

@@ -25,7 +25,7 @@ _NETWORK = {
 
 # The server's side of the same, and: a client that died inside a query is noticed, and nobody sits in a transaction.
 # These are session settings, so they are for direct connections only: a pooler would hand them on to strangers.
-_SESSION = (
+SESSION_SETTINGS = (
     ("client_connection_check_interval", "1s"),
     ("idle_in_transaction_session_timeout", "60s"),
     ("tcp_keepalives_idle", "5"),
@@ -111,7 +111,7 @@ def _introduce(connection: Connection, address: Address) -> Session:
     assert row is not None
     pooled = row[0] != connection.info.backend_pid
     if not pooled:
-        for name, value in _SESSION:
+        for name, value in SESSION_SETTINGS:
             # Servers on some systems cannot do some of this; the ledger works without.
             with suppress(psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject):
                 connection.execute("select set_config(%s, %s, false)", (name, value))

@@ -6,7 +6,7 @@ insert into {schema}.tickets as t (name, until)
 values (%(name)s, clock_timestamp() + make_interval(secs => %(ttl_s)s))
 on conflict (name) do update set until = excluded.until
 where t.until <= clock_timestamp() or t.until > clock_timestamp() + make_interval(secs => 2 * %(ttl_s)s)
-returning 1;
+returning 1 as taken;
 
 -- name: watch
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
