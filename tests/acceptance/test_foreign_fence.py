@@ -98,6 +98,22 @@ def test_what_was_lost_with_an_answer_is_handed_out_again(http: httpx.Client, le
     assert worker.call("beat", jobs=[key(known)]).json()["unknown"] == [key(lost)]
 
 
+def test_a_worker_that_knows_of_no_job_is_told_what_it_holds(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    """Its only claim was lost with the answer: unless it hears of it, the job is stuck for as long as it lives."""
+    worker = Worker(http, queue)
+    put(ledger, queue)
+    [lost] = worker.claim()
+    assert worker.call("beat", jobs=[]).json()["unknown"] == [key(lost)]
+    assert worker.call("beat").json()["unknown"] == []
+
+
+def test_a_claim_says_when_a_job_wants_the_next_beat(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    worker = Worker(http, queue)
+    assert worker.call("claim").json()["next_heartbeat_in"] == 30
+    put(ledger, queue, Policy(heartbeat_timeout_s=6.0))
+    assert worker.call("claim").json()["next_heartbeat_in"] == 2
+
+
 # The fence --------------------------------------------------------------------------------------
 
 

@@ -117,6 +117,15 @@ def test_json_that_is_none_of_ours_is_a_problem_with_a_cure(door: Guarded, body:
             assert answer.headers["content-type"] == "application/problem+json"
 
 
+def test_no_other_alphabet_hides_how_deep_json_is(door: Guarded) -> None:
+    """Half of this letter looks like a quote in UTF-16, and whatever stands between two of them like a string."""
+    said = '{"x": "\u2201", "worker_id": "deep", "metadata": ' + '{"a":' * 300 + "1" + "}" * 300 + ', "y": "\u2201"}'
+    headers = {"Content-Type": "application/json"}
+    answer = door.ask("POST", "/api/workers/heartbeat", door.all, content=said.encode("utf-16"), headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (400, "not_json")
+    assert door.ask("GET", "/api/v1/workers", door.all).status_code == 200
+
+
 @pytest.mark.parametrize("query", ["limit=0", "limit=-1", "limit=1001", "limit=x", "before_id=0", f"before_id={2**63}"])
 def test_pages_have_bounds(door: Guarded, query: str) -> None:
     assert door.ask("GET", f"/api/v1/audit?{query}", door.all).status_code == 422
@@ -189,6 +198,18 @@ def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
             assert door.ask("GET", "/api/v1/audit", door.all).status_code == 429
             assert door.ask("GET", "/api/v1/audit", other).status_code == 200
             assert door.ask("GET", "/healthz").status_code == 200
+        wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 200, "room again")
+
+
+def test_a_body_that_is_still_on_its_way_counts_as_a_request_that_waits(tmp_path: Path) -> None:
+    with guarded_door(f"sqlite:///{tmp_path}/jobs.db", UNSTUCK_WEB_MAX_OPEN_REQUESTS_PER_CALLER="2") as door:
+        host, port = door.host.split(":")
+        lines = [socket.create_connection((host, int(port)), timeout=PATIENCE_S) for _ in range(2)]
+        for line in lines:
+            line.sendall(head(door, JSON, "Content-Length: 100") + b"{")
+        wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 429, "no room")
+        for line in lines:
+            line.close()
         wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 200, "room again")
 
 

@@ -58,7 +58,7 @@ def _decoded(body: bytes) -> Any:
 def _why_not(body: bytes) -> str:
     """Ask Python's own reader, which is slower and says more."""
     try:
-        json.loads(body, parse_constant=_refuse)
+        json.loads(body.decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         return str(error)
     return "it holds half of a surrogate pair, or a number out of range"

@@ -1,9 +1,12 @@
 """What every handler of the web door stands on: the ledger, the settings, and verbs in the caller's name."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, TypeVar
 
+import anyio
+import anyio.to_thread
 from fastapi import Depends, Request
 
 from unstuck.client.counter import Counter
@@ -14,6 +17,11 @@ from unstuck.domain.errors import JobNotFound
 from unstuck.http.callers import Caller
 from unstuck.notify.waiting import Watcher
 from unstuck.store.contract import Ledger
+
+SLOW_AT_ONCE = 4
+"""So many threads at most do what takes seconds; all other handlers share the rest."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,14 @@ class Desk:
         return Watcher(
             lambda: self.ledger, lambda job_id: None, lambda job_id: JobNotFound(f"There is no job {job_id}.")
         )
+
+    @cached_property
+    def _slow(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(SLOW_AT_ONCE)
+
+    async def slowly(self, work: Callable[[], T]) -> T:
+        """Do what may take seconds: those who ask for it wait for each other, and nobody's beat waits for them."""
+        return await anyio.to_thread.run_sync(work, limiter=self._slow)
 
     def operator(self, caller: Caller) -> Operator:
         """Give the operator's verbs; what is done is written down under the caller's name."""

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import JSONResponse
 
+from unstuck.http.bodies import api_router
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.foreign import claiming
 from unstuck.http.foreign.answers import ClaimAnswer, Results
 from unstuck.http.foreign.bodies import ClaimBody, JobsBody, ProgressBody, SettleBody
 from unstuck.http.foreign.counting import count_claimed
-from unstuck.http.foreign.crew import AtCrew, may_claim, orders
+from unstuck.http.foreign.crew import AtCrew, may_claim, next_beat_s, orders
 from unstuck.http.foreign.seats import Seat
 from unstuck.http.problems import Problem
-from unstuck.store.records import ForeignPulse
 
-router = APIRouter(prefix="/api/v1/workers/{worker_id}", tags=["workers"])
+router = api_router("workers", "/workers/{worker_id}")
 
 Working = Annotated[Caller, Depends(needs(Scope.WORKER))]
 CLIENT_CLOSED = 499
@@ -36,7 +36,7 @@ async def claim(request: Request, worker_id: str, body: ClaimBody, crew: AtCrew,
             f"Worker {seat.name!r} has registered no tasks, so there is nothing for it to claim.",
             cure="Register with POST /api/v1/workers, naming its tasks and queues.",
         )
-    answer = await crew.beat(seat, ForeignPulse(seat.id))
+    answer = await crew.beat(seat)
     jobs: list[dict[str, Any]] = []
     if body.have is not None:
         known = frozenset(body.have)
@@ -64,8 +64,9 @@ async def claim(request: Request, worker_id: str, body: ClaimBody, crew: AtCrew,
         jobs = [claiming.job_view(job, seat) for job in taken]
         if not jobs and body.wait:
             # It may have been woken for a word: to drain, to stop, to cancel.
-            answer = await crew.beat(seat, ForeignPulse(seat.id))
-    return JSONResponse({**orders(seat, answer), "jobs": jobs})
+            answer = await crew.beat(seat)
+    soon_s = next_beat_s(seat, [job["heartbeat_timeout_s"] for job in jobs])
+    return JSONResponse({**orders(seat, answer), "next_heartbeat_in": soon_s, "jobs": jobs})
 
 
 @router.post("/start", response_model=Results, summary="Say that work on these jobs begins")

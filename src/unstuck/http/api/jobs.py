@@ -112,8 +112,8 @@ def why(job_id: JobId, desk: AtDesk, caller: Reader) -> Response:
 
 
 @router.get("/doctor", summary="Why this job is not running, or how it runs or ended", response_model=list[FindingView])
-def doctor(job_id: JobId, desk: AtDesk, caller: Reader) -> Response:
-    return answer(desk.operator(caller).doctor_job(job_id))
+async def doctor(job_id: JobId, desk: AtDesk, caller: Reader) -> Response:
+    return answer(await desk.slowly(lambda: desk.operator(caller).doctor_job(job_id)))
 
 
 @router.get("/attempts", summary="Every try at a job, oldest first", response_model=list[AttemptView])

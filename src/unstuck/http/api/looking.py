@@ -21,9 +21,9 @@ Reader = Annotated[Caller, Depends(needs(Scope.READ))]
 
 
 @router.get("/doctor", summary="What is wrong, why, and the cure; the worst first", response_model=list[FindingView])
-def doctor(desk: AtDesk, caller: Reader) -> Response:
+async def doctor(desk: AtDesk, caller: Reader) -> Response:
     """Empty where all is well. Takes a moment longer where a worker seems to do nothing: it is looked at twice."""
-    return answer(visit_open(desk.ledger, desk.settings))
+    return answer(await desk.slowly(lambda: visit_open(desk.ledger, desk.settings)))
 
 
 @router.get("/tasks", summary="Tasks that living or past workers know", response_model=list[TaskView])

@@ -12,25 +12,24 @@ from unstuck.domain.policy import decode_policy
 from unstuck.domain.states import LIVING, Door, WorkerState
 from unstuck.http.answers import answer
 from unstuck.http.api.operating import Who, ask
+from unstuck.http.bodies import JsonRoute
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk
 from unstuck.http.foreign.answers import BeatAnswerBody, Gone, HeartbeatAnswer, Registered
 from unstuck.http.foreign.bodies import BeatBody, HeartbeatBody, RegisterBody
 from unstuck.http.foreign.claiming import heartbeat_timeout_s
-from unstuck.http.foreign.crew import AtCrew, Crew, orders, plain
-from unstuck.http.foreign.deaths import death_of, superseded
-from unstuck.http.foreign.seats import Seat, allowed, checked_metadata, could_be_id
+from unstuck.http.foreign.crew import AtCrew, Crew, next_beat_s, orders, plain
+from unstuck.http.foreign.deaths import death_of, gone_problem, superseded
+from unstuck.http.foreign.seats import Seat, allowed, checked_metadata, could_be_id, may_speak_for
 from unstuck.http.models.operating import WorkerAsked
 from unstuck.http.problems import Problem
-from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
+from unstuck.store.records import BeatAnswer, WorkerRecord
 
-router = APIRouter(tags=["workers"])
+router = APIRouter(tags=["workers"], route_class=JsonRoute)
 
 Working = Annotated[Caller, Depends(needs(Scope.WORKER))]
 Draining = Annotated[Caller, Depends(needs(Scope.WORKER, Scope.OPERATE))]
 Reading = Annotated[Caller, Depends(needs(Scope.READ))]
-GIVEN_UP_AFTER = 3.0
-"""A beat comes at least so often within the shortest timeout of what the worker holds."""
 WORDS = {"stale": WorkerState.DEAD, "inactive": WorkerState.STOPPED}
 """Other words for our states."""
 
@@ -44,8 +43,9 @@ async def heartbeat(request: Request, body: HeartbeatBody, crew: AtCrew, caller:
     seat = crew.seats.known(checked_name(body.worker_id, "Worker"))
     dead: WorkerRecord | None = None
     answer = None
-    if seat is not None:
-        answer = await crew.beats.beat(ForeignPulse(allowed(seat, caller).id, metadata=crew.seats.news(seat, metadata)))
+    # Of a stranger's we only remember that it lived once: the ledger knows whether it still does.
+    if seat is not None and may_speak_for(seat, caller):
+        answer = await crew.pulse(seat, metadata)
     if seat is None or answer is None or answer.state not in LIVING:
         seat, answer, dead = await _come_in(request, crew, body.worker_id, metadata, caller, seat)
     told = {"success": True, "message": "Heartbeat recorded", "next_heartbeat_in": plain(seat.interval_s)}
@@ -102,9 +102,11 @@ async def beat(worker_id: str, body: BeatBody, crew: AtCrew, caller: Working) ->
     """Keep everything alive that it holds. The answer says which of the named jobs are no longer its own, and which
     to cancel."""
     seat = await anyio.to_thread.run_sync(crew.seat, worker_id, caller)
-    metadata = None if body.metadata is None else crew.seats.news(seat, checked_metadata(body.metadata))
-    answer = await crew.beat(seat, ForeignPulse(seat.id, running=len(body.jobs), metadata=metadata))
-    compared = await anyio.to_thread.run_sync(_compare, crew, seat, body) if body.jobs else _NOTHING
+    metadata = None if body.metadata is None else checked_metadata(body.metadata)
+    answer = await crew.beat(seat, metadata, running=len(body.jobs))
+    # Also a worker that knows of no job may hold one: the answer that gave it was lost.
+    compares = "jobs" in body.model_fields_set
+    compared = await anyio.to_thread.run_sync(_compare, crew, seat, body) if compares else _NOTHING
     return JSONResponse({**orders(seat, answer), **compared})
 
 
@@ -147,6 +149,9 @@ async def _come_in(
         if found is not None and found.state not in LIVING and found.id == key:
             # Known by its id: its name may live on already.
             found = ledger.foreign_worker_named(found.name)
+        if found is not None and found.state not in LIVING and not may_speak_for(found, caller):
+            # A name is free again when its worker is dead, as in a registration: tokens are changed now and then.
+            found = None
         if found is None:
             return crew.seats.keep(crew.seats.reincarnate(ledger, key, None, metadata, caller, _address(request))), None
         allowed(crew.seats.keep(found), caller)
@@ -157,7 +162,7 @@ async def _come_in(
         return crew.seats.keep(born), found
 
     seat, dead = await anyio.to_thread.run_sync(look)
-    answer = await crew.beat(seat, ForeignPulse(seat.id, metadata=crew.seats.news(seat, metadata)))
+    answer = await crew.beat(seat, metadata)
     return seat, answer, dead
 
 
@@ -170,9 +175,7 @@ def _compare(crew: Crew, seat: Seat, body: BeatBody) -> dict[str, Any]:
     lost = [superseded(crew.ledger, None, *key) for key in sorted(named - held.keys())]
     unknown = [{"job_id": job_id, "token": token} for job_id, token in sorted(held.keys() - named)]
     timeouts = [heartbeat_timeout_s(decode_policy(job.policy), seat) for job in held.values()]
-    # A job may have brought a tighter timeout than its worker's.
-    soon_s = min([seat.interval_s, *(timeout_s / GIVEN_UP_AFTER for timeout_s in timeouts)])
-    return {"lost": lost, "unknown": unknown, "next_heartbeat_in": plain(round(soon_s, 3))}
+    return {"lost": lost, "unknown": unknown, "next_heartbeat_in": next_beat_s(seat, timeouts)}
 
 
 def _drain(crew: Crew, who: str, caller: Caller) -> Response:
@@ -182,8 +185,10 @@ def _drain(crew: Crew, who: str, caller: Caller) -> Response:
             raise Problem(404, "not_found", f"There is no worker {who!r} over HTTP.")
         return ask(crew.desk.operator(caller), who, "drain")
     allowed(crew.seats.keep(record), caller)
-    if record.owner != caller.token_id:
-        # Somebody else than the worker itself: an operator, whose deeds are written down.
+    if record.state not in LIVING:
+        raise gone_problem(record)
+    if record.owner != caller.token_id or caller.token_id is None:
+        # Somebody else than the worker itself, or perhaps so: an operator, whose deeds are written down.
         crew.desk.operator(caller).ask_worker(record.id, "drain")
     crew.ledger.drain(record.id)
     crew.ledger.ring({f"worker:{record.id}"})

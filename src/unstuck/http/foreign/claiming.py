@@ -65,6 +65,9 @@ async def claim(
     wish = Wish(seat.queues, seat.tasks, limit, start=limit if start else 0)
     with wakeups.line(key, seat.id) as waiter:
         while True:
+            if waiter.told:
+                # Asked to drain or switched off, it must get no job that came in the same moment.
+                return ()
             waiter.rest()
             answer = await _turn(ledger, seat, wish)
             if not answer.alive:

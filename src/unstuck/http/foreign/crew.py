@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -24,7 +25,11 @@ from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
 from unstuck.store.records import BeatAnswer, ForeignPulse
 
+Metadata = dict[str, Any]
+
 BY = "web"
+GIVEN_UP_AFTER = 3.0
+"""A beat comes at least so often within the shortest timeout of what the worker holds."""
 
 
 class Crew:
@@ -56,9 +61,19 @@ class Crew:
     def hands(self, seat: Seat) -> Hands:
         return Hands(self.ledger, self.desk.settings, self.desk.counter.parts().ringer.ring, seat, self.tallies)
 
-    async def beat(self, seat: Seat, pulse: ForeignPulse) -> BeatAnswer:
+    async def pulse(self, seat: Seat, metadata: Metadata | None = None, running: int | None = None) -> BeatAnswer:
+        """Write a beat, with the metadata if they are new, and give the ledger's answer."""
+        news = None if metadata is None else self.seats.news(seat, metadata)
+        try:
+            return await self.beats.beat(ForeignPulse(seat.id, running=running, metadata=news))
+        except BaseException:
+            # Perhaps they were not written, and nobody may look for a change that was told already.
+            self.seats.unsay(seat)
+            raise
+
+    async def beat(self, seat: Seat, metadata: Metadata | None = None, running: int | None = None) -> BeatAnswer:
         """Write a beat; a problem that says what happened where the worker is dead or stopped."""
-        answer = await self.beats.beat(pulse)
+        answer = await self.pulse(seat, metadata, running)
         if answer.state not in LIVING:
             await anyio.to_thread.run_sync(self.say_gone, seat)
         return answer
@@ -129,6 +144,12 @@ def orders(seat: Seat, answer: BeatAnswer) -> dict[str, Any]:
 
 def may_claim(answer: BeatAnswer) -> bool:
     return answer.state is WorkerState.ACTIVE and answer.request is None and not answer.disabled
+
+
+def next_beat_s(seat: Seat, timeouts_s: Iterable[float]) -> float:
+    """Give when to beat next, so that nothing is given up that has one of these timeouts: a job may have brought a
+    tighter one than its worker's."""
+    return plain(round(min([seat.interval_s, *(timeout_s / GIVEN_UP_AFTER for timeout_s in timeouts_s)]), 3))
 
 
 def plain(value_s: float) -> float:

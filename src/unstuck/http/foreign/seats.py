@@ -121,6 +121,11 @@ class Seats:
             self._said[seat.id] = metadata
             return metadata
 
+    def unsay(self, seat: Seat) -> None:
+        """Take the next metadata for new, whatever they are."""
+        with self._lock:
+            self._said.pop(seat.id, None)
+
     def _forget_name(self, seat: Seat) -> None:
         self._said.pop(seat.id, None)
         if self._by_name.get(seat.name) == seat.id:
@@ -267,9 +272,13 @@ def could_be_id(text: str) -> bool:
     return len(text) <= MAX_ID_CHARS and text.isascii() and text.isalnum()
 
 
+def may_speak_for(worker: Seat | WorkerRecord, caller: Caller) -> bool:
+    return worker.owner == caller.token_id or Scope.OPERATE in caller.scopes
+
+
 def allowed(seat: Seat, caller: Caller) -> Seat:
     """Let the caller speak for this worker, or say that it may not."""
-    if seat.owner != caller.token_id and Scope.OPERATE not in caller.scopes:
+    if not may_speak_for(seat, caller):
         raise Problem(
             403,
             "not_your_worker",

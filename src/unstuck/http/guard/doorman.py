@@ -7,7 +7,7 @@ only then is the body read.
 import asyncio
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -88,23 +88,23 @@ class Doorman:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         https = scope.get("scheme") == "https" or self._web.secure_cookies
         send = dressed(send, static=get_route_path(scope).startswith(STATIC), https=https)
-        try:
-            asked = _read(scope)
-            identity, receive = await self._admit(asked, scope, receive)
-        except _Elsewhere as elsewhere:
-            await RedirectResponse(elsewhere.url, 303)(scope, receive, send)
-            return
-        except Problem as problem:
-            await _refuse(problem.response(), scope, receive, send)
-            return
-        except UnstuckError as error:
-            await _refuse(_unsaid(error).response(), scope, receive, send)
-            return
-        scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
-        with self._crowd.seat(identity.who):
+        with ExitStack() as seat:
+            try:
+                identity, receive = await self._admit(_read(scope), receive, seat)
+            except _Elsewhere as elsewhere:
+                await RedirectResponse(elsewhere.url, 303)(scope, receive, send)
+                return
+            except Problem as problem:
+                await _refuse(problem.response(), scope, receive, send)
+                return
+            except UnstuckError as error:
+                await _refuse(_unsaid(error).response(), scope, receive, send)
+                return
+            scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
             await self._pass_on(identity, scope, receive, send)
 
-    async def _admit(self, asked: Asked, scope: Scope, receive: Receive) -> tuple[Identity, Receive]:
+    async def _admit(self, asked: Asked, receive: Receive, seat: ExitStack) -> tuple[Identity, Receive]:
+        """Say who it is. Whoever is somebody keeps a seat in the crowd for as long as `seat` is open."""
         nobody = Identity(NOBODY, f"address {asked.address}")
         if asked.path in HEALTH and asked.method in SAFE:
             return nobody, receive
@@ -120,6 +120,8 @@ class Doorman:
         _wait_if_too_many(self._rates, identity.who)
         if self._crowd.is_full(identity.who):
             raise _too_many(1.0, "Too many requests are open at once.")
+        # Before the body is read: it may take a minute to come, and is kept in memory meanwhile.
+        seat.enter_context(self._crowd.seat(identity.who))
         body = b""
         if has_body(asked.headers):
             body = await read_body(receive, asked.headers, self._web.max_body_bytes)
