@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from unstuck import App
+from unstuck.domain.errors import LedgerUnavailable
 from unstuck.http import create_app
 from unstuck.http.page.hub import Hub, Topic, Viewer
 
@@ -81,6 +82,33 @@ def test_what_did_not_change_is_not_sent_again(door: Any) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(viewer.news.wait(), 2.5)
         hub.leave(viewer)
+
+    run(watch())
+
+
+@pytest.mark.parametrize("trouble", [LedgerUnavailable("away"), ZeroDivisionError("a surprise")])
+def test_who_looks_is_told_while_the_ledger_cannot_be_seen(
+    door: Any, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    hub: Hub = door.state.hub
+
+    def fail() -> None:
+        raise trouble
+
+    async def watch() -> None:
+        viewer = hub.join(OVERVIEW)
+        await hear(viewer)
+        blind = [hub.blind_since is not None]
+        with monkeypatch.context() as broken:
+            broken.setattr(door.state.viewing.lookout, "_ledger", fail)
+            while not blind[-1]:
+                await hear(viewer)
+                blind.append(hub.blind_since is not None)
+        while blind[-1]:
+            await hear(viewer)
+            blind.append(hub.blind_since is not None)
+        hub.leave(viewer)
+        assert (blind[0], True in blind) == (False, True)
 
     run(watch())
 
