@@ -105,7 +105,8 @@ async def _lines(reading: Reading, woken: asyncio.Event, is_leaving: Callable[[]
             silent_s = 0.0 if events else silent_s
             if silent_s >= KEEP_ALIVE_S:
                 silent_s = 0.0
-                yield ": still here\n\n"
+                # With the place: who chose what seldom happens would come back from far behind.
+                yield f": still here\nid: {reading.cursor}\n\n"
             wait_s = min(reading.patience_s, KEEP_ALIVE_S)
             silent_s += wait_s
             try:
