@@ -98,13 +98,13 @@ def test_who_looks_is_told_while_the_ledger_cannot_be_seen(
     async def watch() -> None:
         viewer = hub.join(OVERVIEW)
         await hear(viewer)
-        blind = [hub.blind_since is not None]
+        blind: list[bool] = [hub.blind_since is not None]
         with monkeypatch.context() as broken:
             broken.setattr(door.state.viewing.lookout, "_ledger", fail)
-            while not blind[-1]:
+            while True not in blind:
                 await hear(viewer)
                 blind.append(hub.blind_since is not None)
-        while blind[-1]:
+        while blind[-1] is True:
             await hear(viewer)
             blind.append(hub.blind_since is not None)
         hub.leave(viewer)
@@ -134,3 +134,17 @@ def test_below_another_app_every_link_leads_home(door: Any) -> None:
             assert done.headers["location"] == "/ops/jobs/queues"
 
     run(follow())
+
+
+def test_what_a_worker_says_of_its_settings_is_redacted_too(door: Any) -> None:
+    async def look() -> None:
+        transport = httpx.ASGITransport(door, client=("127.0.0.1", 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8642") as client:
+            metadata = {"api_key": "hunter1", "settings": {"password": "hunter2", "kept": "plain"}}
+            beat = {"worker_id": "talkative", "metadata": metadata}
+            worker_id = (await client.post("/api/workers/heartbeat", json=beat)).json()["id"]
+            shown = (await client.get(f"/workers/{worker_id}")).text
+            assert "plain" in shown
+            assert "hunter" not in shown
+
+    run(look())

@@ -67,7 +67,7 @@ def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
         "metadata": viewing.redact(
             {name: value for name, value in worker.metadata.items() if name not in ("health", "settings")}
         ),
-        "settings": worker.metadata.get("settings") or {},
+        "settings": viewing.redact(worker.metadata.get("settings") or {}),
         "alive": worker.state in LIVING,
         "memory_bytes": _memory(worker),
         "names": {one.id: one.name for one in seen.workers},
