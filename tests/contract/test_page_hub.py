@@ -148,3 +148,20 @@ def test_what_a_worker_says_of_its_settings_is_redacted_too(door: Any) -> None:
             assert "hunter" not in shown
 
     run(look())
+
+
+def test_the_list_counts_the_jobs_of_a_foreign_worker_before_its_next_beat(door: Any) -> None:
+    async def look() -> None:
+        transport = httpx.ASGITransport(door, client=("127.0.0.1", 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8642") as client:
+            known = {"name": "resizer", "queues": ["images"], "tasks": [{"name": "resize"}], "concurrency": 7}
+            worker_id = (await client.post("/api/v1/workers", json=known)).json()["id"]
+            await client.post("/api/v1/jobs", json={"task": "resize", "queue": "images"})
+            own = f"/api/v1/workers/{worker_id}"
+            [job] = (await client.post(f"{own}/claim", json={"limit": 1, "have": []})).json()["jobs"]
+            await client.post(f"{own}/start", json={"jobs": [{"job_id": job["job_id"], "token": job["token"]}]})
+            shown = (await client.get("/workers")).text
+            assert ">1/7<" in shown
+            assert ":0</td>" not in shown
+
+    run(look())
