@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.contract.hands import birth
+from tests.contract.hands import birth, new_job
 from tests.fleet import wait_for
 
+from unstuck.domain.errors import LedgerUnavailable
 from unstuck.domain.events import Event
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import WorkerState
+from unstuck.notify import feed as feeds
 from unstuck.notify import subscription as subscriptions
 from unstuck.notify.cursor import read_cursor
 from unstuck.notify.feed import Feed
-from unstuck.notify.subscription import Choice, Subscription
+from unstuck.notify.subscription import Choice, JobSubscription, Subscription
 from unstuck.store.contract import Ledger
 from unstuck.store.records import GuardNone, WorkerVerdict
 
@@ -122,6 +124,95 @@ def test_who_reads_too_slowly_is_told_of_the_gap(ledger: Ledger, readers: list[R
     assert (got[0].count, got[1].message) == (6, "6")
 
 
+def test_who_comes_back_after_a_burst_of_several_kinds_hears_nothing_twice_and_misses_nothing(
+    ledger: Ledger, feed: Feed, readers: list[Reader]
+) -> None:
+    readers.append(Reader(ledger, feed, gather_s=1.0))
+    before = readers[0].reading.cursor
+    for number in range(6):
+        ledger.note_event("failed" if number % 2 else "requeued", str(number))
+    ledger.note_event("requeued", "last")
+    first, last = readers[0].read(2)
+    assert (first.count, last.count) == (4, 3)
+    # Cut off between the two, somebody must hear the second kind again; after both, neither.
+    assert first.cursor == before
+    readers += [Reader(ledger, feed, after=first.cursor), Reader(ledger, feed, after=last.cursor)]
+    ledger.note_event("failed", "new")
+    assert readers[1].messages(8) == ["0", "1", "2", "3", "4", "5", "last", "new"]
+    assert readers[2].messages(1) == ["new"]
+
+
+@pytest.mark.parametrize("place", ["1000000", str(2**63 - 1), "1000000.999999"])
+def test_a_place_of_another_ledger_is_a_gap_and_no_silence(
+    ledger: Ledger, feed: Feed, readers: list[Reader], place: str
+) -> None:
+    ledger.note_event("failed", "old")
+    readers.append(Reader(ledger, feed, after=place))
+    ledger.note_event("failed", "new")
+    gap, new = readers[0].read(2)
+    assert (gap.kind, new.message) == ("gap", "new")
+    assert read_cursor(gap.cursor).at < 1_000_000
+
+
+def test_what_retention_removed_is_a_gap(ledger: Ledger, feed: Feed, readers: list[Reader]) -> None:
+    place = ledger.note_event("failed", "the last that was heard")
+    ledger.note_event("failed", "missed")
+    ledger.sweep_old(3600.0, 0.0, 3600.0, 10)
+    ledger.note_event("failed", "kept")
+    readers.append(Reader(ledger, feed, after=str(place)))
+    gap, kept = readers[0].read(2)
+    assert (gap.kind, kept.message) == ("gap", "kept")
+
+
+def test_who_chose_what_seldom_happens_is_not_behind_for_the_rest(
+    ledger: Ledger, feed: Feed, readers: list[Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "MAX_BEHIND", 5)
+    monkeypatch.setattr(subscriptions, "PAGE", 3)
+    first = ledger.note_event("failed", "first")
+    for number in range(20):
+        ledger.note_event("failed", str(number))
+    ledger.note_event("worker_dead", "rare")
+    readers.append(Reader(ledger, feed, after=str(first), kinds="worker_dead"))
+    assert readers[0].messages(1) == ["rare"]
+    # Its place moves on with what it did not choose.
+    newest = ledger.note_event("failed", "last")
+
+    def moved() -> bool:
+        readers[0].reading.take()
+        return readers[0].reading.cursor == str(newest)
+
+    wait_for(moved, "a place behind the last event")
+
+
+def test_who_could_not_catch_up_leaves_nothing_behind(ledger: Ledger, feed: Feed, readers: list[Reader]) -> None:
+    def away() -> Ledger:
+        raise LedgerUnavailable("away")
+
+    readers.append(Reader(ledger, feed))
+    with pytest.raises(LedgerUnavailable):
+        Subscription(feed, away, lambda: None, Choice(), read_cursor("1"))
+    assert len(feed._wakes) == 1
+
+
+def test_who_follows_a_job_outlives_an_outage(ledger: Ledger) -> None:
+    job_id = ledger.enqueue([new_job()])[0].job_id
+    up = True
+
+    def sometimes() -> Ledger:
+        if not up:
+            raise LedgerUnavailable("away")
+        return ledger
+
+    reading = JobSubscription(sometimes, job_id, frozenset(), None)
+    assert [event.kind for event in reading.take()] == ["enqueued"]
+    up = False
+    assert reading.take() == []
+    ledger.note_event("requeued", "meanwhile", job_id=job_id)
+    up = True
+    assert [event.message for event in reading.take()] == ["meanwhile"]
+
+
 def test_the_thread_ends_with_the_last_reader_and_begins_again(
     ledger: Ledger, feed: Feed, readers: list[Reader]
 ) -> None:
@@ -178,3 +269,36 @@ def test_a_number_that_was_rolled_back_holds_up_nobody(
         ledger.note_event("failed", str(number))
         time.sleep(0.25)
     assert readers[0].messages(3) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_burst_behind_a_number_that_was_rolled_back_is_told_at_once(
+    ledger: Ledger, url: str, feed: Feed, readers: list[Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "PAGE", 5)
+    monkeypatch.setattr(feeds, "HOLE_S", 3600.0)
+    readers.append(Reader(ledger, feed))
+    with psycopg.connect(url) as other:
+        other.execute("insert into unstuck.events (kind, message) values ('failed', 'never')")
+        other.rollback()
+    for number in range(30):
+        ledger.note_event("failed", str(number))
+    assert readers[0].messages(30) == [str(number) for number in range(30)]
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_what_is_about_to_be_committed_when_the_only_reader_comes_back_is_told(
+    ledger: Ledger, url: str, feed: Feed, readers: list[Reader]
+) -> None:
+    first = ledger.note_event("failed", "first")
+    with psycopg.connect(url) as slow:
+        slow.execute("insert into unstuck.events (kind, message) values ('failed', 'late')")
+        ledger.note_event("failed", "early")
+        readers += [Reader(ledger, feed, after=str(first)), Reader(ledger, feed)]
+        [early] = readers[0].read(1)
+        slow.commit()
+    assert readers[0].messages(2) == ["early", "late"]
+    assert readers[1].messages(1) == ["late"]
+    # Cut off before it came, it is told after all.
+    readers.append(Reader(ledger, feed, after=early.cursor))
+    assert readers[2].messages(1) == ["late"]

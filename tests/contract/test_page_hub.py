@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from unstuck import App
+from unstuck.domain.errors import LedgerUnavailable
 from unstuck.http import create_app
 from unstuck.http.page.hub import Hub, Topic, Viewer
 
@@ -85,6 +86,33 @@ def test_what_did_not_change_is_not_sent_again(door: Any) -> None:
     run(watch())
 
 
+@pytest.mark.parametrize("trouble", [LedgerUnavailable("away"), ZeroDivisionError("a surprise")])
+def test_who_looks_is_told_while_the_ledger_cannot_be_seen(
+    door: Any, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    hub: Hub = door.state.hub
+
+    def fail() -> None:
+        raise trouble
+
+    async def watch() -> None:
+        viewer = hub.join(OVERVIEW)
+        await hear(viewer)
+        blind: list[bool] = [hub.blind_since is not None]
+        with monkeypatch.context() as broken:
+            broken.setattr(door.state.viewing.lookout, "_ledger", fail)
+            while True not in blind:
+                await hear(viewer)
+                blind.append(hub.blind_since is not None)
+        while blind[-1] is True:
+            await hear(viewer)
+            blind.append(hub.blind_since is not None)
+        hub.leave(viewer)
+        assert (blind[0], True in blind) == (False, True)
+
+    run(watch())
+
+
 def test_below_another_app_every_link_leads_home(door: Any) -> None:
     outer = Starlette(routes=[Mount("/ops/jobs", app=door)])
 
@@ -106,3 +134,34 @@ def test_below_another_app_every_link_leads_home(door: Any) -> None:
             assert done.headers["location"] == "/ops/jobs/queues"
 
     run(follow())
+
+
+def test_what_a_worker_says_of_its_settings_is_redacted_too(door: Any) -> None:
+    async def look() -> None:
+        transport = httpx.ASGITransport(door, client=("127.0.0.1", 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8642") as client:
+            metadata = {"api_key": "hunter1", "settings": {"password": "hunter2", "kept": "plain"}}
+            beat = {"worker_id": "talkative", "metadata": metadata}
+            worker_id = (await client.post("/api/workers/heartbeat", json=beat)).json()["id"]
+            shown = (await client.get(f"/workers/{worker_id}")).text
+            assert "plain" in shown
+            assert "hunter" not in shown
+
+    run(look())
+
+
+def test_the_list_counts_the_jobs_of_a_foreign_worker_before_its_next_beat(door: Any) -> None:
+    async def look() -> None:
+        transport = httpx.ASGITransport(door, client=("127.0.0.1", 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8642") as client:
+            known = {"name": "resizer", "queues": ["images"], "tasks": [{"name": "resize"}], "concurrency": 7}
+            worker_id = (await client.post("/api/v1/workers", json=known)).json()["id"]
+            await client.post("/api/v1/jobs", json={"task": "resize", "queue": "images"})
+            own = f"/api/v1/workers/{worker_id}"
+            [job] = (await client.post(f"{own}/claim", json={"limit": 1, "have": []})).json()["jobs"]
+            await client.post(f"{own}/start", json={"jobs": [{"job_id": job["job_id"], "token": job["token"]}]})
+            shown = (await client.get("/workers")).text
+            assert ">1/7<" in shown
+            assert ":0</td>" not in shown
+
+    run(look())

@@ -41,8 +41,10 @@ def lines(client: httpx.Client, path: str, headers: dict[str, str] | None = None
             if line:
                 name, _, value = line.partition(": ")
                 fields[name] = value
-            elif fields:
-                yield fields
+            else:
+                if "data" in fields or "retry" in fields:
+                    yield fields
+                # Else it only said where it stands, as it does now and then.
                 fields = {}
 
 

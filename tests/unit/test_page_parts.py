@@ -1,5 +1,6 @@
 """The pure parts of the page: charts, deaths told together, the health line, secrets, the timeline."""
 
+import dataclasses
 import re
 
 import pytest
@@ -70,6 +71,13 @@ def test_a_task_that_dies_of_the_same_all_hour_is_one_trouble_and_another_cause_
 def test_what_only_failed_did_not_die() -> None:
     event = death_of_runner(1, NOW, "", "failed", message="TASK_FAILED: no")
     assert recent_deaths([], [event], {}, NOW) == []
+
+
+def test_nothing_is_called_right_before_the_doctor_has_looked() -> None:
+    seen = snapshot(NOW, [worker("w1", "ada", WorkerState.ACTIVE)])
+    said = sum_up(dataclasses.replace(seen, findings=None), [])
+    assert said.level == "unknown"
+    assert "the doctor is still looking" in said.sentence
 
 
 def test_the_health_line_says_the_worst_first() -> None:

@@ -48,7 +48,7 @@ class Feed:
         with self._lock:
             if self._thread is None:
                 # Nobody listened: what happened meanwhile is no news.
-                self._start_from(self._newest())
+                self._start_from(self._ledger().events(limit=PAGE))
                 self._thread = threading.Thread(target=self._run, name="unstuck-events", daemon=True)
                 self._thread.start()
             self._wakes.add(wake)
@@ -75,13 +75,12 @@ class Feed:
 
     # The thread ---------------------------------------------------------------------------------
 
-    def _newest(self) -> int:
-        newest = self._ledger().events(limit=1)
-        return newest[-1].id if newest else 0
-
-    def _start_from(self, newest: int) -> None:
-        self._at = newest
-        self._holes.clear()
+    def _start_from(self, newest: list[EventRecord]) -> None:
+        """Go on behind the newest events; what is missing among them may be about to be committed, and is news then."""
+        self._at = newest[-1].id if newest else 0
+        seen = {record.id for record in newest}
+        among = range(max(newest[0].id, self._at - PAGE), self._at) if newest else ()
+        self._holes = dict.fromkeys((number for number in among if number not in seen), time.monotonic())
 
     def _run(self) -> None:
         pause_s = LOOK_S
@@ -110,15 +109,19 @@ class Feed:
         with self._lock:
             for hole in [hole for hole, since_s in self._holes.items() if now_s - since_s > HOLE_S]:
                 del self._holes[hole]
-            after_id = min(self._holes, default=self._at + 1) - 1
-        records = self._ledger().events(after_id=after_id, limit=PAGE + len(self._holes))
+            at, holes = self._at, sorted(self._holes)
+        late = [record for first, last in _close_together(holes) for record in self._between(first, last)]
+        records = self._ledger().events(after_id=at, limit=PAGE)
         with self._lock:
-            fresh = [record for record in records if record.id > self._at or record.id in self._holes]
+            fresh = [record for record in late if record.id in self._holes] + records
             for record in fresh:
                 self._take(record, now_s)
             wakes = list(self._wakes) if fresh else []
         _wake_all(wakes)
-        return len(records) >= PAGE and bool(fresh)
+        return len(records) >= PAGE
+
+    def _between(self, first: int, last: int) -> list[EventRecord]:
+        return self._ledger().events(after_id=first - 1, limit=last - first + 1)
 
     def _take(self, record: EventRecord, now_s: float) -> None:
         assert self._at is not None
@@ -138,6 +141,17 @@ class Feed:
 
 def event_of(record: EventRecord, cursor: str) -> Event:
     return Event(record.kind, record.at, record.message, record.id, record.job_id, record.worker_id, cursor)
+
+
+def _close_together(numbers: list[int]) -> list[tuple[int, int]]:
+    """Give the first and last of those that one question finds. However much came behind them is not read again."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number - runs[-1][0] < PAGE:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
 
 
 def _wake_all(wakes: list[Wake]) -> None:

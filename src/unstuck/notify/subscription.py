@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from unstuck.domain.errors import LedgerUnavailable
 from unstuck.domain.events import Event, EventKind, gathered
 from unstuck.notify.cursor import Cursor
 from unstuck.notify.feed import PAGE, Feed, Wake, event_of
@@ -15,6 +16,8 @@ from unstuck.store.contract import Ledger
 
 MAX_BEHIND = 10_000
 """Whoever missed more than this is told so, and goes on with what is new."""
+MAX_LOOKED_AT = 100_000
+"""The same for one who chose few of many: so many are looked through for it."""
 LONGEST_BURST_S = 10.0
 IDLE_S = 15.0
 FOLLOW_S = 0.25
@@ -37,7 +40,7 @@ class Reading(Protocol):
     """How a reader reads, whatever it listens to: call `take` when woken, and at the latest after `patience_s`."""
 
     cursor: str
-    """Where a reader stands that got nothing yet."""
+    """Where a reader stands that got all that was handed out."""
 
     @property
     def patience_s(self) -> float: ...
@@ -63,28 +66,42 @@ class JobSubscription:
         self._choice = Choice(kinds)
         self._at = 0 if after is None else after.at
         self._follower = Follower([job_id])
+        self._written: list[Event] = []
+        self._steps: list[Event] = []
+        self._met = self._complete = False
         self.cursor = str(self._at)
         self.patience_s = FOLLOW_S
 
     @property
     def over(self) -> bool:
-        return self._follower.over
+        return self._complete and self._follower.over
 
     def take(self) -> list[Event]:
-        ledger = self._ledger()
+        try:
+            self._look(self._ledger())
+        except LedgerUnavailable:
+            if not self._met:
+                raise
+            # It comes back, and so do we: what was found meanwhile is kept.
+            return []
+        self._met = True
+        self.cursor = str(self._at)
+        events = self._written + [msgspec.structs.replace(event, cursor=self.cursor) for event in self._steps]
+        self._written, self._steps = [], []
+        return [event for event in events if self._choice.wants(event)]
+
+    def _look(self, ledger: Ledger) -> None:
+        self._complete = False
         # Looked at first: the end of a job and its event are one commit, so the event is found below.
-        seen = self._follower.look(ledger, time.time())
-        events: list[Event] = []
+        self._steps += self._follower.look(ledger, time.time())
         while True:
             page = ledger.events(job_id=self._job_id, after_id=self._at, limit=PAGE)
             for record in page:
                 self._at = record.id
-                events.append(event_of(record, str(self._at)))
+                self._written.append(event_of(record, str(self._at)))
             if len(page) < PAGE:
                 break
-        cursor = str(self._at)
-        events += [msgspec.structs.replace(event, cursor=cursor) for event in seen]
-        return [event for event in events if self._choice.wants(event)]
+        self._complete = True
 
     def close(self) -> None: ...
 
@@ -109,10 +126,16 @@ class Subscription:
         self._waiting: list[Event] = []
         self._first_s = self._last_s = 0.0
         self._offset, joined = feed.join(wake)
-        self._after = after or joined
-        self._missed = [] if after is None else self._catch_up(after, joined)
+        try:
+            self._after, self._missed = (joined, []) if after is None else self._catch_up(after, joined)
+        except BaseException:
+            # Nobody will close what was never made.
+            self.close()
+            raise
+        self._pulled = str(joined if joined.at >= self._after.at else self._after)
+        """The place behind all that was pulled from the feed; some of it may wait to be gathered."""
         self.cursor = str(joined if after is None else after)
-        """Where a reader that got nothing yet stands."""
+        """The place behind all that was handed out, and all that this reader did not choose."""
 
     def close(self) -> None:
         self._feed.leave(self._wake)
@@ -134,10 +157,16 @@ class Subscription:
         self._missed = []
         fresh, self._offset, lost = self._feed.pull(self._offset)
         if lost:
-            events.append(_gap(lost, fresh[0].cursor if fresh else ""))
-        events += [event for event in fresh if event.id is not None and self._after.is_behind(event.id)]
+            # Its place is the one before: what comes behind the gap is not handed out yet.
+            events.append(_gap(f"At least {lost} events were passed over: {_SLOW}", self._pulled, lost))
+        news = [event for event in fresh if event.id is not None and self._after.is_behind(event.id)]
+        if news:
+            self._pulled = news[-1].cursor
         wanted = self._choice.wants
-        return self._gather([event for event in events if event.kind == EventKind.GAP or wanted(event)])
+        told = self._gather(events + [event for event in news if wanted(event)])
+        if not self._waiting:
+            self.cursor = self._pulled
+        return told
 
     def _gather(self, events: list[Event]) -> list[Event]:
         if self._gather_s <= 0:
@@ -150,28 +179,54 @@ class Subscription:
             self._waiting += events
         if not self._waiting or now_s < self._due_s():
             return []
-        burst, self._waiting = self._waiting, []
-        return gathered(burst)
+        burst, self._waiting = gathered(self._waiting), []
+        # They stand for each other's past and future: who is cut off among them hears all of them again.
+        places = [self.cursor] * (len(burst) - 1) + [self._pulled]
+        return [msgspec.structs.replace(event, cursor=place) for event, place in zip(burst, places, strict=True)]
 
     def _due_s(self) -> float:
         return min(self._last_s + self._gather_s, self._first_s + LONGEST_BURST_S)
 
-    def _catch_up(self, after: Cursor, joined: Cursor) -> list[Event]:
-        """Read from the ledger what came between the reader's place and ours."""
+    def _catch_up(self, after: Cursor, joined: Cursor) -> tuple[Cursor, list[Event]]:
+        """Read from the ledger what came between the reader's place and ours; give from where on the rest is news."""
         found: list[Event] = []
+        if not self._is_known(after):
+            found.append(
+                _gap("Events may have been passed over: the ledger does not know this place (any more)", str(after))
+            )
+            if after.at > joined.at:
+                # Of another ledger, or of this one before it was emptied: numbers so high may never come.
+                return joined, [msgspec.structs.replace(found[0], cursor=str(joined))]
+        holes = after.holes | frozenset(hole for hole in joined.holes if hole > after.at)
         at, place = after.lowest, after
-        while len(found) <= MAX_BEHIND:
+        looked = 0
+        while len(found) <= MAX_BEHIND and looked <= MAX_LOOKED_AT:
             page = self._ledger().events(worker_id=self._choice.worker_id, after_id=at, limit=PAGE)
             for record in page:
                 if after.is_behind(record.id) and not joined.is_behind(record.id):
-                    place = Cursor(max(place.at, record.id), place.holes - {record.id})
-                    found.append(event_of(record, str(place)))
+                    holes -= {record.id}
+                    highest = max(place.at, record.id)
+                    place = Cursor(highest, frozenset(hole for hole in holes if hole < highest))
+                    event = event_of(record, str(place))
+                    if self._choice.wants(event):
+                        found.append(event)
             if len(page) < PAGE or page[-1].id > joined.at:
-                return found
+                return after, found
             at = page[-1].id
-        return [_gap(len(found), str(joined))]
+            looked += len(page)
+        missed = max(1, len(found))
+        return after, [_gap(f"At least {missed} events were passed over: {_SLOW}", str(joined), missed)]
+
+    def _is_known(self, place: Cursor) -> bool:
+        """A place is the number of an event, and events leave the ledger from the oldest on."""
+        return place.at == 0 or [record.id for record in self._ledger().events(after_id=place.at - 1, limit=1)] == [
+            place.at
+        ]
 
 
-def _gap(missed: int, cursor: str) -> Event:
-    message = f"At least {missed} events were passed over: this reader was away or too slow"
+_SLOW = "this reader was away or too slow"
+_UNKNOWN = "Events may have been passed over: the ledger does not know this place (any more)"
+
+
+def _gap(message: str, cursor: str, missed: int = 1) -> Event:
     return Event(EventKind.GAP, time.time(), message, cursor=cursor, count=missed)

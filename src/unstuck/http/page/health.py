@@ -53,6 +53,9 @@ def sum_up(seen: Snapshot, deaths: Sequence[Death]) -> Health:
         return Health("warning", died, "", "", len(warnings), facts)
     if warnings:
         return _of(warnings[0], "warning", "", len(warnings) - 1, facts)
+    if seen.findings is None:
+        # He sees what no glance does: tasks that no worker knows, timeouts that are too tight.
+        return Health("unknown", "Nothing is wrong at a glance; the doctor is still looking.", "", "", 0, facts)
     return Health("good", "Everything is all right.", "", "", 0, facts)
 
 

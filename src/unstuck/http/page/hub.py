@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from unstuck.domain.errors import UnstuckError
+from unstuck.domain.errors import LedgerError, UnstuckError
 from unstuck.http.page.screens import EVERYWHERE, Screen, Viewing
 from unstuck.http.page.templating import render_fragment, viewpoint
 from unstuck.logs import logger
@@ -18,6 +18,8 @@ EVERY_S = 1.0
 REST = 3.0
 """A look that takes long is followed by a rest of so many times its length."""
 MAX_VIEWERS = 500
+HUNG_S = 5.0
+"""Who got no answer for so long from the ledger says that it sees nothing."""
 
 log = logger("unstuck.http")
 
@@ -58,9 +60,18 @@ class Hub:
         self._viewers: set[Viewer] = set()
         self._told: dict[Topic, dict[str, str]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._seen_at = time.time()
+        self._looking_s: float | None = None
+        self._failed = False
         self.closed = False
         self.looks = 0
         """How often it looked, for tests: it does not depend on how many look."""
+
+    @property
+    def blind_since(self) -> float | None:
+        """When it saw the ledger for the last time, where it does not see it now: what is shown is of then."""
+        hung = self._looking_s is not None and time.monotonic() - self._looking_s > HUNG_S
+        return self._seen_at if self._failed or hung else None
 
     def knows(self, screen: str) -> bool:
         return screen in self._screens
@@ -74,14 +85,15 @@ class Hub:
         viewer.tell(self._told.get(topic, {}))
         self._viewers.add(viewer)
         if self._task is None or self._task.done():
+            # The screen that they came with was made a moment ago.
+            self._failed, self._seen_at = False, time.time()
             self._task = asyncio.get_running_loop().create_task(self._go_round())
         return viewer
 
     def close(self) -> None:
         """Send everybody home: the server is about to end, and their streams would not by themselves."""
         self.closed = True
-        for viewer in self._viewers:
-            viewer.news.set()
+        self._wake_all()
 
     def leave(self, viewer: Viewer) -> None:
         self._viewers.discard(viewer)
@@ -91,14 +103,37 @@ class Hub:
             began_s = time.monotonic()
             topics = {viewer.topic for viewer in self._viewers}
             self._told = {topic: told for topic, told in self._told.items() if topic in topics}
+            self._looking_s = began_s
             try:
                 rendered = await asyncio.to_thread(self._look, topics)
+            except Exception as error:  # noqa: BLE001 - whatever it was: those who look must not take the past for now
+                self._fail(error)
+            else:
+                self._see()
                 self._tell(rendered)
-            except UnstuckError as error:
-                log.warning("The page cannot look at the ledger", error=str(error))
+            self._looking_s = None
             took_s = time.monotonic() - began_s
             await asyncio.sleep(max(EVERY_S - took_s, REST * took_s if took_s > EVERY_S / 4 else 0.0, 0.05))
         self._told = {}
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failed:
+            if isinstance(error, UnstuckError):
+                log.warning("The page cannot look at the ledger; trying again", error=str(error))
+            else:
+                log.error("The page cannot be shown; trying again", exc_info=error)
+        self._failed = True
+        self._wake_all()
+
+    def _see(self) -> None:
+        if self._failed:
+            log.info("The page sees the ledger again")
+            self._wake_all()
+        self._failed, self._seen_at = False, time.time()
+
+    def _wake_all(self) -> None:
+        for viewer in self._viewers:
+            viewer.news.set()
 
     def _look(self, topics: set[Topic]) -> dict[Topic, dict[str, str]]:
         self.looks += 1
@@ -110,6 +145,8 @@ class Hub:
             try:
                 if (topic.screen, topic.key) not in values:
                     values[topic.screen, topic.key] = screen.values(self._viewing, topic.key)
+            except LedgerError:
+                raise
             except UnstuckError:
                 # Gone while somebody looked at it: what they see last stays, and says when it was.
                 continue

@@ -46,16 +46,16 @@ async def _stream(hub: Hub, topic: Topic) -> AsyncIterator[bytes]:
     try:
         yield b"retry: 1000\n\n"
         while not hub.closed:
-            yield await _next(viewer)
+            yield await _next(hub, viewer)
     finally:
         hub.leave(viewer)
 
 
-async def _next(viewer: Viewer) -> bytes:
+async def _next(hub: Hub, viewer: Viewer) -> bytes:
     try:
         async with asyncio.timeout(TICK_S):
             await viewer.news.wait()
     except TimeoutError:
         pass
-    said = {"now": time.time(), "fragments": viewer.take()}
+    said = {"now": time.time(), "blind_since": hub.blind_since, "fragments": viewer.take()}
     return b"data: " + msgspec.json.encode(said) + b"\n\n"

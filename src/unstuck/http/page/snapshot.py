@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from unstuck.client.activity import Minute
 from unstuck.client.doctor.finding import Finding
-from unstuck.domain.errors import ErrorCode
+from unstuck.domain.errors import ErrorCode, UnstuckError
 from unstuck.domain.states import HELD, JobState
 from unstuck.http.page.logbook import Logbook
+from unstuck.logs import logger
 from unstuck.store.contract import Ledger
 from unstuck.store.records import EventRecord, JobFilter, JobRecord, Progress, QueueRecord, WorkerRecord
 
@@ -19,6 +20,8 @@ COUNT_EVERY_S = 5.0
 MAX_QUARANTINED = 100
 # With their code they are found by an index, however many jobs failed.
 QUARANTINED = JobFilter(states=(JobState.QUARANTINED,), error=ErrorCode.CRASHED_TOO_OFTEN.value, limit=MAX_QUARANTINED)
+
+log = logger("unstuck.http")
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,9 @@ class Checkup:
     def _visit(self) -> None:
         try:
             self.found = (self._doctor(), time.time())
+        except UnstuckError as error:
+            # Without a ledger there is nothing to examine, and the page itself says so.
+            log.debug("The doctor could not be asked", error=str(error))
         finally:
             with self._lock:
                 self._busy = False

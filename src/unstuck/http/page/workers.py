@@ -1,5 +1,6 @@
 """Workers: all of them, and one with its evidence, health, jobs and history."""
 
+from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -11,10 +12,11 @@ from unstuck.domain.durations import brief
 from unstuck.domain.errors import UnknownWorker
 from unstuck.domain.health import read_health
 from unstuck.domain.sizes import brief_size
-from unstuck.domain.states import LIVING
+from unstuck.domain.states import LIVING, JobState
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.page.deaths import died_at
 from unstuck.http.page.screens import MAX_KEY_CHARS, Screen, Viewing
+from unstuck.http.page.snapshot import MAX_HELD, Snapshot
 from unstuck.http.page.templating import render
 from unstuck.http.page.tiles import by_trouble, remark_on, running_job, tile_of
 from unstuck.http.page.words import count
@@ -42,6 +44,7 @@ def look_at_all(viewing: Viewing, key: str) -> dict[str, Any]:
             (worker, *remark_on(worker), read_health(worker.metadata.get("health")))
             for worker in ordered[start : start + PAGE]
         ],
+        "busy": _busy(seen),
         "total": len(ordered),
         "start": start,
         "size": PAGE,
@@ -49,6 +52,13 @@ def look_at_all(viewing: Viewing, key: str) -> dict[str, Any]:
         "left_out": len(gone) - len(lately),
         "living": len(living),
     }
+
+
+def _busy(seen: Snapshot) -> dict[str, int]:
+    """Count what each runs as its tile does: what it said with its last beat may be half a minute old."""
+    running = Counter(job.worker_id for job in seen.held if job.state is JobState.RUNNING)
+    all_seen = len(seen.held) < MAX_HELD
+    return {one.id: running[one.id] if all_seen else max(one.running, running[one.id]) for one in seen.workers}
 
 
 def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
@@ -67,7 +77,7 @@ def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
         "metadata": viewing.redact(
             {name: value for name, value in worker.metadata.items() if name not in ("health", "settings")}
         ),
-        "settings": worker.metadata.get("settings") or {},
+        "settings": viewing.redact(worker.metadata.get("settings") or {}),
         "alive": worker.state in LIVING,
         "memory_bytes": _memory(worker),
         "names": {one.id: one.name for one in seen.workers},

@@ -12,19 +12,21 @@ export function startLive(tick) {
   let heardAt = Date.now();
   let source;
 
-  const show = (state) => {
-    if (line.dataset.state === state) return;
-    line.dataset.state = state;
+  const show = (state, said) => {
     const text = line.querySelector(".link-text");
-    text.textContent = state === "on" ? "Live" : `Connection lost, since ${new Date(heardAt).toLocaleTimeString()}`;
+    // Only what is new is read out.
+    if (text.textContent !== said) text.textContent = said;
+    line.dataset.state = state;
     document.body.classList.toggle("stale", state === "lost");
   };
+  const lost = () => show("lost", `Connection lost, since ${clock(heardAt)}`);
 
   const hear = (event) => {
     heardAt = Date.now();
-    const { now, fragments } = JSON.parse(event.data);
+    const { now, blind_since: blind, fragments } = JSON.parse(event.data);
     setClock(now);
-    show("on");
+    if (blind === null) show("on", "Live");
+    else show("lost", `No answer from the ledger, since ${clock(blind * 1000)}`);
     for (const [id, html] of Object.entries(fragments)) swap(id, html);
     if (Object.keys(fragments).length) tick();
   };
@@ -35,13 +37,13 @@ export function startLive(tick) {
     source.onmessage = hear;
     // The browser tries again by itself, but gives up on an answer that is no stream: then we do it.
     source.onerror = () => {
-      if (Date.now() - heardAt > 1500) show("lost");
+      if (Date.now() - heardAt > 1500) lost();
     };
   };
 
   setInterval(() => {
     if (Date.now() - heardAt < LOST_AFTER_MS) return;
-    show("lost");
+    lost();
     if (source.readyState === EventSource.CLOSED) open();
   }, 1000);
   addEventListener("pagehide", () => source?.close());
@@ -49,6 +51,7 @@ export function startLive(tick) {
   open();
 }
 
+const clock = (ms) => new Date(ms).toLocaleTimeString();
 const put_off = new Map();
 
 function swap(id, html) {
