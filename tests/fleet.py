@@ -134,9 +134,9 @@ class Fleet:
         """The environment of a process that uses this ledger."""
         return {**os.environ, "UNSTUCK_URL": self.url, **self.environment}
 
-    def start(self, *arguments: str, wait: bool = True, target: str = TASKS, **environment: str) -> WorkerProcess:
+    def start(self, *arguments: str, wait: bool = True, target: str | None = None, **environment: str) -> WorkerProcess:
         log = self.folder / f"worker-{len(self.workers)}.log"
-        command = [sys.executable, "-m", "unstuck.cli.main", "worker", target, *arguments]
+        command = [sys.executable, "-m", "unstuck.cli.main", "worker", target or TASKS, *arguments]
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,

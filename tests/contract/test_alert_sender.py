@@ -73,7 +73,7 @@ def test_five_hundred_workers_killed_at_once_are_one_message(
             started = host.process_started(process.pid)
             facts = {"pid": process.pid, "process_started": started, "suspect_after_s": 600.0}
             ledger.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
-        start(receiver.url, batch_window="6s", min_interval="1s")
+        start(receiver.url, batch_window="3s", min_interval="1s")
     finally:
         for process in processes:
             os.kill(process.pid, signal.SIGKILL)

@@ -51,6 +51,8 @@ def test_the_first_alert_waits_for_company_but_not_for_ever() -> None:
     # More keep coming: it waits on until they stop, or patience ends.
     storm = [event(1, age_s=10.0), event(2, age_s=0.1)]
     assert decide(Book(), storm, NOW, RULES, "me") == Wait()
+    # One that was written while we looked is no reason to hurry.
+    assert decide(Book(), [event(1, age_s=10.0), event(2, age_s=-0.1)], NOW, RULES, "me") == Wait()
     storm = [event(1, age_s=21.0), event(2, age_s=0.1)]
     assert isinstance(decide(Book(), storm, NOW, RULES, "me"), Tell)
 

@@ -10,6 +10,8 @@ from unstuck.store.records import AlertEvent
 
 LONGEST_WINDOWS = 10.0
 """While more keep coming the first one waits on, for so many windows at most."""
+CLOCK_S = 60.0
+"""An event from further ahead tells of a clock that was set back: nobody waits for that."""
 FIRST_RETRY_S = 2.0
 SLOWEST_RETRY_S = 300.0
 
@@ -49,7 +51,8 @@ def decide(book: Book, untold: Sequence[AlertEvent], now_at: float, rules: Alert
         return Wait()
     times = [event.at for event in untold]
     window_s = rules.batch_window_s
-    if 0 <= now_at - max(times) < window_s and now_at - min(times) < window_s * LONGEST_WINDOWS:
+    # One that was written since we looked at the clock is the newest there can be.
+    if -CLOCK_S <= now_at - max(times) < window_s and now_at - min(times) < window_s * LONGEST_WINDOWS:
         return Wait()
     return Tell(tuple(untold[:MAX_BATCH]))
 
