@@ -11,32 +11,35 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_ACCIDENTS = 4
+MOST_ACCIDENTS = 5
+TOGETHER = "together:"
 FAILED = 1
 """The exit code of pytest when tests ran and some failed; every other one is trouble of another kind."""
 
 
 def main(arguments: list[str]) -> int:
-    code = _pytest("-n", "4", "-m", "not long", *arguments)
+    code = _pytest("-n", "4", "--dist", "loadgroup", "-m", "not long", *arguments, "tests")
     if code != FAILED:
         return code
     failed = _failed()
     if not 0 < len(failed) <= MOST_ACCIDENTS:
         return code
     _say([f"{len(failed)} failed beside others; now alone:", *failed])
-    second = _pytest("--last-failed", "--last-failed-no-failures", "none", "-m", "not long", *arguments)
+    second = _pytest(*failed)
     verdict = "Alone all of them passed. Still, look at them:" if second == 0 else "Alone some failed again; of these:"
     _say([verdict, *failed])
     return second
 
 
 def _pytest(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments, "tests"], cwd=ROOT, check=False).returncode
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, check=False).returncode
 
 
 def _failed() -> list[str]:
     try:
-        return sorted(json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text()))
+        failed = json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text())
+        # A test that shares its process with others carries their name behind its own.
+        return sorted({name.partition(f"@{TOGETHER}")[0] for name in failed})
     except (OSError, ValueError):
         return []
 
