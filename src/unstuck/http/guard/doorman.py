@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from starlette._utils import get_route_path
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unstuck.domain.errors import UnstuckError
 from unstuck.http.callers import NOBODY
@@ -88,17 +88,18 @@ class Doorman:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         https = scope.get("scheme") == "https" or self._web.secure_cookies
         send = dressed(send, static=get_route_path(scope).startswith(STATIC), https=https)
+        heard = _Heard(receive)
         with ExitStack() as seat:
             try:
-                identity, receive = await self._admit(_read(scope), receive, seat)
+                identity, receive = await self._admit(_read(scope), heard, seat)
             except _Elsewhere as elsewhere:
                 await RedirectResponse(elsewhere.url, 303)(scope, receive, send)
                 return
             except Problem as problem:
-                await _refuse(problem.response(), scope, receive, send)
+                await _refuse(problem.response(), scope, heard, send)
                 return
             except UnstuckError as error:
-                await _refuse(_unsaid(error).response(), scope, receive, send)
+                await _refuse(_unsaid(error).response(), scope, heard, send)
                 return
             scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
             await self._pass_on(identity, scope, receive, send)
@@ -217,9 +218,22 @@ def _too_many(wait_s: float, detail: str) -> Problem:
     return Problem(429, "too_many_requests", detail, cure=cure, headers={"Retry-After": str(int(wait_s) + 1)})
 
 
-async def _refuse(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+class _Heard:
+    """What came of a request, and whether that was all of it."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.all = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.all = self.all or not message.get("more_body")
+        return message
+
+
+async def _refuse(response: Response, scope: Scope, receive: _Heard, send: Send) -> None:
     """Answer without having read the body: a short one is thrown away, behind a long one the connection ends."""
-    unread = lines.unread_bytes(scope)
+    unread = 0 if receive.all else lines.unread_bytes(scope)
     if unread is not None and unread > 0:
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
