@@ -1,8 +1,6 @@
 """Five hundred workers killed at once are one notification for each client, with the right count."""
 
 import json
-import os
-import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,10 +17,11 @@ from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
 
 VICTIMS = 500
+Victim = subprocess.Popen[bytes]
 
 
 @pytest.fixture
-def victims(ledger: Ledger) -> Iterator[list[int]]:
+def victims(ledger: Ledger) -> Iterator[list[Victim]]:
     """Processes that stand for workers in the ledger; nobody beats for them, and nobody has to yet."""
     processes = [subprocess.Popen(["sleep", "600"]) for _ in range(VICTIMS)]
     try:
@@ -30,14 +29,16 @@ def victims(ledger: Ledger) -> Iterator[list[int]]:
             started = host.process_started(process.pid)
             facts = {"pid": process.pid, "process_started": started, "suspect_after_s": 600.0}
             ledger.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
-        yield [process.pid for process in processes]
+        yield processes
     finally:
         for process in processes:
             process.kill()
             process.wait()
 
 
-def test_five_hundred_deaths_are_one_notification_for_each_client(ledger: Ledger, url: str, victims: list[int]) -> None:
+def test_five_hundred_deaths_are_one_notification_for_each_client(
+    ledger: Ledger, url: str, victims: list[Victim]
+) -> None:
     with opened(url, env={"UNSTUCK_WEB_REAP": "false"}) as served:
         streams = [Stream(served.url) for _ in range(2)]
         app = App(url)
@@ -45,8 +46,10 @@ def test_five_hundred_deaths_are_one_notification_for_each_client(ledger: Ledger
         threading.Thread(target=lambda: local.extend(iter_first(app)), daemon=True).start()
         wait_for(lambda: all(stream.begun for stream in streams), "both streams to begin")
         wait_for(lambda: app._counter.parts().feed._wakes, "somebody who listens here")
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
+        for victim in victims:
+            victim.kill()
+        for victim in victims:
+            victim.wait()
         buried = Reaper(ledger, Recovery(), by="reaper").round(ticket=False).buried
         assert buried.total() == VICTIMS
         ledger.note_event("worker_stopped", "the end")
