@@ -1,6 +1,6 @@
 """Run the suite: all of it beside each other, then whatever failed once more and alone.
 
-The tests kill real processes and wait for real deaths, four at a time, on machines that others use too. A test that
+The tests kill real processes and wait for real deaths, five at a time, on machines that others use too. A test that
 fails there and passes alone is named at the end, every time: it is not forgotten, but it does not hide the others. More
 than a few failures are no accident, and are not looked at twice.
 """
@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_ACCIDENTS = 5
+MOST_ACCIDENTS = 8
 TOGETHER = "together:"
 FAILED = 1
 """The exit code of pytest when tests ran and some failed; every other one is trouble of another kind."""
 
 
 def main(arguments: list[str]) -> int:
-    code = _pytest("-n", "4", "--dist", "loadgroup", "-m", "not long", *arguments, "tests")
+    code = _pytest("-n", "5", "--dist", "loadgroup", "-m", "not long", *arguments, "tests")
     if code != FAILED:
         return code
     failed = _failed()
