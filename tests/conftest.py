@@ -22,6 +22,7 @@ hypothesis.settings.register_profile("house", deadline=None, derandomize=os.envi
 hypothesis.settings.load_profile("house")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests that share something of their file (a server, a browser) in one process: else each starts its own."""
     for item in items:

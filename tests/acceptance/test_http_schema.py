@@ -28,7 +28,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-TRIES = {"sqlite": int(os.environ.get("SCHEMA_TRIES", "2")), "postgres": int(os.environ.get("SCHEMA_TRIES", "1"))}
+TRIES = {"sqlite": int(os.environ.get("SCHEMA_TRIES", "2")), "postgres": int(os.environ.get("SCHEMA_TRIES", "2"))}
 """So many of each kind for each route; more where somebody asks for it, to search by night."""
 LONGEST_WAIT_S = 0.05
 ANSWER_WITHIN_S = 60.0

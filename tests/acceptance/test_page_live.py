@@ -25,7 +25,7 @@ def browser() -> Iterator[Browser]:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder: Path = tmp_path_factory.mktemp("fleet")
     fleet = Fleet(f"sqlite:///{folder}/jobs.db", folder, heartbeat_interval="1s")
-    fleet.app.migrate()
+    fleet.start("--name", "stays")
     yield fleet
     fleet.close()
 
@@ -49,7 +49,7 @@ def test_a_killed_worker_is_shown_within_two_seconds_with_its_cause(
         page.goto("/")
         wait_live(page)
         page.evaluate("window.neverReloaded = true")
-        expect(page.locator(".tile")).to_have_count(3)
+        expect(page.locator(".tile")).to_have_count(4)
         expect(page.locator("#tiles")).to_contain_text(f"#{job.id}")
 
         def kill_one() -> float:
