@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 from tests.pg import PgServer, start_postgres
-from tests.run import TOGETHER
 
 from unstuck.config import Settings
 from unstuck.store.postgres.ledger import PostgresLedger
@@ -20,18 +19,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # that others wait for tries the same cases every time.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("house")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share something of their file (a server, a browser) in one process: else each starts its own."""
-    for item in items:
-        fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - pytest has no public way to ask
-        shared = [name for name, found in fixtures.items() if found[-1].scope == "module"]
-        if shared:
-            params = getattr(getattr(item, "callspec", None), "params", {})
-            which = "-".join(str(params[name]) for name in shared if name in params)
-            item.add_marker(pytest.mark.xdist_group(f"{TOGETHER}{item.nodeid.partition('::')[0]} {which}"))
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_ACCIDENTS = 8
-TOGETHER = "together:"
 FAILED = 1
 """The exit code of pytest when tests ran and some failed; every other one is trouble of another kind."""
 
 
 def main(arguments: list[str]) -> int:
-    code = _pytest("-n", "5", "--dist", "loadgroup", "-m", "not long", *arguments, "tests")
+    code = _pytest("-n", "5", "-p", "tests.together", "-m", "not long", *arguments, "tests")
     if code != FAILED:
         return code
     failed = _failed()
@@ -37,9 +36,7 @@ def _pytest(*arguments: str) -> int:
 
 def _failed() -> list[str]:
     try:
-        failed = json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text())
-        # A test that shares its process with others carries their name behind its own.
-        return sorted({name.partition(f"@{TOGETHER}")[0] for name in failed})
+        return sorted(json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text()))
     except (OSError, ValueError):
         return []
 
