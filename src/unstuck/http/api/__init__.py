@@ -21,6 +21,8 @@ from unstuck.http.api import (
 
 ROUTERS = (
     health.router,
+    # Of all requests beats come most often, and routes are tried in turn.
+    workers.router,
     enqueueing.router,
     # Before those of one job: `/jobs/cancel` is no number of a job.
     listing.router,
@@ -31,7 +33,6 @@ ROUTERS = (
     quarantine.router,
     looking.router,
     events.router,
-    workers.router,
     attempts.router,
     audit.router,
     metrics.router,

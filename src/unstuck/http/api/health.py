@@ -45,7 +45,7 @@ class Health(BaseModel):
 
 
 @router.get("/healthz", summary="Alive: the process answers")
-def healthz() -> Alive:
+async def healthz() -> Alive:
     return Alive()
 
 

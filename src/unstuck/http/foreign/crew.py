@@ -20,6 +20,7 @@ from unstuck.http.problems import Problem
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.watchman import Watchman
+from unstuck.store import manners
 from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
@@ -65,7 +66,8 @@ class Crew:
         """Write a beat, with the metadata if they are new, and give the ledger's answer."""
         news = None if metadata is None else self.seats.news(seat, metadata)
         try:
-            return await self.beats.beat(ForeignPulse(seat.id, running=running, metadata=news))
+            with manners.hurry():
+                return await self.beats.beat(ForeignPulse(seat.id, running=running, metadata=news))
         except BaseException:
             # Perhaps they were not written, and nobody may look for a change that was told already.
             self.seats.unsay(seat)

@@ -8,9 +8,12 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_](?:[a-z0-9._-]{0,252})))(?::([0-9]{1,5}))?", re.IGNORECASE)
 DEFAULT_PORTS = frozenset({80, 443})
+REMEMBERED = 4_096
+"""Names and addresses that were read already: the same few come with every request."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -23,6 +26,7 @@ class Host:
     port: int | None
 
 
+@lru_cache(REMEMBERED)
 def read_host(text: str) -> Host | None:
     """Read a Host header or the like; None for what cannot be one."""
     found = _HOST.fullmatch(text)
@@ -44,6 +48,7 @@ def plain_name(name: str) -> str:
     return name if address is None else str(address)
 
 
+@lru_cache(REMEMBERED)
 def read_address(name: str) -> Address | None:
     try:
         address = ipaddress.ip_address(name)

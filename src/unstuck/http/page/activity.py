@@ -10,6 +10,19 @@ from unstuck.http.page.charts import Series, bars, lines
 MINUTES = 60
 
 
+class Charts:
+    """The charts, drawn anew when something was counted, and not for everybody who looks."""
+
+    def __init__(self) -> None:
+        self._drawn: tuple[Sequence[Minute], dict[str, Any]] | None = None
+
+    def of(self, minutes: Sequence[Minute]) -> dict[str, Any]:
+        drawn = self._drawn
+        if drawn is None or drawn[0] is not minutes:
+            drawn = self._drawn = (minutes, charts_of(minutes))
+        return drawn[1]
+
+
 def charts_of(minutes: Sequence[Minute]) -> dict[str, Any]:
     times = [datetime.fromtimestamp(minute.at, UTC).strftime("%H:%M UTC") for minute in minutes]
     ended = bars(

@@ -7,7 +7,6 @@ from fastapi.responses import HTMLResponse
 
 from unstuck.domain.states import LIVING
 from unstuck.http.callers import Caller, Scope, needs
-from unstuck.http.page.activity import charts_of
 from unstuck.http.page.deaths import recent_deaths
 from unstuck.http.page.health import sum_up
 from unstuck.http.page.screens import Screen, Viewing
@@ -28,7 +27,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     queues = sorted(seen.queues, key=lambda queue: (-(queue.oldest_pending_s or 0.0), queue.name))
     return {
         "health": sum_up(seen, deaths),
-        "charts": charts_of(seen.minutes),
+        "charts": viewing.charts.of(seen.minutes),
         "deaths": deaths[:MAX_DEATHS],
         "more_deaths": max(0, len(deaths) - MAX_DEATHS),
         "tiles": [tile_of(worker, seen) for worker in living[:MAX_TILES]],

@@ -7,7 +7,7 @@ from typing import Any
 from unstuck.client.operator import Operator
 from unstuck.domain.states import LIVING, WorkerState
 from unstuck.http.desk import Desk
-from unstuck.http.page.activity import MINUTES
+from unstuck.http.page.activity import MINUTES, Charts
 from unstuck.http.page.redact import Redactor
 from unstuck.http.page.snapshot import Lookout, Snapshot
 
@@ -19,6 +19,7 @@ class Viewing:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self.charts = Charts()
         self.redact = Redactor(desk.web.redact)
         self.lookout = Lookout(
             lambda: desk.ledger,

@@ -12,6 +12,7 @@ from unstuck.domain.durations import brief
 from unstuck.domain.sizes import brief_size
 from unstuck.http.callers import Scope
 from unstuck.http.page import flash, words
+from unstuck.store.manners import politely
 from unstuck.version import VERSION
 
 _templates = Environment(
@@ -50,7 +51,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
         "room": "",
         "key": "",
     }
-    response = HTMLResponse(_templates.get_template(template).render(seen | values), status)
+    response = HTMLResponse(_written(template, seen | values), status)
     # A page of the past must not come back with verbs that are no longer true.
     response.headers["Cache-Control"] = "no-store"
     if said:
@@ -59,7 +60,11 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
 
 
 def render_fragment(template: str, values: dict[str, Any]) -> str:
-    return _templates.get_template(template).render(values)
+    return _written(template, values)
+
+
+def _written(template: str, values: dict[str, Any]) -> str:
+    return "".join(politely(_templates.get_template(template).generate(values)))
 
 
 def viewpoint(root: str, may_operate: bool) -> dict[str, Any]:

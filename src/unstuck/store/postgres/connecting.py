@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import set_json_loads
 
 from unstuck.domain.errors import LedgerError
 from unstuck.store.postgres import arrays, errors
@@ -103,6 +105,8 @@ def _introduce(connection: Connection, address: Address) -> Session:
             f"PostgreSQL at {address.where} is older than 14, which Unstuck does not support. Upgrade the server."
         )
     arrays.teach(connection.adapters)
+    # Python's own reader takes longer for a list of workers than the server does.
+    set_json_loads(msgspec.json.decode, connection)
     row = connection.execute(
         "select pg_backend_pid(), (select backend_start from pg_stat_get_activity(pg_backend_pid()))",
         # Times as text would come in whatever DateStyle the server has.

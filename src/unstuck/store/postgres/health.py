@@ -4,6 +4,7 @@ On the service lane, since the reaper of every worker asks: it shall not need on
 """
 
 from unstuck.domain.health import Standing
+from unstuck.store.manners import politely
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.rows import disabled_of, standing
 from unstuck.store.records import HostRecord
@@ -11,7 +12,7 @@ from unstuck.store.records import HostRecord
 
 class HealthVerbs(Verbs):
     def standings(self, dead_for_s: float) -> list[Standing]:
-        return [standing(row) for row in self.serve("standings", dead_for_s=dead_for_s)]
+        return [standing(row) for row in politely(self.serve("standings", dead_for_s=dead_for_s))]
 
     def hosts(self) -> list[HostRecord]:
         return [HostRecord(name, disabled_of(None, disabled)) for name, disabled in self.serve("hosts")]

@@ -14,6 +14,7 @@ import psycopg
 from psycopg.pq import ConnStatus
 
 from unstuck.domain.errors import LedgerError, LedgerUnavailable
+from unstuck.store.manners import give_way
 from unstuck.store.postgres import errors
 from unstuck.store.postgres.connecting import Address, Connection, Session, connect
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 CONFLICT_TRIES = 8
 """How often a transaction that lost against another (deadlock, serialization) is repeated as it was."""
 _MAX_READS = 100
+_AT_ONCE = 50
 _CONFLICTS = frozenset({"40001", "40P01"})
 
 
@@ -158,7 +160,7 @@ class Lane:
         for tries in range(1, CONFLICT_TRIES + 1):
             connection = self.open().connection
             try:
-                return connection.execute(query, values, binary=True).fetchall()
+                return _all_of(connection.execute(query, values, binary=True))
             except psycopg.Error as error:
                 if error.sqlstate in _CONFLICTS and tries < CONFLICT_TRIES and not connection.closed:
                     # Rolled back as a whole: to repeat it is the documented answer.
@@ -222,3 +224,14 @@ class Lane:
         if fd is not None:
             with suppress(OSError), socket.socket(fileno=os.dup(fd)) as same:
                 same.shutdown(socket.SHUT_RDWR)
+
+
+def _all_of(cursor: psycopg.Cursor[Row]) -> list[Row]:
+    """Read every row, and let other threads in between: a thousand in one go would hold the interpreter for long."""
+    if cursor.rowcount <= _AT_ONCE:
+        return cursor.fetchall()
+    rows: list[Row] = []
+    while some := cursor.fetchmany(_AT_ONCE):
+        rows += some
+        give_way()
+    return rows

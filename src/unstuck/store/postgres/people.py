@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from unstuck.domain.states import HELD, WRONG, JobState
+from unstuck.store.manners import politely
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.rows import attempt_record, job_record, worker_record
@@ -70,7 +71,7 @@ class ReadingVerbs(Verbs):
         return [OutputRecord(*row) for row in self.read("outputs", job_id=job_id)]
 
     def workers(self, living_only: bool = False) -> list[WorkerRecord]:
-        return [worker_record(row) for row in self.read("workers", living_only=living_only)]
+        return [worker_record(row) for row in politely(self.read("workers", living_only=living_only))]
 
     def queues(self) -> list[QueueRecord]:
         return [QueueRecord(*(*row[:6], row[6] if row[8] else None, row[7])) for row in self.read("queues")]

@@ -8,6 +8,7 @@ import msgspec
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import WorkerState
+from unstuck.store.manners import politely
 from unstuck.store.postgres import errors
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.lanes import Row
@@ -107,7 +108,7 @@ def _with_sessions(rows: list[Row]) -> list[WorkerWatch]:
     missing = living.count(Session.MISSING)
     if missing >= MUTED_FROM and 2 * missing > len(living):
         sessions = [Session.UNKNOWN] * len(rows)
-    return [worker_watch(row, session) for row, session in zip(rows, sessions, strict=True)]
+    return [worker_watch(row, session) for row, session in politely(zip(rows, sessions, strict=True))]
 
 
 def _guard(guard: Guard) -> tuple[str, float | None]:

@@ -6,6 +6,7 @@ import apsw
 import msgspec
 
 from unstuck.domain.health import Disabled, Standing
+from unstuck.store.manners import politely
 from unstuck.store.records import HostRecord
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.rows import disabled_of, standing
@@ -17,7 +18,8 @@ class HealthVerbs(Verbs):
     def standings(self, dead_for_s: float) -> list[Standing]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
-            return [standing(row, clock) for row in fetch(cursor, "standings", (clock.at - dead_for_s,))]
+            rows = cursor.execute(SQL["standings"], (clock.at - dead_for_s,))
+            return [standing(row, clock) for row in politely(rows)]
 
     def hosts(self) -> list[HostRecord]:
         with self.db.read() as cursor:

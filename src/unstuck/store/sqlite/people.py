@@ -6,6 +6,7 @@ from collections.abc import Collection
 import msgspec
 
 from unstuck.domain.states import JobState
+from unstuck.store.manners import politely
 from unstuck.store.records import (
     AttemptRecord,
     EventRecord,
@@ -76,7 +77,7 @@ class ReadingVerbs(Verbs):
     def workers(self, living_only: bool = False) -> list[WorkerRecord]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
-            return [worker_record(row, clock) for row in fetch(cursor, "workers", (living_only,))]
+            return [worker_record(row, clock) for row in politely(cursor.execute(SQL["workers"], (living_only,)))]
 
     def queues(self) -> list[QueueRecord]:
         now = time.time()

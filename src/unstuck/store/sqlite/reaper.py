@@ -9,6 +9,7 @@ import msgspec
 
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.states import LIVING, JobState, WorkerState
+from unstuck.store.manners import politely
 from unstuck.store.records import (
     Guard,
     GuardDead,
@@ -42,7 +43,7 @@ class ReaperVerbs(Verbs):
             clock = read_clock(cursor)
             forgiven_s = clock.amnesty_boot_s or 0.0
             rows = cursor.execute(SQL["to_judge"], (clock.boot_s, clock.boot_id, forgiven_s))
-            workers = [worker_watch(row, clock) for row in rows]
+            workers = [worker_watch(row, clock) for row in politely(rows)]
             living = cursor.execute(SQL["count_living"]).get
         return workers, max(0, living - sum(1 for worker in workers if worker.state in LIVING))
 
