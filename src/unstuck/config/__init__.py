@@ -5,6 +5,7 @@ from unstuck.config.loading import build as build
 from unstuck.config.loading import dump as dump
 from unstuck.config.loading import load as load
 from unstuck.config.loading import restore as restore
+from unstuck.config.mdp import Mdp as Mdp
 from unstuck.config.public_url import public_url as public_url
 from unstuck.config.recovery import EVIDENCE as EVIDENCE
 from unstuck.config.recovery import Recovery as Recovery

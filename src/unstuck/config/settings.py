@@ -6,6 +6,7 @@ from typing import TypedDict
 from urllib.parse import urlsplit
 
 from unstuck.config.alerts import Alerts
+from unstuck.config.mdp import Mdp
 from unstuck.config.recovery import Recovery, Retention
 from unstuck.config.web import Web
 from unstuck.domain.durations import Duration, seconds
@@ -17,7 +18,7 @@ DEFAULT_QUEUE = "default"
 LEAST_PROCESSES = 20
 LEAST_OPEN_FILES = 64
 """A runner needs some threads and descriptors of its own."""
-GROUPS: dict[str, type] = {"web": Web, "alerts": Alerts}
+GROUPS: dict[str, type] = {"web": Web, "alerts": Alerts, "mdp": Mdp}
 """Settings with a table of their own in a file, and a prefix of their own in the environment."""
 NO_WORKERS = ("warn", "error", "ignore")
 _SCHEMES = ("sqlite", "postgresql", "postgres")
@@ -60,6 +61,7 @@ class Settings:
     """What an enqueue does when nobody would take the job: "warn", "error" (it is stored all the same) or "ignore"."""
     web: Web = field(default_factory=Web)
     alerts: Alerts = field(default_factory=Alerts)
+    mdp: Mdp = field(default_factory=Mdp)
 
     def __post_init__(self) -> None:
         check_url(self.url)
@@ -156,6 +158,7 @@ class GivenSettings(_GivenRecovery, total=False):
     no_workers: str
     web: Web
     alerts: Alerts
+    mdp: Mdp
 
 
 def check_url(url: str) -> None:

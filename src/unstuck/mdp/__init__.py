@@ -1,0 +1,4 @@
+"""The ZeroMQ door: a Majordomo broker on the ledger, with clients and workers in Python.
+
+`unstuck broker` runs the broker; every request that it takes is a job.
+"""

@@ -1,0 +1,198 @@
+"""The frames of Majordomo (7/MDP 0.1), read and written; whatever arrives, reading never raises.
+
+Beside the specification there are a few words of our own, which are only spoken to peers that asked for them: see
+docs/zeromq.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EMPTY = b""
+CLIENT = b"MDPC01"
+WORKER = b"MDPW01"
+OTHER_VERSIONS = (b"MDPC02", b"MDPW02")
+
+READY = b"\x01"
+REQUEST = b"\x02"
+REPLY = b"\x03"
+HEARTBEAT = b"\x04"
+DISCONNECT = b"\x05"
+PROCESSES = b"\x06"
+"""From workers alone: it is at work. Never sent by a broker."""
+FINISHED = b"\x07"
+"""From workers alone: its reply follows. Never sent by a broker."""
+WORKER_DIED = b"\x08"
+NO_WORKERS = b"\x09"
+NOTICES = (WORKER_DIED, NO_WORKERS)
+
+MMI = b"mmi."
+MMI_NOTIFY = b"mmi.notify"
+OK, NOT_FOUND, NOT_IMPLEMENTED = b"200", b"404", b"501"
+REFUSED = b"403"
+AUTOMATIC_IDENTITY_BYTES = 5
+LEAST_IDENTITY_BYTES = 16
+"""Of a client that wants to be told of deaths: automatic identities repeat in every fresh process."""
+MAX_SERVICE_BYTES = 200
+
+Frames = Sequence[bytes]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A client asks for something."""
+
+    service: bytes
+    body: tuple[bytes, ...]
+    correlation: bytes | None = None
+    """The frame before the empty one, from a client that may send one; it is echoed."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    services: tuple[bytes, ...]
+    """More than one is our own extension."""
+    about: bytes = EMPTY
+    """A CBOR map of our own worker about itself, behind an empty frame; see `worker_ready`."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    address: bytes
+    body: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Beat:
+    pass
+
+
+@dataclass(frozen=True)
+class Bye:
+    """DISCONNECT."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """PROCESSES or FINISHED: a word of progress, with the address of its request if the worker sent it."""
+
+    command: bytes
+    address: bytes = EMPTY
+
+
+@dataclass(frozen=True)
+class Strange:
+    """Anything else: dropped and counted. `from_worker` is known by its header."""
+
+    why: str
+    from_worker: bool = False
+
+
+Message = Request | Ready | Reply | Beat | Bye | Sign | Strange
+
+
+def read(frames: Frames) -> Message:
+    """Read what came from a peer, without the identity that the socket put before it."""
+    correlation = None
+    if frames and frames[0] != EMPTY:
+        if frames[0] in OTHER_VERSIONS:
+            return Strange(f"speaks {frames[0].decode()}, not 0.1")
+        if len(frames) < 3 or frames[1] != EMPTY or frames[2] != CLIENT:
+            return Strange("no empty frame where one belongs")
+        correlation, frames = frames[0], frames[1:]
+    if len(frames) < 2:
+        return Strange("too few frames")
+    header, rest = frames[1], frames[2:]
+    if header == CLIENT:
+        return _read_request(rest, correlation)
+    if header == WORKER:
+        return _read_worker(rest)
+    if header in OTHER_VERSIONS:
+        return Strange(f"speaks {header.decode()}, not 0.1", header == OTHER_VERSIONS[1])
+    return Strange("no header of Majordomo")
+
+
+def _read_request(rest: Frames, correlation: bytes | None) -> Message:
+    if len(rest) < 2:
+        return Strange("a request without a body")
+    if not is_service(rest[0]):
+        return Strange("a service name that is not printable, or too long")
+    return Request(rest[0], tuple(rest[1:]), correlation)
+
+
+def _read_worker(rest: Frames) -> Message:
+    if not rest:
+        return Strange("a worker that says nothing", from_worker=True)
+    command, rest = rest[0], rest[1:]
+    match command:
+        case b"\x01" if rest:
+            parting = rest.index(EMPTY) if EMPTY in rest else len(rest)
+            services, about = tuple(rest[:parting]), rest[parting + 1 :]
+            if services and len(about) <= 1 and all(is_service(service) for service in services):
+                return Ready(services, about[0] if about else EMPTY)
+        case b"\x03" if len(rest) >= 3 and rest[1] == EMPTY:
+            return Reply(rest[0], tuple(rest[2:]))
+        case b"\x04":
+            return Beat()
+        case b"\x05":
+            return Bye()
+        case b"\x06" | b"\x07":
+            return Sign(command, rest[0] if rest else EMPTY)
+    return Strange(f"a worker's command {command[:8].hex()} that makes no sense", from_worker=True)
+
+
+def is_service(name: bytes) -> bool:
+    """Say whether this can be a service: printable ASCII, so that no byte of a command is taken for one."""
+    return 0 < len(name) <= MAX_SERVICE_BYTES and all(0x20 < byte < 0x7F for byte in name)
+
+
+def is_automatic(identity: bytes) -> bool:
+    """Say whether a socket made this identity up: it may be somebody else's after a restart."""
+    return len(identity) == AUTOMATIC_IDENTITY_BYTES and identity[:1] == b"\x00"
+
+
+# What clients say ------------------------------------------------------------------------------
+
+
+def client_request(service: bytes, body: Frames, correlation: bytes | None = None) -> list[bytes]:
+    before = [] if correlation is None else [correlation]
+    return [*before, EMPTY, CLIENT, service, *body]
+
+
+# What workers say ------------------------------------------------------------------------------
+
+
+def worker_ready(services: Sequence[bytes], about: bytes = EMPTY) -> list[bytes]:
+    """Several services and `about` (CBOR: `{"name", "holding", "metadata"}`) are for our own broker alone."""
+    return [EMPTY, WORKER, READY, *services, *([EMPTY, about] if about else [])]
+
+
+def worker_reply(address: bytes, body: Frames) -> list[bytes]:
+    return [EMPTY, WORKER, REPLY, address, EMPTY, *body]
+
+
+# What a broker says ----------------------------------------------------------------------------
+
+
+def broker_reply(service: bytes, body: Frames, correlation: bytes | None = None) -> list[bytes]:
+    return client_request(service, body, correlation)
+
+
+def broker_request(address: bytes, body: Frames) -> list[bytes]:
+    return [EMPTY, WORKER, REQUEST, address, EMPTY, *body]
+
+
+def broker_notice(command: bytes, maps: Frames, correlation: bytes | None = None) -> list[bytes]:
+    """Tell of a death, or that nobody is there: only to clients that asked for it."""
+    before = [] if correlation is None else [correlation]
+    return [*before, EMPTY, CLIENT, command, *maps]
+
+
+# What both ends of a worker's line say ---------------------------------------------------------
+
+
+def heartbeat() -> list[bytes]:
+    return [EMPTY, WORKER, HEARTBEAT]
+
+
+def disconnect() -> list[bytes]:
+    return [EMPTY, WORKER, DISCONNECT]
