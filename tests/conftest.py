@@ -14,6 +14,8 @@ from unstuck.store.postgres.ledger import PostgresLedger
 # Whoever started us in the background had Ctrl-C ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A busy machine is no reason to fail, so there is no limit of time. What is found at random is found at home; a build
 # that others wait for tries the same cases every time.

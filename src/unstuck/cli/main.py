@@ -14,6 +14,7 @@ from unstuck.cli import (
     alerts,
     alive,
     audit,
+    broker,
     doctor,
     enqueue,
     jobs,
@@ -78,10 +79,10 @@ app = typer.Typer(cls=_Root, callback=root, invoke_without_command=True, add_com
 app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
 
 for panel, commands in {
-    RUN: (serve.worker, serve.up, serve.reaper, web.serve),
+    RUN: (serve.worker, serve.up, serve.reaper, web.serve, broker.broker),
     LOOK: (why.why, doctor.doctor, jobs.jobs, jobs.job, jobs.logs, queues.queues, alive.alive, audit.audit),
     ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
-    CARE: (ledger.migrate, recovery.prune, ledger.version),
+    CARE: (ledger.migrate, recovery.prune, ledger.version, broker.keygen),
 }.items():
     for function in commands:
         app.command(function.__name__, rich_help_panel=panel)(function)

@@ -30,6 +30,8 @@ class DeathKind(StrEnum):
     """No Python code ran for its `interpreter_timeout`."""
     LOST_HEARTBEAT = "lost_heartbeat"
     LOST_SESSION = "lost_session"
+    LOST_CONNECTION = "lost_connection"
+    """Its connection to the broker ended; how its process fared is not known."""
     HOST_REBOOTED = "host_rebooted"
     WORKER_GONE = "worker_gone"
     """The process of the worker is known to be gone; how it ended is not."""
@@ -115,6 +117,7 @@ KIND_OF_DETECTOR = {
     Detector.NEIGHBOUR: DeathKind.WORKER_GONE,
     Detector.SUPERVISOR: DeathKind.WORKER_GONE,
     Detector.WATCHDOG: DeathKind.WATCHDOG,
+    Detector.CONNECTION: DeathKind.LOST_CONNECTION,
     Detector.RUNNER: DeathKind.UNKNOWN,
 }
 """What is known of a death by who saw it, where nobody has the exit status."""

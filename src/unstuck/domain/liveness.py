@@ -25,6 +25,8 @@ class Detector(StrEnum):
     """The machine was restarted since it was born."""
     WATCHDOG = "watchdog"
     """Its own: it was alive and did nothing. Written in the moment before it ends itself."""
+    CONNECTION = "connection"
+    """Its connection to the broker ended, or it broke the protocol."""
     OPERATOR = "operator"
 
 

@@ -2,3 +2,5 @@
 
 `unstuck broker` runs the broker; every request that it takes is a job.
 """
+
+CURE = "The ZeroMQ door needs more packages: pip install 'unstuck[mdp]'."

@@ -77,6 +77,8 @@ class Sign:
 
     command: bytes
     address: bytes = EMPTY
+    error: bytes = EMPTY
+    """With FINISHED of our own worker: a CBOR map of what it raised instead of a reply."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _read_worker(rest: Frames) -> Message:
         case b"\x05":
             return Bye()
         case b"\x06" | b"\x07":
-            return Sign(command, rest[0] if rest else EMPTY)
+            return Sign(command, *rest[:2])
     return Strange(f"a worker's command {command[:8].hex()} that makes no sense", from_worker=True)
 
 

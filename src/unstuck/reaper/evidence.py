@@ -67,7 +67,7 @@ def guard_for(worker: WorkerWatch, verdict: Verdict) -> Guard:
     match verdict.detector:
         case Detector.RUNNER | Detector.NEIGHBOUR | Detector.SUPERVISOR | Detector.BOOT:
             return GuardNone()
-        case Detector.WATCHDOG | Detector.OPERATOR:
+        case Detector.WATCHDOG | Detector.OPERATOR | Detector.CONNECTION:
             return GuardNone()
         case Detector.SESSION if verdict.state is WorkerState.DEAD:
             return GuardSuspect()

@@ -22,6 +22,7 @@ _SEEN_BY = {
     Detector.SESSION: "by the loss of its worker's database session",
     Detector.LEASE: "by the silence of its worker's heartbeat",
     Detector.BOOT: "by the boot id of its machine",
+    Detector.CONNECTION: "by the end of its worker's connection to the broker",
     Detector.OPERATOR: "by an operator's word",
 }
 

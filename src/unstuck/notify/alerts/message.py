@@ -83,6 +83,7 @@ _SEEN = {
     Detector.LEASE: "no heartbeat for the whole timeout",
     Detector.SESSION: "its database session was lost",
     Detector.BOOT: "its machine was restarted",
+    Detector.CONNECTION: "its connection to the broker ended",
     Detector.WATCHDOG: "it was alive and did nothing",
     Detector.OPERATOR: "an operator's word",
 }

@@ -1,0 +1,113 @@
+"""Answer what clients ask through `mmi.` and only the ledger knows: codes as 8/MMI has them, the rest as CBOR."""
+
+from typing import Any
+
+from unstuck.client.vitality import judge
+from unstuck.config import Settings
+from unstuck.domain.envelope import FRAMES, read_map, write_map
+from unstuck.domain.states import FINAL, JobState
+from unstuck.mdp import frames
+from unstuck.mdp.broker import results
+from unstuck.mdp.broker.orders import Question
+from unstuck.store.contract import Ledger
+from unstuck.store.records import JobRecord, WorkerRecord
+
+MAX_LISTED = 1_000
+MAX_DIGITS = 18
+
+
+class Asking:
+    def __init__(self, ledger: Ledger, settings: Settings) -> None:
+        self._ledger = ledger
+        self._settings = settings
+
+    def answer(self, question: Question) -> list[bytes]:
+        match question.name:
+            case "mmi.service":
+                return [self._service(question.body[0])]
+            case "mmi.status":
+                return self._status(question.body[0])
+            case "mmi.list":
+                return [frames.OK, write_map({"services": self._services()})]
+            case "mmi.workers":
+                return [frames.OK, write_map({"workers": self._workers()})]
+            case "mmi.health":
+                return [frames.OK, write_map(self._health())]
+            case _:
+                return [frames.NOT_IMPLEMENTED]
+
+    def _service(self, name: bytes) -> bytes:
+        if not frames.is_service(name):
+            return frames.NOT_FOUND
+        service = name.decode("ascii")
+        known = {task.name: task.queue for task in self._ledger.tasks()}
+        pair = (known.get(service, service), service)
+        return frames.NOT_FOUND if self._ledger.unserved([pair]) else frames.OK
+
+    def _status(self, said: bytes) -> list[bytes]:
+        record = self._job(said)
+        if record is None:
+            return [frames.NOT_FOUND]
+        told: dict[str, Any] = {
+            "job_id": str(record.id),
+            "ledger_id": record.id,
+            "service": record.task,
+            "state": record.state.value,
+            "attempt": record.attempt,
+            "crashes": record.crash_count,
+            "final": record.state in FINAL,
+        }
+        if record.error is not None:
+            told |= {"error": str(record.error.code), "message": record.error.message, "cause": record.error.cause}
+        body = []
+        if record.state is JobState.SUCCEEDED and record.result is not None:
+            body = results.body_of(record.result) if record.payload_type == FRAMES else [record.result]
+        return [frames.OK, write_map(told), *body]
+
+    def _job(self, said: bytes) -> JobRecord | None:
+        asked = (read_map(said) or {}).get("job_id", said)
+        text = asked.decode("ascii", "replace") if isinstance(asked, bytes) else str(asked)
+        if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
+            return None
+        return self._ledger.job(int(text))
+
+    def _services(self) -> list[dict[str, Any]]:
+        queues = {queue.name: queue for queue in self._ledger.queues()}
+        found = []
+        for task in self._ledger.tasks()[:MAX_LISTED]:
+            queue = queues.get(task.queue)
+            found.append(
+                {
+                    "service": task.name,
+                    "queue": task.queue,
+                    "workers": 0 if queue is None else queue.workers,
+                    "waiting": 0 if queue is None else queue.pending,
+                }
+            )
+        return found
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return [_worker(worker) for worker in self._ledger.workers(living_only=True)[:MAX_LISTED]]
+
+    def _health(self) -> dict[str, Any]:
+        fleet = self._ledger.fleet()
+        troubles = judge(fleet, self._ledger.queues(), check_interval_s=self._settings.recovery.check_interval_s)
+        return {
+            "status": "degraded" if troubles else "ok",
+            "workers": dict(fleet.workers),
+            "troubles": [{"code": one.code, "message": one.message, "cure": one.cure} for one in troubles],
+        }
+
+
+def _worker(worker: WorkerRecord) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "name": worker.name,
+        "host": worker.host,
+        "state": worker.state.value,
+        "door": worker.door.value,
+        "services": list(worker.tasks),
+        "running": worker.running,
+        "processed": worker.processed,
+        "silent_s": round(worker.silent_s, 1),
+    }

@@ -1,0 +1,113 @@
+"""From frames to jobs: read what a client asks for, and what it says about it beside."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unstuck.domain.envelope import FRAMES, pack, read_map, read_object
+from unstuck.domain.policy import Policy, decode_policy, encode_policy
+from unstuck.domain.recovery import printable
+from unstuck.mdp.frames import Request
+from unstuck.store.records import NewJob, TaskRecord
+
+MAX_KEY_CHARS = 200
+MAX_OWN_ID_CHARS = 200
+LEAST_PRIORITY, MOST_PRIORITY = -1000, 1000
+OWN_ID = "JobID"
+"""How a client names its own id in the parameters of a call."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One thing to be done; a request may carry several."""
+
+    job: NewJob
+    own_id: str | None = None
+    key: str | None = None
+    """With the same key from the same client it is done once."""
+
+
+@dataclass(frozen=True)
+class Options:
+    priority: int = 0
+    key: str | None = None
+    own_id: str | None = None
+
+
+def bare_policy(retry_attempts: int) -> Policy:
+    """Give the rule of a service that nobody registered as a task: a crash sends it back, so often and no more."""
+    return Policy(on_crash="retry" if retry_attempts else "fail", max_crash_retries=max(1, retry_attempts))
+
+
+def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts: int, by: str) -> list[Call]:
+    """Give the calls of a request. Whatever cannot be read is body, and kept as it came."""
+    service = request.service.decode("ascii")
+    said = _options(read_map(request.correlation)) if request.correlation else Options()
+    maps = [read_map(frame) for frame in request.body] if len(request.body) > 1 else []
+    if maps and all(one is not None for one in maps):
+        # A map of options, then one map per call.
+        options = _options(maps[0], said)
+        calls = [(frame, value) for frame, value in zip(request.body[1:], maps[1:], strict=True)]
+        return [
+            _call(
+                service,
+                (request.body[0], frame),
+                tasks,
+                retry_attempts,
+                by,
+                Options(options.priority, options.key and f"{options.key}#{place}", _own_id(value) or options.own_id),
+            )
+            for place, (frame, value) in enumerate(calls)
+        ]
+    own_id = said.own_id
+    if len(request.body) == 1:
+        own_id = _own_id(read_object(request.body[0])) or own_id
+    options = Options(said.priority, said.key, own_id)
+    return [_call(service, request.body, tasks, retry_attempts, by, options)]
+
+
+def _call(
+    service: str,
+    frames: tuple[bytes, ...],
+    tasks: Mapping[str, TaskRecord],
+    retry_attempts: int,
+    by: str,
+    options: Options,
+) -> Call:
+    known = tasks.get(service)
+    policy = bare_policy(retry_attempts) if known is None else decode_policy(known.policy)
+    job = NewJob(
+        task=service,
+        queue=service if known is None else known.queue,
+        payload=pack(frames),
+        payload_type=FRAMES,
+        policy=encode_policy(policy),
+        on_crash=policy.on_crash,
+        heartbeat=policy.heartbeat,
+        heartbeat_timeout_s=policy.heartbeat_timeout_s,
+        timeout_s=policy.timeout_s,
+        priority=options.priority,
+        enqueued_by=by,
+    )
+    return Call(job, options.own_id, options.key)
+
+
+def _options(given: dict[str, Any] | None, before: Options | None = None) -> Options:
+    before = before or Options()
+    if given is None:
+        return before
+    priority = given.get("priority", before.priority)
+    key = given.get("idempotency_key", before.key)
+    own_id = given.get("job_id", before.own_id)
+    return Options(
+        min(max(priority, LEAST_PRIORITY), MOST_PRIORITY)
+        if isinstance(priority, int) and not isinstance(priority, bool)
+        else before.priority,
+        printable(key, MAX_KEY_CHARS) if isinstance(key, str) and key else before.key,
+        printable(own_id, MAX_OWN_ID_CHARS) if isinstance(own_id, str) and own_id else before.own_id,
+    )
+
+
+def _own_id(parameters: dict[str, Any] | None) -> str | None:
+    found = None if parameters is None else parameters.get(OWN_ID)
+    return printable(str(found), MAX_OWN_ID_CHARS) if isinstance(found, str | int) and found != "" else None

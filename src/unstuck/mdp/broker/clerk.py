@@ -1,0 +1,59 @@
+"""Carry orders to the ledger in a thread of its own, so that workers hear the broker's beat also in an outage."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from unstuck.domain.errors import LedgerError, UnstuckError
+from unstuck.logs import logger
+from unstuck.mdp.broker.desk import Desk
+from unstuck.mdp.broker.orders import Answer, Order
+
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 2.0
+
+log = logger("unstuck.mdp")
+
+
+class Clerk:
+    """`tell` is called with each answer, from the clerk's thread."""
+
+    def __init__(self, desk: Desk, tell: Callable[[Answer], None]) -> None:
+        self._desk = desk
+        self._tell = tell
+        self._orders: SimpleQueue[Order | None] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unstuck-clerk", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, order: Order) -> None:
+        self._orders.put(order)
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping.set()
+        self._orders.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            answer = self._do(order)
+            if answer is None:
+                return
+            self._tell(answer)
+
+    def _do(self, order: Order) -> Answer | None:
+        """Do it, however long the ledger is away; None when we must end before."""
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                return self._desk.do(order)
+            except (UnstuckError, OSError) as error:
+                if self._stopping.is_set():
+                    log.warning("The last order could not be written", error=str(error))
+                    return None
+                if retry_s == FIRST_RETRY_S or not isinstance(error, LedgerError):
+                    log.warning("The ledger cannot be used; trying again", error=str(error))
+                self._stopping.wait(retry_s)
+                retry_s = min(retry_s * 2, LONGEST_RETRY_S)

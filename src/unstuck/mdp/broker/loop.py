@@ -1,0 +1,193 @@
+"""The broker's socket: take what comes, hand it to the rules, send what they say. Nothing here knows what it means."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from unstuck.config import Mdp
+from unstuck.logs import logger
+from unstuck.mdp import frames
+from unstuck.mdp.broker.core import Broker
+from unstuck.mdp.broker.orders import Answer, Order
+
+MAX_DRAINED = 5_000
+"""Messages taken at once, before anything else gets its turn."""
+LONGEST_NAP_S = 0.5
+ZMTP_BEAT_MS = 500
+ZMTP_TIMEOUT_MS = 1_500
+"""By the library itself, below Majordomo: a process that is stopped, or a cut network, is seen without any beat."""
+QUEUED_PER_PEER = 10_000
+LINGER_MS = 500
+
+log = logger("unstuck.mdp")
+
+Message = tuple[bytes, list[bytes], int | None]
+
+
+def open_router(context: "zmq.Context[zmq.Socket[bytes]]", settings: Mdp) -> "zmq.Socket[bytes]":
+    router = context.socket(zmq.ROUTER)
+    router.set(zmq.ROUTER_MANDATORY, 1)
+    # Who comes back from a cut network with its own identity must not be shut out by its own shadow.
+    router.set(zmq.ROUTER_HANDOVER, 1)
+    router.set(zmq.MAXMSGSIZE, settings.max_message_bytes)
+    router.set(zmq.HANDSHAKE_IVL, int(settings.handshake_timeout_s * 1000))
+    router.set(zmq.HEARTBEAT_IVL, ZMTP_BEAT_MS)
+    router.set(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
+    router.set(zmq.SNDHWM, QUEUED_PER_PEER)
+    router.set(zmq.RCVHWM, QUEUED_PER_PEER)
+    router.set(zmq.LINGER, LINGER_MS)
+    router.set(zmq.BACKLOG, 1024)
+    return router
+
+
+class Loop:
+    """Runs in the thread that made it; `wake`, `heard` and `answered` may be called from others."""
+
+    def __init__(
+        self,
+        router: "zmq.Socket[bytes]",
+        core: Broker,
+        order: Callable[[Order], None],
+        settings: Mdp,
+    ) -> None:
+        self._router = router
+        self._core = core
+        self._order = order
+        self._max_frames = settings.max_frames
+        self._monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._open: set[int] = set()
+        """Connections that stand, by file descriptor: the number of one that ended is soon another's."""
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._answers: deque[Answer] = deque()
+        self._words: deque[frozenset[str]] = deque()
+        self._stopping = False
+        self._poller = zmq.Poller()
+        for one in (self._router, self._monitor, self._wakeup):
+            self._poller.register(one, zmq.POLLIN)
+
+    # From other threads -----------------------------------------------------------------------
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wakeup, 1)
+
+    def answered(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        self.wake()
+
+    def heard(self, words: frozenset[str]) -> None:
+        self._words.append(words)
+        self.wake()
+
+    def stop(self) -> None:
+        """May be called by a signal."""
+        self._stopping = True
+        self.wake()
+
+    # ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while not self._stopping:
+            self.round()
+
+    def round(self) -> None:
+        """Wait for something, and do all that follows from it."""
+        now_s = time.monotonic()
+        nap_s = min(max(self._core.next_tick_s(now_s) - now_s, 0.0), LONGEST_NAP_S)
+        ready = dict(self._poller.poll(int(nap_s * 1000) + (nap_s > 0)))
+        if self._wakeup in ready:
+            os.eventfd_read(self._wakeup)
+        messages, drained = self._take_all()
+        now_s = time.monotonic()
+        # A death may be told before the last words of the dead: those first. And a number of a connection may have
+        # a new owner already: whoever says READY comes after the dead.
+        newcomers: list[Message] = []
+        fresh: set[bytes] = set()
+        for message in messages:
+            if message[2] is not None or message[0] in fresh:
+                fresh.add(message[0])
+                newcomers.append(message)
+            else:
+                self._core.on_message(*message, now_s)
+        if drained:
+            self._see_ends(now_s)
+        for identity, parts, line in newcomers:
+            if line is not None and line not in self._open and drained:
+                continue
+            self._core.on_message(identity, parts, line, now_s)
+        while self._answers:
+            self._core.on_answer(self._answers.popleft(), now_s)
+        while self._words:
+            self._core.on_bell(self._words.popleft())
+        if now_s >= self._core.next_tick_s(now_s):
+            self._core.on_tick(now_s)
+        order = self._core.take_order()
+        if order is not None:
+            self._order(order)
+        self._send_all()
+
+    def close(self) -> None:
+        self._router.disable_monitor()
+        self._router.close()
+        os.close(self._wakeup)
+
+    def _take_all(self) -> tuple[list[Message], bool]:
+        """Give all that came, and whether that was really all. Only with READY the connection is told."""
+        messages: list[Message] = []
+        for _ in range(MAX_DRAINED):
+            try:
+                identity = self._router.recv(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return messages, True
+            parts: list[bytes] = []
+            many = False
+            more = identity.more
+            while more:
+                part = self._router.recv(zmq.DONTWAIT)
+                more = bool(self._router.get(zmq.RCVMORE))
+                if len(parts) < self._max_frames:
+                    parts.append(part)
+                else:
+                    many = True
+            if many:
+                parts = []
+            line = None
+            if parts[1:3] == [frames.WORKER, frames.READY]:
+                line = _line_of(identity)
+            messages.append((identity.bytes, parts, line))
+        return messages, False
+
+    def _see_ends(self, now_s: float) -> None:
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            line = event["value"]
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._open.add(line)
+            else:
+                self._open.discard(line)
+                self._core.on_gone(line, now_s)
+
+    def _send_all(self) -> None:
+        while sends := self._core.take_sends():
+            for send in sends:
+                try:
+                    self._router.send_multipart([send.to, *send.frames], zmq.DONTWAIT)
+                except zmq.Again:
+                    # It does not read: a client gets no more than it takes, a worker is as good as gone.
+                    self._core.dropped["a message to somebody who does not read"] += 1
+                    self._core.on_unreachable(send.to)
+                except zmq.ZMQError as error:
+                    if error.errno != zmq.EHOSTUNREACH:
+                        raise
+                    self._core.on_unreachable(send.to)
+
+
+def _line_of(frame: zmq.Frame) -> int | None:
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except (zmq.ZMQError, ValueError, AttributeError, TypeError):
+        # Not every transport and library can say it: then heartbeats must do.
+        return None

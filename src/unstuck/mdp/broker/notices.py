@@ -1,0 +1,131 @@
+"""Tell clients of deaths and of empty benches: at once, once, and in batches when many die together."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from unstuck.domain.envelope import write_map
+from unstuck.mdp import frames
+
+CRASHED = "Worker processing your job has crashed. Job will be retried."
+CRASHED_FOR_GOOD = "Worker processing your job has crashed. Job will not be retried."
+NOBODY = "No workers are currently available to process this job."
+EXPIRED = "No worker took this job in time. It was cancelled."
+
+MAX_MAPS = 50
+"""In one message."""
+BURST = 20
+PER_SECOND = 10.0
+"""Messages to one client: the first few at once, then as many in a second, each with all that came meanwhile."""
+MAX_KEPT = 1_000
+"""Of what one client waits for; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    command: bytes
+    job_id: int
+    correlation: bytes | None
+    map: dict[str, Any]
+
+
+def crashed(
+    service: str, own_id: str, job_id: int, attempt: int, cause: str | None, *, final: bool, at: float
+) -> dict[str, Any]:
+    message = CRASHED_FOR_GOOD if final else CRASHED
+    return _map("WORKER_CRASHED", service, message, own_id, job_id, at, attempt=attempt, final=final, cause=cause)
+
+
+def nobody(service: str, own_id: str, job_id: int, *, expired: bool, at: float) -> dict[str, Any]:
+    return _map("NO_WORKERS", service, EXPIRED if expired else NOBODY, own_id, job_id, at, final=expired)
+
+
+def _map(error: str, service: str, message: str, own_id: str, job_id: int, at: float, **more: Any) -> dict[str, Any]:
+    told = {name: value for name, value in more.items() if value is not None and value is not False}
+    return {
+        "error": error,
+        "service": service,
+        "message": message,
+        "timestamp": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
+        "job_id": own_id,
+        "ledger_id": job_id,
+        **told,
+    }
+
+
+@dataclass
+class _Box:
+    waiting: deque[Notice] = field(default_factory=deque)
+    tokens: float = BURST
+    filled_s: float = 0.0
+    due_s: float = 0.0
+    suppressed: int = 0
+
+
+class Notices:
+    """One box per client."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._boxes: dict[bytes, _Box] = {}
+
+    def add(self, client: bytes, notice: Notice, now_s: float) -> None:
+        box = self._boxes.setdefault(client, _Box(filled_s=now_s))
+        if not box.waiting:
+            box.due_s = now_s + self._delay_s
+        if len(box.waiting) >= MAX_KEPT:
+            box.waiting.popleft()
+            box.suppressed += 1
+        box.waiting.append(notice)
+
+    def forget_job(self, client: bytes, job_id: int) -> None:
+        """It is answered: nothing more is said of it."""
+        box = self._boxes.get(client)
+        if box is not None and box.waiting:
+            box.waiting = deque(notice for notice in box.waiting if notice.job_id != job_id)
+
+    def forget(self, client: bytes) -> None:
+        self._boxes.pop(client, None)
+
+    def due(self, now_s: float) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Give the messages that may leave now: to whom, and their frames."""
+        for client, box in self._boxes.items():
+            box.tokens = min(BURST, box.tokens + (now_s - box.filled_s) * PER_SECOND)
+            box.filled_s = now_s
+            while box.waiting and box.due_s <= now_s and box.tokens >= 1:
+                box.tokens -= 1
+                yield client, self._message(box)
+
+    def next_due_s(self) -> float | None:
+        """When to look again."""
+        moments = [
+            max(box.due_s, box.filled_s + max(0.0, 1 - box.tokens) / PER_SECOND)
+            for box in self._boxes.values()
+            if box.waiting
+        ]
+        return min(moments, default=None)
+
+    def _message(self, box: _Box) -> list[bytes]:
+        first = box.waiting.popleft()
+        batch = [first]
+        # Those of one kind and one request share a message; others come with the next.
+        kept: deque[Notice] = deque()
+        while box.waiting and len(batch) < MAX_MAPS:
+            notice = box.waiting.popleft()
+            if notice.command == first.command and notice.correlation == first.correlation:
+                batch.append(notice)
+            elif notice.command == first.command and box.tokens < BURST / 2:
+                # In a flood a client gets few messages with many maps, each of which names its job.
+                batch.append(notice)
+            else:
+                kept.append(notice)
+        box.waiting = kept + box.waiting
+        maps = [notice.map for notice in batch]
+        if box.suppressed:
+            maps[-1] = {**maps[-1], "suppressed": box.suppressed}
+            box.suppressed = 0
+        alone = all(notice.correlation == first.correlation for notice in batch)
+        correlation = first.correlation if alone else None
+        return frames.broker_notice(first.command, [write_map(one) for one in maps], correlation)

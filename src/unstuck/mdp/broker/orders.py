@@ -1,0 +1,128 @@
+"""What the broker wants of the ledger in one round, and what it hears back: plain data, so that it can be simulated."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from unstuck.domain.endings import Ending, Release
+from unstuck.domain.liveness import Detector
+from unstuck.mdp.broker.calls import Call
+from unstuck.mdp.broker.waiting import Asked
+from unstuck.store.records import (
+    BeatAnswer,
+    Claimed,
+    Done,
+    ForeignPulse,
+    Glance,
+    JobRecord,
+    Letter,
+    Outcome,
+    TaskRecord,
+)
+
+
+@dataclass(frozen=True)
+class Birth:
+    """A worker that said READY. Its services are found among the known tasks by whoever writes it down."""
+
+    worker_id: str
+    name: str
+    services: tuple[str, ...]
+    host: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Death:
+    worker_id: str
+    detector: Detector
+    evidence: str
+    job_id: int | None
+    """What it worked on, as far as we know."""
+
+
+@dataclass
+class Hand:
+    """What one worker hands in, and whether it has a hand free."""
+
+    done: list[Done] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    release: list[Release] = field(default_factory=list)
+    wants: bool = False
+
+    @property
+    def empty(self) -> bool:
+        return not (self.done or self.endings or self.release or self.wants)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something that only the ledger knows, asked by a client through `mmi.`."""
+
+    client: bytes
+    correlation: bytes | None
+    name: str
+    body: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Posted:
+    """A call on its way to the ledger, and where its answer goes."""
+
+    call: Call
+    asked: Asked
+    place: int
+    letter: Letter | None
+    """Only for clients whose identity is their own: it is theirs also after a restart."""
+
+
+@dataclass
+class Order:
+    births: list[Birth] = field(default_factory=list)
+    posts: list[Posted] = field(default_factory=list)
+    hands: dict[str, Hand] = field(default_factory=dict)
+    pulses: list[ForeignPulse] = field(default_factory=list)
+    deaths: list[Death] = field(default_factory=list)
+    retired: list[str] = field(default_factory=list)
+    answered: list[int] = field(default_factory=list)
+    """Jobs whose letters were answered."""
+    look_at: list[int] = field(default_factory=list)
+    """Jobs that somebody waits for and that none of our workers holds."""
+    overdue: list[int] = field(default_factory=list)
+    """Jobs that nobody took in time."""
+    returned: list[bytes] = field(default_factory=list)
+    """Clients that came (back): what is still unanswered of theirs?"""
+    questions: list[Question] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        return not any(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Stored:
+    job_id: int
+    fresh: bool
+    unserved: bool
+    """Nobody lives who would take it."""
+
+
+@dataclass
+class Answer:
+    stored: list[Stored] = field(default_factory=list)
+    """In the order of the posts."""
+    claimed: dict[str, Claimed] = field(default_factory=dict)
+    """By worker."""
+    superseded: set[tuple[int, int]] = field(default_factory=set)
+    """Replies whose token no longer stands."""
+    gone: set[str] = field(default_factory=set)
+    """Workers that are dead or stopped in the ledger."""
+    beats: dict[str, BeatAnswer] = field(default_factory=dict)
+    buried: list[tuple[Death, JobRecord | None]] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    expired: list[int] = field(default_factory=list)
+    """Cancelled, since nobody took them in time."""
+    glances: list[Glance] = field(default_factory=list)
+    letters: dict[bytes, list[Letter]] = field(default_factory=dict)
+    replies: list[tuple[Question, list[bytes]]] = field(default_factory=list)
+    tasks: dict[str, TaskRecord] | None = None
+    """The tasks that are known, when they were read anew."""

@@ -1,0 +1,152 @@
+"""Remember who waits for what: requests that were taken and are not answered yet."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from unstuck.domain.envelope import write_map
+from unstuck.store.records import Letter
+
+FIRST_LOOK_S = 0.002
+GROWTH = 1.5
+SLOWEST_LOOK_S = 0.25
+LOOKS_PER_S = 4_000
+
+
+@dataclass(eq=False)
+class Asked:
+    """One request of a client; with several calls it is answered when the last has ended."""
+
+    client: bytes
+    correlation: bytes | None
+    service: str
+    id: str
+    answers: list[list[bytes] | None]
+    notify: bool
+
+    @property
+    def complete(self) -> bool:
+        return all(answer is not None for answer in self.answers)
+
+    def body(self) -> list[bytes]:
+        """Give the frames of the reply: those of the one call as they came, or one frame for each of several."""
+        if len(self.answers) == 1:
+            return self.answers[0] or [b""]
+        return [_one_frame(answer or []) for answer in self.answers]
+
+
+def _one_frame(frames: list[bytes]) -> bytes:
+    return frames[0] if len(frames) == 1 else write_map({"frames": frames})
+
+
+@dataclass(eq=False)
+class Waiting:
+    """Somebody waits for this job."""
+
+    job_id: int
+    asked: Asked
+    place: int
+    own_id: str
+    since_s: float
+    step_s: float = FIRST_LOOK_S
+    held_here: bool = False
+    """One of our workers has it: we hear of its end by ourselves."""
+    attempt: int = 0
+    told: set[tuple[int, bytes]] = field(default_factory=set)
+    """Which attempts and kinds the client was told of."""
+
+
+class Requests:
+    def __init__(self) -> None:
+        self._jobs: dict[int, list[Waiting]] = {}
+        self._open: Counter[bytes] = Counter()
+        self._looks: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def open_of(self, client: bytes) -> int:
+        return self._open[client]
+
+    def begin(self, client: bytes, calls: int) -> None:
+        """Count what was taken of a client, before the ledger has it."""
+        self._open[client] += calls
+
+    def add(self, waiting: Waiting) -> None:
+        several = self._jobs.setdefault(waiting.job_id, [])
+        several.append(waiting)
+        if len(several) == 1:
+            heapq.heappush(self._looks, (waiting.since_s + FIRST_LOOK_S, waiting.job_id))
+
+    def of(self, job_id: int) -> list[Waiting]:
+        return self._jobs.get(job_id, [])
+
+    def all(self) -> Iterable[Waiting]:
+        return (waiting for several in self._jobs.values() for waiting in several)
+
+    def knows(self, client: bytes, job_id: int) -> bool:
+        return any(waiting.asked.client == client for waiting in self.of(job_id))
+
+    def take(self, job_id: int) -> list[Waiting]:
+        """Give who waits for a job that has ended, and forget them."""
+        several = self._jobs.pop(job_id, [])
+        for waiting in several:
+            self._less(waiting.asked.client)
+        return several
+
+    def drop(self, client: bytes, calls: int) -> None:
+        for _ in range(calls):
+            self._less(client)
+
+    def due(self, now_s: float) -> list[int]:
+        """Give the jobs to look at now: those that somebody else works on, or nobody yet."""
+        found = []
+        # Many who wait are looked at less often: each look is a question to the ledger.
+        slowest_s = max(SLOWEST_LOOK_S, len(self._jobs) / LOOKS_PER_S)
+        while self._looks and self._looks[0][0] <= now_s:
+            _, job_id = heapq.heappop(self._looks)
+            several = self._jobs.get(job_id)
+            if several is None or several[0].held_here:
+                continue
+            first = several[0]
+            first.step_s = min(first.step_s * GROWTH, slowest_s)
+            heapq.heappush(self._looks, (now_s + first.step_s, job_id))
+            found.append(job_id)
+        return found
+
+    def next_due_s(self) -> float | None:
+        return self._looks[0][0] if self._looks else None
+
+    def look_soon(self, job_id: int, now_s: float) -> None:
+        """Somebody else has it from now on."""
+        several = self.of(job_id)
+        for waiting in several:
+            waiting.held_here, waiting.step_s = False, FIRST_LOOK_S
+        if several:
+            heapq.heappush(self._looks, (now_s + FIRST_LOOK_S, job_id))
+
+    def _less(self, client: bytes) -> None:
+        self._open[client] -= 1
+        if self._open[client] <= 0:
+            del self._open[client]
+
+
+def restored(letters: list[Letter], now_s: float) -> list[Waiting]:
+    """Make of letters what was known before a restart."""
+    asked: dict[str, Asked] = {}
+    found = []
+    for letter in letters:
+        request = asked.setdefault(
+            letter.request_id,
+            Asked(
+                letter.client,
+                letter.correlation,
+                letter.service,
+                letter.request_id,
+                [None] * letter.places,
+                letter.notify,
+            ),
+        )
+        found.append(Waiting(letter.job_id, request, letter.place, letter.own_id or str(letter.job_id), now_s))
+    return found
