@@ -20,9 +20,11 @@ from unstuck.store.sqlite.client import ClientVerbs
 from unstuck.store.sqlite.counting import CountingVerbs
 from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.diagnosing import DiagnosingVerbs
+from unstuck.store.sqlite.exchanging import ExchangeVerbs
 from unstuck.store.sqlite.foreign import ForeignVerbs
 from unstuck.store.sqlite.forks import watch_forks
 from unstuck.store.sqlite.health import HealthVerbs
+from unstuck.store.sqlite.letters import LetterVerbs
 from unstuck.store.sqlite.operator import OperatorVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
@@ -33,6 +35,8 @@ from unstuck.store.sqlite.verbs import fetch
 
 
 class SqliteLedger(
+    ExchangeVerbs,
+    LetterVerbs,
     RequestVerbs,
     ClientVerbs,
     ForeignVerbs,
