@@ -21,6 +21,7 @@ from tests.contract.hands import (
 )
 from tests.contract.meddling import Meddler
 
+from unstuck import failpoints
 from unstuck.domain.errors import RefusedValue
 from unstuck.domain.states import Door, JobState, WorkerState
 from unstuck.store.contract import Ledger
@@ -197,6 +198,20 @@ def test_wishes_that_find_nothing_say_when_to_come_again(ledger: Ledger, w1: str
     assert idle.alive
     assert idle.next_due_in_s == pytest.approx(600, abs=60)
     assert dead == TurnAnswer(alive=False)
+
+
+def test_a_process_that_is_lost_before_the_commit_leaves_nothing_and_after_it_all(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    parts = {"jobs": [new_job()], "letters": [letter()], "turns": [Turn("w1", done=(done(job),))]}
+    for point, counted in (("before", {"running": 1}), ("after", {"pending": 1, "succeeded": 1})):
+        failpoints.arm(f"exchange.{point}_commit=raise")
+        try:
+            with pytest.raises(failpoints.FailpointHit):
+                exchange(ledger, **parts)
+        finally:
+            failpoints.arm("")
+        assert ledger.count_jobs() == counted
+        assert len(ledger.letters(CLIENT)) == counted.get("pending", 0)
 
 
 # Letters ------------------------------------------------------------------------------------
