@@ -21,6 +21,8 @@ POINTS = frozenset(
         "runner.after_user_code",
         "enqueue.before_commit",
         "enqueue.after_commit",
+        "exchange.before_commit",
+        "exchange.after_commit",
         "sweep.after_verdict",
         "sweep.before_settle",
         "sweep.after_settle",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, claim, done, put, start, state_of, turn, until
+from tests.contract.hands import QUEUE, TASK, birth, claim, done, new_job, put, start, state_of, turn, until
 from tests.pg import PgServer
 
 from unstuck.client.doctor.visiting import visit
@@ -21,7 +21,7 @@ from unstuck.config import Settings
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.store.postgres.ledger import PostgresLedger
-from unstuck.store.records import Pulse
+from unstuck.store.records import Exchange, Pulse, Turn, Wish
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
@@ -85,6 +85,13 @@ def test_a_worker_lives_its_whole_life_behind_a_pooler(pooled: PostgresLedger) -
         assert turn(pooled, done=map(done, jobs)).superseded == frozenset()
         assert state_of(pooled, jobs[0].job_id) is JobState.SUCCEEDED
         assert pooled.beat(Pulse("w1", 0, 0)).state is WorkerState.ACTIVE
+        # A transaction of several statements in one round trip stays in one session too.
+        ended = pooled.exchange(
+            Exchange(jobs=(new_job(),), turns=(Turn("w1", wish=Wish((QUEUE,), (TASK,), 1, start=1)),))
+        )
+        assert ended.turns is not None
+        assert turn(pooled, done=map(done, ended.turns[0].claimed)).superseded == frozenset()
+        assert state_of(pooled, ended.enqueued[0].job_id) is JobState.SUCCEEDED
     assert [worker.session for worker in pooled.watch()] == [Session.UNKNOWN]
     assert pooled.take_ticket("sweep", 60)
     pooled.enqueue([])

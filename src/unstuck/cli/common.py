@@ -88,7 +88,10 @@ class Common:
         if registry is None:
             return config.load({"url": self.url})
         settings = config.restore(registry.manifest_settings())
-        return settings if self.url is None else replace(settings, url=self.url)
+        if self.url is None:
+            return settings
+        config.check_url(self.url)
+        return replace(settings, url=self.url)
 
     @contextmanager
     def reading(self) -> Iterator[Operator]:

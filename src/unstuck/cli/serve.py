@@ -105,6 +105,7 @@ def up(
     names = _queues(queues)
     settings = settings_of(path)
     if common.url is not None:
+        config.check_url(common.url)
         settings = replace(settings, url=common.url)
     arguments = [sys.executable, "-m", "unstuck.cli.main", "worker", path]
     arguments += ["--url", common.url] if common.url is not None else []

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from unstuck.config.recovery import Recovery, Retention
-from unstuck.config.settings import GROUPS, Settings
+from unstuck.config.settings import GROUPS, Settings, check_url
 from unstuck.domain.errors import ConfigError
 from unstuck.domain.names import did_you_mean
 
@@ -55,6 +55,8 @@ def build(values: Mapping[str, Any]) -> Settings:
     if isinstance(recovery.get("evidence"), list):
         recovery["evidence"] = tuple(recovery["evidence"])
     settings = Settings(**rest)
+    # What comes from here is given to other processes too, and they would find nothing in our memory.
+    check_url(settings.url)
     # Recovery given in code is complete in itself: what a file says must not shine through it.
     return replace(settings, recovery=ready if ready is not None else Recovery(**recovery))
 

@@ -14,6 +14,8 @@ from unstuck.domain.errors import ConfigError
 from unstuck.domain.names import did_you_mean
 
 DEFAULT_URL = "sqlite:///unstuck.db"
+IN_MEMORY = "sqlite:///:memory:"
+"""A ledger that lives and dies with one process: for who opens it and serves from it alone, such as a broker."""
 DEFAULT_QUEUE = "default"
 LEAST_PROCESSES = 20
 LEAST_OPEN_FILES = 64
@@ -64,7 +66,8 @@ class Settings:
     mdp: Mdp = field(default_factory=Mdp)
 
     def __post_init__(self) -> None:
-        check_url(self.url)
+        if self.url != IN_MEMORY:
+            check_url(self.url)
         if self.listen_url is not None:
             check_url(self.listen_url)
         for switch in ("notify", "auto_migrate"):

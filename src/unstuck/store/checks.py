@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from unstuck.domain.errors import RefusedValue
-from unstuck.store.records import NewJob
+from unstuck.store.records import Exchange, Letter, NewJob
 
 MAX_PRIORITY = 1000
 EARLIEST_S = -62_135_596_800.0
@@ -13,6 +13,9 @@ LATEST_S = 253_370_764_800.0
 LONGEST_S = 1e10
 """Three hundred years."""
 LARGEST_ID = 2**63 - 1
+CLIENT_BYTES = range(16, 256)
+"""How long an identity may be: shorter ones are not unique enough to be found again, longer ones ZeroMQ has not."""
+MAX_PLACES = 2**31 - 1
 
 
 def check_jobs(jobs: Iterable[NewJob]) -> None:
@@ -35,3 +38,20 @@ def check_ids(job_ids: Collection[int]) -> None:
     if job_ids and (min(job_ids) < -LARGEST_ID or max(job_ids) > LARGEST_ID):
         wrong = next(job_id for job_id in job_ids if abs(job_id) > LARGEST_ID)
         raise RefusedValue(f"{wrong} is not the id of a job: ids have at most 64 bits. Check what was typed.")
+
+
+def check_exchange(exchange: Exchange) -> None:
+    """Raise RefusedValue for what one of the databases could not keep."""
+    check_jobs(exchange.jobs)
+    check_jobs(one.job for one in exchange.once)
+    check_ids(exchange.answered)
+    for letter in (*exchange.letters, *(one.letter for one in exchange.once)):
+        if letter is not None:
+            _check_letter(letter)
+
+
+def _check_letter(letter: Letter) -> None:
+    if len(letter.client) not in CLIENT_BYTES:
+        raise RefusedValue(f"The identity of a client must have 16 to 255 bytes, not {len(letter.client)}.")
+    if not 0 <= letter.place < letter.places <= MAX_PLACES:
+        raise RefusedValue(f"There is no place {letter.place} among {letter.places} calls.")

@@ -28,6 +28,8 @@ from unstuck.store.records import (
     Count,
     Enqueued,
     EventRecord,
+    Exchange,
+    ExchangeAnswer,
     Fleet,
     ForeignPulse,
     Glance,
@@ -36,6 +38,7 @@ from unstuck.store.records import (
     HostRecord,
     JobFilter,
     JobRecord,
+    Letter,
     MinuteCount,
     NewApiToken,
     NewJob,
@@ -449,4 +452,21 @@ class Ledger(Protocol):
     def change_conditions(self, changes: Sequence[ConditionChange], remind_s: float) -> int:
         """Write what began, lasts (with an event `KIND_still`, at most once in `remind_s`) or is over (`KIND_over`).
         Each step has one event, however many take it at once; gives how many were written."""
+        ...
+
+    # Brokers --------------------------------------------------------------------------------
+
+    def exchange(self, exchange: Exchange) -> ExchangeAnswer:
+        """Do all of it in one commit, or nothing. A turn of a dead worker is answered as such, and the others are done
+        all the same. RefusedValue for one value that cannot be stored: split it. Where it only wishes, and there is
+        nothing to be had, nobody who writes is made to wait."""
+        ...
+
+    def letters(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[Letter]:
+        """Give the unanswered letters of a client, in the order of their jobs. They go when their jobs go."""
+        ...
+
+    def letter(self, job_id: int) -> Letter | None:
+        """Give the letter of a job, answered or not. A job that is enqueued again under its unique key gets the new
+        one."""
         ...

@@ -64,6 +64,7 @@ def run_worker(
         manifest = bench.start()
         settings = config.restore(manifest.settings)
         if url is not None:
+            config.check_url(url)
             settings = replace(settings, url=url)
         served = _served(queues, manifest)
         # The tables are looked at over a connection of its own: a worker keeps two, and this is neither.

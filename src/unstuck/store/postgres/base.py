@@ -25,6 +25,7 @@ QUERY_FILES = (
     "audit.sql",
     "counters.sql",
     "alerts.sql",
+    "letters.sql",
 )
 PACKAGE = "unstuck.store.postgres.queries"
 

@@ -41,14 +41,14 @@ class ClientVerbs(Verbs):
         check_jobs(jobs)
         with self.client_lane.hold():
             ids = self.job_ids.take(len(jobs))
-            batches = _batches(ids, jobs)
+            batches = in_batches(ids, jobs)
             if failpoints.active:
                 failpoints.reached("enqueue.before_commit")
             # Repeated as it was: the ids are reserved, so that it cannot be stored twice.
             places = self.repeat_uncertain(lambda: self._store_once(batches))
         if failpoints.active:
             failpoints.reached("enqueue.after_commit")
-        return _answer(ids, places)
+        return answer_of(ids, places)
 
     def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
         theirs = driver_connection(connection)
@@ -68,7 +68,7 @@ class ClientVerbs(Verbs):
             # The statement above began the caller's transaction, if it had not begun. So this is a savepoint: all of
             # these jobs or none, and the transaction goes on either way.
             with cursor, theirs.transaction():
-                return _answer(ids, self._insert(ask, _batches(ids, jobs)))
+                return answer_of(ids, self._insert(ask, in_batches(ids, jobs)))
         except psycopg.Error as error:
             where = "the database of the given connection"
             if theirs.closed:
@@ -126,14 +126,16 @@ class ClientVerbs(Verbs):
         return known
 
 
-def _answer(ids: list[int], known: dict[int, int]) -> list[Enqueued]:
+def answer_of(ids: list[int], known: dict[int, int]) -> list[Enqueued]:
+    """Answer an enqueue; `known` has the places of those that were there already, with whose ids they have."""
     answer = [Enqueued(job_id) for job_id in ids]
     for place, job_id in known.items():
         answer[place] = Enqueued(job_id, fresh=False)
     return answer
 
 
-def _batches(ids: list[int], jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
+def in_batches(ids: list[int], jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
+    """Give the values of one statement each, with the places that these jobs have in the whole."""
     chunks = list(_chunks(jobs))
     places: Sequence[int] = range(len(jobs))
     if len(chunks) > 1 and any(job.unique_key is not None for job in jobs):
@@ -165,19 +167,20 @@ def columns(places: Sequence[int], all_ids: list[int], all_jobs: Sequence[NewJob
         "queues": arrays.texts([job.queue for job in jobs]),
         "tasks": arrays.texts([job.task for job in jobs]),
         "payloads": arrays.byteas([job.payload for job in jobs]),
-        "payload_types": _optional(arrays.texts, payload_types),
-        "policies": _optional(arrays.byteas, [job.policy or None for job in jobs]),
-        "on_crash": _optional(arrays.texts, on_crash),
-        "heartbeats": _optional(arrays.bools, [None if job.heartbeat else False for job in jobs]),
-        "heartbeat_timeouts_s": _optional(arrays.float8s, [job.heartbeat_timeout_s for job in jobs]),
-        "timeouts_s": _optional(arrays.float8s, [job.timeout_s for job in jobs]),
+        "payload_types": optional(arrays.texts, payload_types),
+        "policies": optional(arrays.byteas, [job.policy or None for job in jobs]),
+        "on_crash": optional(arrays.texts, on_crash),
+        "heartbeats": optional(arrays.bools, [None if job.heartbeat else False for job in jobs]),
+        "heartbeat_timeouts_s": optional(arrays.float8s, [job.heartbeat_timeout_s for job in jobs]),
+        "timeouts_s": optional(arrays.float8s, [job.timeout_s for job in jobs]),
         "ranks": arrays.int4s([-job.priority for job in jobs]) if any(job.priority for job in jobs) else None,
-        "delays_s": _optional(arrays.float8s, [job.delay_s or None for job in jobs]),
-        "runs_at": _optional(arrays.float8s, [job.run_at for job in jobs]),
-        "unique_keys": _optional(arrays.texts, [job.unique_key for job in jobs]),
-        "enqueued_by": _optional(arrays.texts, [job.enqueued_by for job in jobs]),
+        "delays_s": optional(arrays.float8s, [job.delay_s or None for job in jobs]),
+        "runs_at": optional(arrays.float8s, [job.run_at for job in jobs]),
+        "unique_keys": optional(arrays.texts, [job.unique_key for job in jobs]),
+        "enqueued_by": optional(arrays.texts, [job.enqueued_by for job in jobs]),
     }
 
 
-def _optional(pack: Callable[[Any], bytes], values: list[Any]) -> bytes | None:
+def optional(pack: Callable[[Any], bytes], values: list[Any]) -> bytes | None:
+    """Pack a column; None where there is nothing in it."""
     return None if values.count(None) == len(values) else pack(values)

@@ -1,12 +1,14 @@
 """Keep the book of foreign workers: those that come through another door than Python's own."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from unstuck.domain.states import WorkerState
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.bell import PostgresBell
+from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import worker_record
 from unstuck.store.postgres.workers import WorkerVerbs
 from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
@@ -24,22 +26,30 @@ class ForeignVerbs(WorkerVerbs):
         return worker_record(rows[0]) if rows else None
 
     def beat_foreign(self, pulses: Sequence[ForeignPulse]) -> list[BeatAnswer]:
-        try:
-            metadata = [None if one.metadata is None else msgspec.json.encode(one.metadata).decode() for one in pulses]
-        except UnicodeEncodeError as error:
-            raise errors.unwritable_text(error) from None
         # A beat may be given twice; what it adds to the count of settled jobs is for people.
-        rows = self.serve(
-            "beat_foreign",
-            worker_ids=arrays.texts([one.worker_id for one in pulses]),
-            running=arrays.int8s([AS_IT_WAS if one.running is None else one.running for one in pulses]),
-            settled=arrays.int8s([one.settled for one in pulses]),
-            metadata=arrays.texts(metadata),
-        )
-        return [
-            BeatAnswer(WorkerState(state), was_suspect, request, tuple(zip(ids or (), tokens or (), strict=True)), off)
-            for _, state, was_suspect, request, ids, tokens, off in rows
-        ]
+        return beat_answers(self.serve("beat_foreign", **beat_values(pulses)))
 
     def overhear(self) -> PostgresBell:
         return PostgresBell(self._bell_source(), self.schema, lambda word: True)
+
+
+def beat_values(pulses: Sequence[ForeignPulse]) -> dict[str, Any]:
+    """Give the parameters of a beat for many."""
+    try:
+        metadata = [None if one.metadata is None else msgspec.json.encode(one.metadata).decode() for one in pulses]
+    except UnicodeEncodeError as error:
+        raise errors.unwritable_text(error) from None
+    return {
+        "worker_ids": arrays.texts([one.worker_id for one in pulses]),
+        "running": arrays.int8s([AS_IT_WAS if one.running is None else one.running for one in pulses]),
+        "settled": arrays.int8s([one.settled for one in pulses]),
+        "metadata": arrays.texts(metadata),
+    }
+
+
+def beat_answers(rows: list[Row]) -> list[BeatAnswer]:
+    """Read what they are told, in their order."""
+    return [
+        BeatAnswer(WorkerState(state), was_suspect, request, tuple(zip(ids or (), tokens or (), strict=True)), off)
+        for _, state, was_suspect, request, ids, tokens, off in rows
+    ]

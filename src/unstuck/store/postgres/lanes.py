@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from unstuck.store.postgres import errors
 from unstuck.store.postgres.connecting import Address, Connection, Session, connect
 
 Row = tuple[Any, ...]
+Statement = tuple[bytes, Mapping[str, Any]]
 T = TypeVar("T")
 CONFLICT_TRIES = 8
 """How often a transaction that lost against another (deadlock, serialization) is repeated as it was."""
@@ -62,6 +63,15 @@ class Lane:
         """Run a statement that must not be repeated blindly; UncertainCommit when its answer is lost."""
         with self._lock:
             return self._execute(query, values, uncertain=True)
+
+    def write_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run several statements in one transaction and one round trip, and give the rows of each.
+
+        Like `write` it must not be repeated blindly."""
+        if len(statements) == 1:
+            return [self.write(*statements[0])]
+        with self._lock:
+            return self._run(lambda connection: _pipelined(connection, statements), uncertain=True)
 
     def again_if_cut(self, call: Callable[[], T]) -> T:
         """Call once more on a new connection where the one that was open broke: the server may have cut it alone."""
@@ -157,10 +167,13 @@ class Lane:
     # ------------------------------------------------------------------------------------------
 
     def _execute(self, query: bytes, values: Mapping[str, Any] | None, *, uncertain: bool) -> list[Row]:
+        return self._run(lambda connection: _all_of(connection.execute(query, values, binary=True)), uncertain)
+
+    def _run(self, work: Callable[[Connection], T], uncertain: bool) -> T:
         for tries in range(1, CONFLICT_TRIES + 1):
             connection = self.open().connection
             try:
-                return _all_of(connection.execute(query, values, binary=True))
+                return work(connection)
             except psycopg.Error as error:
                 if error.sqlstate in _CONFLICTS and tries < CONFLICT_TRIES and not connection.closed:
                     # Rolled back as a whole: to repeat it is the documented answer.
@@ -224,6 +237,34 @@ class Lane:
         if fd is not None:
             with suppress(OSError), socket.socket(fileno=os.dup(fd)) as same:
                 same.shutdown(socket.SHUT_RDWR)
+
+
+def _pipelined(connection: Connection, statements: Sequence[Statement]) -> list[list[Row]]:
+    """Send all statements before an answer is read. One that fails takes the others with it."""
+    failed: psycopg.Error | None = None
+    cursors = []
+    try:
+        with connection.pipeline():
+            try:
+                # Said aloud, though one pipeline is one transaction by itself: whatever interrupts us in here, the
+                # driver ends the pipeline in order, and the half of it that was sent would be committed.
+                connection.execute(b"begin")
+                for query, values in statements:
+                    cursors.append(connection.execute(query, values, binary=True))
+                connection.execute(b"commit")
+            except psycopg.Error as error:
+                # The first is the cause. What the end of the pipeline says afterwards is that nothing else was done.
+                failed = error
+    except psycopg.Error as error:
+        failed = failed or error
+    except UnicodeEncodeError:
+        connection.rollback()
+        raise
+    if failed is not None:
+        if not connection.closed:
+            connection.rollback()
+        raise failed
+    return [_all_of(cursor) for cursor in cursors]
 
 
 def _all_of(cursor: psycopg.Cursor[Row]) -> list[Row]:

@@ -12,8 +12,10 @@ from unstuck.store.postgres.api_tokens import ApiTokenVerbs
 from unstuck.store.postgres.audit import AuditVerbs
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.counting import CountingVerbs
+from unstuck.store.postgres.exchanging import ExchangeVerbs
 from unstuck.store.postgres.foreign import ForeignVerbs
 from unstuck.store.postgres.health import HealthVerbs
+from unstuck.store.postgres.letters import LetterVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
@@ -23,6 +25,8 @@ from unstuck.store.postgres.upkeep import UpkeepVerbs
 
 
 class PostgresLedger(
+    ExchangeVerbs,
+    LetterVerbs,
     RequestVerbs,
     ClientVerbs,
     ForeignVerbs,

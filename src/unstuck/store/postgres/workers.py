@@ -60,26 +60,13 @@ class WorkerVerbs(Verbs):
             return self.service_lane.again_if_cut(lambda: self._beat_once(pulse, metadata))
 
     def turn(self, turn: Turn) -> TurnAnswer:
-        around = () if turn.wish is None else self.gaps.of(turn.wish, time.monotonic())
-        try:
-            values = turn_values(turn, around)
-        except UnicodeEncodeError as error:
-            raise errors.unwritable_text(error) from None
+        values = self._turn_values(turn)
         if failpoints.active:
             failpoints.reached("turn.before_commit")
         rows = self.turn_lane.write(self.sql["turn"], values)
         if failpoints.active:
             _after_commit()
-        last = rows.pop()
-        if last[14] != ALIVE:
-            return TurnAnswer(alive=False)
-        if turn.wish is not None:
-            for gap, cost_s in take_gaps(rows):
-                self.gaps.note(turn.wish.tasks, gap, cost_s, time.monotonic())
-        if last[4]:
-            rows = self._with_payloads(rows)
-        claimed, superseded = claims(rows)
-        return TurnAnswer(True, claimed, superseded, last[13])
+        return self._turn_answer(turn, rows)
 
     def held(self, worker_id: str) -> list[HeldJob]:
         rows = self.turn_lane.ask(self.sql["held_by"], {"worker_id": worker_id, "limit": MAX_HELD})
@@ -118,6 +105,25 @@ class WorkerVerbs(Verbs):
         )[0]
         cancel = tuple(zip(row[3], row[4], strict=True)) if row[3] else ()
         return BeatAnswer(WorkerState(row[0]), row[1], row[2], cancel, row[5])
+
+    def _turn_values(self, turn: Turn) -> dict[str, Any]:
+        around = () if turn.wish is None else self.gaps.of(turn.wish, time.monotonic())
+        try:
+            return turn_values(turn, around)
+        except UnicodeEncodeError as error:
+            raise errors.unwritable_text(error) from None
+
+    def _turn_answer(self, turn: Turn, rows: list[Row]) -> TurnAnswer:
+        last = rows.pop()
+        if last[14] != ALIVE:
+            return TurnAnswer(alive=False)
+        if turn.wish is not None:
+            for gap, cost_s in take_gaps(rows):
+                self.gaps.note(turn.wish.tasks, gap, cost_s, time.monotonic())
+        if last[4]:
+            rows = self._with_payloads(rows)
+        claimed, superseded = claims(rows)
+        return TurnAnswer(True, claimed, superseded, last[13])
 
     def _with_payloads(self, rows: list[Row]) -> list[Row]:
         """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""

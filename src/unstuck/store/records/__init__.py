@@ -17,6 +17,10 @@ from unstuck.store.records.alerting import LateWorker as LateWorker
 from unstuck.store.records.counting import Count as Count
 from unstuck.store.records.counting import Fleet as Fleet
 from unstuck.store.records.counting import MinuteCount as MinuteCount
+from unstuck.store.records.exchanging import Exchange as Exchange
+from unstuck.store.records.exchanging import ExchangeAnswer as ExchangeAnswer
+from unstuck.store.records.exchanging import Letter as Letter
+from unstuck.store.records.exchanging import OnceJob as OnceJob
 from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
 from unstuck.store.records.handing import Done as Done

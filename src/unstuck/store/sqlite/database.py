@@ -288,12 +288,16 @@ class Database:
             # Somebody was inside SQLite for longer than a fork can wait. Those connections are never touched
             # again here, not even by the garbage collector.
             self._torn = True
-            for connection in (self._writer, self._reader):
-                if connection is not None:
-                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+            self._abandon_connections()
         self._fork_locks = []
         self._writer = self._reader = None
         self._identity = None
         self._writing = threading.Lock()
         self._reading = threading.Lock()
         self.lock.forget()
+
+    def _abandon_connections(self) -> None:
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+        self._writer = self._reader = None

@@ -26,7 +26,7 @@ class ForeignVerbs(WorkerVerbs):
     def beat_foreign(self, pulses: Sequence[ForeignPulse]) -> list[BeatAnswer]:
         with self.db.write(durable=False) as cursor:
             clock = read_clock()
-            return [_beat(cursor, pulse, clock) for pulse in pulses]
+            return [beat_one(cursor, pulse, clock) for pulse in pulses]
 
     def overhear(self) -> SqliteBell:
         bell = SqliteBell(bell_address(self.db.path, f"listener-{os.getpid()}-{secrets.token_hex(8)}"))
@@ -48,7 +48,8 @@ class ForeignVerbs(WorkerVerbs):
             return None if row is None else worker_record(row, read_clock(cursor))
 
 
-def _beat(cursor: apsw.Cursor, pulse: ForeignPulse, clock: Clock) -> BeatAnswer:
+def beat_one(cursor: apsw.Cursor, pulse: ForeignPulse, clock: Clock) -> BeatAnswer:
+    """Beat for one of them, inside a write."""
     worker_id = pulse.worker_id
     found = cursor.execute(SQL["foreign_pulse"], (worker_id,)).fetchone()
     if found is None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import apsw
 import msgspec
 
-from unstuck.config import Settings
+from unstuck.config import IN_MEMORY, Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
 from unstuck.store.sqlite import migrating
@@ -20,9 +20,12 @@ from unstuck.store.sqlite.client import ClientVerbs
 from unstuck.store.sqlite.counting import CountingVerbs
 from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.diagnosing import DiagnosingVerbs
+from unstuck.store.sqlite.exchanging import ExchangeVerbs
 from unstuck.store.sqlite.foreign import ForeignVerbs
 from unstuck.store.sqlite.forks import watch_forks
 from unstuck.store.sqlite.health import HealthVerbs
+from unstuck.store.sqlite.letters import LetterVerbs
+from unstuck.store.sqlite.memory import NAME, MemoryDatabase
 from unstuck.store.sqlite.operator import OperatorVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
@@ -33,6 +36,8 @@ from unstuck.store.sqlite.verbs import fetch
 
 
 class SqliteLedger(
+    ExchangeVerbs,
+    LetterVerbs,
     RequestVerbs,
     ClientVerbs,
     ForeignVerbs,
@@ -55,7 +60,13 @@ class SqliteLedger(
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         # A holder that is frozen for half of the time in which workers are taken for dead is in everybody's way.
-        self.db = Database(path_of(settings.url), kill_after_s=settings.recovery.heartbeat_timeout_s / 2)
+        kill_after_s = settings.recovery.heartbeat_timeout_s / 2
+        self.in_memory = settings.url == IN_MEMORY
+        self.db = (
+            MemoryDatabase(kill_after_s=kill_after_s)
+            if self.in_memory
+            else Database(path_of(settings.url), kill_after_s=kill_after_s)
+        )
         self.gaps = Gaps()
         self.ringer = Ringer(self._find_bells)
         watch_forks(self)
@@ -69,11 +80,11 @@ class SqliteLedger(
     def describe(self) -> dict[str, Any]:
         return {
             "database": "sqlite",
-            "path": str(self.db.path),
+            "path": NAME if self.in_memory else str(self.db.path),
             "version": apsw.sqlite_lib_version(),
             "driver": f"apsw {apsw.apsw_version()}",
-            "journal": "wal",
-            "synchronous": "full",
+            "journal": "memory" if self.in_memory else "wal",
+            "synchronous": "off" if self.in_memory else "full",
             "pooler": False,
             "bell": "unix datagrams",
         }

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+import apsw
 import msgspec
 
 from unstuck.store.checks import check_jobs
@@ -19,15 +20,20 @@ class RequestVerbs(Verbs):
     def enqueue_once(self, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
         check_jobs(jobs)
         with self.db.write() as cursor:
-            now = time.time()
-            before = now - request.keep_s
-            cursor.execute(SQL["clear_requests"], (before, CLEARED))
-            found = cursor.execute(SQL["find_request"], (request.key, before)).fetchone()
-            if found is not None:
-                same = found[0] == request.fingerprint
-                stored = tuple(Enqueued(*pair) for pair in _decode(found[1])) if same else ()
-                return OnceAnswer(stored, repeated=True)
-            answer = insert_jobs(cursor, jobs)
-            pairs = msgspec.json.encode([(item.job_id, item.fresh) for item in answer]).decode()
-            cursor.execute(SQL["remember_request"], (request.key, request.fingerprint, now, pairs))
-        return OnceAnswer(tuple(answer), repeated=False)
+            return insert_once(cursor, request, jobs)
+
+
+def insert_once(cursor: apsw.Cursor, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
+    """Insert jobs under the write lock that the caller holds, unless this request did so before."""
+    now = time.time()
+    before = now - request.keep_s
+    cursor.execute(SQL["clear_requests"], (before, CLEARED))
+    found = cursor.execute(SQL["find_request"], (request.key, before)).fetchone()
+    if found is not None:
+        same = found[0] == request.fingerprint
+        stored = tuple(Enqueued(*pair) for pair in _decode(found[1])) if same else ()
+        return OnceAnswer(stored, repeated=True)
+    answer = insert_jobs(cursor, jobs)
+    pairs = msgspec.json.encode([(item.job_id, item.fresh) for item in answer]).decode()
+    cursor.execute(SQL["remember_request"], (request.key, request.fingerprint, now, pairs))
+    return OnceAnswer(tuple(answer), repeated=False)

@@ -26,6 +26,7 @@ SQL = load_queries(
     "audit.sql",
     "counters.sql",
     "alerts.sql",
+    "letters.sql",
 )
 
 

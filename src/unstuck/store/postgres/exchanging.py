@@ -1,0 +1,102 @@
+"""Do in one commit, and one round trip, what happened at a broker between two looks at its sockets."""
+
+from collections.abc import Iterator, Mapping
+
+from unstuck import failpoints
+from unstuck.domain.errors import UncertainCommit
+from unstuck.store.checks import check_exchange
+from unstuck.store.postgres import arrays
+from unstuck.store.postgres.clients import answer_of, columns, in_batches
+from unstuck.store.postgres.foreign import ForeignVerbs, beat_answers, beat_values
+from unstuck.store.postgres.lanes import Row, Statement
+from unstuck.store.postgres.letters import letter_columns, letter_values
+from unstuck.store.postgres.requests import RequestVerbs
+from unstuck.store.records import BeatAnswer, Enqueued, Exchange, ExchangeAnswer, OnceJob
+
+
+class ExchangeVerbs(RequestVerbs, ForeignVerbs):
+    def exchange(self, exchange: Exchange) -> ExchangeAnswer:
+        check_exchange(exchange)
+        intake = Intake(self.sql, exchange, self._ids(len(exchange.jobs) + len(exchange.once)))
+        turns: list[Statement] = [(self.sql["turn"], self._turn_values(turn)) for turn in exchange.turns]
+        if failpoints.active:
+            failpoints.reached("exchange.before_commit")
+        try:
+            rows = iter(self.turn_lane.write_all([*intake.statements, *turns]))
+        except UncertainCommit:
+            if not intake.statements:
+                raise
+            # What was taken in is the same when it is done twice, and whoever sent it needs its ids. Turns are not.
+            rows = iter(self.repeat_uncertain(lambda: self.turn_lane.write_all(intake.statements)))
+            enqueued, once, beats = intake.read(rows)
+            return ExchangeAnswer(enqueued, once, None if turns else (), beats)
+        if failpoints.active:
+            failpoints.reached("exchange.after_commit")
+        enqueued, once, beats = intake.read(rows)
+        answers = tuple(self._turn_answer(turn, found) for turn, found in zip(exchange.turns, rows, strict=True))
+        return ExchangeAnswer(enqueued, once, answers, beats)
+
+    def _ids(self, count: int) -> list[int]:
+        if count == 0:
+            return []
+        with self.client_lane.hold():
+            return self.job_ids.take(count)
+
+
+class Intake:
+    """All of an exchange but its turns, under ids that were drawn before: it may be repeated as it is."""
+
+    def __init__(self, sql: Mapping[str, bytes], exchange: Exchange, ids: list[int]) -> None:
+        self._exchange = exchange
+        self._ids, self._once_ids = ids[: len(exchange.jobs)], ids[len(exchange.jobs) :]
+        self._batches = in_batches(self._ids, exchange.jobs) if exchange.jobs else []
+        # In the order of keys, as everybody goes: two exchanges cannot wait for each other.
+        self._once_places = sorted(range(len(exchange.once)), key=lambda place: exchange.once[place].request.key)
+        self.statements = list(self._all(sql))
+
+    def read(
+        self, rows: Iterator[list[Row]]
+    ) -> tuple[tuple[Enqueued, ...], tuple[Enqueued | None, ...], tuple[BeatAnswer, ...]]:
+        """Take the answers to our statements, and leave the rest."""
+        if self._exchange.answered:
+            next(rows)
+        known: dict[int, int] = {}
+        for batch in self._batches:
+            known |= {batch["places"][place - 1]: job_id for place, job_id in next(rows)}
+        once: dict[int, Enqueued | None] = {}
+        for place in self._once_places:
+            once[place] = _once_answer(self._exchange.once[place], self._once_ids[place], next(rows)[0])
+            if self._exchange.once[place].letter is not None:
+                next(rows)
+        beats = tuple(beat_answers(next(rows))) if self._exchange.pulses else ()
+        return tuple(answer_of(self._ids, known)), tuple(once[place] for place in sorted(once)), beats
+
+    def _all(self, sql: Mapping[str, bytes]) -> Iterator[Statement]:
+        exchange = self._exchange
+        if exchange.answered:
+            # Before the letters that may come for the same jobs.
+            yield sql["answer_letters"], {"ids": arrays.int8s(exchange.answered)}
+        for batch in self._batches:
+            letters = [exchange.letters[place] for place in batch["places"]] if exchange.letters else []
+            if any(letter is not None for letter in letters):
+                yield sql["post"], {**batch, **letter_columns(letters)}
+            else:
+                yield sql["enqueue"], batch
+        for place in self._once_places:
+            one = exchange.once[place]
+            keyed = {"key": one.request.key, "fingerprint": one.request.fingerprint}
+            values = columns((0,), [self._once_ids[place]], [one.job])
+            yield sql["enqueue_once"], {**values, **keyed, "keep_s": one.request.keep_s}
+            if one.letter is not None:
+                yield sql["store_letter"], {**keyed, **letter_values(one.letter)}
+        if exchange.pulses:
+            # Before the turns: who changes an identity row must not hold it more weakly already.
+            yield sql["beat_foreign_along"], beat_values(exchange.pulses)
+
+
+def _once_answer(once: OnceJob, own_id: int, row: Row) -> Enqueued | None:
+    _, fingerprint, [job_id], [fresh] = row
+    if fingerprint != once.request.fingerprint:
+        return None
+    # Where our own id is there it was us, now or in a try whose answer was lost.
+    return Enqueued(job_id, fresh and job_id == own_id)
