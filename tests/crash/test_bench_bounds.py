@@ -61,6 +61,7 @@ def test_a_crowd_in_sessions_of_its_own_is_ended_to_the_last(home: House, kind: 
 
 def test_a_crowd_within_the_limit_is_left_alone(home: House) -> None:
     runner = home.bench.open_runner(0, "sync")
+    # It stays for several looks at how many there are.
     text = "children = [subprocess.Popen(['sleep', '600']) for _ in range(20)]; time.sleep(1)"
     assert home.run(runner, "evaluate", text).outcome == Succeeded(b"null")
     assert below(home.born(runner)) == []
