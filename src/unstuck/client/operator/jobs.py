@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
+import msgspec
+
 from unstuck.client.auditing import counted, jobs_named
 from unstuck.client.operator.base import Verbs
 from unstuck.client.operator.limits import LOOKED_UP, MAX_JOB_ID, PAGE
@@ -51,19 +53,7 @@ class JobVerbs(Verbs):
         """Give the ids of every job that a filter finds, newest first, page by page; `limit` is ignored."""
         before_id = where.before_id
         while True:
-            page = self._ledger.jobs(
-                JobFilter(
-                    states=where.states,
-                    queue=where.queue,
-                    task=where.task,
-                    error=where.error,
-                    older_than_s=where.older_than_s,
-                    newer_than_s=where.newer_than_s,
-                    worker_id=where.worker_id,
-                    before_id=before_id,
-                    limit=PAGE,
-                )
-            )
+            page = self._ledger.jobs(msgspec.structs.replace(where, before_id=before_id, limit=PAGE))
             yield from (job.id for job in page)
             if len(page) < PAGE:
                 return
