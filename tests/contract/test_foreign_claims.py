@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-from tests.contract.hands import PATIENCE_S, QUEUE, TASK, birth, put
+from tests.contract.hands import QUEUE, TASK, birth, put
+from tests.fleet import PATIENCE_S
 
 from unstuck.domain.states import Door, JobState
 from unstuck.http.foreign.claiming import Presence, claim

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.reaper_kit import LONG_S, Stage, a_stage, wait_for
+from tests.fleet import wait_for
+from tests.unit.reaper_kit import LONG_S, Stage, a_stage
 
 from unstuck.config import Recovery
 from unstuck.domain.errors import LedgerUnavailable
