@@ -3,7 +3,7 @@
 import json
 
 from tests.acceptance.shop import Said, Shop
-from tests.contract.hands import until
+from tests.fleet import wait_for
 
 from unstuck.client.doctor.facts import Limits
 
@@ -47,7 +47,7 @@ def test_a_job_that_is_due_while_nobody_lives_is_found_before_the_patience_with_
     either_shop: Shop,
 ) -> None:
     either_shop.jobs(delay_s=0.5)
-    until(lambda: "due-but-waiting" in codes(either_shop.run("doctor", "--json")), "the forgotten job to be found")
+    wait_for(lambda: "due-but-waiting" in codes(either_shop.run("doctor", "--json")), "the forgotten job to be found")
     said = either_shop.run("doctor", "--json")
     [finding] = [one for one in json.loads(said.out) if one["code"] == "due-but-waiting"]
     assert said.code == 1

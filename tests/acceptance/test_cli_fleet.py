@@ -1,9 +1,8 @@
 """Workers, queues and stale jobs by hand."""
 
-import time
-
 import pytest
 from tests.acceptance.shop import RETRIED, Shop
+from tests.fleet import wait_for
 
 WORKER_FIELDS = {
     "id",
@@ -296,8 +295,5 @@ def test_one_round_of_the_reaper_settles_the_silent(shop: Shop) -> None:
 
 
 def _wait_silent(shop: Shop) -> None:
-    deadline_s = time.monotonic() + 30
     with shop.ledger() as ledger:
-        while not ledger.stale(TIMEOUT_S):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+        wait_for(lambda: ledger.stale(TIMEOUT_S), "the worker to have been silent for its timeout")

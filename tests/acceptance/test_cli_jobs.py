@@ -5,6 +5,7 @@ import re
 import threading
 
 from tests.acceptance.shop import Shop
+from tests.fleet import wait_for
 
 from unstuck.domain.states import JobState
 from unstuck.store.records import JobFilter
@@ -104,13 +105,8 @@ class TestEnqueue:
         assert "unstuck: Job 1 did not end within 1.5s: No living worker serves queue 'default'" in said.err
 
     def _settle_first(self, shop: Shop, result: bytes | None) -> None:
-        import time
-
-        deadline_s = time.monotonic() + 30
         with shop.ledger() as ledger:
-            while not ledger.jobs(_PENDING):
-                assert time.monotonic() < deadline_s
-                time.sleep(0.02)
+            wait_for(lambda: ledger.jobs(_PENDING), "a job that waits")
         [held] = shop.claim(start=True)
         shop.succeed(held, result) if result is not None else shop.fail(held)
 

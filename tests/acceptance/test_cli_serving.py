@@ -4,11 +4,11 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.acceptance.shop import COMMAND, Shop
+from tests.fleet import wait_for
 
 APP = """
 import os, time
@@ -54,13 +54,6 @@ def running(shop: Shop, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         log.close()
 
 
-def until(look: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + 45
-    while not look():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
-
-
 def living(shop: Shop) -> list[dict[str, object]]:
     if not (shop.folder / "jobs.db").exists():
         return []
@@ -75,7 +68,7 @@ def make_app(shop: Shop) -> None:
 def test_a_worker_makes_the_ledger_works_and_leaves_in_order(shop: Shop) -> None:
     make_app(shop)
     with running(shop, "worker", "app:app", "--name", "ada", "--concurrency", "2", "--log-format", "json") as process:
-        until(lambda: living(shop), "a living worker")
+        wait_for(lambda: living(shop), "a living worker")
         [worker] = living(shop)
         assert worker["name"] == "ada"
         assert worker["pid"] == process.pid
@@ -95,17 +88,17 @@ def test_a_worker_makes_the_ledger_works_and_leaves_in_order(shop: Shop) -> None
 def test_a_running_job_is_cancelled_at_once(shop: Shop) -> None:
     make_app(shop)
     with running(shop, "worker", "app:app", "--concurrency", "1"):
-        until(lambda: living(shop), "a living worker")
+        wait_for(lambda: living(shop), "a living worker")
         shop.run("enqueue", "sleep", "100")
-        until(lambda: shop.run("jobs", "--state", "running", "--json").json, "a running job")
+        wait_for(lambda: shop.run("jobs", "--state", "running", "--json").json, "a running job")
         assert "its worker was told" in shop.run("cancel", "1").out
-        until(lambda: shop.run("job", "1", "--json").json["state"] == "cancelled", "cancelled")
+        wait_for(lambda: shop.run("job", "1", "--json").json["state"] == "cancelled", "cancelled")
 
 
 def test_a_worker_is_stopped_from_afar(shop: Shop) -> None:
     make_app(shop)
     with running(shop, "worker", "app:app", "--name", "ada", "--concurrency", "1") as process:
-        until(lambda: living(shop), "a living worker")
+        wait_for(lambda: living(shop), "a living worker")
         assert shop.run("workers", "stop", "ada").code == 0
         assert process.wait(40) == 0
 
@@ -113,10 +106,10 @@ def test_a_worker_is_stopped_from_afar(shop: Shop) -> None:
 def test_up_replaces_whoever_dies(shop: Shop) -> None:
     make_app(shop)
     with running(shop, "up", "app:app", "--workers", "2", "--concurrency", "1") as process:
-        until(lambda: len(living(shop)) == 2, "two living workers")
+        wait_for(lambda: len(living(shop)) == 2, "two living workers")
         victim = living(shop)[0]
         os.kill(int(str(victim["pid"])), signal.SIGKILL)
-        until(lambda: len([w for w in living(shop) if w["id"] != victim["id"]]) == 2, "a replacement")
+        wait_for(lambda: len([w for w in living(shop) if w["id"] != victim["id"]]) == 2, "a replacement")
         dead = [worker for worker in shop.run("workers", "--json").json if worker["id"] == victim["id"]]
         assert dead[0]["state"] == "dead"
         assert dead[0]["verdict"]["detector"] in ("supervisor", "neighbour")
@@ -132,7 +125,7 @@ def test_the_reaper_daemon_settles_and_leaves_in_order(shop: Shop) -> None:
     silent.jobs()
     silent.claim(start=True)
     with running(shop, "reaper") as process:
-        until(lambda: shop.run("job", "1", "--json").json["state"] == "failed", "settled")
+        wait_for(lambda: shop.run("job", "1", "--json").json["state"] == "failed", "settled")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     assert "Dead worker detected: w1" in (shop.folder / "serving.log").read_text()
@@ -154,7 +147,7 @@ def test_a_worker_without_its_app_says_so(shop: Shop) -> None:
 def test_ctrl_c_ends_a_wait_with_130(shop: Shop) -> None:
     shop.worker()
     with running(shop, "enqueue", "add", "1", "--wait") as process:
-        until(lambda: shop.run("jobs", "--json").json, "the job is stored")
+        wait_for(lambda: shop.run("jobs", "--json").json, "the job is stored")
         # The child sets no handler of its own; the interpreter turns SIGINT into KeyboardInterrupt.
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130

@@ -2,7 +2,7 @@
 
 import msgspec
 from tests.acceptance.shop import Shop
-from tests.contract.hands import until
+from tests.fleet import wait_for
 from tests.tale import AGAIN, HUNG, OUT_OF_MEMORY, POLICY
 
 from unstuck.client.operator import LOOKED_UP, Operator
@@ -40,7 +40,7 @@ def take(ledger: Ledger, worker_id: str = "w1") -> Claimed:
         ledger.promote_due(10)
         return ledger.turn(Turn(worker_id, wish=WISH)).claimed
 
-    [job] = until(claim, "a job to claim")
+    [job] = wait_for(claim, "a job to claim")
     assert not ledger.turn(Turn(worker_id, start=(Held(job.job_id, job.token),))).superseded
     return job
 
@@ -133,7 +133,7 @@ def test_a_running_job_and_a_worker_that_was_pruned(either_shop: Shop) -> None:
         [stored] = ledger.enqueue([new_job()])
         suffer(ledger, TALE[0])
         ledger.retire("w1")
-        until(lambda: ledger.sweep_old(1e6, 1e6, 0.0, 100).workers, "the worker to be pruned")
+        wait_for(lambda: ledger.sweep_old(1e6, 1e6, 0.0, 100).workers, "the worker to be pruned")
         job = take(ledger, "w2")
         [started] = [one for one in ledger.attempts(job.job_id) if one.token == job.token]
         assert started.started_at is not None

@@ -52,6 +52,7 @@ def test_whoever_waits_is_woken_by_the_bell(http: httpx.Client, ledger: Ledger, 
     threads = [threading.Thread(target=lambda w=w: got.append(w.claim(wait=50))) for w in workers]
     for thread in threads:
         thread.start()
+    # Nothing says from outside that they rest by now; who does not yet is woken all the same.
     time.sleep(0.3)
     begun_s = time.monotonic()
     for _ in range(10):
@@ -68,6 +69,7 @@ def test_whoever_waits_hears_at_once_that_it_shall_go(http: httpx.Client, queue:
     said: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: said.append(worker.call("claim", wait=50)))
     thread.start()
+    # As above: most likely it rests by now, and hears of it in any case.
     time.sleep(0.3)
     begun_s = time.monotonic()
     http.post(f"/api/v1/workers/{worker.id}/drain")

@@ -1,8 +1,7 @@
 """Shorthand for tests of the ledger: births, jobs, endings, and a way to take jobs in hand."""
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from unstuck import host
@@ -25,7 +24,6 @@ from unstuck.store.records import (
 
 QUEUE = "default"
 TASK = "add"
-PATIENCE_S = 20.0
 
 
 def birth(worker_id: str = "w1", **changes: Any) -> WorkerBirth:
@@ -150,14 +148,3 @@ def state_of(ledger: Ledger, job_id: int) -> JobState:
     record = ledger.job(job_id)
     assert record is not None
     return record.state
-
-
-def until(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """Wait for something that must come true; fail loudly when it does not."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what} did not come true within {PATIENCE_S:g}s"
-        time.sleep(0.005)

@@ -8,21 +8,9 @@ from typing import Any
 import pytest
 from tests.contract.conftest import OpenLedger
 from tests.contract.doctor_kit import CALM, HOST_S_OWN
-from tests.contract.hands import (
-    birth,
-    claim,
-    crash,
-    crash_retry,
-    done,
-    new_job,
-    put,
-    running,
-    start,
-    turn,
-    until,
-    verdict,
-)
+from tests.contract.hands import birth, claim, crash, crash_retry, done, new_job, put, running, start, turn, verdict
 from tests.contract.meddling import Meddler
+from tests.fleet import wait_for
 
 from unstuck import config
 from unstuck.client.doctor.codes import Severity
@@ -177,7 +165,7 @@ class TestWorkers:
             assert "idle-worker" not in look(poll_interval=0.1)
         [taken] = claim(ledger)
         assert "idle-worker" not in look(poll_interval=0.1)
-        until(lambda: ledger.held_by("w1", 1)[0].held_s > 0.1, "a beat that could tell of it")
+        wait_for(lambda: ledger.held_by("w1", 1)[0].held_s > 0.1, "a beat that could tell of it")
         with beating(lambda: Pulse("w1", 1, 7)):
             # All that it holds is in a runner.
             assert "idle-worker" not in look(poll_interval=0.1)
@@ -213,12 +201,12 @@ class TestWorkers:
 
     def test_beats_that_come_late(self, ledger: Ledger, look: Look) -> None:
         ledger.register(birth("w1", heartbeat_interval_s=0.2, suspect_after_s=60.0, running_stale_after_s=60.0))
-        until(lambda: "late-beats" in look(), "a late beat")
+        wait_for(lambda: "late-beats" in look(), "a late beat")
 
     def test_a_silent_worker_that_holds_jobs(self, ledger: Ledger, look: Look) -> None:
         ledger.register(birth("w1", heartbeat_interval_s=0.1, suspect_after_s=0.3, running_stale_after_s=0.3))
         running(ledger)
-        finding = until(lambda: look().get("silent-worker"), "a silent worker")
+        finding = wait_for(lambda: look().get("silent-worker"), "a silent worker")
         assert (finding.severity, finding.facts["held"]) == (Severity.PROBLEM, 1)
 
     def test_the_dead_that_still_hold_jobs(self, ledger: Ledger, look: Look, calm: str, meddler: Meddler) -> None:

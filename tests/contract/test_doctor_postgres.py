@@ -11,9 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 from tests.contract.doctor_kit import CALM, HOST_S_OWN, codes
-from tests.contract.hands import birth, until
+from tests.contract.hands import birth
 from tests.contract.meddling import PostgresMeddler
 from tests.contract.proxy import Proxy, _end, _receive, _send
+from tests.fleet import wait_for
 
 from unstuck import config
 from unstuck.client.doctor.examining import examine
@@ -105,12 +106,12 @@ def test_dead_rows_and_an_autovacuum_that_is_off(pg: Ledger, settings: config.Se
     meddler.rows("update jobs set attempt = 1")
     meddler.rows("update jobs set attempt = 2")
     limits = Limits(dead_rows=5_000)
-    until(lambda: "dead-rows" in codes(pg, settings, limits), "the server to count its dead rows")
+    wait_for(lambda: "dead-rows" in codes(pg, settings, limits), "the server to count its dead rows")
     assert "autovacuum-off" in codes(pg, settings, limits)
     assert "dead-rows" not in codes(pg, settings)
     meddler.rows("vacuum jobs")
     meddler.rows("alter table jobs reset (autovacuum_enabled)")
-    until(lambda: codes(pg, settings, limits) == {"containment"}, "the doctor to be content")
+    wait_for(lambda: codes(pg, settings, limits) == {"containment"}, "the doctor to be content")
 
 
 def test_an_old_snapshot(pg: Ledger, settings: config.Settings, pg_url: str) -> None:
@@ -118,7 +119,7 @@ def test_an_old_snapshot(pg: Ledger, settings: config.Settings, pg_url: str) -> 
     with psycopg.connect(pg_url, application_name="a report") as reader:
         reader.execute("set transaction isolation level repeatable read")
         reader.execute("select count(*) from unstuck.jobs")
-        until(lambda: "old-snapshot" in codes(pg, settings, limits), "the snapshot to be old")
+        wait_for(lambda: "old-snapshot" in codes(pg, settings, limits), "the snapshot to be old")
         [finding] = [one for one in examine(gather(pg, settings, limits), limits) if one.code == "old-snapshot"]
         assert finding.facts["name"] == str(reader.info.backend_pid)
         assert "a report" in finding.what
@@ -135,7 +136,7 @@ def test_a_prepared_transaction_that_nobody_ends(pg: Ledger, settings: config.Se
         connection.execute("prepare transaction 'a transfer'")
     try:
         # Whoever prepared it is gone, and it stays.
-        until(lambda: "old-snapshot" in codes(pg, settings, limits), "the transaction to be old")
+        wait_for(lambda: "old-snapshot" in codes(pg, settings, limits), "the transaction to be old")
         [finding] = [one for one in examine(gather(pg, settings, limits), limits) if one.code == "old-snapshot"]
         assert (finding.facts["kind"], finding.facts["name"]) == ("prepared", "a transfer")
         assert "ROLLBACK PREPARED 'a transfer'" in finding.cure
@@ -149,10 +150,10 @@ def test_a_replication_slot_that_nobody_reads(pg: Ledger, settings: config.Setti
     meddler = PostgresMeddler(pg_url)
     with standby(meddler, "a_standby"):
         # Its reader is there and up to date: nothing is wrong.
-        until(lambda: slots(meddler) == [("a_standby", True)], "the slot to keep what its reader needs")
+        wait_for(lambda: slots(meddler) == [("a_standby", True)], "the slot to keep what its reader needs")
         assert codes(pg, settings) == {"containment"}
     try:
-        until(lambda: slots(meddler) == [("a_standby", False)], "its reader to be gone")
+        wait_for(lambda: slots(meddler) == [("a_standby", False)], "its reader to be gone")
         [finding] = [one for one in examine(gather(pg, settings)) if one.code == "old-snapshot"]
         assert (finding.facts["kind"], finding.facts["name"]) == ("slot", "a_standby")
         assert "is used by nobody" in finding.what
@@ -165,7 +166,7 @@ def test_a_replication_slot_that_nobody_reads(pg: Ledger, settings: config.Setti
 def test_a_replication_slot_whose_reader_lags(pg: Ledger, settings: config.Settings, pg_url: str) -> None:
     meddler = PostgresMeddler(pg_url)
     with standby(meddler, "a_slow_standby"):
-        until(lambda: slots(meddler) == [("a_slow_standby", True)], "the slot to keep what its reader needs")
+        wait_for(lambda: slots(meddler) == [("a_slow_standby", True)], "the slot to keep what its reader needs")
         for _ in range(20):
             meddler.rows("select pg_current_xact_id()")
         limits = Limits(slot_behind_xacts=10)
@@ -173,7 +174,7 @@ def test_a_replication_slot_whose_reader_lags(pg: Ledger, settings: config.Setti
         assert "lags behind" in finding.what
         assert finding.facts["behind_xacts"] > 10
         assert codes(pg, settings) == {"containment"}
-    until(lambda: slots(meddler) == [("a_slow_standby", False)], "its reader to be gone")
+    wait_for(lambda: slots(meddler) == [("a_slow_standby", False)], "its reader to be gone")
     meddler.rows("select pg_drop_replication_slot('a_slow_standby')")
 
 

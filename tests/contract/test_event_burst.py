@@ -1,39 +1,25 @@
 """Five hundred workers killed at once are one notification for each client, with the right count."""
 
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.contract.hands import birth
+from tests.contract.victims import VICTIMS, Victim, kill_all, registered_victims
 from tests.fleet import wait_for
 from tests.web import opened
 
-from unstuck import App, Event, host
+from unstuck import App, Event
 from unstuck.config import Recovery
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
 
-VICTIMS = 500
-Victim = subprocess.Popen[bytes]
-
 
 @pytest.fixture
 def victims(ledger: Ledger) -> Iterator[list[Victim]]:
-    """Processes that stand for workers in the ledger; nobody beats for them, and nobody has to yet."""
-    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(VICTIMS)]
-    try:
-        for number, process in enumerate(processes):
-            started = host.process_started(process.pid)
-            facts = {"pid": process.pid, "process_started": started, "suspect_after_s": 600.0}
-            ledger.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    with registered_victims(ledger) as victims:
+        yield victims
 
 
 def test_five_hundred_deaths_are_one_notification_for_each_client(
@@ -46,10 +32,7 @@ def test_five_hundred_deaths_are_one_notification_for_each_client(
         threading.Thread(target=lambda: local.extend(iter_first(app)), daemon=True).start()
         wait_for(lambda: all(stream.begun for stream in streams), "both streams to begin")
         wait_for(lambda: app._counter.parts().feed._wakes, "somebody who listens here")
-        for victim in victims:
-            victim.kill()
-        for victim in victims:
-            victim.wait()
+        kill_all(victims)
         buried = Reaper(ledger, Recovery(), by="reaper").round(ticket=False).buried
         assert buried.total() == VICTIMS
         ledger.note_event("worker_stopped", "the end")

@@ -2,8 +2,9 @@
 
 import msgspec
 import pytest
-from tests.contract.hands import claim, crash, crash_retry, done, put, run, running, state_of, turn, until, verdict
+from tests.contract.hands import claim, crash, crash_retry, done, put, run, running, state_of, turn, verdict
 from tests.contract.meddling import Meddler
+from tests.fleet import wait_for
 
 from unstuck.config import Recovery
 from unstuck.domain.autopsy import Autopsy, DeathKind, ProgressMark
@@ -66,7 +67,7 @@ def test_autopsies_go_with_their_job(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
     ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1, 2, "half")])
     turn(ledger, endings=[crash(job, autopsy=DEATH)])
-    assert until(lambda: ledger.prune(0.0)) == 1
+    assert wait_for(lambda: ledger.prune(0.0), "something to prune") == 1
     assert ledger.attempts(job.job_id) == []
     assert ledger.progress([job.job_id]) == {}
 

@@ -5,8 +5,9 @@ import time
 
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import birth, claim, put, run, until, verdict
+from tests.contract.hands import birth, claim, put, run, verdict
 from tests.contract.meddling import Meddler
+from tests.fleet import wait_for
 
 from unstuck import host
 from unstuck.config import Recovery
@@ -116,7 +117,7 @@ def test_a_beat_tells_what_to_cancel_and_that_it_is_switched_off(ledger: Ledger)
 def test_a_beat_ends_the_silence(ledger: Ledger, meddler: Meddler) -> None:
     ledger.register(foreign())
     meddler.age_beat("f1", 3600)
-    until(lambda: ledger.watch()[0].silent_s >= 0.5, "the silence")
+    wait_for(lambda: ledger.watch()[0].silent_s >= 0.5, "the silence")
     ledger.beat_foreign([ForeignPulse("f1")])
     assert ledger.watch()[0].silent_s < 0.5
 
@@ -126,7 +127,7 @@ def test_a_late_beat_forgives_nobody(ledger: Ledger, meddler: Meddler) -> None:
     ledger.register(foreign("f2", "b"))
     meddler.age_beat("f1", 3600)
     meddler.age_beat("f2", 3600)
-    until(lambda: all(worker.silent_s >= 0.5 for worker in ledger.watch()), "the silence")
+    wait_for(lambda: all(worker.silent_s >= 0.5 for worker in ledger.watch()), "the silence")
     ledger.beat_foreign([ForeignPulse("f1")])
     silent = {worker.id: worker.silent_s for worker in ledger.watch()}
     assert silent["f2"] >= 0.5
@@ -168,7 +169,7 @@ def test_a_round_looks_at_those_alone_of_whom_there_is_something_to_judge(ledger
     ledger.retire("stopped")
     meddler.age_beat("silent", 2 * LONG_S)
     meddler.age_beat("short", 3600)
-    until(lambda: {w.id: w.silent_s for w in ledger.watch()}["short"] >= 0.2, "the silence")
+    wait_for(lambda: {w.id: w.silent_s for w in ledger.watch()}["short"] >= 0.2, "the silence")
     workers, well = ledger.to_judge()
     seen = {worker.id: worker for worker in ledger.watch()}
     for worker in workers:
@@ -192,7 +193,7 @@ def test_it_is_dead_when_its_own_lease_is_over_and_not_before(ledger: Ledger, me
     put(ledger)
     [job] = claim(ledger, "f2")
     meddler.age_beat("f2", 3600)
-    until(lambda: {w.id: w.silent_s for w in ledger.watch()}["f2"] >= 0.5, "the silence")
+    wait_for(lambda: {w.id: w.silent_s for w in ledger.watch()}["f2"] >= 0.5, "the silence")
     reaper = Reaper(ledger, Recovery(), by="test")
     reaper.attention.confirm()
     reaper.round(ticket=False)

@@ -5,8 +5,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, claim, crash_retry, done, new_job, put, release, run, turn, until
+from tests.contract.hands import birth, claim, crash_retry, done, new_job, put, release, run, turn
 from tests.contract.meddling import Meddler
+from tests.fleet import wait_for
 
 from unstuck.store.contract import Ledger
 from unstuck.store.gaps import Gap
@@ -77,7 +78,7 @@ def test_nothing_is_missed_where_known_and_unknown_stand_mixed(ledger: Ledger, w
         ledger.enqueue([new_job(task=UNKNOWN) for _ in range(4000)])
         known += [put(ledger) for _ in range(10)]
     taken: list[int] = []
-    until(lambda: taken.extend(ids(claim(ledger, limit=7))) or len(taken) >= len(known), "every known job taken")
+    wait_for(lambda: taken.extend(ids(claim(ledger, limit=7))) or len(taken) >= len(known), "every known job taken")
     assert taken == known
 
 
@@ -112,7 +113,7 @@ def test_a_priority_inside_the_gap_is_found_in_time(ledger: Ledger, w1: str) -> 
     [gap] = gaps(ledger)
     job_id = put(ledger)
     assert is_inside(gap, job_id)
-    assert ids(until(lambda: claim(ledger), "the job inside the gap is found")) == [job_id]
+    assert ids(wait_for(lambda: claim(ledger), "the job inside the gap is found")) == [job_id]
 
 
 def give_back(ledger: Ledger, meddler: Meddler, job: Any) -> None:
@@ -142,7 +143,7 @@ def test_an_older_job_that_comes_back_into_the_gap_is_found_in_time(
     return_it(ledger, meddler, old)
     newer = put(ledger)
     taken: list[int] = []
-    until(lambda: taken.extend(ids(claim(ledger))) or len(taken) == 2, "both jobs are found")
+    wait_for(lambda: taken.extend(ids(claim(ledger))) or len(taken) == 2, "both jobs are found")
     assert set(taken) == {old.job_id, newer}
 
 
@@ -164,7 +165,7 @@ def test_a_gap_is_forgotten_when_the_crowd_is_gone(ledger: Ledger, w1: str, w2: 
     jobs = run(ledger, "w2", limit=CROWD, tasks=(UNKNOWN,))
     assert len(jobs) == CROWD
     turn(ledger, "w2", done=[done(job) for job in jobs])
-    until(lambda: claim(ledger) == [] and gaps(ledger) == (), "the gap is forgotten")
+    wait_for(lambda: claim(ledger) == [] and gaps(ledger) == (), "the gap is forgotten")
 
 
 def test_a_paused_queue_with_a_gap_gives_nothing_and_then_all(ledger: Ledger, w1: str) -> None:
@@ -178,7 +179,7 @@ def test_a_paused_queue_with_a_gap_gives_nothing_and_then_all(ledger: Ledger, w1
     assert claim(ledger) == []
     ledger.resume("default", "ops")
     taken: list[int] = []
-    until(lambda: taken.extend(ids(claim(ledger))) or len(taken) == 2, "both jobs are found")
+    wait_for(lambda: taken.extend(ids(claim(ledger))) or len(taken) == 2, "both jobs are found")
     assert set(taken) == {old.job_id, newer}
 
 

@@ -9,8 +9,9 @@ import threading
 import psycopg
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import birth, claim, put, until
+from tests.contract.hands import birth, claim, put
 from tests.contract.meddling import Meddler
+from tests.fleet import wait_for
 
 from unstuck.config import Settings
 from unstuck.domain.errors import SchemaMismatch
@@ -74,7 +75,7 @@ def test_a_migration_killed_halfway_is_finished_by_the_next(url: str, empty_ledg
     killed = migrate_elsewhere(url, f"{point}=kill")
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
-    until(lambda: empty_ledger.migrate() is not None)
+    wait_for(lambda: empty_ledger.migrate() is not None, "the tables")
     empty_ledger.check_schema()
     assert put(empty_ledger) == 1
 
@@ -110,9 +111,9 @@ def test_an_old_reaper_that_reads_while_the_tables_are_migrated_is_no_deadlock(p
 
         turn.execute("select count(*) from unstuck.jobs")
         migrating.start()
-        until(lambda: waiting() == 1, "the migration waits for the turn")
+        wait_for(lambda: waiting() == 1, "the migration waits for the turn")
         reading.start()
-        until(lambda: waiting() == 2, "the reaper waits for the migration")
+        wait_for(lambda: waiting() == 2, "the reaper waits for the migration")
         turn.commit()
         migrating.join()
         reading.join()

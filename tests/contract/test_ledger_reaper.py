@@ -2,8 +2,9 @@
 
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import birth, claim, crash, done, put, release, run, running, state_of, turn, until, verdict
+from tests.contract.hands import birth, claim, crash, done, put, release, run, running, state_of, turn, verdict
 from tests.contract.meddling import Meddler
+from tests.fleet import wait_for
 
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState, WorkerState
@@ -21,7 +22,7 @@ def the_worker(ledger: Ledger, worker_id: str = "w1") -> WorkerRecord:
 def silent_w1(ledger: Ledger, w1: str, meddler: Meddler) -> str:
     """A worker that has not beaten for a long time."""
     meddler.age_beat(w1, 3600)
-    until(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
+    wait_for(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
     return w1
 
 
@@ -40,7 +41,7 @@ def test_a_verdict_is_written_with_its_evidence_and_told(ledger: Ledger, silent_
 def test_suspicion_is_written_and_its_length_is_known(ledger: Ledger, silent_w1: str) -> None:
     assert ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
     assert ledger.events(worker_id="w1")[-1].kind == "worker_suspect"
-    until(lambda: ledger.watch()[0].suspect_s > 0.05, "the suspicion")
+    wait_for(lambda: ledger.watch()[0].suspect_s > 0.05, "the suspicion")
     assert ledger.watch()[0].state is WorkerState.SUSPECT
 
 
@@ -75,7 +76,7 @@ def test_a_beat_between_the_evidence_and_the_sweep_wins(
 ) -> None:
     job = running(ledger)
     meddler.age_beat("w1", 3600)
-    until(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
+    wait_for(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
     ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
     ledger.beat(Pulse("w1", 1, 0))
     assert ledger.settle("w1", [crash(job)], [], guard) == set()
@@ -87,7 +88,7 @@ def test_a_guard_that_holds_lets_the_sweep_through(ledger: Ledger, w1: str, medd
     put(ledger), put(ledger), put(ledger)
     first, second, third = run(ledger)
     meddler.age_beat("w1", 3600)
-    until(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
+    wait_for(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
     assert ledger.settle("w1", [crash(first)], [], SILENT) == {(first.job_id, first.token)}
     ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
     assert ledger.settle("w1", [crash(second)], [], GuardSuspect()) == {(second.job_id, second.token)}
@@ -138,7 +139,7 @@ def test_stale_gives_what_the_silent_and_the_dead_hold(ledger: Ledger, w1: str, 
     ledger.register(birth("w3", suspect_after_s=1000.0))
     silent_job, well_job, dead_job = running(ledger), running(ledger, "w2"), running(ledger, "w3")
     meddler.age_beat("w1", 3600)
-    until(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
+    wait_for(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
     ledger.beat(Pulse("w2", 1, 0))
     ledger.condemn("w3", verdict(), GuardNone())
     assert {job.job_id for job in ledger.stale(0.3)} == {silent_job.job_id, dead_job.job_id}
@@ -182,7 +183,7 @@ def test_a_ticket_expires_by_itself(ledger: Ledger, open_again: OpenLedger, medd
     assert not open_again().take_ticket("sweep", 3600.0)
     meddler.expire_ticket("sweep")
     assert open_again().take_ticket("sweep", 0.01)
-    until(lambda: ledger.take_ticket("sweep", 3600.0), "the end of a ticket")
+    wait_for(lambda: ledger.take_ticket("sweep", 3600.0), "the end of a ticket")
 
 
 def test_after_a_restore_every_token_is_void(ledger: Ledger, w1: str, w2: str, open_again: OpenLedger) -> None:

@@ -3,8 +3,9 @@
 import time
 
 import pytest
-from tests.contract.hands import birth, crash, done, put, run, running, turn, until, verdict
+from tests.contract.hands import birth, crash, done, put, run, running, turn, verdict
 from tests.contract.meddling import Meddler
+from tests.fleet import wait_for
 
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import JobState, WorkerState
@@ -23,7 +24,7 @@ def seen(ledger: Ledger, worker_id: str) -> WorkerWatch:
 def silent(ledger: Ledger, meddler: Meddler, worker_id: str, at_least_s: float = 0.5) -> None:
     """Make a worker silent. (A database that was started a moment ago cannot know of a longer silence yet.)"""
     meddler.age_beat(worker_id, 3600)
-    until(lambda: seen(ledger, worker_id).silent_s >= at_least_s, "the silence")
+    wait_for(lambda: seen(ledger, worker_id).silent_s >= at_least_s, "the silence")
 
 
 def test_a_newborn_is_active_and_has_beaten_once(ledger: Ledger) -> None:

@@ -51,7 +51,8 @@ def test_many_viewers_cost_one_look_and_nobody_costs_none(door: Any) -> None:
         for viewer in (*viewers, late):
             hub.leave(viewer)
         looks = hub.looks
-        await asyncio.sleep(2.5)
+        assert hub._task is not None
+        await hub._task
         assert hub.looks <= looks + 1
 
     run(watch())

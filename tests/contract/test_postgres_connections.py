@@ -6,8 +6,9 @@ import time
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, claim, new_job, put, running, turn, until
+from tests.contract.hands import birth, claim, new_job, put, running, turn
 from tests.contract.proxy import Proxy
+from tests.fleet import wait_for
 from tests.pg import GUARDED, PgServer
 
 from unstuck import failpoints
@@ -117,7 +118,7 @@ def test_close_ends_a_call_that_waits(pg_ledger: PostgresLedger, pg_url: str) ->
         stranger.execute("lock table unstuck.jobs in access exclusive mode")
         thread = threading.Thread(target=take)
         thread.start()
-        until(lambda: _waiting(pg_url), "the turn to wait")
+        wait_for(lambda: _waiting(pg_url), "the turn to wait")
         begun = time.monotonic()
         pg_ledger.close()
         thread.join(10)

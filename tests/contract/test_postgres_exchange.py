@@ -6,7 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.hands import QUEUE, TASK, birth, done, new_job, put, running, state_of, until
+from tests.contract.hands import QUEUE, TASK, birth, done, new_job, put, running, state_of
+from tests.fleet import wait_for
 from tests.contract.proxy import Proxy
 
 from unstuck.config import Settings
@@ -90,7 +91,7 @@ def test_a_deadlock_repeats_all_of_it(ledger: PostgresLedger, pg_url: str) -> No
             connection.execute("set deadlock_timeout = '60s'")
             connection.execute(touch, {"by": "theirs", "id": second})
             locked.set()
-            until(lambda: waiting(connection), "the lane to wait for this one")
+            wait_for(lambda: waiting(connection), "the lane to wait for this one")
             connection.execute(touch, {"by": "theirs", "id": first})
 
     thread = threading.Thread(target=other_way_round)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, new_job, running, until
+from tests.contract.hands import birth, new_job, running
+from tests.fleet import wait_for
 
 from unstuck.config import Settings
 from unstuck.store.postgres.ledger import PostgresLedger
@@ -29,7 +30,7 @@ def test_a_cancel_of_many_holds_nothing_while_it_waits_for_one(ledger: PostgresL
         turn.execute("set lock_timeout = '5s'")
         turn.execute("select 1 from unstuck.jobs where id = %s for update", (second,))
         cancelling.start()
-        until(
+        wait_for(
             lambda: onlooker.execute(
                 "select 1 from pg_stat_activity where application_name = 'unstuck read' and wait_event_type = 'Lock'"
                 " and datname = current_database()"
@@ -53,7 +54,7 @@ def test_a_note_of_progress_waits_for_no_job_that_is_just_ending(ledger: Postgre
     with psycopg.connect(swept_pg_url) as turn:
         turn.execute("select 1 from unstuck.jobs where id = %s for update", (jobs[1].job_id,))
         noting.start()
-        until(lambda: len(ledger.progress([job.job_id for job in jobs])) == 2, "the others are noted")
+        wait_for(lambda: len(ledger.progress([job.job_id for job in jobs])) == 2, "the others are noted")
         turn.execute("delete from unstuck.jobs where id = %s", (jobs[1].job_id,))
     noting.join()
     assert set(ledger.progress([job.job_id for job in jobs])) == {jobs[0].job_id, jobs[2].job_id}

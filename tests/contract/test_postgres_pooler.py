@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.contract.hands import QUEUE, TASK, birth, claim, done, new_job, put, start, state_of, turn, until
+from tests.contract.hands import QUEUE, TASK, birth, claim, done, new_job, put, start, state_of, turn
+from tests.fleet import wait_for
 from tests.pg import PgServer
 
 from unstuck.client.doctor.visiting import visit
@@ -58,7 +59,7 @@ def pooled_url(pg_server: PgServer, pg_url: str) -> Iterator[str]:
             return False
         return True
 
-    until(answers, "pgbouncer to answer")
+    wait_for(answers, "pgbouncer to answer")
     yield url
     process.send_signal(signal.SIGTERM)
     process.wait(10)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, put, turn, until, verdict, wish
+from tests.contract.hands import birth, put, turn, verdict, wish
+from tests.fleet import wait_for
 from tests.pg import PgServer
 
 from unstuck.config import Settings
@@ -63,7 +64,7 @@ def test_a_bell_that_waits_reconnects_and_shows_the_new_session(
     thread = threading.Thread(target=lambda: heard.append(bell.wait(30)))
     thread.start()
     lose_session(fleet[0], pg_url)
-    until(lambda: sessions(pg_ledger) == [Session.PRESENT] * 4, "the new session")
+    wait_for(lambda: sessions(pg_ledger) == [Session.PRESENT] * 4, "the new session")
     pg_ledger.ring(["queue:default"])
     thread.join(10)
     assert heard == [frozenset({"queue:default"})]
@@ -96,7 +97,7 @@ def test_a_turn_that_waited_for_a_verdict_sees_it(pg_ledger: PostgresLedger, pg_
         put(pg_ledger)
         thread = threading.Thread(target=lambda: answers.append(wish(pg_ledger).alive))
         thread.start()
-        until(lambda: _lock_waits(pg_url), "the turn to wait")
+        wait_for(lambda: _lock_waits(pg_url), "the turn to wait")
     thread.join(10)
     assert answers == [False]
     assert not turn(pg_ledger).alive
@@ -104,7 +105,7 @@ def test_a_turn_that_waited_for_a_verdict_sees_it(pg_ledger: PostgresLedger, pg_
 
 def test_a_beat_that_came_first_refutes_a_verdict_by_silence(pg_ledger: PostgresLedger) -> None:
     pg_ledger.register(birth("w1"))
-    until(lambda: pg_ledger.watch()[0].silent_s >= 0.2, "the silence")
+    wait_for(lambda: pg_ledger.watch()[0].silent_s >= 0.2, "the silence")
     pg_ledger.beat(Pulse("w1", 0, 0))
     assert not pg_ledger.condemn("w1", verdict(), GuardSilent(0.2))
     assert pg_ledger.watch()[0].state is WorkerState.ACTIVE

@@ -4,7 +4,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,27 @@ def in_child(action: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
+@contextmanager
+def writing(ledger: SqliteLedger) -> Iterator[threading.Event]:
+    """Have a write under way in another thread; it ends when told to, at the latest with the block."""
+    inside, go = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with ledger.db.write() as cursor:
+            cursor.execute("INSERT INTO unstuck_queues (name) VALUES ('slow')")
+            inside.set()
+            go.wait()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    inside.wait()
+    try:
+        yield go
+    finally:
+        go.set()
+        thread.join()
+
+
 def test_parent_and_child_both_go_on_with_connections_of_their_own(ledger: SqliteLedger) -> None:
     put(ledger)
     assert in_child(lambda: [put(ledger) for _ in range(5)]) == 0
@@ -57,20 +79,9 @@ def test_nothing_is_open_at_the_moment_of_the_fork(ledger: SqliteLedger) -> None
 
 
 def test_a_fork_waits_for_the_write_that_is_under_way(ledger: SqliteLedger) -> None:
-    inside, go = threading.Event(), threading.Event()
-
-    def write() -> None:
-        with ledger.db.write() as cursor:
-            cursor.execute("INSERT INTO unstuck_queues (name) VALUES ('slow')")
-            inside.set()
-            go.wait()
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    inside.wait()
-    threading.Timer(0.2, go.set).start()
-    assert in_child(lambda: put(ledger)) == 0
-    thread.join()
+    with writing(ledger) as go:
+        threading.Timer(0.2, go.set).start()
+        assert in_child(lambda: put(ledger)) == 0
     put(ledger)
     assert ledger.count_jobs() == {"pending": 2}
 
@@ -79,25 +90,13 @@ def test_a_child_torn_from_a_write_that_does_not_end_is_refused_and_harms_nobody
     ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "FORK_PATIENCE_S", 0.1)
-    inside, go = threading.Event(), threading.Event()
-
-    def write() -> None:
-        with ledger.db.write() as cursor:
-            cursor.execute("INSERT INTO unstuck_queues (name) VALUES ('slow')")
-            inside.set()
-            go.wait()
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    inside.wait()
 
     def refused() -> None:
         with pytest.raises(LedgerError, match="forked in the middle of a write"):
             put(ledger)
 
-    assert in_child(refused) == 0
-    go.set()
-    thread.join()
+    with writing(ledger):
+        assert in_child(refused) == 0
     put(ledger)
     assert ledger.count_jobs() == {"pending": 1}
 

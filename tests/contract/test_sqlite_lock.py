@@ -12,7 +12,8 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.contract.hands import new_job, put, until
+from tests.contract.hands import new_job, put
+from tests.fleet import wait_for
 
 from unstuck import host
 from unstuck.config import Recovery, Settings
@@ -101,7 +102,7 @@ def test_a_process_frozen_inside_its_write_is_killed_and_the_others_go_on(
     ledger: SqliteLedger, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     frozen = elsewhere(ENQUEUE, url, "sqlite.inside_write=stop")
-    until(lambda: stopped(frozen.pid), "the freeze")
+    wait_for(lambda: stopped(frozen.pid), "the freeze")
     before = time.monotonic()
     # Reading goes on all the while.
     assert ledger.count_jobs() == {}
@@ -149,7 +150,7 @@ def test_threads_pass_in_the_order_in_which_they_came() -> None:
 
         threads.append(threading.Thread(target=go))
         threads[-1].start()
-        until(lambda number=number: len(turnstile._line) == number + 1)
+        wait_for(lambda number=number: len(turnstile._line) == number + 1, "a place in line")
     turnstile.release()
     for thread in threads:
         thread.join()
@@ -228,7 +229,7 @@ def test_a_holder_that_is_only_slow_is_given_more_time_than_one_that_is_stopped(
     holder = Holder(bystander.pid, host.process_started(bystander.pid), 1, 0.0, 0.0, host.pid_namespace())
     assert not watched(holder, 5)
     bystander.send_signal(signal.SIGSTOP)
-    until(lambda: stopped(bystander.pid))
+    wait_for(lambda: stopped(bystander.pid), "the bystander to be stopped")
     assert watched(holder, 5)
 
 
@@ -300,7 +301,7 @@ def test_all_meet_at_the_new_lock_file_when_the_old_one_was_deleted(tmp_path: Pa
     with pytest.raises(LedgerUnavailable):
         old.acquire(time.monotonic() + 0.2)
     new.release()
-    until(lambda: not old._blocked, "nobody waits for the lock any more")
+    wait_for(lambda: not old._blocked, "nobody waits for the lock any more")
     old.acquire(time.monotonic() + 1)
     old.release()
     old.close()

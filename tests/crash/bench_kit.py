@@ -4,10 +4,12 @@ import json
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.fleet import wait_for
 
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace
@@ -129,19 +131,8 @@ async def astray():
 '''
 
 
-def wait_until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
-    """Look until it is truthy, and give it; fail with a sentence when patience ends."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        seen = look()
-        if seen:
-            return seen
-        assert time.monotonic() < deadline, f"after {patience_s:g}s still not: {what}"
-        time.sleep(0.002)
-
-
 def read_pid(file: Path) -> int:
-    return int(wait_until(lambda: file.read_text() if file.exists() else "", f"a pid in {file.name}"))
+    return int(wait_for(lambda: file.read_text() if file.exists() else "", f"a pid in {file.name}"))
 
 
 def gone_within(pid: int, seconds: float) -> bool:

@@ -374,5 +374,5 @@ def leave_memory(megabytes: int) -> None:
 async def poison_async(path: str) -> None:
     """Kill the process that it shares with others, each time."""
     _note(path, f"begun {os.getpid()}")
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # Others have begun beside it by then.
     os.kill(os.getpid(), signal.SIGKILL)

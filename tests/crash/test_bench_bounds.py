@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.crash.bench_kit import House, frame, gone_within, house, read_pid, wait_until
+from tests.crash.bench_kit import House, frame, gone_within, house, read_pid
+from tests.fleet import wait_for
 
 from unstuck.domain.outcomes import Raised, Succeeded
 from unstuck.runner import cgroups
@@ -55,12 +56,13 @@ def test_a_crowd_in_sessions_of_its_own_is_ended_to_the_last(home: House, kind: 
     assert found.cause == f"killed by SIGKILL (signal 9): it started more than {MOST} processes"
     assert (found.entered, found.oom) == (1 if kind == "sync" else 0, False)
     nursery = home.trace.nursery()[0]
-    wait_until(lambda: [p.pid for p in below(nursery)] == [home.born(sibling)], "only the sibling is left", 10)
+    wait_for(lambda: [p.pid for p in below(nursery)] == [home.born(sibling)], "only the sibling is left", 10)
     assert home.run(sibling, "add", 1, 1).outcome == Succeeded(b"2")
 
 
 def test_a_crowd_within_the_limit_is_left_alone(home: House) -> None:
     runner = home.bench.open_runner(0, "sync")
+    # It stays for several looks at how many there are.
     text = "children = [subprocess.Popen(['sleep', '600']) for _ in range(20)]; time.sleep(1)"
     assert home.run(runner, "evaluate", text).outcome == Succeeded(b"null")
     assert below(home.born(runner)) == []
@@ -74,7 +76,7 @@ def test_the_rooms_of_the_dead_are_taken_down(home: House) -> None:
     runner.kill()
     home.exit_of(runner)
     bases = [base for base in (cgroups.own(), cgroups.own("pids")) if base is not None]
-    wait_until(lambda: not any((base / f"unstuck-{room}").exists() for base in bases for room in rooms), "no room", 5)
+    wait_for(lambda: not any((base / f"unstuck-{room}").exists() for base in bases for room in rooms), "no room", 5)
     assert bool(rooms) == home.manifest.containment.startswith("cgroup")
 
 
@@ -144,7 +146,7 @@ globals()['kept'] = []
 while True: kept.append(os.dup(0))
 """
     runner.send([frame(1, "evaluate", text)])
-    child = int(wait_until(lambda: runner.peek_output()[0].split(), "the child's pid")[0])
+    child = int(wait_for(lambda: runner.peek_output()[0].split(), "the child's pid")[0])
     home.exit_of(runner)
     assert gone_within(child, 5)
 
@@ -183,7 +185,7 @@ def test_where_everybody_is_a_likely_victim_a_runner_is_a_likelier_one(tmp_path:
 def test_a_plain_kill_is_no_death_by_memory(home: House, tmp_path: Path) -> None:
     runner = home.bench.open_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    wait_for((tmp_path / "go.entered").exists, "the job is entered")
     os.kill(home.born(runner), signal.SIGKILL)
     found = home.exit_of(runner)
     assert (found.cause, found.oom, found.oom_sure, found.oom_words) == (

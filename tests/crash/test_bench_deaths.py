@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.bench_kit import House, frame, gone_within, house, wait_until
+from tests.crash.bench_kit import House, frame, gone_within, house
+from tests.fleet import wait_for
 
 from unstuck.domain.outcomes import Raised, Succeeded
 from unstuck.worker.bench import RunnerBorn
@@ -24,7 +25,7 @@ def plain(tmp_path: Path) -> Iterator[House]:
 def test_a_killed_runner_is_told_with_the_attempt_it_was_in(plain: House, tmp_path: Path) -> None:
     runner = plain.bench.open_runner(0, "sync")
     runner.send([frame(7, "add", 1, 1), frame(8, "wait_for", str(tmp_path / "go")), frame(9, "add", 1, 1)])
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    wait_for((tmp_path / "go.entered").exists, "the job is entered")
     pid = plain.born(runner)
     assert plain.trace.entered(0) == 8
     assert plain.trace.occupant(0)[0] == pid
@@ -63,10 +64,10 @@ def test_a_segfault_leaves_its_stack(plain: House) -> None:
 def test_the_stack_of_code_stuck_in_c_can_be_asked_for(plain: House, tmp_path: Path) -> None:
     runner = plain.bench.open_runner(0, "sync")
     runner.send([frame(1, "hold_the_gil", 600, str(tmp_path / "in"))])
-    wait_until((tmp_path / "in").exists, "the job is entered")
+    wait_for((tmp_path / "in").exists, "the job is entered")
     plain.born(runner)
     assert runner.dump_stack()
-    wait_until(lambda: "in hold_the_gil" in runner.stack(), "the stack")
+    wait_for(lambda: "in hold_the_gil" in runner.stack(), "the stack")
     runner.kill()
     assert plain.exit_of(runner).signal == signal.SIGKILL
 
@@ -75,7 +76,7 @@ def test_a_sigterm_to_everybody_is_for_the_worker_to_obey(plain: House, tmp_path
     runner, loop = plain.bench.open_runner(0, "sync"), plain.bench.open_runner(1, "async")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     loop.send([frame(2, "asay", "x", 0.2)])
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    wait_for((tmp_path / "go.entered").exists, "the job is entered")
     for pid in (plain.trace.nursery()[0], plain.born(runner), plain.born(loop)):
         os.kill(pid, signal.SIGTERM)
     (tmp_path / "go").touch()
@@ -102,7 +103,7 @@ def test_user_code_may_handle_sigterm(plain: House, tmp_path: Path) -> None:
     runner = plain.bench.open_runner(0, "sync")
     text = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit('told')); wait_for({str(tmp_path / 'go')!r})"
     runner.send([frame(1, "evaluate", text)])
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    wait_for((tmp_path / "go.entered").exists, "the job is entered")
     plain.born(runner)
     runner.terminate()
     outcome = plain.finish(runner)[0].outcome
@@ -136,7 +137,7 @@ for n in range(3, 60):
         pass
 """
     runner.send([frame(1, "evaluate", text)])
-    wait_until(lambda: runner.read() == [] and runner.closed, "the stream is given up")
+    wait_for(lambda: runner.read() == [] and runner.closed, "the stream is given up")
     assert gone_within(pid, 2)
 
 
@@ -163,7 +164,7 @@ def test_what_was_not_entered_can_be_taken_back_and_is_never_run(plain: House, t
     runner = plain.bench.open_runner(0, "sync")
     blocked = [frame(token, "evaluate", f"open({str(tmp_path / 'ran')!r}, 'w')") for token in range(2, 17)]
     runner.send([frame(1, "wait_for", str(tmp_path / "go")), *blocked])
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    wait_for((tmp_path / "go.entered").exists, "the job is entered")
     assert runner.retract() == list(range(2, 17))
     assert runner.retract() == []
     runner.send([frame(20, "add", 1, 1)])
@@ -175,7 +176,7 @@ def test_what_was_not_entered_can_be_taken_back_and_is_never_run(plain: House, t
 def test_large_jobs_wait_here_and_can_be_taken_back(plain: House, tmp_path: Path) -> None:
     runner = plain.bench.open_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    wait_for((tmp_path / "go.entered").exists, "the job is entered")
     runner.send([frame(token, "say", "x" * 500_000) for token in range(2, 22)])
     assert runner.wants_write()
     assert runner.retract() == list(range(2, 22))
@@ -194,7 +195,7 @@ def test_a_dead_runner_gives_back_what_was_still_buffered_here(plain: House, tmp
     runner = plain.bench.open_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     runner.send([frame(token, "say", "x" * 500_000) for token in range(2, 22)])
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    wait_for((tmp_path / "go.entered").exists, "the job is entered")
     plain.born(runner)
     runner.kill()
     assert plain.exit_of(runner).entered == 1

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.bench_kit import APP, House, frame, gone_within, house, read_pid, wait_until
+from tests.crash.bench_kit import APP, House, frame, gone_within, house, read_pid
+from tests.fleet import wait_for
 
 from unstuck import host
 from unstuck.domain.outcomes import Succeeded
@@ -99,8 +100,8 @@ def test_a_killed_nursery_takes_its_runners_along_and_can_be_replaced(home: Hous
     runners = [home.bench.open_runner(slot, "sync") for slot in (0, 1)]
     runners[0].send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "wait")])
     runners[1].send([frame(2, "add", 1, 1), frame(3, "wait_for", str(tmp_path / "go")), frame(4, "add", 1, 1)])
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
-    wait_until((tmp_path / "daemon.entered").exists, "the daemon is there")
+    wait_for((tmp_path / "go.entered").exists, "the job is entered")
+    wait_for((tmp_path / "daemon.entered").exists, "the daemon is there")
     pids = [home.born(runner) for runner in runners]
     nursery, _ = home.trace.nursery()
     os.kill(nursery, signal.SIGKILL)
@@ -124,7 +125,7 @@ def test_a_killed_nursery_takes_its_runners_along_and_can_be_replaced(home: Hous
 def test_a_lease_that_ends_kills_the_runner_even_inside_c_code(plain: House, tmp_path: Path) -> None:
     runner = plain.bench.open_runner(0, "sync")
     runner.send([frame(1, "hold_the_gil", 600, str(tmp_path / "in"))])
-    wait_until((tmp_path / "in").exists, "the job is entered")
+    wait_for((tmp_path / "in").exists, "the job is entered")
     plain.trace.set_kill_at(0, host.boottime_s() + 0.1)
     found = plain.exit_of(runner)
     assert found.cause == "killed by SIGKILL (signal 9): its lease had ended"
@@ -135,7 +136,7 @@ def test_a_runner_ends_itself_when_even_its_nursery_is_frozen(plain: House, tmp_
     runner = plain.bench.open_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     pid = plain.born(runner)
-    wait_until((tmp_path / "go.entered").exists, "the job is entered")
+    wait_for((tmp_path / "go.entered").exists, "the job is entered")
     nursery, _ = plain.trace.nursery()
     os.kill(nursery, signal.SIGSTOP)
     try:
@@ -147,13 +148,13 @@ def test_a_runner_ends_itself_when_even_its_nursery_is_frozen(plain: House, tmp_
 
 def test_the_pulse_beats_and_stops_inside_c_code(plain: House, tmp_path: Path) -> None:
     runner = plain.bench.open_runner(0, "sync")
-    first = wait_until(lambda: plain.trace.last_pulse_s(0), "a first pulse")
-    wait_until(lambda: plain.trace.last_pulse_s(0) > first, "the next pulse")
+    first = wait_for(lambda: plain.trace.last_pulse_s(0), "a first pulse")
+    wait_for(lambda: plain.trace.last_pulse_s(0) > first, "the next pulse")
     runner.send([frame(1, "hold_the_gil", 1, str(tmp_path / "in"))])
-    wait_until((tmp_path / "in").exists, "the job is entered")
-    wait_until(lambda: host.boottime_s() - plain.trace.last_pulse_s(0) > 0.5, "a silent pulse")
+    wait_for((tmp_path / "in").exists, "the job is entered")
+    wait_for(lambda: host.boottime_s() - plain.trace.last_pulse_s(0) > 0.5, "a silent pulse")
     assert plain.finish(runner)[0].outcome == Succeeded(b"null")
-    wait_until(lambda: host.boottime_s() - plain.trace.last_pulse_s(0) < 0.3, "a pulse again")
+    wait_for(lambda: host.boottime_s() - plain.trace.last_pulse_s(0) < 0.3, "a pulse again")
 
 
 # The worker -----------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subproces
     process = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), request.param])
     try:
         for name in ("family", "in", "daemon.entered"):
-            wait_until((tmp_path / name).exists, f"{name} below the worker")
+            wait_for((tmp_path / name).exists, f"{name} below the worker")
         yield process
     finally:
         process.send_signal(signal.SIGCONT)

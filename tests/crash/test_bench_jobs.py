@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.bench_kit import House, frame, house, wait_until
+from tests.crash.bench_kit import House, frame, house
+from tests.fleet import wait_for
 
 from unstuck import host
 from unstuck.domain.outcomes import Cancelled, NotStorable, Raised, Succeeded
@@ -175,7 +176,7 @@ def test_a_job_that_wants_its_stacks_elsewhere_does_not_take_those_of_the_next_o
     runner = home.bench.open_runner(3, "sync")
     home.run(runner, "evaluate", "import faulthandler; faulthandler.enable()")
     since_s = host.boottime_s() + 1.5 * MAX_INTERVAL_S
-    wait_until(lambda: home.trace.last_pulse_s(3) > since_s, "a pulse, and one before it")
+    wait_for(lambda: home.trace.last_pulse_s(3) > since_s, "a pulse, and one before it")
     runner.send([frame(1, "segfault")])
     home.exit_of(runner)
     assert "in segfault" in runner.stack()
@@ -275,4 +276,4 @@ def test_descriptors_do_not_pile_up(home: House) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         one_life()
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "as many descriptors as before")
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "as many descriptors as before")

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -36,18 +38,29 @@ def answers(door: psutil.Process | None) -> str:
     return ""
 
 
-def test_the_web_door_stands_beside_the_workers(tmp_path: Path) -> None:
-    log = tmp_path / "up.log"
+@contextmanager
+def up_beside(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Start workers with a web door beside them; give the supervisor and its log. All end with the block."""
+    log = folder / "up.log"
     with log.open("wb") as file:
         up = subprocess.Popen(
-            [sys.executable, "-m", "unstuck.cli.main", "up", TASKS, "--dashboard", "--port", "0"],
+            [sys.executable, "-m", "unstuck.cli.main", "up", TASKS, "--dashboard", *arguments],
             cwd=ROOT,
-            env={**os.environ, "UNSTUCK_URL": f"sqlite:///{tmp_path}/jobs.db"},
+            env={**os.environ, "UNSTUCK_URL": f"sqlite:///{folder}/jobs.db"},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
         )
     try:
+        yield up, log
+    finally:
+        if up.poll() is None:
+            up.kill()
+            up.wait()
+
+
+def test_the_web_door_stands_beside_the_workers(tmp_path: Path) -> None:
+    with up_beside(tmp_path, "--port", "0") as (up, log):
         wait_for(lambda: answers(door_of(up.pid)), "the web door to answer")
         first = door_of(up.pid)
         assert first is not None
@@ -58,30 +71,11 @@ def test_the_web_door_stands_beside_the_workers(tmp_path: Path) -> None:
         up.send_signal(signal.SIGTERM)
         assert up.wait(60) == 0, log.read_text()
         assert not psutil.pid_exists(second.pid)
-    finally:
-        if up.poll() is None:
-            up.kill()
-            up.wait()
 
 
 def test_workers_go_on_without_a_web_door_that_cannot_listen(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "unstuck.cli.main", "up", TASKS, "--dashboard", "--host", "203.0.113.1"]
-    log = tmp_path / "up.log"
-    with log.open("wb") as file:
-        up = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "UNSTUCK_URL": f"sqlite:///{tmp_path}/jobs.db"},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
+    with up_beside(tmp_path, "--host", "203.0.113.1") as (up, log):
         wait_for(lambda: "Web door ended; starting it again" in log.read_text(), "the web door to fail")
         assert up.poll() is None
         up.send_signal(signal.SIGTERM)
         assert up.wait(60) == 0, log.read_text()
-    finally:
-        if up.poll() is None:
-            up.kill()
-            up.wait()

@@ -106,7 +106,7 @@ def test_a_worker_that_was_frozen_itself_accuses_no_job_of_silence(fleet: Fleet,
     frozen = worker.family() if whole else worker.family()[:1]
     for process in frozen:
         process.send_signal(signal.SIGSTOP)
-    time.sleep(2.5)
+    time.sleep(2.5)  # The frost itself, longer than a job may be silent.
     for process in reversed(frozen):
         process.send_signal(signal.SIGCONT)
     assert job.result(timeout=30) == "done"

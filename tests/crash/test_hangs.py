@@ -154,7 +154,7 @@ def test_a_worker_that_waits_for_a_job_to_stop_does_not_spin(make_fleet: MakeFle
         return times.user + times.system
 
     before_s, began_s = cpu_s(), time.monotonic()
-    time.sleep(2.0)
+    time.sleep(2.0)  # The time over which it is measured.
     assert (cpu_s() - before_s) / (time.monotonic() - began_s) < 0.5, "one that spins takes all of a core"
 
 

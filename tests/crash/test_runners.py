@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.crash.bench_kit import House, frame, house, wait_until
+from tests.crash.bench_kit import House, frame, house
+from tests.fleet import wait_for
 
 from unstuck import host
 from unstuck.config import Settings
@@ -57,7 +58,7 @@ class Shift:
         self.runners.tick(host.boottime_s())
 
     def until(self, look: object, what: str) -> None:
-        wait_until(lambda: self.step() or look(), what)  # type: ignore[operator,func-returns-value]
+        wait_for(lambda: self.step() or look(), what)  # type: ignore[operator,func-returns-value]
 
     def entered(self, hold: Hold) -> None:
         self.until(lambda: self.house.trace.entered(0) == hold.token, f"job {hold.token} to be entered")
@@ -84,7 +85,7 @@ def test_a_job_that_ended_just_before_it_was_cancelled_does_not_take_the_next_on
         crew.since_s = host.boottime_s() + 60  # quick enough to queue behind
         at_work.give(second, depth=1)
         # Its report lies in the stream, unread; the runner is in the next job.
-        wait_until(lambda: at_work.house.trace.entered(0) == second.token, "the second to be entered")
+        wait_for(lambda: at_work.house.trace.entered(0) == second.token, "the second to be entered")
         at_work.runners.stop(first.token, Cancelled("by request"), DeathKind.OPERATOR, host.boottime_s())
         assert [done.token for done in at_work.outbox.done] == [first.token]
         go_on.touch()
@@ -95,7 +96,7 @@ def test_a_job_that_ended_just_before_it_was_cancelled_does_not_take_the_next_on
 def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_failed(tmp_path: Path) -> None:
     for fate in (Died("drain", counts=False, drained=True), Overran("too long"), Died("lease", counts=False)):
         with shift(tmp_path) as at_work:
-            wait_until(lambda at=at_work: at.house.trace.nursery()[0], "the nursery to be equipped")  # type: ignore[misc]
+            wait_for(lambda at=at_work: at.house.trace.nursery()[0], "the nursery to be equipped")  # type: ignore[misc]
             nursery = at_work.house.trace.nursery()[0]
             os.kill(nursery, signal.SIGSTOP)
             try:
@@ -113,7 +114,7 @@ def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_faile
 def test_a_frozen_nursery_is_replaced_and_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unstuck.worker.runners.BIRTH_S", 0.2)
     with shift(tmp_path) as at_work:
-        wait_until(lambda: at_work.house.trace.nursery()[0], "the nursery to be equipped")
+        wait_for(lambda: at_work.house.trace.nursery()[0], "the nursery to be equipped")
         os.kill(at_work.house.trace.nursery()[0], signal.SIGSTOP)
         hold = at_work.hold("add", 1, 2)
         at_work.give(hold)
@@ -144,7 +145,7 @@ def test_a_frozen_nursery_is_left_alone_while_others_work(tmp_path: Path, monkey
 
 def test_a_runner_killed_by_a_drain_before_it_began_gives_its_job_back(tmp_path: Path) -> None:
     with shift(tmp_path) as at_work:
-        wait_until(lambda: at_work.house.trace.nursery()[0], "the nursery to be equipped")
+        wait_for(lambda: at_work.house.trace.nursery()[0], "the nursery to be equipped")
         nursery = at_work.house.trace.nursery()[0]
         os.kill(nursery, signal.SIGSTOP)
         try:
@@ -176,7 +177,7 @@ def test_a_lease_that_the_nursery_ended_first_is_no_crash(tmp_path: Path) -> Non
         at_work.entered(hold)
         at_work.house.trace.set_kill_at(0, host.boottime_s() - 1)
         # As after a sleep of the machine: the nursery looks before we do.
-        wait_until(lambda: at_work.house.bench.read and at_work.house.trace.occupant(0)[0] == 0, "the nursery to act")
+        wait_for(lambda: at_work.house.bench.read and at_work.house.trace.occupant(0)[0] == 0, "the nursery to act")
         ending = at_work.endings()[0]
         assert ending.state is JobState.PENDING
         assert ending.attempt is AttemptState.CRASHED
@@ -189,7 +190,7 @@ def test_a_birth_heard_of_after_the_death_leaves_nothing_to_watch(tmp_path: Path
         at_work.give(hold)
         crew = at_work.runners.given[hold.token]
         at_work.runners._saw_gone(crew)  # the end of its stream came first
-        wait_until(lambda: at_work.house.bench.read() or crew.runner.pid, "its birth")
+        wait_for(lambda: at_work.house.bench.read() or crew.runner.pid, "its birth")
         assert crew.runner.pid is not None
         at_work.runners._watch_process(RunnerBorn(0, crew.runner.pid))
         fd = crew.runner.pidfd()
@@ -210,7 +211,7 @@ def test_runners_that_die_before_they_begin_are_not_asked_for_without_a_pause(tm
             if at_work.runners.ready:
                 break
         assert list(at_work.runners.ready) == [hold], "it waits, and may go to somebody else"
-        wait_until(lambda: host.boottime_s() > at_work.runners.roster.rest_until_s, "the rest to be over")
+        wait_for(lambda: host.boottime_s() > at_work.runners.roster.rest_until_s, "the rest to be over")
         at_work.runners.feed(0)
         at_work.until(lambda: at_work.outbox.done, "it to run")
 

@@ -132,7 +132,7 @@ def test_sigterm_drains_everybody_and_ends_in_order(make_fleet: MakeFleet, tmp_p
     # Several may pass on the same wish, each in its own way: none of them means to hurry.
     for _ in range(3):
         up.process.send_signal(signal.SIGTERM)
-        time.sleep(0.02)
+        time.sleep(0.02)  # The kernel makes one of signals that come closer together.
     assert up.process.wait(30) == 0, up.log.read_text()
     assert fleet.state(job) is JobState.SUCCEEDED
     assert {worker.state for worker in fleet.ledger.workers()} == {WorkerState.STOPPED}
@@ -153,7 +153,7 @@ def test_a_second_signal_hurries(fleet: Fleet, started: list[Up]) -> None:
     job, _ = fleet.begin("nap_again", 600.0)
     up.process.send_signal(signal.SIGTERM)
     wait_for(lambda: "gracefully exiting" in up.log.read_text(), "the first signal heard")
-    time.sleep(TOGETHER_S)
+    time.sleep(TOGETHER_S)  # Sooner it would be the same wish, passed on by somebody else.
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(30) == 0, up.log.read_text()
     wait_for(lambda: fleet.state(job) is JobState.PENDING, "the job given back")

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
+
+from tests.fleet import wait_for
 
 from unstuck import host
 from unstuck.config import Settings
@@ -17,17 +18,7 @@ from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
 from unstuck.store.records import Held, NewJob, TaskRecord, Turn, Wish, WorkerBirth, WorkerRecord, WorkerWatch
 
-T = TypeVar("T")
-PATIENCE_S = 20.0
 LONG_S = 600.0
-
-
-def wait_for(look: Callable[[], T], what: str) -> T:
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not (seen := look()):
-        assert time.monotonic() < give_up_s, f"still not: {what}"
-        time.sleep(0.005)
-    return seen
 
 
 class Body:

@@ -2,11 +2,11 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
+from tests.fleet import wait_for
 
 from unstuck.client.coalescing import Coalescer
 from unstuck.domain.errors import JobNotFound, LedgerUnavailable, UncertainCommit
@@ -46,8 +46,7 @@ def enqueue_together(write: Callable[[Sequence[NewJob]], list[Enqueued]], count:
     assert entered.wait(PATIENCE_S)
     for thread in threads[1:]:
         thread.start()
-    while len(coalescer._waiting) < count:
-        time.sleep(0.001)
+    wait_for(lambda: len(coalescer._waiting) == count, "everybody waits")
     go_on.set()
     for thread in threads:
         thread.join(PATIENCE_S)

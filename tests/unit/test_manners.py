@@ -13,6 +13,7 @@ def test_whoever_reads_much_waits_until_the_hurry_is_over() -> None:
     def beat() -> None:
         with hurry():
             hurrying.set()
+            # Long enough to be overtaken by one who does not give way, shorter than that one's patience.
             time.sleep(STEP_S * MOST_STEPS / 5)
             order.append("beat")
 

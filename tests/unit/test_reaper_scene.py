@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.reaper_kit import Body, wait_for
+from tests.fleet import wait_for
+from tests.unit.reaper_kit import Body
 
 from unstuck.reaper import scene
 from unstuck.runner.trace import ASYNC, ENTERED_KEPT, SYNC, Trace

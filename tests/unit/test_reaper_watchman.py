@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.reaper_kit import LONG_S, Stage, a_stage, wait_for
+from tests.fleet import wait_for
+from tests.unit.reaper_kit import LONG_S, Stage, a_stage
 
 from unstuck.config import Recovery
 from unstuck.domain.errors import LedgerUnavailable
@@ -68,11 +69,17 @@ def started() -> Iterator[list[Any]]:
         part.join(10)
 
 
-def test_it_walks_again_and_again_and_stops_when_told(started: list[Any]) -> None:
-    reaper = Scripted(TICK, Round())
+def walk(started: list[Any], reaper: Reaper) -> Watchman:
+    """Start a watchman who is stopped with the test."""
     watchman = Watchman(reaper)
     started.append(watchman)
     watchman.start()
+    return watchman
+
+
+def test_it_walks_again_and_again_and_stops_when_told(started: list[Any]) -> None:
+    reaper = Scripted(TICK, Round())
+    walk(started, reaper)
     reaper.await_rounds(5)
 
 
@@ -80,9 +87,7 @@ def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.
     caplog.set_level("INFO")
     down = LedgerUnavailable("no route to host")
     reaper = Scripted(TICK, Round(), down, down, down, Round())
-    watchman = Watchman(reaper)
-    started.append(watchman)
-    watchman.start()
+    walk(started, reaper)
     reaper.await_rounds(6)
     said = [record.getMessage() for record in caplog.records if record.name == "unstuck.reaper"]
     assert said.count("The watchman cannot reach the ledger and keeps trying") == 1
@@ -91,17 +96,13 @@ def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.
 
 def test_a_bug_in_one_round_does_not_end_the_watch(started: list[Any]) -> None:
     reaper = Scripted(TICK, ZeroDivisionError(), Round())
-    watchman = Watchman(reaper)
-    started.append(watchman)
-    watchman.start()
+    walk(started, reaper)
     reaper.await_rounds(3)
 
 
 def test_a_kick_walks_a_round_at_once(started: list[Any]) -> None:
     reaper = Scripted(RARE, Round())
-    watchman = Watchman(reaper)
-    started.append(watchman)
-    watchman.start()
+    watchman = walk(started, reaper)
     reaper.await_rounds(1)
     watchman.kick()
     reaper.await_rounds(2)
@@ -109,9 +110,7 @@ def test_a_kick_walks_a_round_at_once(started: list[Any]) -> None:
 
 def test_what_becomes_due_between_two_rounds_is_made_ready_then(started: list[Any]) -> None:
     reaper = Scripted(RARE, Round(next_due_in_s=0.01))
-    watchman = Watchman(reaper)
-    started.append(watchman)
-    watchman.start()
+    walk(started, reaper)
     assert reaper.promotions.acquire(timeout=20)
     reaper.heed(Round(next_due_in_s=0.01))
     assert reaper.promotions.acquire(timeout=20)
@@ -128,9 +127,7 @@ def test_whoever_keeps_losing_the_ticket_counts_the_fleet(stage: Stage, started:
         stage.worker()
     reaper = Scripted(TICK, Round(skipped="ticket"))
     reaper.ledger = stage.ledger
-    watchman = Watchman(reaper)
-    started.append(watchman)
-    watchman.start()
+    watchman = walk(started, reaper)
     wait_for(lambda: watchman._crowd == 40, "the fleet counted")
     reaper.heed(Round(buried=Counter({Detector.LEASE: 1})))
     assert watchman._crowd == 1

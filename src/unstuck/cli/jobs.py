@@ -4,6 +4,7 @@ import sys
 import time
 from typing import Annotated
 
+import msgspec
 import typer
 
 from unstuck.cli.common import Common, Misuse, command, duration_s, job_id
@@ -68,19 +69,8 @@ def _first(operator: Operator, where: JobFilter, worker_id: str | None, limit: i
     found: list[JobRecord] = []
     while len(found) < limit:
         size = min(PAGE, limit - len(found))
-        page = operator.jobs(
-            JobFilter(
-                states=where.states,
-                queue=where.queue,
-                task=where.task,
-                error=where.error,
-                older_than_s=where.older_than_s,
-                newer_than_s=where.newer_than_s,
-                worker_id=worker_id,
-                before_id=found[-1].id if found else None,
-                limit=size,
-            )
-        )
+        before_id = found[-1].id if found else None
+        page = operator.jobs(msgspec.structs.replace(where, worker_id=worker_id, before_id=before_id, limit=size))
         found += page
         if len(page) < size:
             break

@@ -45,7 +45,7 @@ def read_map(frame: bytes) -> dict[str, Any] | None:
 
 
 def read_json_object(frame: bytes) -> dict[str, Any] | None:
-    if not frame.lstrip()[:1] == b"{":
+    if frame.lstrip()[:1] != b"{":
         return None
     try:
         value = msgspec.json.decode(frame)
@@ -74,7 +74,8 @@ def _cbor(frame: bytes) -> Any:
     try:
         import cbor2
     except ModuleNotFoundError as error:
-        raise PayloadError(f"CBOR cannot be read without more packages: pip install 'unstuck[mdp]'. ({error})") from None
+        cure = "pip install 'unstuck[mdp]'"
+        raise PayloadError(f"CBOR cannot be read without more packages: {cure}. ({error})") from None
     from io import BytesIO
 
     stream = BytesIO(frame)

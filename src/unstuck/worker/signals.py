@@ -1,4 +1,4 @@
-"""Count the signals that ask a worker to stop; the floor looks at the count."""
+"""Count the signals that ask a worker or a supervisor to stop; their loops look at the count."""
 
 import faulthandler
 import signal
@@ -11,28 +11,22 @@ TOGETHER_S = 0.5
 each of its threads. Who wants to hurry waits a moment, or sends SIGINT."""
 
 
-class StopSignals:
-    """Installed once, in the main thread. Calling it gives how many signals came so far."""
+def heeded() -> tuple[signal.Signals, ...]:
+    """Give the signals that ask to stop; under nohup a hangup is ignored, and stays so."""
+    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in STOP_SIGNALS if number != signal.SIGHUP or not deaf)
+
+
+class Wishes:
+    """How often somebody wished for the end: the first means in order, those that follow mean to hurry."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.count = 0
         self._terminated_s = -TOGETHER_S
-        for number in STOP_SIGNALS:
-            # Under nohup a hangup is ignored, and stays so.
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._note)
-        # "What are you doing?": the stacks of all threads, to stderr. By default this signal would kill.
-        faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
-    def __call__(self) -> int:
-        return self._count
-
-    def wake(self, fd: int) -> None:
-        """Have each signal wake whoever selects on the other end of `fd`; -1 for nobody."""
-        signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and self._count:
+    def note(self, number: int) -> None:
+        """Count a signal, unless it repeats a wish; called by its handler."""
+        if number == signal.SIGHUP and self.count:
             # The terminal is gone. It may say so twice, and never means to hurry.
             return
         if number == signal.SIGTERM:
@@ -40,4 +34,25 @@ class StopSignals:
             if now_s - self._terminated_s < TOGETHER_S:
                 return
             self._terminated_s = now_s
-        self._count += 1
+        self.count += 1
+
+
+class StopSignals:
+    """Installed once, in the main thread. Calling it gives how many signals came so far."""
+
+    def __init__(self) -> None:
+        self._wishes = Wishes()
+        for number in heeded():
+            signal.signal(number, self._note)
+        # "What are you doing?": the stacks of all threads, to stderr. By default this signal would kill.
+        faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+    def __call__(self) -> int:
+        return self._wishes.count
+
+    def wake(self, fd: int) -> None:
+        """Have each signal wake whoever selects on the other end of `fd`; -1 for nobody."""
+        signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._wishes.note(number)

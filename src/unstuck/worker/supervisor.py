@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ from unstuck.worker.herald import Herald
 from unstuck.worker.places import Place, summary
 from unstuck.worker.replacing import BRAKE_AT, Replacing
 from unstuck.worker.reports import Reports
-from unstuck.worker.signals import TOGETHER_S
+from unstuck.worker.signals import Wishes, heeded
 
 STOP_GRACE_S = 40.0
 """Longer than a worker's own grace: it should have ended by itself long before."""
@@ -49,7 +48,6 @@ LATE_S = 10.0
 """Who looks so late was frozen or asleep himself, and accuses nobody of silence."""
 WATCHMAN_STUCK_S = 300.0
 """A round of the watchman that takes longer hangs; an outage only makes it fail, again and again."""
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logs.logger("unstuck.supervisor")
 
@@ -83,8 +81,7 @@ class Supervisor:
         self._reports = Reports()
         self._oom = OomWatch(shared_counter())
         self._stop_grace_s = stop_grace_s
-        self._signals = 0
-        self._terminated_s = -TOGETHER_S
+        self._wishes = Wishes()
         self._forwarded = 0
         self._asked_how = False
         self._stop_s: float | None = None
@@ -124,7 +121,7 @@ class Supervisor:
         self._oom.look(now_s, frozenset())
         if self._asked_how:
             self._show_stacks()
-        if self._signals > self._forwarded:
+        if self._wishes.count > self._forwarded:
             self._pass_on(now_s)
         if self._stop_s is None:
             if self._hopeless():
@@ -275,14 +272,14 @@ class Supervisor:
     def _pass_on(self, now_s: float) -> None:
         """Hand every signal on: the first asks the workers to drain, the next ones to hurry."""
         first = self._forwarded == 0
-        self._forwarded = self._signals
+        self._forwarded = self._wishes.count
         if first:
             log.info("Received shutdown signal, gracefully exiting...", workers=self._living())
             self._stop_s = now_s + self._stop_grace_s
         else:
             log.warning("Received another shutdown signal, hurrying", workers=self._living())
             # Whoever asks a third time does not want to wait at all.
-            grace_s = HURRY_GRACE_S if self._signals == 2 else 0.0
+            grace_s = HURRY_GRACE_S if self._wishes.count == 2 else 0.0
             self._stop_s = min(self._stop_s or now_s, now_s + grace_s)
         for place in self._places:
             # A worker takes SIGTERM twice at once for one; SIGINT always counts.
@@ -329,10 +326,7 @@ class Supervisor:
         self._ear, self._bell = os.pipe()
         os.set_blocking(self._ear, False)
         os.set_blocking(self._bell, False)
-        # Under nohup a hangup is ignored, and stays so.
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        heeded = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
-        before = {number: signal.signal(number, self._note) for number in (*heeded, signal.SIGUSR1)}
+        before = {number: signal.signal(number, self._note) for number in (*heeded(), signal.SIGUSR1)}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         fd = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
         try:
@@ -348,16 +342,7 @@ class Supervisor:
         if number == signal.SIGUSR1:
             self._asked_how = True
             return
-        if number == signal.SIGHUP and self._signals:
-            # The terminal is gone: leave in order. It may say so twice, and never means to hurry.
-            return
-        if number == signal.SIGTERM:
-            # As in a worker: several who pass on the same wish to end do not mean to hurry.
-            now_s = time.monotonic()
-            if now_s - self._terminated_s < TOGETHER_S:
-                return
-            self._terminated_s = now_s
-        self._signals += 1
+        self._wishes.note(number)
 
 
 def _is_held(pid: int) -> bool:

@@ -9,6 +9,7 @@ from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import WorkerState
 from unstuck.store.manners import politely
+from unstuck.store.overdue import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S
 from unstuck.store.postgres import errors
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.lanes import Row
@@ -24,10 +25,6 @@ from unstuck.store.records import (
     WorkerWatch,
 )
 
-OVERDUE_GRACE_S = 30.0
-"""How long past the deadline a worker that seems well may take to end its job itself."""
-OVERDUE_LOST_GRACE_S = 2.0
-"""The same for a worker that is suspect or dead."""
 MUTED_FROM = 3
 """So many sessions missing at once, and more than half of all, are our loss and not theirs."""
 

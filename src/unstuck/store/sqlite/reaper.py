@@ -10,6 +10,7 @@ import msgspec
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.states import LIVING, JobState, WorkerState
 from unstuck.store.manners import politely
+from unstuck.store.overdue import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S
 from unstuck.store.records import (
     Guard,
     GuardDead,
@@ -25,11 +26,6 @@ from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.rows import held_job, worker_watch
 from unstuck.store.sqlite.silence import read_clock
 from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
-
-OVERDUE_GRACE_S = 30.0
-"""How long past the deadline a worker that seems well may take to end its job itself."""
-OVERDUE_LOST_GRACE_S = 2.0
-"""The same for a worker that is suspect or dead."""
 
 
 class ReaperVerbs(Verbs):

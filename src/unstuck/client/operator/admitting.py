@@ -3,17 +3,12 @@
 from collections.abc import Iterable
 
 from unstuck.client import tokens
-from unstuck.client.auditing import Auditor
-from unstuck.store.contract import Ledger
+from unstuck.client.operator.base import Verbs
 from unstuck.store.records import ApiTokenRecord, AuditRecord, NewApiToken
 
 
-class AdmittingVerbs:
+class AdmittingVerbs(Verbs):
     """A part of the operator's verbs."""
-
-    _ledger: Ledger
-    _by: str
-    _audit: Auditor
 
     def create_token(
         self, name: str, scopes: Iterable[str], expires_in_s: float | None = None

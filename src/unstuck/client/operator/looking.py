@@ -1,0 +1,110 @@
+"""Look: at jobs, workers and queues, at what a job waits for, and at what is wrong."""
+
+import time
+
+from unstuck.client import views
+from unstuck.client.activity import MAX_MINUTES, SERIES, Minute, activity
+from unstuck.client.doctor import gathering as doctors_facts
+from unstuck.client.doctor.examining import examine
+from unstuck.client.doctor.facts import Limits
+from unstuck.client.doctor.finding import Finding
+from unstuck.client.doctor.one_job import examine_job
+from unstuck.client.explaining import Surroundings, describe, explain_wait
+from unstuck.client.operator.base import Verbs
+from unstuck.client.operator.limits import EVENTS_SHOWN, MAX_JOB_ID
+from unstuck.client.stacks import ask_stack
+from unstuck.client.why import gathering as evidence
+from unstuck.client.why.story import Story
+from unstuck.client.why.telling import tell
+from unstuck.domain.errors import JobNotFound
+from unstuck.domain.states import FINAL
+from unstuck.store.records import EventRecord, JobFilter, JobRecord, OutputRecord, QueueRecord, WorkerRecord
+
+
+class LookingVerbs(Verbs):
+    """A part of the operator's verbs."""
+
+    def job(self, job_id: int) -> JobRecord:
+        record = self._ledger.job(job_id) if 0 < job_id <= MAX_JOB_ID else None
+        if record is None:
+            raise JobNotFound(
+                f"Job {job_id} does not exist: it was never stored, or was pruned after it ended. "
+                "`unstuck jobs` lists those there are."
+            )
+        return record
+
+    def job_view(self, job_id: int) -> views.View:
+        """Give the whole story of a job as plain values."""
+        record = self.job(job_id)
+        workers = self._ledger.workers()
+        progress = self._ledger.progress([job_id]).get(job_id)
+        return views.job_detail(
+            record,
+            self._ledger.attempts(job_id),
+            self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
+            {worker.id: worker.name for worker in workers},
+            explain_wait(record, self._surroundings(record, workers)),
+            # What an earlier try said says nothing of this one.
+            progress if progress is not None and progress.token == record.token else None,
+        )
+
+    def why(self, job_id: int) -> Story:
+        """Tell the whole story of a job in plain words: what happened, by which rule, what is next, what to do."""
+        record = self.job(job_id)
+        return tell(evidence.gather(self._ledger, record, self._surroundings(record)))
+
+    def jobs(self, where: JobFilter) -> list[JobRecord]:
+        return self._ledger.jobs(where)
+
+    def outputs(self, job_id: int) -> list[OutputRecord]:
+        self.job(job_id)
+        return self._ledger.outputs(job_id)
+
+    def events(self, *, after_id: int | None = None, limit: int = 100) -> list[EventRecord]:
+        return self._ledger.events(after_id=after_id, limit=limit)
+
+    def workers(self, living_only: bool = False) -> list[WorkerRecord]:
+        return self._ledger.workers(living_only)
+
+    def queues(self) -> list[QueueRecord]:
+        return self._ledger.queues()
+
+    def activity(self, minutes: int = 60) -> list[Minute]:
+        """Say what happened in each of the last minutes, oldest first; the last one is still going on."""
+        until = int(time.time() // 60) + 1
+        since = until - max(1, min(minutes, MAX_MINUTES))
+        return activity(self._ledger.counter_series(SERIES, since), since, until)
+
+    def explain_wait(self, job_id: int) -> str | None:
+        """Say why a job is not moving; None when it is finished or runs as it should."""
+        record = self.job(job_id)
+        return explain_wait(record, self._surroundings(record))
+
+    def doing(self, job_id: int) -> str:
+        """Say what a job is doing, in one sentence."""
+        record = self.job(job_id)
+        return describe(record, self._surroundings(record))
+
+    def ask_stack(self, job_id: int) -> bool:
+        """Ask where a running job stands; the answer comes as an event of the job. False where it does not run."""
+        return ask_stack(self._ledger, self.job(job_id))
+
+    def doctor(self, limits: Limits | None = None) -> list[Finding]:
+        """Look at the whole system and say what is wrong, why, and the cure; the worst first.
+
+        Takes a moment longer where a worker seems to do nothing: it is looked at twice."""
+        return examine(doctors_facts.gather(self._ledger, self._settings, limits), limits)
+
+    def doctor_job(self, job_id: int) -> list[Finding]:
+        """Say why one job is not running, or how it runs or ended, and what to do."""
+        record = self.job(job_id)
+        findings = [] if record.state in FINAL else self.doctor()
+        return examine_job(record, self._surroundings(record), findings)
+
+    def _surroundings(self, job: JobRecord, workers: list[WorkerRecord] | None = None) -> Surroundings:
+        queue = None
+        if job.state not in FINAL:
+            queue = next((queue for queue in self._ledger.queues() if queue.name == job.queue), None)
+        if workers is None:
+            workers = self._ledger.workers()
+        return Surroundings(queue, workers, self._settings.recovery, time.time())

@@ -1,0 +1,20 @@
+"""What time brings: scheduled jobs become ready, old rows go."""
+
+from collections.abc import Collection
+from typing import Protocol
+
+from unstuck.store.records import Promoted, Swept
+
+
+class UpkeepVerbs(Protocol):
+    def promote_due(self, limit: int) -> Promoted:
+        """Make ready what was scheduled and is due."""
+        ...
+
+    def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
+        """Remove finished jobs, events and dead or stopped workers (that hold nothing) older than given."""
+        ...
+
+    def prune(self, older_than_s: float, states: Collection[str] = ()) -> int:
+        """Remove finished jobs (of these final states; all of them where none is named)."""
+        ...

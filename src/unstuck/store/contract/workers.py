@@ -1,0 +1,42 @@
+"""What a worker does from its birth to its end."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from unstuck.store.contract.bell import Bell
+from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
+
+
+class WorkerVerbs(Protocol):
+    def register(self, birth: WorkerBirth) -> bool:
+        """Write the worker down as ACTIVE with its first beat, and the tasks that it knows. True: its host is
+        disabled, and it must not claim."""
+        ...
+
+    def listen(self, worker_id: str) -> Bell:
+        """Open the bell of a worker; call it after `register`."""
+        ...
+
+    def beat(self, pulse: Pulse) -> BeatAnswer:
+        """Push the worker's deadline forward: one narrow UPDATE, never an insert. A missing row means dead."""
+        ...
+
+    def turn(self, turn: Turn) -> TurnAnswer:
+        """Do one turn of the wheel in one commit and one round trip."""
+        ...
+
+    def held(self, worker_id: str) -> list[HeldJob]:
+        """Give all that the ledger believes this worker holds."""
+        ...
+
+    def note_progress(self, worker_id: str, notes: Sequence[Progress]) -> None:
+        """Write how far running jobs are; what is not this worker's any more is passed over."""
+        ...
+
+    def drain(self, worker_id: str) -> None:
+        """Write ACTIVE → DRAINING."""
+        ...
+
+    def retire(self, worker_id: str) -> None:
+        """Write the end of a worker that shut down in order: STOPPED. What it still holds is left to the reaper."""
+        ...
