@@ -231,6 +231,8 @@ def test_a_letter_is_found_by_its_job_and_by_its_client(ledger: Ledger) -> None:
     assert [one.job_id for one in ledger.letters(CLIENT, limit=1)] == [ids[0]]
     assert [one.job_id for one in ledger.letters(CLIENT, after_job_id=ids[0])] == [ids[3]]
     assert [one.job_id for one in ledger.letters(OTHER)] == [ids[2]]
+    with pytest.raises(RefusedValue):
+        ledger.letters(CLIENT, after_job_id=2**63)
 
 
 def test_what_was_answered_is_not_found_by_its_client_any_more(ledger: Ledger) -> None:

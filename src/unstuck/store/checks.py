@@ -42,6 +42,7 @@ def check_ids(job_ids: Collection[int]) -> None:
 
 def check_exchange(exchange: Exchange) -> None:
     """Raise RefusedValue for what one of the databases could not keep."""
+    assert len(exchange.letters) in (0, len(exchange.jobs)), "a letter, or None, for each job, or none at all"
     check_jobs(exchange.jobs)
     check_jobs(one.job for one in exchange.once)
     check_ids(exchange.answered)

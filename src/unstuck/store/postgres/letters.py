@@ -12,6 +12,7 @@ from unstuck.store.records import Letter
 
 class LetterVerbs(Verbs):
     def letters(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[Letter]:
+        check_ids((after_job_id,))
         return [Letter(*row) for row in self.read("letters", client=client, after=after_job_id, limit=limit)]
 
     def letter(self, job_id: int) -> Letter | None:

@@ -15,6 +15,7 @@ from unstuck.store.sqlite.verbs import SQL, Verbs
 
 class LetterVerbs(Verbs):
     def letters(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[Letter]:
+        check_ids((after_job_id,))
         with self.db.read() as cursor:
             return [_letter(row) for row in cursor.execute(SQL["letters"], (client, after_job_id, limit))]
 
