@@ -199,6 +199,8 @@ class Broker:
                     notify=True,
                 )
             self._order.posts.append(Posted(call, asked, place, letter))
+            # Whoever has a free hand looks in the same commit that takes it in.
+            self._wake_one(call.job.queue)
 
     def _on_mmi(self, client: bytes, request: frames.Request, now_s: float) -> None:
         name = request.service.decode("ascii")
@@ -340,8 +342,6 @@ class Broker:
             self.requests.add(waiting)
             if stored.unserved and not self.peers.serves(posted.call.job.task):
                 self._notify_nobody(waiting, now_s, expired=False)
-            elif stored.fresh:
-                self._wake(posted.call.job.queue)
         self._hands_answered(order, answer, now_s)
         for worker_id, beat in answer.beats.items():
             peer = self.peers.by_id(worker_id)
@@ -476,6 +476,12 @@ class Broker:
     def _queue(self, service: str) -> str:
         known = self.tasks.get(service)
         return service if known is None else known.queue
+
+    def _wake_one(self, queue: str) -> None:
+        for peer in self.peers:
+            if peer.empty_handed and any(self._queue(service) == queue for service in peer.services):
+                peer.empty_handed = False
+                return
 
     def _wake(self, queue: str) -> None:
         for peer in self.peers:

@@ -131,6 +131,7 @@ class Loop:
 
     def close(self) -> None:
         self._router.disable_monitor()
+        self._monitor.close(0)
         self._router.close()
         os.close(self._wakeup)
 
