@@ -230,7 +230,9 @@ class Conversation:
             if self.mode is not Mode.OURS:
                 # Its reply may still come, and nothing would tell it from the next one's.
                 self.must_reopen = True
+                # Nothing more is said on this line.
                 self.mode = Mode.ASKING
+                self._decide_at_s = float("inf")
 
 
 def _looked_up(name: object, named: dict[bytes | str, PendingCall]) -> PendingCall | None:

@@ -1,7 +1,7 @@
 """Find out whether a broker is one of ours, before a worker says words that a foreign one would not understand.
 
-A worker cannot ask: 0.1 has no word for it, and an unknown one may break a foreign broker. A client can: `mmi.notify` is
-an ordinary request, to which others say 501.
+A worker cannot ask: 0.1 has no word for it, and an unknown one may break a foreign broker. A client can: `mmi.notify`
+is an ordinary request, to which others say 501.
 """
 
 import time

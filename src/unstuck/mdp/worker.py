@@ -41,9 +41,7 @@ class Worker:
         plain: bool | None = None,
         curve: CurveKeys | None = None,
     ) -> None:
-        if isinstance(services, str) != (function is not None):
-            raise ConfigError('Give a service and its function, or a map of them: Worker(endpoint, "echo", function).')
-        self._bench = Bench({services: function} if isinstance(services, str) and function else dict(services))  # type: ignore[arg-type]
+        self._bench = Bench(_map_of(services, function))
         if isinstance(heartbeat, bool) or not isinstance(heartbeat, int | float) or not heartbeat > 0:
             raise ConfigError(f"heartbeat is a number of seconds above zero, not {heartbeat!r}.")
         if plain and len(self._bench.services) > 1:
@@ -58,7 +56,8 @@ class Worker:
             plain=plain,
             keys=curve,
         )
-        self._stopping = threading.Event()
+        # No `threading.Event`: a signal handler that sets one may wait for a lock of the thread that it interrupted.
+        self._is_stopping = False
         self._post: Post | None = None
 
     def run(self) -> None:
@@ -67,8 +66,8 @@ class Worker:
         with self._heeding_signals():
             post.start()
             try:
-                while not self._stopping.is_set() and (task := post.tasks.get()) is not None:
-                    if not self._stopping.is_set() and post.begin(task):
+                while not self._is_stopping and (task := post.tasks.get()) is not None:
+                    if not self._is_stopping and post.begin(task):
                         self._work(post, task)
             finally:
                 post.leave(LIVENESS * self._terms.heartbeat_s)
@@ -77,7 +76,7 @@ class Worker:
 
     def stop(self) -> None:
         """Ask it to end, from any thread or signal handler; `run()` returns when the present call is finished."""
-        self._stopping.set()
+        self._is_stopping = True
         if self._post is not None:
             self._post.draining = True
             self._post.tasks.put(None)
@@ -101,6 +100,15 @@ class Worker:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._stopping.is_set():
+        if number == signal.SIGINT and self._is_stopping:
             raise KeyboardInterrupt  # Somebody does not want to wait for the present call.
         self.stop()
+
+
+def _map_of(services: str | Mapping[str, Function], function: Function | None) -> dict[str, Function]:
+    match services, function:
+        case str() as name, function if function is not None:
+            return {name: function}
+        case Mapping() as several, None:
+            return dict(several)
+    raise ConfigError('Give a service and its function, or a map of them: Worker(endpoint, "echo", function).')
