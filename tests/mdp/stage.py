@@ -42,12 +42,15 @@ def foreign_broker(bind: str = "tcp://127.0.0.1:*", heartbeat_s: float = 2.5) ->
 class Played:
     """A broker whose every word a test says itself."""
 
-    def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
+    def __init__(self, bind: str = "tcp://127.0.0.1:*", curve_secret: bytes | None = None) -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.linger = 0
         self.socket.router_mandatory = True
         self.socket.router_handover = True
+        if curve_secret is not None:
+            self.socket.curve_secretkey = curve_secret
+            self.socket.curve_server = True
         self.socket.bind(bind)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -89,8 +92,8 @@ class Played:
 
 
 @contextmanager
-def played(bind: str = "tcp://127.0.0.1:*") -> Iterator[Played]:
-    broker = Played(bind)
+def played(bind: str = "tcp://127.0.0.1:*", curve_secret: bytes | None = None) -> Iterator[Played]:
+    broker = Played(bind, curve_secret)
     try:
         yield broker
     finally:

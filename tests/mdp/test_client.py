@@ -18,7 +18,7 @@ from tests.fleet import wait_for
 from tests.mdp.stage import Played, foreign_broker, line_of, notice, played, running
 
 from unstuck.domain.errors import CallFailed, ConfigError, JobNotFound, LineClosed, PayloadError, ReplyTimeout
-from unstuck.mdp import AsyncClient, Client
+from unstuck.mdp import AsyncClient, Client, CurveKeys, Worker
 
 PATIENT_S = 60.0
 
@@ -315,6 +315,34 @@ def test_rubbish_from_the_broker_harms_nothing(broker: Played) -> None:
         broker.say(identity, b"", b"MDPC01", b"echo", b"without correlation")
         broker.say(identity, correlation, b"", b"MDPC01", *rest)
         assert call.result() == [b"x"]
+
+
+def test_with_curve_the_right_keys_come_in_and_others_do_not() -> None:
+    public, secret = zmq.curve_keypair()
+    with played(curve_secret=secret) as broker:
+        serving = Worker(broker.endpoint, "echo", lambda body: body, curve=CurveKeys(public.decode()))
+        thread = threading.Thread(target=serving.run)
+        thread.start()
+        broker.admit()
+        assert broker.hear()[2:5] == [b"MDPW01", b"\x01", b"echo"]
+        serving.stop()
+        thread.join()
+        with (
+            Client(
+                broker.endpoint, timeout=0.3, curve=CurveKeys(zmq.curve_keypair()[0], *zmq.curve_keypair())
+            ) as wrong,
+            pytest.raises(ReplyTimeout),
+        ):
+            wrong.call("echo", b"x")
+        assert broker.hear()[3:] == [b"\x05"]
+        with Client(broker.endpoint, timeout=PATIENT_S, curve=CurveKeys(public, *zmq.curve_keypair())) as client:
+            broker.admit()
+            call = client.submit("echo", b"x")
+            identity, correlation, rest = broker.request()
+            broker.say(identity, correlation, b"", b"MDPC01", *rest)
+            assert call.result() == [b"x"]
+    with pytest.raises(ConfigError, match="pairs"):
+        CurveKeys(public, public)
 
 
 # What callers do wrong ------------------------------------------------------------------------

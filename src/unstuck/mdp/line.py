@@ -14,7 +14,7 @@ from unstuck.logs import logger
 from unstuck.mdp.calling import PendingCall
 from unstuck.mdp.conversation import Conversation
 from unstuck.mdp.plug import Plug
-from unstuck.mdp.sockets import CurveKeys, new_identity
+from unstuck.mdp.sockets import MAX_CLIENT_RECONNECT_MS, CurveKeys, new_identity
 from unstuck.worker.mailbox import Mailbox
 
 log = logger(__name__)
@@ -116,7 +116,7 @@ class Line:
         conversation.tick(now_s)
 
     def _open(self, identity: bytes) -> Plug:
-        plug = Plug(self._context, self._endpoint, self._keys, identity)
+        plug = Plug(self._context, self._endpoint, self._keys, identity, MAX_CLIENT_RECONNECT_MS)
         plug.watch(self._mailbox.fileno())
         return plug
 

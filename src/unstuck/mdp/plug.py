@@ -3,7 +3,7 @@
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from unstuck.mdp.sockets import SEEN, CurveKeys, open_dealer
+from unstuck.mdp.sockets import MAX_WORKER_RECONNECT_MS, SEEN, CurveKeys, open_dealer
 
 
 class Plug:
@@ -13,8 +13,9 @@ class Plug:
         endpoint: str,
         keys: CurveKeys | None,
         identity: bytes | None = None,
+        max_reconnect_ms: int = MAX_WORKER_RECONNECT_MS,
     ) -> None:
-        self.socket = open_dealer(context, endpoint, keys, identity)
+        self.socket = open_dealer(context, endpoint, keys, identity, max_reconnect_ms)
         self._monitor = self.socket.get_monitor_socket(SEEN)
         self._poller = zmq.Poller()
         self._poller.register(self.socket, zmq.POLLIN)

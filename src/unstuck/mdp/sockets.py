@@ -9,7 +9,9 @@ from unstuck.domain.errors import ConfigError
 from unstuck.mdp.frames import LEAST_IDENTITY_BYTES
 
 RECONNECT_MS = 100
-MAX_RECONNECT_MS = 32_000
+MAX_CLIENT_RECONNECT_MS = 1_000
+"""Somebody waits for a client, and may not wait long."""
+MAX_WORKER_RECONNECT_MS = 32_000
 MAX_UNREAD = 10_000
 """Messages that a peer did not read yet; the broker waits with the others."""
 SEEN = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
@@ -36,7 +38,11 @@ def new_identity() -> bytes:
 
 
 def open_dealer(
-    context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, keys: CurveKeys | None, identity: bytes | None = None
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    endpoint: str,
+    keys: CurveKeys | None,
+    identity: bytes | None = None,
+    max_reconnect_ms: int = MAX_WORKER_RECONNECT_MS,
 ) -> "zmq.Socket[bytes]":
     """Begin to connect; whoever listens comes later. Raises `ConfigError` for an address that can be none."""
     socket = context.socket(zmq.DEALER)
@@ -46,7 +52,7 @@ def open_dealer(
         socket.sndhwm = 0
         socket.rcvhwm = MAX_UNREAD
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, max_reconnect_ms)
         if identity is not None:
             socket.routing_id = identity
         if keys is not None:
