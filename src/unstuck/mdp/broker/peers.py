@@ -141,18 +141,19 @@ def read_address(address: bytes) -> Address | None:
 def progress_of(worker_id: str, doing: Doing, about: dict[str, Any], at: float) -> list[tuple[str, Progress]]:
     """Read how far a worker says it is; nothing where it says nothing that makes sense."""
     done, total, message = about.get("done"), about.get("total"), about.get("message", "")
-    if not (_is_number(done) or (isinstance(message, str) and message)):
+    if _number(done) is None and not (isinstance(message, str) and message):
         return []
     note = Progress(
         doing.job.job_id,
         doing.job.token,
         at,
-        float(done) if _is_number(done) else None,
-        float(total) if _is_number(total) else None,
+        _number(done),
+        _number(total),
         printable(message, MAX_MESSAGE_CHARS) if isinstance(message, str) else "",
     )
     return [(worker_id, note)]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
+def _number(value: Any) -> float | None:
+    plain = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
+    return float(value) if plain else None
