@@ -87,7 +87,9 @@ def _killed(endpoint: str) -> float:
     """Kill the worker that has a request; the client has asked to be told."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     with ExitStack() as stack:
-        worker = stack.enter_context(_workers(endpoint, 1, "--sleep", "60"))[0]
+        # One of its own, else the next worker would get the request of the last one's client.
+        service = secrets.token_hex(4).encode()
+        worker = stack.enter_context(_workers(endpoint, 1, "--sleep", "60", service=service))[0]
         client = stack.enter_context(context.socket(zmq.DEALER))
         client.linger = 0
         client.set(zmq.ROUTING_ID, secrets.token_hex(16).encode())
@@ -95,7 +97,7 @@ def _killed(endpoint: str) -> float:
         client.send_multipart([b"", b"MDPC01", b"mmi.notify", write_map({"v": 1, "ttl": 60})])
         assert client.poll(PATIENCE_MS), "no answer"
         assert client.recv_multipart()[3] == b"200"
-        client.send_multipart([b"", b"MDPC01", SERVICE, b"x"])
+        client.send_multipart([b"", b"MDPC01", service, b"x"])
         _until_busy(worker)
         begun_s = time.perf_counter()
         worker.send_signal(signal.SIGKILL)
@@ -143,8 +145,10 @@ def _broker(command: list[str], env: dict[str, str]) -> Iterator[str]:
 
 
 @contextmanager
-def _workers(endpoint: str, count: int, *more: str) -> Iterator[list["subprocess.Popen[str]"]]:
-    command = [sys.executable, "-m", "bench.mdp_worker", endpoint, SERVICE.decode(), *more]
+def _workers(
+    endpoint: str, count: int, *more: str, service: bytes = SERVICE
+) -> Iterator[list["subprocess.Popen[str]"]]:
+    command = [sys.executable, "-m", "bench.mdp_worker", endpoint, service.decode(), *more]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     try:
         for process in processes:
