@@ -20,12 +20,14 @@ from unstuck.mdp.broker import notices, results
 from unstuck.mdp.broker.calls import read_calls
 from unstuck.mdp.broker.mmi import KNOWN, Listeners
 from unstuck.mdp.broker.notices import Notice, Notices
-from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Order, Posted, Question
+from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Holding, Order, Posted, Question, Resumed
 from unstuck.mdp.broker.peers import Doing, Peer, Peers, address_of, read_address
 from unstuck.mdp.broker.waiting import Asked, Requests, Waiting, restored
 from unstuck.store.records import Claimed, Done, ForeignPulse, Glance, JobRecord, Letter, Outcome, TaskRecord
 
 MAX_NAME_CHARS = 100
+MAX_EARLY = 16
+"""Words of a worker that are kept until it is known whose job it came back with."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,17 @@ class Broker:
                     self._on_stranger(identity, message)
                     return
                 peer.seen_s = now_s
-                if isinstance(message, frames.Reply):
-                    self._on_reply(peer, message)
-                elif isinstance(message, frames.Sign) and message.command == frames.FINISHED:
-                    self._on_finished(peer, message)
+                self._on_word(peer, message)
+
+    def _on_word(self, peer: Peer, message: frames.Message) -> None:
+        if peer.holding is not None and not peer.born:
+            # Whose job it is will be known in a moment.
+            if isinstance(message, frames.Reply | frames.Sign) and len(peer.early) < MAX_EARLY:
+                peer.early.append(message)
+        elif isinstance(message, frames.Reply):
+            self._on_reply(peer, message)
+        elif isinstance(message, frames.Sign) and message.command == frames.FINISHED:
+            self._on_finished(peer, message)
 
     def on_gone(self, line: int, now_s: float) -> None:
         """A connection ended; whatever came through it was handed to us before."""
@@ -148,7 +157,7 @@ class Broker:
         if self._under_way is not None:
             return None
         for peer in self.peers:
-            if peer.born and peer.doing is None and not (peer.asking or peer.leaving or peer.empty_handed):
+            if peer.free:
                 peer.asking = True
                 self._hand(peer.worker_id).wants = True
         if self._order.empty:
@@ -268,8 +277,39 @@ class Broker:
             printable(host, MAX_NAME_CHARS) if isinstance(host, str) else "",
             metadata if isinstance(metadata, dict) else {},
         )
+        said = about.get("holding")
+        found = read_address(said) if isinstance(said, bytes) else None
+        holding = None
+        if found is not None:
+            peer.holding = said
+            holding = Holding(*found[:3]) if self.peers.by_id(found[2]) is None else None
         self.peers.add(peer)
-        self._order.births.append(Birth(worker_id, name, services, peer.host, peer.metadata))
+        self._order.births.append(Birth(worker_id, name, services, peer.host, peer.metadata, holding))
+
+    def _born(self, birth: Birth, resumed: Resumed | None, now_s: float) -> None:
+        peer = self.peers.by_id(birth.worker_id)
+        if resumed is not None and (peer is None or self.peers.by_id(resumed.worker_id) is not None):
+            # It went again meanwhile, or somebody else came with the same; then that one's word counts.
+            if self._closing:
+                return  # We sent it away ourselves, and the next broker will hear of it.
+            if self.peers.by_id(resumed.worker_id) is None:
+                evidence = "its connection ended without a word"
+                self._order.deaths.append(Death(resumed.worker_id, Detector.CONNECTION, evidence, resumed.job.job_id))
+            elif peer is not None:
+                self._lose(peer)
+            return
+        if peer is None:
+            return
+        if resumed is not None:
+            self.peers.rename(peer, resumed.worker_id)
+            assert peer.holding is not None
+            peer.doing = Doing(resumed.job, peer.holding, resumed.job.task)
+            peer.holding = None
+            self._held_here(resumed.job)
+        peer.born = True
+        early, peer.early = peer.early, []
+        for message in early:
+            self._on_word(peer, message)
 
     def _on_bye(self, identity: bytes) -> None:
         peer = self.peers.by_identity(identity)
@@ -291,6 +331,10 @@ class Broker:
 
     def _on_reply(self, peer: Peer, reply: frames.Reply) -> None:
         doing = peer.doing
+        if reply.address == peer.holding:
+            self.dropped["a reply that came too late"] += 1
+            peer.holding = None
+            return
         if doing is None or reply.address != doing.address:
             self.dropped["a reply to something else"] += 1
             self._send(peer.identity, frames.disconnect())
@@ -304,6 +348,9 @@ class Broker:
     def _on_finished(self, peer: Peer, sign: frames.Sign) -> None:
         """FINISHED: with an error of our own worker it is the end of this try; else its reply follows."""
         doing = peer.doing
+        if sign.address == peer.holding and results.raised_in(sign.about) is not None:
+            peer.holding = None
+            return
         raised = results.raised_in(sign.about) if doing is not None and sign.address == doing.address else None
         if doing is None or raised is None:
             return
@@ -321,10 +368,13 @@ class Broker:
         doing = Doing(job, address_of(job, peer.worker_id, service), service)
         peer.doing = doing
         peer.seen_s = now_s
+        self._held_here(job)
+        self._tell(peer, frames.broker_request(doing.address, results.request_of(job)), now_s)
+
+    def _held_here(self, job: Claimed) -> None:
         for waiting in self.requests.of(job.job_id):
             waiting.held_here = True
             waiting.attempt = job.attempt
-        self._tell(peer, frames.broker_request(doing.address, results.request_of(job)), now_s)
 
     # What the ledger answers ----------------------------------------------------------------------
 
@@ -334,8 +384,7 @@ class Broker:
         if answer.tasks is not None:
             self.tasks = answer.tasks
         for birth in order.births:
-            if (peer := self.peers.by_id(birth.worker_id)) is not None:
-                peer.born = True
+            self._born(birth, answer.resumed.get(birth.worker_id), now_s)
         for posted, stored in zip(order.posts, answer.stored, strict=True):
             own_id = posted.call.own_id or str(stored.job_id)
             waiting = Waiting(stored.job_id, posted.asked, posted.place, own_id, now_s)
