@@ -21,8 +21,8 @@ from unstuck.mdp.broker.calls import read_calls
 from unstuck.mdp.broker.mmi import KNOWN, Listeners
 from unstuck.mdp.broker.notices import Notice, Notices
 from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Holding, Order, Posted, Question, Resumed
-from unstuck.mdp.broker.peers import Doing, Peer, Peers, address_of, read_address
-from unstuck.mdp.broker.waiting import Asked, Requests, Waiting, restored
+from unstuck.mdp.broker.peers import Address, Doing, Peer, Peers, address_of, progress_of, read_address
+from unstuck.mdp.broker.waiting import SLOWEST_LOOK_S, Asked, Requests, Waiting, restored
 from unstuck.store.records import Claimed, Done, ForeignPulse, Glance, JobRecord, Letter, Outcome, TaskRecord
 
 MAX_NAME_CHARS = 100
@@ -41,7 +41,14 @@ class Broker:
 
     def __init__(self, settings: Mdp, new_id: Callable[[], str], wall: Callable[[], float]) -> None:
         self._settings = settings
+        # Read once: a setting is parsed each time it is asked for.
+        self._interval_s = settings.heartbeat_interval_s
+        self._timeout_s = settings.heartbeat_timeout_s
+        self._busy_timeout_s = settings.busy_timeout_s
+        self._ttl_s = settings.request_ttl_s
         self._new_id = new_id
+        self._run_id = new_id()
+        self._asked = 0
         self._wall = wall
         self.peers = Peers()
         self.requests = Requests()
@@ -88,8 +95,8 @@ class Broker:
                 peer.early.append(message)
         elif isinstance(message, frames.Reply):
             self._on_reply(peer, message)
-        elif isinstance(message, frames.Sign) and message.command == frames.FINISHED:
-            self._on_finished(peer, message)
+        elif isinstance(message, frames.Sign):
+            self._on_sign(peer, message)
 
     def on_gone(self, line: int, now_s: float) -> None:
         """A connection ended; whatever came through it was handed to us before."""
@@ -104,20 +111,20 @@ class Broker:
 
     def on_tick(self, now_s: float) -> None:
         for peer in self.peers:
-            limit_s = self._settings.heartbeat_timeout_s if peer.doing is None else self._settings.busy_timeout_s
+            limit_s = self._timeout_s if peer.doing is None else self._busy_timeout_s
             silent_s = now_s - peer.seen_s
             if silent_s > limit_s:
                 self._send(peer.identity, frames.disconnect())
                 self._bury(peer, f"nothing was heard of it for {silent_s:.1f} s", Detector.LEASE)
-            elif now_s - peer.told_s >= self._settings.heartbeat_interval_s:
+            elif now_s - peer.told_s >= self._interval_s:
                 self._tell(peer, frames.heartbeat(), now_s)
-        if now_s - self._pulsed_s >= self._settings.heartbeat_interval_s:
+        if now_s - self._pulsed_s >= self._interval_s:
             self._pulsed_s = now_s
             self._order.pulses = [self._pulse(peer) for peer in self.peers if peer.born]
             self._order.overdue += [
                 waiting.job_id
                 for waiting in self.requests.all()
-                if not waiting.held_here and now_s - waiting.since_s > self._settings.request_ttl_s
+                if not waiting.held_here and now_s - waiting.since_s > self._ttl_s
             ]
             for client in self.listeners.expire(now_s):
                 self.notices.forget(client)
@@ -169,7 +176,7 @@ class Broker:
     def next_tick_s(self, now_s: float) -> float:
         """When to tick next at the latest."""
         moments = [
-            self._pulsed_s + self._settings.heartbeat_interval_s,
+            self._pulsed_s + self._interval_s,
             self.requests.next_due_s(),
             self.notices.next_due_s(),
         ]
@@ -193,7 +200,9 @@ class Broker:
             return
         self.requests.begin(client, len(calls))
         service = request.service.decode("ascii")
-        asked = Asked(client, request.correlation, service, self._new_id(), [None] * len(calls), listening)
+        self._asked += 1
+        asked_id = f"{self._run_id}-{self._asked}"
+        asked = Asked(client, request.correlation, service, asked_id, [None] * len(calls), listening)
         for place, call in enumerate(calls):
             letter = None
             if listening:
@@ -209,7 +218,7 @@ class Broker:
                 )
             self._order.posts.append(Posted(call, asked, place, letter))
             # Whoever has a free hand looks in the same commit that takes it in.
-            self._wake_one(call.job.queue)
+            self.peers.wake_one(service)
 
     def _on_mmi(self, client: bytes, request: frames.Request, now_s: float) -> None:
         name = request.service.decode("ascii")
@@ -237,12 +246,14 @@ class Broker:
         asked = waiting.asked
         asked.answers[waiting.place] = body
         self.notices.forget_job(asked.client, waiting.job_id)
+        asked.jobs.append(waiting.job_id)
         if asked.complete:
             self._send(
                 asked.client, frames.broker_reply(asked.service.encode("ascii"), asked.body(), asked.correlation)
             )
-        if asked.notify:
-            self._order.answered.append(waiting.job_id)
+            if asked.notify:
+                # All of a request together: after a restart its reply needs every part of it.
+                self._order.answered += asked.jobs
 
     # Workers --------------------------------------------------------------------------------------
 
@@ -282,7 +293,8 @@ class Broker:
         holding = None
         if found is not None:
             peer.holding = said
-            holding = Holding(*found[:3]) if self.peers.by_id(found[2]) is None else None
+            if self.peers.by_id(found.worker_id) is None:
+                holding = Holding(found.job_id, found.token, found.worker_id)
         self.peers.add(peer)
         self._order.births.append(Birth(worker_id, name, services, peer.host, peer.metadata, holding))
 
@@ -324,9 +336,7 @@ class Broker:
     def _on_stranger(self, identity: bytes, message: frames.Message) -> None:
         """A worker that we do not know: of an earlier broker, or one that we gave up. Its reply may still count."""
         if isinstance(message, frames.Reply) and (found := read_address(message.address)) is not None:
-            job_id, token, worker_id, framed = found
-            result = pack(message.body) if framed else results.json_of(message.body)
-            self._hand(worker_id).done.append(Done(job_id, token, result))
+            self._hand_in_late(found, message.body)
         self._send(identity, frames.disconnect())
 
     def _on_reply(self, peer: Peer, reply: frames.Reply) -> None:
@@ -336,18 +346,38 @@ class Broker:
             peer.holding = None
             return
         if doing is None or reply.address != doing.address:
-            self.dropped["a reply to something else"] += 1
-            self._send(peer.identity, frames.disconnect())
-            self._bury(peer, "it replied to something that it was not asked")
+            self._on_other_reply(peer, reply)
             return
         result = results.result_of(doing.job, reply.body)
         peer.doing = None
         peer.settled += 1
         self._hand(peer.worker_id).done.append(Done(doing.job.job_id, doing.job.token, result))
 
-    def _on_finished(self, peer: Peer, sign: frames.Sign) -> None:
-        """FINISHED: with an error of our own worker it is the end of this try; else its reply follows."""
+    def _on_other_reply(self, peer: Peer, reply: frames.Reply) -> None:
+        """A reply to something else than it was asked: of an earlier connection, or of nothing that we know."""
+        if (found := read_address(reply.address)) is not None:
+            self._hand_in_late(found, reply.body)
+            return
+        self.dropped["a reply to something else"] += 1
+        self._send(peer.identity, frames.disconnect())
+        self._bury(peer, "it replied to something that it was not asked")
+
+    def _hand_in_late(self, found: Address, body: tuple[bytes, ...]) -> None:
+        """Let the ledger say whether its token still stands."""
+        result = pack(body) if found.framed else results.json_of(body)
+        self._hand(found.worker_id).done.append(Done(found.job_id, found.token, result))
+
+    def _on_sign(self, peer: Peer, sign: frames.Sign) -> None:
+        """PROCESSES says how far it is; FINISHED with an error of our own worker is the end of this try, else its reply
+        follows."""
         doing = peer.doing
+        if sign.command == frames.PROCESSES:
+            about = read_map(sign.about) or {}
+            if about.get("draining") is True:
+                peer.leaving = peer.draining = True
+            if doing is not None and sign.address == doing.address:
+                self._order.notes += progress_of(peer.worker_id, doing, about, self._wall())
+            return
         if sign.address == peer.holding and results.raised_in(sign.about) is not None:
             peer.holding = None
             return
@@ -388,6 +418,9 @@ class Broker:
         for posted, stored in zip(order.posts, answer.stored, strict=True):
             own_id = posted.call.own_id or str(stored.job_id)
             waiting = Waiting(stored.job_id, posted.asked, posted.place, own_id, now_s)
+            # Of what our own workers will do we hear by ourselves.
+            if self.peers.serves(posted.call.job.task):
+                waiting.step_s = SLOWEST_LOOK_S
             self.requests.add(waiting)
             if stored.unserved and not self.peers.serves(posted.call.job.task):
                 self._notify_nobody(waiting, now_s, expired=False)
@@ -397,7 +430,7 @@ class Broker:
             if peer is not None:
                 if beat.state not in LIVING:
                     self._lose(peer)
-                peer.leaving = beat.request is not None or beat.disabled
+                peer.leaving = peer.draining or beat.request is not None or beat.disabled
         for death, record in answer.buried:
             if death.job_id is not None:
                 self._died(death, record, now_s)
@@ -425,6 +458,9 @@ class Broker:
                 else:
                     self.dropped["a reply that came too late"] += 1
             if peer is None:
+                if hand.done and worker_id not in answer.gone:
+                    # Of an earlier broker, or of an earlier connection: who it is now says READY anew.
+                    self._order.retired.append(worker_id)
                 continue
             if worker_id in answer.gone:
                 self._lose(peer)
@@ -525,17 +561,6 @@ class Broker:
     def _queue(self, service: str) -> str:
         known = self.tasks.get(service)
         return service if known is None else known.queue
-
-    def _wake_one(self, queue: str) -> None:
-        for peer in self.peers:
-            if peer.empty_handed and any(self._queue(service) == queue for service in peer.services):
-                peer.empty_handed = False
-                return
-
-    def _wake(self, queue: str) -> None:
-        for peer in self.peers:
-            if peer.empty_handed and any(self._queue(service) == queue for service in peer.services):
-                peer.empty_handed = False
 
     def _hand(self, worker_id: str) -> Hand:
         return self._order.hands.setdefault(worker_id, Hand())

@@ -6,12 +6,14 @@ from typing import Any
 
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.policy import decode_policy
-from unstuck.domain.recovery import Attempt
+from unstuck.domain.recovery import MAX_MESSAGE_CHARS, Attempt, printable
 from unstuck.mdp.frames import Message
-from unstuck.store.records import Claimed
+from unstuck.store.records import Claimed, Progress
 
 OTHER = "j"
 """Behind the number of a job that came through another door: its result must be JSON."""
+MAX_PART_CHARS = 18
+MOST = 1e15
 
 
 @dataclass(eq=False)
@@ -49,6 +51,8 @@ class Peer:
     """A job is being looked for on its behalf."""
     leaving: bool = False
     """It gets no more jobs."""
+    draining: bool = False
+    """It said so itself."""
     empty_handed: bool = False
     """The last look found nothing; it is asked again when something may have come."""
     holding: bytes | None = None
@@ -72,6 +76,7 @@ class Peers:
         self._by_identity: dict[bytes, Peer] = {}
         self._by_id: dict[str, Peer] = {}
         self._by_line: dict[int, set[bytes]] = {}
+        self._by_service: dict[str, dict[str, Peer]] = {}
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._by_id.values()))
@@ -91,11 +96,18 @@ class Peers:
     def add(self, peer: Peer) -> None:
         self._by_identity[peer.identity] = peer
         self._by_id[peer.worker_id] = peer
+        for service in peer.services:
+            self._by_service.setdefault(service, {})[peer.worker_id] = peer
         if peer.line is not None:
             self._by_line.setdefault(peer.line, set()).add(peer.identity)
 
     def remove(self, peer: Peer) -> None:
         self._by_id.pop(peer.worker_id, None)
+        for service in peer.services:
+            several = self._by_service.get(service, {})
+            several.pop(peer.worker_id, None)
+            if not several:
+                self._by_service.pop(service, None)
         if self._by_identity.get(peer.identity) is peer:
             del self._by_identity[peer.identity]
         if peer.line is not None and peer.line in self._by_line:
@@ -105,12 +117,19 @@ class Peers:
 
     def rename(self, peer: Peer, worker_id: str) -> None:
         """It is known to the ledger by another id."""
-        del self._by_id[peer.worker_id]
+        self.remove(peer)
         peer.worker_id = worker_id
-        self._by_id[worker_id] = peer
+        self.add(peer)
 
     def serves(self, service: str) -> bool:
-        return any(service in peer.services and not peer.leaving for peer in self._by_id.values())
+        return any(not peer.leaving for peer in self._by_service.get(service, {}).values())
+
+    def wake_one(self, service: str) -> None:
+        """Something has come for this service: one with a free hand looks for it."""
+        for peer in self._by_service.get(service, {}).values():
+            if peer.empty_handed:
+                peer.empty_handed = False
+                return
 
 
 def address_of(job: Claimed, worker_id: str, service: str) -> bytes:
@@ -119,13 +138,42 @@ def address_of(job: Claimed, worker_id: str, service: str) -> bytes:
     return f"{job.job_id}{kind}.{job.token}.{worker_id}.{service}".encode("ascii")
 
 
-def read_address(address: bytes) -> tuple[int, int, str, bool] | None:
-    """Give job, token and worker of an address, and whether the job came in frames; None for what is none of ours."""
+@dataclass(frozen=True)
+class Address:
+    job_id: int
+    token: int
+    worker_id: str
+    framed: bool
+    """The job came in frames, and so must its result."""
+
+
+def read_address(address: bytes) -> Address | None:
+    """Read an address that a worker echoes; None for what is none of ours."""
     parts = address.split(b".", 3)
     framed = not parts[0].endswith(OTHER.encode())
     parts[0] = parts[0].removesuffix(OTHER.encode())
     if len(parts) != 4 or not (parts[0].isdigit() and parts[1].isdigit() and parts[2].isalnum()):
         return None
-    if max(len(part) for part in parts[:3]) > 20:
+    if max(len(part) for part in parts[:3]) > MAX_PART_CHARS:
         return None
-    return int(parts[0]), int(parts[1]), parts[2].decode("ascii"), framed
+    return Address(int(parts[0]), int(parts[1]), parts[2].decode("ascii"), framed)
+
+
+def progress_of(worker_id: str, doing: Doing, about: dict[str, Any], at: float) -> list[tuple[str, Progress]]:
+    """Read how far a worker says it is; nothing where it says nothing that makes sense."""
+    done, total, message = about.get("done"), about.get("total"), about.get("message", "")
+    if not (_is_number(done) or (isinstance(message, str) and message)):
+        return []
+    note = Progress(
+        doing.job.job_id,
+        doing.job.token,
+        at,
+        float(done) if _is_number(done) else None,
+        float(total) if _is_number(total) else None,
+        printable(message, MAX_MESSAGE_CHARS) if isinstance(message, str) else "",
+    )
+    return [(worker_id, note)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
