@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 TASKS = "tests.crash.tasks_under_test:app"
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 LOOK_S = 0.005
 
 

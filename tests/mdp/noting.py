@@ -32,9 +32,9 @@ class Notes:
             self.write("begin", "json")
             self.write("end", "json")
             return [b'{"seen": ' + body[0] + b"}"]
-        name, seconds, gate = [*body[0].decode().split(), "0", ""][:3]
+        name, seconds, gate = [*body[0].decode().split(), "", ""][:3]
         self.write("begin", name)
-        time.sleep(float(seconds))
+        time.sleep(float(seconds or 0))
         while gate and not Path(gate).exists():
             time.sleep(LOOK_S)
         self.write("end", name)

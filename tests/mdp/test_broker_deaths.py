@@ -91,7 +91,7 @@ def test_after_the_last_retry_the_client_is_told_so_and_nothing_more(scene: Scen
     assert (caught.value.error, caught.value.ledger_id) == ("WORKER_CRASHED", scene.job().id)
     gate(tmp_path).touch()
     job = scene.job()
-    assert (job.state, job.crash_count) == (JobState.FAILED, RETRIES + 1)
+    assert (job.state, job.crash_count) == (JobState.QUARANTINED, RETRIES + 1)
     # What came later would stand behind this answer.
     assert client.call("echo", b"next") == [b"done next"]
     assert client.news.empty()
@@ -105,7 +105,7 @@ def test_an_old_client_whose_job_is_given_up_sees_silence(scene: Scene, tmp_path
         victim = scene.wait_begun("job", crash)
         scene.worker("echo", "--plain")
         kill(victim.pid)
-    wait_for(lambda: scene.job().state is JobState.FAILED, "the job to be given up")
+    wait_for(lambda: scene.job().state is JobState.QUARANTINED, "the job to be given up")
     # A message of whatever kind would have ended it: it takes a reply, and anything else breaks it.
     with scene.client() as other:
         assert other.call("echo", b"next") == [b"done next"]
