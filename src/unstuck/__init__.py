@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unstuck.client.task import Task as Task
     from unstuck.config import Recovery as Recovery
     from unstuck.config import Retention as Retention
+    from unstuck.domain.errors import CallFailed as CallFailed
     from unstuck.domain.errors import ConfigError as ConfigError
     from unstuck.domain.errors import DeadlineExceeded as DeadlineExceeded
     from unstuck.domain.errors import ErrorCode as ErrorCode
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import JobQuarantined as JobQuarantined
     from unstuck.domain.errors import LedgerError as LedgerError
     from unstuck.domain.errors import LedgerUnavailable as LedgerUnavailable
+    from unstuck.domain.errors import LineClosed as LineClosed
     from unstuck.domain.errors import NoLedger as NoLedger
     from unstuck.domain.errors import NoWorkers as NoWorkers
     from unstuck.domain.errors import OutOfMemory as OutOfMemory
     from unstuck.domain.errors import PayloadError as PayloadError
     from unstuck.domain.errors import RefusedValue as RefusedValue
+    from unstuck.domain.errors import ReplyTimeout as ReplyTimeout
     from unstuck.domain.errors import ResultNotStorable as ResultNotStorable
     from unstuck.domain.errors import ResultTimeout as ResultTimeout
     from unstuck.domain.errors import SchemaAhead as SchemaAhead
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "App",
+    "CallFailed",
     "ConfigError",
     "Context",
     "DeadlineExceeded",
@@ -67,12 +71,14 @@ __all__ = [
     "JobState",
     "LedgerError",
     "LedgerUnavailable",
+    "LineClosed",
     "NoLedger",
     "NoWorkers",
     "OutOfMemory",
     "PayloadError",
     "Recovery",
     "RefusedValue",
+    "ReplyTimeout",
     "ResultNotStorable",
     "ResultTimeout",
     "Retention",

@@ -163,6 +163,48 @@ class JobCancelled(JobFailed): ...
 class JobExpired(JobCancelled): ...
 
 
+# What a client of the ZeroMQ door raises -----------------------------------------------------
+
+
+class ReplyTimeout(UnstuckError, TimeoutError):
+    """No reply came in time. The request may still be carried out."""
+
+
+class LineClosed(UnstuckError, ConnectionError):
+    """The client was closed, or it was opened by another process than this one."""
+
+
+class CallFailed(UnstuckError):
+    """There will be no reply. `error` says why (`WORKER_CRASHED`, `NO_WORKERS`, …), `service` of whom."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        service: str,
+        error: str,
+        job_id: Any = None,
+        ledger_id: Any = None,
+        attempt: Any = None,
+        cause: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.service = service
+        self.error = error
+        self.job_id = job_id
+        self.ledger_id = ledger_id
+        self.attempt = attempt
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.service}: {self.error})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The same as for `JobFailed`.
+        return _rebuilt_call, (type(self), self.message, {k: v for k, v in vars(self).items() if k != "message"})
+
+
 _EXCEPTIONS: dict[ErrorCode, type[JobFailed]] = {
     ErrorCode.TASK_FAILED: TaskFailed,
     ErrorCode.WORKER_CRASHED: WorkerCrashed,
@@ -190,3 +232,7 @@ def _rebuilt(
     kind: type[JobFailed], message: str, job_id: int, code: str, cause: str | None, details: dict[str, Any]
 ) -> JobFailed:
     return kind(message, job_id=job_id, code=code, cause=cause, **details)
+
+
+def _rebuilt_call(kind: type[CallFailed], message: str, facts: dict[str, Any]) -> CallFailed:
+    return kind(message, **facts)

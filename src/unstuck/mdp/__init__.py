@@ -3,4 +3,46 @@
 `unstuck broker` runs the broker; every request that it takes is a job.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from unstuck.domain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from unstuck.mdp.async_client import AsyncClient as AsyncClient
+    from unstuck.mdp.calling import PendingCall as PendingCall
+    from unstuck.mdp.client import Client as Client
+    from unstuck.mdp.sockets import CurveKeys as CurveKeys
+    from unstuck.mdp.work import Call as Call
+    from unstuck.mdp.worker import Worker as Worker
+
 CURE = "The ZeroMQ door needs more packages: pip install 'unstuck[mdp]'."
+
+_HOMES = {
+    "AsyncClient": "unstuck.mdp.async_client",
+    "Call": "unstuck.mdp.work",
+    "Client": "unstuck.mdp.client",
+    "CurveKeys": "unstuck.mdp.sockets",
+    "PendingCall": "unstuck.mdp.calling",
+    "Worker": "unstuck.mdp.worker",
+}
+
+__all__ = ["AsyncClient", "Call", "Client", "CurveKeys", "PendingCall", "Worker"]
+
+if not TYPE_CHECKING:  # Else a type checker would believe in every name.
+
+    def __getattr__(name: str) -> Any:
+        # Loaded on first use: settings and frames are read where ZeroMQ is not installed.
+        from importlib import import_module
+
+        if name not in _HOMES:
+            raise AttributeError(f"module 'unstuck.mdp' has no attribute {name!r}")
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.startswith("unstuck"):
+                raise
+            raise ConfigError(f"{CURE} ({error})") from error
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -77,8 +77,8 @@ class Sign:
 
     command: bytes
     address: bytes = EMPTY
-    error: bytes = EMPTY
-    """With FINISHED of our own worker: a CBOR map of what it raised instead of a reply."""
+    about: bytes = EMPTY
+    """A CBOR map of our own worker: how far it is, or that its function raised."""
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,24 @@ def client_request(service: bytes, body: Frames, correlation: bytes | None = Non
 
 
 def worker_ready(services: Sequence[bytes], about: bytes = EMPTY) -> list[bytes]:
-    """Several services and `about` (CBOR: `{"name", "holding", "metadata"}`) are for our own broker alone."""
+    """Several services and `about` (CBOR: `{"name", "holding", "metadata", "pid", "host"}`) are for our own broker
+    alone. `holding` is the address of a request that it still works on, or whose outcome it could not hand over."""
     return [EMPTY, WORKER, READY, *services, *([EMPTY, about] if about else [])]
 
 
 def worker_reply(address: bytes, body: Frames) -> list[bytes]:
     return [EMPTY, WORKER, REPLY, address, EMPTY, *body]
+
+
+def worker_processes(address: bytes, about: bytes) -> list[bytes]:
+    """To our own broker alone. `about` is CBOR: `{"done", "total", "message"}`, or `{"draining": true}` from a worker
+    that wants nothing more after this request."""
+    return [EMPTY, WORKER, PROCESSES, address, about]
+
+
+def worker_finished(address: bytes, about: bytes) -> list[bytes]:
+    """To our own broker alone: the function raised, and no reply follows. CBOR: `{"error", "message", "traceback"}`."""
+    return [EMPTY, WORKER, FINISHED, address, about]
 
 
 # What a broker says ----------------------------------------------------------------------------

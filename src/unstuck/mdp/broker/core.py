@@ -304,7 +304,7 @@ class Broker:
     def _on_finished(self, peer: Peer, sign: frames.Sign) -> None:
         """FINISHED: with an error of our own worker it is the end of this try; else its reply follows."""
         doing = peer.doing
-        raised = results.raised_in(sign.error) if doing is not None and sign.address == doing.address else None
+        raised = results.raised_in(sign.about) if doing is not None and sign.address == doing.address else None
         if doing is None or raised is None:
             return
         peer.doing = None
