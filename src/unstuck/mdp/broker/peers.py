@@ -9,6 +9,9 @@ from unstuck.domain.policy import decode_policy
 from unstuck.domain.recovery import Attempt
 from unstuck.store.records import Claimed
 
+MAX_DIGITS = 18
+"""Of a number that every database takes."""
+MAX_WORKER_ID_CHARS = 20
 OTHER = "j"
 """Behind the number of a job that came through another door: its result must be JSON."""
 
@@ -105,6 +108,6 @@ def read_address(address: bytes) -> tuple[int, int, str, bool] | None:
     parts[0] = parts[0].removesuffix(OTHER.encode())
     if len(parts) != 4 or not (parts[0].isdigit() and parts[1].isdigit() and parts[2].isalnum()):
         return None
-    if max(len(part) for part in parts[:3]) > 20:
+    if max(map(len, parts[:2])) > MAX_DIGITS or len(parts[2]) > MAX_WORKER_ID_CHARS:
         return None
     return int(parts[0]), int(parts[1]), parts[2].decode("ascii"), framed
