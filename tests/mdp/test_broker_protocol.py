@@ -12,6 +12,7 @@ from tests.mdp.wire import CLIENT, DISCONNECT, HEARTBEAT, READY, REPLY, Broker, 
 
 from unstuck.config import Settings
 from unstuck.store.opening import ready_ledger
+from unstuck.store.records import JobFilter
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -223,14 +224,15 @@ def test_mmi_tells_of_jobs_services_workers_and_health(peers: Peers) -> None:
     code, told = client.call(b"mmi.health", b"")
     assert code == b"200" and cbor2.loads(told)["status"] in ("ok", "degraded")
     ledger = ready_ledger(Settings(url=peers.broker.url))
-    job_id = next(job.id for job in ledger.list_jobs(task=name)) if hasattr(ledger, "list_jobs") else None
+    (job,) = ledger.jobs(JobFilter(task=name))
     ledger.close()
+    code, told = client.call(b"mmi.status", b"%d" % job.id)
+    assert (code, cbor2.loads(told)["state"], cbor2.loads(told)["final"]) == (b"200", "running", False)
     worker.reply(address, b"answer", b"of two frames")
     assert client.answer(peers.service) == [b"answer", b"of two frames"]
-    if job_id is not None:
-        code, told, *body = client.call(b"mmi.status", b"%d" % job_id)
-        assert code == b"200" and cbor2.loads(told)["state"] == "succeeded"
-        assert body == [b"answer", b"of two frames"]
+    code, told, *body = client.call(b"mmi.status", cbor2.dumps({"job_id": job.id}))
+    assert (code, cbor2.loads(told)["state"]) == (b"200", "succeeded")
+    assert body == [b"answer", b"of two frames"], "the reply waits for whoever asks for it"
 
 
 @pytest.mark.parametrize(

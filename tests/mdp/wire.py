@@ -130,7 +130,7 @@ class Broker:
     def __init__(self, url: str, log: Path, **settings: object) -> None:
         self.url = url
         self.log = log
-        self.settings = {f"UNSTUCK_MDP__{name.upper()}": str(value) for name, value in settings.items()}
+        self.settings = {f"UNSTUCK_MDP_{name.upper()}": str(value) for name, value in settings.items()}
         self.bind = "tcp://127.0.0.1:0"
         self.start()
 
@@ -145,7 +145,8 @@ class Broker:
                 text=True,
             )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        with self.process.stdout as said:
+            line = said.readline()
         assert line.startswith("Serving "), (line, self.log.read_text())
         self.endpoint = self.bind = line.split()[1]
 

@@ -113,7 +113,8 @@ class Broker:
             self._order.overdue += [
                 waiting.job_id
                 for waiting in self.requests.all()
-                if not (waiting.held_here or waiting.held_elsewhere) and now_s - waiting.since_s > self._settings.request_ttl_s
+                if not (waiting.held_here or waiting.held_elsewhere)
+                and now_s - waiting.since_s > self._settings.request_ttl_s
             ]
             for client in self.listeners.expire(now_s):
                 self.notices.forget(client)
