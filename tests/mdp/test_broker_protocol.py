@@ -37,7 +37,8 @@ def test_a_request_goes_to_a_worker_and_its_reply_comes_back_as_it_was(peers: Pe
     assert came == body
     worker.reply(address, *reversed(body), b"done")
     assert client.answer(peers.service) == [*reversed(body), b"done"]
-    assert client.is_silent() and worker.is_idle()
+    assert client.is_silent()
+    assert worker.is_idle()
 
 
 @pytest.mark.parametrize("kind", [zmq.REQ, zmq.DEALER])
@@ -45,7 +46,7 @@ def test_a_client_of_the_old_kind_is_served_over_both_kinds_of_sockets(peers: Pe
     worker = peers.worker()
     client = PlainClient(peers.broker.endpoint, kind, retries=1, timeout_s=30)
     client.socket.send_multipart([*([] if kind == zmq.REQ else [b""]), CLIENT, peers.service, b"hello"])
-    address, body = worker.request()
+    address, _body = worker.request()
     worker.reply(address, b"well")
     assert client.socket.poll(30_000)
     assert client.socket.recv_multipart()[-2:] == [peers.service, b"well"]
@@ -173,7 +174,8 @@ def test_a_silent_worker_is_given_up_and_one_that_beats_is_not(
         heard = []
         while not silent.is_silent(0.5):
             heard.append(silent.hear()[2])
-        assert heard[-1] == DISCONNECT and heard.count(DISCONNECT) == 1
+        assert heard[-1] == DISCONNECT
+        assert heard.count(DISCONNECT) == 1
         peers.close()
 
 
@@ -218,11 +220,13 @@ def test_mmi_tells_of_jobs_services_workers_and_health(peers: Peers) -> None:
     client.ask(peers.service, b"question")
     address, _ = worker.request()
     code, told = client.call(b"mmi.list", b"")
-    assert code == b"200" and name in [one["service"] for one in cbor2.loads(told)["services"]]
+    assert code == b"200"
+    assert name in [one["service"] for one in cbor2.loads(told)["services"]]
     code, told = client.call(b"mmi.workers", b"")
     assert [one["services"] for one in cbor2.loads(told)["workers"] if name in one["services"]] == [[name]]
     code, told = client.call(b"mmi.health", b"")
-    assert code == b"200" and cbor2.loads(told)["status"] in ("ok", "degraded")
+    assert code == b"200"
+    assert cbor2.loads(told)["status"] in ("ok", "degraded")
     ledger = ready_ledger(Settings(url=peers.broker.url))
     (job,) = ledger.jobs(JobFilter(task=name))
     ledger.close()
@@ -286,7 +290,7 @@ def test_the_same_key_is_done_once_and_answered_to_both(peers: Peers) -> None:
     first, second, worker = peers.listener(), peers.listener(), peers.worker()
     tag = cbor2.dumps({"idempotency_key": secrets.token_hex(8), "tag": 1})
     first.ask(peers.service, b"pay", correlation=tag)
-    address, body = worker.request()
+    address, _body = worker.request()
     second.ask(peers.service, b"pay", correlation=tag)
     assert worker.is_idle()
     worker.reply(address, b"paid")
@@ -294,7 +298,9 @@ def test_the_same_key_is_done_once_and_answered_to_both(peers: Peers) -> None:
     assert second.answer(peers.service, tag) == [b"paid"]
     second.ask(peers.service, b"pay", correlation=tag)
     assert second.answer(peers.service, tag) == [b"paid"], "also when it has long been done"
-    assert worker.is_idle() and first.is_silent() and second.is_silent()
+    assert worker.is_idle()
+    assert first.is_silent()
+    assert second.is_silent()
 
 
 def test_without_a_key_it_is_done_twice(peers: Peers) -> None:
@@ -312,7 +318,8 @@ def test_words_of_progress_are_taken_and_never_sent(peers: Peers) -> None:
     address, _ = worker.request()
     worker.tell(b"\x06", address)
     worker.tell(b"\x07", address)
-    assert worker.is_idle() and client.is_silent(0.0)
+    assert worker.is_idle()
+    assert client.is_silent(0.0)
     worker.reply(address, b"done")
     assert client.answer(peers.service) == [b"done"]
     assert worker.is_idle(0.6)

@@ -221,7 +221,8 @@ class Peers:
         """Give a client that asked to be told."""
         client = self.client(secrets.token_bytes(16))
         code, lease = client.listen(**wish)
-        assert code == b"200" and cbor2.loads(lease)["lease"] > 0
+        assert code == b"200"
+        assert cbor2.loads(lease)["lease"] > 0
         return client
 
     def worker(self, *services: bytes, identity: bytes | None = None) -> RawWorker:
