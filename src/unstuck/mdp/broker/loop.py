@@ -34,8 +34,8 @@ Message = tuple[bytes, list[bytes], int | None]
 def open_router(context: "zmq.Context[zmq.Socket[bytes]]", settings: Mdp) -> "zmq.Socket[bytes]":
     router = context.socket(zmq.ROUTER)
     router.set(zmq.ROUTER_MANDATORY, 1)
-    # Who comes back from a cut network with its own identity must not be shut out by its own shadow.
-    router.set(zmq.ROUTER_HANDOVER, 1)
+    # No ROUTER_HANDOVER: with it libzmq 4.3.5 leaves the older connection without a pipe, and the next beat after its
+    # end aborts the process (`!_io_error`). Who comes back waits until its shadow is gone: the beats below see to that.
     router.set(zmq.MAXMSGSIZE, settings.max_message_bytes)
     router.set(zmq.HANDSHAKE_IVL, int(settings.handshake_timeout_s * 1000))
     router.set(zmq.HEARTBEAT_IVL, ZMTP_BEAT_MS)
@@ -108,7 +108,7 @@ class Loop:
         ready = dict(self._poller.poll(int(nap_s * 1000) + (nap_s > 0)))
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
-        # What ended before all that came was taken has said its last words; what ends meanwhile waits for another round.
+        # What ended before all that came was taken has said its last words; what ends meanwhile waits for a round.
         ended = self._ended + self._see_ends()
         messages, drained = self._take_all()
         self._ended = self._see_ends()
