@@ -3,7 +3,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SECONDS_OF_DEMO ?= 30
 
-.PHONY: help install tools demo test test-long chaos check lint types layers bench-core bench-web bench-mdp clean
+.PHONY: help install tools demo test test-long fuzz-mdp chaos check lint types layers bench-core bench-web bench-mdp clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -41,6 +41,9 @@ layers: tools
 chaos: tools ## 20 workers and 20,000 jobs while random processes are killed for a minute, on both databases
 	$(PY) -m tests.crash.chaos --url sqlite $(CHAOS)
 	$(PY) -m tests.crash.chaos --url postgresql $(CHAOS)
+
+fuzz-mdp: tools ## random and mutated frames at a broker for a minute
+	$(PY) -m tests.mdp.fuzz --seconds 60 $(FUZZ)
 
 test-long: tools ## proofs that take minutes: an outage longer than every lease, with default settings
 	$(PY) -m pytest -m long tests

@@ -139,7 +139,8 @@ def _read_worker(rest: Frames) -> Message:
             return Bye()
         case b"\x06" | b"\x07":
             return Sign(command, *rest[:2])
-    return Strange(f"a worker's command {command[:8].hex()} that makes no sense", from_worker=True)
+    # Not which one: these words are counted, and strangers could make up as many as memory holds.
+    return Strange("a worker's command that makes no sense", from_worker=True)
 
 
 def is_service(name: bytes) -> bool:

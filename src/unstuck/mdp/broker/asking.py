@@ -66,7 +66,11 @@ class Asking:
 
     def _job(self, said: bytes) -> JobRecord | None:
         asked = (read_map(said) or {}).get("job_id", said)
-        text = asked.decode("ascii", "replace") if isinstance(asked, bytes) else str(asked)
+        if isinstance(asked, int):
+            return self._ledger.job(asked) if 0 <= asked < 10**MAX_DIGITS else None
+        if not isinstance(asked, bytes | str):
+            return None
+        text = asked.decode("ascii", "replace") if isinstance(asked, bytes) else asked
         if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
             return None
         return self._ledger.job(int(text))

@@ -13,6 +13,7 @@ from unstuck.store.records import NewJob, TaskRecord
 
 MAX_KEY_CHARS = 200
 MAX_OWN_ID_CHARS = 200
+MAX_OWN_ID_BITS = 128
 LEAST_PRIORITY, MOST_PRIORITY = -1000, 1000
 
 
@@ -109,4 +110,7 @@ def _options(given: dict[str, Any] | None, before: Options | None = None) -> Opt
 
 def _own_id(parameters: dict[str, Any] | None) -> str | None:
     found = None if parameters is None else parameters.get(OWN_ID)
+    if isinstance(found, int) and found.bit_length() > MAX_OWN_ID_BITS:
+        # A number of CBOR may have more digits than Python writes.
+        return None
     return printable(str(found), MAX_OWN_ID_CHARS) if isinstance(found, str | int) and found != "" else None

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from unstuck.config import Mdp
 from unstuck.domain.endings import Release
 from unstuck.domain.envelope import pack, read_map, write_map
@@ -28,6 +30,7 @@ from unstuck.store.records import Claimed, Done, ForeignPulse, Glance, JobRecord
 MAX_NAME_CHARS = 100
 MAX_EARLY = 16
 """Words of a worker that are kept until it is known whose job it came back with."""
+MAX_METADATA_BYTES = 10_000
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Broker:
         self._order = Order()
         self._under_way: Order | None = None
         self._sends: list[Send] = []
+        self._parted: dict[str, Death | None] = {}
+        """Who left while a job was looked for on its behalf: that one goes back first. None left in order."""
         self._pulsed_s = 0.0
         self._closing = False
 
@@ -124,7 +129,7 @@ class Broker:
             self._order.overdue += [
                 waiting.job_id
                 for waiting in self.requests.all()
-                if not waiting.held_here and now_s - waiting.since_s > self._ttl_s
+                if not (waiting.held_here or waiting.held_elsewhere) and now_s - waiting.since_s > self._ttl_s
             ]
             for client in self.listeners.expire(now_s):
                 self.notices.forget(client)
@@ -286,7 +291,7 @@ class Broker:
             now_s,
             now_s,
             printable(host, MAX_NAME_CHARS) if isinstance(host, str) else "",
-            metadata if isinstance(metadata, dict) else {},
+            _storable(metadata),
         )
         said = about.get("holding")
         found = read_address(said) if isinstance(said, bytes) else None
@@ -331,7 +336,7 @@ class Broker:
             self._bury(peer, "it said DISCONNECT while it worked")
         else:
             self.peers.remove(peer)
-            self._order.retired.append(peer.worker_id)
+            self._part(peer, None)
 
     def _on_stranger(self, identity: bytes, message: frames.Message) -> None:
         """A worker that we do not know: of an earlier broker, or one that we gave up. Its reply may still count."""
@@ -391,7 +396,15 @@ class Broker:
     def _bury(self, peer: Peer, evidence: str, detector: Detector = Detector.CONNECTION) -> None:
         self.peers.remove(peer)
         doing = None if peer.doing is None else peer.doing.job.job_id
-        self._order.deaths.append(Death(peer.worker_id, detector, evidence, doing))
+        self._part(peer, Death(peer.worker_id, detector, evidence, doing))
+
+    def _part(self, peer: Peer, death: Death | None) -> None:
+        if peer.asking:
+            self._parted[peer.worker_id] = death
+        elif death is None:
+            self._order.retired.append(peer.worker_id)
+        else:
+            self._order.deaths.append(death)
 
     def _give(self, peer: Peer, job: Claimed, now_s: float) -> None:
         service = job.task
@@ -444,8 +457,13 @@ class Broker:
             self._seen(glance, now_s)
         for job_id in answer.expired:
             self._expired(job_id, now_s)
+        # Answered since they were read, by what came before in this answer: not once more.
+        answered = set(self._order.answered)
         for client, letters in answer.letters.items():
-            for waiting in restored([one for one in letters if not self.requests.knows(client, one.job_id)], now_s):
+            left = [
+                one for one in letters if one.job_id not in answered and not self.requests.knows(client, one.job_id)
+            ]
+            for waiting in restored(left, now_s):
                 self.requests.begin(client, 1)
                 self.requests.add(waiting)
         for question, body in answer.replies:
@@ -462,7 +480,9 @@ class Broker:
                 else:
                     self.dropped["a reply that came too late"] += 1
             if peer is None:
-                if hand.done and worker_id not in answer.gone:
+                if hand.wants and worker_id in self._parted:
+                    self._parted_answered(worker_id, answer.claimed.get(worker_id))
+                elif hand.done and worker_id not in answer.gone:
                     # Of an earlier broker, or of an earlier connection: who it is now says READY anew.
                     self._order.retired.append(worker_id)
                 continue
@@ -478,6 +498,16 @@ class Broker:
                     self._hand(worker_id).release.append(Release(job.job_id, job.token))
                 else:
                     self._give(peer, job, now_s)
+
+    def _parted_answered(self, worker_id: str, job: Claimed | None) -> None:
+        """What was found for somebody who left meanwhile never reached it: that was no crash of the job."""
+        death = self._parted.pop(worker_id)
+        if job is not None:
+            self._hand(worker_id).release.append(Release(job.job_id, job.token))
+        if death is None:
+            self._order.retired.append(worker_id)
+        else:
+            self._order.deaths.append(death)
 
     def _lose(self, peer: Peer) -> None:
         """The ledger took it for dead: whatever it holds is somebody else's, and it must come anew."""
@@ -521,6 +551,7 @@ class Broker:
         """A job that others work on: a try that is over and was not the last one died, or failed."""
         for waiting in self.requests.of(glance.job_id):
             waiting.attempt = max(waiting.attempt, glance.attempt)
+            waiting.held_elsewhere = glance.worker_id is not None
 
     # Telling --------------------------------------------------------------------------------------
 
@@ -575,3 +606,15 @@ class Broker:
 
     def _send(self, to: bytes, message: list[bytes]) -> None:
         self._sends.append(Send(to, message))
+
+
+def _storable(metadata: object) -> dict[str, Any]:
+    """Give what a worker says of itself as every database takes it; nothing where that cannot be."""
+    try:
+        said = msgspec.json.encode(metadata)
+        if len(said) > MAX_METADATA_BYTES or rb"\u0000" in said:
+            return {}
+        plain = msgspec.json.decode(said)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return {}
+    return plain if isinstance(plain, dict) else {}

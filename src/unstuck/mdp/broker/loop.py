@@ -16,6 +16,9 @@ from unstuck.mdp.broker.orders import Answer, Order
 
 MAX_DRAINED = 5_000
 """Messages taken at once, before anything else gets its turn."""
+MAX_DRAINED_BYTES = 64 * 1024 * 1024
+MAX_UNDRAINED = 4
+"""Rounds that a death waits for last words while more comes than is taken."""
 LONGEST_NAP_S = 0.5
 ZMTP_BEAT_MS = 500
 ZMTP_TIMEOUT_MS = 1_500
@@ -31,8 +34,8 @@ Message = tuple[bytes, list[bytes], int | None]
 def open_router(context: "zmq.Context[zmq.Socket[bytes]]", settings: Mdp) -> "zmq.Socket[bytes]":
     router = context.socket(zmq.ROUTER)
     router.set(zmq.ROUTER_MANDATORY, 1)
-    # Who comes back from a cut network with its own identity must not be shut out by its own shadow.
-    router.set(zmq.ROUTER_HANDOVER, 1)
+    # No ROUTER_HANDOVER: with it libzmq 4.3.5 leaves the older connection without a pipe, and the next beat after its
+    # end aborts the process (`!_io_error`). Who comes back waits until its shadow is gone: the beats below see to that.
     router.set(zmq.MAXMSGSIZE, settings.max_message_bytes)
     router.set(zmq.HANDSHAKE_IVL, int(settings.handshake_timeout_s * 1000))
     router.set(zmq.HEARTBEAT_IVL, ZMTP_BEAT_MS)
@@ -58,9 +61,14 @@ class Loop:
         self._core = core
         self._order = order
         self._max_frames = settings.max_frames
+        self._max_bytes = settings.max_message_bytes
         self._monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._open: set[int] = set()
         """Connections that stand, by file descriptor: the number of one that ended is soon another's."""
+        self._ended: list[int] = []
+        """Connections that ended, whose last words may not have been taken yet."""
+        self._undrained = 0
+        """Rounds in which more came than was taken."""
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._answers: deque[Answer] = deque()
         self._words: deque[frozenset[str]] = deque()
@@ -104,11 +112,14 @@ class Loop:
     def round(self) -> None:
         """Wait for something, and do all that follows from it."""
         now_s = time.monotonic()
-        nap_s = min(max(self._core.next_tick_s(now_s) - now_s, 0.0), LONGEST_NAP_S)
+        nap_s = 0.0 if self._ended else min(max(self._core.next_tick_s(now_s) - now_s, 0.0), LONGEST_NAP_S)
         ready = dict(self._poller.poll(int(nap_s * 1000) + (nap_s > 0)))
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
-        messages, drained = self._take_all() if self._router in ready else ([], True)
+        # What ended before all that came was taken has said its last words; what ends meanwhile waits for a round.
+        ended = self._ended + self._see_ends()
+        messages, drained = self._take_all() if ended or self._router in ready else ([], True)
+        self._ended = self._see_ends()
         now_s = time.monotonic()
         # A death may be told before the last words of the dead: those first. And a number of a connection may have
         # a new owner already: whoever says READY comes after the dead.
@@ -120,11 +131,19 @@ class Loop:
                 newcomers.append(message)
             else:
                 self._core.on_message(*message, now_s)
-        if drained and (newcomers or self._monitor in ready):
-            self._see_ends(now_s)
+        self._undrained = 0 if drained else self._undrained + 1
+        if self._undrained and self._undrained <= MAX_UNDRAINED:
+            ended, self._ended = [], ended + self._ended
+        for gone in ended:
+            self._core.on_gone(gone, now_s)
         for identity, parts, line in newcomers:
-            if line is not None and line not in self._open and drained:
-                continue
+            if line is not None:
+                if line not in self._open:
+                    continue
+                while line in self._ended:
+                    # That was an owner before it.
+                    self._ended.remove(line)
+                    self._core.on_gone(line, now_s)
             self._core.on_message(identity, parts, line, now_s)
         while self._answers:
             self._core.on_answer(self._answers.popleft(), now_s)
@@ -146,29 +165,37 @@ class Loop:
     def _take_all(self) -> tuple[list[Message], bool]:
         """Give all that came, and whether that was really all. Only with READY the connection is told."""
         messages: list[Message] = []
-        for _ in range(MAX_DRAINED):
+        taken_bytes = 0
+        while len(messages) < MAX_DRAINED and taken_bytes < MAX_DRAINED_BYTES:
             if not int(self._router.get(zmq.EVENTS)) & zmq.POLLIN:
                 return messages, True
             identity = self._router.recv(zmq.DONTWAIT, copy=False)
             parts: list[bytes] = []
             many = False
+            size_bytes = 0
             more = identity.more
             while more:
                 part = self._router.recv(zmq.DONTWAIT)
                 more = bool(self._router.get(zmq.RCVMORE))
-                if len(parts) < self._max_frames:
+                size_bytes += len(part)
+                # The socket's own limit is for each frame.
+                if len(parts) < self._max_frames and size_bytes <= self._max_bytes:
                     parts.append(part)
                 else:
                     many = True
+            taken_bytes += size_bytes
             if many:
                 parts = []
+                self._core.dropped["a message of too many frames or bytes"] += 1
             line = None
             if parts[1:3] == [frames.WORKER, frames.READY]:
                 line = _line_of(identity)
             messages.append((identity.bytes, parts, line))
         return messages, False
 
-    def _see_ends(self, now_s: float) -> None:
+    def _see_ends(self) -> list[int]:
+        """Give the connections that ended since the last look."""
+        ended = []
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             line = event["value"]
@@ -176,7 +203,8 @@ class Loop:
                 self._open.add(line)
             else:
                 self._open.discard(line)
-                self._core.on_gone(line, now_s)
+                ended.append(line)
+        return ended
 
     def _send_all(self) -> None:
         while sends := self._core.take_sends():

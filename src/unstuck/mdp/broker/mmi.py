@@ -51,7 +51,10 @@ class Listeners:
         ttl_s = wish.get("ttl", USUAL_LEASE_S)
         if not isinstance(events, list) or isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float):
             return [frames.NOT_IMPLEMENTED]
-        lease_s = min(max(float(ttl_s), 1.0), LONGEST_LEASE_S)
+        if ttl_s != ttl_s:
+            return [frames.NOT_IMPLEMENTED]
+        # Bounded before it is made a float: a number of CBOR may be longer than any float.
+        lease_s = float(min(max(ttl_s, 1.0), LONGEST_LEASE_S))
         wanted = frozenset(EVENTS[name] for name in events if isinstance(name, str) and name in EVENTS)
         self._leases[client] = _Lease(now_s + lease_s, wanted)
         return [frames.OK, write_map({"lease": lease_s, "v": VERSION})]

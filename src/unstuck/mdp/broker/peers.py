@@ -10,9 +10,11 @@ from unstuck.domain.recovery import MAX_MESSAGE_CHARS, Attempt, printable
 from unstuck.mdp.frames import Message
 from unstuck.store.records import Claimed, Progress
 
+MAX_DIGITS = 18
+"""Of a number that every database takes."""
+MAX_WORKER_ID_CHARS = 20
 OTHER = "j"
 """Behind the number of a job that came through another door: its result must be JSON."""
-MAX_PART_CHARS = 18
 MOST = 1e15
 
 
@@ -154,7 +156,7 @@ def read_address(address: bytes) -> Address | None:
     parts[0] = parts[0].removesuffix(OTHER.encode())
     if len(parts) != 4 or not (parts[0].isdigit() and parts[1].isdigit() and parts[2].isalnum()):
         return None
-    if max(len(part) for part in parts[:3]) > MAX_PART_CHARS:
+    if max(map(len, parts[:2])) > MAX_DIGITS or len(parts[2]) > MAX_WORKER_ID_CHARS:
         return None
     return Address(int(parts[0]), int(parts[1]), parts[2].decode("ascii"), framed)
 

@@ -55,7 +55,12 @@ def raised_in(error: bytes) -> Raised | None:
     found = read_map(error) if error else None
     if found is None or "error" not in found:
         return None
-    return Raised(str(found["error"]), str(found.get("message", "")), str(found.get("traceback", "")))
+    return Raised(*(_text(found.get(name, "")) for name in ("error", "message", "traceback")))
+
+
+def _text(said: object) -> str:
+    # Of a stranger: some numbers of CBOR have more digits than Python writes.
+    return said if isinstance(said, str) else type(said).__name__
 
 
 def failed(attempt: Attempt, raised: Raised) -> Ending:

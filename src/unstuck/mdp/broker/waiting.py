@@ -54,6 +54,8 @@ class Waiting:
     step_s: float = FIRST_LOOK_S
     held_here: bool = False
     """One of our workers has it: we hear of its end by ourselves."""
+    held_elsewhere: bool = False
+    """A worker of another door had it when we last looked: it was taken, however long it takes."""
     attempt: int = 0
     told: set[tuple[int, bytes]] = field(default_factory=set)
     """Which attempts and kinds the client was told of."""

@@ -1,0 +1,201 @@
+"""The broker's rules without sockets and databases: whatever comes, they hold, and nobody hears more than it asked for."""
+
+import itertools
+from collections import Counter
+
+import cbor2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unstuck.config import Mdp
+from unstuck.domain.endings import Release
+from unstuck.mdp.broker.core import Broker
+from unstuck.mdp.broker.orders import Answer, Order, Stored
+from unstuck.store.records import Claimed, Letter
+
+HEADERS = [b"", b"MDPC01", b"MDPW01", b"MDPC02", b"MDPW02"]
+COMMANDS = [bytes([number]) for number in range(10)]
+NAMES = [b"echo", b"sum", b"mmi.service", b"mmi.notify", b"mmi.status", b"mmi.x"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = st.sampled_from(
+    ["v", "ttl", "events", "priority", "JobID", "job_id", "idempotency_key", "error", "metadata", "name", "host"]
+)
+MAPS = st.dictionaries(KEYS, VALUES | st.just(1), max_size=4).map(cbor2.dumps)
+HUGE = [cbor2.dumps({name: 10**5000, "v": 1}) for name in ("ttl", "JobID", "priority", "job_id", "error")]
+FRAME = st.sampled_from([*HUGE, *HEADERS, *COMMANDS, *NAMES]) | MAPS | st.binary(max_size=8)
+MESSAGE = (
+    st.lists(FRAME, max_size=8)
+    | st.tuples(st.sampled_from(NAMES), st.lists(FRAME, min_size=1, max_size=3)).map(
+        lambda pair: [b"", b"MDPC01", pair[0], *pair[1]]
+    )
+    | st.tuples(st.sampled_from(COMMANDS), st.lists(FRAME, max_size=4)).map(
+        lambda pair: [b"", b"MDPW01", pair[0], *pair[1]]
+    )
+)
+OLD, LISTENING = [b"\x00old1", b"old and named"], b"listens to notices"
+WORKERS = [b"w1", b"w2"]
+STEP = st.one_of(
+    st.tuples(st.just("say"), st.sampled_from([*OLD, LISTENING, *WORKERS]), MESSAGE),
+    st.tuples(st.just("ask"), st.sampled_from(OLD), st.sampled_from([b"echo", b"sum"])),
+    st.tuples(st.just("serve"), st.sampled_from(WORKERS), st.sampled_from([b"echo", b"sum"])),
+    st.tuples(st.just("reply"), st.sampled_from(WORKERS), st.sampled_from([b"echo", b"sum"])),
+    st.tuples(st.just("end"), st.sampled_from(WORKERS), st.just(b"")),
+    st.tuples(st.just("ledger"), st.just(b""), st.just(b"")),
+    st.tuples(st.just("wait"), st.just(b""), st.just(b"")),
+)
+
+
+class Told:
+    """A ledger of the simplest kind: a queue, in which whoever wants gets the first that it may do."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+        self.waiting: dict[int, bytes] = {}
+        self.services: dict[str, tuple[str, ...]] = {}
+
+    def do(self, order: Order) -> Answer:
+        answer = Answer()
+        for birth in order.births:
+            self.services[birth.worker_id] = birth.services
+        for posted in order.posts:
+            job_id = next(self.numbers)
+            self.waiting[job_id] = posted.call.job.task.encode()
+            answer.stored.append(Stored(job_id, fresh=True, unserved=True))
+        for worker_id, hand in order.hands.items():
+            if worker_id not in self.services:
+                answer.gone.add(worker_id)
+            elif hand.wants:
+                fit = [id for id, task in self.waiting.items() if task.decode() in self.services[worker_id]]
+                if fit:
+                    answer.claimed[worker_id] = claimed(fit[0], self.waiting.pop(fit[0]).decode())
+        for death in order.deaths:
+            self.services.pop(death.worker_id, None)
+            answer.buried.append((death, None))
+        answer.replies = [(question, [b"200"]) for question in order.questions]
+        return answer
+
+
+def claimed(job_id: int, task: str) -> Claimed:
+    return Claimed(
+        job_id,
+        token=job_id + 100,
+        task=task,
+        queue=task,
+        running=True,
+        payload=b"\x91\xc4\x01x",
+        payload_type="frames",
+        policy=b"{}",
+        failures=0,
+        crashes=0,
+        attempt=1,
+    )
+
+
+def broker() -> Broker:
+    numbers = itertools.count(1)
+    return Broker(Mdp(), lambda: f"id{next(numbers)}", lambda: 1_700_000_000.0)
+
+
+@settings(max_examples=150)
+@given(st.lists(STEP, max_size=30))
+def test_whatever_comes_nothing_raises_and_who_did_not_ask_gets_one_reply_per_request(steps: list) -> None:
+    core, ledger = broker(), Told()
+    asked: Counter[bytes] = Counter()
+    heard: Counter[bytes] = Counter()
+    addresses: dict[bytes, bytes] = {}
+    now_s = 0.0
+    core.on_message(LISTENING, [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})], None, now_s)
+    for kind, who, what in steps:
+        match kind:
+            case "say":
+                asked[who] += b"MDPC01" in what[:3]
+                core.on_message(who, what, 7 if b"\x01" in what else None, now_s)
+            case "ask":
+                asked[who] += 1
+                core.on_message(who, [b"", b"MDPC01", what, b"body"], None, now_s)
+            case "serve":
+                core.on_message(who, [b"", b"MDPW01", b"\x01", what], WORKERS.index(who), now_s)
+            case "reply":
+                core.on_message(
+                    who, [b"", b"MDPW01", b"\x03", addresses.get(who, b"1.2.x.y"), b"", b"done"], None, now_s
+                )
+            case "end":
+                core.on_gone(WORKERS.index(who), now_s)
+            case "ledger":
+                if (order := core.take_order()) is not None:
+                    core.on_answer(ledger.do(order), now_s)
+            case "wait":
+                now_s += 3.0
+                core.on_tick(now_s)
+        for send in core.take_sends():
+            assert all(isinstance(frame, bytes) for frame in send.frames)
+            if send.frames[1:3] == [b"MDPW01", b"\x02"]:
+                addresses[send.to] = send.frames[3]
+            if send.to in OLD and b"MDPC01" in send.frames[:3]:
+                heard[send.to] += 1
+                at = send.frames.index(b"MDPC01")
+                assert send.frames[at + 1] not in (b"\x08", b"\x09"), "a notice to somebody who never asked"
+    for client in OLD:
+        assert heard[client] <= asked[client]
+
+
+def test_what_was_found_for_a_worker_that_left_meanwhile_goes_back_before_it_is_retired() -> None:
+    for last_word in (
+        lambda core: core.on_message(b"w", [b"", b"MDPW01", b"\x05"], None, 2.0),
+        lambda core: core.on_gone(3, 2.0),
+    ):
+        core = broker()
+        core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 3, 0.0)
+        born = core.take_order()
+        assert born is not None
+        core.on_answer(Answer(), 0.0)
+        wanting = core.take_order()
+        assert wanting is not None
+        (worker_id,) = wanting.hands
+        last_word(core)
+        assert core.take_order() is None
+        core.on_answer(Answer(claimed={worker_id: claimed(5, "echo")}), 2.0)
+        after = core.take_order()
+        assert after is not None
+        assert after.hands[worker_id].release == [Release(5, 105)]
+        assert [*after.retired, *(death.worker_id for death in after.deaths)] == [worker_id]
+        assert not [send for send in core.take_sends() if send.frames[2] == b"\x02"]
+
+
+def test_a_reply_and_a_renewed_wish_in_one_round_make_one_reply() -> None:
+    core, ledger = broker(), Told()
+    wish = [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})]
+
+    def round_(answer_more: dict | None = None) -> None:
+        order = core.take_order()
+        if order is not None:
+            answer = ledger.do(order)
+            answer.letters = answer_more or {}
+            core.on_answer(answer, 0.0)
+
+    core.on_message(LISTENING, wish, None, 0.0)
+    core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 3, 0.0)
+    core.on_message(LISTENING, [b"tag", b"", b"MDPC01", b"echo", b"x"], None, 0.0)
+    round_()
+    round_()
+    address = next(send.frames[3] for send in core.take_sends() if send.frames[2] == b"\x02")
+    core.on_message(b"w", [b"", b"MDPW01", b"\x03", address, b"", b"done"], None, 0.0)
+    core.on_message(LISTENING, wish, None, 0.0)
+    letter = Letter(client=LISTENING, service="echo", request_id="r", correlation=b"tag", notify=True, job_id=1)
+    round_({LISTENING: [letter]})
+    replies = [send for send in core.take_sends() if send.frames[0] == b"tag"]
+    assert len(replies) == 1
+    assert len(core.requests) == 0, "it waits for what it has"
+
+
+def test_what_strangers_say_makes_no_list_without_end() -> None:
+    core = broker()
+    for number in range(1000):
+        core.on_message(b"x", [b"", b"MDPW01", b"%d" % number], None, 0.0)
+        core.on_message(b"x", [b"%d" % number], None, 0.0)
+    assert len(core.dropped) < 10
+    assert sum(core.dropped.values()) == 2000
