@@ -11,8 +11,11 @@ from typing import Any
 import cbor2
 from tests.fleet import PATIENCE_S, ROOT, Fleet, wait_for
 
+from unstuck.config import Recovery
+from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState
 from unstuck.mdp import Client
+from unstuck.reaper.sweep import Reaper
 from unstuck.store.records import JobFilter, JobRecord, WorkerRecord
 
 Process = subprocess.Popen[bytes]
@@ -76,6 +79,9 @@ class Scene:
 
     def living(self, service: str) -> list[WorkerRecord]:
         return [worker for worker in self.fleet.ledger.workers(living_only=True) if service in worker.tasks]
+
+    def declare_dead(self, worker: WorkerRecord) -> None:
+        Reaper(self.fleet.ledger, Recovery(), by="test").bury(worker.id, Detector.OPERATOR, "somebody says so")
 
     def done(self) -> list[Work]:
         """Give what was done or begun, in the order of the beginnings."""

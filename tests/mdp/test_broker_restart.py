@@ -118,7 +118,7 @@ def test_a_worker_that_dies_while_the_broker_is_away_loses_its_job_to_another(sc
     victim.wait()
     scene.open()
     gate.touch()
-    scene.fleet.app.operator.declare_dead(before.id, by="test")
+    scene.declare_dead(before)
     scene.worker("echo")
     assert call.result() == [b"done job"]
     assert (scene.job().attempt, scene.times()["job"]) == (2, 2)
@@ -134,7 +134,7 @@ def test_a_reply_whose_token_no_longer_stands_is_refused(scene: Scene, tmp_path:
     (before,) = scene.living("echo")
     scene.kill_broker()
     # Somebody says that it is dead while it works on.
-    scene.fleet.app.operator.declare_dead(before.id, by="test")
+    scene.declare_dead(before)
     assert scene.job().state is JobState.PENDING
     scene.open()
     scene.worker("other")
