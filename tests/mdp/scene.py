@@ -20,6 +20,9 @@ from unstuck.store.records import JobFilter, JobRecord, WorkerRecord
 
 Process = subprocess.Popen[bytes]
 
+BUSY_TIMEOUT = "12s"
+"""Shorter than the default: nobody can tell whether an old worker ever got what a broker took for it before it died."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -126,7 +129,7 @@ class Scene:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *words],
             cwd=ROOT,
-            env=self.fleet.surroundings(),
+            env={**self.fleet.surroundings(), "UNSTUCK_MDP_BUSY_TIMEOUT": BUSY_TIMEOUT},
             stdin=subprocess.DEVNULL,
             **more,
         )

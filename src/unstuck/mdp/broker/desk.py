@@ -27,6 +27,7 @@ from unstuck.store.records import (
     TurnAnswer,
     Wish,
     WorkerBirth,
+    WorkerRecord,
 )
 
 TASKS_EVERY_S = 2.0
@@ -67,6 +68,9 @@ class Desk:
             words.add("workers")
         for worker_id, note in order.notes:
             self._ledger.note_progress(worker_id, [note])
+        for worker_id in order.left_over:
+            self._clear_up(worker_id)
+            words.add("workers")
         for worker_id in order.retired:
             self._wishes.pop(worker_id, None)
             self._ledger.retire(worker_id)
@@ -106,20 +110,19 @@ class Desk:
             self._tasks_read_s = time.monotonic()
 
     def _resume(self, birth: Birth) -> Resumed | None:
-        """Give a worker that came back its old place, if it still has that and the job that it holds."""
+        """Give a worker that came back its old place, if it still has that, with the job that it holds."""
+        worker = self._old_self(birth)
+        if worker is None:
+            return None
         holding = birth.holding
-        if holding is None:
-            return None
-        worker = self._ledger.foreign_worker(holding.worker_id)
-        held = {(job.job_id, job.token): job for job in self._ledger.held(holding.worker_id)}
-        job = held.get((holding.job_id, holding.token))
-        record = None if job is None else self._ledger.job(holding.job_id)
-        if worker is None or worker.door is not Door.MDP or worker.state not in LIVING or job is None or record is None:
-            return None
-        self._wishes[worker.id] = Wish(worker.queues, worker.tasks, limit=1, start=1)
-        return Resumed(
-            worker.id,
-            Claimed(
+        own: Claimed | None = None
+        never_heard_of = []
+        for job in self._ledger.held(worker.id):
+            record = self._ledger.job(job.job_id)
+            if holding is None or record is None or (job.job_id, job.token) != (holding.job_id, holding.token):
+                never_heard_of.append(Release(job.job_id, job.token))
+                continue
+            own = Claimed(
                 job_id=job.job_id,
                 token=job.token,
                 task=job.task,
@@ -131,8 +134,33 @@ class Desk:
                 failures=job.failures,
                 crashes=job.crashes,
                 attempt=record.attempt,
-            ),
-        )
+            )
+        if never_heard_of:
+            self._ledger.turn(Turn(worker.id, release=tuple(never_heard_of)))
+        self._wishes[worker.id] = Wish(worker.queues, worker.tasks, limit=1, start=1)
+        return Resumed(worker.id, own)
+
+    def _old_self(self, birth: Birth) -> WorkerRecord | None:
+        if birth.holding is not None:
+            worker = self._ledger.foreign_worker(birth.holding.worker_id)
+        else:
+            worker = self._ledger.foreign_worker_named(birth.name) if birth.named else None
+        # Whoever has a wish here stands at this broker now.
+        if worker is None or worker.state not in LIVING or worker.id in self._wishes:
+            return None
+        same = (worker.door, set(worker.tasks)) == (Door.MDP, set(birth.services))
+        return worker if same and (worker.name == birth.name or not birth.named) else None
+
+    def _clear_up(self, worker_id: str) -> None:
+        """A worker of an earlier broker handed in what it had: nothing else that stands there ever reached it."""
+        if left := self._ledger.held(worker_id):
+            self._ledger.turn(Turn(worker_id, release=tuple(Release(job.job_id, job.token) for job in left)))
+        self._ledger.retire(worker_id)
+
+    def _free_name(self, birth: Birth) -> str:
+        standing = self._ledger.foreign_worker_named(birth.name) if birth.named else None
+        taken = standing is not None and standing.state in LIVING and standing.id != birth.worker_id
+        return f"{birth.name}-{birth.worker_id}" if taken else birth.name
 
     def _register(self, birth: Birth) -> None:
         # A bare name changes nothing of what another worker said about the same task.
@@ -143,7 +171,7 @@ class Desk:
         self._ledger.register(
             WorkerBirth(
                 id=birth.worker_id,
-                name=birth.name,
+                name=self._free_name(birth),
                 host=birth.host or host.hostname(),
                 # No process of any machine is meant by these: its connection and its beats say whether it lives.
                 pid=0,
