@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from dataclasses import replace
 
 from unstuck import host
 from unstuck.client.lookout import Lookout
@@ -10,7 +11,7 @@ from unstuck.domain.endings import Release
 from unstuck.domain.policy import encode_policy
 from unstuck.domain.states import LIVING, Door
 from unstuck.mdp.broker.asking import Asking
-from unstuck.mdp.broker.calls import Call, bare_policy
+from unstuck.mdp.broker.calls import Call, as_task, bare_policy
 from unstuck.mdp.broker.orders import Answer, Birth, Hand, Order, Resumed, Stored
 from unstuck.notify.ringer import Ringer
 from unstuck.reaper.sweep import Reaper
@@ -53,7 +54,13 @@ class Desk:
 
     def do(self, order: Order) -> Answer:
         answer = Answer()
-        self._read_tasks(answer, anew=bool(order.births))
+        unknown = [place for place, post in enumerate(order.posts) if post.call.job.task not in self._tasks]
+        self._read_tasks(answer, anew=bool(order.births or unknown))
+        for place in unknown:
+            post = order.posts[place]
+            if (task := self._tasks.get(post.call.job.task)) is not None:
+                # A worker brought it a moment ago: its queue may be another than the name of the service.
+                order.posts[place] = replace(post, call=as_task(post.call, task))
         for birth in order.births:
             if (resumed := self._resume(birth)) is not None:
                 answer.resumed[birth.worker_id] = resumed
