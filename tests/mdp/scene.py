@@ -11,11 +11,17 @@ from typing import Any
 import cbor2
 from tests.fleet import PATIENCE_S, ROOT, Fleet, wait_for
 
+from unstuck.config import Recovery
+from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState
 from unstuck.mdp import Client
+from unstuck.reaper.sweep import Reaper
 from unstuck.store.records import JobFilter, JobRecord, WorkerRecord
 
 Process = subprocess.Popen[bytes]
+
+BUSY_TIMEOUT = "12s"
+"""Shorter than the default: nobody can tell whether an old worker ever got what a broker took for it before it died."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,9 @@ class Scene:
     def living(self, service: str) -> list[WorkerRecord]:
         return [worker for worker in self.fleet.ledger.workers(living_only=True) if service in worker.tasks]
 
+    def declare_dead(self, worker: WorkerRecord) -> None:
+        Reaper(self.fleet.ledger, Recovery(), by="test").bury(worker.id, Detector.OPERATOR, "somebody says so")
+
     def done(self) -> list[Work]:
         """Give what was done or begun, in the order of the beginnings."""
         begun: dict[tuple[str, int], int] = {}
@@ -120,7 +129,7 @@ class Scene:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *words],
             cwd=ROOT,
-            env=self.fleet.surroundings(),
+            env={**self.fleet.surroundings(), "UNSTUCK_MDP_BUSY_TIMEOUT": BUSY_TIMEOUT},
             stdin=subprocess.DEVNULL,
             **more,
         )

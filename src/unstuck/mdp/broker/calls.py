@@ -1,7 +1,7 @@
 """From frames to jobs: read what a client asks for, and what it says about it beside."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unstuck.domain.envelope import FRAMES, pack, read_map, read_object
@@ -76,20 +76,34 @@ def _call(
 ) -> Call:
     known = tasks.get(service)
     policy = bare_policy(retry_attempts) if known is None else decode_policy(known.policy)
-    job = NewJob(
+    return Call(
+        _job(service, service if known is None else known.queue, pack(frames), policy, options.priority, by),
+        options.own_id,
+        options.key,
+    )
+
+
+def as_task(call: Call, known: TaskRecord) -> Call:
+    """Give the same call by the rules of a task that was not known when it came."""
+    job = call.job
+    policy = decode_policy(known.policy)
+    return replace(call, job=_job(job.task, known.queue, job.payload, policy, job.priority, job.enqueued_by or ""))
+
+
+def _job(service: str, queue: str, payload: bytes, policy: Policy, priority: int, by: str) -> NewJob:
+    return NewJob(
         task=service,
-        queue=service if known is None else known.queue,
-        payload=pack(frames),
+        queue=queue,
+        payload=payload,
         payload_type=FRAMES,
         policy=encode_policy(policy),
         on_crash=policy.on_crash,
         heartbeat=policy.heartbeat,
         heartbeat_timeout_s=policy.heartbeat_timeout_s,
         timeout_s=policy.timeout_s,
-        priority=options.priority,
+        priority=priority,
         enqueued_by=by,
     )
-    return Call(job, options.own_id, options.key)
 
 
 def _options(given: dict[str, Any] | None, before: Options | None = None) -> Options:

@@ -279,7 +279,8 @@ class Broker:
         about = read_map(ready.about) or {}
         worker_id = self._new_id()
         said = about.get("name")
-        name = printable(said, MAX_NAME_CHARS) if isinstance(said, str) and said else f"mdp-{services[0]}-{worker_id}"
+        own_name = printable(said, MAX_NAME_CHARS) if isinstance(said, str) else ""
+        name = own_name or f"mdp-{services[0]}-{worker_id}"
         host = about.get("host")
         metadata = about.get("metadata")
         peer = Peer(
@@ -301,28 +302,23 @@ class Broker:
             if self.peers.by_id(found.worker_id) is None:
                 holding = Holding(found.job_id, found.token, found.worker_id)
         self.peers.add(peer)
-        self._order.births.append(Birth(worker_id, name, services, peer.host, peer.metadata, holding))
+        self._order.births.append(Birth(worker_id, name, services, peer.host, peer.metadata, holding, bool(own_name)))
 
     def _born(self, birth: Birth, resumed: Resumed | None, now_s: float) -> None:
         peer = self.peers.by_id(birth.worker_id)
-        if resumed is not None and (peer is None or self.peers.by_id(resumed.worker_id) is not None):
-            # It went again meanwhile, or somebody else came with the same; then that one's word counts.
-            if self._closing:
-                return  # We sent it away ourselves, and the next broker will hear of it.
-            if self.peers.by_id(resumed.worker_id) is None:
-                evidence = "its connection ended without a word"
-                self._order.deaths.append(Death(resumed.worker_id, Detector.CONNECTION, evidence, resumed.job.job_id))
-            elif peer is not None:
-                self._lose(peer)
-            return
         if peer is None:
+            # It went again meanwhile. If we sent it away ourselves the next broker will hear of it.
+            if resumed is not None and not self._closing:
+                job_id = None if resumed.job is None else resumed.job.job_id
+                evidence = "its connection ended without a word"
+                self._order.deaths.append(Death(resumed.worker_id, Detector.CONNECTION, evidence, job_id))
             return
         if resumed is not None:
             self.peers.rename(peer, resumed.worker_id)
-            assert peer.holding is not None
-            peer.doing = Doing(resumed.job, peer.holding, resumed.job.task)
-            peer.holding = None
-            self._held_here(resumed.job)
+            if resumed.job is not None and peer.holding is not None:
+                peer.doing = Doing(resumed.job, peer.holding, resumed.job.task)
+                peer.holding = None
+                self._held_here(resumed.job)
         peer.born = True
         early, peer.early = peer.early, []
         for message in early:
@@ -484,7 +480,7 @@ class Broker:
                     self._parted_answered(worker_id, answer.claimed.get(worker_id))
                 elif hand.done and worker_id not in answer.gone:
                     # Of an earlier broker, or of an earlier connection: who it is now says READY anew.
-                    self._order.retired.append(worker_id)
+                    self._order.left_over.append(worker_id)
                 continue
             if worker_id in answer.gone:
                 self._lose(peer)

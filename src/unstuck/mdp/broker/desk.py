@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -18,7 +19,7 @@ from unstuck.domain.recovery import Attempt, conclude
 from unstuck.domain.states import LIVING, Door
 from unstuck.logs import logger
 from unstuck.mdp.broker.asking import Asking
-from unstuck.mdp.broker.calls import Call, bare_policy
+from unstuck.mdp.broker.calls import Call, as_task, bare_policy
 from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Order, Posted, Question, Resumed, Stored
 from unstuck.notify.ringer import Ringer
 from unstuck.reaper.sweep import Reaper
@@ -36,6 +37,7 @@ from unstuck.store.records import (
     TurnAnswer,
     Wish,
     WorkerBirth,
+    WorkerRecord,
 )
 
 TASKS_EVERY_S = 2.0
@@ -64,11 +66,12 @@ class Desk:
     def steps(self, order: Order, answer: Answer) -> list[Callable[[], None]]:
         """Give what is to be done, in order. A step that fails for want of the ledger is done again, the others are
         not."""
-        steps: list[Callable[[], None]] = [lambda: self._read_tasks(answer, anew=bool(order.births))]
+        steps: list[Callable[[], None]] = [lambda: self._know_tasks(order, answer)]
         steps += [partial(self._bear, birth, answer) for birth in order.births]
         steps.append(lambda: self._exchange(order, answer))
         steps += [partial(self._bury, death, answer) for death in order.deaths]
         steps += [partial(self._ledger.note_progress, worker_id, [note]) for worker_id, note in order.notes]
+        steps += [partial(self._clear_up, worker_id) for worker_id in order.left_over]
         steps += [partial(self._retire, worker_id) for worker_id in order.retired]
         if order.overdue:
             steps.append(lambda: self._expire(order.overdue, answer))
@@ -76,7 +79,7 @@ class Desk:
             steps.append(lambda: self._look_at(order.look_at, answer))
         steps += [partial(self._find_letters, client, answer) for client in order.returned]
         steps += [partial(self._ask, question, answer) for question in order.questions]
-        if order.births or order.deaths or order.retired:
+        if order.births or order.deaths or order.left_over or order.retired:
             steps.append(lambda: self._ringer.ring({"workers"}))
         return steps
 
@@ -119,6 +122,15 @@ class Desk:
     def _ask(self, question: Question, answer: Answer) -> None:
         answer.replies.append((question, self._asking.answer(question)))
 
+    def _know_tasks(self, order: Order, answer: Answer) -> None:
+        unknown = [place for place, post in enumerate(order.posts) if post.call.job.task not in self._tasks]
+        self._read_tasks(answer, anew=bool(order.births or unknown))
+        for place in unknown:
+            post = order.posts[place]
+            if (task := self._tasks.get(post.call.job.task)) is not None:
+                # A worker brought it a moment ago: its queue may be another than the name of the service.
+                order.posts[place] = replace(post, call=as_task(post.call, task))
+
     def _read_tasks(self, answer: Answer, *, anew: bool) -> None:
         if anew or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
             answer.tasks = {task.name: task for task in self._ledger.tasks()}
@@ -126,20 +138,19 @@ class Desk:
             self._tasks_read_s = time.monotonic()
 
     def _resume(self, birth: Birth) -> Resumed | None:
-        """Give a worker that came back its old place, if it still has that and the job that it holds."""
+        """Give a worker that came back its old place, if it still has that, with the job that it holds."""
+        worker = self._old_self(birth)
+        if worker is None:
+            return None
         holding = birth.holding
-        if holding is None:
-            return None
-        worker = self._ledger.foreign_worker(holding.worker_id)
-        held = {(job.job_id, job.token): job for job in self._ledger.held(holding.worker_id)}
-        job = held.get((holding.job_id, holding.token))
-        record = None if job is None else self._ledger.job(holding.job_id)
-        if worker is None or worker.door is not Door.MDP or worker.state not in LIVING or job is None or record is None:
-            return None
-        self._wishes[worker.id] = Wish(worker.queues, worker.tasks, limit=1, start=1)
-        return Resumed(
-            worker.id,
-            Claimed(
+        own: Claimed | None = None
+        never_heard_of = []
+        for job in self._ledger.held(worker.id):
+            record = self._ledger.job(job.job_id)
+            if holding is None or record is None or (job.job_id, job.token) != (holding.job_id, holding.token):
+                never_heard_of.append(Release(job.job_id, job.token))
+                continue
+            own = Claimed(
                 job_id=job.job_id,
                 token=job.token,
                 task=job.task,
@@ -151,8 +162,33 @@ class Desk:
                 failures=job.failures,
                 crashes=job.crashes,
                 attempt=record.attempt,
-            ),
-        )
+            )
+        if never_heard_of:
+            self._ledger.turn(Turn(worker.id, release=tuple(never_heard_of)))
+        self._wishes[worker.id] = Wish(worker.queues, worker.tasks, limit=1, start=1)
+        return Resumed(worker.id, own)
+
+    def _old_self(self, birth: Birth) -> WorkerRecord | None:
+        if birth.holding is not None:
+            worker = self._ledger.foreign_worker(birth.holding.worker_id)
+        else:
+            worker = self._ledger.foreign_worker_named(birth.name) if birth.named else None
+        # Whoever has a wish here stands at this broker now.
+        if worker is None or worker.state not in LIVING or worker.id in self._wishes:
+            return None
+        same = (worker.door, set(worker.tasks)) == (Door.MDP, set(birth.services))
+        return worker if same and (worker.name == birth.name or not birth.named) else None
+
+    def _clear_up(self, worker_id: str) -> None:
+        """A worker of an earlier broker handed in what it had: nothing else that stands there ever reached it."""
+        if left := self._ledger.held(worker_id):
+            self._ledger.turn(Turn(worker_id, release=tuple(Release(job.job_id, job.token) for job in left)))
+        self._ledger.retire(worker_id)
+
+    def _free_name(self, birth: Birth) -> str:
+        standing = self._ledger.foreign_worker_named(birth.name) if birth.named else None
+        taken = standing is not None and standing.state in LIVING and standing.id != birth.worker_id
+        return f"{birth.name}-{birth.worker_id}" if taken else birth.name
 
     def _register(self, birth: Birth) -> None:
         # A bare name changes nothing of what another worker said about the same task.
@@ -163,7 +199,7 @@ class Desk:
         self._ledger.register(
             WorkerBirth(
                 id=birth.worker_id,
-                name=birth.name,
+                name=self._free_name(birth),
                 host=birth.host or host.hostname(),
                 # No process of any machine is meant by these: its connection and its beats say whether it lives.
                 pid=0,

@@ -41,14 +41,17 @@ class Birth:
     host: str
     metadata: dict[str, Any]
     holding: Holding | None = None
+    named: bool = False
+    """It said its name itself: with the same name it is the same worker."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A worker came back with a job that is still its own: it is who it was."""
+    """A worker came back and is who it was."""
 
     worker_id: str
-    job: Claimed
+    job: Claimed | None
+    """What it holds, if that is still its own."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class Order:
     notes: list[tuple[str, Progress]] = field(default_factory=list)
     """How far workers say they are."""
     retired: list[str] = field(default_factory=list)
+    left_over: list[str] = field(default_factory=list)
+    """Workers of an earlier broker that come anew: what stands in the ledger under their old ids is over."""
     answered: list[int] = field(default_factory=list)
     """Jobs whose letters were answered."""
     look_at: list[int] = field(default_factory=list)

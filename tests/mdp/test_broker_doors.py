@@ -1,0 +1,105 @@
+"""One ledger, several doors: Majordomo clients call Python tasks, Majordomo workers serve Python, people see both."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import pytest
+from tests.fleet import PATIENCE_S, ROOT, wait_for
+from tests.mdp.scene import Scene, as_cbor
+
+from unstuck import App
+from unstuck.domain.states import JobState
+
+
+def said(scene: Scene, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "unstuck.cli.main", *words],
+        cwd=ROOT,
+        env=scene.fleet.surroundings(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def told(scene: Scene, *words: str) -> Any:
+    return json.loads(said(scene, *words, "--json"))
+
+
+def test_a_majordomo_client_calls_a_python_task(scene: Scene) -> None:
+    scene.fleet.start("--concurrency", "1")
+    client = scene.client()
+    assert json.loads(client.call("add", b'{"a": 1, "b": 2}')[0]) == 3
+    assert cbor2.loads(client.call("add", {"a": 20, "b": 3, "JobID": "mine"})[0]) == 23
+    (pair,) = client.call("add", as_cbor(priority=3), as_cbor(a=4, b=5))
+    assert cbor2.loads(pair) == 9
+    first, second = client.call("add", as_cbor(), as_cbor(a=1, b=1), as_cbor(a=2, b=2))
+    assert (cbor2.loads(first), cbor2.loads(second)) == (2, 4)
+    refusal = cbor2.loads(client.call("add", b"no arguments")[0])
+    assert refusal["error"] == "TASK_FAILED"
+    assert "no CBOR map and no JSON object" in refusal["message"]
+    assert client.news.empty()
+    by_id = {job.id: scene.fleet.app.job(job.id) for job in scene.jobs(JobState.SUCCEEDED)}
+    assert sorted(job.result(PATIENCE_S) for job in by_id.values()) == [2, 3, 4, 9, 23]
+    shown = told(scene, "job", str(min(by_id)))
+    assert (shown["kwargs"], shown["args"], shown["result"]) == ({"a": 1, "b": 2}, [], 3)
+
+
+def test_a_majordomo_client_of_the_old_kind_calls_a_python_task(scene: Scene) -> None:
+    scene.fleet.start("--concurrency", "1")
+    client = scene.plain_client("add", '{"a": 1, "b": 2}')
+    said_, complaints = client.communicate(timeout=PATIENCE_S)
+    assert (said_.decode().strip(), client.returncode) == ("3", 0), complaints
+
+
+def test_an_enqueue_in_python_is_served_by_a_majordomo_worker(scene: Scene) -> None:
+    app = App(scene.fleet.url)
+
+    @app.task(name="echo", queue="echo")
+    def echo(**words: str) -> Any:
+        raise AssertionError("the worker of the other door does it")
+
+    try:
+        scene.worker("echo", "--plain")
+        job = echo.enqueue(word="hello")
+        assert job.result(PATIENCE_S) == {"seen": {"kwargs": {"word": "hello"}}}
+        assert told(scene, "job", str(job.id))["result"] == {"seen": {"kwargs": {"word": "hello"}}}
+    finally:
+        app.close()
+
+
+@pytest.mark.parametrize("kind", ["ours", "plain"])
+def test_people_are_told_the_truth_of_such_workers_and_jobs(scene: Scene, tmp_path: Path, kind: str) -> None:
+    gate = tmp_path / "gate"
+    client = scene.client()
+    call = client.submit("echo", f"job 0 {gate}".encode())
+    client.next()
+    job = scene.job()
+    waits = said(scene, "why", str(job.id))
+    assert "It waits for its first try" in waits
+    assert "Nobody" in waits or "no worker" in waits.lower() or "No living worker" in waits, waits
+    scene.worker("echo", *(["--plain"] if kind == "plain" else ["--name", "my-worker"]))
+    begun = scene.wait_begun("job")
+    (worker,) = told(scene, "workers")
+    assert (worker["door"], worker["state"], worker["pid"], worker["tasks"]) == ("mdp", "active", None, ["echo"])
+    assert worker["name"] == "my-worker" or kind == "plain"
+    assert worker["id"] in said(scene, "why", str(job.id)) or worker["name"] in said(scene, "why", str(job.id))
+    os.kill(begun.pid, signal.SIGKILL)
+    client.next()
+    dead = next(one for one in told(scene, "workers", "--all") if one["id"] == worker["id"])
+    assert (dead["state"], dead["verdict"]["detector"]) == ("dead", "connection")
+    shown = told(scene, "job", str(job.id))
+    assert (shown["state"], shown["crash_count"], shown["args"]) == ("pending", 1, [f"job 0 {gate}"])
+    assert "connection" in said(scene, "why", str(job.id))
+    gate.touch()
+    scene.worker("echo")
+    assert call.result() == [b"done job"]
+    wait_for(lambda: told(scene, "job", str(job.id))["result"] == "done job", "the text of its reply")
