@@ -14,7 +14,7 @@ import pytest
 import zmq
 from tests.fleet import at_best, wait_for
 from tests.mdp.stage import line_of, running
-from tests.mdp.wire import CLIENT, DISCONNECT, READY, REPLY, WORKER_DIED, Broker, Peers, RawWorker, broker_on
+from tests.mdp.wire import CLIENT, DISCONNECT, HEARTBEAT, READY, REPLY, WORKER_DIED, Broker, Peers, RawWorker, broker_on
 
 MB = 1024 * 1024
 
@@ -292,8 +292,6 @@ def test_frames_that_make_no_sense_disturb_nobody(peers: Peers, name: str) -> No
     stranger.say(*STRANGE[name])
     named = peers.client(secrets.token_bytes(16))
     named.say(*STRANGE[name])
-    # Whoever said it is served like everybody else, where there is anything to serve.
-    assert stranger.socket.poll(0) is not None
     peers.broker.is_well()
 
 
@@ -343,15 +341,15 @@ def test_a_killed_worker_is_seen_also_while_somebody_shouts(peers: Peers) -> Non
     over = threading.Event()
 
     def shout() -> None:
-        shouter = zmq.Context().socket(zmq.DEALER)
-        shouter.linger = 0
+        context = zmq.Context()
+        shouter = context.socket(zmq.DEALER)
         shouter.connect(peers.broker.endpoint)
         while not over.is_set():
             try:
                 shouter.send_multipart([b"", b"nonsense"], zmq.DONTWAIT)
             except zmq.Again:
                 time.sleep(0.001)
-        shouter.close()
+        context.destroy(linger=0)
 
     shouters = [threading.Thread(target=shout) for _ in range(2)]
     with plain_worker(peers, work_s=60) as process:
