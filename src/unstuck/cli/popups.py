@@ -1,6 +1,5 @@
 """Tell people at a screen: `popups`, a tray icon with the list of events, and a dialog when workers die."""
 
-import importlib.util
 import sys
 from dataclasses import replace
 from typing import Annotated
@@ -28,10 +27,12 @@ def popups(
 ) -> None:
     """Show what happens on your desktop: a tray icon, the list of events, a popup when workers die or are missing."""
     common = replace(common, app=target) if target is not None else common
-    if importlib.util.find_spec("PySide6") is None:
-        raise ConfigError(CURE)
     try:
         from unstuck.desktop.running import run
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("PySide6"):
+            raise
+        raise ConfigError(CURE) from error
     except ImportError as error:
         # It is there, and a library of the system that it needs is not.
         raise ConfigError(f"Qt cannot be loaded: {error}. Install that library of your system.") from error
