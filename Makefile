@@ -3,7 +3,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SECONDS_OF_DEMO ?= 30
 
-.PHONY: help install tools demo test test-long chaos check lint types layers bench-core bench-web clean
+.PHONY: help install tools demo test test-long chaos check lint types layers bench-core bench-web bench-mdp clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -52,6 +52,9 @@ bench-core: tools ## what it does per second, what it costs, how soon it sees a 
 
 bench-web: tools ## how long a beat over HTTP takes, and a look at ten thousand workers
 	$(PY) -m bench.web $(BENCH)
+
+bench-mdp: tools ## round trips over ZeroMQ, durable and in memory, beside a minimal broker
+	$(PY) -m bench.mdp $(BENCH)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

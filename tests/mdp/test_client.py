@@ -64,6 +64,7 @@ def test_a_late_reply_is_not_taken_for_that_of_the_next_call() -> None:
     with played() as broker, Client(broker.endpoint, timeout=PATIENT_S) as client:
         asked = broker.hear()
         broker.say(asked[0], *asked[1:4], b"501")
+        wait_for(lambda: client.status, "the answer")
         slow = client.submit("echo", b"slow", timeout=0.2)
         first = broker.hear()
         with pytest.raises(ReplyTimeout, match="idempotency_key"):
@@ -147,6 +148,7 @@ def test_replies_of_our_broker_find_their_calls_in_any_order(broker: Played) -> 
 def test_a_late_reply_of_our_broker_is_dropped_and_the_line_stays(broker: Played) -> None:
     with Client(broker.endpoint, timeout=PATIENT_S) as client:
         broker.admit()
+        wait_for(lambda: client.status, "the answer")
         slow = client.submit("echo", b"slow", timeout=0.1)
         identity, correlation, rest = broker.request()
         with pytest.raises(ReplyTimeout):

@@ -1,10 +1,13 @@
 """What a client says and when, without sockets and clocks."""
 
 import cbor2
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unstuck.domain.errors import CallFailed, ReplyTimeout
 from unstuck.mdp.calling import PendingCall
 from unstuck.mdp.conversation import MAX_CALLS, PATIENCE_S, TTL_S, Conversation, Mode
+from unstuck.mdp.hearing import hear_as_client, hear_as_worker
 
 NO = [b"", b"MDPC01", b"mmi.notify", b"501"]
 YES = [b"", b"MDPC01", b"mmi.notify", b"200", cbor2.dumps({"lease": 60})]
@@ -107,3 +110,24 @@ def test_clocks_of_calls_that_were_answered_are_forgotten() -> None:
         conversation.hear([one.correlation, b"", b"MDPC01", b"echo", b"x"], 1)
         conversation.out.clear()
     assert len(conversation._deadlines) <= 2 * MAX_CALLS + 1
+
+
+WORDS = st.sampled_from(
+    [b"", b"MDPC01", b"MDPW01", b"\x02", b"\x04", b"\x05", b"\x08", b"\x09", b"echo", b"mmi.notify", b"200"]
+)
+MAPS = st.dictionaries(
+    st.text(max_size=3) | st.sampled_from(["final", "id", "job_id", "lease"]), st.integers() | st.text()
+)
+
+
+@given(st.lists(st.lists(WORDS | st.binary(max_size=8) | MAPS.map(cbor2.dumps), max_size=6), max_size=8))
+def test_whatever_a_broker_says_nothing_breaks_and_no_call_is_lost(messages: list[list[bytes]]) -> None:
+    conversation = begun(YES)
+    waiting = call()
+    conversation.take(waiting, 0)
+    for frames in messages:
+        hear_as_client(frames)
+        hear_as_worker(frames)
+        conversation.hear(frames, 0)
+    conversation.hear([waiting.correlation, b"", b"MDPC01", b"echo", b"done"], 0)
+    assert waiting.result(0) == [b"done"]

@@ -17,7 +17,7 @@ from unstuck.domain.errors import ConfigError, PayloadError
 from unstuck.mdp import Client, Worker
 
 PATIENT_S = 60.0
-QUICK_S = 0.1
+QUICK_S = 0.3
 READY, REQUEST, REPLY, BEAT, BYE, PROCESSES, FINISHED = (bytes([number]) for number in range(1, 8))
 
 
@@ -107,14 +107,14 @@ def test_an_old_client_is_served_too() -> None:
 
 
 def test_a_foreign_broker_that_is_silent_to_those_who_work_is_not_left() -> None:
-    heartbeat_s = 0.05
+    heartbeat_s = 0.2
     with foreign_broker(heartbeat_s=heartbeat_s) as endpoint, Client(endpoint, timeout=PATIENT_S) as client:
         addresses = []
 
         def work(body: list[bytes], call: Any) -> list[bytes]:
             addresses.append(call.address)
-            # Ten times as long as what would be silence.
-            threading.Event().wait(30 * heartbeat_s)
+            # More than twice as long as what would be silence.
+            threading.Event().wait(8 * heartbeat_s)
             return body
 
         with serving(endpoint, "echo", work, heartbeat=heartbeat_s):
@@ -137,7 +137,7 @@ def test_a_reply_is_not_sent_to_a_foreign_broker_that_was_away_meanwhile() -> No
     gate = Gate()
     with played() as before:
         endpoint = before.endpoint
-        context = serving(endpoint, "echo", gate, plain=True, heartbeat=QUICK_S)
+        context = serving(endpoint, "echo", gate, plain=True)
         context.__enter__()
         worker, *_ = before.hear()
         order(before, worker, b"some client", b"x")
@@ -232,7 +232,7 @@ def test_a_worker_beats_while_it_works() -> None:
         worker, *_ = ready(broker)
         order(broker, worker, b"1.t.w.echo", b"x")
         assert gate.entered.wait(PATIENT_S)
-        for _ in range(5):
+        for _ in range(3):
             assert broker.hear() == [worker, b"", b"MDPW01", BEAT]
             broker.say(worker, b"", b"MDPW01", BEAT)
         gate.open.set()

@@ -1,6 +1,7 @@
 """Open the ZeroMQ door: `broker`, and make keys for it: `keygen`."""
 
 import importlib.util
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from unstuck import config
 from unstuck.cli import ledgers
 from unstuck.cli.common import Common, command
+from unstuck.config import IN_MEMORY, Settings
 from unstuck.domain.errors import ConfigError
 from unstuck.mdp import CURE
 
@@ -36,10 +39,11 @@ def broker(
     check_installed()
     from unstuck.mdp.broker import serving
 
-    settings = common.settings()
+    settings = _settings(common)
     given: dict[str, Any] = {"bind": bind, "insecure": insecure or None}
     mdp = replace(settings.mdp, **{name: value for name, value in given.items() if value is not None})
-    ledgers.open_or_create(settings).close()
+    if settings.url != IN_MEMORY:
+        ledgers.open_or_create(settings).close()
     show = common.show
 
     def ready(endpoint: str) -> None:
@@ -67,6 +71,13 @@ def keygen(
         common.show.json({"public": str(public), "secret": str(secret)})
     else:
         common.show.say(f"Wrote {public} to give away and {secret} to keep.")
+
+
+def _settings(common: Common) -> Settings:
+    """Give the settings; here, and only here, the ledger may be in memory: it is gone with the broker."""
+    if common.app is None and (common.url or os.environ.get("UNSTUCK_URL")) == IN_MEMORY:
+        return replace(config.load({"url": config.DEFAULT_URL}), url=IN_MEMORY)
+    return common.settings()
 
 
 def check_installed() -> None:

@@ -21,8 +21,8 @@ from unstuck.mdp.broker.calls import read_calls
 from unstuck.mdp.broker.mmi import KNOWN, Listeners
 from unstuck.mdp.broker.notices import Notice, Notices
 from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Order, Posted, Question
-from unstuck.mdp.broker.peers import Doing, Peer, Peers, address_of, read_address
-from unstuck.mdp.broker.waiting import Asked, Requests, Waiting, restored
+from unstuck.mdp.broker.peers import Address, Doing, Peer, Peers, address_of, progress_of, read_address
+from unstuck.mdp.broker.waiting import SLOWEST_LOOK_S, Asked, Requests, Waiting, restored
 from unstuck.store.records import Claimed, Done, ForeignPulse, Glance, JobRecord, Letter, Outcome, TaskRecord
 
 MAX_NAME_CHARS = 100
@@ -39,7 +39,14 @@ class Broker:
 
     def __init__(self, settings: Mdp, new_id: Callable[[], str], wall: Callable[[], float]) -> None:
         self._settings = settings
+        # Read once: a setting is parsed each time it is asked for.
+        self._interval_s = settings.heartbeat_interval_s
+        self._timeout_s = settings.heartbeat_timeout_s
+        self._busy_timeout_s = settings.busy_timeout_s
+        self._ttl_s = settings.request_ttl_s
         self._new_id = new_id
+        self._run_id = new_id()
+        self._asked = 0
         self._wall = wall
         self.peers = Peers()
         self.requests = Requests()
@@ -79,8 +86,8 @@ class Broker:
                 peer.seen_s = now_s
                 if isinstance(message, frames.Reply):
                     self._on_reply(peer, message)
-                elif isinstance(message, frames.Sign) and message.command == frames.FINISHED:
-                    self._on_finished(peer, message)
+                elif isinstance(message, frames.Sign):
+                    self._on_sign(peer, message)
 
     def on_gone(self, line: int, now_s: float) -> None:
         """A connection ended; whatever came through it was handed to us before."""
@@ -95,20 +102,20 @@ class Broker:
 
     def on_tick(self, now_s: float) -> None:
         for peer in self.peers:
-            limit_s = self._settings.heartbeat_timeout_s if peer.doing is None else self._settings.busy_timeout_s
+            limit_s = self._timeout_s if peer.doing is None else self._busy_timeout_s
             silent_s = now_s - peer.seen_s
             if silent_s > limit_s:
                 self._send(peer.identity, frames.disconnect())
                 self._bury(peer, f"nothing was heard of it for {silent_s:.1f} s", Detector.LEASE)
-            elif now_s - peer.told_s >= self._settings.heartbeat_interval_s:
+            elif now_s - peer.told_s >= self._interval_s:
                 self._tell(peer, frames.heartbeat(), now_s)
-        if now_s - self._pulsed_s >= self._settings.heartbeat_interval_s:
+        if now_s - self._pulsed_s >= self._interval_s:
             self._pulsed_s = now_s
             self._order.pulses = [self._pulse(peer) for peer in self.peers if peer.born]
             self._order.overdue += [
                 waiting.job_id
                 for waiting in self.requests.all()
-                if not waiting.held_here and now_s - waiting.since_s > self._settings.request_ttl_s
+                if not waiting.held_here and now_s - waiting.since_s > self._ttl_s
             ]
             for client in self.listeners.expire(now_s):
                 self.notices.forget(client)
@@ -160,7 +167,7 @@ class Broker:
     def next_tick_s(self, now_s: float) -> float:
         """When to tick next at the latest."""
         moments = [
-            self._pulsed_s + self._settings.heartbeat_interval_s,
+            self._pulsed_s + self._interval_s,
             self.requests.next_due_s(),
             self.notices.next_due_s(),
         ]
@@ -184,7 +191,9 @@ class Broker:
             return
         self.requests.begin(client, len(calls))
         service = request.service.decode("ascii")
-        asked = Asked(client, request.correlation, service, self._new_id(), [None] * len(calls), listening)
+        self._asked += 1
+        asked_id = f"{self._run_id}-{self._asked}"
+        asked = Asked(client, request.correlation, service, asked_id, [None] * len(calls), listening)
         for place, call in enumerate(calls):
             letter = None
             if listening:
@@ -200,7 +209,7 @@ class Broker:
                 )
             self._order.posts.append(Posted(call, asked, place, letter))
             # Whoever has a free hand looks in the same commit that takes it in.
-            self._wake_one(call.job.queue)
+            self.peers.wake_one(service)
 
     def _on_mmi(self, client: bytes, request: frames.Request, now_s: float) -> None:
         name = request.service.decode("ascii")
@@ -284,26 +293,44 @@ class Broker:
     def _on_stranger(self, identity: bytes, message: frames.Message) -> None:
         """A worker that we do not know: of an earlier broker, or one that we gave up. Its reply may still count."""
         if isinstance(message, frames.Reply) and (found := read_address(message.address)) is not None:
-            job_id, token, worker_id, framed = found
-            result = pack(message.body) if framed else results.json_of(message.body)
-            self._hand(worker_id).done.append(Done(job_id, token, result))
+            self._hand_in_late(found, message.body)
         self._send(identity, frames.disconnect())
 
     def _on_reply(self, peer: Peer, reply: frames.Reply) -> None:
         doing = peer.doing
         if doing is None or reply.address != doing.address:
-            self.dropped["a reply to something else"] += 1
-            self._send(peer.identity, frames.disconnect())
-            self._bury(peer, "it replied to something that it was not asked")
+            self._on_other_reply(peer, reply)
             return
         result = results.result_of(doing.job, reply.body)
         peer.doing = None
         peer.settled += 1
         self._hand(peer.worker_id).done.append(Done(doing.job.job_id, doing.job.token, result))
 
-    def _on_finished(self, peer: Peer, sign: frames.Sign) -> None:
-        """FINISHED: with an error of our own worker it is the end of this try; else its reply follows."""
+    def _on_other_reply(self, peer: Peer, reply: frames.Reply) -> None:
+        """A reply to something else than it was asked: of an earlier connection, or of nothing that we know."""
+        if (found := read_address(reply.address)) is not None:
+            self._hand_in_late(found, reply.body)
+            return
+        self.dropped["a reply to something else"] += 1
+        self._send(peer.identity, frames.disconnect())
+        self._bury(peer, "it replied to something that it was not asked")
+
+    def _hand_in_late(self, found: Address, body: tuple[bytes, ...]) -> None:
+        """Let the ledger say whether its token still stands."""
+        result = pack(body) if found.framed else results.json_of(body)
+        self._hand(found.worker_id).done.append(Done(found.job_id, found.token, result))
+
+    def _on_sign(self, peer: Peer, sign: frames.Sign) -> None:
+        """PROCESSES says how far it is; FINISHED with an error of our own worker is the end of this try, else its reply
+        follows."""
         doing = peer.doing
+        if sign.command == frames.PROCESSES:
+            about = read_map(sign.about) or {}
+            if about.get("draining") is True:
+                peer.leaving = peer.draining = True
+            if doing is not None and sign.address == doing.address:
+                self._order.notes += progress_of(peer.worker_id, doing, about, self._wall())
+            return
         raised = results.raised_in(sign.about) if doing is not None and sign.address == doing.address else None
         if doing is None or raised is None:
             return
@@ -339,6 +366,9 @@ class Broker:
         for posted, stored in zip(order.posts, answer.stored, strict=True):
             own_id = posted.call.own_id or str(stored.job_id)
             waiting = Waiting(stored.job_id, posted.asked, posted.place, own_id, now_s)
+            # Of what our own workers will do we hear by ourselves.
+            if self.peers.serves(posted.call.job.task):
+                waiting.step_s = SLOWEST_LOOK_S
             self.requests.add(waiting)
             if stored.unserved and not self.peers.serves(posted.call.job.task):
                 self._notify_nobody(waiting, now_s, expired=False)
@@ -348,7 +378,7 @@ class Broker:
             if peer is not None:
                 if beat.state not in LIVING:
                     self._lose(peer)
-                peer.leaving = beat.request is not None or beat.disabled
+                peer.leaving = peer.draining or beat.request is not None or beat.disabled
         for death, record in answer.buried:
             if death.job_id is not None:
                 self._died(death, record, now_s)
@@ -476,17 +506,6 @@ class Broker:
     def _queue(self, service: str) -> str:
         known = self.tasks.get(service)
         return service if known is None else known.queue
-
-    def _wake_one(self, queue: str) -> None:
-        for peer in self.peers:
-            if peer.empty_handed and any(self._queue(service) == queue for service in peer.services):
-                peer.empty_handed = False
-                return
-
-    def _wake(self, queue: str) -> None:
-        for peer in self.peers:
-            if peer.empty_handed and any(self._queue(service) == queue for service in peer.services):
-                peer.empty_handed = False
 
     def _hand(self, worker_id: str) -> Hand:
         return self._order.hands.setdefault(worker_id, Hand())

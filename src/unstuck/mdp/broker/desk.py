@@ -60,6 +60,8 @@ class Desk:
             self._reaper.bury(death.worker_id, death.detector, death.evidence)
             answer.buried.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
             words.add("workers")
+        for worker_id, note in order.notes:
+            self._ledger.note_progress(worker_id, [note])
         for worker_id in order.retired:
             self._wishes.pop(worker_id, None)
             self._ledger.retire(worker_id)
@@ -148,14 +150,17 @@ class Desk:
             zip(map(id, told), self._lookout.warnings([post.call.job for post in told]), strict=True) if told else ()
         )
         plain, once = iter(said.enqueued), iter(said.once)
+        taken = {claimed.job_id for turn in said.turns or () for claimed in turn.claimed}
         words = set()
         for post in order.posts:
             found = next(plain) if post.call.key is None else next(once)
             assert found is not None
             answer.stored.append(Stored(found.job_id, found.fresh, unserved.get(id(post)) is not None))
-            words.add(f"queue:{post.call.job.queue}")
+            if found.job_id not in taken:
+                words.add(f"queue:{post.call.job.queue}")
         # Workers of other doors may serve these queues too, and so may those of another broker.
-        self._ringer.ring(words)
+        if words:
+            self._ringer.ring(words)
 
     def _turned(self, turns: list[Turn], answer: Answer, said: tuple[TurnAnswer, ...] | None) -> None:
         if said is None:

@@ -100,7 +100,7 @@ class Loop:
         ready = dict(self._poller.poll(int(nap_s * 1000) + (nap_s > 0)))
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
-        messages, drained = self._take_all()
+        messages, drained = self._take_all() if self._router in ready else ([], True)
         now_s = time.monotonic()
         # A death may be told before the last words of the dead: those first. And a number of a connection may have
         # a new owner already: whoever says READY comes after the dead.
@@ -112,7 +112,7 @@ class Loop:
                 newcomers.append(message)
             else:
                 self._core.on_message(*message, now_s)
-        if drained:
+        if drained and (newcomers or self._monitor in ready):
             self._see_ends(now_s)
         for identity, parts, line in newcomers:
             if line is not None and line not in self._open and drained:
@@ -139,10 +139,9 @@ class Loop:
         """Give all that came, and whether that was really all. Only with READY the connection is told."""
         messages: list[Message] = []
         for _ in range(MAX_DRAINED):
-            try:
-                identity = self._router.recv(zmq.DONTWAIT, copy=False)
-            except zmq.Again:
+            if not int(self._router.get(zmq.EVENTS)) & zmq.POLLIN:
                 return messages, True
+            identity = self._router.recv(zmq.DONTWAIT, copy=False)
             parts: list[bytes] = []
             many = False
             more = identity.more

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from unstuck.domain.envelope import write_map
+from unstuck.domain.envelope import read_map, write_map
 from unstuck.mdp import frames
 
 CRASHED = "Worker processing your job has crashed. Job will be retried."
@@ -122,10 +122,16 @@ class Notices:
             else:
                 kept.append(notice)
         box.waiting = kept + box.waiting
-        maps = [notice.map for notice in batch]
+        alone = all(notice.correlation == first.correlation for notice in batch)
+        maps = [notice.map if alone else _named(notice) for notice in batch]
         if box.suppressed:
             maps[-1] = {**maps[-1], "suppressed": box.suppressed}
             box.suppressed = 0
-        alone = all(notice.correlation == first.correlation for notice in batch)
         correlation = first.correlation if alone else None
         return frames.broker_notice(first.command, [write_map(one) for one in maps], correlation)
+
+
+def _named(notice: Notice) -> dict[str, Any]:
+    """Say in the map itself which request it is about, where the message has many."""
+    said = read_map(notice.correlation) if notice.correlation else None
+    return notice.map if said is None or "id" not in said else {**notice.map, "id": said["id"]}

@@ -16,6 +16,7 @@ from unstuck.store.records import (
     JobRecord,
     Letter,
     Outcome,
+    Progress,
     TaskRecord,
 )
 
@@ -82,6 +83,8 @@ class Order:
     hands: dict[str, Hand] = field(default_factory=dict)
     pulses: list[ForeignPulse] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
+    notes: list[tuple[str, Progress]] = field(default_factory=list)
+    """How far workers say they are."""
     retired: list[str] = field(default_factory=list)
     answered: list[int] = field(default_factory=list)
     """Jobs whose letters were answered."""

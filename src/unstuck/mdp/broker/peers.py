@@ -6,11 +6,13 @@ from typing import Any
 
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.policy import decode_policy
-from unstuck.domain.recovery import Attempt
-from unstuck.store.records import Claimed
+from unstuck.domain.recovery import MAX_MESSAGE_CHARS, Attempt, printable
+from unstuck.store.records import Claimed, Progress
 
 OTHER = "j"
 """Behind the number of a job that came through another door: its result must be JSON."""
+MAX_PART_CHARS = 18
+MOST = 1e15
 
 
 @dataclass(eq=False)
@@ -48,6 +50,8 @@ class Peer:
     """A job is being looked for on its behalf."""
     leaving: bool = False
     """It gets no more jobs."""
+    draining: bool = False
+    """It said so itself."""
     empty_handed: bool = False
     """The last look found nothing; it is asked again when something may have come."""
 
@@ -57,6 +61,7 @@ class Peers:
         self._by_identity: dict[bytes, Peer] = {}
         self._by_id: dict[str, Peer] = {}
         self._by_line: dict[int, set[bytes]] = {}
+        self._by_service: dict[str, dict[str, Peer]] = {}
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._by_id.values()))
@@ -76,11 +81,18 @@ class Peers:
     def add(self, peer: Peer) -> None:
         self._by_identity[peer.identity] = peer
         self._by_id[peer.worker_id] = peer
+        for service in peer.services:
+            self._by_service.setdefault(service, {})[peer.worker_id] = peer
         if peer.line is not None:
             self._by_line.setdefault(peer.line, set()).add(peer.identity)
 
     def remove(self, peer: Peer) -> None:
         self._by_id.pop(peer.worker_id, None)
+        for service in peer.services:
+            several = self._by_service.get(service, {})
+            several.pop(peer.worker_id, None)
+            if not several:
+                self._by_service.pop(service, None)
         if self._by_identity.get(peer.identity) is peer:
             del self._by_identity[peer.identity]
         if peer.line is not None and peer.line in self._by_line:
@@ -89,7 +101,14 @@ class Peers:
                 del self._by_line[peer.line]
 
     def serves(self, service: str) -> bool:
-        return any(service in peer.services and not peer.leaving for peer in self._by_id.values())
+        return any(not peer.leaving for peer in self._by_service.get(service, {}).values())
+
+    def wake_one(self, service: str) -> None:
+        """Something has come for this service: one with a free hand looks for it."""
+        for peer in self._by_service.get(service, {}).values():
+            if peer.empty_handed:
+                peer.empty_handed = False
+                return
 
 
 def address_of(job: Claimed, worker_id: str, service: str) -> bytes:
@@ -98,13 +117,43 @@ def address_of(job: Claimed, worker_id: str, service: str) -> bytes:
     return f"{job.job_id}{kind}.{job.token}.{worker_id}.{service}".encode("ascii")
 
 
-def read_address(address: bytes) -> tuple[int, int, str, bool] | None:
-    """Give job, token and worker of an address, and whether the job came in frames; None for what is none of ours."""
+@dataclass(frozen=True)
+class Address:
+    job_id: int
+    token: int
+    worker_id: str
+    framed: bool
+    """The job came in frames, and so must its result."""
+
+
+def read_address(address: bytes) -> Address | None:
+    """Read an address that a worker echoes; None for what is none of ours."""
     parts = address.split(b".", 3)
     framed = not parts[0].endswith(OTHER.encode())
     parts[0] = parts[0].removesuffix(OTHER.encode())
     if len(parts) != 4 or not (parts[0].isdigit() and parts[1].isdigit() and parts[2].isalnum()):
         return None
-    if max(len(part) for part in parts[:3]) > 20:
+    if max(len(part) for part in parts[:3]) > MAX_PART_CHARS:
         return None
-    return int(parts[0]), int(parts[1]), parts[2].decode("ascii"), framed
+    return Address(int(parts[0]), int(parts[1]), parts[2].decode("ascii"), framed)
+
+
+def progress_of(worker_id: str, doing: Doing, about: dict[str, Any], at: float) -> list[tuple[str, Progress]]:
+    """Read how far a worker says it is; nothing where it says nothing that makes sense."""
+    done, total, message = about.get("done"), about.get("total"), about.get("message", "")
+    if _number(done) is None and not (isinstance(message, str) and message):
+        return []
+    note = Progress(
+        doing.job.job_id,
+        doing.job.token,
+        at,
+        _number(done),
+        _number(total),
+        printable(message, MAX_MESSAGE_CHARS) if isinstance(message, str) else "",
+    )
+    return [(worker_id, note)]
+
+
+def _number(value: Any) -> float | None:
+    plain = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
+    return float(value) if plain else None

@@ -1,6 +1,7 @@
 """Run a broker: the socket, the clerk, the ear and the watchman, and an end in order."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from types import FrameType
 
 import zmq
 
-from unstuck.config import Settings
+from unstuck.config import IN_MEMORY, Settings
 from unstuck.domain.errors import ConfigError, UnstuckError
 from unstuck.logs import logger
 from unstuck.mdp.broker.clerk import Clerk
@@ -26,6 +27,8 @@ from unstuck.store.opening import ready_ledger
 from unstuck.worker.identity import new_worker_id
 
 LISTEN_S = 5.0
+SWITCH_S = 0.0005
+"""The socket and the ledger have a thread each, and hand over to each other all the time."""
 RETRY_S = 1.0
 STOP_S = 5.0
 
@@ -44,9 +47,12 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         stack.enter_context(secured(context, router, settings.mdp))
         address = _bind(router, settings.mdp.bind)
         tallies = Tallies()
-        watch = ready_ledger(settings) if settings.mdp.reap else None
-        if watch is not None:
-            stack.callback(watch.close)
+        if settings.mdp.reap:
+            watch = ledger
+            if settings.url != IN_MEMORY:
+                # On connections of its own: a look at ten thousand workers must not stand before anybody's request.
+                watch = ready_ledger(settings)
+                stack.callback(watch.close)
             watchman = Watchman(
                 Reaper(watch, settings.recovery, by=BY, tallies=tallies),
                 Bookkeeper(watch, tallies, settings.recovery.heartbeat_interval_s),
@@ -66,6 +72,7 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         stack.callback(ear.stop)
         before = {name: signal.signal(name, _stopper(loop)) for name in (signal.SIGTERM, signal.SIGINT)}
         try:
+            sys.setswitchinterval(SWITCH_S)
             ready(address)
             loop.run()
             _say_goodbye(core, loop, clerk)

@@ -77,7 +77,7 @@ class Requests:
         several = self._jobs.setdefault(waiting.job_id, [])
         several.append(waiting)
         if len(several) == 1:
-            heapq.heappush(self._looks, (waiting.since_s + FIRST_LOOK_S, waiting.job_id))
+            heapq.heappush(self._looks, (waiting.since_s + waiting.step_s, waiting.job_id))
 
     def of(self, job_id: int) -> list[Waiting]:
         return self._jobs.get(job_id, [])
