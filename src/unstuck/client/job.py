@@ -9,6 +9,7 @@ from unstuck.client.counter import Counter
 from unstuck.client.events import Events, follow
 from unstuck.domain.durations import Duration, brief, seconds
 from unstuck.domain.errors import JobNotFound, LedgerError, ResultTimeout, exception_for
+from unstuck.domain.meaning import is_packed, read_reply
 from unstuck.domain.payload import decode
 from unstuck.domain.states import JobState
 from unstuck.notify.waiting import Answer
@@ -75,7 +76,7 @@ class Job(Generic[R_co]):
                 raise self._timeout(patience_s)
         finally:
             watcher.remove(waiter)
-        return cast(R_co, _value(answers[0]))
+        return cast(R_co, self._value(answers[0]))
 
     async def result_async(self, timeout: Duration | None = None) -> R_co:  # noqa: ASYNC109 - the same name in both colours
         """Like `result`, without blocking the event loop."""
@@ -94,7 +95,18 @@ class Job(Generic[R_co]):
             raise await asyncio.to_thread(self._timeout, patience_s) from None
         finally:
             parts.watcher.remove(waiter)
-        return cast(R_co, _value(answer))
+        return cast(R_co, await asyncio.to_thread(self._value, answer) if _is_packed(answer) else self._value(answer))
+
+    def _value(self, answer: Answer) -> Any:
+        if not isinstance(answer, Outcome):
+            raise answer
+        if answer.state is JobState.SUCCEEDED:
+            if answer.result is not None and _is_packed(answer):
+                return read_reply(answer.result, self.record().payload)
+            return decode(answer.result)
+        assert answer.error is not None, f"job {answer.job_id} ended as {answer.state} without an error"
+        error = answer.error
+        raise exception_for(error.code, error.message, job_id=answer.job_id, cause=error.cause, details=error.details)
 
     def _timeout(self, patience_s: float | None) -> ResultTimeout:
         try:
@@ -109,11 +121,6 @@ def _fulfil(future: asyncio.Future[Answer], answer: Answer) -> None:
         future.set_result(answer)
 
 
-def _value(answer: Answer) -> Any:
-    if not isinstance(answer, Outcome):
-        raise answer
-    if answer.state is JobState.SUCCEEDED:
-        return decode(answer.result)
-    assert answer.error is not None, f"job {answer.job_id} ended as {answer.state} without an error"
-    error = answer.error
-    raise exception_for(error.code, error.message, job_id=answer.job_id, cause=error.cause, details=error.details)
+def _is_packed(answer: Answer) -> bool:
+    """Say whether it came over ZeroMQ: what its frames mean depends on the request."""
+    return isinstance(answer, Outcome) and answer.result is not None and is_packed(answer.result)

@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
+from unstuck.domain import meaning
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import JobError
+from unstuck.domain.envelope import FRAMES
 from unstuck.domain.health import Disabled, Health, read_health
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
@@ -78,7 +80,7 @@ def job_detail(
         **job_summary(job),
         "args": args,
         "kwargs": kwargs,
-        "result": value_view(job.result, job.payload_type),
+        "result": result_view(job),
         "waiting": waiting,
         "progress": progress_view(progress),
         "policy": policy_view(decode_policy(job.policy)),
@@ -218,11 +220,20 @@ def policy_view(policy: Policy) -> View:
 
 
 def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:
-    """Give (args, kwargs) of a JSON call; any other payload is one opaque argument."""
+    """Give (args, kwargs) of a call in JSON or in frames; any other payload is one opaque argument."""
+    if payload_type == FRAMES:
+        return meaning.show_call(payload)
     call = value_view(payload, payload_type)
     if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace"}:
         return call.get("args", []), call.get("kwargs", {})
     return [call], {}
+
+
+def result_view(job: JobRecord) -> Any:
+    if job.payload_type == FRAMES and job.result is not None and meaning.is_packed(job.result):
+        return meaning.show_reply(job.result, job.payload)
+    # Whoever works on a request over HTTP gives JSON.
+    return value_view(job.result, JSON if job.payload_type == FRAMES else job.payload_type)
 
 
 def value_view(data: bytes | None, payload_type: str) -> Any:

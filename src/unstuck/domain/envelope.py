@@ -40,8 +40,10 @@ def read_map(frame: bytes) -> dict[str, Any] | None:
     # The first byte of a map, told before anything is decoded: most bodies are none.
     if not frame or not (0xA0 <= frame[0] <= 0xBF or frame[0] == 0xD9):
         return None
-    value = _cbor(frame)
-    return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else None
+    found = read_any(frame)
+    if found is None or not isinstance(found[0], dict) or not all(isinstance(key, str) for key in found[0]):
+        return None
+    return found[0]
 
 
 def read_json_object(frame: bytes) -> dict[str, Any] | None:
@@ -70,7 +72,8 @@ def write_map(value: dict[str, Any]) -> bytes:
     return cbor2.dumps(value)
 
 
-def _cbor(frame: bytes) -> Any:
+def read_any(frame: bytes) -> tuple[Any] | None:
+    """Give the one CBOR value that a frame is, as a whole; None for anything else."""
     try:
         import cbor2
     except ModuleNotFoundError as error:
@@ -83,4 +86,4 @@ def _cbor(frame: bytes) -> Any:
         value = cbor2.CBORDecoder(stream).decode()
     except Exception:  # noqa: BLE001 - bytes of a stranger: whatever the decoder makes of them, they are no map
         return None
-    return value if stream.tell() == len(frame) else None
+    return (value,) if stream.tell() == len(frame) else None

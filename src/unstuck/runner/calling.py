@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
+from unstuck.domain import meaning
+from unstuck.domain.envelope import FRAMES
 from unstuck.domain.errors import PayloadError
 from unstuck.domain.names import did_you_mean
 from unstuck.domain.payload import JSON, decode_call, encode
+from unstuck.domain.payload import Call as Arguments
 from unstuck.domain.recovery import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, printable
 from unstuck.runner.context import Context
 from unstuck.runner.tasks import Registry, TaskDefinition
@@ -56,6 +59,8 @@ class _Callee:
     definition: TaskDefinition
     context_at: int | None
     """Position of the parameter that wants the Context; None when it must be given by name."""
+    takes_own_id: bool
+    """It has a parameter for what a client over ZeroMQ calls its job."""
 
 
 class Caller:
@@ -73,13 +78,10 @@ class Caller:
         callee = self._callees.get(frame.task)
         if callee is None:
             callee = self._callees[frame.task] = self._find(frame.task)
-        if frame.payload_type != JSON:
-            raise CannotCall(
-                f"The arguments of job {frame.job_id} are {frame.payload_type!r}, which Python tasks cannot read. "
-                f"Enqueue them as {JSON!r}."
-            )
         try:
-            given = decode_call(frame.payload)
+            given = self._arguments(frame, callee)
+        except PayloadError as error:
+            raise CannotCall(f"The arguments of job {frame.job_id} cannot be read: {error}.") from error
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CannotCall(
                 f"The arguments of job {frame.job_id} cannot be read: {error}. Enqueue it again, with a JSON object "
@@ -104,15 +106,32 @@ class Caller:
 
     def succeeded(self, frame: JobFrame, value: Any) -> Report:
         """Report a returned value, or that it cannot be stored."""
-        if value is None:
+        if value is None and frame.payload_type == JSON:
             return Report(frame.token, SUCCEEDED, b"null")
         try:
-            return Report(frame.token, SUCCEEDED, encode(value, f"The result of {frame.task!r}", self._limit_bytes))
+            written = encode(value, f"The result of {frame.task!r}", self._limit_bytes)
+            if frame.payload_type == FRAMES:
+                written = meaning.reply(value, written, frame.payload)
+            return Report(frame.token, SUCCEEDED, written)
         except PayloadError as error:
             reason = str(error)
         except BaseException as error:  # noqa: BLE001 - a value may run any code while it is written
             reason = f"The result of {frame.task!r} cannot be written as JSON: {type_name(error)}: {message_of(error)}"
         return Report(frame.token, NOT_STORABLE, words=(printable(reason, MAX_MESSAGE_CHARS), "", ""))
+
+    def _arguments(self, frame: JobFrame, callee: _Callee) -> Arguments:
+        if frame.payload_type == JSON:
+            return decode_call(frame.payload)
+        if frame.payload_type != FRAMES:
+            raise CannotCall(
+                f"The arguments of job {frame.job_id} are {frame.payload_type!r}, which Python tasks cannot read. "
+                f"Enqueue them as {JSON!r}."
+            )
+        named = meaning.arguments(frame.payload)
+        if not callee.takes_own_id:
+            # It stands among the parameters, and is meant for the broker.
+            named.pop(meaning.OWN_ID, None)
+        return Arguments(kwargs=named)
 
     def _find(self, task: str) -> _Callee:
         definition = self._definitions.get(task)
@@ -126,7 +145,7 @@ class Caller:
                 f"Task {task!r} is {'async' if definition.is_async else 'sync'} and came to a runner for {self._kind} "
                 "tasks. Restart the worker: it started with other code."
             )
-        return _Callee(definition, _position(definition))
+        return _Callee(definition, _position(definition), _takes(definition, meaning.OWN_ID))
 
 
 OUTCOMES = {SUCCEEDED: "succeeded", RAISED: "raised", NOT_STORABLE: "not_storable", CANCELLED: "cancelled"}
@@ -165,3 +184,11 @@ def _position(definition: TaskDefinition) -> int | None:
         if parameter.name == definition.context_parameter:
             return None if parameter.kind is inspect.Parameter.KEYWORD_ONLY else position
     return None
+
+
+def _takes(definition: TaskDefinition, name: str) -> bool:
+    try:
+        parameters = inspect.signature(definition.function).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in parameters or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())

@@ -89,7 +89,7 @@ def _result_view(record: JobRecord) -> views.View:
     return {
         "id": record.id,
         "state": record.state.value,
-        "result": views.value_view(record.result, record.payload_type),
+        "result": views.result_view(record),
         "error": views.error_view(record.error),
     }
 

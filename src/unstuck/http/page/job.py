@@ -51,7 +51,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
         "progress": RunningJob(job, progress if progress is not None and progress.token == job.token else None),
         "args": viewing.redact(args),
         "kwargs": viewing.redact(kwargs),
-        "result": viewing.redact(views.value_view(job.result, job.payload_type)),
+        "result": viewing.redact(views.result_view(job)),
         "has_result": job.state is JobState.SUCCEEDED,
         "policy": _rules(job),
         "final": job.state in FINAL,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unstuck.domain.envelope import FRAMES, pack, read_map, read_object
+from unstuck.domain.meaning import OWN_ID
 from unstuck.domain.policy import Policy, decode_policy, encode_policy
 from unstuck.domain.recovery import printable
 from unstuck.mdp.frames import Request
@@ -13,8 +14,6 @@ from unstuck.store.records import NewJob, TaskRecord
 MAX_KEY_CHARS = 200
 MAX_OWN_ID_CHARS = 200
 LEAST_PRIORITY, MOST_PRIORITY = -1000, 1000
-OWN_ID = "JobID"
-"""How a client names its own id in the parameters of a call."""
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,14 @@ from unstuck.mdp.broker import notices, results
 from unstuck.mdp.broker.calls import read_calls
 from unstuck.mdp.broker.mmi import KNOWN, Listeners
 from unstuck.mdp.broker.notices import Notice, Notices
-from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Order, Posted, Question
+from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Holding, Order, Posted, Question, Resumed
 from unstuck.mdp.broker.peers import Address, Doing, Peer, Peers, address_of, progress_of, read_address
 from unstuck.mdp.broker.waiting import SLOWEST_LOOK_S, Asked, Requests, Waiting, restored
 from unstuck.store.records import Claimed, Done, ForeignPulse, Glance, JobRecord, Letter, Outcome, TaskRecord
 
 MAX_NAME_CHARS = 100
+MAX_EARLY = 16
+"""Words of a worker that are kept until it is known whose job it came back with."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,17 @@ class Broker:
                     self._on_stranger(identity, message)
                     return
                 peer.seen_s = now_s
-                if isinstance(message, frames.Reply):
-                    self._on_reply(peer, message)
-                elif isinstance(message, frames.Sign):
-                    self._on_sign(peer, message)
+                self._on_word(peer, message)
+
+    def _on_word(self, peer: Peer, message: frames.Message) -> None:
+        if peer.holding is not None and not peer.born:
+            # Whose job it is will be known in a moment.
+            if isinstance(message, frames.Reply | frames.Sign) and len(peer.early) < MAX_EARLY:
+                peer.early.append(message)
+        elif isinstance(message, frames.Reply):
+            self._on_reply(peer, message)
+        elif isinstance(message, frames.Sign):
+            self._on_sign(peer, message)
 
     def on_gone(self, line: int, now_s: float) -> None:
         """A connection ended; whatever came through it was handed to us before."""
@@ -155,7 +164,7 @@ class Broker:
         if self._under_way is not None:
             return None
         for peer in self.peers:
-            if peer.born and peer.doing is None and not (peer.asking or peer.leaving or peer.empty_handed):
+            if peer.free:
                 peer.asking = True
                 self._hand(peer.worker_id).wants = True
         if self._order.empty:
@@ -237,12 +246,14 @@ class Broker:
         asked = waiting.asked
         asked.answers[waiting.place] = body
         self.notices.forget_job(asked.client, waiting.job_id)
+        asked.jobs.append(waiting.job_id)
         if asked.complete:
             self._send(
                 asked.client, frames.broker_reply(asked.service.encode("ascii"), asked.body(), asked.correlation)
             )
-        if asked.notify:
-            self._order.answered.append(waiting.job_id)
+            if asked.notify:
+                # All of a request together: after a restart its reply needs every part of it.
+                self._order.answered += asked.jobs
 
     # Workers --------------------------------------------------------------------------------------
 
@@ -277,8 +288,40 @@ class Broker:
             printable(host, MAX_NAME_CHARS) if isinstance(host, str) else "",
             metadata if isinstance(metadata, dict) else {},
         )
+        said = about.get("holding")
+        found = read_address(said) if isinstance(said, bytes) else None
+        holding = None
+        if found is not None:
+            peer.holding = said
+            if self.peers.by_id(found.worker_id) is None:
+                holding = Holding(found.job_id, found.token, found.worker_id)
         self.peers.add(peer)
-        self._order.births.append(Birth(worker_id, name, services, peer.host, peer.metadata))
+        self._order.births.append(Birth(worker_id, name, services, peer.host, peer.metadata, holding))
+
+    def _born(self, birth: Birth, resumed: Resumed | None, now_s: float) -> None:
+        peer = self.peers.by_id(birth.worker_id)
+        if resumed is not None and (peer is None or self.peers.by_id(resumed.worker_id) is not None):
+            # It went again meanwhile, or somebody else came with the same; then that one's word counts.
+            if self._closing:
+                return  # We sent it away ourselves, and the next broker will hear of it.
+            if self.peers.by_id(resumed.worker_id) is None:
+                evidence = "its connection ended without a word"
+                self._order.deaths.append(Death(resumed.worker_id, Detector.CONNECTION, evidence, resumed.job.job_id))
+            elif peer is not None:
+                self._lose(peer)
+            return
+        if peer is None:
+            return
+        if resumed is not None:
+            self.peers.rename(peer, resumed.worker_id)
+            assert peer.holding is not None
+            peer.doing = Doing(resumed.job, peer.holding, resumed.job.task)
+            peer.holding = None
+            self._held_here(resumed.job)
+        peer.born = True
+        early, peer.early = peer.early, []
+        for message in early:
+            self._on_word(peer, message)
 
     def _on_bye(self, identity: bytes) -> None:
         peer = self.peers.by_identity(identity)
@@ -298,6 +341,10 @@ class Broker:
 
     def _on_reply(self, peer: Peer, reply: frames.Reply) -> None:
         doing = peer.doing
+        if reply.address == peer.holding:
+            self.dropped["a reply that came too late"] += 1
+            peer.holding = None
+            return
         if doing is None or reply.address != doing.address:
             self._on_other_reply(peer, reply)
             return
@@ -331,6 +378,9 @@ class Broker:
             if doing is not None and sign.address == doing.address:
                 self._order.notes += progress_of(peer.worker_id, doing, about, self._wall())
             return
+        if sign.address == peer.holding and results.raised_in(sign.about) is not None:
+            peer.holding = None
+            return
         raised = results.raised_in(sign.about) if doing is not None and sign.address == doing.address else None
         if doing is None or raised is None:
             return
@@ -348,10 +398,13 @@ class Broker:
         doing = Doing(job, address_of(job, peer.worker_id, service), service)
         peer.doing = doing
         peer.seen_s = now_s
+        self._held_here(job)
+        self._tell(peer, frames.broker_request(doing.address, results.request_of(job)), now_s)
+
+    def _held_here(self, job: Claimed) -> None:
         for waiting in self.requests.of(job.job_id):
             waiting.held_here = True
             waiting.attempt = job.attempt
-        self._tell(peer, frames.broker_request(doing.address, results.request_of(job)), now_s)
 
     # What the ledger answers ----------------------------------------------------------------------
 
@@ -361,8 +414,7 @@ class Broker:
         if answer.tasks is not None:
             self.tasks = answer.tasks
         for birth in order.births:
-            if (peer := self.peers.by_id(birth.worker_id)) is not None:
-                peer.born = True
+            self._born(birth, answer.resumed.get(birth.worker_id), now_s)
         for posted, stored in zip(order.posts, answer.stored, strict=True):
             own_id = posted.call.own_id or str(stored.job_id)
             waiting = Waiting(stored.job_id, posted.asked, posted.place, own_id, now_s)
@@ -406,6 +458,9 @@ class Broker:
                 else:
                     self.dropped["a reply that came too late"] += 1
             if peer is None:
+                if hand.done and worker_id not in answer.gone:
+                    # Of an earlier broker, or of an earlier connection: who it is now says READY anew.
+                    self._order.retired.append(worker_id)
                 continue
             if worker_id in answer.gone:
                 self._lose(peer)

@@ -8,16 +8,18 @@ from unstuck.client.lookout import Lookout
 from unstuck.config import Settings
 from unstuck.domain.endings import Release
 from unstuck.domain.policy import encode_policy
-from unstuck.domain.states import Door
+from unstuck.domain.states import LIVING, Door
 from unstuck.mdp.broker.asking import Asking
 from unstuck.mdp.broker.calls import Call, bare_policy
-from unstuck.mdp.broker.orders import Answer, Birth, Hand, Order, Stored
+from unstuck.mdp.broker.orders import Answer, Birth, Hand, Order, Resumed, Stored
 from unstuck.notify.ringer import Ringer
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
 from unstuck.store.records import (
+    Claimed,
     Exchange,
     ExchangeAnswer,
+    Letter,
     OnceJob,
     Request,
     TaskRecord,
@@ -52,7 +54,10 @@ class Desk:
         answer = Answer()
         self._read_tasks(answer, anew=bool(order.births))
         for birth in order.births:
-            self._register(birth)
+            if (resumed := self._resume(birth)) is not None:
+                answer.resumed[birth.worker_id] = resumed
+            else:
+                self._register(birth)
         self._exchange(order, answer)
         words = set()
         for death in order.deaths:
@@ -75,7 +80,7 @@ class Desk:
             if left := [job_id for job_id in order.look_at if job_id not in ended]:
                 answer.glances = self._ledger.glance(left)
         for client in order.returned:
-            answer.letters[client] = self._ledger.letters(client)
+            answer.letters[client] = self._letters(client)
         answer.replies = [(question, self._asking.answer(question)) for question in order.questions]
         if order.births:
             words.add("workers")
@@ -88,11 +93,46 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------
 
+    def _letters(self, client: bytes) -> list[Letter]:
+        found: list[Letter] = []
+        while page := self._ledger.letters(client, found[-1].job_id if found else 0):
+            found += page
+        return found
+
     def _read_tasks(self, answer: Answer, *, anew: bool) -> None:
         if anew or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
             answer.tasks = {task.name: task for task in self._ledger.tasks()}
             self._tasks = answer.tasks
             self._tasks_read_s = time.monotonic()
+
+    def _resume(self, birth: Birth) -> Resumed | None:
+        """Give a worker that came back its old place, if it still has that and the job that it holds."""
+        holding = birth.holding
+        if holding is None:
+            return None
+        worker = self._ledger.foreign_worker(holding.worker_id)
+        held = {(job.job_id, job.token): job for job in self._ledger.held(holding.worker_id)}
+        job = held.get((holding.job_id, holding.token))
+        record = None if job is None else self._ledger.job(holding.job_id)
+        if worker is None or worker.door is not Door.MDP or worker.state not in LIVING or job is None or record is None:
+            return None
+        self._wishes[worker.id] = Wish(worker.queues, worker.tasks, limit=1, start=1)
+        return Resumed(
+            worker.id,
+            Claimed(
+                job_id=job.job_id,
+                token=job.token,
+                task=job.task,
+                queue=job.queue,
+                running=True,
+                payload=record.payload,
+                payload_type=record.payload_type,
+                policy=job.policy,
+                failures=job.failures,
+                crashes=job.crashes,
+                attempt=record.attempt,
+            ),
+        )
 
     def _register(self, birth: Birth) -> None:
         # A bare name changes nothing of what another worker said about the same task.

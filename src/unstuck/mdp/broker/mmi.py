@@ -6,7 +6,12 @@ from unstuck.domain.envelope import read_map, write_map
 from unstuck.mdp import frames
 
 KNOWN = ("mmi.service", "mmi.status", "mmi.list", "mmi.workers", "mmi.health", "mmi.notify")
-EVENTS = {"WORKER_DIED": frames.WORKER_DIED, "NO_WORKERS": frames.NO_WORKERS}
+EVENTS = {
+    "WORKER_DIED": frames.WORKER_DIED,
+    # The command has one name and what it says (`error`) another: a client may know either.
+    "WORKER_CRASHED": frames.WORKER_DIED,
+    "NO_WORKERS": frames.NO_WORKERS,
+}
 VERSION = 1
 USUAL_LEASE_S = 60.0
 LONGEST_LEASE_S = 3600.0

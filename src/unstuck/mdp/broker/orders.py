@@ -22,6 +22,16 @@ from unstuck.store.records import (
 
 
 @dataclass(frozen=True)
+class Holding:
+    """What a worker says that it still works on, or could not hand in: whoever gave it may be an earlier broker."""
+
+    job_id: int
+    token: int
+    worker_id: str
+    """Who it was then."""
+
+
+@dataclass(frozen=True)
 class Birth:
     """A worker that said READY. Its services are found among the known tasks by whoever writes it down."""
 
@@ -30,6 +40,15 @@ class Birth:
     services: tuple[str, ...]
     host: str
     metadata: dict[str, Any]
+    holding: Holding | None = None
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A worker came back with a job that is still its own: it is who it was."""
+
+    worker_id: str
+    job: Claimed
 
 
 @dataclass(frozen=True)
@@ -111,6 +130,8 @@ class Stored:
 
 @dataclass
 class Answer:
+    resumed: dict[str, Resumed] = field(default_factory=dict)
+    """By the id that they came with; no row was made for that."""
     stored: list[Stored] = field(default_factory=list)
     """In the order of the posts."""
     claimed: dict[str, Claimed] = field(default_factory=dict)

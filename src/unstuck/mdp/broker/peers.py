@@ -7,6 +7,7 @@ from typing import Any
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.recovery import MAX_MESSAGE_CHARS, Attempt, printable
+from unstuck.mdp.frames import Message
 from unstuck.store.records import Claimed, Progress
 
 OTHER = "j"
@@ -54,6 +55,20 @@ class Peer:
     """It said so itself."""
     empty_handed: bool = False
     """The last look found nothing; it is asked again when something may have come."""
+    holding: bytes | None = None
+    """The address that it came back with: until the ledger has said whose that job is, and longer if not its own."""
+    early: list[Message] = field(default_factory=list)
+    """What it said of that meanwhile."""
+
+    @property
+    def free(self) -> bool:
+        """It can take a job, and none is being looked for on its behalf."""
+        return (
+            self.born
+            and self.doing is None
+            and self.holding is None
+            and not (self.asking or self.leaving or self.empty_handed)
+        )
 
 
 class Peers:
@@ -99,6 +114,12 @@ class Peers:
             self._by_line[peer.line].discard(peer.identity)
             if not self._by_line[peer.line]:
                 del self._by_line[peer.line]
+
+    def rename(self, peer: Peer, worker_id: str) -> None:
+        """It is known to the ledger by another id."""
+        self.remove(peer)
+        peer.worker_id = worker_id
+        self.add(peer)
 
     def serves(self, service: str) -> bool:
         return any(not peer.leaving for peer in self._by_service.get(service, {}).values())

@@ -24,6 +24,8 @@ class Asked:
     id: str
     answers: list[list[bytes] | None]
     notify: bool
+    jobs: list[int] = field(default_factory=list)
+    """Those that have ended."""
 
     @property
     def complete(self) -> bool:
