@@ -16,11 +16,13 @@ os.environ["QT_QPA_PLATFORM"] = "offscreen"
 
 try:
     from PySide6.QtCore import QEvent
-    from PySide6.QtWidgets import QApplication, QMessageBox
+    from PySide6.QtWidgets import QApplication, QMessageBox, QSystemTrayIcon
 except ModuleNotFoundError:
     raise
 except ImportError as error:
     pytest.skip(f"Qt cannot be loaded: {error}", allow_module_level=True)
+
+__all__ = ["QMessageBox", "QSystemTrayIcon", "Screen"]
 
 T = TypeVar("T")
 

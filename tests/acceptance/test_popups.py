@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.acceptance.shop import COMMAND, Shop
 from tests.fleet import Fleet
-from tests.screen import Screen
+from tests.screen import QSystemTrayIcon, Screen
 
 from unstuck.desktop.desk import Desk
 from unstuck.desktop.event_rows import MAX_ROWS, EventRows
@@ -39,7 +39,7 @@ def kinds(desk: Desk) -> list[str]:
 
 
 def test_the_death_of_a_worker_pops_up_with_what_became_of_its_job(screen: Screen, fleet: Fleet) -> None:
-    victim = fleet.start("--concurrency", "1")
+    victim = fleet.start("--concurrency", "1", "--name", "ada")
     fleet.start("--concurrency", "1", "--queues", "other")
     job, _ = fleet.begin("nap_again", 300)
     desk = at_desk(screen, fleet)
@@ -54,7 +54,7 @@ def test_the_death_of_a_worker_pops_up_with_what_became_of_its_job(screen: Scree
         assert box is not None
         screen.wait_for(lambda: "1 queued again" in box.text(), "what became of its job")
         assert box.windowTitle() == "Worker Crashed"
-        assert f"Worker {dead_id} has died." in box.text()
+        assert f"Worker ada ({dead_id}) has died." in box.text()
         assert kinds(desk)[:2] == ["requeued", "worker_dead"]
         desk.window.table.selectRow(0)
         assert desk.window.details.toPlainText().startswith("requeued, ")
@@ -82,6 +82,39 @@ def test_without_dialogs_the_list_tells(screen: Screen, fleet: Fleet) -> None:
         fleet.task("nap").options(queue="other").enqueue(0)
         screen.wait_for(lambda: kinds(desk) == ["no_workers"], "the event")
         assert screen.dialogs() == []
+    finally:
+        desk.close()
+
+
+def test_with_a_tray_the_window_comes_and_goes_and_the_icon_stays(
+    screen: Screen, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QSystemTrayIcon, "isSystemTrayAvailable", lambda: True)
+    shown: list[tuple[str, str]] = []
+    monkeypatch.setattr(QSystemTrayIcon, "showMessage", lambda icon, title, text, *more: shown.append((title, text)))
+    desk = at_desk(screen, fleet, popups=False)
+    try:
+        ended: list[bool] = []
+        desk.ended.connect(lambda: ended.append(True))
+        assert desk.tray is not None
+        assert not desk.window.isVisible()
+        calm = desk.tray.icon.icon().cacheKey()
+        fleet.task("nap").options(queue="other").enqueue(0)
+        [(title, text)] = screen.wait_for(lambda: shown, "a message at the icon")
+        assert title == "No Workers Available"
+        assert "Please start worker servers" in text
+        assert desk.tray.icon.icon().cacheKey() != calm
+        choices = {action.text(): action for action in desk.tray.menu.actions()}
+        choices["Show events"].trigger()
+        assert desk.window.isVisible()
+        assert desk.tray.icon.icon().cacheKey() == calm
+        desk.window.close()
+        screen.work()
+        assert ended == []
+        choices["Popups"].trigger()
+        assert desk.popups.isChecked()
+        choices["Quit"].trigger()
+        assert ended == [True]
     finally:
         desk.close()
 

@@ -38,6 +38,9 @@ class Desk(QObject):
         else:
             self.tray.wantsWindow.connect(self._show_window)
             self.tray.wantsEnd.connect(self.ended)
+            # Who closes a popup has read it.
+            self.death_popup.closed.connect(self.tray.calm)
+            self.unserved_popup.closed.connect(self.tray.calm)
         self._following = Following(settings, self)
         self._following.earlier.connect(self._begin)
         self._following.came.connect(self._tell)
@@ -50,7 +53,6 @@ class Desk(QObject):
         self.unserved_popup.close()
         if self.tray is not None:
             self.tray.icon.hide()
-        self.window.wasClosed.disconnect()
         self.window.close()
 
     def _begin(self, events: list[Event]) -> None:
@@ -62,7 +64,8 @@ class Desk(QObject):
         died = settled = unserved = False
         for event in events:
             if event.kind == EventKind.WORKER_DEAD:
-                self._deaths.add(event.worker_id or "?", event.message)
+                worker_id = event.worker_id or "?"
+                self._deaths.add(worker_id, event.message, self._following.names.pop(worker_id, ""))
                 died = True
             elif event.kind == EventKind.NO_WORKERS:
                 self._unserved.add(event.message)

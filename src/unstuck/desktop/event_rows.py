@@ -12,7 +12,7 @@ from unstuck.domain.events import LEVELS, Event
 
 MAX_ROWS = 1_000
 COLUMNS = ("Time", "Kind", "Job", "Worker", "Text")
-KIND, TEXT = 1, 4
+TIME, KIND, TEXT = 0, 1, 4
 
 Index = QModelIndex | QPersistentModelIndex
 Role = Qt.ItemDataRole

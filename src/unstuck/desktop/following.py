@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from unstuck.client.counter import Counter
 from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
-from unstuck.domain.events import Event
+from unstuck.domain.events import Event, EventKind
 from unstuck.notify.feed import event_of
 from unstuck.notify.subscription import Choice, Subscription
 from unstuck.store.contract import Ledger
@@ -42,6 +42,8 @@ class Following(QObject):
         self._woken = threading.Event()
         self._stopped = False
         self._has_begun = False
+        self.names: dict[str, str] = {}
+        """What the dead are called, by their ids, until somebody takes it from here."""
         self._said: str | None = None
         queued = Qt.ConnectionType.QueuedConnection
         self._filled.connect(self._hand_over, queued)
@@ -85,20 +87,29 @@ class Following(QObject):
                 self._has_begun = True
             self._say("")
             while not self._stopped:
-                self._take(reading)
+                self._take(reading, parts.ledger)
                 is_quiet = not self._woken.wait(min(LOOK_S, reading.patience_s))
                 self._woken.clear()
                 self._say(self._trouble_of(parts.ledger) if is_quiet else "")
         finally:
             reading.close()
 
-    def _take(self, reading: Subscription) -> None:
+    def _take(self, reading: Subscription, ledger: Ledger) -> None:
         events = reading.take()
+        self._learn_names(ledger, {event.worker_id for event in events if event.kind == EventKind.WORKER_DEAD})
         was_empty = not self._untold
         self._untold.extend(events)
         # What comes while they are on their way goes with them.
         if events and was_empty:
             self._filled.emit()
+
+    def _learn_names(self, ledger: Ledger, dead: set[str | None]) -> None:
+        if not dead:
+            return
+        try:
+            self.names.update({worker.id: worker.name for worker in ledger.workers() if worker.id in dead})
+        except UnstuckError:
+            pass  # Their ids have to do.
 
     def _trouble_of(self, ledger: Ledger) -> str:
         try:

@@ -90,13 +90,13 @@ class AbsenceTally:
 class DeathTally:
     """Workers that died, as the ledger tells it, and what became of their jobs."""
 
-    workers: dict[str, None] = field(default_factory=dict)
-    """The ids of the dead, in their order."""
+    workers: dict[str, str] = field(default_factory=dict)
+    """What the dead are called, by their ids, in their order."""
     message: str = ""
     became: Counter[str] = field(default_factory=Counter)
 
-    def add(self, worker_id: str, message: str) -> None:
-        self.workers[worker_id] = None
+    def add(self, worker_id: str, message: str, name: str = "") -> None:
+        self.workers[worker_id] = f"{name} ({worker_id})" if name else worker_id
         self.message = message
 
     def settle(self, worker_id: str | None, kind: str) -> bool:
@@ -110,7 +110,7 @@ class DeathTally:
         self.became.clear()
 
     def text(self) -> str:
-        names = list(self.workers)
+        names = list(self.workers.values())
         if len(names) == 1:
             head = f"Worker {_listed(names)} has died."
         else:

@@ -14,12 +14,12 @@ from PySide6.QtWidgets import (
     QTableView,
 )
 
-from unstuck.desktop.event_rows import COLUMNS, TEXT, EventRows, clock
+from unstuck.desktop.event_rows import COLUMNS, TEXT, TIME, EventRows, clock
 from unstuck.desktop.icon import draw_icon
 from unstuck.domain.events import Event
 
 WIDTH_PX, HEIGHT_PX = 960, 520
-WIDEST = ("2026-12-30 00:00:00", "worker_recovered", "12345678", "k98cfw3jy0e9m")
+WIDEST = ("00:00:00", "worker_recovered", "12345678", "k98cfw3jy0e9m")
 """So much has to fit into a column."""
 
 
@@ -75,6 +75,8 @@ class Window(QMainWindow):
         table.verticalHeader().setDefaultSectionSize(metrics.height() + 8)
         for column, widest in zip(range(len(COLUMNS)), WIDEST, strict=False):
             table.setColumnWidth(column, metrics.horizontalAdvance(widest) + 16)
+        # Times have a day only where it was another one.
+        table.horizontalHeader().setSectionResizeMode(TIME, QHeaderView.ResizeMode.ResizeToContents)
         table.horizontalHeader().setSectionResizeMode(TEXT, QHeaderView.ResizeMode.Stretch)
         table.selectionModel().currentRowChanged.connect(self._tell_all)
         return table
