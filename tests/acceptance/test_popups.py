@@ -4,10 +4,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.acceptance.shop import COMMAND, Shop
 from tests.fleet import Fleet
+from tests.pg import PgServer
 from tests.screen import QSystemTrayIcon, Screen
 
 from unstuck.desktop.desk import Desk
@@ -84,6 +86,25 @@ def test_without_dialogs_the_list_tells(screen: Screen, fleet: Fleet) -> None:
         assert screen.dialogs() == []
     finally:
         desk.close()
+
+
+def test_an_outage_is_said_and_what_happened_after_it_is_told(
+    screen: Screen, pg_server: PgServer, pg_url: str, tmp_path: Path
+) -> None:
+    fleet = Fleet(pg_url, tmp_path)
+    desk = at_desk(screen, fleet)
+    try:
+        pg_server.stop()
+        try:
+            screen.wait_for(lambda: not desk.window.state.text().startswith("Following"), "the outage said")
+        finally:
+            pg_server.start()
+        fleet.task("nap").options(queue="other").enqueue(0)
+        screen.wait_for(lambda: desk.unserved_popup.box, "the popup of what came after it")
+        screen.wait_for(lambda: desk.window.state.text().startswith("Following"), "all well again")
+    finally:
+        desk.close()
+        fleet.close()
 
 
 def test_with_a_tray_the_window_comes_and_goes_and_the_icon_stays(
