@@ -1,6 +1,7 @@
 """Carry orders to the ledger in a thread of its own, so that workers hear the broker's beat also in an outage."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -16,11 +17,12 @@ log = logger("unstuck.mdp")
 
 
 class Clerk:
-    """`tell` is called with each answer, from the clerk's thread."""
+    """`tell` is called with each answer, `fail` with an error that nobody foresaw; both from the clerk's thread."""
 
-    def __init__(self, desk: Desk, tell: Callable[[Answer], None]) -> None:
+    def __init__(self, desk: Desk, tell: Callable[[Answer], None], fail: Callable[[BaseException], None]) -> None:
         self._desk = desk
         self._tell = tell
+        self._fail = fail
         self._orders: SimpleQueue[Order | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unstuck-clerk", daemon=True)
@@ -37,18 +39,25 @@ class Clerk:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (order := self._orders.get()) is not None:
-            answer = self._do(order)
-            if answer is None:
-                return
-            self._tell(answer)
+        try:
+            while (order := self._orders.get()) is not None:
+                answer = self._do(order)
+                if answer is None:
+                    return
+                self._tell(answer)
+        except BaseException as error:  # noqa: BLE001 - without a clerk the broker would take requests and do nothing
+            self._fail(error)
 
     def _do(self, order: Order) -> Answer | None:
         """Do it, however long the ledger is away; None when we must end before."""
         retry_s = FIRST_RETRY_S
-        while True:
+        answer = Answer()
+        steps = deque(self._desk.steps(order, answer))
+        while steps:
             try:
-                return self._desk.do(order)
+                steps[0]()
+                steps.popleft()
+                retry_s = FIRST_RETRY_S
             except (UnstuckError, OSError) as error:
                 if self._stopping.is_set():
                     log.warning("The last order could not be written", error=str(error))
@@ -57,3 +66,4 @@ class Clerk:
                     log.warning("The ledger cannot be used; trying again", error=str(error))
                 self._stopping.wait(retry_s)
                 retry_s = min(retry_s * 2, LONGEST_RETRY_S)
+        return answer

@@ -416,6 +416,10 @@ class Broker:
         for birth in order.births:
             self._born(birth, answer.resumed.get(birth.worker_id), now_s)
         for posted, stored in zip(order.posts, answer.stored, strict=True):
+            if stored is None:
+                self.dropped["a request that cannot be stored"] += 1
+                self.requests.drop(posted.asked.client, 1)
+                continue
             own_id = posted.call.own_id or str(stored.job_id)
             waiting = Waiting(stored.job_id, posted.asked, posted.place, own_id, now_s)
             # Of what our own workers will do we hear by ourselves.

@@ -2,16 +2,24 @@
 
 import hashlib
 import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
 
 from unstuck import host
 from unstuck.client.lookout import Lookout
 from unstuck.config import Settings
 from unstuck.domain.endings import Release
-from unstuck.domain.policy import encode_policy
+from unstuck.domain.errors import RefusedValue, UncertainCommit
+from unstuck.domain.outcomes import NotStorable
+from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.recovery import Attempt, conclude
 from unstuck.domain.states import LIVING, Door
+from unstuck.logs import logger
 from unstuck.mdp.broker.asking import Asking
 from unstuck.mdp.broker.calls import Call, bare_policy
-from unstuck.mdp.broker.orders import Answer, Birth, Hand, Order, Resumed, Stored
+from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Order, Posted, Question, Resumed, Stored
 from unstuck.notify.ringer import Ringer
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
@@ -19,6 +27,7 @@ from unstuck.store.records import (
     Claimed,
     Exchange,
     ExchangeAnswer,
+    ForeignPulse,
     Letter,
     OnceJob,
     Request,
@@ -33,6 +42,8 @@ TASKS_EVERY_S = 2.0
 BY = "broker"
 KEY_KEPT_S = 24 * 3600.0
 """How long a call with the same key is the same call."""
+
+log = logger("unstuck.mdp")
 
 
 class Desk:
@@ -50,54 +61,63 @@ class Desk:
         self._tasks: dict[str, TaskRecord] = {}
         self._tasks_read_s = float("-inf")
 
-    def do(self, order: Order) -> Answer:
-        answer = Answer()
-        self._read_tasks(answer, anew=bool(order.births))
-        for birth in order.births:
-            if (resumed := self._resume(birth)) is not None:
-                answer.resumed[birth.worker_id] = resumed
-            else:
-                self._register(birth)
-        self._exchange(order, answer)
-        words = set()
-        for death in order.deaths:
-            self._wishes.pop(death.worker_id, None)
-            self._reaper.bury(death.worker_id, death.detector, death.evidence)
-            answer.buried.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
-            words.add("workers")
-        for worker_id, note in order.notes:
-            self._ledger.note_progress(worker_id, [note])
-        for worker_id in order.retired:
-            self._wishes.pop(worker_id, None)
-            self._ledger.retire(worker_id)
-            words.add("workers")
+    def steps(self, order: Order, answer: Answer) -> list[Callable[[], None]]:
+        """Give what is to be done, in order. A step that fails for want of the ledger is done again, the others are
+        not."""
+        steps: list[Callable[[], None]] = [lambda: self._read_tasks(answer, anew=bool(order.births))]
+        steps += [partial(self._bear, birth, answer) for birth in order.births]
+        steps.append(lambda: self._exchange(order, answer))
+        steps += [partial(self._bury, death, answer) for death in order.deaths]
+        steps += [partial(self._ledger.note_progress, worker_id, [note]) for worker_id, note in order.notes]
+        steps += [partial(self._retire, worker_id) for worker_id in order.retired]
         if order.overdue:
-            cancelled = self._ledger.cancel(order.overdue, f"{BY}: nobody took it in time")
-            answer.expired = [job_id for job_id, how in cancelled.items() if how == "cancelled"]
+            steps.append(lambda: self._expire(order.overdue, answer))
         if order.look_at:
-            answer.outcomes = self._ledger.outcomes(order.look_at)
-            ended = {outcome.job_id for outcome in answer.outcomes}
-            if left := [job_id for job_id in order.look_at if job_id not in ended]:
-                answer.glances = self._ledger.glance(left)
-        for client in order.returned:
-            answer.letters[client] = self._letters(client)
-        answer.replies = [(question, self._asking.answer(question)) for question in order.questions]
-        if order.births:
-            words.add("workers")
-        if words:
-            self._ringer.ring(words)
-        return answer
+            steps.append(lambda: self._look_at(order.look_at, answer))
+        steps += [partial(self._find_letters, client, answer) for client in order.returned]
+        steps += [partial(self._ask, question, answer) for question in order.questions]
+        if order.births or order.deaths or order.retired:
+            steps.append(lambda: self._ringer.ring({"workers"}))
+        return steps
 
     def close(self) -> None:
         self._ringer.flush()
 
     # ------------------------------------------------------------------------------------------
 
-    def _letters(self, client: bytes) -> list[Letter]:
+    def _bear(self, birth: Birth, answer: Answer) -> None:
+        if (resumed := self._resume(birth)) is not None:
+            answer.resumed[birth.worker_id] = resumed
+        else:
+            self._register(birth)
+
+    def _bury(self, death: Death, answer: Answer) -> None:
+        self._wishes.pop(death.worker_id, None)
+        self._reaper.bury(death.worker_id, death.detector, death.evidence)
+        answer.buried.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
+
+    def _retire(self, worker_id: str) -> None:
+        self._wishes.pop(worker_id, None)
+        self._ledger.retire(worker_id)
+
+    def _expire(self, job_ids: list[int], answer: Answer) -> None:
+        cancelled = self._ledger.cancel(job_ids, f"{BY}: nobody took it in time")
+        answer.expired = [job_id for job_id, how in cancelled.items() if how == "cancelled"]
+
+    def _look_at(self, job_ids: list[int], answer: Answer) -> None:
+        answer.outcomes = self._ledger.outcomes(job_ids)
+        ended = {outcome.job_id for outcome in answer.outcomes}
+        if left := [job_id for job_id in job_ids if job_id not in ended]:
+            answer.glances = self._ledger.glance(left)
+
+    def _find_letters(self, client: bytes, answer: Answer) -> None:
         found: list[Letter] = []
         while page := self._ledger.letters(client, found[-1].job_id if found else 0):
             found += page
-        return found
+        answer.letters[client] = found
+
+    def _ask(self, question: Question, answer: Answer) -> None:
+        answer.replies.append((question, self._asking.answer(question)))
 
     def _read_tasks(self, answer: Answer, *, anew: bool) -> None:
         if anew or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
@@ -164,38 +184,69 @@ class Desk:
 
     def _exchange(self, order: Order, answer: Answer) -> None:
         turns = [self._turn(worker_id, hand) for worker_id, hand in order.hands.items()]
-        plain = [post for post in order.posts if post.call.key is None]
-        once = [post for post in order.posts if post.call.key is not None]
         if not (turns or order.posts or order.pulses or order.answered):
             return
-        said = self._ledger.exchange(
-            Exchange(
-                jobs=tuple(post.call.job for post in plain),
-                letters=tuple(post.letter for post in plain) if any(post.letter for post in plain) else (),
-                once=tuple(OnceJob(_request(post.call), post.call.job, post.letter) for post in once),
-                turns=tuple(turns),
-                pulses=tuple(order.pulses),
-                answered=tuple(order.answered),
-            )
-        )
-        self._stored(order, answer, said)
-        self._turned(turns, answer, said.turns)
-        answer.beats = {pulse.worker_id: beat for pulse, beat in zip(order.pulses, said.beats, strict=True)}
+        answer.stored.clear()
+        try:
+            self._exchange_all(order.posts, turns, order.pulses, order.answered, answer)
+        except RefusedValue as error:
+            # One value cannot be stored, and nothing was: whose it is shows when each goes alone.
+            log.warning("Something cannot be stored; storing it piece by piece", error=str(error))
+            self._exchange_apart(order, turns, answer)
 
-    def _stored(self, order: Order, answer: Answer, said: ExchangeAnswer) -> None:
-        if not order.posts:
-            return
-        told = [post for post in order.posts if post.letter is not None]
-        unserved = dict(
-            zip(map(id, told), self._lookout.warnings([post.call.job for post in told]), strict=True) if told else ()
+    def _exchange_apart(self, order: Order, turns: list[Turn], answer: Answer) -> None:
+        for post in order.posts:
+            try:
+                self._exchange_all([post], [], [], [], answer)
+            except RefusedValue as error:
+                log.warning("A request cannot be stored, and is dropped", service=post.call.job.task, error=str(error))
+                answer.stored.append(None)
+        for turn in turns:
+            try:
+                self._exchange_all([], [turn], [], [], answer)
+            except RefusedValue as error:
+                self._exchange_all([], [_without_results(turn, str(error))], [], [], answer)
+        self._exchange_all([], [], order.pulses, order.answered, answer)
+
+    def _exchange_all(
+        self, posts: list[Posted], turns: list[Turn], pulses: list[ForeignPulse], answered: list[int], answer: Answer
+    ) -> None:
+        plain = [post for post in posts if post.call.key is None]
+        once = [post for post in posts if post.call.key is not None]
+        exchange = Exchange(
+            jobs=tuple(post.call.job for post in plain),
+            letters=tuple(post.letter for post in plain) if any(post.letter for post in plain) else (),
+            once=tuple(OnceJob(_request(post.call), post.call.job, post.letter) for post in once),
+            turns=tuple(turns),
+            pulses=tuple(pulses),
+            answered=tuple(answered),
         )
+        try:
+            said = self._ledger.exchange(exchange)
+        except UncertainCommit:
+            if posts:
+                raise
+            # Beats and letters are the same when done twice; turns are compared with what is held.
+            beats = self._ledger.exchange(msgspec.structs.replace(exchange, turns=())).beats
+            said = ExchangeAnswer(turns=None, beats=beats)
+        self._stored(posts, answer, said)
+        self._turned(turns, answer, said.turns)
+        answer.beats |= {pulse.worker_id: beat for pulse, beat in zip(pulses, said.beats, strict=True)}
+
+    def _stored(self, posts: list[Posted], answer: Answer, said: ExchangeAnswer) -> None:
+        if not posts:
+            return
+        told = [post for post in posts if post.letter is not None]
+        warnings = self._lookout.warnings([post.call.job for post in told]) if told else []
+        unserved = {id(post) for post, warning in zip(told, warnings, strict=True) if warning is not None}
         plain, once = iter(said.enqueued), iter(said.once)
         taken = {claimed.job_id for turn in said.turns or () for claimed in turn.claimed}
         words = set()
-        for post in order.posts:
+        for post in posts:
             found = next(plain) if post.call.key is None else next(once)
+            # Keys hold the service, so that none can have come with another one.
             assert found is not None
-            answer.stored.append(Stored(found.job_id, found.fresh, unserved.get(id(post)) is not None))
+            answer.stored.append(Stored(found.job_id, found.fresh, id(post) in unserved))
             if found.job_id not in taken:
                 words.add(f"queue:{post.call.job.queue}")
         # Workers of other doors may serve these queues too, and so may those of another broker.
@@ -238,3 +289,9 @@ def _request(call: Call) -> Request:
     """The key alone says that it is the same: a body may differ in a time stamp."""
     key = hashlib.sha256(f"mdp\0{call.job.task}\0{call.key}".encode()).digest()
     return Request(key, hashlib.sha256(call.job.task.encode()).digest(), KEY_KEPT_S)
+
+
+def _without_results(turn: Turn, why: str) -> Turn:
+    """Let those whose reply cannot be stored fail for that, as everywhere."""
+    endings = [conclude(Attempt(done.job_id, done.token, Policy(), 0, 0), NotStorable(why)) for done in turn.done]
+    return msgspec.structs.replace(turn, done=(), endings=(*turn.endings, *endings))

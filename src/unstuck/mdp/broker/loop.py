@@ -65,6 +65,7 @@ class Loop:
         self._answers: deque[Answer] = deque()
         self._words: deque[frozenset[str]] = deque()
         self._stopping = False
+        self._error: BaseException | None = None
         self._poller = zmq.Poller()
         for one in (self._router, self._monitor, self._wakeup):
             self._poller.register(one, zmq.POLLIN)
@@ -82,6 +83,11 @@ class Loop:
         self._words.append(words)
         self.wake()
 
+    def failed(self, error: BaseException) -> None:
+        """End the loop with this error."""
+        self._error = error
+        self.stop()
+
     def stop(self) -> None:
         """May be called by a signal."""
         self._stopping = True
@@ -92,6 +98,8 @@ class Loop:
     def run(self) -> None:
         while not self._stopping:
             self.round()
+        if self._error is not None:
+            raise self._error
 
     def round(self) -> None:
         """Wait for something, and do all that follows from it."""

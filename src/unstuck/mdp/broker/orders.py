@@ -132,8 +132,8 @@ class Stored:
 class Answer:
     resumed: dict[str, Resumed] = field(default_factory=dict)
     """By the id that they came with; no row was made for that."""
-    stored: list[Stored] = field(default_factory=list)
-    """In the order of the posts."""
+    stored: list[Stored | None] = field(default_factory=list)
+    """In the order of the posts; None for one that cannot be stored."""
     claimed: dict[str, Claimed] = field(default_factory=dict)
     """By worker."""
     superseded: set[tuple[int, int]] = field(default_factory=set)

@@ -65,7 +65,7 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         core = Broker(settings.mdp, new_worker_id, time.time)
         loop = Loop(router, core, lambda order: clerk.send(order), settings.mdp)
         stack.callback(loop.close)
-        clerk = Clerk(desk, loop.answered)
+        clerk = Clerk(desk, loop.answered, loop.failed)
         clerk.start()
         ear = Ear(ledger, loop.heard)
         ear.start()
