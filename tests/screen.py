@@ -40,7 +40,7 @@ class Screen:
         # Those that are to be deleted wait for a loop to end, and there is none.
         self.application.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
 
-    def wait_for(self, look: Callable[[], T], what: str) -> T:
+    def wait_for(self, look: Callable[[], T | None], what: str) -> T:
         """Let Qt work until it is there (truthy), and give it."""
         deadline_s = time.monotonic() + PATIENCE_S
         while not (seen := look()):
