@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -10,6 +11,9 @@ from tests.pg import PgServer, start_postgres
 
 from unstuck.config import Settings
 from unstuck.store.postgres.ledger import PostgresLedger
+
+if TYPE_CHECKING:
+    from tests.screen import Screen
 
 # Whoever started us in the background had Ctrl-C ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -45,3 +49,14 @@ def pg_ledger(pg_url: str) -> Iterator[PostgresLedger]:
     ledger.migrate()
     yield ledger
     ledger.close()
+
+
+@pytest.fixture
+def screen() -> "Iterator[Screen]":
+    """Qt in this process, with nothing on the screen before and after."""
+    from tests.screen import Screen
+
+    screen = Screen()
+    screen.clear()
+    yield screen
+    screen.clear()

@@ -22,8 +22,12 @@ def example(mark: str, endpoint: str) -> str:
     return code.replace(f'"{WRITTEN}"', f'"{endpoint}", timeout={PATIENT_S}' if "lient" in mark else f'"{endpoint}"')
 
 
-@pytest.mark.parametrize("mark", ["client", "async client"])
-def test_the_examples_of_client_and_worker_work_together(mark: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["client", "async client", "qt client"])
+def test_the_examples_of_client_and_worker_work_together(
+    mark: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if mark == "qt client":
+        request.getfixturevalue("screen")
     with foreign_broker() as endpoint:
         (tmp_path / "worker.py").write_text(example("worker", endpoint))
         (tmp_path / "client.py").write_text(example(mark, endpoint))

@@ -19,6 +19,7 @@ from unstuck.cli import (
     enqueue,
     jobs,
     ledger,
+    popups,
     quarantine,
     queues,
     recovery,
@@ -80,7 +81,17 @@ app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_op
 
 for panel, commands in {
     RUN: (serve.worker, serve.up, serve.reaper, web.serve, broker.broker),
-    LOOK: (why.why, doctor.doctor, jobs.jobs, jobs.job, jobs.logs, queues.queues, alive.alive, audit.audit),
+    LOOK: (
+        why.why,
+        doctor.doctor,
+        jobs.jobs,
+        jobs.job,
+        jobs.logs,
+        queues.queues,
+        alive.alive,
+        audit.audit,
+        popups.popups,
+    ),
     ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
     CARE: (ledger.migrate, recovery.prune, ledger.version, broker.keygen),
 }.items():

@@ -57,6 +57,22 @@ class EventKind(StrEnum):
     """The reader was too slow, or away for too long: some events were passed over."""
 
 
+LEVELS = {
+    "worker_dead": "problem",
+    "worker_suspect": "problem",
+    "failed": "problem",
+    "quarantined": "problem",
+    "no_workers": "problem",
+    "requeued": "warning",
+    "retrying": "warning",
+    "worker_disabled": "warning",
+    "host_disabled": "warning",
+    "worker_started": "good",
+    "worker_recovered": "good",
+}
+"""How bad a kind is; any other is plain news."""
+
+
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """A fact worth telling, or many of one kind that came together."""
 

@@ -5,25 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
+from unstuck.domain.events import LEVELS
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.page.screens import MAX_KEY_CHARS, Screen, Viewing
 from unstuck.http.page.templating import render
 
 SHOWN = 200
-
-LEVELS = {
-    "worker_dead": "problem",
-    "worker_suspect": "problem",
-    "failed": "problem",
-    "quarantined": "problem",
-    "requeued": "warning",
-    "retrying": "warning",
-    "worker_disabled": "warning",
-    "host_disabled": "warning",
-    "worker_started": "good",
-    "worker_recovered": "good",
-}
-"""How bad a kind is; any other is plain news."""
 
 router = APIRouter()
 

@@ -1,0 +1,135 @@
+"""A client of the ZeroMQ door for applications with a screen: deaths come as signals of Qt, and as popups."""
+
+from typing import Any
+
+try:
+    from PySide6.QtCore import QObject, Qt, Signal
+    from PySide6.QtWidgets import QMessageBox
+except ModuleNotFoundError as error:
+    from unstuck.desktop import CURE
+    from unstuck.domain.errors import ConfigError
+
+    raise ConfigError(f"{CURE} ({error})") from error
+
+from unstuck.desktop.popup import Popup
+from unstuck.desktop.tallies import AbsenceTally, CrashTally
+from unstuck.mdp.calling import PendingCall
+from unstuck.mdp.client import DEFAULT_TIMEOUT_S, Client
+from unstuck.mdp.notices import NO_WORKERS, WORKER_CRASHED, Hears
+from unstuck.mdp.sockets import CurveKeys
+
+
+class NotifyingClient(QObject, Hears):
+    """Calls services like `unstuck.mdp.Client`; what it is told reaches the thread that it lives in.
+
+    `show_popups` and `log_errors` may be changed at any time."""
+
+    workerCrashed = Signal(str, str)
+    """The service, and the message."""
+    noWorkersAvailable = Signal(str, str)
+    """The service, and the message."""
+    callEnded = Signal(object)
+    """A `PendingCall` of `submit` that has its reply, or failed: `result()` no longer waits."""
+
+    _heard = Signal(object)
+    _ended = Signal(object)
+
+    def __init__(
+        self,
+        endpoint: str,
+        parent: QObject | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        enable_notifications: bool = True,
+        show_popups: bool = True,
+        log_errors: bool = True,
+        curve: CurveKeys | None = None,
+        identity: bytes | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.show_popups = show_popups
+        self.log_errors = log_errors
+        self.on_worker_crashed = self.workerCrashed.emit
+        self.on_no_workers = self.noWorkersAvailable.emit
+        self._crashes, self._absences = CrashTally(), AbsenceTally()
+        self.crash_popup = Popup("Worker Crashed", QMessageBox.Icon.Warning, self._crashes, self)
+        self.absence_popup = Popup("No Workers Available", QMessageBox.Icon.Critical, self._absences, self)
+        self._is_closed = False
+        # Both are emitted in threads of the client, and arrive in ours.
+        self._heard.connect(self._hear, Qt.ConnectionType.QueuedConnection)
+        self._ended.connect(self.callEnded, Qt.ConnectionType.QueuedConnection)
+        self.client = _Messenger(
+            self,
+            endpoint,
+            timeout=timeout,
+            enable_notifications=enable_notifications,
+            show_popups=show_popups,
+            log_errors=log_errors,
+            curve=curve,
+            identity=identity,
+        )
+        # A parent that goes takes us with it, and asks nobody to close us.
+        self.destroyed.connect(self.client.close)
+
+    @property
+    def status(self) -> bool:
+        """Whether the broker answers, as `Client.status` says."""
+        return self.client.status
+
+    def submit(self, service: str, *body: object, **options: Any) -> PendingCall:
+        """Send a request and do not wait: `callEnded` says when it has ended. Options as for `Client.submit`."""
+        call = self.client.submit(service, *body, **options)
+        call.future.add_done_callback(lambda _: _emit(self._ended, call))
+        return call
+
+    def call(self, service: str, *body: object, **options: Any) -> list[bytes]:
+        """Send a request and wait for its reply, as `Client.call` does. The event loop stands still meanwhile."""
+        return self.client.call(service, *body, **options)
+
+    def handle_error_notification(self, error: dict[str, Any]) -> None:
+        """Log, emit and pop up what the broker told, in the thread of this object. Override it to do more, or other
+        things; the keys are those of `Client.handle_error_notification`."""
+        super().handle_error_notification(error)
+        if not self.show_popups:
+            return
+        service, message, suppressed = str(error.get("service", "")), str(error.get("message", "")), _suppressed(error)
+        if error.get("error") == WORKER_CRASHED:
+            self._crashes.add(service, message, final=error.get("final") is True, count=1 + suppressed)
+            self.crash_popup.show()
+        elif error.get("error") == NO_WORKERS:
+            self._absences.add(service, message, count=1 + suppressed)
+            self.absence_popup.show()
+
+    def close(self) -> None:
+        """End the connection. Popups that are open stay until somebody has read them."""
+        self._is_closed = True
+        self.client.close()
+
+    def _hear(self, error: dict[str, Any]) -> None:
+        if not self._is_closed:
+            self.handle_error_notification(error)
+
+
+class _Messenger(Client):
+    """Hands over what it is told, and does nothing else with it."""
+
+    def __init__(self, owner: NotifyingClient, *given: Any, **settings: Any) -> None:
+        # Before the line opens: the first word may come at once.
+        self._heard = owner._heard
+        super().__init__(*given, **settings)
+
+    def handle_error_notification(self, error: dict[str, Any]) -> None:
+        _emit(self._heard, error)
+
+
+def _emit(signal: Any, what: object) -> None:
+    try:
+        signal.emit(what)
+    except RuntimeError:
+        pass  # Its object was deleted while we spoke: nobody is there to be told.
+
+
+def _suppressed(error: dict[str, Any]) -> int:
+    """So many more were not told one by one."""
+    count = error.get("suppressed")
+    return count if isinstance(count, int) and count > 0 else 0
