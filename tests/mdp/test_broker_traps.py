@@ -116,7 +116,8 @@ def test_disconnect_from_a_busy_worker_gives_its_job_to_the_next(peers: Peers) -
     worker.tell(DISCONNECT)
     second = peers.worker()
     again, body = second.request()
-    assert body == [b"job"] and again != address, "another try, another token"
+    assert body == [b"job"]
+    assert again != address, "another try, another token"
     worker.reply(address, b"late")
     worker.is_sent_away()
     assert client.is_silent()

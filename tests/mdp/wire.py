@@ -105,7 +105,9 @@ class RawWorker(Raw):
         command, rest = self.heard()
         assert command == REQUEST, (command, rest)
         address, empty, *body = rest
-        assert empty == b"" and address and body, rest
+        assert empty == b"", rest
+        assert address, rest
+        assert body, rest
         return address, body
 
     def reply(self, address: bytes, *body: bytes) -> None:

@@ -126,8 +126,8 @@ class Loop:
         self._undrained = 0 if drained else self._undrained + 1
         if self._undrained and self._undrained <= MAX_UNDRAINED:
             ended, self._ended = [], ended + self._ended
-        for line in ended:
-            self._core.on_gone(line, now_s)
+        for gone in ended:
+            self._core.on_gone(gone, now_s)
         for identity, parts, line in newcomers:
             if line is not None:
                 if line not in self._open:
