@@ -1,4 +1,4 @@
-"""The broker's rules without sockets and databases: whatever comes, they hold; nobody hears more than it asked for."""
+"""The broker's rules without sockets and databases: whatever comes, nobody hears more than it asked for."""
 
 import itertools
 from collections import Counter
