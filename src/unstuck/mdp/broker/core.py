@@ -28,6 +28,8 @@ from unstuck.mdp.broker.waiting import SLOWEST_LOOK_S, Asked, Requests, Waiting,
 from unstuck.store.records import Claimed, Done, ForeignPulse, Glance, JobRecord, Letter, Outcome, TaskRecord
 
 MAX_NAME_CHARS = 100
+MAX_WAITING = 100_000
+"""Jobs that somebody waits for, of all clients together: each is kept in memory."""
 MAX_EARLY = 16
 """Words of a worker that are kept until it is known whose job it came back with."""
 MAX_METADATA_BYTES = 10_000
@@ -200,6 +202,9 @@ class Broker:
         if self._closing:
             return
         calls = read_calls(request, self.tasks, self._settings.retry_attempts, "mdp")
+        if len(self.requests) >= MAX_WAITING:
+            self.dropped["a request when too many waited"] += 1
+            return
         if self.requests.open_of(client) + len(calls) > self._settings.max_requests_per_client:
             self.dropped["a request of a client with too many open"] += 1
             return
@@ -301,6 +306,7 @@ class Broker:
             peer.holding = said
             if self.peers.by_id(found.worker_id) is None:
                 holding = Holding(found.job_id, found.token, found.worker_id)
+        peer.ours = bool(ready.about)
         self.peers.add(peer)
         self._order.births.append(Birth(worker_id, name, services, peer.host, peer.metadata, holding, bool(own_name)))
 
@@ -358,7 +364,9 @@ class Broker:
         """A reply to something else than it was asked: of an earlier connection, or of nothing that we know."""
         if (found := read_address(reply.address)) is not None:
             self._hand_in_late(found, reply.body)
-            return
+            if peer.ours:
+                # It hands in again what it does not know to have arrived.
+                return
         self.dropped["a reply to something else"] += 1
         self._send(peer.identity, frames.disconnect())
         self._bury(peer, "it replied to something that it was not asked")

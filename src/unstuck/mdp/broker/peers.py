@@ -53,6 +53,8 @@ class Peer:
     """A job is being looked for on its behalf."""
     leaving: bool = False
     """It gets no more jobs."""
+    ours: bool = False
+    """It told about itself, as our own workers do."""
     draining: bool = False
     """It said so itself."""
     empty_handed: bool = False
