@@ -1,0 +1,165 @@
+"""The broker's rules towards clients: take requests, answer them, and tell of deaths who asked to be told."""
+
+from typing import Any
+
+from unstuck.domain.envelope import write_map
+from unstuck.domain.states import FINAL, JobState
+from unstuck.mdp import frames
+from unstuck.mdp.broker import notices, results
+from unstuck.mdp.broker.calls import read_calls
+from unstuck.mdp.broker.floor import Floor
+from unstuck.mdp.broker.mmi import KNOWN
+from unstuck.mdp.broker.notices import Notice
+from unstuck.mdp.broker.orders import Death, Posted, Question
+from unstuck.mdp.broker.waiting import Asked, Waiting
+from unstuck.store.records import Glance, JobRecord, Letter, Outcome
+
+MAX_WAITING = 100_000
+"""Jobs that somebody waits for, of all clients together: each is kept in memory."""
+
+
+class ClientSide(Floor):
+    def _on_request(self, client: bytes, request: frames.Request, now_s: float) -> None:
+        if request.service.startswith(frames.MMI):
+            self._on_mmi(client, request, now_s)
+            return
+        listening = self.listeners.is_on(client)
+        if request.correlation is not None and not listening:
+            self.dropped["a correlation frame of a client that did not ask for it"] += 1
+            return
+        if self._closing:
+            return
+        calls = read_calls(request, self.tasks, self._settings.retry_attempts, "mdp")
+        if len(self.requests) >= MAX_WAITING:
+            self.dropped["a request when too many waited"] += 1
+            return
+        if self.requests.open_of(client) + len(calls) > self._settings.max_requests_per_client:
+            self.dropped["a request of a client with too many open"] += 1
+            return
+        self.requests.begin(client, len(calls))
+        service = request.service.decode("ascii")
+        self._asked += 1
+        asked_id = f"{self._run_id}-{self._asked}"
+        asked = Asked(client, request.correlation, service, asked_id, [None] * len(calls), listening)
+        for place, call in enumerate(calls):
+            letter = None
+            if listening:
+                letter = Letter(
+                    client=client,
+                    service=service,
+                    request_id=asked.id,
+                    place=place,
+                    places=len(calls),
+                    correlation=request.correlation,
+                    own_id=call.own_id,
+                    notify=True,
+                )
+            self._order.posts.append(Posted(call, asked, place, letter))
+            # Whoever has a free hand looks in the same commit that takes it in.
+            self.peers.wake_one(service)
+
+    def _on_mmi(self, client: bytes, request: frames.Request, now_s: float) -> None:
+        name = request.service.decode("ascii")
+        if name not in KNOWN:
+            self._answer(client, request, [frames.NOT_IMPLEMENTED])
+        elif request.service == frames.MMI_NOTIFY:
+            answer = self.listeners.ask(client, request.body, now_s)
+            if answer[0] == frames.OK:
+                self._order.returned.append(client)
+            self._answer(client, request, answer)
+        elif name == "mmi.service" and self.peers.serves(request.body[0].decode("latin-1")):
+            self._answer(client, request, [frames.OK])
+        else:
+            self._order.questions.append(Question(client, request.correlation, name, request.body))
+
+    def _answer(self, client: bytes, request: frames.Request, body: list[bytes]) -> None:
+        self._send(client, frames.broker_reply(request.service, body, request.correlation))
+
+    def _finish(self, job_id: int, body: list[bytes]) -> None:
+        """A job has ended: answer everybody who waits for it."""
+        for waiting in self.requests.take(job_id):
+            self._fill(waiting, body)
+
+    def _fill(self, waiting: Waiting, body: list[bytes]) -> None:
+        asked = waiting.asked
+        asked.answers[waiting.place] = body
+        self.notices.forget_job(asked.client, waiting.job_id)
+        asked.jobs.append(waiting.job_id)
+        if asked.complete:
+            self._send(
+                asked.client, frames.broker_reply(asked.service.encode("ascii"), asked.body(), asked.correlation)
+            )
+            if asked.notify:
+                # All of a request together: after a restart its reply needs every part of it.
+                self._order.answered += asked.jobs
+
+    def _died(self, death: Death, record: JobRecord | None, now_s: float) -> None:
+        assert death.job_id is not None
+        final = record is None or record.state in FINAL
+        if self._settings.notify_worker_crash:
+            for waiting in self.requests.of(death.job_id):
+                self._notify_crash(waiting, death.evidence, now_s, final=final)
+        self.requests.look_soon(death.job_id, now_s)
+
+    def _ended(self, outcome: Outcome, now_s: float) -> None:
+        """A job ended elsewhere: by a Python worker, a reaper, an operator."""
+        if outcome.state is JobState.SUCCEEDED:
+            self._finish(outcome.job_id, results.body_of(outcome.result or b""))
+            return
+        crashed = results.is_crash(outcome)
+        for waiting in self.requests.of(outcome.job_id):
+            if crashed and self._settings.notify_worker_crash:
+                self._notify_crash(waiting, results.cause(outcome), now_s, final=True)
+        # Said before it is forgotten: behind its end nothing is said of a job.
+        self._send_notices(now_s)
+        for waiting in self.requests.take(outcome.job_id):
+            several = len(waiting.asked.answers) > 1
+            if several or results.is_user_error(outcome) or (waiting.asked.notify and not crashed):
+                self._fill(waiting, [write_map(results.error_map(outcome, waiting.own_id))])
+            elif waiting.asked.notify:
+                self._order.answered.append(outcome.job_id)
+            # Else nobody answers: old clients time out, as they always did.
+
+    def _expired(self, job_id: int, now_s: float) -> None:
+        for waiting in self.requests.of(job_id):
+            self._notify_nobody(waiting, now_s, expired=True)
+        self._send_notices(now_s)
+        self.requests.look_soon(job_id, now_s)
+
+    def _seen(self, glance: Glance, now_s: float) -> None:
+        """A job that others work on: a try that is over and was not the last one died, or failed."""
+        for waiting in self.requests.of(glance.job_id):
+            waiting.attempt = max(waiting.attempt, glance.attempt)
+            waiting.held_elsewhere = glance.worker_id is not None
+
+    def _notify_crash(self, waiting: Waiting, cause: str | None, now_s: float, *, final: bool) -> None:
+        told = notices.crashed(
+            waiting.asked.service,
+            waiting.own_id,
+            waiting.job_id,
+            waiting.attempt or 1,
+            cause,
+            final=final,
+            at=self._wall(),
+        )
+        self._notify(waiting, frames.WORKER_DIED, told, now_s, final=final)
+
+    def _notify_nobody(self, waiting: Waiting, now_s: float, *, expired: bool) -> None:
+        if self._settings.notify_no_workers:
+            told = notices.nobody(
+                waiting.asked.service, waiting.own_id, waiting.job_id, expired=expired, at=self._wall()
+            )
+            self._notify(waiting, frames.NO_WORKERS, told, now_s, final=expired)
+
+    def _notify(
+        self, waiting: Waiting, command: bytes, told: dict[str, Any], now_s: float, *, final: bool = False
+    ) -> None:
+        asked = waiting.asked
+        key = (waiting.attempt if not final else -1, command)
+        if asked.notify and self.listeners.wants(asked.client, command) and key not in waiting.told:
+            waiting.told.add(key)
+            self.notices.add(asked.client, Notice(command, waiting.job_id, asked.correlation, told), now_s)
+
+    def _send_notices(self, now_s: float) -> None:
+        for client, message in self.notices.due(now_s):
+            self._send(client, message)

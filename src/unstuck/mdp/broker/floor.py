@@ -1,0 +1,67 @@
+"""What both sides of the broker stand on: who is there, who waits, what goes out and what is to be written."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unstuck.config import Mdp
+from unstuck.mdp.broker.mmi import Listeners
+from unstuck.mdp.broker.notices import Notices
+from unstuck.mdp.broker.orders import Death, Hand, Order
+from unstuck.mdp.broker.peers import Peer, Peers
+from unstuck.mdp.broker.waiting import Requests
+from unstuck.store.records import ForeignPulse, TaskRecord
+
+
+@dataclass(frozen=True)
+class Send:
+    to: bytes
+    frames: list[bytes]
+
+
+class Floor:
+    """`new_id` and `wall` are given, so that a simulation can repeat itself."""
+
+    def __init__(self, settings: Mdp, new_id: Callable[[], str], wall: Callable[[], float]) -> None:
+        self._settings = settings
+        # Read once: a setting is parsed each time it is asked for.
+        self._interval_s = settings.heartbeat_interval_s
+        self._timeout_s = settings.heartbeat_timeout_s
+        self._busy_timeout_s = settings.busy_timeout_s
+        self._ttl_s = settings.request_ttl_s
+        self._new_id = new_id
+        self._run_id = new_id()
+        self._asked = 0
+        self._wall = wall
+        self.peers = Peers()
+        self.requests = Requests()
+        self.listeners = Listeners()
+        self.notices = Notices(settings.crash_notification_delay_ms / 1000)
+        self.tasks: dict[str, TaskRecord] = {}
+        self.dropped: Counter[str] = Counter()
+        """Messages that made no sense, by what was wrong with them."""
+        self._order = Order()
+        self._under_way: Order | None = None
+        self._sends: list[Send] = []
+        self._parted: dict[str, Death | None] = {}
+        """Who left while a job was looked for on its behalf: that one goes back first. None left in order."""
+        self._pulsed_s = 0.0
+        self._closing = False
+
+    def _pulse(self, peer: Peer) -> ForeignPulse:
+        settled, peer.settled = peer.settled, 0
+        return ForeignPulse(peer.worker_id, running=int(peer.doing is not None), settled=settled)
+
+    def _queue(self, service: str) -> str:
+        known = self.tasks.get(service)
+        return service if known is None else known.queue
+
+    def _hand(self, worker_id: str) -> Hand:
+        return self._order.hands.setdefault(worker_id, Hand())
+
+    def _tell(self, peer: Peer, message: list[bytes], now_s: float) -> None:
+        peer.told_s = now_s
+        self._send(peer.identity, message)
+
+    def _send(self, to: bytes, message: list[bytes]) -> None:
+        self._sends.append(Send(to, message))
