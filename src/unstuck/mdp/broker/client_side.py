@@ -36,6 +36,7 @@ class ClientSide(Floor):
         if self.requests.open_of(client) + len(calls) > self._settings.max_requests_per_client:
             self.dropped["a request of a client with too many open"] += 1
             return
+        self._gone.discard(client)
         self.requests.begin(client, len(calls))
         service = request.service.decode("ascii")
         self._asked += 1

@@ -50,6 +50,14 @@ class Broker(ClientSide, WorkerSide):
         for peer in self.peers.on_line(line):
             self._bury(peer, "its connection ended without a word")
 
+    def on_client_gone(self, client: bytes) -> None:
+        """The connection of a client ended: what it asked for is done, and kept, but nobody is there to hear of it."""
+        self.requests.forget(client)
+        self.notices.forget(client)
+        if self.requests.open_of(client):
+            # The rest is on its way to the ledger.
+            self._gone.add(client)
+
     def on_unreachable(self, identity: bytes) -> None:
         """Something could not be delivered: there is nobody with that identity any more."""
         peer = self.peers.by_identity(identity)
@@ -142,6 +150,11 @@ class Broker(ClientSide, WorkerSide):
             if stored is None:
                 self.dropped["a request that cannot be stored"] += 1
                 self.requests.drop(posted.asked.client, 1)
+                continue
+            if posted.asked.client in self._gone:
+                self.requests.drop(posted.asked.client, 1)
+                if not self.requests.open_of(posted.asked.client):
+                    self._gone.discard(posted.asked.client)
                 continue
             own_id = posted.call.own_id or str(stored.job_id)
             waiting = Waiting(stored.job_id, posted.asked, posted.place, own_id, now_s)

@@ -11,6 +11,7 @@ from zmq.utils.monitor import parse_monitor_message
 from unstuck.config import Mdp
 from unstuck.logs import logger
 from unstuck.mdp import frames
+from unstuck.mdp.broker.client_lines import ClientLines
 from unstuck.mdp.broker.core import Broker
 from unstuck.mdp.broker.orders import Answer, Order
 
@@ -68,6 +69,7 @@ class Loop:
         self._ended: list[int] = []
         """Connections that ended, whose last words may not have been taken yet."""
         self._undrained = 0
+        self._clients = ClientLines()
         """Rounds in which more came than was taken."""
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._answers: deque[Answer] = deque()
@@ -120,6 +122,7 @@ class Loop:
         ended = self._ended + self._see_ends()
         messages, drained = self._take_all() if ended or self._router in ready else ([], True)
         self._ended = self._see_ends()
+        left = self._clients.settle(self._open)
         now_s = time.monotonic()
         # A death may be told before the last words of the dead: those first. And a number of a connection may have
         # a new owner already: whoever says READY comes after the dead.
@@ -145,6 +148,8 @@ class Loop:
                     self._ended.remove(line)
                     self._core.on_gone(line, now_s)
             self._core.on_message(identity, parts, line, now_s)
+        for client in left:
+            self._core.on_client_gone(client)
         while self._answers:
             self._core.on_answer(self._answers.popleft(), now_s)
         while self._words:
@@ -190,6 +195,8 @@ class Loop:
             line = None
             if parts[1:3] == [frames.WORKER, frames.READY]:
                 line = _line_of(identity)
+            elif frames.CLIENT in parts[1:3]:
+                self._clients.heard(identity.bytes, _line_of(identity))
             messages.append((identity.bytes, parts, line))
         return messages, False
 
@@ -203,6 +210,7 @@ class Loop:
                 self._open.add(line)
             else:
                 self._open.discard(line)
+                self._clients.ended(line)
                 ended.append(line)
         return ended
 

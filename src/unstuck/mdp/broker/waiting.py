@@ -65,6 +65,7 @@ class Requests:
     def __init__(self) -> None:
         self._jobs: dict[int, list[Waiting]] = {}
         self._open: Counter[bytes] = Counter()
+        self._of_client: dict[bytes, set[int]] = {}
         self._looks: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
@@ -80,6 +81,7 @@ class Requests:
     def add(self, waiting: Waiting) -> None:
         several = self._jobs.setdefault(waiting.job_id, [])
         several.append(waiting)
+        self._of_client.setdefault(waiting.asked.client, set()).add(waiting.job_id)
         if len(several) == 1:
             heapq.heappush(self._looks, (waiting.since_s + waiting.step_s, waiting.job_id))
 
@@ -96,8 +98,20 @@ class Requests:
         """Give who waits for a job that has ended, and forget them."""
         several = self._jobs.pop(job_id, [])
         for waiting in several:
+            self._forget_of(waiting.asked.client, job_id)
             self._less(waiting.asked.client)
         return several
+
+    def forget(self, client: bytes) -> None:
+        """The client is gone: nobody waits for its jobs any more, though they will be done."""
+        for job_id in self._of_client.pop(client, ()):
+            left = [waiting for waiting in self._jobs[job_id] if waiting.asked.client != client]
+            for _ in range(len(self._jobs[job_id]) - len(left)):
+                self._less(client)
+            if left:
+                self._jobs[job_id] = left
+            else:
+                del self._jobs[job_id]
 
     def drop(self, client: bytes, calls: int) -> None:
         for _ in range(calls):
@@ -129,6 +143,13 @@ class Requests:
             waiting.held_here, waiting.step_s = False, FIRST_LOOK_S
         if several:
             heapq.heappush(self._looks, (now_s + FIRST_LOOK_S, job_id))
+
+    def _forget_of(self, client: bytes, job_id: int) -> None:
+        jobs = self._of_client.get(client)
+        if jobs is not None:
+            jobs.discard(job_id)
+            if not jobs:
+                del self._of_client[client]
 
     def _less(self, client: bytes) -> None:
         self._open[client] -= 1

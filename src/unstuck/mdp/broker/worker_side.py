@@ -190,6 +190,7 @@ class WorkerSide(Floor):
     def _lose(self, peer: Peer) -> None:
         """The ledger took it for dead: whatever it holds is somebody else's, and it must come anew."""
         self.peers.remove(peer)
+        self._order.retired.append(peer.worker_id)
         self._send(peer.identity, frames.disconnect())
 
 
