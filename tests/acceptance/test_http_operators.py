@@ -271,7 +271,7 @@ THERE = {
 }
 ELSEWHERE = {
     # They are processes, or are about this very machine.
-    *("worker", "up", "reaper", "serve", "demo", "alive"),
+    *("worker", "up", "reaper", "serve", "broker", "popups", "demo", "alive", "keygen"),
     # The door itself does not open on tables that do not fit.
     "migrate",
     # Who may come in, and who is told, is not for those who came in.

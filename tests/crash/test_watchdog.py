@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,10 @@ def test_a_worker_that_was_stopped_for_long_is_not_taken_for_hung(make_fleet: Ma
     fleet = make_fleet(**{**TIGHT, "evidence": "none"})
     worker = fleet.start("--concurrency", "1")
     before = worker.id
+    # At rest: one that is frozen with the write lock of SQLite in its hands is ended for that.
+    assert fleet.task("add").enqueue(1, 1).result(timeout=30) == 2
+    wait_for(lambda: not fleet.ledger.held(before), "it to hold nothing")
+    time.sleep(0.1)
     os.kill(worker.pid, signal.SIGSTOP)
     # Another one declares it dead for its silence; the time itself must be longer than the watchdog's own limit.
     other = fleet.start("--concurrency", "1")

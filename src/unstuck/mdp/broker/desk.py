@@ -123,12 +123,12 @@ class Desk:
         answer.replies.append((question, self._asking.answer(question)))
 
     def _know_tasks(self, order: Order, answer: Answer) -> None:
-        unknown = [place for place, post in enumerate(order.posts) if post.call.job.task not in self._tasks]
-        self._read_tasks(answer, anew=bool(order.births or unknown))
-        for place in unknown:
-            post = order.posts[place]
-            if (task := self._tasks.get(post.call.job.task)) is not None:
-                # A worker brought it a moment ago: its queue may be another than the name of the service.
+        unknown = any(post.call.job.task not in self._tasks for post in order.posts)
+        self._read_tasks(answer, anew=bool(order.births) or unknown)
+        for place, post in enumerate(order.posts):
+            task = self._tasks.get(post.call.job.task)
+            if task is not None and (task.queue, task.policy) != (post.call.job.queue, post.call.job.policy):
+                # We know it since a moment ago: its queue may be another than the name of the service.
                 order.posts[place] = replace(post, call=as_task(post.call, task))
 
     def _read_tasks(self, answer: Answer, *, anew: bool) -> None:
