@@ -31,9 +31,10 @@ def test_nobody_waits_for_those_who_ask_for_what_takes_long() -> None:
 
     async def scene() -> str:
         visits = [asyncio.create_task(desk.slowly(visit)) for _ in range(MANY)]
-        await asyncio.sleep(0)
         try:
             async with asyncio.timeout(PATIENCE_S / 2):
+                while at_work < SLOW_AT_ONCE:
+                    await asyncio.sleep(0.005)
                 return await anyio.to_thread.run_sync(lambda: "a beat")
         finally:
             enough.set()
