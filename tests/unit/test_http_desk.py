@@ -17,7 +17,7 @@ PATIENCE_S = 20.0
 
 def test_nobody_waits_for_those_who_ask_for_what_takes_long() -> None:
     desk = Desk(Counter(Settings(url="sqlite:///never-opened.db")), Web())
-    enough, lock = threading.Event(), threading.Lock()
+    enough, crowded, lock = threading.Event(), threading.Event(), threading.Lock()
     at_work = most = 0
 
     def visit() -> None:
@@ -25,6 +25,8 @@ def test_nobody_waits_for_those_who_ask_for_what_takes_long() -> None:
         with lock:
             at_work += 1
             most = max(most, at_work)
+            if at_work == SLOW_AT_ONCE:
+                crowded.set()
         enough.wait(PATIENCE_S)
         with lock:
             at_work -= 1
@@ -33,8 +35,7 @@ def test_nobody_waits_for_those_who_ask_for_what_takes_long() -> None:
         visits = [asyncio.create_task(desk.slowly(visit)) for _ in range(MANY)]
         try:
             async with asyncio.timeout(PATIENCE_S / 2):
-                while at_work < SLOW_AT_ONCE:
-                    await asyncio.sleep(0.005)
+                await asyncio.to_thread(crowded.wait, PATIENCE_S / 4)
                 return await anyio.to_thread.run_sync(lambda: "a beat")
         finally:
             enough.set()
