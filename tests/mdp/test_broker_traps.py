@@ -193,6 +193,22 @@ def test_a_second_peer_with_the_same_identity_is_shut_out_while_the_first_lives(
     assert client.answer(peers.service) == [b"next"]
 
 
+def test_a_peer_that_is_shut_out_may_say_much_and_go(peers: Peers) -> None:
+    """A connection that libzmq holds for full, and that ends before its next heartbeat, would abort the broker."""
+    identity, client = secrets.token_bytes(16), peers.client()
+    first = peers.worker(identity=identity)
+    second = peers.stranger(identity)
+    for _ in range(15_000):
+        second.tell(HEARTBEAT)
+    second.close(1_000)
+    time.sleep(2)  # So long the heartbeats of the connection itself would go on.
+    assert peers.broker.process.poll() is None
+    client.ask(peers.service, b"job")
+    address, body = first.request()
+    first.reply(address, *body)
+    assert client.answer(peers.service) == [b"job"]
+
+
 def test_nothing_is_sent_to_an_automatic_identity_of_before_a_restart(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

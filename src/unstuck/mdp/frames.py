@@ -33,6 +33,8 @@ AUTOMATIC_IDENTITY_BYTES = 5
 LEAST_IDENTITY_BYTES = 16
 """Of a client that wants to be told of deaths: automatic identities repeat in every fresh process."""
 MAX_SERVICE_BYTES = 200
+MAX_CORRELATION_BYTES = 2_000
+"""It is echoed with all that is said of a request, also to a client that does not read."""
 
 Frames = Sequence[bytes]
 
@@ -100,6 +102,8 @@ def read(frames: Frames) -> Message:
             return Strange(f"speaks {frames[0].decode()}, not 0.1")
         if len(frames) < 3 or frames[1] != EMPTY or frames[2] != CLIENT:
             return Strange("no empty frame where one belongs")
+        if len(frames[0]) > MAX_CORRELATION_BYTES:
+            return Strange("a correlation frame that is too long")
         correlation, frames = frames[0], frames[1:]
     if len(frames) < 2:
         return Strange("too few frames")

@@ -13,10 +13,10 @@ from unstuck.domain.endings import Release
 from unstuck.domain.errors import UnstuckError
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
-from unstuck.domain.states import JobState
 from unstuck.http.foreign.seats import Seat
 from unstuck.http.foreign.waking import Wakeups
 from unstuck.store.contract import Ledger
+from unstuck.store.holding import claimed_again
 from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
 
 T = TypeVar("T")
@@ -126,21 +126,7 @@ def handed_out_again(ledger: Ledger, seat: Seat, known: frozenset[int], limit: i
             continue
         record = ledger.job(held.job_id)
         if record is not None and record.token == held.token and record.worker_id == seat.id:
-            running = held.state is JobState.RUNNING
-            job = Claimed(
-                job_id=held.job_id,
-                token=held.token,
-                task=held.task,
-                queue=held.queue,
-                running=running,
-                payload=record.payload,
-                payload_type=record.payload_type,
-                policy=held.policy,
-                failures=held.failures,
-                crashes=held.crashes,
-                attempt=record.attempt + (not running),
-            )
-            jobs.append(job_view(job, seat, again=True))
+            jobs.append(job_view(claimed_again(held, record), seat, again=True))
     return jobs
 
 

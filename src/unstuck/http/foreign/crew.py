@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -15,9 +17,10 @@ from unstuck.http.foreign.beating import Beats
 from unstuck.http.foreign.deaths import gone_problem
 from unstuck.http.foreign.handing import Hands
 from unstuck.http.foreign.seats import Seat, Seats
-from unstuck.http.foreign.waking import Ear, Wakeups
+from unstuck.http.foreign.waking import Wakeups
 from unstuck.http.problems import Problem
 from unstuck.metrics.tallies import Tallies
+from unstuck.notify.ear import Ear
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.watchman import Watchman
 from unstuck.store import manners
@@ -125,9 +128,15 @@ class Crew:
                 reaper = Reaper(self._own, self.desk.settings.recovery, by=BY, tallies=self.tallies)
                 self._watchman = Watchman(reaper, self.books)
                 self._watchman.start()
-            ear = Ear(lambda: self.ledger, loop, self.wakeups.heard)
+            ear = Ear(lambda: self.ledger, partial(self._heard, loop))
             ear.start()
             self._ear = ear
+
+    def _heard(self, loop: asyncio.AbstractEventLoop, words: frozenset[str]) -> None:
+        if words:
+            # A loop that is closed has nobody who waits.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.wakeups.heard, words)
 
 
 def orders(seat: Seat, answer: BeatAnswer) -> dict[str, Any]:

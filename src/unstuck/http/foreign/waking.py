@@ -5,22 +5,11 @@ concerns; who finds as much as it asked for wakes the next. So a thousand who wa
 """
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-
-from unstuck import logs
-from unstuck.domain.errors import UnstuckError
-from unstuck.store.contract import Bell, Ledger
-
-LISTEN_S = 5.0
-FIRST_RETRY_S = 0.1
-LONGEST_RETRY_S = 5.0
 
 Key = tuple[tuple[str, ...], tuple[str, ...]]
 """Queues and tasks."""
-
-log = logs.logger("unstuck.http")
 
 
 class Waiter:
@@ -105,56 +94,3 @@ class Wakeups:
                     self.wake_next(key)
         finally:
             self._polling = None
-
-
-class Ear:
-    """A thread that hears every word of the ledger and passes it on to the event loop."""
-
-    def __init__(
-        self, ledger: Callable[[], Ledger], loop: asyncio.AbstractEventLoop, heard: Callable[[frozenset[str]], None]
-    ) -> None:
-        self._ledger = ledger
-        self._loop = loop
-        self._heard = heard
-        self._bell: Bell | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="unstuck-ear", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        bell = self._bell
-        if bell is not None:
-            bell.interrupt()
-        self._thread.join(LISTEN_S)
-
-    def _run(self) -> None:
-        retry_s = FIRST_RETRY_S
-        while not self._stopping.is_set():
-            try:
-                self._listen()
-                retry_s = FIRST_RETRY_S
-            except (UnstuckError, OSError) as error:
-                log.warning("The web door cannot hear the bell and looks for jobs now and then", error=str(error))
-                self._stopping.wait(retry_s)
-                retry_s = min(retry_s * 2, LONGEST_RETRY_S)
-
-    def _listen(self) -> None:
-        bell = self._bell = self._ledger().overhear()
-        try:
-            while not self._stopping.is_set():
-                words = bell.wait(LISTEN_S)
-                if words:
-                    self._tell(words)
-        finally:
-            self._bell = None
-            bell.close()
-
-    def _tell(self, words: frozenset[str]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._heard, words)
-        except RuntimeError:
-            # The loop is closed: nobody waits any more.
-            self._stopping.set()

@@ -24,6 +24,7 @@ from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Order, Posted,
 from unstuck.notify.ringer import Ringer
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
+from unstuck.store.holding import claimed_again
 from unstuck.store.records import (
     Claimed,
     Exchange,
@@ -150,19 +151,7 @@ class Desk:
             if holding is None or record is None or (job.job_id, job.token) != (holding.job_id, holding.token):
                 never_heard_of.append(Release(job.job_id, job.token))
                 continue
-            own = Claimed(
-                job_id=job.job_id,
-                token=job.token,
-                task=job.task,
-                queue=job.queue,
-                running=True,
-                payload=record.payload,
-                payload_type=record.payload_type,
-                policy=job.policy,
-                failures=job.failures,
-                crashes=job.crashes,
-                attempt=record.attempt,
-            )
+            own = claimed_again(job, record)
         if never_heard_of:
             self._ledger.turn(Turn(worker.id, release=tuple(never_heard_of)))
         self._wishes[worker.id] = Wish(worker.queues, worker.tasks, limit=1, start=1)

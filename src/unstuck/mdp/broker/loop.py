@@ -42,7 +42,8 @@ def open_router(context: "zmq.Context[zmq.Socket[bytes]]", settings: Mdp) -> "zm
     router.set(zmq.HEARTBEAT_IVL, ZMTP_BEAT_MS)
     router.set(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
     router.set(zmq.SNDHWM, QUEUED_PER_PEER)
-    router.set(zmq.RCVHWM, QUEUED_PER_PEER)
+    # Never full: libzmq 4.3.5 aborts the process when a full connection ends before its next ZMTP heartbeat.
+    router.set(zmq.RCVHWM, 0)
     router.set(zmq.LINGER, LINGER_MS)
     router.set(zmq.BACKLOG, 1024)
     return router

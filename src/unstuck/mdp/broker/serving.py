@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,28 +10,23 @@ from types import FrameType
 import zmq
 
 from unstuck.config import IN_MEMORY, Settings
-from unstuck.domain.errors import ConfigError, UnstuckError
-from unstuck.logs import logger
+from unstuck.domain.errors import ConfigError
 from unstuck.mdp.broker.clerk import Clerk
 from unstuck.mdp.broker.core import Broker
 from unstuck.mdp.broker.desk import BY, Desk
 from unstuck.mdp.broker.loop import Loop, open_router
 from unstuck.mdp.security import check_place, secured
 from unstuck.metrics.tallies import Tallies
+from unstuck.notify.ear import Ear
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.watchman import Watchman
 from unstuck.store.bookkeeping import Bookkeeper
-from unstuck.store.contract import Bell, Ledger
 from unstuck.store.opening import ready_ledger
 from unstuck.worker.identity import new_worker_id
 
-LISTEN_S = 5.0
 SWITCH_S = 0.0005
 """The socket and the ledger have a thread each, and hand over to each other all the time."""
-RETRY_S = 1.0
 STOP_S = 5.0
-
-log = logger("unstuck.mdp")
 
 
 def serve(settings: Settings, ready: Callable[[str], None]) -> None:
@@ -67,7 +61,7 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         stack.callback(loop.close)
         clerk = Clerk(desk, loop.answered, loop.failed)
         clerk.start()
-        ear = Ear(ledger, loop.heard)
+        ear = Ear(lambda: ledger, loop.heard)
         ear.start()
         stack.callback(ear.stop)
         before = {name: signal.signal(name, _stopper(loop)) for name in (signal.SIGTERM, signal.SIGINT)}
@@ -106,42 +100,3 @@ def _say_goodbye(core: Broker, loop: Loop, clerk: Clerk) -> None:
     while core.busy_with_ledger and time.monotonic() < until_s:
         loop.round()
     clerk.stop(STOP_S)
-
-
-class Ear:
-    """A thread that hears every word of the ledger."""
-
-    def __init__(self, ledger: Ledger, heard: Callable[[frozenset[str]], None]) -> None:
-        self._ledger = ledger
-        self._heard = heard
-        self._bell: Bell | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="unstuck-ear", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if (bell := self._bell) is not None:
-            bell.interrupt()
-        self._thread.join(LISTEN_S)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._listen()
-            except (UnstuckError, OSError) as error:
-                log.warning("The broker cannot hear the bell and looks for jobs now and then", error=str(error))
-                self._heard(frozenset())
-                self._stopping.wait(RETRY_S)
-
-    def _listen(self) -> None:
-        bell = self._bell = self._ledger.overhear()
-        try:
-            while not self._stopping.is_set():
-                # Silence may mean that a ring was lost: then everybody looks once.
-                self._heard(bell.wait(LISTEN_S))
-        finally:
-            self._bell = None
-            bell.close()
