@@ -5,6 +5,8 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
+import msgspec
+
 from unstuck import config
 from unstuck.client.counter import Counter
 from unstuck.client.events import GATHER, Events, listen
@@ -16,6 +18,7 @@ from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
+from unstuck.domain.redaction import Redactor
 from unstuck.domain.retry import Retry, RetryRule
 from unstuck.domain.sizes import Size, size_bytes
 from unstuck.runner.context import Context
@@ -86,7 +89,8 @@ class App:
         if not callable(function):
             raise ConfigError(f"@app.task wants a function, not {function!r}.")
         name = checked_name(settings.get("name") or getattr(function, "__name__", "task"), "Task")
-        policy = _policy(settings)
+        context_parameter = _context_parameter(function)
+        policy = msgspec.structs.replace(_policy(settings), **self._hidden(function, context_parameter))
         recovery = self.settings.recovery
         check_policy(
             name,
@@ -102,10 +106,20 @@ class App:
                 queue=checked_name(settings.get("queue", DEFAULT_QUEUE), "Queue"),
                 function=function,
                 is_async=inspect.iscoroutinefunction(function),
-                context_parameter=_context_parameter(function),
+                context_parameter=context_parameter,
                 policy=policy,
             )
         )
+
+    def _hidden(self, function: Callable[..., Any], context_parameter: str | None) -> dict[str, Any]:
+        """Say by which places secrets are passed: the name of a positional argument stands in the signature alone."""
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return {}
+        passed = [parameter for parameter in parameters if parameter.name != context_parameter]
+        places, rest = Redactor(self.settings.web.redact).places(passed)
+        return {"hidden_args": places, "hidden_args_from": rest}
 
     def adopt(self, definition: TaskDefinition) -> Task[Any, Any]:
         """Take a task of another app, for example one that lives in a library."""

@@ -1,18 +1,22 @@
 """The pure parts of the page: charts, deaths told together, the health line, secrets, the timeline."""
 
 import dataclasses
+import inspect
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.unit.page_kit import attempt, death_of_runner, job, snapshot, worker
 
 from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.finding import problem, warning
+from unstuck.domain.policy import Policy
+from unstuck.domain.redaction import HIDDEN, Redactor
 from unstuck.domain.states import WorkerState
 from unstuck.http.page.charts import Series, bars, lines
 from unstuck.http.page.deaths import recent_deaths
 from unstuck.http.page.health import sum_up
-from unstuck.http.page.redact import HIDDEN, Redactor
 from unstuck.http.page.timeline import WIDTH, timeline
 from unstuck.http.page.words import coarse, ticks
 
@@ -110,6 +114,25 @@ def test_secrets_are_hidden_wherever_they_lie(name: str) -> None:
 def test_what_is_no_secret_stays() -> None:
     value = {"customer": 1, "cents": [1, {"keyboard": "qwerty"}], "password": ""}
     assert Redactor([])(value) == value
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "shown"),
+    [
+        (lambda user, password: None, ["ann", "x"], ["ann", HIDDEN]),
+        (lambda pin_code, user: None, ["x", {"token": "x"}], [HIDDEN, {"token": HIDDEN}]),
+        (lambda user, *tokens: None, ["ann", "x", "y"], ["ann", HIDDEN, HIDDEN]),
+        (lambda user, /, *names, password: None, ["ann", "bob"], ["ann", "bob"]),
+        (lambda password: None, [None], [None]),
+    ],
+)
+def test_a_secret_is_hidden_by_the_name_of_the_parameter_that_takes_it(
+    task: Callable[..., None], args: list[Any], shown: list[Any]
+) -> None:
+    redact = Redactor(["pin"])
+    places, rest = redact.places(inspect.signature(task).parameters.values())
+    policy = Policy(hidden_args=places, hidden_args_from=rest)
+    assert redact.call(args, {"cents": 1, "password": "x"}, policy) == (shown, {"cents": 1, "password": HIDDEN})
 
 
 def test_attempts_are_laid_out_in_time_and_the_shortest_is_still_seen() -> None:

@@ -17,6 +17,7 @@ from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.telling import tell
 from unstuck.domain.errors import JobNotFound
+from unstuck.domain.redaction import Redactor
 from unstuck.domain.states import FINAL
 from unstuck.store.records import EventRecord, JobFilter, JobRecord, OutputRecord, QueueRecord, WorkerRecord
 
@@ -44,6 +45,7 @@ class LookingVerbs(Verbs):
             self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
             {worker.id: worker.name for worker in workers},
             explain_wait(record, self._surroundings(record, workers)),
+            Redactor(self._settings.web.redact),
             # What an earlier try said says nothing of this one.
             progress if progress is not None and progress.token == record.token else None,
         )

@@ -38,7 +38,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     attempts = ledger.attempts(job.id)
     events = ledger.events(job_id=job.id, limit=EVENTS_LOOKED_AT) if job.state is JobState.RUNNING else []
     progress = ledger.progress([job.id]).get(job.id) if job.state in HELD else None
-    args, kwargs = views.call_view(job.payload, job.payload_type)
+    args, kwargs = views.shown_call(job, viewing.redact)
     return {
         "job": job,
         "story": story,
@@ -49,8 +49,8 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
         "tries": _tries(attempts, ledger.outputs(job.id)),
         "names": {worker.id: worker.name for worker in seen.workers},
         "progress": RunningJob(job, progress if progress is not None and progress.token == job.token else None),
-        "args": viewing.redact(args),
-        "kwargs": viewing.redact(kwargs),
+        "args": args,
+        "kwargs": kwargs,
         "result": viewing.redact(views.result_view(job)),
         "has_result": job.state is JobState.SUCCEEDED,
         "policy": _rules(job),
