@@ -39,11 +39,10 @@ def look_at_all(viewing: Viewing, key: str) -> dict[str, Any]:
     lately = gone if every else [worker for worker in gone if seen.at - died_at(worker) < LATELY_S]
     ordered = sorted(living, key=by_trouble) + sorted(lately, key=lambda worker: -died_at(worker))
     start = int(first) if first.isdecimal() else 0
+    page = ordered[start : start + PAGE]
     return {
-        "rows": [
-            (worker, *remark_on(worker), read_health(worker.metadata.get("health")))
-            for worker in ordered[start : start + PAGE]
-        ],
+        "rows": [(worker, *remark_on(worker), read_health(worker.metadata.get("health"))) for worker in page],
+        "memory": {worker.id: _memory(worker) for worker in page},
         "busy": _busy(seen),
         "total": len(ordered),
         "start": start,
