@@ -17,6 +17,7 @@ from unstuck.domain.states import WorkerState
 from unstuck.http.page.charts import Series, bars, lines
 from unstuck.http.page.deaths import recent_deaths
 from unstuck.http.page.health import sum_up
+from unstuck.http.page.pacing import LONGEST_REST_S, Paced
 from unstuck.http.page.timeline import WIDTH, timeline
 from unstuck.http.page.words import coarse, ticks
 
@@ -150,3 +151,29 @@ def test_words_between_ticks_are_code_and_nothing_else_is_markup() -> None:
 
 def test_ages_have_no_digits_that_nobody_reads() -> None:
     assert [coarse(value) for value in (0.2, 59.6, 83.2, 3_700.0)] == ["0s", "60s", "83s", "1h2m"]
+
+
+def test_what_is_dear_to_ask_is_asked_less_often() -> None:
+    now_s, cost_s, asked = [0.0], [0.01], []
+
+    def ask() -> int:
+        now_s[0] += cost_s[0]
+        asked.append(now_s[0])
+        return len(asked)
+
+    paced = Paced(ask, lambda: now_s[0])
+    assert [paced.get(), paced.get()] == [1, 2]
+    cost_s[0] = 0.25
+    assert paced.get() == 3
+    now_s[0] += 1.9
+    assert paced.get() == 3
+    now_s[0] += 0.2
+    assert paced.get() == 4
+    paced.forget()
+    assert paced.get() == 5
+    # Never so dear that nobody hears of it.
+    cost_s[0] = 100.0
+    paced.forget()
+    assert paced.get() == 6
+    now_s[0] += LONGEST_REST_S
+    assert paced.get() == 7

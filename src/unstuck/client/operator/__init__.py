@@ -9,6 +9,7 @@ from unstuck.client.operator.limits import MAX_REASON_CHARS as MAX_REASON_CHARS
 from unstuck.client.operator.limits import PAGE as PAGE
 from unstuck.client.operator.limits import RETRIED_BY_DEFAULT as RETRIED_BY_DEFAULT
 from unstuck.client.operator.looking import LookingVerbs
+from unstuck.client.operator.looking import Seen as Seen
 from unstuck.client.operator.quarantine import QuarantineVerbs
 from unstuck.client.operator.queues import QueueVerbs
 from unstuck.client.operator.stale import StaleVerbs

@@ -178,7 +178,7 @@ class JobUnfinished(Given):
 
 class JobPage(Given):
     jobs: list[JobSummary] = Field(description="Newest first.")
-    next: int | None = Field(description="Give it as `before` to get the next page; null: this was the last.")
+    next: int | None = Field(description="Give it as `before` to look further; null: this was all.")
 
 
 class StoryStep(Given):

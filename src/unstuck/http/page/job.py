@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from unstuck.client import views
+from unstuck.client.operator import Seen
 from unstuck.client.why.endings import brief_cause
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.durations import brief
@@ -30,10 +31,9 @@ router = APIRouter()
 def look(viewing: Viewing, key: str) -> dict[str, Any]:
     if not key.isdecimal() or len(key) > 19:
         raise JobNotFound(f"There is no job {key!r}.")
-    operator = viewing.operator()
-    story = operator.why(int(key))
-    job = story.job
     seen = viewing.snapshot()
+    story = viewing.operator().why(int(key), Seen(seen.workers, seen.queues))
+    job = story.job
     ledger = viewing.desk.ledger
     attempts = ledger.attempts(job.id)
     events = ledger.events(job_id=job.id, limit=EVENTS_LOOKED_AT) if job.state is JobState.RUNNING else []
