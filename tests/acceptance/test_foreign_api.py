@@ -290,6 +290,25 @@ def test_what_a_worker_must_leave_undone_counts_for_nobody(http: httpx.Client, l
     assert (record.state, record.crash_count) == (JobState.PENDING, 0)
 
 
+MEMORIES = {
+    "beyond all": 10**400,
+    "large": 2**70,
+    "text": "much",
+    "float": 1e300,
+    "bool": True,
+    "list": [1],
+    "null": None,
+}
+
+
+@pytest.mark.parametrize("said", MEMORIES.values(), ids=MEMORIES.keys())
+def test_whatever_a_worker_says_of_its_memory_the_page_is_shown(http: httpx.Client, queue: str, said: object) -> None:
+    worker = Worker(http, queue, metadata={"memory_bytes": said})
+    for path in ("/workers", f"/workers/{worker.id}", "/"):
+        assert http.get(path).status_code == 200, path
+    worker.call("shutdown")
+
+
 def test_what_was_never_begun_goes_back_for_free(http: httpx.Client, ledger: Ledger, queue: str) -> None:
     worker = Worker(http, queue)
     job_id = put(ledger, queue)

@@ -26,6 +26,7 @@ from unstuck.store.records import WorkerRecord
 LATELY_S = 3600.0
 PAGE = 100
 EVENTS_SHOWN = 100
+MOST_MEMORY_BYTES = 2**50
 
 router = APIRouter()
 
@@ -62,7 +63,12 @@ def _busy(seen: Snapshot) -> dict[str, int]:
 
 def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
     seen = viewing.snapshot()
-    worker = next((worker for worker in seen.workers if worker.id == key), None)
+    worker = _find(seen, key)
+    if worker is None:
+        # Born since the last look, perhaps.
+        viewing.lookout.forget()
+        seen = viewing.snapshot()
+        worker = _find(seen, key)
     if worker is None:
         raise UnknownWorker(f"There is no worker {key!r}: it never was, or was removed after it ended.")
     ledger = viewing.desk.ledger
@@ -83,10 +89,15 @@ def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
     }
 
 
+def _find(seen: Snapshot, worker_id: str) -> WorkerRecord | None:
+    return next((worker for worker in seen.workers if worker.id == worker_id), None)
+
+
 def _memory(worker: WorkerRecord) -> int | None:
     """Give what its processes use together, where it says so."""
     said = worker.metadata.get("memory_bytes")
-    return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None
+    # Anybody may say anything: a number beyond all memory is not one that can be shown.
+    return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said < MOST_MEMORY_BYTES else None
 
 
 def _autopsy(worker: WorkerRecord) -> dict[str, Any] | None:
