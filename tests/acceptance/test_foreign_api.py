@@ -290,15 +290,7 @@ def test_what_a_worker_must_leave_undone_counts_for_nobody(http: httpx.Client, l
     assert (record.state, record.crash_count) == (JobState.PENDING, 0)
 
 
-MEMORIES = {
-    "beyond all": 10**400,
-    "large": 2**70,
-    "text": "much",
-    "float": 1e300,
-    "bool": True,
-    "list": [1],
-    "null": None,
-}
+MEMORIES = {"beyond all": 10**400, "large": 2**70, "text": "much", "float": 1e300, "bool": True, "list": [1]}
 
 
 @pytest.mark.parametrize("said", MEMORIES.values(), ids=MEMORIES.keys())
