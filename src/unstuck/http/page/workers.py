@@ -65,9 +65,8 @@ def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
     seen = viewing.snapshot()
     worker = _find(seen, key)
     if worker is None:
-        # Born since the last look, perhaps.
-        viewing.lookout.forget()
-        seen = viewing.snapshot()
+        # Born since the last look, perhaps: its birth is an event, and is seen.
+        seen = viewing.lookout.snapshot(0.0)
         worker = _find(seen, key)
     if worker is None:
         raise UnknownWorker(f"There is no worker {key!r}: it never was, or was removed after it ended.")
