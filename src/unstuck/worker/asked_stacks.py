@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from unstuck.worker.roster import Crew
 
 READ_AFTER_S = 0.1
-"""How long the runner may take to write them."""
+"""How long a runner usually takes to write them."""
+GIVEN_UP_AFTER_S = 5.0
+"""A machine that is very busy lets it wait for its turn."""
 MAX_ASKED = 100
 NOTHING = "Its stack could not be noted: the job took the signal for it away."
+TOO_LATE = "Its stack was not noted within 5s: its process is frozen, gets no time, or took the signal for it away."
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class AskedStacks:
     """Used by the floor alone."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, tuple[StackAsked, Crew, float]] = {}
+        self._asked: dict[int, tuple[StackAsked, Crew, float, float]] = {}
         self._refused: list[StackAsked] = []
 
     def ask(self, asked: StackAsked, crew: Crew | None, now_s: float) -> None:
@@ -40,7 +43,7 @@ class AskedStacks:
             return
         # Whoever is being ended has a stack of its own noted for its autopsy.
         if crew.jobs[asked.token].stop is None and crew.runner.dump_stack():
-            self._asked[asked.token] = (asked, crew, now_s + READ_AFTER_S)
+            self._asked[asked.token] = (asked, crew, now_s + READ_AFTER_S, now_s + GIVEN_UP_AFTER_S)
         else:
             self._refused.append(asked)
 
@@ -48,13 +51,18 @@ class AskedStacks:
         """Give the jobs whose stacks are there now, with them."""
         told = [(asked.job_id, NOTHING) for asked in self._refused]
         self._refused = []
-        for token, (asked, crew, read_at_s) in list(self._asked.items()):
+        for token, (asked, crew, read_at_s, until_s) in list(self._asked.items()):
             if now_s < read_at_s:
                 continue
             del self._asked[token]
             job = crew.jobs.get(token)
-            if job is not None and job.stop is None:
-                told.append((asked.job_id, crew.runner.stack() or NOTHING))
-                # What it dies of later must not be told with where it stood now.
-                crew.runner.forget_stack()
+            if job is None or job.stop is not None:
+                continue
+            stack = crew.runner.stack()
+            if not stack and now_s < until_s:
+                self._asked[token] = (asked, crew, now_s + READ_AFTER_S, until_s)
+                continue
+            told.append((asked.job_id, stack or TOO_LATE))
+            # What it dies of later must not be told with where it stood now.
+            crew.runner.forget_stack()
         return told
