@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -12,8 +12,7 @@ from tests.pg import PgServer, start_postgres
 from unstuck.config import Settings
 from unstuck.store.postgres.ledger import PostgresLedger
 
-if TYPE_CHECKING:
-    from tests.screen import Screen
+QT = Path(__file__).parent / "qt"
 
 # Whoever started us in the background had Ctrl-C ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -25,6 +24,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # that others wait for tries the same cases every time.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("house")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Load no Qt into a process that runs other tests, unless told to: their threads may collect garbage of Qt."""
+    if collection_path != QT:
+        return None
+    asked = [(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args]
+    return None if all(path.is_relative_to(QT) for path in asked) else True
 
 
 @pytest.fixture(scope="session")
@@ -49,14 +56,3 @@ def pg_ledger(pg_url: str) -> Iterator[PostgresLedger]:
     ledger.migrate()
     yield ledger
     ledger.close()
-
-
-@pytest.fixture
-def screen() -> "Iterator[Screen]":
-    """Qt in this process, with nothing on the screen before and after."""
-    from tests.screen import Screen
-
-    screen = Screen()
-    screen.clear()
-    yield screen
-    screen.clear()
