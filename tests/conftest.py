@@ -42,9 +42,17 @@ def pg_server() -> Iterator[PgServer]:
 
 
 @pytest.fixture
-def pg_url(pg_server: PgServer) -> Iterator[str]:
-    """The address of a fresh, empty database."""
-    url = pg_server.new_database()
+def pg_url(pg_server: PgServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a fresh, empty database; it has the ledger's tables where the ledger is asked for as well."""
+    url = pg_server.new_ledger() if "pg_ledger" in request.fixturenames else pg_server.new_database()
+    yield url
+    pg_server.drop_database(url)
+
+
+@pytest.fixture
+def ready_pg_url(pg_server: PgServer) -> Iterator[str]:
+    """The address of a fresh database with the ledger's tables and nothing in them."""
+    url = pg_server.new_ledger()
     yield url
     pg_server.drop_database(url)
 
@@ -53,6 +61,5 @@ def pg_url(pg_server: PgServer) -> Iterator[str]:
 def pg_ledger(pg_url: str) -> Iterator[PostgresLedger]:
     """A ledger on PostgreSQL with its tables and nothing in them."""
     ledger = PostgresLedger(Settings(url=pg_url))
-    ledger.migrate()
     yield ledger
     ledger.close()

@@ -3,7 +3,7 @@
     process = forked.start("unstuck.cli.main", "worker", "shop:app", env={...}, stdout=subprocess.PIPE)
 
 It stands for `subprocess.Popen([sys.executable, "-m", "unstuck.cli.main", "worker", "shop:app"], ...)`, with what most
-of the suite needs of that. Half of what a worker costs in a test is the import of modules that are the same every time; a
+of the suite needs of that. Half of what a worker costs in a test is the import of modules, the same every time, and a
 suite that starts two thousand workers, brokers and doors feels it. Whoever tests the start itself uses `subprocess`.
 """
 
