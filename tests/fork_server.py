@@ -16,6 +16,8 @@ import signal
 import socket
 import sys
 
+from unstuck import failpoints
+
 MAX_ASK_BYTES = 1 << 18
 LOADED = (
     "tests.mdp.plain",
@@ -93,6 +95,7 @@ def _become(ask: dict[str, object], streams: list[int]) -> None:
     os.chdir(str(ask["cwd"]))
     os.environ.clear()
     os.environ.update(ask["env"])  # type: ignore[call-overload]
+    failpoints.arm(os.environ.get("UNSTUCK_FAILPOINTS", ""))  # all else in the environment is read when it is needed
     sys.path[0] = str(ask["cwd"])
     module = str(ask["module"])
     sys.argv = [module, *ask["words"]]  # type: ignore[misc]

@@ -24,7 +24,7 @@ from typing import IO, Any, Self
 from tests.fork_server import MAX_ASK_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
-FIXED = ("PYTHON", "LD_", "COVERAGE")
+FIXED = ("PYTHON", "LD_", "COVERAGE", "OTEL_")
 """Words of the environment with these beginnings are heard only by an interpreter that starts."""
 LOOK_S = 0.01
 
@@ -177,6 +177,27 @@ def start(
         for fd in ours:
             os.close(fd)
     return Forked(command, pid, exits, own_stdout, own_stderr)
+
+
+def run(
+    module: str, *words: str, cwd: Path | str | None = None, env: dict[str, str] | None = None, timeout: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, and give what it said."""
+    process = start(
+        module,
+        *words,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
 def _fixed(environment: dict[str, str]) -> dict[str, str]:

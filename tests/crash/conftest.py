@@ -23,7 +23,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     To make the tables is the same work every time, and shown elsewhere: a fleet on PostgreSQL finds them there."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
-    return str(request.getfixturevalue("ready_pg_url" if "make_fleet" in request.fixturenames else "pg_url"))
+    ready = "make_fleet" in request.fixturenames and "untouched" not in request.fixturenames
+    return str(request.getfixturevalue("ready_pg_url" if ready else "pg_url"))
+
+
+@pytest.fixture
+def untouched() -> None:
+    """Asked for by who wants to see the tables being made, with a fleet."""
 
 
 @pytest.fixture
