@@ -20,7 +20,7 @@ from unstuck.store.records import JobFilter, JobRecord, WorkerRecord
 
 Process = subprocess.Popen[bytes]
 
-BUSY_TIMEOUT = "12s"
+BUSY_TIMEOUT = "20s"
 """Shorter than the default: nobody can tell whether an old worker ever got what a broker took for it before it died."""
 
 
