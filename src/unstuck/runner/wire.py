@@ -36,6 +36,8 @@ class JobFrame(msgspec.Struct, array_like=True, gc=False):
     payload_type: str
     attempt: int
     crashes: int
+    inputs: bytes = b""
+    """How those ended that it depends on in its workflow."""
 
 
 class Report(msgspec.Struct, array_like=True, gc=False):
