@@ -1,7 +1,7 @@
 """Run a worker whose watching goes round many times as often as in life, so that its cost stands out from the noise.
 
-`python -m bench.quickened worker …` is `unstuck worker …` with every period of watching divided by BENCH_QUICKENED: beats,
-pulses, looks at runners, weighing, the nursery's rounds. Nothing else differs.
+`python -m bench.quickened worker …` is `unstuck worker …` with every period of watching divided by BENCH_QUICKENED:
+beats, pulses, looks at runners, weighing, the nursery's rounds. Nothing else differs.
 """
 
 import os

@@ -35,6 +35,52 @@ def test_the_stack_of_a_running_job_is_told_and_the_job_goes_on(fleet: Fleet) ->
     assert runner in {process.pid for process in fleet.workers[0].runners()}
 
 
+def ask_until(fleet: Fleet, job_id: int, words: str) -> str:
+    operator = Operator(fleet.ledger, fleet.app.settings)
+
+    def told() -> bool:
+        # A ring may be lost: whoever hears nothing asks again.
+        assert operator.ask_stack(job_id)
+        try:
+            return wait_for(lambda: words in stack_of(fleet, job_id), "its stack", 2.0)
+        except AssertionError:
+            return False
+
+    wait_for(told, f"a stack with {words!r}, and not {stack_of(fleet, job_id)!r}")
+    return stack_of(fleet, job_id)
+
+
+def test_an_async_job_tells_where_it_waits_and_not_where_its_loop_does(fleet: Fleet) -> None:
+    fleet.start()
+    other, _ = fleet.begin("nap_async", 600)
+    job, _ = fleet.begin("wait_for_many", 600)
+    stack = ask_until(fleet, job.id, "_wait_inside")
+    assert stack.startswith(f"Task of job {job.id} ")
+    assert "in wait_for_many" in stack
+    assert "that it started" in stack
+    assert "in nap_async" not in stack, "that is another job"
+    assert "select" not in stack
+    # Both at once: each is told its own.
+    stack = ask_until(fleet, other.id, "in nap_async")
+    assert "wait_for_many" not in stack
+    assert {fleet.state(one) for one in (job, other)} == {JobState.RUNNING}
+
+
+def test_a_job_whose_loop_is_blocked_is_told_by_whom(fleet: Fleet) -> None:
+    fleet.start()
+    job, _ = fleet.begin("nap_async", 600)
+    blocker, _ = fleet.begin("block_the_loop", 600)
+    stack = ask_until(fleet, job.id, "in block")
+    assert "does not turn" in stack
+    assert "tasks_under_test.py" in stack
+
+    def told() -> list[str]:
+        return [one.message for one in fleet.ledger.events(job_id=blocker.id) if one.kind == EventKind.LOOP_BLOCKED]
+
+    [message] = wait_for(told, "the one that blocks to be named")
+    assert "shares with 1 other job from turning" in message
+
+
 def test_what_does_not_run_has_no_stack(fleet: Fleet) -> None:
     job = fleet.task("add").enqueue(1, 2)
     assert not Operator(fleet.ledger, fleet.app.settings).ask_stack(job.id)

@@ -119,6 +119,55 @@ def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is
         assert f"job {job.id}" in first.summary
 
 
+@pytest.mark.parametrize("where", ["itself", "a task of its own"])
+def test_the_one_that_blocks_the_loop_is_blamed_and_not_the_one_that_ran_out_of_time(
+    make_fleet: MakeFleet, tmp_path: Path, where: str
+) -> None:
+    fleet = make_fleet(stop_grace="2s", runner_heartbeat_interval="0.2s")
+    fleet.start("--concurrency", "10")
+    sibling, _ = fleet.begin("nap_async_once_then_quick", 600)
+    blocker = fleet.task("block_the_loop").enqueue(600, str(tmp_path / "blocker"), where)
+    late = fleet.task("hang_async").enqueue("sleep", str(tmp_path / "late"))
+    with pytest.raises(DeadlineExceeded) as overran:
+        late.result(timeout=MOST_S)
+    assert f"job {blocker.id} kept the event loop" in str(overran.value.cause)
+    with pytest.raises(JobQuarantined):
+        blocker.result(timeout=MOST_S)
+    autopsy = last_autopsy(fleet, blocker.id)
+    assert autopsy.kind is DeathKind.BLOCKED_LOOP
+    assert f"so that job {late.id} could not be stopped" in autopsy.summary
+    assert "in block" in autopsy.stack
+    assert sibling.result(timeout=MOST_S) == "quick"
+    record = sibling.record()
+    assert (record.crash_count, record.suspicions) == (0, 0)
+
+
+def test_who_holds_the_interpreter_of_a_shared_loop_is_not_known_and_all_are_suspects(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(stop_grace="3s", runner_heartbeat_interval="0.2s")
+    fleet.start("--concurrency", "10")
+    sibling, _ = fleet.begin("nap_async_once_then_quick", 600)
+    job = fleet.task("hang_async").enqueue("gil")
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    assert sibling.result(timeout=MOST_S) == "quick"
+    record = sibling.record()
+    assert (record.crash_count, record.suspicions) == (0, 1)
+    first = fleet.ledger.attempts(sibling.id)[0].autopsy
+    assert first is not None
+    assert "in whichever job" in first.summary
+
+
+def test_an_async_job_that_will_not_stop_shows_where_it_waited(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(stop_grace="0.5s")
+    fleet.start("--concurrency", "10")
+    job = fleet.task("hang_async").enqueue("stubborn")
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    stack = last_autopsy(fleet, job.id).stack
+    assert stack.startswith(f"Task of job {job.id} ")
+    assert "in hang_async" in stack
+
+
 def test_the_stack_of_a_death_on_a_shared_loop_is_not_that_of_a_job_stopped_before(fleet: Fleet) -> None:
     fleet.start("--concurrency", "10")
     with pytest.raises(DeadlineExceeded):

@@ -31,6 +31,8 @@ class EventKind(StrEnum):
     HOST_ENABLED = "host_enabled"
     STACK = "stack"
     """Where a running job stood when somebody asked; the message is the stack."""
+    LOOP_BLOCKED = "loop_blocked"
+    """A job keeps the event loop that it shares with others from turning."""
     NO_WORKERS = "no_workers"
     """Somebody enqueued to a queue that no living worker serves, or jobs have waited in one; they stay queued."""
     NO_WORKERS_STILL = "no_workers_still"
@@ -64,6 +66,7 @@ LEVELS = {
     "quarantined": "problem",
     "no_workers": "problem",
     "requeued": "warning",
+    "loop_blocked": "warning",
     "retrying": "warning",
     "worker_disabled": "warning",
     "host_disabled": "warning",

@@ -256,6 +256,14 @@ class Runner:
         self.forget_stack()
         return self._signal(STACK_SIGNAL)
 
+    def ask_stack(self, token: int) -> bool:
+        """Have the event loop write down where an async job waits; if it cannot turn, nothing is written."""
+        if self.kind != "async" or self.pid is None:
+            return False
+        self.forget_stack()
+        self._enqueue(wire.frame(wire.STACK, wire.TOKEN.pack(token)))
+        return True
+
     def forget_stack(self) -> None:
         """Leave behind the stacks of one job: a loop that others share lives on, and they are not theirs."""
         self._stack.skip()

@@ -4,18 +4,21 @@ import re
 from pathlib import Path
 
 _ROOM = str(Path(__file__).parent.parent / "runner")
-_BLOCK = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_BLOCK = re.compile(r"^(?:Current thread|Thread) 0x|^Task of job ", re.MULTILINE)
 _PULSE = f"{_ROOM}/pulse.py"
 
 
 def tidy(text: str) -> str:
-    """Give a faulthandler dump without the frames of the runner itself, its pulse, and the list of modules."""
+    """Give a faulthandler dump without the frames of the runner itself, its pulse, and the list of modules.
+
+    Where an event loop wrote down where jobs wait, that comes first: the loop's own thread only shows that it waits."""
     text = text.partition("\nExtension modules:")[0].strip()
     starts = [match.start() for match in _BLOCK.finditer(text)]
     if not starts:
         return text
     blocks = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
     kept = [_without_ours(block) for block in blocks if _PULSE not in block]
+    kept.sort(key=lambda block: not block.startswith("Task of job "))
     return "\n".join([text[: starts[0]].strip(), *kept]).strip()
 
 
