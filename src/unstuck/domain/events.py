@@ -21,6 +21,8 @@ class EventKind(StrEnum):
     CANCELLED = "cancelled"
     CANCEL_REQUESTED = "cancel_requested"
     WORKER_STARTED = "worker_started"
+    WORKER_STILLBORN = "worker_stillborn"
+    """A worker process of a supervisor ended before it had registered, so that no worker tells of it."""
     WORKER_SUSPECT = "worker_suspect"
     WORKER_RECOVERED = "worker_recovered"
     WORKER_DEAD = "worker_dead"
@@ -65,6 +67,7 @@ LEVELS = {
     "failed": "problem",
     "quarantined": "problem",
     "no_workers": "problem",
+    "worker_stillborn": "warning",
     "requeued": "warning",
     "loop_blocked": "warning",
     "retrying": "warning",

@@ -217,6 +217,12 @@ class Supervisor:
     def _lost(self, place: Place, end: Exit, now_s: float) -> None:
         facts = {"place": place.number, "pid": place.pid, "how": str(end), "registered": place.ready_s is not None}
         self._undertaker.bury(place.pid, place.started, f"its supervisor saw it end: {end}", end.autopsy())
+        if end.code != 0 and place.ready_s is None and self._stop_s is None:
+            where = host.hostname()
+            message = (
+                f"Worker {place.number} of the supervisor {os.getpid()} on {where} ended before it registered: {end}"
+            )
+            self._undertaker.tell(EventKind.WORKER_STILLBORN, message, where)
         worked_s = place.worked_s(now_s)
         place.pid = 0
         if self._stop_s is not None:
