@@ -313,6 +313,9 @@ def _hang(how: str, path: str) -> None:
             lock.acquire()
         case "gil":
             stuck_in_c()
+        case "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            _hang("deadlock", path)
         case "ignore":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _hang("loop", path)

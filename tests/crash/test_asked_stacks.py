@@ -1,6 +1,10 @@
 """A job that seems to hang is asked where it stands, and goes on as if nobody had."""
 
-from tests.fleet import Fleet, wait_for
+import json
+import subprocess
+import sys
+
+from tests.fleet import ROOT, Fleet, wait_for
 
 from unstuck.client.operator import Operator
 from unstuck.domain.events import EventKind
@@ -79,6 +83,26 @@ def test_a_job_whose_loop_is_blocked_is_told_by_whom(fleet: Fleet) -> None:
 
     [message] = wait_for(told, "the one that blocks to be named")
     assert "shares with 1 other job from turning" in message
+
+
+def test_the_command_shows_where_a_job_stands(fleet: Fleet) -> None:
+    fleet.start()
+    job, _ = fleet.begin("nap", 600)
+
+    def stack(number: int, *more: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "unstuck.cli.main", "stack", str(number), *more]
+        return subprocess.run(
+            command, cwd=ROOT, env=fleet.surroundings(), capture_output=True, text=True, timeout=90, check=False
+        )
+
+    shown = stack(job.id, "--wait", "60")
+    assert shown.returncode == 0, shown
+    assert "in nap" in shown.stdout
+    assert "in nap" in json.loads(stack(job.id, "--wait", "60", "--json").stdout)["stack"]
+    assert "unstuck stack" in [action.command.rpartition(" ")[0] for action in fleet.app.operator.why(job.id).actions]
+    nobody = stack(fleet.task("add").options(queue="other", delay="1h").enqueue(1, 2).id)
+    assert nobody.returncode == 1
+    assert "does not run" in nobody.stderr
 
 
 def test_what_does_not_run_has_no_stack(fleet: Fleet) -> None:

@@ -75,6 +75,16 @@ def test_a_success_that_comes_after_the_deadline_and_before_the_kill_is_a_succes
     assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
 
 
+def test_a_process_that_was_stopped_is_woken_to_say_where_it_stood(fleet: Fleet) -> None:
+    fleet.start("--concurrency", "1")
+    job = fleet.task("hang").enqueue("stopped")
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    autopsy = last_autopsy(fleet, job.id)
+    assert autopsy.signals[:2] == ("SIGCONT, since its process was stopped", "stack noted")
+    assert "in _hang" in autopsy.stack
+
+
 def test_code_that_reset_every_signal_is_ended_all_the_same(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(stop_grace="0.5s")
     fleet.start("--concurrency", "1")

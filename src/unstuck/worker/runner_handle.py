@@ -248,6 +248,12 @@ class Runner:
         """Send SIGTERM: user code that handles it can clean up; all other code does not notice."""
         self._signal(signal.SIGTERM)
 
+    def wake(self) -> bool:
+        """Let a process go on that was stopped (SIGSTOP), by itself or from outside; False where it was not."""
+        if self.pid is None or not host.is_stopped(self.pid):
+            return False
+        return self._signal(signal.SIGCONT)
+
     def dump_stack(self) -> bool:
         """Have the runner write down the stacks of its threads, even from inside C code; False where it cannot."""
         # Without its handler the signal would kill: user code may have reset all of them.

@@ -5,20 +5,22 @@ from pathlib import Path
 
 _ROOM = str(Path(__file__).parent.parent / "runner")
 _BLOCK = re.compile(r"^(?:Current thread|Thread) 0x|^Task of job ", re.MULTILINE)
+_FIRST = {"Task": 0, "Current": 1}
 _PULSE = f"{_ROOM}/pulse.py"
 
 
 def tidy(text: str) -> str:
     """Give a faulthandler dump without the frames of the runner itself, its pulse, and the list of modules.
 
-    Where an event loop wrote down where jobs wait, that comes first: the loop's own thread only shows that it waits."""
+    The thread comes first that was interrupted or died; before it where jobs wait, if an event loop wrote that down:
+    its own thread only shows that it waits."""
     text = text.partition("\nExtension modules:")[0].strip()
     starts = [match.start() for match in _BLOCK.finditer(text)]
     if not starts:
         return text
     blocks = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
     kept = [_without_ours(block) for block in blocks if _PULSE not in block]
-    kept.sort(key=lambda block: not block.startswith("Task of job "))
+    kept.sort(key=lambda block: _FIRST.get(block.split(" ", 1)[0], len(_FIRST)))
     return "\n".join([text[: starts[0]].strip(), *kept]).strip()
 
 

@@ -32,9 +32,13 @@ class Stopper:
         stop = hold.stop = Stop(fate, kind, now_s, now_s + grace_s)
         if kind in AT_ONCE and not crew.is_async:
             stop.kill_at_s = now_s
-        elif kind is not DeathKind.OPERATOR:
-            # Whoever cancels a job knows why; for all else the stack is the answer to it.
-            stop.tried.append("stack noted" if crew.runner.dump_stack() else "its stack could not be noted")
+        else:
+            if crew.runner.wake():
+                # Stopped, it could neither say where it stood nor end in order.
+                stop.tried.append("SIGCONT, since its process was stopped")
+            if kind is not DeathKind.OPERATOR:
+                # Whoever cancels a job knows why; for all else the stack is the answer to it.
+                stop.tried.append("stack noted" if crew.runner.dump_stack() else "its stack could not be noted")
         if crew.is_async:
             crew.runner.cancel(hold.token)
             stop.tried.append("cancelled on its event loop")
