@@ -313,6 +313,10 @@ def _hang(how: str, path: str) -> None:
             lock.acquire()
         case "gil":
             stuck_in_c()
+        case "c sleep":
+            ctypes.CDLL(None).usleep(600_000_000)  # a signal ends it, and the job would go on
+        case "c sleep with the gil":
+            ctypes.PyDLL(None).usleep(600_000_000)
         case "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
             _hang("deadlock", path)

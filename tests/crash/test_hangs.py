@@ -75,6 +75,18 @@ def test_a_success_that_comes_after_the_deadline_and_before_the_kill_is_a_succes
     assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
 
 
+@pytest.mark.parametrize("how", ["c sleep", "c sleep with the gil"])
+def test_a_c_call_that_our_signal_cuts_short_is_no_success(fleet: Fleet, how: str) -> None:
+    fleet.start("--concurrency", "1")
+    job = fleet.task("hang").enqueue(how)
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    for attempt in fleet.ledger.attempts(job.id):
+        assert attempt.autopsy is not None
+        assert attempt.autopsy.signals == ("stack noted", "SIGTERM"), "it is obeyed at once"
+        assert "in _hang" in attempt.autopsy.stack
+
+
 def test_a_process_that_was_stopped_is_woken_to_say_where_it_stood(fleet: Fleet) -> None:
     fleet.start("--concurrency", "1")
     job = fleet.task("hang").enqueue("stopped")

@@ -10,6 +10,7 @@ READ_AFTER_S = 0.1
 """How long the runner may take to write them."""
 MAX_ASKED = 100
 NOTHING = "Its stack could not be noted: the job took the signal for it away."
+ENDING = "A job of its process is being ended just now, and the stack is kept for its autopsy; ask again in a moment."
 BLOCKED = "The event loop of its runner does not turn, so that it cannot say where this job waits. It stands here:\n\n"
 
 
@@ -69,7 +70,7 @@ class AskedStacks:
     def _begin(self, asked: StackAsked, crew: Crew, now_s: float) -> list[tuple[int, str]]:
         # Whoever is being ended has a stack of its own noted for its autopsy.
         if any(job.stop is not None for job in crew.jobs.values()):
-            return [(asked.job_id, NOTHING)]
+            return [(asked.job_id, ENDING)]
         by_loop = crew.runner.ask_stack(asked.token)
         if not by_loop and not crew.runner.dump_stack():
             return [(asked.job_id, NOTHING)]

@@ -1,11 +1,13 @@
 """Make the stacks that a dying process wrote readable: user code first, without our own frames and threads."""
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 _ROOM = str(Path(__file__).parent.parent / "runner")
 _BLOCK = re.compile(r"^(?:Current thread|Thread) 0x|^Task of job ", re.MULTILINE)
 _FIRST = {"Task": 0, "Current": 1}
+_ATTEMPT = f"{_ROOM}/async_loop.py"
 _PULSE = f"{_ROOM}/pulse.py"
 
 
@@ -26,6 +28,8 @@ def tidy(text: str) -> str:
 
 def _without_ours(block: str) -> str:
     head, *frames = block.strip().splitlines()
+    # A job on a shared loop: what called it is ours, and asyncio's.
+    frames = list(takewhile(lambda frame: _ATTEMPT not in frame or not frame.endswith(" in _attempt"), frames))
     # The outermost frames are ours: cut from the last one of the user's to the end.
     while frames and (_ROOM in frames[-1] or "<frozen runpy>" in frames[-1]):
         frames.pop()

@@ -131,10 +131,10 @@ def _while_it_lives(evidence: Evidence) -> list[Action]:
         actions.append(Action(f"unstuck stale {verb}", "settles by hand what silent workers hold"))
     if job.state is JobState.PENDING or actions:
         actions.append(Action(f"unstuck doctor {job.id}", "looks for what keeps it from moving"))
-    worker = evidence.worker(job.worker_id)
-    if job.state is JobState.RUNNING and reason is None and worker is not None and worker.door is Door.PYTHON:
-        actions.append(Action(f"unstuck stack {job.id}", "shows where it stands; it goes on undisturbed"))
     if not job.cancel_requested:
+        worker = evidence.worker(job.worker_id)
+        if job.state is JobState.RUNNING and reason is None and worker is not None and worker.door is Door.PYTHON:
+            actions.append(Action(f"unstuck stack {job.id}", "shows where it stands; it goes on undisturbed"))
         ends = "ends it now" if job.state is JobState.RUNNING else "gives it up"
         actions.append(Action(f"unstuck cancel {job.id}", ends))
     return actions
