@@ -27,7 +27,7 @@ class Ending(msgspec.Struct, frozen=True):
     job_id: int
     token: int
     state: JobState
-    """PENDING (tried again after `delay_s`) or a final state."""
+    """PENDING (tried again after `delay_s`), WAITING (goes on after `delay_s`, or with a signal) or a final state."""
     attempt: AttemptState
     error: JobError | None = None
     result: bytes | None = None
@@ -37,6 +37,10 @@ class Ending(msgspec.Struct, frozen=True):
     """The kind of the event to write with it; None for what is not worth one."""
     message: str = ""
     """The event's sentence."""
+    awaits: str | None = None
+    """The signal that it waits for."""
+    wakes: bool = True
+    """False for one that waits for a signal however long it takes, and not for `delay_s`."""
     autopsy: Autopsy | None = None
     """Why its process died or was ended; None where user code ended by itself."""
 

@@ -7,6 +7,8 @@ class JobState(StrEnum):
     PENDING = "pending"
     CLAIMED = "claimed"
     RUNNING = "running"
+    WAITING = "waiting"
+    """It gave its slot back in the middle of its work, and waits for a time or a signal."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -26,6 +28,8 @@ class AttemptState(StrEnum):
     DRAINED = "drained"
     """Ended by a shutdown; counts for nobody."""
     CANCELLED = "cancelled"
+    SUSPENDED = "suspended"
+    """It gave its slot back until a time or a signal; counts for nobody."""
 
 
 class Door(StrEnum):
@@ -56,7 +60,8 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     # committed before user code runs.
     JobState.PENDING: frozenset({JobState.CLAIMED, JobState.RUNNING, JobState.CANCELLED}),
     JobState.CLAIMED: frozenset({JobState.RUNNING, JobState.PENDING, JobState.CANCELLED}),
-    JobState.RUNNING: frozenset({JobState.PENDING, *FINAL}),
+    JobState.RUNNING: frozenset({JobState.PENDING, JobState.WAITING, *FINAL}),
+    JobState.WAITING: frozenset({JobState.PENDING, JobState.CANCELLED}),
     JobState.SUCCEEDED: frozenset(),
     # A finished job moves only when an operator retries it.
     JobState.FAILED: frozenset({JobState.PENDING}),

@@ -66,6 +66,7 @@ class Code(StrEnum):
     QUEUEING = "queueing"
     STARTING = "starting"
     RUNNING = "running"
+    WAITING = "waiting"
     WORKER_GONE = "worker-gone"
     SUCCEEDED = "succeeded"
     FAILED = "failed"

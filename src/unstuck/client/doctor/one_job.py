@@ -59,6 +59,8 @@ def _going(job: JobRecord, around: Surroundings) -> Finding:
         case JobState.RUNNING:
             why = _with_alone(describe(job, around), job)
             return _say(Code.RUNNING, Severity.INFO, f"{name} is running", why, _NOTHING, job)
+        case JobState.WAITING:
+            return _say(Code.WAITING, Severity.INFO, f"{name} waits", describe(job, around), _NOTHING, job)
         case JobState.CLAIMED | JobState.PENDING:
             why = _with_alone(describe(job, around), job)
             return _say(Code.STARTING, Severity.INFO, f"{name} is about to start", why, _NOTHING, job)

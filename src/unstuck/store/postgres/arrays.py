@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
@@ -17,7 +18,8 @@ _HEADER = struct.Struct(">iiIii")
 _LENGTH = struct.Struct(">i")
 _NULL = _LENGTH.pack(-1)
 
-BOOL, BYTEA, INT8, INT4, TEXT, FLOAT8 = 16, 17, 20, 23, 25, 701
+BOOL, BYTEA, INT8, INT4, TEXT, FLOAT8, JSONB = 16, 17, 20, 23, 25, 701, 3802
+JSONB_VERSION = b"\x01"
 
 
 class _Array(bytes):
@@ -48,6 +50,10 @@ class Float8Array(_Array):
     __slots__ = ()
 
 
+class JsonbArray(_Array):
+    __slots__ = ()
+
+
 _ARRAY_OIDS: dict[type[_Array], int] = {
     BoolArray: 1000,
     ByteaArray: 1001,
@@ -55,6 +61,7 @@ _ARRAY_OIDS: dict[type[_Array], int] = {
     Int4Array: 1007,
     TextArray: 1009,
     Float8Array: 1022,
+    JsonbArray: 3807,
 }
 
 
@@ -84,6 +91,14 @@ def float8s(values: Sequence[float | None]) -> Float8Array:
 
 def bools(values: Sequence[bool | None]) -> BoolArray:
     return BoolArray(_variable(BOOL, [None if value is None else bytes((value,)) for value in values]))
+
+
+def jsonbs(values: Sequence[object | None]) -> JsonbArray:
+    try:
+        encoded = [None if value is None else JSONB_VERSION + msgspec.json.encode(value) for value in values]
+    except UnicodeEncodeError as error:
+        raise errors.unwritable_text(error) from None
+    return JsonbArray(_variable(JSONB, encoded))
 
 
 def teach(adapters: AdaptersMap) -> None:

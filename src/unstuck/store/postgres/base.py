@@ -1,6 +1,6 @@
 """Hold what every verb of the PostgreSQL ledger needs: the queries and one lane per purpose."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unstuck.config import Settings
@@ -76,6 +76,11 @@ class Verbs:
     def serve_once(self, name: str, /, **values: Any) -> list[Row]:
         """Write on the service lane, for what is not."""
         return self.service_lane.write(self.sql[name], values)
+
+    def ring(self, words: Iterable[str]) -> None:
+        if self.settings.notify:
+            # A worker rings on the connection that it has anyway; everybody else on one of their own.
+            self.ringer.ring(words, self.service_lane if self.worker_id is not None else self.bell_lane)
 
     def _stamp(self, session: Session) -> None:
         if self.worker_id is not None:

@@ -77,11 +77,6 @@ class ClientVerbs(Verbs):
         except UnicodeEncodeError as error:
             raise errors.unwritable_text(error) from None
 
-    def ring(self, words: Iterable[str]) -> None:
-        if self.settings.notify:
-            # A worker rings on the connection that it has anyway; everybody else on one of their own.
-            self.ringer.ring(words, self.service_lane if self.worker_id is not None else self.bell_lane)
-
     def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
         check_ids(job_ids)
         return [outcome(row) for row in self.read("outcomes", ids=arrays.int8s(list(job_ids)))]
@@ -178,6 +173,7 @@ def columns(places: Sequence[int], all_ids: list[int], all_jobs: Sequence[NewJob
         "runs_at": optional(arrays.float8s, [job.run_at for job in jobs]),
         "unique_keys": optional(arrays.texts, [job.unique_key for job in jobs]),
         "enqueued_by": optional(arrays.texts, [job.enqueued_by for job in jobs]),
+        "more": optional(arrays.jsonbs, [job.more for job in jobs]),
     }
 
 

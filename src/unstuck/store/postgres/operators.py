@@ -44,10 +44,9 @@ class OperatorVerbs(ReadingVerbs):
     def purge(self, queue: str, by: str) -> int:
         count = 0
         values = {"queue": queue, "limit": PURGE_BATCH, "cause": f"queue {queue!r} was purged by {by}"}
-        for name in ("purge_ready", "purge_waiting"):
-            # In short transactions: purging a million jobs must not make anybody wait.
-            while found := int(self.read_lane.write(self.sql[name], values)[0][0]):
-                count += found
+        # In short transactions: purging a million jobs must not make anybody wait.
+        while found := int(self.read_lane.write(self.sql["purge"], values)[0][0]):
+            count += found
         if count:
             message = f"{count} pending jobs of queue {queue!r} were cancelled by {by}"
             self.read_lane.write(self.sql["tell"], {"kind": "purged", "message": message})

@@ -81,7 +81,9 @@ class ReaperVerbs(Verbs):
             guard=kind,
             silent_s=silent_s,
         )
-        return {(job_id, token) for job_id, token in rows}
+        if woken := [queue for _, _, queue in rows if queue is not None]:
+            self.ring(f"queue:{queue}" for queue in woken)
+        return {(job_id, token) for job_id, token, _ in rows if job_id is not None}
 
     def overdue(self, limit: int) -> list[HeldJob]:
         rows = self.serve("overdue", grace_s=OVERDUE_GRACE_S, lost_grace_s=OVERDUE_LOST_GRACE_S, limit=limit)

@@ -1,6 +1,8 @@
 """Pack a turn for its one round trip, and read the answer, with as little Python per job as can be."""
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,14 +14,17 @@ from unstuck.store.records import Claimed, Turn
 ALIVE = "alive"
 CLAIMED = "claimed"
 SUPERSEDED = "superseded"
+WOKEN = "woken"
 GAP = "gap"
+JOURNAL, INPUTS = 1, 2
+"""What belongs to a claimed job beside its payload, as bits."""
 _encode = msgspec.json.Encoder().encode
 
 _NOTHING: dict[str, Any] = dict.fromkeys(
     (
         *("done_ids", "done_tokens", "done_results", "start_ids", "start_tokens", "endings", "releases"),
         *("output_ids", "output_tokens", "stdouts", "stderrs", "queues", "tasks", "limit", "run_ahead", "start"),
-        "gaps",
+        *("gaps", "entries", "follow"),
     )
 )
 
@@ -38,6 +43,10 @@ def turn_values(turn: Turn, around: tuple[Gap, ...] = ()) -> dict[str, Any]:
         values["endings"] = _encode(turn.endings).decode()
     if turn.release:
         values["releases"] = _encode(turn.release).decode()
+    if turn.entries:
+        values["entries"] = _encode(turn.entries).decode()
+    if turn.follow:
+        values["follow"] = _encode(turn.follow).decode()
     if turn.outputs:
         values["output_ids"] = arrays.int8s([one.job_id for one in turn.outputs])
         values["output_tokens"] = arrays.int8s([one.token for one in turn.outputs])
@@ -63,10 +72,32 @@ def take_gaps(rows: list[Row]) -> list[tuple[Gap, float]]:
     return found
 
 
-def claims(rows: list[Row]) -> tuple[tuple[Claimed, ...], frozenset[tuple[int, int]]]:
+def take_woken(rows: list[Row]) -> set[str]:
+    """Take the queues in which jobs became ready by what this turn ended."""
+    found = set()
+    while rows and rows[-1][14] == WOKEN:
+        found.add(rows.pop()[3])
+    return found
+
+
+class Extras(NamedTuple):
+    """What belongs to claimed jobs beside their payloads, by id."""
+
+    journals: Mapping[int, bytes] = MappingProxyType({})
+    inputs: Mapping[int, bytes] = MappingProxyType({})
+
+
+NO_EXTRAS = Extras()
+
+
+def claims(rows: list[Row], extras: Extras) -> tuple[tuple[Claimed, ...], frozenset[tuple[int, int]]]:
     """Part the rows (without the last): what was claimed comes first, then what was superseded."""
     superseded = set()
     while rows and rows[-1][14] == SUPERSEDED:
         row = rows.pop()
         superseded.add((row[0], row[1]))
-    return tuple([Claimed(*row[:14]) for row in rows]), frozenset(superseded)
+    if extras is NO_EXTRAS:
+        return tuple([Claimed(*row[:14]) for row in rows]), frozenset(superseded)
+    journals, inputs = extras
+    claimed = [Claimed(*(*row[:14], journals.get(row[0], b""), inputs.get(row[0], b""))) for row in rows]
+    return tuple(claimed), frozenset(superseded)

@@ -10,17 +10,30 @@ from unstuck import failpoints
 from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
 from unstuck.domain.states import Door, WorkerState
 from unstuck.store.postgres import arrays, errors
-from unstuck.store.postgres.base import Verbs, session_values
+from unstuck.store.postgres.base import session_values
 from unstuck.store.postgres.bell import PostgresBell
+from unstuck.store.postgres.journal import JournalVerbs
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import held_job
-from unstuck.store.postgres.turning import ALIVE, CLAIMED, claims, take_gaps, turn_values
+from unstuck.store.postgres.turning import (
+    ALIVE,
+    CLAIMED,
+    INPUTS,
+    JOURNAL,
+    NO_EXTRAS,
+    Extras,
+    claims,
+    take_gaps,
+    take_woken,
+    turn_values,
+)
+from unstuck.store.postgres.workflows import WorkflowVerbs
 from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
 
 MAX_HELD = 1_000_000
 
 
-class WorkerVerbs(Verbs):
+class WorkerVerbs(JournalVerbs, WorkflowVerbs):
     def register(self, birth: WorkerBirth) -> bool:
         tasks = sorted(birth.tasks, key=lambda task: task.name)
         try:
@@ -120,10 +133,25 @@ class WorkerVerbs(Verbs):
         if turn.wish is not None:
             for gap, cost_s in take_gaps(rows):
                 self.gaps.note(turn.wish.tasks, gap, cost_s, time.monotonic())
+        if woken := take_woken(rows):
+            self.ring(f"queue:{queue}" for queue in woken)
         if last[4]:
             rows = self._with_payloads(rows)
-        claimed, superseded = claims(rows)
+        claimed, superseded = claims(rows, self._extras(rows))
         return TurnAnswer(True, claimed, superseded, last[13])
+
+    def _extras(self, rows: list[Row]) -> Extras:
+        """Fetch what belongs to claimed jobs beside their payloads; the commit is behind us here too."""
+        asked = [(row[0], row[15]) for row in rows if row[14] == CLAIMED and row[15]]
+        if not asked:
+            return NO_EXTRAS
+        try:
+            return Extras(
+                self._journals([job_id for job_id, which in asked if which & JOURNAL]),
+                self._inputs([job_id for job_id, which in asked if which & INPUTS]),
+            )
+        except LedgerUnavailable as error:
+            raise UncertainCommit(str(error)) from error
 
     def _with_payloads(self, rows: list[Row]) -> list[Row]:
         """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""

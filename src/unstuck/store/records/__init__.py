@@ -25,6 +25,8 @@ from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
 from unstuck.store.records.handing import Done as Done
 from unstuck.store.records.handing import Enqueued as Enqueued
+from unstuck.store.records.handing import Entry as Entry
+from unstuck.store.records.handing import FollowUp as FollowUp
 from unstuck.store.records.handing import ForeignPulse as ForeignPulse
 from unstuck.store.records.handing import Held as Held
 from unstuck.store.records.handing import HeldJob as HeldJob
@@ -33,6 +35,7 @@ from unstuck.store.records.handing import Output as Output
 from unstuck.store.records.handing import Progress as Progress
 from unstuck.store.records.handing import Pulse as Pulse
 from unstuck.store.records.handing import TaskRecord as TaskRecord
+from unstuck.store.records.handing import Ties as Ties
 from unstuck.store.records.handing import Turn as Turn
 from unstuck.store.records.handing import TurnAnswer as TurnAnswer
 from unstuck.store.records.handing import Wish as Wish

@@ -29,6 +29,23 @@ class NewJob(msgspec.Struct, frozen=True):
     """Wins over `delay_s`."""
     unique_key: str | None = None
     enqueued_by: str | None = None
+    more: "Ties | None" = None
+
+
+class Ties(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What few jobs have: whom else their ends concern, and how long they are good for."""
+
+    line: str | None = None
+    """Its `concurrency_key`: so many of one line run at once as its `line_limit` says."""
+    line_limit: int | None = None
+    workflow_id: int | None = None
+    place: int | None = None
+    hooks: dict[str, Any] | None = None
+    """Work that follows its ends, by kind of end."""
+    expires_in_s: float | None = None
+    """Not begun within that time it is cancelled as expired."""
+    keep_s: float | None = None
+    """How long it is kept after its end; None: as long as the ledger keeps all."""
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -135,6 +152,26 @@ class Output(msgspec.Struct, frozen=True):
     stderr: bytes
 
 
+class Entry(msgspec.Struct, frozen=True):
+    """Something that a job wrote down on its way, so that the next attempt need not do it again."""
+
+    job_id: int
+    token: int
+    seq: int
+    """Its place in the journal of its job, from 1: what is there already is not written again."""
+    kind: str
+    name: str
+    value: bytes
+
+
+class FollowUp(msgspec.Struct, frozen=True):
+    """A job that an attempt asked for, to be enqueued in the commit that writes its end, and only then."""
+
+    job_id: int
+    token: int
+    job: NewJob
+
+
 class Wish(msgspec.Struct, frozen=True):
     """What a worker wants to claim."""
 
@@ -157,6 +194,8 @@ class Turn(msgspec.Struct, frozen=True):
     release: tuple[Release, ...] = ()
     outputs: tuple[Output, ...] = ()
     wish: Wish | None = None
+    entries: tuple[Entry, ...] = ()
+    follow: tuple[FollowUp, ...] = ()
 
 
 class Claimed(msgspec.Struct, frozen=True, gc=False):
@@ -179,6 +218,10 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     """It may have killed a process that it shared, and must have one of its own."""
     waited_s: float = 0.0
     """From when it was due until this claim."""
+    journal: bytes = b""
+    """What earlier attempts wrote down, and the signals that it was sent; packed as `domain.journal` does."""
+    inputs: bytes = b""
+    """How those ended that it depends on in its workflow; packed as `domain.inputs` does."""
 
 
 class TurnAnswer(msgspec.Struct, frozen=True):

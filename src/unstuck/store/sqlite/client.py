@@ -12,9 +12,9 @@ import msgspec
 from unstuck import failpoints
 from unstuck.domain.errors import LedgerError
 from unstuck.store.checks import check_ids, check_jobs
-from unstuck.store.records import Enqueued, NewJob, Outcome
-from unstuck.store.sqlite.bell import Ringer
+from unstuck.store.records import Enqueued, NewJob, Outcome, Ties
 from unstuck.store.sqlite.errors import refuse_nul, translate
+from unstuck.store.sqlite.lines import admit
 from unstuck.store.sqlite.rows import outcome
 from unstuck.store.sqlite.verbs import SQL, Verbs
 
@@ -22,8 +22,6 @@ SLOWEST_INSERT_S = 0.001
 
 
 class ClientVerbs(Verbs):
-    ringer: Ringer
-
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         if not jobs:
             return []
@@ -72,6 +70,7 @@ def insert_jobs(cursor: apsw.Cursor, jobs: Sequence[NewJob]) -> list[Enqueued]:
     next_id = last - len(jobs) + 1
     answer: list[Enqueued] = []
     rows: list[tuple[Any, ...]] = []
+    ties: list[tuple[Any, ...]] = []
     keys: dict[str, int] = {}
     for job in jobs:
         refuse_nul(job.task, job.queue, job.unique_key, job.enqueued_by, job.payload_type)
@@ -82,9 +81,14 @@ def insert_jobs(cursor: apsw.Cursor, jobs: Sequence[NewJob]) -> list[Enqueued]:
                 continue
             keys[job.unique_key] = next_id
         rows.append(_row(next_id, job, now))
+        if job.more is not None:
+            ties.append(_ties(next_id, job.more, now))
         answer.append(Enqueued(next_id))
         next_id += 1
     cursor.executemany(SQL["insert_job"], rows)
+    if ties:
+        cursor.executemany(SQL["tie_job"], ties)
+        admit(cursor, {row[2] for row in ties if row[2] is not None})
     cursor.executemany(SQL["know_queue"], [(queue,) for queue in sorted({job.queue for job in jobs})])
     return answer
 
@@ -108,6 +112,21 @@ def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
         None if job.payload_type == "json" else job.payload_type,
         job.policy or None,
         job.payload,
+    )
+
+
+def _ties(job_id: int, more: Ties, now: float) -> tuple[Any, ...]:
+    refuse_nul(more.line)
+    hooks = None if more.hooks is None else msgspec.json.encode(more.hooks).decode()
+    return (
+        job_id,
+        not (more.line is None and more.workflow_id is None and hooks is None),
+        more.line,
+        more.workflow_id,
+        more.place,
+        hooks,
+        None if more.expires_in_s is None else now + more.expires_in_s,
+        more.keep_s,
     )
 
 

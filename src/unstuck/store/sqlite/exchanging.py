@@ -20,7 +20,7 @@ from unstuck.store.sqlite.letters import answer_letters, store_letters
 from unstuck.store.sqlite.looking import Look
 from unstuck.store.sqlite.requests import insert_once
 from unstuck.store.sqlite.silence import read_clock
-from unstuck.store.sqlite.turn import answer_if_nothing, write_turn
+from unstuck.store.sqlite.turn import answer_if_nothing, only_wishes, write_turn
 
 Looks = list[tuple[Turn, Look | None]]
 
@@ -50,7 +50,7 @@ class ExchangeVerbs(ForeignVerbs):
         answers = []
         with self.db.read() as cursor:
             for turn, look in looks:
-                if look is None or turn.done or turn.endings or turn.start or turn.release or turn.outputs:
+                if look is None or not only_wishes(turn):
                     return None
                 nothing = answer_if_nothing(cursor, turn.worker_id, look)
                 if nothing is None:
@@ -60,17 +60,19 @@ class ExchangeVerbs(ForeignVerbs):
 
     def _write(self, exchange: Exchange, looks: Looks) -> ExchangeAnswer:
         count = len(exchange.jobs) + len(exchange.once)
+        woken: set[str] = set()
         with self.db.write(limit_s=count * SLOWEST_INSERT_S) as cursor:
             if exchange.answered:
                 answer_letters(cursor, exchange.answered)
             enqueued = _enqueue(cursor, exchange)
             once = tuple(_enqueue_once(cursor, one) for one in exchange.once)
             beats = _beat(cursor, exchange.pulses)
-            turns = tuple(write_turn(cursor, turn, look) for turn, look in looks)
+            turns = tuple(write_turn(cursor, turn, look, woken) for turn, look in looks)
             if failpoints.active:
                 failpoints.reached("exchange.before_commit")
         if failpoints.active:
             failpoints.reached("exchange.after_commit")
+        self.ring_queues(woken)
         return ExchangeAnswer(enqueued, once, turns, beats)
 
 

@@ -43,6 +43,11 @@ def _ways(cursor: Any, where: JobFilter) -> Iterator[tuple[str, tuple[Any, ...]]
         else:
             yield "jobs_ready", pending
             yield "jobs_waiting", pending
+            yield "jobs_blocked", pending
+    if JobState.WAITING in states:
+        suspended = _values(where, frozenset({JobState.WAITING}))
+        yield "jobs_waiting", suspended
+        yield "jobs_awaiting", suspended
     if wrong := states & WRONG:
         for (code,) in fetch(cursor, "error_codes"):
             yield "jobs_with_error", (*_values(where, wrong), code)

@@ -5,10 +5,13 @@ from collections.abc import Callable, Collection
 
 import apsw
 
-from unstuck.domain.states import JobState
+from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.checks import check_ids
 from unstuck.store.sqlite.errors import refuse_nul
-from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
+from unstuck.store.sqlite.lines import admit
+from unstuck.store.sqlite.ties import settled, tied_among
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
+from unstuck.store.sqlite.workflows import reopen
 
 PURGE_BATCH = 2_000
 STEP_JOBS = 1_000
@@ -55,13 +58,15 @@ class OperatorVerbs(Verbs):
     def purge(self, queue: str, by: str) -> int:
         refuse_nul(queue, by)
         count = 0
-        for name in ("pending_of_queue", "waiting_of_queue"):
+        for name in ("pending_of_queue", "waiting_of_queue", "blocked_of_queue"):
             while True:
                 # In short transactions: purging a million jobs must not make the workers of others wait.
                 with self.db.write() as cursor:
-                    found = cursor.execute(SQL[name], (queue, PURGE_BATCH)).fetchall()
+                    found = fetch(cursor, name, (queue, PURGE_BATCH))
                     cause = f"queue {queue!r} was purged by {by}"
                     cursor.executemany(SQL["cancel_idle_job"], [(job_id, time.time(), cause) for (job_id,) in found])
+                    tied = tied_among(cursor, [job_id for (job_id,) in found])
+                    settled(cursor, [(job_id, AttemptState.CANCELLED) for job_id in tied])
                 count += len(found)
                 if len(found) < PURGE_BATCH:
                     break
@@ -87,8 +92,10 @@ def _cancel(cursor: apsw.Cursor, job_id: int, by: str) -> str:
     if found is None:
         return "missing"
     state, worker_id = found[:2]
-    if state in (JobState.PENDING, JobState.CLAIMED):
+    if state in (JobState.PENDING, JobState.CLAIMED, JobState.WAITING):
         cursor.execute(SQL["cancel_idle_job"], (job_id, time.time(), f"cancelled by {by} before it ran"))
+        if found[8]:
+            settled(cursor, [(job_id, AttemptState.CANCELLED)])
         write_event(cursor, "cancelled", f"Cancelled by {by} before it ran", job_id=job_id, worker_id=worker_id)
         return "cancelled"
     if state == JobState.RUNNING:
@@ -102,15 +109,18 @@ def _retry(cursor: apsw.Cursor, job_id: int, by: str) -> str:
     found = cursor.execute(SQL["job_brief"], (job_id,)).fetchone()
     if found is None:
         return "missing"
-    state, worker_id, token, unique_key, ended_as, code, cause, finished_at = found
+    state, worker_id, token, unique_key, ended_as, code, cause, finished_at, tied, line = found[:10]
     if state == JobState.SUCCEEDED:
         return "succeeded"
-    if state in (JobState.PENDING, JobState.CLAIMED, JobState.RUNNING):
+    if state in (JobState.PENDING, JobState.CLAIMED, JobState.RUNNING, JobState.WAITING):
         return "live"
     if unique_key is not None and cursor.execute(SQL["find_live_key"], (unique_key,)).get is not None:
         return "duplicate"
     if token is not None:
         cursor.execute(SQL["archive_attempt"], (job_id, token, ended_as or state, finished_at, code, cause))
     cursor.execute(SQL["retry_job"], (job_id, time.time()))
+    if tied:
+        admit(cursor, set() if line is None else {line})
+        reopen(cursor, job_id)
     write_event(cursor, "retried", f"Queued again by {by} (it was {state})", job_id=job_id, worker_id=worker_id)
     return "queued"

@@ -25,6 +25,7 @@ from unstuck.store.sqlite.endings import write_endings, write_releases
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.rows import held_job, worker_watch
 from unstuck.store.sqlite.silence import read_clock
+from unstuck.store.sqlite.ties import Ended, settled
 from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
 
 
@@ -81,7 +82,13 @@ class ReaperVerbs(Verbs):
         with self.db.write() as cursor:
             if not _holds(cursor, worker_id, guard):
                 return set()
-            return write_endings(cursor, worker_id, endings) | write_releases(cursor, worker_id, releases)
+            tied: list[Ended] = []
+            written = write_endings(cursor, worker_id, endings, tied) | write_releases(
+                cursor, worker_id, releases, tied
+            )
+            woken = settled(cursor, tied)
+        self.ring_queues(woken)
+        return written
 
     def overdue(self, limit: int) -> list[HeldJob]:
         found = []

@@ -9,13 +9,21 @@ import apsw
 import msgspec
 
 from unstuck import host
-from unstuck.domain.states import LIVING
+from unstuck.domain.states import LIVING, AttemptState
 from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
 from unstuck.store.sqlite.endings import write_endings, write_releases
+from unstuck.store.sqlite.journal import follow_up, journals, write_entries
 from unstuck.store.sqlite.looking import Look, was_long
+from unstuck.store.sqlite.ties import Ended, settled, tied_among
 from unstuck.store.sqlite.verbs import SQL, fetch
+from unstuck.store.sqlite.workflows import inputs
 
 _LIVING = frozenset(state.value for state in LIVING)
+
+
+def only_wishes(turn: Turn) -> bool:
+    """Say whether there is nothing to write unless something is claimed."""
+    return not (turn.done or turn.endings or turn.start or turn.release or turn.outputs or turn.entries)
 
 
 def answer_if_nothing(cursor: apsw.Cursor, worker_id: str, look: Look) -> TurnAnswer | None:
@@ -32,21 +40,32 @@ def answer_if_nothing(cursor: apsw.Cursor, worker_id: str, look: Look) -> TurnAn
     return TurnAnswer(True, next_due_in_s=_next_due_in_s(cursor, queues))
 
 
-def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None) -> TurnAnswer:
-    """Write all of it; `look` is the turn's wish, and knows afterwards which gaps it came upon."""
+def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None, woken: set[str]) -> TurnAnswer:
+    """Write all of it; `look` is the turn's wish, and knows afterwards which gaps it came upon. `woken` gets the queues
+    in which others became ready by it."""
     state = cursor.execute(SQL["worker_state"], (turn.worker_id,)).get
     # A verdict is written under the same lock: what is alive here stays so until the commit.
     if state not in _LIVING:
         return TurnAnswer(alive=False)
-    superseded = _finish(cursor, turn) if turn.done else set()
+    # Before what ended: the last entry of an attempt may come with its end.
+    superseded = write_entries(cursor, turn.worker_id, turn.entries) if turn.entries else set()
+    tied: list[Ended] = []
+    if turn.done:
+        superseded |= _finish(cursor, turn, tied)
     if turn.endings:
-        written = write_endings(cursor, turn.worker_id, turn.endings)
+        written = write_endings(cursor, turn.worker_id, turn.endings, tied)
         superseded |= {(one.job_id, one.token) for one in turn.endings} - written
     if turn.start:
         superseded |= _start(cursor, turn)
     if turn.release:
-        written = write_releases(cursor, turn.worker_id, turn.release)
+        written = write_releases(cursor, turn.worker_id, turn.release, tied)
         superseded |= {(one.job_id, one.token) for one in turn.release} - written
+    # Once for all that ended in this turn: whoever else is concerned is told in the same commit.
+    woken |= settled(cursor, tied)
+    if turn.follow:
+        ended = {one.token for one in turn.done} | {one.token for one in turn.endings}
+        ended -= {token for _, token in superseded}
+        woken |= follow_up(cursor, turn.follow, ended)
     for output in turn.outputs:
         if (output.job_id, output.token) not in superseded:
             cursor.execute(
@@ -62,13 +81,17 @@ def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None) -> TurnAnswer
     return TurnAnswer(True, claimed, frozenset(superseded), next_due_in_s)
 
 
-def _finish(cursor: apsw.Cursor, turn: Turn) -> set[tuple[int, int]]:
+def _finish(cursor: apsw.Cursor, turn: Turn, tied: list[Ended]) -> set[tuple[int, int]]:
     now, worker_id = time.time(), turn.worker_id
     rows = [(one.job_id, one.token, worker_id, one.result, now) for one in turn.done]
-    if _all_written(cursor, "finish_job", rows):
-        return set()
-    mine = fetch(cursor, "finished_just_now", (_ids(rows), worker_id, now))
-    return {(one.job_id, one.token) for one in turn.done} - set(mine)
+    lost: set[tuple[int, int]] = set()
+    if not _all_written(cursor, "finish_job", rows):
+        mine = fetch(cursor, "finished_just_now", (_ids(rows), worker_id, now))
+        lost = {(one.job_id, one.token) for one in turn.done} - set(mine)
+    not_mine = {job_id for job_id, _ in lost}
+    concerned = tied_among(cursor, [one.job_id for one in turn.done])
+    tied += [(job_id, AttemptState.SUCCEEDED) for job_id in concerned if job_id not in not_mine]
+    return lost
 
 
 def _start(cursor: apsw.Cursor, turn: Turn) -> set[tuple[int, int]]:
@@ -116,7 +139,8 @@ def _take(cursor: apsw.Cursor, worker_id: str, wish: Wish, chosen: list[tuple[An
     now, boot_s = time.time(), host.boottime_s()
     claimed: list[Claimed] = []
     updates: list[tuple[Any, ...]] = []
-    for _, job_id, on_crash, task, queue, data, kind, policy, failures, crashes, tried, suspected, alone, due in chosen:
+    for row in chosen:
+        _, job_id, on_crash, task, queue, data, kind, policy, failures, crashes, tried, suspected, alone, due = row[:14]
         token += 1
         running = len(claimed) < wish.start or (wish.run_ahead and on_crash is not None)
         started = ("running", now, now, boot_s, 1) if running else ("claimed", now, None, None, 0)
@@ -126,7 +150,20 @@ def _take(cursor: apsw.Cursor, worker_id: str, wish: Wish, chosen: list[tuple[An
         held = (job_id, token, task, queue, running, data, kind, policy, failures, crashes, tried + 1)
         claimed.append(Claimed(*held, suspected, alone, waited_s))
     cursor.executemany(SQL["claim_job"], updates)
-    return tuple(claimed)
+    return _with_extras(cursor, chosen, claimed)
+
+
+def _with_extras(cursor: apsw.Cursor, chosen: list[tuple[Any, ...]], claimed: list[Claimed]) -> tuple[Claimed, ...]:
+    """Add what belongs to a job beside its payload, where there is any."""
+    with_journal = [row[1] for row in chosen if row[14]]
+    with_inputs = [row[1] for row in chosen if row[15] is not None]
+    if not with_journal and not with_inputs:
+        return tuple(claimed)
+    kept, given = journals(cursor, with_journal), inputs(cursor, with_inputs)
+    return tuple(
+        msgspec.structs.replace(job, journal=kept.get(job.job_id, b""), inputs=given.get(job.job_id, b""))
+        for job in claimed
+    )
 
 
 def _next_due_in_s(cursor: apsw.Cursor, queues: list[str]) -> float | None:

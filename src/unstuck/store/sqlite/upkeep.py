@@ -9,6 +9,7 @@ import msgspec
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import FINAL, WorkerState
 from unstuck.store.records import Promoted, Swept, WorkerVerdict
+from unstuck.store.sqlite.lines import admit
 from unstuck.store.sqlite.silence import read_clock
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
@@ -40,11 +41,11 @@ class UpkeepVerbs(Verbs):
         count, woken = 0, set()
         with self.db.write() as cursor:
             for queue in due:
-                cursor.execute(SQL["promote_due"], (queue, now, limit - count))
-                changed = cursor.connection.changes()
-                if changed:
+                lines = fetch(cursor, "promote_due", (queue, now, limit - count))
+                if lines:
                     woken.add(queue)
-                    count += changed
+                    count += len(lines)
+                    admit(cursor, {line for (line,) in lines if line is not None})
                 if count >= limit:
                     break
             _, next_at = _look_at_waiting(cursor, now)

@@ -1,7 +1,7 @@
 """Hold what every group of verbs needs: the file, the queries, and a way to write an event."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import apsw
@@ -9,6 +9,7 @@ import apsw
 from unstuck.config import Settings
 from unstuck.store.gaps import Gaps
 from unstuck.store.sql import load_queries
+from unstuck.store.sqlite.bell import Ringer
 from unstuck.store.sqlite.database import Database
 
 SQL = load_queries(
@@ -36,6 +37,12 @@ class Verbs:
     settings: Settings
     db: Database
     gaps: Gaps
+    ringer: Ringer
+
+    def ring_queues(self, queues: Iterable[str]) -> None:
+        """Wake who serves these queues, after the commit that made jobs ready there."""
+        if words := [f"queue:{queue}" for queue in queues]:
+            self.ringer.ring(words)
 
 
 def fetch(cursor: apsw.Cursor, query: str, values: Sequence[Any] = ()) -> list[Any]:

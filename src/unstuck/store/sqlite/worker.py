@@ -15,7 +15,7 @@ from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.looking import Look, is_still_a_gap
 from unstuck.store.sqlite.rows import held_job
 from unstuck.store.sqlite.silence import Clock, read_clock
-from unstuck.store.sqlite.turn import answer_if_nothing, write_turn
+from unstuck.store.sqlite.turn import answer_if_nothing, only_wishes, write_turn
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 MAX_HELD = 1_000_000
@@ -78,19 +78,21 @@ class WorkerVerbs(Verbs):
 
     def turn(self, turn: Turn) -> TurnAnswer:
         look = None if turn.wish is None else self._look(turn.wish)
-        if look is not None and not (turn.done or turn.endings or turn.start or turn.release or turn.outputs):
+        if look is not None and only_wishes(turn):
             # An idle worker that finds nothing must not stand in the line of those who write.
             with self.db.read() as cursor:
                 nothing = answer_if_nothing(cursor, turn.worker_id, look)
             if nothing is not None:
                 self._note_gaps(look)
                 return nothing
+        woken: set[str] = set()
         with self.db.write() as cursor:
-            answer = write_turn(cursor, turn, look)
+            answer = write_turn(cursor, turn, look, woken)
             if failpoints.active:
                 failpoints.reached("turn.before_commit")
         if look is not None:
             self._note_gaps(look)
+        self.ring_queues(woken)
         if failpoints.active:
             failpoints.reached("turn.after_commit")
             try:

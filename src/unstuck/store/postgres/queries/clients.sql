@@ -7,7 +7,8 @@ select nextval('{schema}.job_ids'::regclass) from generate_series(1, %(count)s);
 -- name: enqueue
 select place, job_id from {schema}.enqueue(
     %(ids)s, %(queues)s, %(tasks)s, %(payloads)s, %(payload_types)s, %(policies)s, %(on_crash)s, %(heartbeats)s,
-    %(heartbeat_timeouts_s)s, %(timeouts_s)s, %(ranks)s, %(delays_s)s, %(runs_at)s, %(unique_keys)s, %(enqueued_by)s);
+    %(heartbeat_timeouts_s)s, %(timeouts_s)s, %(ranks)s, %(delays_s)s, %(runs_at)s, %(unique_keys)s, %(enqueued_by)s,
+    %(more)s);
 
 -- name: outcomes
 select id, state, result, error_code, error_message, error_cause, error_details

@@ -5,7 +5,7 @@
 select place, job_id from {schema}.post(
     %(ids)s, %(queues)s, %(tasks)s, %(payloads)s, %(payload_types)s, %(policies)s, %(on_crash)s, %(heartbeats)s,
     %(heartbeat_timeouts_s)s, %(timeouts_s)s, %(ranks)s, %(delays_s)s, %(runs_at)s, %(unique_keys)s, %(enqueued_by)s,
-    %(clients)s, %(services)s, %(request_ids)s, %(letter_places)s, %(letters)s, %(correlations)s, %(own_ids)s,
+    %(more)s, %(clients)s, %(services)s, %(request_ids)s, %(letter_places)s, %(letters)s, %(correlations)s, %(own_ids)s,
     %(notifies)s);
 
 -- name: store_letter

@@ -33,30 +33,8 @@ select job_id, answer, worker_id from {schema}.cancel(%(ids)s, %(by)s);
 -- name: retry
 select {schema}.retry(%(job_id)s, %(by)s);
 
--- name: purge_ready
--- What a worker is claiming at this moment is its own; the rest is cancelled in bounded steps.
-with found as materialized (
-    select id from {schema}.jobs where ready and queue = %(queue)s limit %(limit)s for update skip locked
-), stopped as (
-    update {schema}.jobs j set
-        state = 'cancelled', ready = false, waiting = false, finished_at = clock_timestamp(), live_key = null,
-        error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = %(cause)s, error_details = null
-    from found f where j.id = f.id
-    returning 1
-)
-select count(*) from stopped;
-
--- name: purge_waiting
-with found as materialized (
-    select id from {schema}.jobs where waiting and queue = %(queue)s limit %(limit)s for update skip locked
-), stopped as (
-    update {schema}.jobs j set
-        state = 'cancelled', ready = false, waiting = false, finished_at = clock_timestamp(), live_key = null,
-        error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = %(cause)s, error_details = null
-    from found f where j.id = f.id
-    returning 1
-)
-select count(*) from stopped;
+-- name: purge
+select {schema}.purge(%(queue)s, %(limit)s, %(cause)s);
 
 -- name: tell
 insert into {schema}.events (kind, message) values (%(kind)s, %(message)s) returning id;

@@ -25,7 +25,7 @@ where (%(before_id)s::bigint is null or id < %(before_id)s)
   and (%(states)s::text[] is null or state = any (%(states)s::text[]))
   -- What these states imply is said, so that the indexes of the few are found among the many.
   and (not %(held)s::boolean or held)
-  and (not %(pending)s::boolean or ready or waiting)
+  and (not %(pending)s::boolean or ready or waiting or blocked)
   and (not %(wrong)s::boolean or error_code is not null)
   and (%(queue)s::text is null or queue = %(queue)s)
   and (%(task)s::text is null or task = %(task)s)

@@ -31,7 +31,7 @@ select {schema}.condemn(%(worker_id)s, %(verdict)s::jsonb, %(guard)s, %(silent_s
 update {schema}.workers set verdict = %(verdict)s::jsonb where id = %(worker_id)s and state = 'dead' returning id;
 
 -- name: settle
-select job_id, token from {schema}.settle(%(worker_id)s, %(endings)s, %(releases)s, %(guard)s, %(silent_s)s);
+select job_id, token, woken from {schema}.settle(%(worker_id)s, %(endings)s, %(releases)s, %(guard)s, %(silent_s)s);
 
 -- name: overdue
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
@@ -50,15 +50,7 @@ where worker_state in ('dead', 'stopped') or silent_s >= %(older_than_s)s
 order by job_id;
 
 -- name: promote_due
--- Rows that somebody else has in hand just now are for the next round. now(), and not clock_timestamp(): a bound that
--- might move during the statement cannot end the walk along the index.
-with due as materialized (
-    select id from {schema}.jobs where waiting and run_at <= now()
-    order by run_at limit %(limit)s for update skip locked
-), promoted as (
-    update {schema}.jobs j set ready = true, waiting = false from due where j.id = due.id returning j.queue
-)
-select queue, count(*) from promoted group by queue;
+select queue, count from {schema}.promote_due(%(limit)s);
 
 -- name: next_due
 select greatest(0, extract(epoch from run_at - clock_timestamp()))::double precision

@@ -45,11 +45,11 @@ from {schema}.beat(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(se
 
 -- name: turn
 select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspicions, alone,
-       due_in_s, kind
+       due_in_s, kind, extras
 from {schema}.turn(
     %(worker_id)s, %(done_ids)s, %(done_tokens)s, %(done_results)s, %(start_ids)s, %(start_tokens)s, %(endings)s,
     %(releases)s, %(output_ids)s, %(output_tokens)s, %(stdouts)s, %(stderrs)s, %(queues)s, %(tasks)s, %(limit)s,
-    %(run_ahead)s, %(start)s, %(gaps)s);
+    %(run_ahead)s, %(start)s, %(gaps)s, %(entries)s, %(follow)s);
 
 -- name: payloads
 select id, payload from {schema}.jobs where id = any (%(ids)s);

@@ -10,6 +10,16 @@ INSERT INTO unstuck_jobs (
     enqueued_at, unique_key, live_key, enqueued_by, payload_type, policy, payload
 ) VALUES (?1, 'pending', ?2, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13, ?14, ?15, ?16);
 
+-- name: tie_job
+-- Few jobs have any of this, and they were inserted a moment ago in the same transaction.
+UPDATE unstuck_jobs
+SET tied = ?2, line = ?3, workflow_id = ?4, place = ?5, hooks = ?6, expires_at = ?7, keep_s = ?8,
+    blocked = ready AND ?3 IS NOT NULL, ready = ready AND ?3 IS NULL
+WHERE id = ?1;
+
+-- name: tied_among
+SELECT j.id FROM json_each(?) i CROSS JOIN unstuck_jobs j ON j.id = i.value WHERE j.tied = 1;
+
 -- name: find_live_key
 -- The write lock is held from here to the insert, so nobody can come in between.
 SELECT id FROM unstuck_jobs WHERE live_key = ?;
@@ -21,7 +31,7 @@ INSERT INTO unstuck_queues (name) VALUES (?) ON CONFLICT DO NOTHING;
 -- Pinned to the index of what is ready: statistics taken at a bad moment cannot make it scan.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at)
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -32,7 +42,7 @@ LIMIT ?3;
 -- a place by the index as far as the rank only, and would read all of that rank.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at)
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank > ?4 AND rank < ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -41,7 +51,7 @@ LIMIT ?3;
 -- name: peek_ready_of_rank
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at)
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank = ?4 AND id > ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY id
@@ -111,7 +121,7 @@ SET state = 'succeeded', held = 0, result = ?4, finished_at = ?5, live_key = NUL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'running';
 
 -- name: attempt_in_hand
-SELECT state, cancel_requested FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
+SELECT state, cancel_requested, tied, line FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: archive_attempt
 INSERT INTO unstuck_attempts (
@@ -124,10 +134,19 @@ WHERE j.id = ?1 AND j.token = ?2;
 
 -- name: requeue_job
 UPDATE unstuck_jobs
-SET state = 'pending', ready = ?4, waiting = 1 - ?4, held = 0, run_at = ?5, token = NULL, worker_id = NULL,
+SET state = 'pending', ready = (?4 AND line IS NULL), blocked = (?4 AND line IS NOT NULL), waiting = 1 - ?4, held = 0,
+    run_at = ?5, token = NULL, worker_id = NULL,
     claimed_at = NULL, started_at = NULL, started_boot_s = NULL, failures = failures + ?6,
     crash_count = crash_count + ?7, suspicions = suspicions + ?8, alone = max(alone, ?9), error_code = ?10,
     error_message = ?11, error_cause = ?12, error_details = ?13
+WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
+
+-- name: suspend_job
+-- It gives its slot back until a time (?4) or a signal (?5).
+UPDATE unstuck_jobs
+SET state = 'waiting', waiting = ?4 IS NOT NULL, held = 0, run_at = coalesce(?4, run_at), awaits = ?5, token = NULL,
+    worker_id = NULL, claimed_at = NULL, started_at = NULL, started_boot_s = NULL, error_code = NULL,
+    error_message = NULL, error_cause = NULL, error_details = NULL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: end_job

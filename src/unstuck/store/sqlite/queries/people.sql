@@ -93,11 +93,46 @@ WHERE waiting = 1 AND id < ?1
 ORDER BY id DESC
 LIMIT ?8;
 
+-- name: jobs_blocked
+-- The same, of jobs whose line is full.
+SELECT
+    id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
+    error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked
+WHERE blocked = 1 AND id < ?1
+    AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR queue = ?3)
+    AND (?4 IS NULL OR task = ?4)
+    AND (?5 IS NULL OR worker_id = ?5)
+    AND (?6 IS NULL OR enqueued_at <= ?6)
+    AND (?7 IS NULL OR enqueued_at >= ?7)
+ORDER BY id DESC
+LIMIT ?8;
+
+-- name: jobs_awaiting
+-- The same, of jobs that wait for a signal, as long as it takes.
+SELECT
+    id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
+    error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+FROM unstuck_jobs INDEXED BY unstuck_jobs_awaiting
+WHERE awaits IS NOT NULL AND waiting = 0 AND id < ?1
+    AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
+    AND (?3 IS NULL OR queue = ?3)
+    AND (?4 IS NULL OR task = ?4)
+    AND (?5 IS NULL OR worker_id = ?5)
+    AND (?6 IS NULL OR enqueued_at <= ?6)
+    AND (?7 IS NULL OR enqueued_at >= ?7)
+ORDER BY id DESC
+LIMIT ?8;
+
 -- name: many_pending
 -- Whether there are so many that reading the newest jobs one by one finds them sooner than sorting all of them.
 SELECT
     (SELECT count(*) FROM (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 LIMIT ?1))
     + (SELECT count(*) FROM (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 LIMIT ?1))
+    + (SELECT count(*) FROM (SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked WHERE blocked = 1 LIMIT ?1))
     >= ?1;
 
 -- name: error_codes
@@ -186,17 +221,19 @@ ON CONFLICT (name) DO UPDATE SET paused = ?2, changed_at = ?3, changed_by = ?4
 WHERE paused <> ?2;
 
 -- name: job_brief
-SELECT state, worker_id, token, unique_key, ended_as, error_code, coalesce(error_cause, error_message), finished_at
+SELECT
+    state, worker_id, token, unique_key, ended_as, error_code, coalesce(error_cause, error_message), finished_at, tied,
+    line, queue
 FROM unstuck_jobs
 WHERE id = ?;
 
 -- name: cancel_idle_job
 -- It waited, or lay in a worker's hands unstarted: the worker's start will find its token gone.
 UPDATE unstuck_jobs
-SET state = 'cancelled', ready = 0, waiting = 0, held = 0, token = NULL, worker_id = NULL, claimed_at = NULL,
-    finished_at = ?2, live_key = NULL, cancel_requested = 1, error_code = 'CANCELLED',
+SET state = 'cancelled', ready = 0, waiting = 0, blocked = 0, awaits = NULL, held = 0, token = NULL, worker_id = NULL,
+    claimed_at = NULL, finished_at = ?2, live_key = NULL, cancel_requested = 1, error_code = 'CANCELLED',
     error_message = 'Job was cancelled', error_cause = ?3, error_details = NULL
-WHERE id = ?1 AND state IN ('pending', 'claimed');
+WHERE id = ?1 AND state IN ('pending', 'claimed', 'waiting');
 
 -- name: cancel_released_job
 -- Asked to be cancelled while it was in somebody's hands, and given back without having run.
@@ -212,7 +249,7 @@ UPDATE unstuck_jobs SET cancel_requested = 1 WHERE id = ? AND state = 'running';
 -- name: retry_job
 -- What was quarantined runs alone: it killed every process that it was in.
 UPDATE unstuck_jobs
-SET state = 'pending', ready = 1, waiting = 0, run_at = ?2, token = NULL, worker_id = NULL, claimed_at = NULL,
+SET state = 'pending', ready = line IS NULL, blocked = line IS NOT NULL, waiting = 0, run_at = ?2, expires_at = NULL, token = NULL, worker_id = NULL, claimed_at = NULL,
     started_at = NULL, started_boot_s = NULL, finished_at = NULL, ended_as = NULL, live_key = unique_key, failures = 0,
     crash_count = 0, suspicions = 0, alone = (state = 'quarantined'), cancel_requested = 0, error_code = NULL, error_message = NULL, error_cause = NULL,
     error_details = NULL, result = NULL
@@ -220,6 +257,9 @@ WHERE id = ?1 AND state IN ('failed', 'cancelled', 'quarantined');
 
 -- name: pending_of_queue
 SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 AND queue = ?1 LIMIT ?2;
+
+-- name: blocked_of_queue
+SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked WHERE blocked = 1 AND queue = ?1 LIMIT ?2;
 
 -- name: waiting_of_queue
 SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 AND queue = ?1 LIMIT ?2;

@@ -25,13 +25,15 @@ WITH RECURSIVE found (name) AS (
 SELECT name FROM found WHERE name IS NOT NULL;
 
 -- name: promote_due
-UPDATE unstuck_jobs SET ready = 1, waiting = 0
+UPDATE unstuck_jobs
+SET state = 'pending', ready = line IS NULL, blocked = line IS NOT NULL, waiting = 0, awaits = NULL
 WHERE id IN (
     SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
     WHERE waiting = 1 AND queue = ?1 AND run_at <= ?2
     ORDER BY run_at
     LIMIT ?3
-);
+)
+RETURNING line;
 
 -- name: sweep_position
 SELECT swept_job_id FROM unstuck_ledger;

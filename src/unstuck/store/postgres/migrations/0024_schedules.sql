@@ -1,0 +1,3 @@
+-- Schedules.
+
+select 1;

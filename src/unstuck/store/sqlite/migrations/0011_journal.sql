@@ -1,0 +1,3 @@
+-- What jobs wrote down on their way, and the signals that were sent to them.
+
+SELECT 1;

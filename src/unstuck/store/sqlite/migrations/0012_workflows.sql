@@ -1,0 +1,3 @@
+-- Workflows.
+
+SELECT 1;

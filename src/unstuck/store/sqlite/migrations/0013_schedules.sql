@@ -1,0 +1,3 @@
+-- Schedules.
+
+SELECT 1;

@@ -1,0 +1,3 @@
+-- Work that follows the ends of other work.
+
+SELECT 1;
