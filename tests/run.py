@@ -21,6 +21,8 @@ TEST_S = 400
 ALL_S = 40 * 60
 """So long all of one part may take."""
 EVERY_TEST = (
+    # Loading it costs each process seconds, and the one test that uses it needs no fixtures of it.
+    "-p", "no:schemathesis",
     "--durations=15",
     "-o", f"faulthandler_timeout={TEST_S}",
     "-o", "faulthandler_exit_on_timeout=true",
