@@ -10,6 +10,7 @@ from unstuck.client.counter import Counter
 from unstuck.client.events import GATHER, Events, listen
 from unstuck.client.job import Job
 from unstuck.client.task import Task
+from unstuck.client.workflow import Workflow, WorkflowRun
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
@@ -150,6 +151,14 @@ class App:
     def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
         return Job(self._counter, job_id)
+
+    def workflow(self, name: str) -> Workflow:
+        """Begin to build a workflow; nothing is stored before its `start()`."""
+        return Workflow(self._counter, name)
+
+    def workflow_run(self, workflow_id: int) -> WorkflowRun:
+        """Give a handle on a workflow that was started."""
+        return WorkflowRun(self._counter, workflow_id)
 
     def events(
         self,

@@ -13,9 +13,12 @@ from unstuck.client.operator.quarantine import QuarantineVerbs
 from unstuck.client.operator.queues import QueueVerbs
 from unstuck.client.operator.stale import StaleVerbs
 from unstuck.client.operator.workers import WorkerVerbs
+from unstuck.client.operator.workflows import WorkflowVerbs
 from unstuck.client.stale import StaleAction as StaleAction
 
 
-class Operator(LookingVerbs, QuarantineVerbs, JobVerbs, StaleVerbs, QueueVerbs, WorkerVerbs, AdmittingVerbs):
+class Operator(
+    LookingVerbs, QuarantineVerbs, JobVerbs, StaleVerbs, QueueVerbs, WorkerVerbs, AdmittingVerbs, WorkflowVerbs
+):
     """What an operator can do with a ledger. `by` names who did it, in events, causes and the audit log; `door` says
     which way they came: cli, http, page or python."""
