@@ -29,6 +29,7 @@ from unstuck.cli import (
     web,
     why,
     workers,
+    workflows,
 )
 from unstuck.cli.common import Common, Misuse, command
 from unstuck.domain.errors import UnstuckError
@@ -87,6 +88,7 @@ for panel, commands in {
         jobs.jobs,
         jobs.job,
         jobs.logs,
+        workflows.workflow,
         queues.queues,
         alive.alive,
         audit.audit,
@@ -105,6 +107,15 @@ _workers.command("stop")(workers.stop)
 _workers.command("disable")(switching.disable)
 _workers.command("enable")(switching.enable)
 app.add_typer(_workers, name="workers", rich_help_panel=LOOK)
+
+_workflows = typer.Typer(invoke_without_command=True)
+_workflows.callback()(workflows.workflows)
+_workflows.command("list")(workflows.list_workflows)
+_workflows.command("show")(workflows.workflow)
+_workflows.command("retry")(workflows.retry)
+_workflows.command("resume")(workflows.resume)
+_workflows.command("cancel")(workflows.cancel)
+app.add_typer(_workflows, name="workflows", rich_help_panel=LOOK)
 
 _quarantine = typer.Typer(invoke_without_command=True)
 _quarantine.callback()(quarantine.quarantine)

@@ -73,8 +73,9 @@ def job_detail(
     names: Mapping[str, str],
     waiting: str | None,
     progress: Progress | None = None,
+    workflow: View | None = None,
 ) -> View:
-    """The whole of a job; `names` are the names of workers by their ids."""
+    """The whole of a job; `names` are the names of workers by their ids, `workflow` is what it is a node of."""
     args, kwargs = call_view(job.payload, job.payload_type)
     return {
         **job_summary(job),
@@ -83,6 +84,7 @@ def job_detail(
         "result": result_view(job),
         "waiting": waiting,
         "progress": progress_view(progress),
+        "workflow": workflow,
         "policy": policy_view(decode_policy(job.policy)),
         "attempts": [attempt_view(attempt, names) for attempt in attempts],
         "events": [event_view(event) for event in events],

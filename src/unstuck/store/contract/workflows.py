@@ -20,6 +20,10 @@ class WorkflowVerbs(Protocol):
         """Give workflows without their nodes, the newest first."""
         ...
 
+    def place_of(self, job_id: int) -> tuple[int, int] | None:
+        """Give the workflow that a job belongs to, and its place there (0: it stands for it); None for most jobs."""
+        ...
+
     def retry_workflow(self, workflow_id: int, by: str) -> bool:
         """Take up a workflow that failed, was cancelled or is paused: what failed is tried again, what was not begun
         may begin. False where there is none, or it goes on or succeeded."""

@@ -49,6 +49,10 @@ class WorkflowVerbs(ClientVerbs):
         rows = self.read("workflows", state=state, before_id=before_id, limit=limit)
         return [WorkflowRecord(*_head(row), counts=row[5] or {}) for row in rows]
 
+    def place_of(self, job_id: int) -> tuple[int, int] | None:
+        rows = self.read("job_place", id=job_id)
+        return (rows[0][0], rows[0][1]) if rows and rows[0][0] is not None else None
+
     def retry_workflow(self, workflow_id: int, by: str) -> bool:
         return self._act("retry_workflow", id=workflow_id, by=by)
 

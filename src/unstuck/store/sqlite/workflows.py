@@ -53,6 +53,11 @@ class WorkflowVerbs(Verbs):
             rows = fetch(cursor, "workflows", (before_id, state, limit))
             return [WorkflowRecord(*_head(row), counts=dict(fetch(cursor, "count_nodes", (row[0],)))) for row in rows]
 
+    def place_of(self, job_id: int) -> tuple[int, int] | None:
+        with self.db.read() as cursor:
+            found = cursor.execute(SQL["job_place"], (job_id,)).fetchone()
+        return None if found is None or found[0] is None else (found[0], found[1])
+
     def retry_workflow(self, workflow_id: int, by: str) -> bool:
         refuse_nul(by)
         with self.db.write() as cursor:
