@@ -15,7 +15,8 @@ from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.health import Disabled, Health, read_health
-from unstuck.domain.payload import JSON
+from unstuck.domain.inputs import ITEM
+from unstuck.domain.payload import JSON, decode_call, put_results
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import HELD, Door
 from unstuck.store.records import (
@@ -226,9 +227,17 @@ def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:
     if payload_type == FRAMES:
         return meaning.show_call(payload)
     call = value_view(payload, payload_type)
-    if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace"}:
-        return call.get("args", []), call.get("kwargs", {})
+    if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace", "refs"}:
+        refs = call.get("refs")
+        return references_shown(payload) if refs else (call.get("args", []), call.get("kwargs", {}))
     return [call], {}
+
+
+def references_shown(payload: bytes) -> tuple[Any, Any]:
+    """Give (args, kwargs) of a node of a workflow, with a mark wherever the result of another node goes."""
+    call = decode_call(payload)
+    put_results(call, {place: {"$item": True} if place == ITEM else {"$node": place} for _, place in call.refs})
+    return call.args, call.kwargs
 
 
 def result_view(job: JobRecord) -> Any:
