@@ -24,7 +24,9 @@ def summary(counts: Mapping[str, int]) -> str:
     """Write `97 of 100 succeeded, 2 running, 1 failed`."""
     total = sum(counts.values())
     parts = [f"{counts.get('succeeded', 0):,} of {total:,} succeeded"]
-    parts += [f"{number:,} {state}" for state, number in counts.items() if state != "succeeded"]
+    # Where only nodes are counted, not their jobs, those that were released may wait for a slot or run.
+    words = {"released": "begun"}
+    parts += [f"{number:,} {words.get(state, state)}" for state, number in counts.items() if state != "succeeded"]
     return ", ".join(parts)
 
 

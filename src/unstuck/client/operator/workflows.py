@@ -1,7 +1,9 @@
 """Look at workflows, take them up again, go on past what is paused."""
 
+from unstuck.client.flow.views import node_view
 from unstuck.client.operator.base import Verbs
 from unstuck.client.operator.limits import MAX_JOB_ID
+from unstuck.client.views import View
 from unstuck.domain.errors import WorkflowNotFound
 from unstuck.domain.states import HELD
 from unstuck.store.records import WorkflowRecord
@@ -20,6 +22,12 @@ class WorkflowVerbs(Verbs):
         if found is None:
             raise WorkflowNotFound(self._who_is(workflow_id))
         return found
+
+    def place_in_workflow(self, job_id: int) -> View | None:
+        """Give which node of which workflow a job is, as plain values; None for most jobs."""
+        placed = self._ledger.place_of(job_id)
+        found = None if placed is None else self._ledger.workflow(placed[0])
+        return None if placed is None or found is None else node_view(found, placed[1])
 
     def _who_is(self, workflow_id: int) -> str:
         place = self._ledger.place_of(workflow_id) if 0 < workflow_id <= MAX_JOB_ID else None
