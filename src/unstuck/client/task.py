@@ -133,8 +133,8 @@ class Task(Generic[P, R]):
         options = self._options
         if options.connection is not None or options.unique_key is not None or options.run_at is not None:
             raise ConfigError(
-                f"A node of a workflow takes no connection, unique_key or run_at, and {self.name!r} has one. "
-                "A unique_key can be given to the start() of the workflow."
+                f"A node of a workflow takes no connection, unique_key or run_at, and {self.name!r} has one. A "
+                "unique_key can be given to the start() of the workflow."
             )
         with self._sending(1) as sent:
             return self._job(args, kwargs, sent, refs)

@@ -14,7 +14,7 @@ from unstuck.client.flow.outline import in_hands
 from unstuck.client.flow.views import node_view
 from unstuck.client.operator.base import Verbs
 from unstuck.client.operator.limits import EVENTS_SHOWN, MAX_JOB_ID
-from unstuck.client.stacks import ask_stack
+from unstuck.client.stacks import ask_stack, fetch_stack
 from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.telling import tell
@@ -102,6 +102,10 @@ class LookingVerbs(Verbs):
     def ask_stack(self, job_id: int) -> bool:
         """Ask where a running job stands; the answer comes as an event of the job. False where it does not run."""
         return ask_stack(self._ledger, self.job(job_id))
+
+    def stack(self, job_id: int, patience_s: float = 10.0) -> EventRecord | None:
+        """Ask where a running job stands and wait for it; None where it does not run, or its worker does not answer."""
+        return fetch_stack(self._ledger, self.job(job_id).id, patience_s)
 
     def doctor(self, limits: Limits | None = None) -> list[Finding]:
         """Look at the whole system and say what is wrong, why, and the cure; the worst first.

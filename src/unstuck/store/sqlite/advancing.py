@@ -56,8 +56,8 @@ def move_on(cursor: apsw.Cursor, places: Sequence[Place]) -> set[str]:
     while places:
         following: list[Place] = []
         due: list[Place] = []
-        for workflow_id, place in places:
-            node = find_node(cursor, workflow_id, place)
+        # Of several that ended at once those that failed come first: what they close is not begun by the others.
+        for workflow_id, node in sorted(_nodes(cursor, places), key=lambda pair: pair[1].ended_well):
             if node.parent is None:
                 # The outermost scope is over: so is its workflow.
                 woken |= _finish(cursor, workflow_id, node)
@@ -65,7 +65,7 @@ def move_on(cursor: apsw.Cursor, places: Sequence[Place]) -> set[str]:
             if find_node(cursor, workflow_id, node.parent).state != NodeState.RELEASED:
                 continue  # the scope around it is closed: what happens in there changes nothing any more
             if node.ended_well:
-                due += _unblock(cursor, workflow_id, place)
+                due += _unblock(cursor, workflow_id, node.place)
                 following += _leave_scope(cursor, workflow_id, node.parent)
             elif node.on_error == "pause":
                 _pause(cursor, workflow_id, node)
@@ -78,6 +78,10 @@ def move_on(cursor: apsw.Cursor, places: Sequence[Place]) -> set[str]:
             following += over
         places = following
     return woken
+
+
+def _nodes(cursor: apsw.Cursor, places: Sequence[Place]) -> list[tuple[int, Node]]:
+    return [(workflow_id, find_node(cursor, workflow_id, place)) for workflow_id, place in places]
 
 
 def release(cursor: apsw.Cursor, workflow_id: int, place: int) -> tuple[set[str], list[Place]]:

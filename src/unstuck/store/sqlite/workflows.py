@@ -137,6 +137,8 @@ def _reopen_scope(cursor: apsw.Cursor, workflow_id: int, scope: int, by: str) ->
     """What is inside a scope that failed and may have failed is left as it is. What runs still, though its scope was
     closed, ends as it will."""
     for node in nodes_inside(cursor, workflow_id, scope):
+        if node.kind != "task" and node.state == NodeState.RELEASED:
+            _reopen_scope(cursor, workflow_id, node.place, by)
         again = node.state in (NodeState.CANCELLED, NodeState.PAUSED) or (
             node.state == NodeState.FAILED and node.on_error != "continue"
         )

@@ -176,10 +176,17 @@ begin
         v_places := v_places || array(select v_first + g.i from generate_series(0, v_count - 1) as g(i));
     end loop;
 
-    with ready as (
-        update {schema}.nodes n set state = 'released', job_id = nextval('{schema}.job_ids'::regclass)
-        from unnest(v_workflows, v_places) as u(workflow_id, place)
-        where n.workflow_id = u.workflow_id and n.place = u.place and n.kind = 'task' and n.state = 'waiting'
+    -- Their jobs stand in the order of their places.
+    with due as materialized (
+        select d.workflow_id, d.place, nextval('{schema}.job_ids'::regclass) as job_id
+        from (
+            select u.workflow_id, u.place from unnest(v_workflows, v_places) as u(workflow_id, place)
+            order by u.workflow_id, u.place
+        ) d
+    ), ready as (
+        update {schema}.nodes n set state = 'released', job_id = d.job_id
+        from due d
+        where n.workflow_id = d.workflow_id and n.place = d.place and n.kind = 'task' and n.state = 'waiting'
         returning n.workflow_id, n.place, n.job_id, n.spec
     )
     select array_agg(r.job_id order by r.job_id), array_agg(r.spec order by r.job_id),
@@ -660,11 +667,10 @@ begin
             where n.workflow_id = p_workflow and n.place = a.place
             returning n.place, n.kind, n.state, n.job_id
         )
-        select array_agg(o.place) filter (where o.kind <> 'task' and o.state = 'released'),
-               array_agg(o.job_id) filter (where o.job_id is not null)
-        into v_scopes, v_more
-        from opened o;
+        select array_agg(o.job_id) filter (where o.job_id is not null) into v_more from opened o;
         v_jobs := v_jobs || v_more;
+        select array_agg(n.place) into v_scopes from {schema}.nodes n
+        where n.workflow_id = p_workflow and n.parent = any (v_scopes) and n.kind <> 'task' and n.state = 'released';
     end loop;
     foreach v_job in array v_jobs loop
         perform {schema}.retry(v_job, p_by);
