@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import UnknownWorker as UnknownWorker
     from unstuck.domain.errors import UnstuckError as UnstuckError
     from unstuck.domain.errors import WorkerCrashed as WorkerCrashed
+    from unstuck.domain.errors import WorkflowNotFound as WorkflowNotFound
     from unstuck.domain.errors import WrongArguments as WrongArguments
     from unstuck.domain.events import Event as Event
     from unstuck.domain.events import EventKind as EventKind
@@ -106,6 +107,7 @@ __all__ = [
     "UnstuckError",
     "WorkerCrashed",
     "Workflow",
+    "WorkflowNotFound",
     "WorkflowRun",
     "WrongArguments",
     "current_context",

@@ -50,6 +50,11 @@ class EventKind(StrEnum):
     NO_REAPER = "no_reaper"
     NO_REAPER_STILL = "no_reaper_still"
     NO_REAPER_OVER = "no_reaper_over"
+    WORKFLOW_PAUSED = "workflow_paused"
+    """A node failed, and waits for an operator."""
+    WORKFLOW_RESUMED = "workflow_resumed"
+    WORKFLOW_REPAIRED = "workflow_repaired"
+    """Something that should be impossible was found in a workflow, and repaired."""
     # Seen by following one job: what goes well is not written down as an event of its own.
     ENQUEUED = "enqueued"
     CLAIMED = "claimed"
@@ -67,6 +72,8 @@ LEVELS = {
     "failed": "problem",
     "quarantined": "problem",
     "no_workers": "problem",
+    "workflow_paused": "problem",
+    "workflow_repaired": "warning",
     "worker_stillborn": "warning",
     "requeued": "warning",
     "loop_blocked": "warning",

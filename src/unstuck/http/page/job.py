@@ -41,6 +41,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     args, kwargs = views.shown_call(job, viewing.redact)
     return {
         "job": job,
+        "place": operator.place_in_workflow(job.id),
         "story": story,
         "attempts": attempts,
         "timeline": timeline(job, attempts, seen.at),
