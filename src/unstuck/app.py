@@ -2,7 +2,7 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from unstuck import config
@@ -10,13 +10,17 @@ from unstuck.client.counter import Counter
 from unstuck.client.events import GATHER, Events, listen
 from unstuck.client.job import Job
 from unstuck.client.operator import Operator, StaleAction
+from unstuck.client.scheduling import DEFAULT_CATCH_UP, define
 from unstuck.client.task import Task
+from unstuck.client.enqueueing import GivenOptions
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
+from unstuck.domain.catching_up import CatchUp
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
 from unstuck.domain.retry import Retry, RetryRule
+from unstuck.domain.schedules import ScheduleDefinition
 from unstuck.domain.sizes import Size, size_bytes
 from unstuck.runner.context import Context
 from unstuck.runner.tasks import TaskDefinition
@@ -41,6 +45,7 @@ class App:
         self._counter = Counter(self.settings)
         self._definitions: dict[str, TaskDefinition] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
+        self._schedules: dict[str, ScheduleDefinition] = {}
         self._queues = frozenset(checked_name(queue, "Queue") for queue in queues) | {DEFAULT_QUEUE}
 
     def __repr__(self) -> str:
@@ -131,6 +136,86 @@ class App:
         if name not in self._tasks:
             raise UnknownTask(f"This app has no task {name!r}.{did_you_mean(name, self._tasks)}")
         return self._tasks[name]
+
+    # Schedules --------------------------------------------------------------------------------
+
+    @overload
+    def schedule(
+        self,
+        cron: str | None = None,
+        /,
+        *,
+        every: Duration | None = None,
+        tz: str = "UTC",
+        catch_up: CatchUp = DEFAULT_CATCH_UP,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[GivenOptions],
+    ) -> Callable[[Task[P, R]], Task[P, R]]: ...
+
+    @overload
+    def schedule(
+        self,
+        task: Task[P, R],
+        /,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str = "UTC",
+        catch_up: CatchUp = DEFAULT_CATCH_UP,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[GivenOptions],
+    ) -> Task[P, R]: ...
+
+    def schedule(
+        self,
+        target: Any = None,
+        /,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str = "UTC",
+        catch_up: CatchUp = DEFAULT_CATCH_UP,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Enqueue a task again and again: `@app.schedule("*/5 * * * *", tz="Europe/Berlin")` above `@app.task`, or
+        `app.schedule(task, every="30s", args=[…])`. The workers keep the clock; nothing else needs to run."""
+
+        def add(task: Any) -> Any:
+            if not isinstance(task, Task):
+                raise ConfigError(f"app.schedule wants a task, not {task!r:.80}. Write it above @app.task.")
+            defined = define(
+                task,
+                name=name,
+                cron=target if isinstance(target, str) else cron,
+                every=every,
+                tz=tz,
+                catch_up=catch_up,
+                args=args,
+                kwargs=kwargs or {},
+                options=options,
+            )
+            if defined.task not in self._definitions:
+                raise ConfigError(f"Schedule {defined.name!r} is of a task of another app. Take it in with adopt(…).")
+            if defined.name in self._schedules:
+                raise ConfigError(f"There are two schedules named {defined.name!r} in this app. Give one name=….")
+            self._schedules[defined.name] = defined
+            return task
+
+        if isinstance(target, str) and cron is not None:
+            raise ConfigError("Give the cron expression once: as the first argument or as cron=….")
+        return add if target is None or isinstance(target, str) else add(target)
+
+    @property
+    def schedule_definitions(self) -> Mapping[str, ScheduleDefinition]:
+        """What this app wants enqueued again and again."""
+        return self._schedules
 
     def manifest_settings(self) -> bytes:
         return config.dump(self.settings)

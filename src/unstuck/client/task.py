@@ -66,7 +66,7 @@ class Task(Generic[P, R]):
     def enqueue(self, *args: Any, **kwargs: Any) -> Job[Any]:
         """Store a job; it is durable when this returns."""
         with self._sending(1) as sent:
-            return self._store([self._job(args, kwargs, sent)], sent)[0]
+            return self._store([self._job(args, kwargs, sent.trace)], sent)[0]
 
     @overload
     def enqueue_many(self: "Task[P, Coroutine[Any, Any, T]]", calls: Iterable[Any]) -> list[Job[T]]: ...
@@ -78,7 +78,7 @@ class Task(Generic[P, R]):
         """Store many jobs: tuples of arguments or dicts of named ones. Each thousand is one commit."""
         calls = list(calls)
         with self._sending(len(calls)) as sent:
-            jobs = [self._job(*split_call(call, self.name), sent) for call in calls]
+            jobs = [self._job(*split_call(call, self.name), sent.trace) for call in calls]
             return [handle for at in range(0, len(jobs), BATCH) for handle in self._store(jobs[at : at + BATCH], sent)]
 
     @overload
@@ -90,7 +90,7 @@ class Task(Generic[P, R]):
     async def enqueue_async(self, *args: Any, **kwargs: Any) -> Job[Any]:
         """Like `enqueue`, without blocking the event loop."""
         with self._sending(1) as sent:
-            job = self._job(args, kwargs, sent)
+            job = self._job(args, kwargs, sent.trace)
             return (await asyncio.to_thread(self._store, [job], sent))[0]
 
     @overload
@@ -103,10 +103,14 @@ class Task(Generic[P, R]):
         """Like `enqueue_many`, without blocking the event loop."""
         return await asyncio.to_thread(self.enqueue_many, list(calls))
 
+    def template(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        """Give the job that an enqueue would store, and store nothing: for what is enqueued later, by others."""
+        return self._job(args, kwargs, "")
+
     def _sending(self, count: int) -> AbstractContextManager[Sending]:
         return sending(self.name, self._options.queue or self.definition.queue, count)
 
-    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sending) -> NewJob:
+    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], trace: str) -> NewJob:
         definition = self.definition
         if self._signature is not None:
             try:
@@ -122,7 +126,7 @@ class Task(Generic[P, R]):
             kwargs=kwargs,
             limit_bytes=self._counter.settings.max_payload_bytes,
             known_queues=self._known_queues(),
-            trace=sent.trace,
+            trace=trace,
         )
 
     def _store(self, jobs: list[NewJob], sent: Sending) -> list[Job[Any]]:

@@ -20,6 +20,8 @@ class Call(msgspec.Struct, frozen=True):
     kwargs: dict[str, Any] = {}
     trace: str = ""
     """Where its enqueue stands in a trace, as `unstuck.tracing` writes it."""
+    scheduled_for: float | None = None
+    """The tick that it was enqueued for, where a schedule did so."""
 
 
 def encode(value: Any, what: str, limit_bytes: int) -> bytes:
@@ -56,6 +58,12 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], task: str, limit_
     if trace:
         value["trace"] = trace
     return encode(value, f"The arguments of {task!r}", limit_bytes)
+
+
+def with_tick(data: bytes, tick: float) -> bytes:
+    """Add the tick to the arguments of a job, as `encode_call` wrote them, without reading what is in them."""
+    assert data.startswith(b"{") and data.endswith(b"}"), "arguments are a JSON object"
+    return b'{"scheduled_for":%r%s' % (tick, b"}" if data == b"{}" else b"," + data[1:])
 
 
 def decode_call(data: bytes) -> Call:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from unstuck.domain.policy import Policy
+from unstuck.domain.schedules import ScheduleDefinition
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Registry(Protocol):
     @property
     def queues(self) -> frozenset[str]:
         """Every queue that the app declared, whether a task uses it or not."""
+        ...
+
+    @property
+    def schedule_definitions(self) -> Mapping[str, ScheduleDefinition]:
+        """What the app wants enqueued again and again."""
         ...
 
     def manifest_settings(self) -> bytes:
@@ -57,3 +63,4 @@ class Manifest(msgspec.Struct, frozen=True):
     """Every queue that the app declared."""
     containment: str = ""
     """How what a job started is made to die with it, in words."""
+    schedules: tuple[ScheduleDefinition, ...] = ()
