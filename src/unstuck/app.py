@@ -7,12 +7,12 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from unstuck import config
 from unstuck.client.counter import Counter
+from unstuck.client.enqueueing import GivenOptions
 from unstuck.client.events import GATHER, Events, listen
 from unstuck.client.job import Job
 from unstuck.client.operator import Operator, StaleAction
 from unstuck.client.scheduling import DEFAULT_CATCH_UP, define
 from unstuck.client.task import Task
-from unstuck.client.enqueueing import GivenOptions
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.catching_up import CatchUp
 from unstuck.domain.durations import Duration, seconds

@@ -1,4 +1,4 @@
-"""Decide which ticks of a schedule are enqueued now, and when it is due next: also when nobody was there for a while."""
+"""Decide which ticks of a schedule are enqueued now, and when it is due next, also when nobody was there for long."""
 
 from collections import deque
 from typing import Literal

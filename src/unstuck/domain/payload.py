@@ -62,7 +62,7 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], task: str, limit_
 
 def with_tick(data: bytes, tick: float) -> bytes:
     """Add the tick to the arguments of a job, as `encode_call` wrote them, without reading what is in them."""
-    assert data.startswith(b"{") and data.endswith(b"}"), "arguments are a JSON object"
+    assert data.startswith(b"{"), "arguments are a JSON object"
     return b'{"scheduled_for":%r%s' % (tick, b"}" if data == b"{}" else b"," + data[1:])
 
 

@@ -74,7 +74,7 @@ class Timekeeper:
                 woken |= self._fire(record, found.now)
             except LedgerUnavailable:
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - told by _stumbled
                 # One that cannot be read or stored must not stop the others.
                 stumbled = True
                 self._stumbled(record, error)
@@ -154,8 +154,8 @@ def _news(record: ScheduleRecord, decided: Plan) -> tuple[str | None, str]:
     """Say what is worth an event: a plain tick is none."""
     if decided.set_back:
         return "schedule_set_back", (
-            f"Schedule {record.name!r} had ticked at {tick_text(record.last_at or 0.0)}, which is yet to come: the clock "
-            "was set back. It goes on from now."
+            f"Schedule {record.name!r} had ticked at {tick_text(record.last_at or 0.0)}, which is yet to come: "
+            "the clock was set back. It goes on from now."
         )
     if decided.missed:
         since = tick_text(record.next_at or 0.0)

@@ -29,7 +29,10 @@ class ScheduleVerbs(Verbs):
                     **{
                         name: getattr(one, name) for name in ("name", "fingerprint", "task", "queue", "catch_up", "job")
                     },
-                    **{"cron": when.cron, "every_s": when.every_s, "zone": when.zone, "source": source},
+                    "cron": when.cron,
+                    "every_s": when.every_s,
+                    "zone": when.zone,
+                    "source": source,
                 },
             )
             changed += [row[0] for row in rows]
@@ -79,4 +82,4 @@ def _columns(firing: Firing) -> dict[str, Any]:
 
 
 def _record(row: Row) -> ScheduleRecord:
-    return ScheduleRecord(*row[:5], Timing(*row[5:8]), *row[8:])
+    return ScheduleRecord(*(*row[:5], Timing(*row[5:8]), *row[8:]))

@@ -90,4 +90,4 @@ def _fire(cursor: apsw.Cursor, firing: Firing) -> list[int] | None:
 
 
 def _record(row: Row) -> ScheduleRecord:
-    return ScheduleRecord(*row[:5], Timing(*row[5:8]), *row[8:10], bool(row[10]), *row[11:])
+    return ScheduleRecord(*(*row[:5], Timing(*row[5:8]), *row[8:10], bool(row[10]), *row[11:]))
