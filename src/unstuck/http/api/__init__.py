@@ -15,6 +15,7 @@ from unstuck.http.api import (
     operating,
     quarantine,
     queues,
+    schedules,
     stale,
     workers,
 )
@@ -28,6 +29,7 @@ ROUTERS = (
     listing.router,
     jobs.router,
     queues.router,
+    schedules.router,
     stale.router,
     operating.router,
     quarantine.router,
