@@ -1,11 +1,10 @@
 """Turn what an app or an operator says of a schedule into its definition, everything checked."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from unstuck.client.task import Task
 from unstuck.domain.catching_up import CatchUp
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, PayloadError, WrongArguments
@@ -14,12 +13,16 @@ from unstuck.domain.schedules import ScheduleDefinition
 from unstuck.domain.ticking import checked_timing
 from unstuck.store.records import NewJob, pack_job
 
+if TYPE_CHECKING:
+    # The other way round at run time: a task reaches the operator, who makes schedules.
+    from unstuck.client.task import Task
+
 NOT_HERE = ("delay", "run_at", "connection")
 DEFAULT_CATCH_UP: CatchUp = "latest"
 
 
 def define(
-    task: Task[Any, Any],
+    task: "Task[Any, Any]",
     *,
     name: str | None,
     cron: str | None,
