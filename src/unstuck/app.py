@@ -2,25 +2,26 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from unstuck import config
 from unstuck.client.counter import Counter
-from unstuck.client.enqueueing import GivenOptions
 from unstuck.client.events import GATHER, Events, listen
+from unstuck.client.following import Follower, Following
+from unstuck.client.hooking import names_of
 from unstuck.client.job import Job
 from unstuck.client.operator import Operator, StaleAction
-from unstuck.client.scheduling import DEFAULT_CATCH_UP, define
+from unstuck.client.planning import Planning
 from unstuck.client.task import Task
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
-from unstuck.domain.catching_up import CatchUp
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
+from unstuck.domain.hooks import HOOK_SETTINGS
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
 from unstuck.domain.retry import Retry, RetryRule
-from unstuck.domain.schedules import ScheduleDefinition
 from unstuck.domain.sizes import Size, size_bytes
 from unstuck.runner.context import Context
 from unstuck.runner.tasks import TaskDefinition
@@ -30,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class App:
+class App(Planning, Following):
     """Tasks, settings and the way to the ledger. Nothing is connected before it is used."""
 
     def __init__(
@@ -39,13 +40,26 @@ class App:
         *,
         recovery: Recovery | None = None,
         queues: Iterable[str] = (),
+        after_success: Follower = None,
+        after_failure: Follower = None,
+        after_crash: Follower = None,
+        after_retry: Follower = None,
         **settings: Unpack[GivenSettings],
     ) -> None:
         self.settings: Settings = config.load({"url": url, "recovery": recovery, **settings})
         self._counter = Counter(self.settings)
         self._definitions: dict[str, TaskDefinition] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
-        self._schedules: dict[str, ScheduleDefinition] = {}
+        Planning.__init__(self)
+        Following.__init__(
+            self,
+            {
+                "after_success": after_success,
+                "after_failure": after_failure,
+                "after_crash": after_crash,
+                "after_retry": after_retry,
+            },
+        )
         self._queues = frozenset(checked_name(queue, "Queue") for queue in queues) | {DEFAULT_QUEUE}
 
     def __repr__(self) -> str:
@@ -73,6 +87,10 @@ class App:
         stall_timeout: Duration | None = None,
         interpreter_timeout: Duration | None = None,
         memory_limit: Size | None = None,
+        after_success: Follower = None,
+        after_failure: Follower = None,
+        after_crash: Follower = None,
+        after_retry: Follower = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, *function: Any, **settings: Any) -> Any:
@@ -109,6 +127,7 @@ class App:
                 is_async=inspect.iscoroutinefunction(function),
                 context_parameter=_context_parameter(function),
                 policy=policy,
+                hooks=names_of(settings, f"Task {name!r}"),
             )
         )
 
@@ -119,13 +138,21 @@ class App:
             raise ConfigError(f"There are two tasks named {name!r} in this app. Give one of them name=….")
         self._definitions[name] = definition
         self._queues |= {definition.queue}
-        task: Task[Any, Any] = Task(self._counter, definition, lambda: self._queues)
+        task: Task[Any, Any] = Task(
+            self._counter, definition, lambda: self._queues, policy=lambda: self._policy_of(name)
+        )
+        self._policies.clear()
         self._tasks[name] = task
         return task
 
     @property
     def definitions(self) -> Mapping[str, TaskDefinition]:
-        return self._definitions
+        """Every task, with all that follows its ends as far as those tasks are registered yet."""
+        if not any(self._hooks_of(one) for one in self._definitions.values()):
+            return self._definitions
+        return {
+            name: replace(one, policy=self._policy_of(name, strict=False)) for name, one in self._definitions.items()
+        }
 
     @property
     def queues(self) -> frozenset[str]:
@@ -137,87 +164,9 @@ class App:
             raise UnknownTask(f"This app has no task {name!r}.{did_you_mean(name, self._tasks)}")
         return self._tasks[name]
 
-    # Schedules --------------------------------------------------------------------------------
-
-    @overload
-    def schedule(
-        self,
-        cron: str | None = None,
-        /,
-        *,
-        every: Duration | None = None,
-        tz: str = "UTC",
-        catch_up: CatchUp = DEFAULT_CATCH_UP,
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[GivenOptions],
-    ) -> Callable[[Task[P, R]], Task[P, R]]: ...
-
-    @overload
-    def schedule(
-        self,
-        task: Task[P, R],
-        /,
-        *,
-        cron: str | None = None,
-        every: Duration | None = None,
-        tz: str = "UTC",
-        catch_up: CatchUp = DEFAULT_CATCH_UP,
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[GivenOptions],
-    ) -> Task[P, R]: ...
-
-    def schedule(
-        self,
-        target: Any = None,
-        /,
-        *,
-        cron: str | None = None,
-        every: Duration | None = None,
-        tz: str = "UTC",
-        catch_up: CatchUp = DEFAULT_CATCH_UP,
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Any:
-        """Enqueue a task again and again: `@app.schedule("*/5 * * * *", tz="Europe/Berlin")` above `@app.task`, or
-        `app.schedule(task, every="30s", args=[…])`. The workers keep the clock; nothing else needs to run."""
-
-        def add(task: Any) -> Any:
-            if not isinstance(task, Task):
-                raise ConfigError(f"app.schedule wants a task, not {task!r:.80}. Write it above @app.task.")
-            defined = define(
-                task,
-                name=name,
-                cron=target if isinstance(target, str) else cron,
-                every=every,
-                tz=tz,
-                catch_up=catch_up,
-                args=args,
-                kwargs=kwargs or {},
-                options=options,
-            )
-            if defined.task not in self._definitions:
-                raise ConfigError(f"Schedule {defined.name!r} is of a task of another app. Take it in with adopt(…).")
-            if defined.name in self._schedules:
-                raise ConfigError(f"There are two schedules named {defined.name!r} in this app. Give one name=….")
-            self._schedules[defined.name] = defined
-            return task
-
-        if isinstance(target, str) and cron is not None:
-            raise ConfigError("Give the cron expression once: as the first argument or as cron=….")
-        return add if target is None or isinstance(target, str) else add(target)
-
-    @property
-    def schedule_definitions(self) -> Mapping[str, ScheduleDefinition]:
-        """What this app wants enqueued again and again."""
-        return self._schedules
-
     def manifest_settings(self) -> bytes:
+        for name in self._definitions:
+            self._policy_of(name)  # Refuse here, before a worker starts, what no job could be enqueued with.
         return config.dump(self.settings)
 
     # The ledger -------------------------------------------------------------------------------
@@ -283,6 +232,7 @@ _TASK_SETTINGS = (
     "stall_timeout",
     "interpreter_timeout",
     "memory_limit",
+    *HOOK_SETTINGS,
 )
 
 

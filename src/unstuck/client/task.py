@@ -11,6 +11,7 @@ from unstuck.client.counter import Counter
 from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
 from unstuck.client.job import Job
 from unstuck.domain.errors import NoWorkers, WrongArguments
+from unstuck.domain.policy import Policy
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.records import Enqueued, NewJob
 from unstuck.tracing import Sending, sending
@@ -32,11 +33,14 @@ class Task(Generic[P, R]):
         definition: TaskDefinition,
         known_queues: Callable[[], frozenset[str]],
         options: Options | None = None,
+        policy: Callable[[], Policy] | None = None,
     ) -> None:
         self.definition = definition
         self._counter = counter
         self._known_queues = known_queues
         self._options = options or Options()
+        # Asked for at each enqueue: what follows its ends may be registered later than it.
+        self._policy = policy or (lambda: definition.policy)
         self._signature = _signature(definition)
         functools.update_wrapper(self, definition.function)
 
@@ -52,7 +56,9 @@ class Task(Generic[P, R]):
 
     def options(self, **values: Unpack[GivenOptions]) -> "Task[P, R]":
         """Give the same task with other options for what is enqueued: priority, delay, run_at, …"""
-        return Task(self._counter, self.definition, self._known_queues, Options.checked(self._options, {**values}))
+        return Task(
+            self._counter, self.definition, self._known_queues, Options.checked(self._options, {**values}), self._policy
+        )
 
     # An async task gives a coroutine when it is called, and what it returns when it is a job. The arguments are those
     # of the function without its Context, which may stand anywhere among them: no type says that.
@@ -103,6 +109,10 @@ class Task(Generic[P, R]):
         """Like `enqueue_many`, without blocking the event loop."""
         return await asyncio.to_thread(self.enqueue_many, list(calls))
 
+    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        """Give the job of an enqueue without anything that follows its end."""
+        return self._job(args, kwargs, "", hooks=False)
+
     def template(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
         """Give the job that an enqueue would store, and store nothing: for what is enqueued later, by others."""
         return self._job(args, kwargs, "")
@@ -110,7 +120,7 @@ class Task(Generic[P, R]):
     def _sending(self, count: int) -> AbstractContextManager[Sending]:
         return sending(self.name, self._options.queue or self.definition.queue, count)
 
-    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], trace: str) -> NewJob:
+    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], trace: str, *, hooks: bool = True) -> NewJob:
         definition = self.definition
         if self._signature is not None:
             try:
@@ -120,7 +130,7 @@ class Task(Generic[P, R]):
         return build_job(
             task=definition.name,
             queue=definition.queue,
-            policy=definition.policy,
+            policy=self._policy() if hooks else definition.policy,
             options=self._options,
             args=args,
             kwargs=kwargs,

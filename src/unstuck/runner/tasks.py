@@ -1,7 +1,7 @@
 """Describe a function registered with an app, as the bench needs it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -19,6 +19,8 @@ class TaskDefinition:
     context_parameter: str | None
     """The parameter that wants the Context, if any."""
     policy: Policy
+    hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By kind of end: the names of the tasks that follow it."""
 
 
 class Registry(Protocol):
