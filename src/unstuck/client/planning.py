@@ -1,6 +1,7 @@
 """The part of an app that plans ahead: `app.schedule(…)`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from unstuck.client.enqueueing import GivenOptions
@@ -22,7 +23,7 @@ class Planning:
     _definitions: dict[str, TaskDefinition]
 
     def __init__(self) -> None:
-        self._schedules: dict[str, ScheduleDefinition] = {}
+        self._schedules: dict[str, Callable[..., ScheduleDefinition]] = {}
 
     @overload
     def schedule(
@@ -75,7 +76,8 @@ class Planning:
         def add(task: Any) -> Any:
             if not isinstance(task, Task):
                 raise ConfigError(f"app.schedule wants a task, not {task!r:.80}. Write it above @app.task.")
-            defined = define(
+            plan = partial(
+                define,
                 task,
                 name=name,
                 cron=target if isinstance(target, str) else cron,
@@ -86,11 +88,12 @@ class Planning:
                 kwargs=kwargs or {},
                 options=options,
             )
+            defined = plan(hooks=False)
             if defined.task not in self._definitions:
                 raise ConfigError(f"Schedule {defined.name!r} is of a task of another app. Take it in with adopt(…).")
             if defined.name in self._schedules:
                 raise ConfigError(f"There are two schedules named {defined.name!r} in this app. Give one name=….")
-            self._schedules[defined.name] = defined
+            self._schedules[defined.name] = plan
             return task
 
         if isinstance(target, str) and cron is not None:
@@ -100,4 +103,4 @@ class Planning:
     @property
     def schedule_definitions(self) -> Mapping[str, ScheduleDefinition]:
         """What this app wants enqueued again and again."""
-        return self._schedules
+        return {name: plan() for name, plan in self._schedules.items()}

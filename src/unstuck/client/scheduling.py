@@ -32,15 +32,19 @@ def define(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
+    hooks: bool = True,
 ) -> ScheduleDefinition:
-    """Give the definition of a schedule of a task, or raise ConfigError with what to write instead."""
+    """Give the definition of a schedule of a task, or raise ConfigError with what to write instead.
+
+    Without `hooks` for a first look: the tasks that follow may be registered later."""
     name = checked_name(name or task.name, "Schedule")
     owner = f"Schedule {name!r}"
     for option in NOT_HERE:
         if option in options:
             raise ConfigError(f"{owner}: {option} has no place here: a job is enqueued when its tick is due.")
     try:
-        job = task.options(**dict(options)).template(tuple(args), dict(kwargs))
+        optioned = task.options(**dict(options))
+        job = (optioned.template if hooks else optioned.plain)(tuple(args), dict(kwargs))
     except (WrongArguments, PayloadError) as error:
         raise ConfigError(f"{owner}: {error} Give what the task needs as args=… and kwargs=….") from None
     return definition_of(name, job, cron, every, tz, catch_up)
