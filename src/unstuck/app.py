@@ -4,7 +4,7 @@ import inspect
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from unstuck import config
 from unstuck.client.counter import Counter
@@ -12,9 +12,9 @@ from unstuck.client.events import GATHER, Events, listen
 from unstuck.client.following import Follower, Following
 from unstuck.client.hooking import names_of
 from unstuck.client.job import Job
-from unstuck.client.operator import Operator, StaleAction
 from unstuck.client.planning import Planning
 from unstuck.client.task import Task
+from unstuck.client.workflow import Workflow, WorkflowRun
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
@@ -26,6 +26,9 @@ from unstuck.domain.sizes import Size, size_bytes
 from unstuck.runner.context import Context
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.contract import Ledger
+
+if TYPE_CHECKING:
+    from unstuck.client.operator import Operator, StaleAction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -176,12 +179,20 @@ class App(Planning, Following):
         return self._counter.parts().ledger
 
     @property
-    def operator(self) -> Operator:
+    def operator(self) -> "Operator":
         return self._counter.parts().operator
 
     def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
         return Job(self._counter, job_id)
+
+    def workflow(self, name: str) -> Workflow:
+        """Begin to build a workflow; nothing is stored before its `start()`."""
+        return Workflow(self._counter, name)
+
+    def workflow_run(self, workflow_id: int) -> WorkflowRun:
+        """Give a handle on a workflow that was started."""
+        return WorkflowRun(self._counter, workflow_id)
 
     def events(
         self,
@@ -197,15 +208,15 @@ class App(Planning, Following):
         as one event with its count, once nothing more came for `gather` (None: each by itself, at once)."""
         return listen(self._counter, kinds, worker, after, gather)
 
-    def stale(self, older_than: Duration = 0) -> list[StaleAction]:
+    def stale(self, older_than: Duration = 0) -> "list[StaleAction]":
         """List held jobs whose worker has been silent for at least so long."""
         return self.operator.stale(seconds(older_than, "older_than"))
 
-    def fail_stale(self, older_than: Duration) -> list[StaleAction]:
+    def fail_stale(self, older_than: Duration) -> "list[StaleAction]":
         """Fail running jobs whose worker has been silent for so long; give what was done."""
         return self.operator.fail_stale(seconds(older_than, "older_than"))
 
-    def requeue_stale(self, older_than: Duration) -> list[StaleAction]:
+    def requeue_stale(self, older_than: Duration) -> "list[StaleAction]":
         """Requeue claimed jobs whose worker has been silent for so long; give what was done."""
         return self.operator.requeue_stale(seconds(older_than, "older_than"))
 

@@ -21,6 +21,8 @@ class EventKind(StrEnum):
     CANCELLED = "cancelled"
     CANCEL_REQUESTED = "cancel_requested"
     WORKER_STARTED = "worker_started"
+    WORKER_STILLBORN = "worker_stillborn"
+    """A worker process of a supervisor ended before it had registered, so that no worker tells of it."""
     WORKER_SUSPECT = "worker_suspect"
     WORKER_RECOVERED = "worker_recovered"
     WORKER_DEAD = "worker_dead"
@@ -38,6 +40,8 @@ class EventKind(StrEnum):
     """It had ticked by a clock that was far ahead, and goes on from now."""
     STACK = "stack"
     """Where a running job stood when somebody asked; the message is the stack."""
+    LOOP_BLOCKED = "loop_blocked"
+    """A job keeps the event loop that it shares with others from turning."""
     NO_WORKERS = "no_workers"
     """Somebody enqueued to a queue that no living worker serves, or jobs have waited in one; they stay queued."""
     NO_WORKERS_STILL = "no_workers_still"
@@ -71,7 +75,9 @@ LEVELS = {
     "quarantined": "problem",
     "no_workers": "problem",
     "schedule_missed": "warning",
+    "worker_stillborn": "warning",
     "requeued": "warning",
+    "loop_blocked": "warning",
     "retrying": "warning",
     "worker_disabled": "warning",
     "host_disabled": "warning",

@@ -14,11 +14,20 @@ from unstuck.client.operator.queues import QueueVerbs
 from unstuck.client.operator.schedules import ScheduleVerbs
 from unstuck.client.operator.stale import StaleVerbs
 from unstuck.client.operator.workers import WorkerVerbs
+from unstuck.client.operator.workflows import WorkflowVerbs
 from unstuck.client.stale import StaleAction as StaleAction
 
 
 class Operator(
-    LookingVerbs, QuarantineVerbs, JobVerbs, StaleVerbs, QueueVerbs, ScheduleVerbs, WorkerVerbs, AdmittingVerbs
+    LookingVerbs,
+    QuarantineVerbs,
+    JobVerbs,
+    StaleVerbs,
+    QueueVerbs,
+    ScheduleVerbs,
+    WorkerVerbs,
+    AdmittingVerbs,
+    WorkflowVerbs,
 ):
     """What an operator can do with a ledger. `by` names who did it, in events, causes and the audit log; `door` says
     which way they came: cli, http, page or python."""

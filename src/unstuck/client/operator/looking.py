@@ -12,7 +12,7 @@ from unstuck.client.doctor.one_job import examine_job
 from unstuck.client.explaining import Surroundings, describe, explain_wait
 from unstuck.client.operator.base import Verbs
 from unstuck.client.operator.limits import EVENTS_SHOWN, MAX_JOB_ID
-from unstuck.client.stacks import ask_stack
+from unstuck.client.stacks import ask_stack, fetch_stack
 from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.telling import tell
@@ -88,6 +88,10 @@ class LookingVerbs(Verbs):
     def ask_stack(self, job_id: int) -> bool:
         """Ask where a running job stands; the answer comes as an event of the job. False where it does not run."""
         return ask_stack(self._ledger, self.job(job_id))
+
+    def stack(self, job_id: int, patience_s: float = 10.0) -> EventRecord | None:
+        """Ask where a running job stands and wait for it; None where it does not run, or its worker does not answer."""
+        return fetch_stack(self._ledger, self.job(job_id).id, patience_s)
 
     def doctor(self, limits: Limits | None = None) -> list[Finding]:
         """Look at the whole system and say what is wrong, why, and the cure; the worst first.
