@@ -222,6 +222,7 @@ def queue_view(queue: QueueRecord) -> View:
 def policy_view(policy: Policy) -> View:
     view = msgspec.structs.asdict(policy)
     view["retry"] = msgspec.structs.asdict(policy.retry)
+    del view["hooks"]
     return view
 
 
