@@ -78,8 +78,8 @@ def job_detail(
     progress: Progress | None = None,
     workflow: View | None = None,
 ) -> View:
-    """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids, `workflow`
-    is what it is a node of."""
+    """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids,
+    `workflow` is what it is a node of."""
     args, kwargs = shown_call(job, redact)
     return {
         **job_summary(job),
