@@ -28,6 +28,12 @@ class Code(StrEnum):
     SCHEDULED_UNSERVED = "scheduled-unserved"
     DUE_BUT_WAITING = "due-but-waiting"
     QUARANTINED = "quarantined"
+    WORKFLOW_PAUSED = "workflow-paused"
+    # Schedules
+    SCHEDULE_PAUSED = "schedule-paused"
+    SCHEDULE_UNKNOWN = "schedule-unknown"
+    SCHEDULE_TASK_UNKNOWN = "schedule-task-unknown"
+    SCHEDULE_OVERDUE = "schedule-overdue"
     # Recovery
     NO_REAPER = "no-reaper"
     REQUEUE_SWITCHED_OFF = "requeue-switched-off"

@@ -15,8 +15,10 @@ from unstuck.http.api import (
     operating,
     quarantine,
     queues,
+    schedules,
     stale,
     workers,
+    workflows,
 )
 
 ROUTERS = (
@@ -27,7 +29,9 @@ ROUTERS = (
     # Before those of one job: `/jobs/cancel` is no number of a job.
     listing.router,
     jobs.router,
+    workflows.router,
     queues.router,
+    schedules.router,
     stale.router,
     operating.router,
     quarantine.router,
