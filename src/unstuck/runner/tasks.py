@@ -1,12 +1,13 @@
 """Describe a function registered with an app, as the bench needs it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
 from unstuck.domain.policy import Policy
+from unstuck.domain.schedules import ScheduleDefinition
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class TaskDefinition:
     context_parameter: str | None
     """The parameter that wants the Context, if any."""
     policy: Policy
+    hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By kind of end: the names of the tasks that follow it."""
 
 
 class Registry(Protocol):
@@ -29,6 +32,11 @@ class Registry(Protocol):
     @property
     def queues(self) -> frozenset[str]:
         """Every queue that the app declared, whether a task uses it or not."""
+        ...
+
+    @property
+    def schedule_definitions(self) -> Mapping[str, ScheduleDefinition]:
+        """What the app wants enqueued again and again."""
         ...
 
     def manifest_settings(self) -> bytes:
@@ -57,3 +65,4 @@ class Manifest(msgspec.Struct, frozen=True):
     """Every queue that the app declared."""
     containment: str = ""
     """How what a job started is made to die with it, in words."""
+    schedules: tuple[ScheduleDefinition, ...] = ()

@@ -1,15 +1,18 @@
 """Note where a running job stands when somebody asks: its runner writes its stacks down and goes on undisturbed."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unstuck.domain.events import EventKind
 from unstuck.worker.roster import Crew
 
 READ_AFTER_S = 0.1
-"""How long the runner may take to write them."""
+"""How long a runner usually takes to write them."""
+GIVEN_UP_AFTER_S = 5.0
+"""A machine that is very busy lets it wait for its turn."""
 MAX_ASKED = 100
 NOTHING = "Its stack could not be noted: the job took the signal for it away."
+TOO_LATE = "Its stack was not noted within 5s: its process is frozen, gets no time, or took the signal for it away."
 ENDING = "A job of its process is being ended just now, and the stack is kept for its autopsy; ask again in a moment."
 BLOCKED = "The event loop of its runner does not turn, so that it cannot say where this job waits. It stands here:\n\n"
 
@@ -37,6 +40,7 @@ class _Reading:
     read_at_s: float
     by_loop: bool
     """The event loop writes it, and not the handler of a signal."""
+    until_s: float
 
 
 class AskedStacks:
@@ -74,7 +78,7 @@ class AskedStacks:
         by_loop = crew.runner.ask_stack(asked.token)
         if not by_loop and not crew.runner.dump_stack():
             return [(asked.job_id, NOTHING)]
-        self._reading[crew] = _Reading(asked, now_s + READ_AFTER_S, by_loop)
+        self._reading[crew] = _Reading(asked, now_s + READ_AFTER_S, by_loop, now_s + GIVEN_UP_AFTER_S)
         return []
 
     def _read(self, crew: Crew, reading: _Reading, now_s: float) -> list[tuple[int, str]]:
@@ -84,9 +88,12 @@ class AskedStacks:
         stack = crew.runner.stack()
         if reading.by_loop and not stack and crew.runner.dump_stack():
             # Another job blocks the loop, or this one does: the signal shows where.
-            self._reading[crew] = _Reading(asked, now_s + READ_AFTER_S, by_loop=False)
+            self._reading[crew] = replace(reading, read_at_s=now_s + READ_AFTER_S, by_loop=False)
+            return []
+        if not stack and now_s < reading.until_s:
+            self._reading[crew] = replace(reading, read_at_s=now_s + READ_AFTER_S)
             return []
         # What it dies of later must not be told with where it stood now.
         crew.runner.forget_stack()
         before = BLOCKED if stack and crew.is_async and not reading.by_loop else ""
-        return [(asked.job_id, f"{before}{stack}" or NOTHING)]
+        return [(asked.job_id, f"{before}{stack}" or TOO_LATE)]

@@ -23,6 +23,7 @@ from unstuck.store.contract.keeping import KeepingVerbs
 from unstuck.store.contract.operators import OperatorVerbs
 from unstuck.store.contract.people import ReadingVerbs
 from unstuck.store.contract.reaper import ReaperVerbs
+from unstuck.store.contract.scheduling import ScheduleVerbs
 from unstuck.store.contract.telling import TellingVerbs
 from unstuck.store.contract.upkeep import UpkeepVerbs
 from unstuck.store.contract.workers import WorkerVerbs
@@ -44,6 +45,7 @@ class Ledger(
     OperatorVerbs,
     AccessVerbs,
     AlertVerbs,
+    ScheduleVerbs,
     WorkflowVerbs,
     Protocol,
 ):
