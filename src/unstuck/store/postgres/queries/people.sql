@@ -7,7 +7,7 @@ select id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), r
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
        extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0),
-       coalesce(alone, false)
+       coalesce(alone, false), awaits, awaits is null or waiting
 from {schema}.jobs
 where id = %(job_id)s;
 
@@ -19,7 +19,7 @@ select id, task, queue, state, -rank, ''::bytea, coalesce(payload_type, 'json'),
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
        extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0),
-       coalesce(alone, false)
+       coalesce(alone, false), awaits, awaits is null or waiting
 from {schema}.jobs
 where (%(before_id)s::bigint is null or id < %(before_id)s)
   and (%(states)s::text[] is null or state = any (%(states)s::text[]))
