@@ -5,6 +5,8 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
+import msgspec
+
 from unstuck import config
 from unstuck.client.counter import Counter
 from unstuck.client.events import GATHER, Events, listen
@@ -132,6 +134,12 @@ class App:
             raise UnknownTask(f"This app has no task {name!r}.{did_you_mean(name, self._tasks)}")
         return self._tasks[name]
 
+    def pack_follow_up(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> bytes:
+        """Pack a job that is enqueued with the success of another; for `ctx.enqueue`."""
+        if not isinstance(task, Task):
+            task = self.task_by_name(task if isinstance(task, str) else getattr(task, "__name__", repr(task)))
+        return msgspec.msgpack.encode(task.follow_up(args, kwargs, job_id))
+
     def manifest_settings(self) -> bytes:
         return config.dump(self.settings)
 
@@ -148,6 +156,10 @@ class App:
     def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
         return Job(self._counter, job_id)
+
+    def signal(self, job_id: int, name: str, value: Any = None) -> str:
+        """Signal a job: 'woken' (it waited for it) or 'kept' (until it does); SignalRefused when it is over."""
+        return Job[Any](self._counter, job_id).signal(name, value)
 
     def events(
         self,

@@ -7,10 +7,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
+import msgspec
+
 from unstuck.client.counter import Counter
 from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
 from unstuck.client.job import Job
-from unstuck.domain.errors import NoWorkers, WrongArguments
+from unstuck.domain.errors import ConfigError, NoWorkers, WrongArguments
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.records import Enqueued, NewJob
 from unstuck.tracing import Sending, sending
@@ -102,6 +104,16 @@ class Task(Generic[P, R]):
     async def enqueue_many_async(self, calls: Iterable[Any]) -> list[Job[Any]]:
         """Like `enqueue_many`, without blocking the event loop."""
         return await asyncio.to_thread(self.enqueue_many, list(calls))
+
+    def follow_up(self, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> NewJob:
+        """Give the job that is enqueued with the success of another."""
+        if self._options.connection is not None:
+            raise ConfigError(
+                f"{self.name!r} cannot follow another job on a connection= of yours: it is committed with that job's "
+                "success. Leave connection= out, or use task.enqueue(…) instead of ctx.enqueue."
+            )
+        with self._sending(1) as sent:
+            return msgspec.structs.replace(self._job(args, kwargs, sent), enqueued_by=f"job {job_id}")
 
     def _sending(self, count: int) -> AbstractContextManager[Sending]:
         return sending(self.name, self._options.queue or self.definition.queue, count)

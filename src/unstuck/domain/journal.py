@@ -116,7 +116,7 @@ def mismatch(job_id: int, seq: int, found: str, recorded: str) -> StepMismatch:
 def left_over(job_id: int, seq: int, recorded: str) -> StepMismatch:
     """Say that the code came to its end, and an earlier attempt had done more."""
     return StepMismatch(
-        f"Entry {seq} in the journal of job {job_id} is {recorded}, and the code now ends before it: the step was removed "
+        f"Entry {seq} in the journal of job {job_id} is {recorded}, and the code now ends before it: it was removed "
         "while the job was on its way, and its effect happened. Deploy code that has it and retry the job "
         f"(`unstuck retry {job_id}`), or enqueue it anew."
     )

@@ -8,7 +8,17 @@ from unstuck.domain.autopsy import MAX_STACK_CHARS, Autopsy
 from unstuck.domain.durations import brief
 from unstuck.domain.endings import Counter, Ending, JobError
 from unstuck.domain.errors import WORKER_DIED, ErrorCode
-from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Stalled, Succeeded, Suspended
+from unstuck.domain.outcomes import (
+    Cancelled,
+    Died,
+    NotStorable,
+    Outcome,
+    Overran,
+    Raised,
+    Stalled,
+    Succeeded,
+    Suspended,
+)
 from unstuck.domain.policy import Policy
 from unstuck.domain.retry import crash_delay_s, retry_delay_s
 from unstuck.domain.states import AttemptState, JobState

@@ -5,26 +5,34 @@ import select
 import signal
 import threading
 import time
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from unstuck import host
 from unstuck.runner import stacks
-from unstuck.runner.signs import Signs
 from unstuck.runner.trace import Trace
 
 MAX_INTERVAL_S = 1.0
 
 
-def start_pulse(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs) -> None:
+class Keeps(Protocol):
+    """Holds back what came too soon after the last, and sends it with the pulse."""
+
+    def flush(self) -> None: ...
+
+
+Kept = tuple[Keeps, ...]
+
+
+def start_pulse(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, kept: Kept) -> None:
     """Begin the pulse in a thread of its own."""
     # The first one here, before any job: who dies without it began none, and who gave it may have, even if a job never
     # lets go of the interpreter again.
     trace.pulse(slot, host.boottime_s())
-    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs)
+    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, kept)
     threading.Thread(target=_beat, args=arguments, name="unstuck-pulse", daemon=True).start()
 
 
-def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs) -> None:
+def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, kept: Kept) -> None:
     poller = select.poll()
     poller.register(stream_fd, 0)  # hang-up alone: the worker closed its end, or died
     watching = True
@@ -34,7 +42,8 @@ def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: 
         if kill_at_s and now_s >= kill_at_s:
             _die()
         trace.pulse(slot, now_s)
-        signs.flush()
+        for one in kept:
+            one.flush()
         stacks.put_in_order(stack_fd)
         if not watching:
             time.sleep(interval_s)

@@ -31,6 +31,10 @@ class Registry(Protocol):
         """Every queue that the app declared, whether a task uses it or not."""
         ...
 
+    def pack_follow_up(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> bytes:
+        """Pack a job (`NewJob`) that is enqueued with the success of another."""
+        ...
+
     def manifest_settings(self) -> bytes:
         """The app's settings as JSON (see `unstuck.config.dump`): the worker never imports the app itself."""
         ...

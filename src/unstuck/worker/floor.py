@@ -281,6 +281,8 @@ class Floor:
         self._pace.saw_turn(message.duration_s)
         self._pace.saw_ends(self._runners.ended_since_turn, now_s - self._turned_s, now_s)
         self._runners.ended_since_turn, self._turned_s = 0, now_s
+        for token in self._runners.scribes.after_turn(turn, answer.superseded, message.refused):
+            self._runners.stop_superseded(token, now_s)
         for job_id, token in answer.superseded:
             log.warning("Refused by the ledger: this attempt was superseded", job_id=job_id, token=token)
             self._starting.pop(token, None)
@@ -315,6 +317,7 @@ class Floor:
         turn, self._uncertain = self._uncertain, None
         if turn is not None:
             self._outbox.put_back(turn, set(theirs))
+            self._runners.scribes.give_up(turn, set(theirs))
             self._counts.written_or_lost(turn, theirs)
             self._resolve_started(turn, theirs)
             self._rung = True

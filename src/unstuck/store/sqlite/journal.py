@@ -95,7 +95,7 @@ def _signal(cursor: apsw.Cursor, job_id: int, name: str, value: bytes, by: str) 
     state, awaits, queue, line = found
     if state in FINAL:
         return "finished", set()
-    kept, last = cursor.execute(SQL["count_signals"], (job_id,)).fetchone()
+    ((kept, last),) = fetch(cursor, "count_signals", (job_id,))
     if kept >= MAX_SIGNALS:
         return "full", set()
     now = time.time()
