@@ -87,13 +87,10 @@ def naps(ctx: Context, folder: str, duration: float) -> list[Any]:
 @app.task
 def asks(ctx: Context, folder: str, count: int = 1, timeout: float | None = None) -> list[Any]:
     effect(folder, "asked", None)
-    got = []
     try:
-        for _ in range(count):
-            got.append(ctx.wait_signal("answer", timeout=timeout))
+        return [ctx.wait_signal("answer", timeout=timeout) for _ in range(count)]
     except SignalTimeout as error:
-        got.append(type(error).__name__)
-    return got
+        return [type(error).__name__]
 
 
 @app.task

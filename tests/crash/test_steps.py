@@ -1,4 +1,4 @@
-"""A job of several steps loses its process, its worker, or its turn: what was done and written down is not done again."""
+"""A job of several steps loses its process or its worker: what was done and written down is not done again."""
 
 from collections import Counter
 from pathlib import Path

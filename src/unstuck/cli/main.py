@@ -24,6 +24,7 @@ from unstuck.cli import (
     queues,
     recovery,
     serve,
+    signals,
     switching,
     tokens,
     web,
@@ -92,7 +93,7 @@ for panel, commands in {
         audit.audit,
         popups.popups,
     ),
-    ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
+    ACT: (recovery.retry, recovery.cancel, signals.signal, recovery.stale, queues.pause, queues.resume, queues.purge),
     CARE: (ledger.migrate, recovery.prune, ledger.version, broker.keygen),
 }.items():
     for function in commands:

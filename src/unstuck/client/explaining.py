@@ -1,5 +1,6 @@
 """Say in one sentence why a job is not moving, and what it is doing otherwise."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -24,6 +25,8 @@ class Surroundings(msgspec.Struct, frozen=True):
     workers: Sequence[WorkerRecord]
     recovery: Recovery
     now_s: float
+    waiting_since: float | None = None
+    """When it gave its slot back, where it did."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -53,6 +56,8 @@ def find_reason(job: JobRecord, around: Surroundings) -> Reason | None:
         return None
     if job.state is JobState.PENDING:
         return _explain_pending(job, around)
+    if job.state is JobState.WAITING:
+        return _explain_suspended(job, around)
     return _explain_held(job, around)
 
 
@@ -127,6 +132,21 @@ def _explain_pending(job: JobRecord, around: Surroundings) -> Reason:
             return Reason(Code.SCHEDULED, why)
         return Reason(Code.SCHEDULED, f"{why}; besides, {obstacle.why[0].lower()}{obstacle.why[1:]}", obstacle.cure)
     return obstacle or _queueing(job, around)
+
+
+def _explain_suspended(job: JobRecord, around: Surroundings) -> Reason:
+    left_s = max(0.0, job.run_at - around.now_s)
+    when = datetime.fromtimestamp(job.run_at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    if job.awaits is None:
+        return Reason(Code.WAITING, f"It sleeps until {when} (in {brief(left_s)}), and holds no slot meanwhile")
+    since = around.waiting_since
+    why = f"It waits for signal {job.awaits!r}"
+    if since is not None:
+        why += f" since {datetime.fromtimestamp(since, UTC).astimezone().strftime('%Y-%m-%d %H:%M:%S %Z')}"
+    if job.wakes:
+        why += f", until {when} at the latest"
+    command = f"unstuck signal {job.id} {shlex.quote(job.awaits)}"
+    return Reason(Code.WAITING, why, f"`{command}` sends it", command=command)
 
 
 def _queueing(job: JobRecord, around: Surroundings) -> Reason:

@@ -4,7 +4,7 @@ Times are ISO 8601 in UTC, durations are seconds, states are lower case, results
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.health import Disabled, Health, read_health
-from unstuck.domain.payload import JSON
+from unstuck.domain.payload import JSON, decode
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import HELD, Door
 from unstuck.store.records import (
@@ -24,9 +24,11 @@ from unstuck.store.records import (
     AuditRecord,
     EventRecord,
     JobRecord,
+    JournalRecord,
     OutputRecord,
     Progress,
     QueueRecord,
+    SignalRecord,
     WorkerRecord,
     WorkerVerdict,
 )
@@ -63,6 +65,7 @@ def job_summary(job: JobRecord) -> View:
         "claimed_at": instant(job.claimed_at),
         "started_at": instant(job.started_at),
         "finished_at": instant(job.finished_at),
+        "awaits": job.awaits,
     }
 
 
@@ -73,6 +76,8 @@ def job_detail(
     names: Mapping[str, str],
     waiting: str | None,
     progress: Progress | None = None,
+    journal: Sequence[JournalRecord] = (),
+    signals: Sequence[SignalRecord] = (),
 ) -> View:
     """The whole of a job; `names` are the names of workers by their ids."""
     args, kwargs = call_view(job.payload, job.payload_type)
@@ -86,6 +91,31 @@ def job_detail(
         "policy": policy_view(decode_policy(job.policy)),
         "attempts": [attempt_view(attempt, names) for attempt in attempts],
         "events": [event_view(event) for event in events],
+        "journal": [entry_view(entry) for entry in journal],
+        "signals": [signal_view(signal) for signal in signals],
+    }
+
+
+def entry_view(entry: JournalRecord) -> View:
+    """What a job wrote down; its checkpoint is the entry 0."""
+    return {
+        "seq": entry.seq,
+        "kind": entry.kind,
+        "name": entry.name,
+        "value": decode(entry.value),
+        "at": instant(entry.at),
+        "token": entry.token,
+    }
+
+
+def signal_view(signal: SignalRecord) -> View:
+    return {
+        "number": signal.number,
+        "name": signal.name,
+        "value": decode(signal.value),
+        "at": instant(signal.at),
+        "by": signal.sent_by,
+        "taken_seq": signal.taken_seq,
     }
 
 

@@ -17,7 +17,7 @@ from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.telling import tell
 from unstuck.domain.errors import JobNotFound
-from unstuck.domain.states import FINAL
+from unstuck.domain.states import FINAL, JobState
 from unstuck.store.records import EventRecord, JobFilter, JobRecord, OutputRecord, QueueRecord, WorkerRecord
 
 
@@ -46,6 +46,8 @@ class LookingVerbs(Verbs):
             explain_wait(record, self._surroundings(record, workers)),
             # What an earlier try said says nothing of this one.
             progress if progress is not None and progress.token == record.token else None,
+            self._ledger.journal(job_id),
+            self._ledger.signals(job_id),
         )
 
     def why(self, job_id: int) -> Story:
@@ -107,4 +109,7 @@ class LookingVerbs(Verbs):
             queue = next((queue for queue in self._ledger.queues() if queue.name == job.queue), None)
         if workers is None:
             workers = self._ledger.workers()
-        return Surroundings(queue, workers, self._settings.recovery, time.time())
+        since = None
+        if job.state is JobState.WAITING and (attempts := self._ledger.attempts(job.id)):
+            since = attempts[-1].ended_at
+        return Surroundings(queue, workers, self._settings.recovery, time.time(), since)

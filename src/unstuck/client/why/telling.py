@@ -5,6 +5,7 @@ from unstuck.client.why.decisions import decided, told, told_unrun
 from unstuck.client.why.endings import ended
 from unstuck.client.why.gathering import Evidence, Try, tries_of
 from unstuck.client.why.happenings import happened
+from unstuck.client.why.journals import wrote
 from unstuck.client.why.prospects import headline, what_next, what_to_do
 from unstuck.client.why.story import Step, StepKind, Story
 
@@ -27,6 +28,7 @@ def tell(evidence: Evidence) -> Story:
         steps += ended(evidence, one)
         steps += decided(evidence, one)
         steps += told(evidence, one)
+    steps += wrote(evidence)
     steps += happened(evidence)
     steps += told_unrun(evidence, tries)
     # Stable: what stands at the same instant keeps the order of cause and effect.
