@@ -80,6 +80,9 @@ def test_a_sleeping_job_is_held_by_nobody_and_goes_on_in_time(ledger: Ledger, w1
     assert ledger.held("w1") == []
     assert [one.state for one in ledger.attempts(job.job_id)] == [AttemptState.SUSPENDED]
     assert [one.id for one in ledger.jobs(JobFilter(states=(JobState.WAITING,)))] == [job.job_id]
+    (queue,) = ledger.queues()
+    assert (queue.pending, queue.scheduled, queue.running, queue.waiting) == (0, 0, 0, 1)
+    assert ledger.count_jobs()["waiting"] == 1
     while ledger.promote_due(10).count == 0:
         pass
     woken = again(ledger)
@@ -94,6 +97,7 @@ def test_a_signal_wakes_the_job_that_waits_for_it(ledger: Ledger, w1: str) -> No
     record = ledger.job(job.job_id)
     assert record is not None
     assert (record.state, record.awaits, record.wakes) == (JobState.WAITING, "go", False)
+    assert ledger.queues()[0].waiting == 1
     assert ledger.signal(job.job_id, "other", b"0", "me") == "kept"
     assert state_of(ledger, job.job_id) is JobState.WAITING
     assert ledger.signal(job.job_id, "go", b'{"a":1}', "me") == "woken"

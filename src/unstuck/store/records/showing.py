@@ -132,6 +132,8 @@ class QueueRecord(msgspec.Struct, frozen=True):
     oldest_pending_s: float | None
     workers: int
     """Living workers that serve it."""
+    waiting: int = 0
+    """Gave their slots back, and wait for a time or a signal."""
 
 
 class JobFilter(msgspec.Struct, frozen=True):

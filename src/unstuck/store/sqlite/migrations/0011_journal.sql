@@ -14,6 +14,8 @@ CREATE TABLE unstuck_journal (
     CHECK ((seq = 0) = (kind = 'checkpoint'))
 ) STRICT;
 
+CREATE INDEX unstuck_jobs_suspended ON unstuck_jobs (queue, waiting) WHERE state = 'waiting';
+
 CREATE TABLE unstuck_signals (
     job_id INTEGER NOT NULL REFERENCES unstuck_jobs (id) ON DELETE CASCADE,
     number INTEGER NOT NULL,

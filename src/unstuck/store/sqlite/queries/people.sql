@@ -208,6 +208,10 @@ SELECT queue, count(*), min(id) FROM unstuck_jobs INDEXED BY unstuck_jobs_ready 
 -- name: count_waiting
 SELECT queue, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 GROUP BY queue;
 
+-- name: count_suspended
+-- How many there are, and how many of them wait for a time too.
+SELECT queue, count(*), sum(waiting) FROM unstuck_jobs INDEXED BY unstuck_jobs_suspended WHERE state = 'waiting' GROUP BY queue;
+
 -- name: count_held
 SELECT queue, state, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_held WHERE held = 1 GROUP BY queue, state;
 
