@@ -3,7 +3,7 @@
 import inspect
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -11,7 +11,6 @@ from unstuck import config
 from unstuck.client.counter import Counter
 from unstuck.client.events import GATHER, Events, listen
 from unstuck.client.job import Job
-from unstuck.client.operator import Operator, StaleAction
 from unstuck.client.task import Task
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
@@ -23,6 +22,9 @@ from unstuck.domain.sizes import Size, size_bytes
 from unstuck.runner.context import Context
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.contract import Ledger
+
+if TYPE_CHECKING:
+    from unstuck.client.operator import Operator, StaleAction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -150,7 +152,7 @@ class App:
         return self._counter.parts().ledger
 
     @property
-    def operator(self) -> Operator:
+    def operator(self) -> "Operator":
         return self._counter.parts().operator
 
     def job(self, job_id: int) -> Job[Any]:
@@ -175,15 +177,15 @@ class App:
         as one event with its count, once nothing more came for `gather` (None: each by itself, at once)."""
         return listen(self._counter, kinds, worker, after, gather)
 
-    def stale(self, older_than: Duration = 0) -> list[StaleAction]:
+    def stale(self, older_than: Duration = 0) -> "list[StaleAction]":
         """List held jobs whose worker has been silent for at least so long."""
         return self.operator.stale(seconds(older_than, "older_than"))
 
-    def fail_stale(self, older_than: Duration) -> list[StaleAction]:
+    def fail_stale(self, older_than: Duration) -> "list[StaleAction]":
         """Fail running jobs whose worker has been silent for so long; give what was done."""
         return self.operator.fail_stale(seconds(older_than, "older_than"))
 
-    def requeue_stale(self, older_than: Duration) -> list[StaleAction]:
+    def requeue_stale(self, older_than: Duration) -> "list[StaleAction]":
         """Requeue claimed jobs whose worker has been silent for so long; give what was done."""
         return self.operator.requeue_stale(seconds(older_than, "older_than"))
 

@@ -199,3 +199,23 @@ def test_what_strangers_say_makes_no_list_without_end() -> None:
         core.on_message(b"x", [b"%d" % number], None, 0.0)
     assert len(core.dropped) < 10
     assert sum(core.dropped.values()) == 2000
+
+
+def test_a_death_is_told_in_the_moment_of_the_verdict() -> None:
+    core, ledger = broker(), Told()
+    core.on_message(LISTENING, [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})], None, 0.0)
+    core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 3, 0.0)
+    core.on_message(LISTENING, [b"tag", b"", b"MDPC01", b"echo", b"x"], None, 0.0)
+    while (order := core.take_order()) is not None:
+        core.on_answer(ledger.do(order), 0.0)
+    core.take_sends()
+    core.on_gone(3, 1.0)
+    order = core.take_order()
+    assert order is not None
+    assert [death.job_id for death in order.deaths] == [1]
+    assert core.take_sends() == [], "nothing is said before the ledger has it"
+    core.on_answer(ledger.do(order), 1.0)
+    # Neither a tick nor another message is needed.
+    (told,) = [send.frames for send in core.take_sends() if send.to == LISTENING]
+    assert told[:4] == [b"tag", b"", b"MDPC01", b"\x08"]
+    assert 150 <= sum(map(len, told)) <= 300

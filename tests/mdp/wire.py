@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import cbor2
 import pytest
 import zmq
+from tests import forked
 from tests.fleet import PATIENCE_S, ROOT, wait_for
 
 CLIENT, WORKER = b"MDPC01", b"MDPW01"
@@ -138,8 +138,11 @@ class Broker:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "unstuck.cli.main", "broker", "--bind", self.bind],
+            self.process = forked.start(
+                "unstuck.cli.main",
+                "broker",
+                "--bind",
+                self.bind,
                 cwd=ROOT,
                 env={**os.environ, "UNSTUCK_URL": self.url, **self.settings},
                 stdout=subprocess.PIPE,
