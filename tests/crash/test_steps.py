@@ -80,6 +80,26 @@ def test_the_whole_worker_is_killed_between_two_steps(fleet: Fleet, tmp_path: Pa
     assert effects(place) == {"first": 1, "second": 1}
 
 
+@pytest.mark.parametrize(
+    ("point", "times"),
+    [("turn.answer_lost=raise:3", 1), ("turn.after_commit=kill:3", 1), ("turn.before_commit=kill:3", 2)],
+    ids=["answer lost", "killed after the commit", "killed before the commit"],
+)
+def test_at_the_worst_moments_of_the_worker_no_step_is_lost_or_doubled(
+    fleet: Fleet, tmp_path: Path, point: str, times: int
+) -> None:
+    place = folder(tmp_path, "a")
+    job = fleet.task("five_steps").enqueue(place)
+    # The first turn claims, the second writes the first step, the third the second.
+    worker = fleet.start("--concurrency", "1", target=TASKS, wait=False, UNSTUCK_FAILPOINTS=point)
+    if "kill" in point:
+        worker.process.wait(PATIENCE_S)
+        start(fleet)
+    assert job.result(timeout=PATIENCE_S) == FIVE
+    assert effects(place) == {"s1": 1, "s2": times, "s3": 1, "s4": 1, "s5": 1}
+    assert [one.name for one in fleet.ledger.journal(job.id)] == ["s1", "s2", "s3", "s4", "s5"]
+
+
 def test_a_sleep_gives_the_slot_back_and_survives_the_end_of_all_workers(fleet: Fleet, tmp_path: Path) -> None:
     worker = fleet.start("--concurrency", "1", target=TASKS)
     place = folder(tmp_path, "a")

@@ -42,18 +42,18 @@ class Scribes:
                 hold.writing += 1
                 self._asked[entry.token, entry.seq] = (end, request.number, hold)
 
-    def after_turn(self, turn: Turn, superseded: frozenset[tuple[int, int]], refused: dict[int, str]) -> list[int]:
-        """Tell those who wait what became of their entries; give the attempts that are no longer ours."""
+    def after_turn(self, turn: Turn, superseded: frozenset[tuple[int, int]], refused: dict[int, str]) -> None:
+        """Tell those who wait what became of their entries."""
         lost = {token for _, token in superseded}
         for entry in turn.entries:
             if entry.token in refused:
                 self._answer(entry, line.REFUSED, refused[entry.token])
             else:
                 self._answer(entry, line.SUPERSEDED if entry.token in lost else line.WRITTEN)
-        return [token for token in {entry.token for entry in turn.entries} if token in lost]
 
-    def give_up(self, turn: Turn, still_held: set[int]) -> None:
-        """After a comparison: what was not ours any more will never be written."""
+    def put_back(self, turn: Turn, still_held: set[int]) -> None:
+        """After a comparison: an uncertain turn is repeated, and what is not ours any more will never be written."""
+        self._outbox.put_back(turn, still_held)
         for entry in turn.entries:
             if entry.token not in still_held:
                 self._answer(entry, line.SUPERSEDED)

@@ -32,7 +32,8 @@ def headline(evidence: Evidence, tries: list[Try]) -> str:
             took = "" if ran_s is None else f", after {in_words(ran_s)}"
             bad = len(_bad(tries))
             if bad <= 0:
-                return f"It succeeded on its first try{took}."
+                # Where it slept or waited on its way, it has several, and none of them was in vain.
+                return f"It succeeded on its first try{took}." if len(tries) <= 1 else f"It succeeded{took}."
             noun = "the one before it" if bad == 1 else f"the {bad} before it"
             return f"It succeeded on try {len(tries)}{took}; {noun} ended badly."
         case JobState.QUARANTINED:
