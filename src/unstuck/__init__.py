@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from unstuck.client.job import Job as Job
     from unstuck.client.stale import StaleAction as StaleAction
     from unstuck.client.task import Task as Task
+    from unstuck.client.workflow import Group as Group
+    from unstuck.client.workflow import Node as Node
+    from unstuck.client.workflow import Workflow as Workflow
+    from unstuck.client.workflow import WorkflowRun as WorkflowRun
     from unstuck.config import Recovery as Recovery
     from unstuck.config import Retention as Retention
     from unstuck.domain.errors import CallFailed as CallFailed
@@ -48,9 +52,11 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import UnknownWorker as UnknownWorker
     from unstuck.domain.errors import UnstuckError as UnstuckError
     from unstuck.domain.errors import WorkerCrashed as WorkerCrashed
+    from unstuck.domain.errors import WorkflowNotFound as WorkflowNotFound
     from unstuck.domain.errors import WrongArguments as WrongArguments
     from unstuck.domain.events import Event as Event
     from unstuck.domain.events import EventKind as EventKind
+    from unstuck.domain.inputs import NodeError as NodeError
     from unstuck.domain.retry import Retry as Retry
     from unstuck.domain.states import JobState as JobState
     from unstuck.runner.context import Context as Context
@@ -67,6 +73,7 @@ __all__ = [
     "ErrorCode",
     "Event",
     "EventKind",
+    "Group",
     "Job",
     "JobCancelled",
     "JobExpired",
@@ -79,6 +86,8 @@ __all__ = [
     "LineClosed",
     "NoLedger",
     "NoWorkers",
+    "Node",
+    "NodeError",
     "OutOfMemory",
     "PayloadError",
     "Recovery",
@@ -106,6 +115,9 @@ __all__ = [
     "UnknownWorker",
     "UnstuckError",
     "WorkerCrashed",
+    "Workflow",
+    "WorkflowNotFound",
+    "WorkflowRun",
     "WrongArguments",
     "current_context",
     "step",
@@ -117,14 +129,19 @@ _HOMES = {
     "Context": "unstuck.runner.context",
     "Event": "unstuck.domain.events",
     "EventKind": "unstuck.domain.events",
+    "Group": "unstuck.client.workflow",
     "Job": "unstuck.client.job",
     "JobState": "unstuck.domain.states",
+    "Node": "unstuck.client.workflow",
+    "NodeError": "unstuck.domain.inputs",
     "Recovery": "unstuck.config",
     "Retention": "unstuck.config",
     "Retry": "unstuck.domain.retry",
     "StaleAction": "unstuck.client.stale",
     "StopRequested": "unstuck.runner.termination",
     "Task": "unstuck.client.task",
+    "Workflow": "unstuck.client.workflow",
+    "WorkflowRun": "unstuck.client.workflow",
     "current_context": "unstuck.runner.context",
     "step": "unstuck.runner.steps",
 }

@@ -12,11 +12,13 @@ from unstuck.client.counter import Counter
 from unstuck.client.events import GATHER, Events, listen
 from unstuck.client.job import Job
 from unstuck.client.task import Task
+from unstuck.client.workflow import Workflow, WorkflowRun
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
+from unstuck.domain.redaction import Redactor
 from unstuck.domain.retry import Retry, RetryRule
 from unstuck.domain.sizes import Size, size_bytes
 from unstuck.runner.context import Context
@@ -90,7 +92,8 @@ class App:
         if not callable(function):
             raise ConfigError(f"@app.task wants a function, not {function!r}.")
         name = checked_name(settings.get("name") or getattr(function, "__name__", "task"), "Task")
-        policy = _policy(settings)
+        context_parameter = _context_parameter(function)
+        policy = msgspec.structs.replace(_policy(settings), **self._hidden(function, context_parameter))
         recovery = self.settings.recovery
         check_policy(
             name,
@@ -106,10 +109,20 @@ class App:
                 queue=checked_name(settings.get("queue", DEFAULT_QUEUE), "Queue"),
                 function=function,
                 is_async=inspect.iscoroutinefunction(function),
-                context_parameter=_context_parameter(function),
+                context_parameter=context_parameter,
                 policy=policy,
             )
         )
+
+    def _hidden(self, function: Callable[..., Any], context_parameter: str | None) -> dict[str, Any]:
+        """Say by which places secrets are passed: the name of a positional argument stands in the signature alone."""
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return {}
+        passed = [parameter for parameter in parameters if parameter.name != context_parameter]
+        places, rest = Redactor(self.settings.web.redact).places(passed)
+        return {"hidden_args": places, "hidden_args_from": rest}
 
     def adopt(self, definition: TaskDefinition) -> Task[Any, Any]:
         """Take a task of another app, for example one that lives in a library."""
@@ -162,6 +175,14 @@ class App:
     def signal(self, job_id: int, name: str, value: Any = None) -> str:
         """Signal a job: 'woken' (it waited for it) or 'kept' (until it does); SignalRefused when it is over."""
         return Job[Any](self._counter, job_id).signal(name, value)
+
+    def workflow(self, name: str) -> Workflow:
+        """Begin to build a workflow; nothing is stored before its `start()`."""
+        return Workflow(self._counter, name)
+
+    def workflow_run(self, workflow_id: int) -> WorkflowRun:
+        """Give a handle on a workflow that was started."""
+        return WorkflowRun(self._counter, workflow_id)
 
     def events(
         self,

@@ -134,6 +134,7 @@ class Broker:
         self.log = log
         self.settings = {f"UNSTUCK_MDP_{name.upper()}": str(value) for name, value in settings.items()}
         self.bind = "tcp://127.0.0.1:0"
+        self.peers: list[Peers] = []
         self.start()
 
     def start(self) -> None:
@@ -205,6 +206,8 @@ def broker_on(request: pytest.FixtureRequest, folder: Path, dialect: str, **sett
         assert broker.stop() == 0, broker.log.read_text()[-4000:]
         assert "Traceback" not in broker.log.read_text()
     finally:
+        for peers in broker.peers:
+            peers.close()
         broker.process.kill()
         broker.process.wait(10)
         if server is not None:
@@ -218,6 +221,7 @@ class Peers:
         self.broker = broker
         self.service = b"s-" + secrets.token_hex(5).encode()
         self.made: list[Raw] = []
+        broker.peers.append(self)
 
     def client(self, identity: bytes | None = None, **options: int) -> RawClient:
         return self._keep(RawClient(self.broker.endpoint, identity, **options))
@@ -249,3 +253,4 @@ class Peers:
             if isinstance(peer, RawWorker) and not peer.socket.closed:
                 peer.tell(DISCONNECT)
             peer.close(500)
+        self.made.clear()

@@ -25,11 +25,13 @@ from unstuck.cli import (
     recovery,
     serve,
     signals,
+    stack,
     switching,
     tokens,
     web,
     why,
     workers,
+    workflows,
 )
 from unstuck.cli.common import Common, Misuse, command
 from unstuck.domain.errors import UnstuckError
@@ -88,6 +90,8 @@ for panel, commands in {
         jobs.jobs,
         jobs.job,
         jobs.logs,
+        workflows.workflow,
+        stack.stack,
         queues.queues,
         alive.alive,
         audit.audit,
@@ -106,6 +110,15 @@ _workers.command("stop")(workers.stop)
 _workers.command("disable")(switching.disable)
 _workers.command("enable")(switching.enable)
 app.add_typer(_workers, name="workers", rich_help_panel=LOOK)
+
+_workflows = typer.Typer(invoke_without_command=True)
+_workflows.callback()(workflows.workflows)
+_workflows.command("list")(workflows.list_workflows)
+_workflows.command("show")(workflows.workflow)
+_workflows.command("retry")(workflows.retry)
+_workflows.command("resume")(workflows.resume)
+_workflows.command("cancel")(workflows.cancel)
+app.add_typer(_workflows, name="workflows", rich_help_panel=LOOK)
 
 _quarantine = typer.Typer(invoke_without_command=True)
 _quarantine.callback()(quarantine.quarantine)

@@ -15,7 +15,7 @@ STATE_STYLES = {
     "pending": "yellow",
     "claimed": "cyan",
     "running": "bold cyan",
-    "waiting": "yellow",
+    "waiting": "blue",
     "succeeded": "green",
     "failed": "bold red",
     "cancelled": "bright_black",

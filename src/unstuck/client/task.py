@@ -118,7 +118,7 @@ class Task(Generic[P, R]):
     def _sending(self, count: int) -> AbstractContextManager[Sending]:
         return sending(self.name, self._options.queue or self.definition.queue, count)
 
-    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sending) -> NewJob:
+    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sending, refs: Any = ()) -> NewJob:
         definition = self.definition
         if self._signature is not None:
             try:
@@ -135,7 +135,21 @@ class Task(Generic[P, R]):
             limit_bytes=self._counter.settings.max_payload_bytes,
             known_queues=self._known_queues(),
             trace=sent.trace,
+            refs=refs,
         )
+
+    def job_for_node(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[tuple[list[str | int], int]]
+    ) -> NewJob:
+        """Give the job that a node of a workflow will be; `refs` say where results of others go."""
+        options = self._options
+        if options.connection is not None or options.unique_key is not None or options.run_at is not None:
+            raise ConfigError(
+                f"A node of a workflow takes no connection, unique_key or run_at, and {self.name!r} has one. A "
+                "unique_key can be given to the start() of the workflow."
+            )
+        with self._sending(1) as sent:
+            return self._job(args, kwargs, sent, refs)
 
     def _store(self, jobs: list[NewJob], sent: Sending) -> list[Job[Any]]:
         parts = self._counter.parts()

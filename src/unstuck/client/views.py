@@ -15,8 +15,10 @@ from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.health import Disabled, Health, read_health
-from unstuck.domain.payload import JSON, decode
+from unstuck.domain.inputs import ITEM
+from unstuck.domain.payload import JSON, decode, decode_call, put_results
 from unstuck.domain.policy import Policy, decode_policy
+from unstuck.domain.redaction import Redactor
 from unstuck.domain.states import HELD, Door
 from unstuck.store.records import (
     ApiTokenRecord,
@@ -75,12 +77,15 @@ def job_detail(
     events: list[EventRecord],
     names: Mapping[str, str],
     waiting: str | None,
+    redact: Redactor,
     progress: Progress | None = None,
+    workflow: View | None = None,
     journal: Sequence[JournalRecord] = (),
     signals: Sequence[SignalRecord] = (),
 ) -> View:
-    """The whole of a job; `names` are the names of workers by their ids."""
-    args, kwargs = call_view(job.payload, job.payload_type)
+    """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids, `workflow`
+    is what it is a node of."""
+    args, kwargs = shown_call(job, redact)
     return {
         **job_summary(job),
         "args": args,
@@ -88,31 +93,32 @@ def job_detail(
         "result": result_view(job),
         "waiting": waiting,
         "progress": progress_view(progress),
+        "workflow": workflow,
         "policy": policy_view(decode_policy(job.policy)),
         "attempts": [attempt_view(attempt, names) for attempt in attempts],
         "events": [event_view(event) for event in events],
-        "journal": [entry_view(entry) for entry in journal],
-        "signals": [signal_view(signal) for signal in signals],
+        "journal": [entry_view(entry, redact) for entry in journal],
+        "signals": [signal_view(signal, redact) for signal in signals],
     }
 
 
-def entry_view(entry: JournalRecord) -> View:
+def entry_view(entry: JournalRecord, redact: Redactor) -> View:
     """What a job wrote down; its checkpoint is the entry 0."""
     return {
         "seq": entry.seq,
         "kind": entry.kind,
         "name": entry.name,
-        "value": decode(entry.value),
+        "value": redact(decode(entry.value)),
         "at": instant(entry.at),
         "token": entry.token,
     }
 
 
-def signal_view(signal: SignalRecord) -> View:
+def signal_view(signal: SignalRecord, redact: Redactor) -> View:
     return {
         "number": signal.number,
         "name": signal.name,
-        "value": decode(signal.value),
+        "value": redact(decode(signal.value)),
         "at": instant(signal.at),
         "by": signal.sent_by,
         "taken_seq": signal.taken_seq,
@@ -249,14 +255,27 @@ def policy_view(policy: Policy) -> View:
     return view
 
 
+def shown_call(job: JobRecord, redact: Redactor) -> tuple[Any, Any]:
+    """Give (args, kwargs) without the values of what is called like a secret, by name or by place."""
+    return redact.call(*call_view(job.payload, job.payload_type), decode_policy(job.policy))
+
+
 def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:
     """Give (args, kwargs) of a call in JSON or in frames; any other payload is one opaque argument."""
     if payload_type == FRAMES:
         return meaning.show_call(payload)
     call = value_view(payload, payload_type)
-    if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace"}:
-        return call.get("args", []), call.get("kwargs", {})
+    if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace", "refs"}:
+        refs = call.get("refs")
+        return references_shown(payload) if refs else (call.get("args", []), call.get("kwargs", {}))
     return [call], {}
+
+
+def references_shown(payload: bytes) -> tuple[Any, Any]:
+    """Give (args, kwargs) of a node of a workflow, with a mark wherever the result of another node goes."""
+    call = decode_call(payload)
+    put_results(call, {place: {"$item": True} if place == ITEM else {"$node": place} for _, place in call.refs})
+    return call.args, call.kwargs
 
 
 def result_view(job: JobRecord) -> Any:

@@ -56,6 +56,9 @@ class UnknownWorker(UnknownName): ...
 class JobNotFound(UnknownName): ...
 
 
+class WorkflowNotFound(JobNotFound): ...
+
+
 class NoWorkers(UnstuckError):
     """Nobody would take what was enqueued, and `no_workers="error"` is set. The jobs are stored: `job_ids`."""
 

@@ -24,6 +24,8 @@ class EventKind(StrEnum):
     """A job gave its slot back, and waits for a time or a signal."""
     SIGNALLED = "signalled"
     WORKER_STARTED = "worker_started"
+    WORKER_STILLBORN = "worker_stillborn"
+    """A worker process of a supervisor ended before it had registered, so that no worker tells of it."""
     WORKER_SUSPECT = "worker_suspect"
     WORKER_RECOVERED = "worker_recovered"
     WORKER_DEAD = "worker_dead"
@@ -34,6 +36,8 @@ class EventKind(StrEnum):
     HOST_ENABLED = "host_enabled"
     STACK = "stack"
     """Where a running job stood when somebody asked; the message is the stack."""
+    LOOP_BLOCKED = "loop_blocked"
+    """A job keeps the event loop that it shares with others from turning."""
     NO_WORKERS = "no_workers"
     """Somebody enqueued to a queue that no living worker serves, or jobs have waited in one; they stay queued."""
     NO_WORKERS_STILL = "no_workers_still"
@@ -49,6 +53,11 @@ class EventKind(StrEnum):
     NO_REAPER = "no_reaper"
     NO_REAPER_STILL = "no_reaper_still"
     NO_REAPER_OVER = "no_reaper_over"
+    WORKFLOW_PAUSED = "workflow_paused"
+    """A node failed, and waits for an operator."""
+    WORKFLOW_RESUMED = "workflow_resumed"
+    WORKFLOW_REPAIRED = "workflow_repaired"
+    """Something that should be impossible was found in a workflow, and repaired."""
     # Seen by following one job: what goes well is not written down as an event of its own.
     ENQUEUED = "enqueued"
     CLAIMED = "claimed"
@@ -66,7 +75,11 @@ LEVELS = {
     "failed": "problem",
     "quarantined": "problem",
     "no_workers": "problem",
+    "workflow_paused": "problem",
+    "workflow_repaired": "warning",
+    "worker_stillborn": "warning",
     "requeued": "warning",
+    "loop_blocked": "warning",
     "retrying": "warning",
     "worker_disabled": "warning",
     "host_disabled": "warning",

@@ -25,6 +25,8 @@ class Round:
     disabled: int = 0
     """Workers and hosts switched off because they keep crashing."""
     promoted: int = 0
+    repaired: int = 0
+    """Workflows that could not have gone on."""
     pruned: int = 0
     """Finished jobs, events and dead workers removed by retention."""
     queues: set[str] = field(default_factory=set)
@@ -53,6 +55,7 @@ class Round:
             "left": self.left,
             "disabled": self.disabled,
             "promoted": self.promoted,
+            "repaired": self.repaired,
             "pruned": self.pruned,
         }
         return {name: count for name, count in every.items() if count}

@@ -69,6 +69,7 @@ class Reaper:
             if self.attention.awake:
                 self._handover.end_overdue(workers, done)
             upkeep.promote(self.ledger, done)
+            upkeep.mend_workflows(self.ledger, done)
             self._housekeeping.run(self.ledger, self.recovery.kept, done)
             if self.recovery.auto_disable_unhealthy and self.attention.awake:
                 self._health.run(self.ledger, done)

@@ -2,16 +2,20 @@
 
 from unstuck import host
 from unstuck.config import Retention
+from unstuck.logs import logger
 from unstuck.reaper.rounds import Round
 from unstuck.store.contract import Ledger
 
 PROMOTE_BATCH = 1_000
+REPAIR_BATCH = 100
 RETENTION_BATCH = 1_000
 MAX_BATCHES = 10
 KEPT_MINUTES = 24 * 60
 """How far back the counters are known minute by minute."""
 RETENTION_EVERY_S = 60.0
 RETENTION_TICKET = "retention"
+
+log = logger("unstuck.reaper")
 
 
 def promote(ledger: Ledger, done: Round) -> None:
@@ -24,6 +28,13 @@ def promote(ledger: Ledger, done: Round) -> None:
             done.due_in(promoted.next_due_in_s)
             return
     done.due_in(0.0)
+
+
+def mend_workflows(ledger: Ledger, done: Round) -> None:
+    """Repair workflows that cannot go on by themselves: rows edited by hand, or restored from a backup."""
+    for repaired in ledger.repair_workflows(REPAIR_BATCH):
+        log.warning("A workflow was repaired", workflow_id=repaired.workflow_id, what=repaired.what)
+        done.repaired += 1
 
 
 class Housekeeping:

@@ -85,13 +85,18 @@ def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:
         line = Line(socket.socket(fileno=seat.line))
         notebooks = Notebooks(line, seat.limits.max_payload_bytes, registry.pack_follow_up)
         context.connect(signs, notebooks)
-        start_pulse(trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno(), seat.stack, (signs, notebooks))
         caller = Caller(registry, seat.kind, seat.worker_id, seat.limits.max_payload_bytes, notebooks)
+        loop: SyncLoop | AsyncLoop
         if seat.kind == "sync":
             permits = socket.socket(fileno=seat.permits)
-            SyncLoop(stream, permits, (seat.stdout, seat.stderr), caller, trace, seat.slot, signs).run()
+            loop = SyncLoop(stream, permits, (seat.stdout, seat.stderr), caller, trace, seat.slot, signs)
         else:
-            AsyncLoop(stream, caller, seat.limits.max_output_bytes, signs).run()
+            loop = AsyncLoop(stream, seat.stack, caller, seat.limits.max_output_bytes, signs)
+        look = loop.watch.look if isinstance(loop, AsyncLoop) else None
+        start_pulse(
+            trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno(), seat.stack, signs, look, notebooks.flush
+        )
+        loop.run()
         code = 0
         tracing.flush()
     except BaseException:  # noqa: BLE001 - whatever it was, it must be read in the output and end this process

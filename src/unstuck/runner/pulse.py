@@ -5,34 +5,49 @@ import select
 import signal
 import threading
 import time
-from typing import NoReturn, Protocol
+from collections.abc import Callable
+from typing import NoReturn
 
 from unstuck import host
 from unstuck.runner import stacks
+from unstuck.runner.loop_watch import Blocked
+from unstuck.runner.signs import Signs
 from unstuck.runner.trace import Trace
 
 MAX_INTERVAL_S = 1.0
 
-
-class Keeps(Protocol):
-    """Holds back what came too soon after the last, and sends it with the pulse."""
-
-    def flush(self) -> None: ...
+Look = Callable[[float], Blocked | None]
+"""Says whether the event loop of this process is blocked."""
 
 
-Kept = tuple[Keeps, ...]
-
-
-def start_pulse(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, kept: Kept) -> None:
-    """Begin the pulse in a thread of its own."""
+def start_pulse(
+    trace: Trace,
+    slot: int,
+    interval_s: float,
+    stream_fd: int,
+    stack_fd: int,
+    signs: Signs,
+    look: Look | None,
+    flush: Callable[[], None],
+) -> None:
+    """Begin the pulse in a thread of its own; with each, `flush` sends what was held back."""
     # The first one here, before any job: who dies without it began none, and who gave it may have, even if a job never
     # lets go of the interpreter again.
     trace.pulse(slot, host.boottime_s())
-    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, kept)
+    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs, look, flush)
     threading.Thread(target=_beat, args=arguments, name="unstuck-pulse", daemon=True).start()
 
 
-def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, kept: Kept) -> None:
+def _beat(
+    trace: Trace,
+    slot: int,
+    interval_s: float,
+    stream_fd: int,
+    stack_fd: int,
+    signs: Signs,
+    look: Look | None,
+    flush: Callable[[], None],
+) -> None:
     poller = select.poll()
     poller.register(stream_fd, 0)  # hang-up alone: the worker closed its end, or died
     watching = True
@@ -42,8 +57,10 @@ def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: 
         if kill_at_s and now_s >= kill_at_s:
             _die()
         trace.pulse(slot, now_s)
-        for one in kept:
-            one.flush()
+        signs.flush()
+        flush()
+        if look is not None and (blocked := look(now_s)) is not None:
+            signs.blocked(blocked.token, blocked.since_s)
         stacks.put_in_order(stack_fd)
         if not watching:
             time.sleep(interval_s)

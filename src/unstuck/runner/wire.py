@@ -1,7 +1,7 @@
 """Fix the words between worker, nursery and runner: small framed messages, no pickle, every size bounded.
 
-On a runner's stream each frame is `length, kind` and a body. Worker to runner: a job, a cancel or a
-retirement. Runner to worker: a batch of reports. Nobody here decodes what user code was given or gave.
+On a runner's stream each frame is `length, kind` and a body. Worker to runner: a job, a cancel, a retirement, a
+question where a job stands. Runner to worker: a batch of reports. Nobody here decodes what user code was given or gave.
 """
 
 import struct
@@ -20,8 +20,8 @@ RETIRE_TOKEN = 0
 MAX_FRAME_BYTES = 1 << 30
 RECEIVE_BYTES = 256 * 1024
 
-JOB, CANCEL, RETIRE, REPORTS = 0, 1, 2, 3
-ENTRY, ANSWER = 4, 5
+JOB, CANCEL, RETIRE, REPORTS, STACK = 0, 1, 2, 3, 4
+ENTRY, ANSWER = 5, 6
 """On a line of their own: what a job writes down, and what became of it."""
 SUCCEEDED, RAISED, NOT_STORABLE, CANCELLED, SUSPENDED = 0, 1, 2, 3, 4
 
@@ -39,6 +39,8 @@ class JobFrame(msgspec.Struct, array_like=True, gc=False):
     payload_type: str
     attempt: int
     crashes: int
+    inputs: bytes = b""
+    """How those ended that it depends on in its workflow."""
     journal: bytes = b""
     """Packed as `domain.journal` does."""
 

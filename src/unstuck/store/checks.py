@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from unstuck.domain.errors import RefusedValue
-from unstuck.store.records import Exchange, Letter, NewJob
+from unstuck.store.records import Exchange, Letter, NewJob, NewWorkflow
 
 MAX_PRIORITY = 1000
 EARLIEST_S = -62_135_596_800.0
@@ -31,6 +31,11 @@ def check_jobs(jobs: Iterable[NewJob]) -> None:
         for limit_s in (job.timeout_s, job.heartbeat_timeout_s):
             if limit_s is not None and not 0 <= limit_s <= LONGEST_S:
                 raise RefusedValue(f"A timeout of {limit_s} seconds can never be seen to pass. Choose a shorter one.")
+
+
+def check_workflow(workflow: NewWorkflow) -> None:
+    """Raise RefusedValue for a job of it that could not be enqueued."""
+    check_jobs([workflow.root, *(node.job for node in workflow.nodes if node.job is not None)])
 
 
 def check_ids(job_ids: Collection[int]) -> None:

@@ -70,4 +70,4 @@ class Hold:
     def frame(self) -> JobFrame:
         job = self.job
         facts = (job.token, job.job_id, job.task, job.queue, job.payload, job.payload_type, job.attempt, job.crashes)
-        return JobFrame(*facts, job.journal)
+        return JobFrame(*facts, job.inputs, job.journal)

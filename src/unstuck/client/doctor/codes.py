@@ -28,6 +28,7 @@ class Code(StrEnum):
     SCHEDULED_UNSERVED = "scheduled-unserved"
     DUE_BUT_WAITING = "due-but-waiting"
     QUARANTINED = "quarantined"
+    WORKFLOW_PAUSED = "workflow-paused"
     # Recovery
     NO_REAPER = "no-reaper"
     REQUEUE_SWITCHED_OFF = "requeue-switched-off"

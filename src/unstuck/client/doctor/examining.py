@@ -9,6 +9,7 @@ from unstuck.client.doctor.containing import check_containment
 from unstuck.client.doctor.facts import Facts, Limits, Trouble
 from unstuck.client.doctor.finding import Finding, in_order, problem
 from unstuck.client.doctor.fleet import check_fleet
+from unstuck.client.doctor.flows import check_workflows
 from unstuck.client.doctor.housekeeping import check_housekeeping
 from unstuck.client.doctor.recovering import check_recovery
 from unstuck.client.doctor.scheduled import check_scheduled
@@ -21,6 +22,7 @@ Check = Callable[[Facts, Diagnosis, Limits], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (
     check_waiting,
     check_scheduled,
+    check_workflows,
     check_recovery,
     check_fleet,
     check_clocks,

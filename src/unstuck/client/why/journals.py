@@ -12,7 +12,6 @@ from unstuck.store.records import JournalRecord
 FIRST_ENTRIES = 20
 LAST_ENTRIES = 20
 """Of a job with more, those in between are only counted."""
-MAX_VALUE_CHARS = 80
 
 
 def wrote(evidence: Evidence) -> list[Step]:
@@ -37,25 +36,19 @@ def _step(evidence: Evidence, entry: JournalRecord) -> Step:
 
 
 def _told(entry: JournalRecord) -> str:
-    value = short(entry)
     match entry.kind:
         case Kind.CHECKPOINT:
-            return f"Its last checkpoint: {value}"
+            return "Its last checkpoint was written"
         case Kind.SLEEP:
             return f"Began to sleep for {in_words(float(decode(entry.value)))}"
         case Kind.WAIT:
             return f"Began to wait for signal {entry.name!r}"
         case Kind.SIGNAL:
-            return f"Took signal {entry.name!r}: {value}"
+            return f"Took signal {entry.name!r}"
         case Kind.TIMEOUT:
             return f"Signal {entry.name!r} did not come in time"
         case _:
-            return f"Step {entry.seq}, {entry.name!r}, is done and will not run again: {value}"
-
-
-def short(entry: JournalRecord) -> str:
-    text = entry.value.decode("utf-8", "replace")
-    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}… ({len(entry.value):,} bytes)"
+            return f"Step {entry.seq}, {entry.name!r}, is done and will not run again"
 
 
 def done_steps(journal: Sequence[JournalRecord]) -> str:

@@ -5,12 +5,13 @@ import shlex
 from unstuck.client.explaining import describe, explain_alone, find_reason
 from unstuck.client.why.beginnings import far
 from unstuck.client.why.endings import brief_cause, sentence
+from unstuck.client.why.flows import as_node
 from unstuck.client.why.gathering import Evidence, Try
 from unstuck.client.why.journals import done_steps
 from unstuck.client.why.story import Action
 from unstuck.domain.autopsy import DeathKind
 from unstuck.domain.durations import in_words
-from unstuck.domain.states import HELD, AttemptState, JobState
+from unstuck.domain.states import HELD, AttemptState, Door, JobState
 from unstuck.store.records import AttemptRecord
 
 _LIMITS = {
@@ -60,6 +61,10 @@ def headline(evidence: Evidence, tries: list[Try]) -> str:
 
 def what_next(evidence: Evidence) -> str:
     """Say what happens by itself from here on."""
+    return f"{_own_next(evidence)} {as_node(evidence)}".rstrip()
+
+
+def _own_next(evidence: Evidence) -> str:
     job = evidence.job
     match job.state:
         case JobState.SUCCEEDED:
@@ -105,15 +110,24 @@ def what_to_do(evidence: Evidence) -> tuple[Action, ...]:
         case JobState.FAILED | JobState.CANCELLED:
             cut_off = any(_was_cut_off(attempt) for attempt in evidence.attempts[-1:])
             safe = "; its effects may have happened already, so be sure that twice is safe" if cut_off else ""
-            why = f"queues it again with fresh counters{safe}{_same_limit(evidence)}"
+            why = f"queues it again with fresh counters{_with_flow(evidence)}{safe}{_same_limit(evidence)}"
             actions.append(Action(f"unstuck retry {job.id}", why))
         case JobState.SUCCEEDED:
             actions.append(Action(f"unstuck job {job.id}", "shows what it returned"))
         case _:
             actions += _while_it_lives(evidence)
+    if evidence.around.flow is not None and evidence.around.place:
+        flow = evidence.around.flow
+        actions.append(Action(f"unstuck workflow {flow.id}", f"draws the workflow {flow.name!r} that it is a node of"))
     if any(output.stdout or output.stderr for output in evidence.outputs):
         actions.append(Action(f"unstuck logs {job.id}", "shows all that it printed"))
     return tuple(actions)
+
+
+def _with_flow(evidence: Evidence) -> str:
+    flow = evidence.around.flow
+    taken_up = flow is not None and bool(evidence.around.place) and flow.finished_at is not None
+    return ", and takes its workflow up again" if taken_up else ""
 
 
 def _was_cut_off(attempt: AttemptRecord) -> bool:
@@ -144,6 +158,9 @@ def _while_it_lives(evidence: Evidence) -> list[Action]:
     if job.state is JobState.PENDING or actions:
         actions.append(Action(f"unstuck doctor {job.id}", "looks for what keeps it from moving"))
     if not job.cancel_requested:
+        worker = evidence.worker(job.worker_id)
+        if job.state is JobState.RUNNING and reason is None and worker is not None and worker.door is Door.PYTHON:
+            actions.append(Action(f"unstuck stack {job.id}", "shows where it stands; it goes on undisturbed"))
         ends = "ends it now" if job.state is JobState.RUNNING else "gives it up"
         actions.append(Action(f"unstuck cancel {job.id}", ends))
     return actions

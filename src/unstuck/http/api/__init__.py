@@ -17,6 +17,7 @@ from unstuck.http.api import (
     queues,
     stale,
     workers,
+    workflows,
 )
 
 ROUTERS = (
@@ -27,6 +28,7 @@ ROUTERS = (
     # Before those of one job: `/jobs/cancel` is no number of a job.
     listing.router,
     jobs.router,
+    workflows.router,
     queues.router,
     stale.router,
     operating.router,

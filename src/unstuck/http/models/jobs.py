@@ -8,6 +8,7 @@ from unstuck.client.enqueueing import MAX_PRIORITY, MAX_UNIQUE_KEY_CHARS
 from unstuck.domain.journal import MAX_NAME_CHARS as MAX_STEP_NAME_CHARS
 from unstuck.domain.names import MAX_NAME_CHARS
 from unstuck.domain.states import AttemptState, JobState
+from unstuck.domain.workflow import WorkflowState
 from unstuck.http.models.base import Anything, Asked, Given, Instant, Span
 
 MAX_BATCH = 1_000
@@ -101,6 +102,8 @@ class PolicyView(Given):
     stall_timeout_s: float | None
     interpreter_timeout_s: float | None
     memory_limit_bytes: int | None
+    hidden_args: list[int] = Field(description="Places of arguments that are not shown.")
+    hidden_args_from: int | None = Field(description="From this place on none is shown.")
 
 
 class ProgressView(Given):
@@ -178,12 +181,24 @@ class SignalAnswer(Given):
     answer: Literal["woken", "kept"] = Field(description="`woken`: it waited for this. `kept`: until it does.")
 
 
+class WorkflowOf(Given):
+    """The workflow that a job belongs to."""
+
+    id: int
+    name: str
+    state: WorkflowState
+    node: str | None = Field(description="Null where the job stands for the whole workflow.")
+    place: int
+    after: list[str] = Field(description="Names of the nodes that it waited for.")
+
+
 class JobDetail(JobSummary):
-    args: Anything
-    kwargs: Anything
+    args: Anything = Field(description="Without the values of what is called like a secret (`•••`).")
+    kwargs: Anything = Field(description="Without the values of what is called like a secret (`•••`).")
     result: Anything
     waiting: str | None = Field(description="Why it does not move, and what to do about it.")
     progress: ProgressView | None
+    workflow: WorkflowOf | None = Field(description="The workflow that it is a node of, or stands for.")
     policy: PolicyView
     attempts: list[AttemptView]
     events: list[EventView]
@@ -211,7 +226,7 @@ class JobUnfinished(Given):
 
 class JobPage(Given):
     jobs: list[JobSummary] = Field(description="Newest first.")
-    next: int | None = Field(description="Give it as `before` to get the next page; null: this was the last.")
+    next: int | None = Field(description="Give it as `before` to look further; null: this was all.")
 
 
 class StoryStep(Given):

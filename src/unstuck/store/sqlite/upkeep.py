@@ -126,5 +126,13 @@ def _delete_finished(
         if len(rows) < WINDOW_ROWS:
             position = 0
     if found:
-        cursor.execute(SQL["delete_jobs"], (msgspec.json.encode(found).decode(),))
+        # Others of its workflow may still need the result of a job.
+        wanted = {job_id for (job_id,) in fetch(cursor, "jobs_of_open_workflows", (_json(found),))}
+        found = [job_id for job_id in found if job_id not in wanted]
+        cursor.execute(SQL["forget_workflows"], (_json(found),))
+        cursor.execute(SQL["delete_jobs"], (_json(found),))
     return len(found), position
+
+
+def _json(job_ids: list[int]) -> str:
+    return msgspec.json.encode(job_ids).decode()

@@ -880,6 +880,7 @@ begin
         delete from {schema}.outputs o where o.job_id = any (v_old);
         delete from {schema}.letters l where l.job_id = any (v_old);
         perform {schema}.forget_journals(v_old);
+        perform {schema}.forget_workflows(v_old);
         delete from {schema}.jobs j where j.id = any (v_old);
         get diagnostics removed = row_count;
     end if;
