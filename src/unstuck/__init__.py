@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import UncertainCommit as UncertainCommit
     from unstuck.domain.errors import UnknownName as UnknownName
     from unstuck.domain.errors import UnknownQueue as UnknownQueue
+    from unstuck.domain.errors import UnknownSchedule as UnknownSchedule
     from unstuck.domain.errors import UnknownTask as UnknownTask
     from unstuck.domain.errors import UnknownWorker as UnknownWorker
     from unstuck.domain.errors import UnstuckError as UnstuckError
@@ -111,6 +112,7 @@ __all__ = [
     "UncertainCommit",
     "UnknownName",
     "UnknownQueue",
+    "UnknownSchedule",
     "UnknownTask",
     "UnknownWorker",
     "UnstuckError",

@@ -23,6 +23,7 @@ from unstuck.cli import (
     quarantine,
     queues,
     recovery,
+    schedules,
     serve,
     signals,
     stack,
@@ -125,6 +126,16 @@ _quarantine.callback()(quarantine.quarantine)
 _quarantine.command("list")(quarantine.list_quarantined)
 _quarantine.command("release")(quarantine.release)
 app.add_typer(_quarantine, name="quarantine", rich_help_panel=ACT)
+
+_schedules = typer.Typer(invoke_without_command=True)
+_schedules.callback()(schedules.schedules)
+_schedules.command("list")(schedules.list_schedules)
+_schedules.command("add", context_settings={"ignore_unknown_options": True})(schedules.add)
+_schedules.command("pause")(schedules.pause)
+_schedules.command("resume")(schedules.resume)
+_schedules.command("run")(schedules.run)
+_schedules.command("remove")(schedules.remove)
+app.add_typer(_schedules, name="schedules", rich_help_panel=LOOK)
 
 _alerts = typer.Typer(invoke_without_command=True)
 _alerts.callback()(alerts.alerts)

@@ -13,9 +13,9 @@ from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, PayloadError, UnknownQueue
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.payload import encode_call
-from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.policy import Policy, encode_policy, without_hooks
 from unstuck.store.checks import EARLIEST_S, LATEST_S
-from unstuck.store.records import NewJob
+from unstuck.store.records import NewJob, Ties
 
 MAX_PRIORITY = 1000
 MAX_UNIQUE_KEY_CHARS = 500
@@ -109,6 +109,7 @@ def build_job(
             f"No task of this app uses the queue {chosen!r}, so no worker of it would serve it."
             f"{did_you_mean(chosen, known_queues)} Declare it with App(…, queues=[{chosen!r}])."
         )
+    policy, hooks = without_hooks(policy)
     return NewJob(
         task=task,
         queue=chosen,
@@ -123,6 +124,7 @@ def build_job(
         run_at=_epoch(options.run_at),
         unique_key=options.unique_key,
         enqueued_by=_program(),
+        more=None if hooks is None else Ties(hooks=hooks),
     )
 
 

@@ -83,8 +83,8 @@ def job_detail(
     journal: Sequence[JournalRecord] = (),
     signals: Sequence[SignalRecord] = (),
 ) -> View:
-    """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids, `workflow`
-    is what it is a node of."""
+    """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids,
+    `workflow` is what it is a node of."""
     args, kwargs = shown_call(job, redact)
     return {
         **job_summary(job),
@@ -252,6 +252,7 @@ def queue_view(queue: QueueRecord) -> View:
 def policy_view(policy: Policy) -> View:
     view = msgspec.structs.asdict(policy)
     view["retry"] = msgspec.structs.asdict(policy.retry)
+    del view["hooks"]
     return view
 
 

@@ -34,6 +34,13 @@ class EventKind(StrEnum):
     WORKER_ENABLED = "worker_enabled"
     HOST_DISABLED = "host_disabled"
     HOST_ENABLED = "host_enabled"
+    SCHEDULE_PAUSED = "schedule_paused"
+    SCHEDULE_RESUMED = "schedule_resumed"
+    SCHEDULE_REMOVED = "schedule_removed"
+    SCHEDULE_MISSED = "schedule_missed"
+    """Ticks were due while nobody was there, and not all of them are made up for."""
+    SCHEDULE_SET_BACK = "schedule_set_back"
+    """It had ticked by a clock that was far ahead, and goes on from now."""
     STACK = "stack"
     """Where a running job stood when somebody asked; the message is the stack."""
     LOOP_BLOCKED = "loop_blocked"
@@ -77,6 +84,7 @@ LEVELS = {
     "no_workers": "problem",
     "workflow_paused": "problem",
     "workflow_repaired": "warning",
+    "schedule_missed": "warning",
     "worker_stillborn": "warning",
     "requeued": "warning",
     "loop_blocked": "warning",

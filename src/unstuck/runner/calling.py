@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -105,7 +106,14 @@ class Caller:
         if self._notebooks is not None:
             self._notebooks.expect(frame)
         context = Context(
-            frame.job_id, frame.task, frame.queue, frame.attempt, frame.crashes, self._worker_id, frame.token
+            frame.job_id,
+            frame.task,
+            frame.queue,
+            frame.attempt,
+            frame.crashes,
+            self._worker_id,
+            frame.token,
+            None if given.scheduled_for is None else datetime.fromtimestamp(given.scheduled_for, UTC),
         )
         name = callee.definition.context_parameter
         if name is not None:

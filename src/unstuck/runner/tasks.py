@@ -1,12 +1,13 @@
 """Describe a function registered with an app, as the bench needs it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
 from unstuck.domain.policy import Policy
+from unstuck.domain.schedules import ScheduleDefinition
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class TaskDefinition:
     context_parameter: str | None
     """The parameter that wants the Context, if any."""
     policy: Policy
+    hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By kind of end: the names of the tasks that follow it."""
 
 
 class Registry(Protocol):
@@ -33,6 +36,11 @@ class Registry(Protocol):
 
     def pack_follow_up(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> bytes:
         """Pack a job (`NewJob`) that is enqueued with the success of another."""
+        ...
+
+    @property
+    def schedule_definitions(self) -> Mapping[str, ScheduleDefinition]:
+        """What the app wants enqueued again and again."""
         ...
 
     def manifest_settings(self) -> bytes:
@@ -61,3 +69,4 @@ class Manifest(msgspec.Struct, frozen=True):
     """Every queue that the app declared."""
     containment: str = ""
     """How what a job started is made to die with it, in words."""
+    schedules: tuple[ScheduleDefinition, ...] = ()

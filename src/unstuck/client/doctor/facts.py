@@ -7,7 +7,7 @@ import msgspec
 from unstuck.config import Settings
 from unstuck.domain.states import LIVING
 from unstuck.store.diagnosis import Diagnosis
-from unstuck.store.records import WorkerRecord, WorkflowRecord
+from unstuck.store.records import ScheduleRecord, WorkerRecord, WorkflowRecord
 
 TroubleKind = Literal["unreachable", "none", "behind", "ahead"]
 
@@ -71,6 +71,7 @@ class Facts(msgspec.Struct, frozen=True):
     standstills: tuple[Standstill, ...] = ()
     paused: tuple[WorkflowRecord, ...] = ()
     """Workflows that wait for an operator, the newest first, with their nodes."""
+    schedules: tuple[ScheduleRecord, ...] = ()
 
     @property
     def living(self) -> list[WorkerRecord]:

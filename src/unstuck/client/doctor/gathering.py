@@ -36,11 +36,12 @@ def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> 
         served = any(worker.state in LIVING for worker in ledger.workers())
         diagnosis = ledger.diagnose(far_s=limits.far_s, late_s=limits.late_s if served else min(limits.late_s, ALONE_S))
         workers = tuple(ledger.workers())
+        schedules = tuple(ledger.schedules())
         standstills = _look_twice(ledger, settings, diagnosis, workers)
         paused = tuple(_paused(ledger))
     except LedgerError as error:
         return Facts(settings, look_at_host(()), trouble=trouble_of(error))
-    return Facts(settings, look_at_host(workers), None, diagnosis, workers, standstills, paused)
+    return Facts(settings, look_at_host(workers), None, diagnosis, workers, standstills, paused, schedules)
 
 
 def _paused(ledger: Ledger) -> Iterator[WorkflowRecord]:

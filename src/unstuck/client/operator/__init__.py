@@ -12,6 +12,7 @@ from unstuck.client.operator.looking import LookingVerbs
 from unstuck.client.operator.looking import Seen as Seen
 from unstuck.client.operator.quarantine import QuarantineVerbs
 from unstuck.client.operator.queues import QueueVerbs
+from unstuck.client.operator.schedules import ScheduleVerbs
 from unstuck.client.operator.signals import SignalVerbs
 from unstuck.client.operator.stale import StaleVerbs
 from unstuck.client.operator.workers import WorkerVerbs
@@ -26,6 +27,7 @@ class Operator(
     SignalVerbs,
     StaleVerbs,
     QueueVerbs,
+    ScheduleVerbs,
     WorkerVerbs,
     AdmittingVerbs,
     WorkflowVerbs,

@@ -44,6 +44,11 @@ from unstuck.store.records.journal import JournalRecord as JournalRecord
 from unstuck.store.records.journal import SignalRecord as SignalRecord
 from unstuck.store.records.requesting import OnceAnswer as OnceAnswer
 from unstuck.store.records.requesting import Request as Request
+from unstuck.store.records.scheduling import DueSchedules as DueSchedules
+from unstuck.store.records.scheduling import Firing as Firing
+from unstuck.store.records.scheduling import ScheduleRecord as ScheduleRecord
+from unstuck.store.records.scheduling import pack_job as pack_job
+from unstuck.store.records.scheduling import unpack_job as unpack_job
 from unstuck.store.records.showing import AttemptRecord as AttemptRecord
 from unstuck.store.records.showing import EventRecord as EventRecord
 from unstuck.store.records.showing import HostRecord as HostRecord
