@@ -172,6 +172,17 @@ def test_what_follows_is_enqueued_with_success_and_only_then(fleet: Fleet) -> No
     assert fleet.app.job(by_name.id).result(timeout=PATIENCE_S) == "by name"
 
 
+def test_a_node_of_a_workflow_may_sleep_and_wait(fleet: Fleet) -> None:
+    start(fleet)
+    flow = fleet.app.workflow("slow")
+    flow.add(fleet.task("follows"), flow.add(fleet.task("asks_async")))
+    run = flow.start()
+    (node,) = fleet.ledger.jobs(JobFilter(task="asks_async"))
+    fleet.app.signal(node.id, "answer", 1)
+    fleet.app.signal(node.id, "answer", 2)
+    assert run.result(timeout=PATIENCE_S) == [1, 2]
+
+
 CHANGED = {
     "renamed": (["a", "x", "c"], "step 'x'"),
     "removed": (["a", "c"], "step 'c'"),

@@ -44,7 +44,8 @@ class Desk:
         self._thread.start()
 
     def begin(self, lines: Any = (), signals: Any = ()) -> Context:
-        frame = JobFrame(TOKEN, 3, "t", "q", b"", "json", 1, 0, pack(lines, signals) if lines or signals else b"")
+        frame = JobFrame(TOKEN, 3, "t", "q", b"", "json", 1, 0)
+        frame.journal = pack(lines, signals) if lines or signals else b""
         self.notebooks.expect(frame)
         return Context(3, "t", "q", 1, 0, "w", TOKEN)
 
