@@ -1,6 +1,6 @@
 """Measure what it costs that jobs depend on each other: nodes of workflows beside plain jobs, in turns in one worker.
 
-A workflow here has a hundred nodes: one, ninety-eight that wait for it, and one that waits for all of those. The jobs of
+A workflow here has a hundred nodes: one, ninety-eight that wait for it, and one that waits for all those. The jobs of
 plain ones are all there before the clock starts; those of nodes are enqueued as the workflows move on, which counts.
 """
 

@@ -39,13 +39,14 @@ SHARED = frozenset(
         *("disable", "disable_host", "enable", "enable_host", "hosts", "standings"),
         *("beat_foreign", "to_judge", "foreign_worker", "foreign_worker_named"),
         *("answer_letters", "letter", "letters", "store_letter"),
+        *("journal", "journal_lines", "kept_signals", "signals"),
         *("count", "counter_series", "counters", "fleet", "sweep_counters"),
         *("add_api_token", "api_tokens", "audit", "begin_audit", "end_audit", "revoke_api_token", "sweep_audit"),
         *("add_alert_target", "alert_target", "conditions", "events_to_tell", "look_fleet", "save_alert_target"),
     }
 )
 TABLES = (
-    *("jobs", "attempts", "outputs", "autopsies", "progress", "letters"),
+    *("jobs", "attempts", "outputs", "autopsies", "progress", "letters", "journal", "signals"),
     *("worker_status", "heartbeats", "attempt_status"),
 )
 ONLY_SQLITE = {("jobs", "started_boot_s")}

@@ -26,14 +26,14 @@ def queues(common: Common) -> None:
         common.show.note("No queues yet: they appear with their first job or worker.")
         return
     columns = [Column("queue"), Column("state")]
-    numbers = ("pending", "scheduled", "claimed", "running", "workers")
-    columns += [Column(title, right=True, spare=title in ("scheduled", "claimed")) for title in numbers]
+    numbers = ("pending", "scheduled", "claimed", "running", "waiting", "workers")
+    columns += [Column(title, right=True, spare=title in ("scheduled", "claimed", "waiting")) for title in numbers]
     columns += [Column("oldest"), Column("note", wide=True)]
     common.show.table(columns, [_row(queue, common.show.pretty) for queue in found])
 
 
 def _row(queue: QueueRecord, pretty: bool) -> list[Cell | str]:
-    numbers = (queue.pending, queue.scheduled, queue.claimed, queue.running)
+    numbers = (queue.pending, queue.scheduled, queue.claimed, queue.running, queue.waiting)
     alone = queue.workers == 0 and queue.pending + queue.scheduled > 0
     return [
         Cell(queue.name, "bold"),

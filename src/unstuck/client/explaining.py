@@ -1,5 +1,6 @@
 """Say in one sentence why a job is not moving, and what it is doing otherwise."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -30,6 +31,8 @@ class Surroundings(msgspec.Struct, frozen=True):
     """The workflow that the job belongs to."""
     place: int | None = None
     """Its place there; 0: it stands for the workflow."""
+    waiting_since: float | None = None
+    """When it gave its slot back, where it did."""
 
     @property
     def whole_flow(self) -> WorkflowRecord | None:
@@ -66,6 +69,8 @@ def find_reason(job: JobRecord, around: Surroundings) -> Reason | None:
         return _explain_flow(around.whole_flow)
     if job.state is JobState.PENDING:
         return _explain_pending(job, around)
+    if job.state is JobState.WAITING:
+        return _explain_suspended(job, around)
     return _explain_held(job, around)
 
 
@@ -142,6 +147,21 @@ def _explain_pending(job: JobRecord, around: Surroundings) -> Reason:
             return Reason(Code.SCHEDULED, why)
         return Reason(Code.SCHEDULED, f"{why}; besides, {obstacle.why[0].lower()}{obstacle.why[1:]}", obstacle.cure)
     return obstacle or _queueing(job, around)
+
+
+def _explain_suspended(job: JobRecord, around: Surroundings) -> Reason:
+    left_s = max(0.0, job.run_at - around.now_s)
+    when = datetime.fromtimestamp(job.run_at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    if job.awaits is None:
+        return Reason(Code.WAITING, f"It sleeps until {when} (in {brief(left_s)}), and holds no slot meanwhile")
+    since = around.waiting_since
+    why = f"It waits for signal {job.awaits!r}"
+    if since is not None:
+        why += f" since {datetime.fromtimestamp(since, UTC).astimezone().strftime('%Y-%m-%d %H:%M:%S %Z')}"
+    if job.wakes:
+        why += f", until {when} at the latest"
+    command = f"unstuck signal {job.id} {shlex.quote(job.awaits)}"
+    return Reason(Code.WAITING, why, f"`{command}` sends it", command=command)
 
 
 def _queueing(job: JobRecord, around: Surroundings) -> Reason:

@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from unstuck.client import views
 from unstuck.client.operator import EVENTS_SHOWN, PAGE, Operator
 from unstuck.client.why.story import story_view
+from unstuck.domain import payload
 from unstuck.domain.states import FINAL, JobState
 from unstuck.http.answers import answer
 from unstuck.http.api.ownership import JobId, of_job
@@ -22,6 +23,8 @@ from unstuck.http.models.jobs import (
     JobResult,
     JobUnfinished,
     OutputView,
+    SignalAnswer,
+    SignalBody,
     StoryView,
 )
 from unstuck.http.models.operating import FindingView, JobAnswer
@@ -150,6 +153,14 @@ def cancel(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
     """`cancelled`, or `requested` where it runs: its worker is told and ends it. 409 where it has ended already."""
     said = desk.operator(caller).cancel([job_id])[job_id]
     return _said(desk.operator(caller), job_id, said, {"cancelled", "requested"})
+
+
+@router.post("/signals", summary="Send a signal to a job", response_model=SignalAnswer)
+def signal(job_id: JobId, body: SignalBody, desk: AtDesk, caller: Changer) -> Response:
+    """`woken` where it waited for this signal, `kept` until it does. 409 where it has ended, or too many wait."""
+    value = payload.encode(body.value, f"The value of signal {body.name!r}", desk.settings.max_payload_bytes)
+    said = desk.operator(caller).signal(job_id, body.name, value)
+    return answer({"id": job_id, "name": body.name, "answer": said})
 
 
 @router.post("/retry", summary="Run a finished job again, with fresh counters", response_model=JobAnswer)

@@ -19,6 +19,7 @@ from unstuck.store.contract.counting import CountingVerbs
 from unstuck.store.contract.exchanging import ExchangeVerbs
 from unstuck.store.contract.foreign import ForeignVerbs
 from unstuck.store.contract.health import HealthVerbs
+from unstuck.store.contract.journal import JournalVerbs
 from unstuck.store.contract.keeping import KeepingVerbs
 from unstuck.store.contract.operators import OperatorVerbs
 from unstuck.store.contract.people import ReadingVerbs
@@ -45,6 +46,7 @@ class Ledger(
     OperatorVerbs,
     AccessVerbs,
     AlertVerbs,
+    JournalVerbs,
     ScheduleVerbs,
     WorkflowVerbs,
     Protocol,
