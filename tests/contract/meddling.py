@@ -27,6 +27,14 @@ class Meddler(Protocol):
 
     def age_worker(self, worker_id: str, seconds: float) -> None: ...
 
+    def untie(self, job_id: int) -> None:
+        """As if nobody were concerned when the job ends."""
+        ...
+
+    def forget_line(self, job_id: int) -> None:
+        """Block the job again, in a line that nobody knows of."""
+        ...
+
     def age_events(self, seconds: float) -> None: ...
 
     def age_counters(self, minutes: int) -> None: ...
@@ -65,6 +73,13 @@ class SqliteMeddler:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "started_boot_s", "finished_at")
         changes = ", ".join(f"{c} = {c} - ?2" for c in columns)
         self.rows(f"UPDATE unstuck_jobs SET {changes} WHERE id = ?1", (job_id, seconds))
+
+    def untie(self, job_id: int) -> None:
+        self.rows("UPDATE unstuck_jobs SET tied = 0 WHERE id = ?", (job_id,))
+
+    def forget_line(self, job_id: int) -> None:
+        self.rows("UPDATE unstuck_jobs SET blocked = 1, ready = 0 WHERE id = ?", (job_id,))
+        self.rows("DELETE FROM unstuck_lines")
 
     def age_worker(self, worker_id: str, seconds: float) -> None:
         self.rows(
@@ -114,6 +129,13 @@ class PostgresMeddler:
                 f"update {self._schema}.jobs set {changes} where id = %(id)s",  # type: ignore[arg-type]
                 {"s": seconds, "id": job_id},
             )
+
+    def untie(self, job_id: int) -> None:
+        self.rows("update jobs set tied = null where id = %s", (job_id,))
+
+    def forget_line(self, job_id: int) -> None:
+        self.rows("update jobs set blocked = true, ready = false where id = %s", (job_id,))
+        self.rows("delete from lines")
 
     def age_worker(self, worker_id: str, seconds: float) -> None:
         self.rows(

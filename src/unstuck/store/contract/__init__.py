@@ -21,6 +21,7 @@ from unstuck.store.contract.foreign import ForeignVerbs
 from unstuck.store.contract.health import HealthVerbs
 from unstuck.store.contract.keeping import KeepingVerbs
 from unstuck.store.contract.operators import OperatorVerbs
+from unstuck.store.contract.ordering import OrderVerbs
 from unstuck.store.contract.people import ReadingVerbs
 from unstuck.store.contract.reaper import ReaperVerbs
 from unstuck.store.contract.telling import TellingVerbs
@@ -41,6 +42,7 @@ class Ledger(
     CountingVerbs,
     ReadingVerbs,
     OperatorVerbs,
+    OrderVerbs,
     AccessVerbs,
     AlertVerbs,
     Protocol,

@@ -26,6 +26,7 @@ QUERY_FILES = (
     "counters.sql",
     "alerts.sql",
     "letters.sql",
+    "lines.sql",
 )
 PACKAGE = "unstuck.store.postgres.queries"
 

@@ -40,6 +40,12 @@ from unstuck.store.records.handing import Turn as Turn
 from unstuck.store.records.handing import TurnAnswer as TurnAnswer
 from unstuck.store.records.handing import Wish as Wish
 from unstuck.store.records.handing import WorkerBirth as WorkerBirth
+from unstuck.store.records.ordering import Expired as Expired
+from unstuck.store.records.ordering import InLine as InLine
+from unstuck.store.records.ordering import LineRecord as LineRecord
+from unstuck.store.records.ordering import QueueLimitRecord as QueueLimitRecord
+from unstuck.store.records.ordering import Tended as Tended
+from unstuck.store.records.ordering import TiesRecord as TiesRecord
 from unstuck.store.records.requesting import OnceAnswer as OnceAnswer
 from unstuck.store.records.requesting import Request as Request
 from unstuck.store.records.showing import AttemptRecord as AttemptRecord

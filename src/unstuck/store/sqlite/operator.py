@@ -8,6 +8,7 @@ import apsw
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.checks import check_ids
 from unstuck.store.sqlite.errors import refuse_nul
+from unstuck.store.sqlite.keys import PERIOD
 from unstuck.store.sqlite.lines import admit
 from unstuck.store.sqlite.ties import settled, tied_among
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
@@ -58,7 +59,8 @@ class OperatorVerbs(Verbs):
     def purge(self, queue: str, by: str) -> int:
         refuse_nul(queue, by)
         count = 0
-        for name in ("pending_of_queue", "waiting_of_queue", "blocked_of_queue"):
+        # What is ready comes last: a place that becomes free makes another one ready.
+        for name in ("waiting_of_queue", "blocked_of_queue", "pending_of_queue"):
             while True:
                 # In short transactions: purging a million jobs must not make the workers of others wait.
                 with self.db.write() as cursor:
@@ -114,7 +116,7 @@ def _retry(cursor: apsw.Cursor, job_id: int, by: str) -> str:
         return "succeeded"
     if state in (JobState.PENDING, JobState.CLAIMED, JobState.RUNNING, JobState.WAITING):
         return "live"
-    if unique_key is not None and cursor.execute(SQL["find_live_key"], (unique_key,)).get is not None:
+    if unique_key is not None and found[11] != PERIOD and cursor.execute(SQL["find_live_key"], (unique_key,)).get is not None:
         return "duplicate"
     if token is not None:
         cursor.execute(SQL["archive_attempt"], (job_id, token, ended_as or state, finished_at, code, cause))

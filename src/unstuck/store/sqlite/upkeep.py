@@ -116,11 +116,13 @@ def _delete_finished(
     found: list[int] = []
     position = after_id
     rows = fetch(cursor, "finished_window", (after_id, WINDOW_ROWS))
-    for job_id, finished_at, state in rows:
+    now = time.time()
+    for job_id, finished_at, state, keep_s in rows:
         if len(found) >= limit:
             break
         position = job_id
-        if finished_at is not None and finished_at < before and state in states:
+        # Its task may have asked to keep it for longer.
+        if finished_at is not None and finished_at < min(before, now - (keep_s or 0.0)) and state in states:
             found.append(job_id)
     else:
         if len(rows) < WINDOW_ROWS:

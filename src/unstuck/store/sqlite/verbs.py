@@ -28,6 +28,7 @@ SQL = load_queries(
     "counters.sql",
     "alerts.sql",
     "letters.sql",
+    "lines.sql",
 )
 
 
