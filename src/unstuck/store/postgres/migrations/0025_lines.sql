@@ -395,7 +395,17 @@ begin
         select distinct on (u.owner) u.owner, p_ids[u.place] as by from unnest(p_left, p_owners) as u(place, owner)
         where u.owner is not null and p_more[u.place] ->> 'on_duplicate' = 'replace'
         order by u.owner, u.place) x;
-    return v_owners is not null and {schema}.displace(v_owners, v_by);
+    if v_owners is null then
+        return false;
+    end if;
+    if {schema}.displace(v_owners, v_by) then
+        return true;
+    end if;
+    -- Who is not pending has begun and keeps its key, or ended just now, replaced by another: then the key is free. A
+    -- statement of its own, to see what happened while we waited.
+    return exists (
+        select 1 from unnest(v_owners) as u(id)
+        where not exists (select 1 from {schema}.jobs j where j.id = u.id and j.live_key is not null));
 end
 $body$;
 
@@ -426,11 +436,13 @@ begin
         continue when v_owner = v_one.id;
         if v_one.more ->> 'on_duplicate' = 'refuse' then
             perform {schema}.refuse_duplicate(v_owner);
-        elsif v_one.more ->> 'on_duplicate' = 'replace' and {schema}.displace(array[v_owner], array[v_one.id]) then
-            update {schema}.kept_keys k
-            set job_id = v_one.id, until = clock_timestamp() + make_interval(secs => (v_one.more ->> 'unique_for_s')::double precision)
-            where k.key = v_one.key;
-            continue;
+        elsif v_one.more ->> 'on_duplicate' = 'replace' then
+            if {schema}.displace(array[v_owner], array[v_one.id]) then
+                update {schema}.kept_keys k
+                set job_id = v_one.id, until = clock_timestamp() + make_interval(secs => (v_one.more ->> 'unique_for_s')::double precision)
+                where k.key = v_one.key;
+                continue;
+            end if;
         end if;
         place := v_one.n;
         job_id := v_owner;
