@@ -14,7 +14,9 @@ from unstuck.client.task import Task
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
+from unstuck.domain.limits import QueueLimit, read_limit
 from unstuck.domain.names import checked_name, did_you_mean
+from unstuck.domain.order import KeyFunction, Order, read_order
 from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
 from unstuck.domain.retry import Retry, RetryRule
 from unstuck.domain.sizes import Size, size_bytes
@@ -41,6 +43,7 @@ class App:
         self._counter = Counter(self.settings)
         self._definitions: dict[str, TaskDefinition] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
+        self._limits: dict[str, QueueLimit] = {}
         self._queues = frozenset(checked_name(queue, "Queue") for queue in queues) | {DEFAULT_QUEUE}
 
     def __repr__(self) -> str:
@@ -68,6 +71,10 @@ class App:
         stall_timeout: Duration | None = None,
         interpreter_timeout: Duration | None = None,
         memory_limit: Size | None = None,
+        concurrency_key: str | KeyFunction | None = None,
+        concurrency_limit: int = 1,
+        expires: Duration | None = None,
+        keep: Duration | None = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, *function: Any, **settings: Any) -> Any:
@@ -86,7 +93,7 @@ class App:
         if not callable(function):
             raise ConfigError(f"@app.task wants a function, not {function!r}.")
         name = checked_name(settings.get("name") or getattr(function, "__name__", "task"), "Task")
-        policy = _policy(settings)
+        policy = _policy(settings, read_order(name, settings, _parameters(function)))
         recovery = self.settings.recovery
         check_policy(
             name,
@@ -104,8 +111,24 @@ class App:
                 is_async=inspect.iscoroutinefunction(function),
                 context_parameter=_context_parameter(function),
                 policy=policy,
+                concurrency_key=settings["concurrency_key"] if policy.order.computed else None,
             )
         )
+
+    def queue(self, name: str, *, concurrency: int | None = None, rate: str | None = None) -> str:
+        """Declare a queue, with how many of its jobs may be in hand at once and how many may be begun in a time
+        (`"100/m"`), across all workers. Each worker that starts writes it down; what an operator chose stands."""
+        checked = checked_name(name, "Queue")
+        self._queues |= {checked}
+        limit = read_limit(concurrency, rate)
+        if limit:
+            self._limits[checked] = limit
+        return checked
+
+    @property
+    def limits(self) -> Mapping[str, QueueLimit]:
+        """What was declared of queues."""
+        return self._limits
 
     def adopt(self, definition: TaskDefinition) -> Task[Any, Any]:
         """Take a task of another app, for example one that lives in a library."""
@@ -198,10 +221,14 @@ _TASK_SETTINGS = (
     "stall_timeout",
     "interpreter_timeout",
     "memory_limit",
+    "concurrency_key",
+    "concurrency_limit",
+    "expires",
+    "keep",
 )
 
 
-def _policy(settings: dict[str, Any]) -> Policy:
+def _policy(settings: dict[str, Any], order: Order) -> Policy:
     memory = settings.get("memory_limit")
     return Policy(
         retry=_rule(settings.get("retry")),
@@ -215,7 +242,27 @@ def _policy(settings: dict[str, Any]) -> Policy:
         stall_timeout_s=_optional_s(settings, "stall_timeout"),
         interpreter_timeout_s=_optional_s(settings, "interpreter_timeout"),
         memory_limit_bytes=None if memory is None else size_bytes(memory, "memory_limit"),
+        order=order,
     )
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """Give what a caller passes, without the Context, with defaults (or `...`)."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    context = _context_parameter(function)
+    by_name = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    return {
+        item.name: ... if item.default is inspect.Parameter.empty else item.default
+        for item in found
+        if item.name != context and item.kind in by_name
+    }
 
 
 def _rule(retry: Any) -> RetryRule:

@@ -90,7 +90,8 @@ class SqliteMeddler:
 
     def age_expiry(self, job_id: int, seconds: float) -> None:
         self.rows(
-            "UPDATE unstuck_jobs SET expires_at = expires_at - ?1, run_at = run_at - ?1 WHERE id = ?2", (seconds, job_id)
+            "UPDATE unstuck_jobs SET expires_at = expires_at - ?1, run_at = run_at - ?1 WHERE id = ?2",
+            (seconds, job_id),
         )
 
     def untie(self, job_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Lines: so many jobs with one concurrency key are at work at once as may be, whoever dies, and nobody waits for a free place."""
+"""Lines: so many jobs with one concurrency key are at work as may be, whoever dies, and no place stays free."""
 
 import threading
 
@@ -114,9 +114,7 @@ def test_a_dead_workers_place_is_free_with_the_verdict_on_its_job(ledger: Ledger
 def test_a_suspended_job_gives_its_place_back_and_lines_up_when_it_wakes(ledger: Ledger, w1: str) -> None:
     first, second = put(ledger, more=in_line()), put(ledger, more=in_line())
     [job] = run(ledger)
-    turn(
-        ledger, endings=[Ending(job.job_id, job.token, JobState.WAITING, AttemptState.SUSPENDED, delay_s=0.01)]
-    )
+    turn(ledger, endings=[Ending(job.job_id, job.token, JobState.WAITING, AttemptState.SUSPENDED, delay_s=0.01)])
     [other] = run(ledger)
     assert other.job_id == second
     while not ledger.promote_due(10).count:

@@ -265,9 +265,7 @@ def test_sixteen_threads_with_one_key_leave_one_job(
 # Expiry ----------------------------------------------------------------------------------------
 
 
-def test_what_was_not_begun_in_time_is_cancelled_and_never_begun(
-    ledger: Ledger, w1: str, meddler: Meddler
-) -> None:
+def test_what_was_not_begun_in_time_is_cancelled_and_never_begun(ledger: Ledger, w1: str, meddler: Meddler) -> None:
     job_id, kept = put(ledger, more=Ties(expires_in_s=600.0)), put(ledger)
     assert ledger.expire_due(10).count == 0
     assert ledger.expire_due(10).next_in_s == pytest.approx(600.0, abs=10)
@@ -317,9 +315,7 @@ def test_a_released_job_still_expires(ledger: Ledger, w1: str, meddler: Meddler)
 # Starvation ------------------------------------------------------------------------------------
 
 
-def test_who_waited_too_long_behind_urgent_jobs_goes_to_the_front(
-    ledger: Ledger, w1: str, meddler: Meddler
-) -> None:
+def test_who_waited_too_long_behind_urgent_jobs_goes_to_the_front(ledger: Ledger, w1: str, meddler: Meddler) -> None:
     low = [put(ledger, priority=-5) for _ in range(5)]
     for job_id in low[:4]:
         meddler.age_job(job_id, 700.0)
@@ -373,6 +369,12 @@ def test_what_is_known_of_a_job_beside_its_work(ledger: Ledger, w1: str) -> None
     )
     known = ledger.ties(job_id)
     assert known is not None
-    assert (known.line, known.line_limit, known.blocked, known.keep_s, known.unique_for) == ("l", 1, True, 5.0, "pending")
+    assert (known.line, known.line_limit, known.blocked, known.keep_s, known.unique_for) == (
+        "l",
+        1,
+        True,
+        5.0,
+        "pending",
+    )
     assert known.expires_at == pytest.approx(time.time() + 60.0, abs=10.0)
     assert ledger.ties(999) is None

@@ -117,13 +117,20 @@ class Task(Generic[P, R]):
             task=definition.name,
             queue=definition.queue,
             policy=definition.policy,
-            options=self._options,
+            options=self._with_line(args, kwargs),
             args=args,
             kwargs=kwargs,
             limit_bytes=self._counter.settings.max_payload_bytes,
             known_queues=self._known_queues(),
             trace=sent.trace,
         )
+
+    def _with_line(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Options:
+        """Ask the app's function for the line, where there is one and nobody said it."""
+        ask = self.definition.concurrency_key
+        if ask is None or self._options.concurrency_key is not None:
+            return self._options
+        return Options.checked(self._options, {"concurrency_key": ask(*args, **kwargs)})
 
     def _store(self, jobs: list[NewJob], sent: Sending) -> list[Job[Any]]:
         parts = self._counter.parts()

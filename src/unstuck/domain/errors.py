@@ -81,7 +81,7 @@ class RefusedValue(LedgerError, ValueError):
 
 
 class DuplicateJob(LedgerError):
-    """Another job has the unique key, and `on_duplicate="refuse"` was said: `job_id` is that job. Nothing was stored."""
+    """Another job (`job_id`) has the unique key, and `on_duplicate="refuse"` was said: nothing was stored."""
 
     def __init__(self, job_id: int, key: str | None = None) -> None:
         named = "its unique key" if key is None else f"the unique key {key!r}"

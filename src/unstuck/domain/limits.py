@@ -67,10 +67,17 @@ def write_rate(rate: float, window_s: float) -> str:
     return f"{rate:g}/{window_s:g}s"
 
 
+def limit_in_words(limit: QueueLimit) -> str:
+    said = [] if limit.concurrency is None else [f"{limit.concurrency} at once"]
+    if limit.rate is not None and limit.window_s is not None:
+        said.append(write_rate(limit.rate, limit.window_s))
+    return ", ".join(said) or "no limit"
+
+
 def room(limit: QueueLimit, held: int, tokens: float | None, since_s: float) -> Room:
     """Say how many more may be taken, with so many in hand and a bucket that had so many tokens `since_s` ago.
 
-    A bucket that nobody ever took from is full; so is one whose clock was set back, since nobody knows how long it was."""
+    A bucket that nobody ever took from is full; so is one whose clock was set back: nobody knows for how long."""
     jobs = UNLIMITED if limit.concurrency is None else max(0, limit.concurrency - held)
     if limit.rate is None or limit.window_s is None:
         return Room(jobs)

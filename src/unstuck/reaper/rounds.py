@@ -25,6 +25,12 @@ class Round:
     disabled: int = 0
     """Workers and hosts switched off because they keep crashing."""
     promoted: int = 0
+    expired: int = 0
+    """Jobs cancelled because they were not begun in time."""
+    lifted: int = 0
+    """Jobs brought to the front of their queue because they waited too long behind more urgent ones."""
+    repaired: int = 0
+    """Lines with a free place to which nobody had been let in."""
     pruned: int = 0
     """Finished jobs, events and dead workers removed by retention."""
     queues: set[str] = field(default_factory=set)
@@ -53,6 +59,9 @@ class Round:
             "left": self.left,
             "disabled": self.disabled,
             "promoted": self.promoted,
+            "expired": self.expired,
+            "lifted": self.lifted,
+            "repaired": self.repaired,
             "pruned": self.pruned,
         }
         return {name: count for name, count in every.items() if count}

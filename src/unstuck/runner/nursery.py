@@ -343,7 +343,14 @@ def _manifest(registry: Registry, why_spawn: str) -> Manifest:
         TaskEntry(definition.name, definition.queue, definition.is_async, definition.policy)
         for definition in registry.definitions.values()
     )
-    return Manifest(tasks, registry.manifest_settings(), not why_spawn, why_spawn, tuple(sorted(registry.queues)))
+    return Manifest(
+        tasks,
+        registry.manifest_settings(),
+        not why_spawn,
+        why_spawn,
+        tuple(sorted(registry.queues)),
+        dict(registry.limits),
+    )
 
 
 def main(options_text: str) -> int:

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from unstuck.domain.limits import QueueLimit
+from unstuck.domain.order import KeyFunction
 from unstuck.domain.policy import Policy
 
 
@@ -18,6 +20,8 @@ class TaskDefinition:
     context_parameter: str | None
     """The parameter that wants the Context, if any."""
     policy: Policy
+    concurrency_key: KeyFunction | None = None
+    """Gives the line of a call, where a text with arguments in it is not enough."""
 
 
 class Registry(Protocol):
@@ -29,6 +33,11 @@ class Registry(Protocol):
     @property
     def queues(self) -> frozenset[str]:
         """Every queue that the app declared, whether a task uses it or not."""
+        ...
+
+    @property
+    def limits(self) -> Mapping[str, QueueLimit]:
+        """What the app said of its queues."""
         ...
 
     def manifest_settings(self) -> bytes:
@@ -55,5 +64,6 @@ class Manifest(msgspec.Struct, frozen=True):
     why_spawn: str = ""
     queues: tuple[str, ...] = ()
     """Every queue that the app declared."""
+    limits: dict[str, QueueLimit] = {}
     containment: str = ""
     """How what a job started is made to die with it, in words."""

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterable
 
 from unstuck.domain.errors import RefusedValue
+from unstuck.domain.order import MAX_PLACES_IN_LINE
 from unstuck.store.records import Exchange, Letter, NewJob, Ties
 
 MAX_PRIORITY = 1000
 FRONT_RANK = -MAX_PRIORITY - 1
 """Before every priority that can be asked for: where the guard against starvation puts those who waited too long."""
-MAX_PLACES_IN_LINE = 1_000_000
 EARLIEST_S = -62_135_596_800.0
 """The first day that a calendar can name, in seconds since 1970."""
 LATEST_S = 253_370_764_800.0

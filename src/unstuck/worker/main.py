@@ -146,6 +146,7 @@ class Incarnations:
             try:
                 told = with_clock(born)
                 disabled = self._ledger.register(told)
+                self._ledger.declare_limits(self._manifest.limits)
                 self._health.born(told.metadata, disabled=disabled)
                 self._ledger.ring({"workers"})
                 break

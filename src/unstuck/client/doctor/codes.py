@@ -28,6 +28,7 @@ class Code(StrEnum):
     SCHEDULED_UNSERVED = "scheduled-unserved"
     DUE_BUT_WAITING = "due-but-waiting"
     QUARANTINED = "quarantined"
+    LINE_STUCK = "line-stuck"
     # Recovery
     NO_REAPER = "no-reaper"
     REQUEUE_SWITCHED_OFF = "requeue-switched-off"
@@ -64,6 +65,9 @@ class Code(StrEnum):
     # One job
     SCHEDULED = "scheduled"
     QUEUEING = "queueing"
+    LINE_FULL = "line-full"
+    QUEUE_AT_LIMIT = "queue-at-limit"
+    RATE_LIMITED = "rate-limited"
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting"

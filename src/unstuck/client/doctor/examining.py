@@ -10,6 +10,7 @@ from unstuck.client.doctor.facts import Facts, Limits, Trouble
 from unstuck.client.doctor.finding import Finding, in_order, problem
 from unstuck.client.doctor.fleet import check_fleet
 from unstuck.client.doctor.housekeeping import check_housekeeping
+from unstuck.client.doctor.lining import check_lines
 from unstuck.client.doctor.recovering import check_recovery
 from unstuck.client.doctor.scheduled import check_scheduled
 from unstuck.client.doctor.timing import check_timing
@@ -20,6 +21,7 @@ Check = Callable[[Facts, Diagnosis, Limits], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     check_waiting,
+    check_lines,
     check_scheduled,
     check_recovery,
     check_fleet,

@@ -7,7 +7,7 @@ import msgspec
 from unstuck.config import Settings
 from unstuck.domain.states import LIVING
 from unstuck.store.diagnosis import Diagnosis
-from unstuck.store.records import WorkerRecord
+from unstuck.store.records import LineRecord, WorkerRecord
 
 TroubleKind = Literal["unreachable", "none", "behind", "ahead"]
 
@@ -69,6 +69,8 @@ class Facts(msgspec.Struct, frozen=True):
     diagnosis: Diagnosis | None = None
     workers: tuple[WorkerRecord, ...] = ()
     standstills: tuple[Standstill, ...] = ()
+    lines: tuple[LineRecord, ...] = ()
+    """Lines in which somebody stands, as far as one looks."""
 
     @property
     def living(self) -> list[WorkerRecord]:

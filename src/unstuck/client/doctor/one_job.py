@@ -10,7 +10,7 @@ from unstuck.client.explaining import Reason, Surroundings, describe, explain_al
 from unstuck.domain.states import JobState
 from unstuck.store.records import JobRecord
 
-_ITS_OWN_TIME = frozenset({Code.SCHEDULED, Code.QUEUEING})
+_ITS_OWN_TIME = frozenset({Code.SCHEDULED, Code.QUEUEING, Code.LINE_FULL, Code.QUEUE_AT_LIMIT, Code.RATE_LIMITED})
 _NOTHING = "Nothing; it goes on by itself."
 
 

@@ -17,7 +17,7 @@ from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.telling import tell
 from unstuck.domain.errors import JobNotFound
-from unstuck.domain.states import FINAL
+from unstuck.domain.states import FINAL, JobState
 from unstuck.store.records import EventRecord, JobFilter, JobRecord, OutputRecord, QueueRecord, WorkerRecord
 
 
@@ -107,4 +107,10 @@ class LookingVerbs(Verbs):
             queue = next((queue for queue in self._ledger.queues() if queue.name == job.queue), None)
         if workers is None:
             workers = self._ledger.workers()
-        return Surroundings(queue, workers, self._settings.recovery, time.time())
+        ties, line, limit = None, None, None
+        if job.state is JobState.PENDING:
+            ties = self._ledger.ties(job.id)
+            if ties is not None and ties.line is not None:
+                line = next(iter(self._ledger.lines(ties.line)), None)
+            limit = next((one for one in self._ledger.queue_limits() if one.name == job.queue), None)
+        return Surroundings(queue, workers, self._settings.recovery, time.time(), ties, line, limit)

@@ -73,7 +73,7 @@ def _build(desk: Desk, caller: Caller, bodies: Sequence[NewJobBody]) -> list[New
 
     def build(body: NewJobBody) -> NewJob:
         task = known_task(tasks, body.task)
-        named = body.model_dump(include={"queue", "priority", "delay", "run_at", "unique_key"})
+        named = body.model_dump(exclude={"task", "args", "kwargs"})
         options = Options.checked(None, named)
         if options.queue is not None and options.queue != task.queue:
             if options.queue not in queues:
@@ -127,8 +127,16 @@ def _store(
 
 def _request(caller: Caller, kind: str, key: str, jobs: Sequence[NewJob]) -> Request:
     # Not the policy: a worker with new code may have come in between, and it is the same request all the same.
-    asked = [(job.task, job.queue, job.payload, job.priority, job.delay_s, job.run_at, job.unique_key) for job in jobs]
+    asked = [
+        (job.task, job.queue, job.payload, job.priority, job.delay_s, job.run_at, job.unique_key, _unique(job))
+        for job in jobs
+    ]
     return Request(_hash((caller.token_id, key)), _hash((kind, asked)), KEPT_S)
+
+
+def _unique(job: NewJob) -> tuple[object, ...]:
+    more = job.more
+    return () if more is None else (more.unique, more.unique_for_s, more.on_duplicate)
 
 
 def _hash(value: object) -> bytes:

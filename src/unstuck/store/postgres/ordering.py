@@ -13,7 +13,7 @@ from unstuck.store.records import Expired, InLine, LineRecord, QueueLimitRecord,
 class OrderVerbs(Verbs):
     def lines(self, key: str | None = None, limit: int = 100) -> list[LineRecord]:
         rows = self.read("lines", key=key, limit=limit)
-        return [LineRecord(*row[:4], tuple(map(InLine, *row[4:7]))) for row in rows]
+        return [LineRecord(*(*row[:4], tuple(map(InLine, *row[4:7])))) for row in rows]
 
     def limit_line(self, key: str, places: int | None, by: str) -> None:
         rows = self.read_lane.write(self.sql["limit_line"], {"key": key, "places": places, "by": by})

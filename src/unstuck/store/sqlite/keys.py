@@ -46,7 +46,7 @@ def keep_key(cursor: apsw.Cursor, job: NewJob, job_id: int) -> None:
 
 
 def _displace(cursor: apsw.Cursor, owner: int, by: int) -> bool:
-    from unstuck.store.sqlite.ties import settled  # noqa: PLC0415 - what follows an end may enqueue, and so comes back here
+    from unstuck.store.sqlite.ties import settled
 
     found = cursor.execute(SQL["displace_job"], (owner, time.time(), f"replaced by job {by}")).fetchall()
     if not found:

@@ -17,10 +17,10 @@ def admit(cursor: apsw.Cursor, lines: Collection[str]) -> set[str]:
     """Let in who is next in these lines, as far as there are places; give the queues in which jobs became ready."""
     woken: set[str] = set()
     for line in lines:
-        found = cursor.execute(SQL["places_of"], (line,)).fetchone()
-        if found is None:
-            found = cursor.execute(SQL["open_line"], (line, time.time())).fetchone()
-        free = found[0] - cursor.execute(SQL["count_in_line"], (line,)).get
+        places = cursor.execute(SQL["places_of"], (line,)).get
+        if places is None:
+            places = cursor.execute(SQL["open_line"], (line, time.time())).get
+        free = places - cursor.execute(SQL["count_in_line"], (line,)).get
         if free > 0:
             woken |= {queue for (queue,) in fetch(cursor, "let_in", (line, free))}
     return woken

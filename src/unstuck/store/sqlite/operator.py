@@ -116,7 +116,11 @@ def _retry(cursor: apsw.Cursor, job_id: int, by: str) -> str:
         return "succeeded"
     if state in (JobState.PENDING, JobState.CLAIMED, JobState.RUNNING, JobState.WAITING):
         return "live"
-    if unique_key is not None and found[11] != PERIOD and cursor.execute(SQL["find_live_key"], (unique_key,)).get is not None:
+    if (
+        unique_key is not None
+        and found[11] != PERIOD
+        and cursor.execute(SQL["find_live_key"], (unique_key,)).get is not None
+    ):
         return "duplicate"
     if token is not None:
         cursor.execute(SQL["archive_attempt"], (job_id, token, ended_as or state, finished_at, code, cause))

@@ -22,9 +22,7 @@ class OrderVerbs(Verbs):
     def lines(self, key: str | None = None, limit: int = 100) -> list[LineRecord]:
         with self.db.read() as cursor:
             rows = fetch(cursor, "lines", (key, limit))
-        return [
-            LineRecord(*row[:4], tuple(InLine(*one) for one in sorted(msgspec.json.decode(row[4])))) for row in rows
-        ]
+        return [LineRecord(*(*row[:4], _in_line(row[4]))) for row in rows]
 
     def limit_line(self, key: str, places: int | None, by: str) -> None:
         refuse_nul(key, by)
@@ -140,17 +138,23 @@ class OrderVerbs(Verbs):
                 keep_s = cursor.execute(SQL["next_keep_s"], (keep_s,)).get
                 if keep_s is None:
                     break
-                found += [one for (one,) in fetch(cursor, "kept_long_enough", (keep_s, now - keep_s, limit - len(found)))]
+                found += [
+                    one for (one,) in fetch(cursor, "kept_long_enough", (keep_s, now - keep_s, limit - len(found)))
+                ]
             if found:
                 cursor.execute(SQL["delete_jobs"], (msgspec.json.encode(found).decode(),))
         return len(found)
+
+
+def _in_line(stored: str) -> tuple[InLine, ...]:
+    return tuple(InLine(*one) for one in sorted(msgspec.json.decode(stored)))
 
 
 def _may_need_care(cursor: apsw.Cursor, key: str) -> bool:
     """Say whether a line looks empty, or free while somebody waits; seen without the lock, and so looked at again."""
     taken = cursor.execute(SQL["count_in_line"], (key,)).get
     blocked = cursor.execute(SQL["count_blocked"], (key,)).get
-    return (blocked > 0 and taken < cursor.execute(SQL["places_of"], (key,)).get) or taken + blocked == 0
+    return bool((blocked > 0 and taken < cursor.execute(SQL["places_of"], (key,)).get) or taken + blocked == 0)
 
 
 def _find_starving(cursor: apsw.Cursor, before: float, at_once: int) -> dict[str, list[tuple[int, int, float]]]:

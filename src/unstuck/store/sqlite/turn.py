@@ -120,9 +120,7 @@ def _ids(rows: list[tuple[Any, ...]]) -> str:
     return msgspec.json.encode([row[0] for row in rows]).decode()
 
 
-def _claim(
-    cursor: apsw.Cursor, worker_id: str, gates: Gates, look: Look, woken: set[str]
-) -> tuple[Claimed, ...]:
+def _claim(cursor: apsw.Cursor, worker_id: str, gates: Gates, look: Look, woken: set[str]) -> tuple[Claimed, ...]:
     wish, begun_s, begun_cpu_s = look.wish, time.monotonic(), time.thread_time()
     queues = gates.open
     # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them, and its limit allows.
@@ -141,9 +139,7 @@ def _claim(
     return claimed
 
 
-def _without_expired(
-    cursor: apsw.Cursor, chosen: list[tuple[Any, ...]], woken: set[str]
-) -> list[tuple[Any, ...]]:
+def _without_expired(cursor: apsw.Cursor, chosen: list[tuple[Any, ...]], woken: set[str]) -> list[tuple[Any, ...]]:
     """Cancel what was found too late: it is never begun, however late the sweep is."""
     now = time.time()
     too_late = [row[1] for row in chosen if row[16] is not None and row[16] <= now]
