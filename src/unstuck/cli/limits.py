@@ -26,13 +26,13 @@ def limit_queue(
         str | None, typer.Option("--rate", metavar="RATE", help="So many are begun in a time: 10/s, 100/m, 1/10s.")
     ] = None,
     none: Annotated[bool, typer.Option("--none", help="No limit, whatever its app says.")] = False,
-    app: Annotated[bool, typer.Option("--as-declared", help="As its app says again.")] = False,
+    declared: Annotated[bool, typer.Option("--as-declared", help="As its app says again.")] = False,
 ) -> None:
     """Choose the limit of a queue, across all workers, over what its app declares."""
-    if [none, app, concurrency is not None or rate is not None].count(True) != 1:
+    if [none, declared, concurrency is not None or rate is not None].count(True) != 1:
         raise Misuse("Say --concurrency and --rate (one or both), or --none, or --as-declared.")
     try:
-        limit = None if app else read_limit(concurrency, rate)
+        limit = None if declared else read_limit(concurrency, rate)
     except ConfigError as error:
         raise Misuse(str(error)) from error
     with common.reading() as operator:
