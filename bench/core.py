@@ -30,7 +30,7 @@ PARTS: dict[str, Part] = {
     "latency": lambda databases, quick: measure_latency.run(databases, 40 if quick else 200),
     "drain": lambda databases, quick: measure_drain.run(databases, 0.7 if quick else 3.0),
     "detection": lambda databases, quick: measure_detection.run(databases, 3 if quick else 7),
-    "watching": lambda databases, quick: measure_watching.run(databases, 3.0 if quick else 12.0),
+    "watching": lambda databases, quick: measure_watching.run(databases, 3.0 if quick else 12.0, 6 if quick else 20),
     "decay": lambda databases, quick: measure_decay.run(databases, 100_000 if quick else 1_000_000, 10_000),
     "idle": lambda databases, quick: measure_idle.run(
         databases, [60] if quick else IDLE_WORKERS, 10.0 if quick else 60.0

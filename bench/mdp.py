@@ -94,7 +94,9 @@ def _killed(endpoint: str) -> float:
         client.linger = 0
         client.set(zmq.ROUTING_ID, secrets.token_hex(16).encode())
         client.connect(endpoint)
-        client.send_multipart([b"", b"MDPC01", b"mmi.notify", write_map({"v": 1, "ttl": 60})])
+        # Of deaths alone: a worker that has just begun may not be known yet, and that would be told too.
+        wish = write_map({"v": 1, "ttl": 60, "events": ["WORKER_DIED"]})
+        client.send_multipart([b"", b"MDPC01", b"mmi.notify", wish])
         assert client.poll(PATIENCE_MS), "no answer"
         assert client.recv_multipart()[3] == b"200"
         client.send_multipart([b"", b"MDPC01", service, b"x"])

@@ -70,26 +70,26 @@ def drain(database: Database, kind: str, concurrency: int, on_crash: str, worker
 def drain_task(database: Database, name: str, concurrency: int, workers: int, seconds: float) -> Drained:
     with stage_on(database) as stage:
         stage.workers.start(workers, "--concurrency", str(concurrency))
-        first = _drain(stage, name, WARM_UP_JOBS)
-        warm = _drain(stage, name, _jobs(first.per_s, seconds / 4))
-        return _drain(stage, name, _jobs(warm.per_s, seconds), counted=True)
+        first = drain_staged(stage, name, WARM_UP_JOBS)
+        warm = drain_staged(stage, name, jobs_for(first.per_s, seconds / 4))
+        return drain_staged(stage, name, jobs_for(warm.per_s, seconds), counted=True)
 
 
 def drain_in_turns(database: Database, names: list[str], concurrency: int, seconds: float) -> list[Drained]:
     """Have one worker drain these tasks one after another: what is compared shares process, table and caches."""
     with stage_on(database) as stage:
         stage.workers.start(1, "--concurrency", str(concurrency))
-        _drain(stage, names[0], WARM_UP_JOBS)
-        warm = _drain(stage, names[0], WARM_UP_JOBS)
-        jobs = _jobs(warm.per_s, seconds)
-        return [_drain(stage, name, jobs) for name in names]
+        drain_staged(stage, names[0], WARM_UP_JOBS)
+        warm = drain_staged(stage, names[0], WARM_UP_JOBS)
+        jobs = jobs_for(warm.per_s, seconds)
+        return [drain_staged(stage, name, jobs) for name in names]
 
 
-def _jobs(rate: float, seconds: float) -> int:
+def jobs_for(rate: float, seconds: float) -> int:
     return int(min(MAX_JOBS, max(MIN_JOBS, rate * seconds)))
 
 
-def _drain(stage: Stage, name: str, jobs: int, *, counted: bool = False) -> Drained:
+def drain_staged(stage: Stage, name: str, jobs: int, *, counted: bool = False) -> Drained:
     database = stage.database
     counted = counted and isinstance(database, Postgres)
     stage.pause()

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -12,8 +12,7 @@ from tests.pg import PgServer, start_postgres
 from unstuck.config import Settings
 from unstuck.store.postgres.ledger import PostgresLedger
 
-if TYPE_CHECKING:
-    from tests.screen import Screen
+QT = Path(__file__).parent / "qt"
 
 # Whoever started us in the background had Ctrl-C ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,6 +26,14 @@ hypothesis.settings.register_profile("house", deadline=None, derandomize=os.envi
 hypothesis.settings.load_profile("house")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Load no Qt into a process that runs other tests, unless told to: their threads may collect garbage of Qt."""
+    if collection_path != QT:
+        return None
+    asked = [(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args]
+    return None if all(path.is_relative_to(QT) for path in asked) else True
+
+
 @pytest.fixture(scope="session")
 def pg_server() -> Iterator[PgServer]:
     """One server per test process; tests that stop it must start it again."""
@@ -35,9 +42,17 @@ def pg_server() -> Iterator[PgServer]:
 
 
 @pytest.fixture
-def pg_url(pg_server: PgServer) -> Iterator[str]:
-    """The address of a fresh, empty database."""
-    url = pg_server.new_database()
+def pg_url(pg_server: PgServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a fresh, empty database; it has the ledger's tables where the ledger is asked for as well."""
+    url = pg_server.new_ledger() if "pg_ledger" in request.fixturenames else pg_server.new_database()
+    yield url
+    pg_server.drop_database(url)
+
+
+@pytest.fixture
+def ready_pg_url(pg_server: PgServer) -> Iterator[str]:
+    """The address of a fresh database with the ledger's tables and nothing in them."""
+    url = pg_server.new_ledger()
     yield url
     pg_server.drop_database(url)
 
@@ -46,17 +61,5 @@ def pg_url(pg_server: PgServer) -> Iterator[str]:
 def pg_ledger(pg_url: str) -> Iterator[PostgresLedger]:
     """A ledger on PostgreSQL with its tables and nothing in them."""
     ledger = PostgresLedger(Settings(url=pg_url))
-    ledger.migrate()
     yield ledger
     ledger.close()
-
-
-@pytest.fixture
-def screen() -> "Iterator[Screen]":
-    """Qt in this process, with nothing on the screen before and after."""
-    from tests.screen import Screen
-
-    screen = Screen()
-    screen.clear()
-    yield screen
-    screen.clear()

@@ -4,13 +4,13 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from tests import forked
 
 from unstuck import App
 from unstuck.client.job import Job
@@ -24,18 +24,23 @@ TASKS = "tests.crash.tasks_under_test:app"
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 60.0
 LOOK_S = 0.005
+RARELY_S = 0.03
+"""What does not come at once is looked for less often: a look costs, and whoever is waited for needs the processor."""
+SLACKENING = 1.1
 
 
 def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S, every_s: float = LOOK_S) -> T:
     """Look until it is there (truthy), and give it; fail with a sentence when patience ends."""
     deadline_s = time.monotonic() + patience_s
+    pause_s = every_s
     while True:
         seen = look()
         if seen:
             return seen
         if time.monotonic() > deadline_s:
             raise AssertionError(f"after {patience_s:.0f}s still not: {what}")
-        time.sleep(every_s)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * SLACKENING, max(every_s, RARELY_S))
 
 
 def at_best(measure: Callable[[], float], limit_s: float, tries: int = 3) -> None:
@@ -136,10 +141,12 @@ class Fleet:
 
     def start(self, *arguments: str, wait: bool = True, target: str | None = None, **environment: str) -> WorkerProcess:
         log = self.folder / f"worker-{len(self.workers)}.log"
-        command = [sys.executable, "-m", "unstuck.cli.main", "worker", target or TASKS, *arguments]
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
+            process = forked.start(
+                "unstuck.cli.main",
+                "worker",
+                target or TASKS,
+                *arguments,
                 cwd=ROOT,
                 env={**self.surroundings(), **environment},
                 stdin=subprocess.DEVNULL,

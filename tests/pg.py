@@ -25,6 +25,9 @@ from pathlib import Path
 
 import psycopg
 
+from unstuck.config import Settings
+from unstuck.store.postgres.ledger import PostgresLedger
+
 START_TIMEOUT_S = 60.0
 SUPERUSER = "postgres"
 GUARDED = "guarded"
@@ -36,7 +39,9 @@ max_connections = 300
 shared_buffers = 64MB
 max_wal_size = 1GB
 max_prepared_transactions = 4
-fsync = on
+# Processes are killed here, machines are not: what was handed to the kernel is safe.
+fsync = off
+full_page_writes = off
 log_line_prefix = '%m [%p] %a '
 """
 _HBA = f"""
@@ -55,6 +60,7 @@ class PgServer:
         self._account = account
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
+        self._model: str | None = None
         self.folder = folder
         self.data = folder / "data"
         self.port = _free_port()
@@ -78,6 +84,18 @@ class PgServer:
         """Create an empty database and give its address."""
         name = f"t{next(self._numbers)}"
         self.execute(f"create database {name}")
+        return self.url(name)
+
+    def new_ledger(self) -> str:
+        """Create a database with the ledger's tables and nothing in them: a copy of one that is migrated once."""
+        if self._model is None:
+            model = self.new_database()
+            ledger = PostgresLedger(Settings(url=model))
+            ledger.migrate()
+            ledger.close()
+            self._model = model.rpartition("/")[2]
+        name = f"t{next(self._numbers)}"
+        self.execute(f"create database {name} template {self._model}")
         return self.url(name)
 
     def drop_database(self, url: str) -> None:

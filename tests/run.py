@@ -1,42 +1,84 @@
 """Run the suite: all of it beside each other, then whatever failed once more and alone.
 
-The tests kill real processes and wait for real deaths, five at a time, on machines that others use too. A test that
+The tests kill real processes and wait for real deaths, several at a time, on machines that others use too. A test that
 fails there and passes alone is named at the end, every time: it is not forgotten, but it does not hide the others. More
 than a few failures are no accident, and are not looked at twice.
+
+Tests that draw come after the others, in processes that draw and do nothing else. The slowest are named, so that growth
+is seen; one that hangs is ended, with the stacks of its process, and counts as failed.
 """
 
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_ACCIDENTS = 8
-FAILED = 1
-"""The exit code of pytest when tests ran and some failed; every other one is trouble of another kind."""
+MOST_ACCIDENTS = 24
+TEST_S = 400
+"""So long one test may take: several times what the longest needs on a machine with ten times the load."""
+ALL_S = 40 * 60
+"""So long all of one part may take."""
+EVERY_TEST = (
+    # Loading it costs each process seconds, and the one test that uses it needs no fixtures of it.
+    "-p", "no:schemathesis",
+    "--durations=15",
+    "-o", f"faulthandler_timeout={TEST_S}",
+    "-o", "faulthandler_exit_on_timeout=true",
+)  # fmt: skip
+PASSED, FAILED, INTERRUPTED, NOTHING = 0, 1, 2, 5
+"""Exit codes of pytest: all passed, some failed, it was ended, there were none; others are trouble of another kind."""
+SUITES = (
+    ("-n", "4", "-p", "tests.together", "-m", "not long", "tests"),
+    ("-n", "2", "-m", "not long", "tests/qt"),
+)
 
 
 def main(arguments: list[str]) -> int:
-    code = _pytest("-n", "5", "-p", "tests.together", "-m", "not long", *arguments, "tests")
-    if code != FAILED:
-        return code
-    failed = _failed()
-    if not 0 < len(failed) <= MOST_ACCIDENTS:
+    codes = []
+    for suite in SUITES:
+        codes.append(_run(*arguments, *suite))
+        if codes[-1] not in (PASSED, FAILED, NOTHING):
+            return codes[-1]
+    return verdict(codes)
+
+
+def verdict(codes: list[int]) -> int:
+    """Say one word for all: what failed outweighs what passed, and what passed those that had nothing to run."""
+    if FAILED in codes:
+        return FAILED
+    return PASSED if PASSED in codes else NOTHING
+
+
+def _run(*arguments: str) -> int:
+    # A memory of its own: else failures of other days would be taken for those of this one.
+    with tempfile.TemporaryDirectory() as memory:
+        code = _pytest("-o", f"cache_dir={memory}", *EVERY_TEST, *arguments)
+        failed = _failed(Path(memory))
+    if code != FAILED or not 0 < len(failed) <= MOST_ACCIDENTS:
         return code
     _say([f"{len(failed)} failed beside others; now alone:", *failed])
-    second = _pytest(*failed)
-    verdict = "Alone all of them passed. Still, look at them:" if second == 0 else "Alone some failed again; of these:"
-    _say([verdict, *failed])
+    second = _pytest(*EVERY_TEST, *failed)
+    words = (
+        "Alone all of them passed. Still, look at them:" if second == PASSED else "Alone some failed again; of these:"
+    )
+    _say([words, *failed])
     return second
 
 
 def _pytest(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, check=False).returncode
-
-
-def _failed() -> list[str]:
+    command = [sys.executable, "-m", "pytest", *arguments]
     try:
-        return sorted(json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text()))
+        return subprocess.run(command, cwd=ROOT, check=False, timeout=ALL_S).returncode
+    except subprocess.TimeoutExpired:
+        _say([f"It did not end within {ALL_S // 60} minutes."])
+        return INTERRUPTED
+
+
+def _failed(memory: Path) -> list[str]:
+    try:
+        return sorted(json.loads((memory / "v/cache/lastfailed").read_text()))
     except (OSError, ValueError):
         return []
 

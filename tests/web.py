@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests import forked
 
 PATIENCE_S = 60.0
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,12 +47,16 @@ def opened(
 ) -> Iterator[Served]:
     """Like `serving`, with the process and its log."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("UNSTUCK_")}
-    command = [sys.executable, "-m", "unstuck.cli.main", "serve", "--port", "0", "--json", *arguments]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "serve.log"
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
+            process = forked.start(
+                "unstuck.cli.main",
+                "serve",
+                "--port",
+                "0",
+                "--json",
+                *arguments,
                 cwd=ROOT,
                 env={**kept, "UNSTUCK_URL": url, **(env or {})},
                 stdin=subprocess.DEVNULL,

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from unstuck.client.job import Job as Job
     from unstuck.client.stale import StaleAction as StaleAction
     from unstuck.client.task import Task as Task
+    from unstuck.client.workflow import Group as Group
+    from unstuck.client.workflow import Node as Node
+    from unstuck.client.workflow import Workflow as Workflow
+    from unstuck.client.workflow import WorkflowRun as WorkflowRun
     from unstuck.config import Recovery as Recovery
     from unstuck.config import Retention as Retention
     from unstuck.domain.errors import CallFailed as CallFailed
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import WrongArguments as WrongArguments
     from unstuck.domain.events import Event as Event
     from unstuck.domain.events import EventKind as EventKind
+    from unstuck.domain.inputs import NodeError as NodeError
     from unstuck.domain.retry import Retry as Retry
     from unstuck.domain.states import JobState as JobState
     from unstuck.runner.context import Context as Context
@@ -64,6 +69,7 @@ __all__ = [
     "ErrorCode",
     "Event",
     "EventKind",
+    "Group",
     "Job",
     "JobCancelled",
     "JobExpired",
@@ -76,6 +82,8 @@ __all__ = [
     "LineClosed",
     "NoLedger",
     "NoWorkers",
+    "Node",
+    "NodeError",
     "OutOfMemory",
     "PayloadError",
     "Recovery",
@@ -99,6 +107,8 @@ __all__ = [
     "UnknownWorker",
     "UnstuckError",
     "WorkerCrashed",
+    "Workflow",
+    "WorkflowRun",
     "WrongArguments",
     "current_context",
 ]
@@ -109,14 +119,19 @@ _HOMES = {
     "Context": "unstuck.runner.context",
     "Event": "unstuck.domain.events",
     "EventKind": "unstuck.domain.events",
+    "Group": "unstuck.client.workflow",
     "Job": "unstuck.client.job",
     "JobState": "unstuck.domain.states",
+    "Node": "unstuck.client.workflow",
+    "NodeError": "unstuck.domain.inputs",
     "Recovery": "unstuck.config",
     "Retention": "unstuck.config",
     "Retry": "unstuck.domain.retry",
     "StaleAction": "unstuck.client.stale",
     "StopRequested": "unstuck.runner.termination",
     "Task": "unstuck.client.task",
+    "Workflow": "unstuck.client.workflow",
+    "WorkflowRun": "unstuck.client.workflow",
     "current_context": "unstuck.runner.context",
 }
 

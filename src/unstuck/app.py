@@ -3,14 +3,16 @@
 import inspect
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+
+import msgspec
 
 from unstuck import config
 from unstuck.client.counter import Counter
 from unstuck.client.events import GATHER, Events, listen
 from unstuck.client.job import Job
-from unstuck.client.operator import Operator, StaleAction
 from unstuck.client.task import Task
+from unstuck.client.workflow import Workflow, WorkflowRun
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
@@ -18,11 +20,15 @@ from unstuck.domain.limits import QueueLimit, read_limit
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.order import KeyFunction, Order, read_order
 from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
+from unstuck.domain.redaction import Redactor
 from unstuck.domain.retry import Retry, RetryRule
 from unstuck.domain.sizes import Size, size_bytes
 from unstuck.runner.context import Context
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.contract import Ledger
+
+if TYPE_CHECKING:
+    from unstuck.client.operator import Operator, StaleAction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,7 +99,11 @@ class App:
         if not callable(function):
             raise ConfigError(f"@app.task wants a function, not {function!r}.")
         name = checked_name(settings.get("name") or getattr(function, "__name__", "task"), "Task")
-        policy = _policy(settings, read_order(name, settings, _parameters(function)))
+        context_parameter = _context_parameter(function)
+        policy = msgspec.structs.replace(
+            _policy(settings, read_order(name, settings, _parameters(function))),
+            **self._hidden(function, context_parameter),
+        )
         recovery = self.settings.recovery
         check_policy(
             name,
@@ -109,7 +119,7 @@ class App:
                 queue=checked_name(settings.get("queue", DEFAULT_QUEUE), "Queue"),
                 function=function,
                 is_async=inspect.iscoroutinefunction(function),
-                context_parameter=_context_parameter(function),
+                context_parameter=context_parameter,
                 policy=policy,
                 concurrency_key=settings["concurrency_key"] if policy.order.computed else None,
             )
@@ -129,6 +139,16 @@ class App:
     def limits(self) -> Mapping[str, QueueLimit]:
         """What was declared of queues."""
         return self._limits
+
+    def _hidden(self, function: Callable[..., Any], context_parameter: str | None) -> dict[str, Any]:
+        """Say by which places secrets are passed: the name of a positional argument stands in the signature alone."""
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return {}
+        passed = [parameter for parameter in parameters if parameter.name != context_parameter]
+        places, rest = Redactor(self.settings.web.redact).places(passed)
+        return {"hidden_args": places, "hidden_args_from": rest}
 
     def adopt(self, definition: TaskDefinition) -> Task[Any, Any]:
         """Take a task of another app, for example one that lives in a library."""
@@ -165,12 +185,20 @@ class App:
         return self._counter.parts().ledger
 
     @property
-    def operator(self) -> Operator:
+    def operator(self) -> "Operator":
         return self._counter.parts().operator
 
     def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
         return Job(self._counter, job_id)
+
+    def workflow(self, name: str) -> Workflow:
+        """Begin to build a workflow; nothing is stored before its `start()`."""
+        return Workflow(self._counter, name)
+
+    def workflow_run(self, workflow_id: int) -> WorkflowRun:
+        """Give a handle on a workflow that was started."""
+        return WorkflowRun(self._counter, workflow_id)
 
     def events(
         self,
@@ -186,15 +214,15 @@ class App:
         as one event with its count, once nothing more came for `gather` (None: each by itself, at once)."""
         return listen(self._counter, kinds, worker, after, gather)
 
-    def stale(self, older_than: Duration = 0) -> list[StaleAction]:
+    def stale(self, older_than: Duration = 0) -> "list[StaleAction]":
         """List held jobs whose worker has been silent for at least so long."""
         return self.operator.stale(seconds(older_than, "older_than"))
 
-    def fail_stale(self, older_than: Duration) -> list[StaleAction]:
+    def fail_stale(self, older_than: Duration) -> "list[StaleAction]":
         """Fail running jobs whose worker has been silent for so long; give what was done."""
         return self.operator.fail_stale(seconds(older_than, "older_than"))
 
-    def requeue_stale(self, older_than: Duration) -> list[StaleAction]:
+    def requeue_stale(self, older_than: Duration) -> "list[StaleAction]":
         """Requeue claimed jobs whose worker has been silent for so long; give what was done."""
         return self.operator.requeue_stale(seconds(older_than, "older_than"))
 

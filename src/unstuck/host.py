@@ -91,6 +91,14 @@ def pidfd(pid: int, started: str) -> int | None:
     return fd
 
 
+def is_stopped(pid: int) -> bool:
+    """Say whether a process is stopped by a signal or held by a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
+
+
 def catches(pid: int, signal_number: int) -> bool:
     """Say whether a process has a handler for a signal; where that cannot be read, believe that it has."""
     try:

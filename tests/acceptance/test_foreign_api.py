@@ -290,15 +290,44 @@ def test_what_a_worker_must_leave_undone_counts_for_nobody(http: httpx.Client, l
     assert (record.state, record.crash_count) == (JobState.PENDING, 0)
 
 
+MEMORIES = {"beyond all": 10**400, "large": 2**70, "text": "much", "float": 1e300, "bool": True, "list": [1]}
+
+
+@pytest.mark.parametrize("said", MEMORIES.values(), ids=MEMORIES.keys())
+def test_whatever_a_worker_says_of_its_memory_the_page_is_shown(http: httpx.Client, queue: str, said: object) -> None:
+    worker = Worker(http, queue, metadata={"memory_bytes": said})
+    for path in ("/workers", f"/workers/{worker.id}", "/"):
+        assert http.get(path).status_code == 200, path
+    worker.call("shutdown")
+
+
 def test_what_was_never_begun_goes_back_for_free(http: httpx.Client, ledger: Ledger, queue: str) -> None:
     worker = Worker(http, queue)
     job_id = put(ledger, queue)
-    [job] = worker.claim(start=True)
+    [job] = worker.claim()
     assert worker.call("release", jobs=[key(job)]).json()["results"][0]["status"] == "released"
     assert worker.call("release", jobs=[key(job)]).json()["results"][0]["status"] == "already"
     record = ledger.job(job_id)
     assert record is not None
     assert (record.state, record.attempt) == (JobState.PENDING, 0)
+
+
+def test_what_was_started_is_not_given_back_on_the_word_of_its_worker(
+    http: httpx.Client, ledger: Ledger, queue: str
+) -> None:
+    """It may have had effects, and the owner of the task said that it must not run twice."""
+    worker = Worker(http, queue)
+    begun, unbegun = put(ledger, queue), put(ledger, queue)
+    jobs = {job["job_id"]: job for job in worker.claim(limit=2)}
+    worker.call("start", jobs=[key(jobs[begun])])
+    refused = worker.call("release", jobs=[key(jobs[begun])])
+    assert (refused.status_code, refused.json()["code"]) == (409, "started")
+    assert "interrupted" in refused.json()["detail"]
+    said = worker.call("release", jobs=[key(jobs[begun]), key(jobs[unbegun])])
+    assert [result["status"] for result in said.json()["results"]] == ["started", "released"]
+    assert (state(ledger, begun), state(ledger, unbegun)) == (JobState.RUNNING, JobState.PENDING)
+    said = worker.call("settle", jobs=[{**key(jobs[begun]), "outcome": "interrupted"}])
+    assert said.json()["results"][0]["status"] == "failed"
 
 
 def test_an_orderly_end_gives_back_what_was_only_claimed(http: httpx.Client, ledger: Ledger, queue: str) -> None:

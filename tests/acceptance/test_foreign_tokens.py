@@ -58,6 +58,39 @@ def test_a_token_writes_only_what_its_own_workers_hold(guarded: Guarded) -> None
     assert mine.post(f"/v1/workers/{born['id']}/settle", {"jobs": [done(job)]}).status_code == 200
 
 
+def test_a_token_for_workers_does_not_change_the_rules_of_tasks_that_others_have_at_work(guarded: Guarded) -> None:
+    mine, other = Hand(guarded), Hand(guarded)
+    careful = {"name": "pay", "queue": "money", "on_crash": "fail"}
+    loose = {"name": "pay", "queue": "money", "on_crash": "retry", "max_crash_retries": 1000}
+    assert mine.post("/v1/workers", {"name": "till", "tasks": [careful]}).status_code == 201
+
+    def rules() -> str:
+        body = {"task": "pay", "unique_key": "one"}
+        job = guarded.ask("POST", "/api/v1/jobs", guarded.all, json=body).json()["id"]
+        said: str = guarded.ask("GET", f"/api/v1/jobs/{job}", guarded.all).json()["policy"]["on_crash"]
+        guarded.ask("POST", f"/api/v1/jobs/{job}/cancel", guarded.all)
+        return said
+
+    refused = other.post("/v1/workers", {"name": "thief", "tasks": [loose]})
+    assert (refused.status_code, refused.json()["code"]) == (409, "task_of_others")
+    assert "till" in refused.json()["detail"]
+    assert rules() == "fail"
+    # As it is, anybody may serve it; its own people and operators may change it.
+    assert other.post("/v1/workers", {"name": "till-2", "tasks": ["pay"]}).status_code == 201
+    assert other.post("/v1/workers", {"name": "till-3", "tasks": [careful]}).status_code == 201
+    both = make_token(guarded.ledger_url, Scope.WORKER, Scope.OPERATE)[1]
+    body = {"name": "head", "tasks": [loose]}
+    assert guarded.ask("POST", "/api/v1/workers", both, json=body).status_code == 201
+    assert rules() == "retry"
+
+
+def test_a_task_that_only_ones_own_workers_have_is_ones_own_to_change(guarded: Guarded) -> None:
+    hand = Hand(guarded)
+    for number, timeout in enumerate(("10m", "20m")):
+        task = {"name": "own", "queue": "own", "timeout": timeout}
+        assert hand.post("/v1/workers", {"name": f"own-{number}", "tasks": [task]}).status_code == 201
+
+
 def test_a_name_is_free_for_another_token_when_its_worker_is_dead(guarded: Guarded) -> None:
     """Else whoever gets a new token could never beat under its old name again."""
     before, after = Hand(guarded), Hand(guarded)

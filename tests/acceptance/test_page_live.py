@@ -1,5 +1,6 @@
 """The page while the fleet dies: what is killed is shown within two seconds, with its cause, without a reload."""
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -69,6 +70,13 @@ def test_a_killed_worker_is_shown_within_two_seconds_with_its_cause(
 
         at_best(kill_one, 2.0, tries=2)
         assert page.evaluate("window.neverReloaded") is True
+
+
+def test_a_worker_says_how_much_memory_its_processes_use(fleet: Fleet, served: Served) -> None:
+    worker = fleet.ledger.workers(living_only=True)[0]
+    assert worker.metadata["memory_bytes"] > 10_000_000
+    for path in (f"/workers/{worker.id}", "/workers"):
+        assert re.search(r"Memory.*\d (MB|GB)", served.client.get(path).text, re.DOTALL), path
 
 
 def test_what_dies_in_a_runner_is_shown_with_its_signal(browser: Browser, fleet: Fleet, served: Served) -> None:

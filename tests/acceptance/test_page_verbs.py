@@ -165,6 +165,15 @@ def test_every_verb_of_the_command_line_is_there(stand: Shop, served: Served) ->
         assert ledger.jobs(JobFilter(states=(JobState.QUARANTINED,))) == []
 
 
+@pytest.mark.parametrize("number", ["9" * 5_000, "99999999999999999999", "0", "-1", "1e3", "x"])
+def test_what_is_no_number_of_a_job_does_nothing(served: Served, number: str) -> None:
+    csrf = served.client.get("/queues").text.split('name="csrf" content="')[1].split('"')[0]
+    form = {"csrf": csrf, "back": "/jobs", "job": number}
+    answer = served.client.post("/verbs/retry", data=form, headers={"Origin": served.url})
+    assert answer.status_code == 303
+    assert "No jobs were chosen" in served.client.get("/jobs").text
+
+
 def test_a_form_cannot_send_anybody_elsewhere(served: Served) -> None:
     csrf = served.client.get("/queues").text.split('name="csrf" content="')[1].split('"')[0]
     for back in ("https://evil.example/", "//evil.example/", "/\\evil.example", "javascript:alert(1)"):

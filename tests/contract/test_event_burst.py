@@ -15,6 +15,9 @@ from unstuck.config import Recovery
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
 
+GATHER = "3s"
+"""Longer than a reaper on a busy machine pauses among five hundred burials."""
+
 
 @pytest.fixture
 def victims(ledger: Ledger) -> Iterator[list[Victim]]:
@@ -48,7 +51,7 @@ def test_five_hundred_deaths_are_one_notification_for_each_client(
 
 
 def iter_first(app: App) -> list[Event]:
-    return [next(iter(app.events(["worker_dead"])))]
+    return [next(iter(app.events(["worker_dead"], gather=GATHER)))]
 
 
 class Stream:
@@ -64,7 +67,7 @@ class Stream:
         return [str(event["kind"]) for event in self.events]
 
     def _listen(self) -> None:
-        path = f"{self._url}/api/v1/events?kind=worker_dead,worker_stopped"
+        path = f"{self._url}/api/v1/events?kind=worker_dead,worker_stopped&gather={GATHER}"
         with httpx.Client(trust_env=False, timeout=60) as client, client.stream("GET", path) as response:
             try:
                 for line in response.iter_lines():

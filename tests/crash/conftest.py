@@ -18,10 +18,18 @@ CGROUP_MB = 320
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty ledger: each test that asks runs on both databases."""
+    """The address of an empty ledger: each test that asks runs on both databases.
+
+    To make the tables is the same work every time, and shown elsewhere: a fleet on PostgreSQL finds them there."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
-    return str(request.getfixturevalue("pg_url"))
+    ready = "make_fleet" in request.fixturenames and "untouched" not in request.fixturenames
+    return str(request.getfixturevalue("ready_pg_url" if ready else "pg_url"))
+
+
+@pytest.fixture
+def untouched() -> None:
+    """Asked for by who wants to see the tables being made, with a fleet."""
 
 
 @pytest.fixture

@@ -267,6 +267,31 @@ async def hang_async(how: str, path: str = "") -> None:
             _note(path, "cleaned up")
 
 
+@app.task(on_crash="retry", max_crash_retries=0)
+async def block_the_loop(seconds: float, path: str, where: str = "itself") -> None:
+    """Sleep without letting go of the event loop: in itself, or in a task that it started."""
+    _note(path, f"begun {os.getpid()}")
+
+    async def block() -> None:
+        await asyncio.sleep(0.2)  # Others have begun beside it by then.
+        time.sleep(seconds)  # noqa: ASYNC251 - that is the point
+
+    if where == "itself":
+        await block()
+    else:
+        await asyncio.gather(block(), asyncio.sleep(seconds))
+
+
+@app.task
+async def wait_for_many(seconds: float, path: str) -> None:
+    _note(path, f"begun {os.getpid()}")
+    await asyncio.gather(_wait_inside(), asyncio.sleep(seconds))
+
+
+async def _wait_inside() -> None:
+    await asyncio.Event().wait()
+
+
 def _hang(how: str, path: str) -> None:
     match how:
         case "not at all":
@@ -288,6 +313,13 @@ def _hang(how: str, path: str) -> None:
             lock.acquire()
         case "gil":
             stuck_in_c()
+        case "c sleep":
+            ctypes.CDLL(None).usleep(600_000_000)  # a signal ends it, and the job would go on
+        case "c sleep with the gil":
+            ctypes.PyDLL(None).usleep(600_000_000)
+        case "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            _hang("deadlock", path)
         case "ignore":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _hang("loop", path)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.fleet import ROOT, wait_for
 from tests.receiver import SECRET, Receiver, receiving
 from tests.web import opened
@@ -70,8 +71,9 @@ def run(environment: dict[str, str], tmp_path: Path) -> Iterator[RunSender]:
         def run(*command: str, **more: str) -> Sender:
             log = tmp_path / f"sender-{len(list(tmp_path.glob('sender-*')))}.log"
             with log.open("wb") as file:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "unstuck.cli.main", *(command or ("alerts", "run"))],
+                process = forked.start(
+                    "unstuck.cli.main",
+                    *(command or ("alerts", "run")),
                     cwd=ROOT,
                     env={**environment, **more},
                     stdin=subprocess.DEVNULL,

@@ -1,6 +1,10 @@
 """A job that seems to hang is asked where it stands, and goes on as if nobody had."""
 
-from tests.fleet import Fleet, wait_for
+import json
+import subprocess
+import sys
+
+from tests.fleet import ROOT, Fleet, wait_for
 
 from unstuck.client.operator import Operator
 from unstuck.domain.events import EventKind
@@ -33,6 +37,72 @@ def test_the_stack_of_a_running_job_is_told_and_the_job_goes_on(fleet: Fleet) ->
     assert "Somebody asked where it stands." in [step.text for step in operator.why(job.id).steps]
     assert fleet.state(job) is JobState.RUNNING
     assert runner in {process.pid for process in fleet.workers[0].runners()}
+
+
+def ask_until(fleet: Fleet, job_id: int, words: str) -> str:
+    operator = Operator(fleet.ledger, fleet.app.settings)
+
+    def told() -> bool:
+        # A ring may be lost: whoever hears nothing asks again.
+        assert operator.ask_stack(job_id)
+        try:
+            return wait_for(lambda: words in stack_of(fleet, job_id), "its stack", 2.0)
+        except AssertionError:
+            return False
+
+    wait_for(told, f"a stack with {words!r}, and not {stack_of(fleet, job_id)!r}")
+    return stack_of(fleet, job_id)
+
+
+def test_an_async_job_tells_where_it_waits_and_not_where_its_loop_does(fleet: Fleet) -> None:
+    fleet.start()
+    other, _ = fleet.begin("nap_async", 600)
+    job, _ = fleet.begin("wait_for_many", 600)
+    stack = ask_until(fleet, job.id, "_wait_inside")
+    assert stack.startswith(f"Task of job {job.id} ")
+    assert "in wait_for_many" in stack
+    assert "that it started" in stack
+    assert "in nap_async" not in stack, "that is another job"
+    assert "select" not in stack
+    # Both at once: each is told its own.
+    stack = ask_until(fleet, other.id, "in nap_async")
+    assert "wait_for_many" not in stack
+    assert {fleet.state(one) for one in (job, other)} == {JobState.RUNNING}
+
+
+def test_a_job_whose_loop_is_blocked_is_told_by_whom(fleet: Fleet) -> None:
+    fleet.start()
+    job, _ = fleet.begin("nap_async", 600)
+    blocker, _ = fleet.begin("block_the_loop", 600)
+    stack = ask_until(fleet, job.id, "in block")
+    assert "does not turn" in stack
+    assert "tasks_under_test.py" in stack
+
+    def told() -> list[str]:
+        return [one.message for one in fleet.ledger.events(job_id=blocker.id) if one.kind == EventKind.LOOP_BLOCKED]
+
+    [message] = wait_for(told, "the one that blocks to be named")
+    assert "shares with 1 other job from turning" in message
+
+
+def test_the_command_shows_where_a_job_stands(fleet: Fleet) -> None:
+    fleet.start()
+    job, _ = fleet.begin("nap", 600)
+
+    def stack(number: int, *more: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "unstuck.cli.main", "stack", str(number), *more]
+        return subprocess.run(
+            command, cwd=ROOT, env=fleet.surroundings(), capture_output=True, text=True, timeout=90, check=False
+        )
+
+    shown = stack(job.id, "--wait", "60")
+    assert shown.returncode == 0, shown
+    assert "in nap" in shown.stdout
+    assert "in nap" in json.loads(stack(job.id, "--wait", "60", "--json").stdout)["stack"]
+    assert "unstuck stack" in [action.command.rpartition(" ")[0] for action in fleet.app.operator.why(job.id).actions]
+    nobody = stack(fleet.task("add").options(queue="other", delay="1h").enqueue(1, 2).id)
+    assert nobody.returncode == 1
+    assert "does not run" in nobody.stderr
 
 
 def test_what_does_not_run_has_no_stack(fleet: Fleet) -> None:

@@ -3,8 +3,8 @@
 import os
 import signal
 import subprocess
-import sys
 
+from tests import forked
 from tests.crash.conftest import MakeFleet
 from tests.fleet import ROOT, Fleet, wait_for
 
@@ -98,12 +98,6 @@ def test_a_dead_worker_that_still_holds_jobs_since_its_burial_was_interrupted(fl
     assert wrong(fleet, soon) == {}
 
 
-def sweep_once(fleet: Fleet, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "unstuck.cli.main", "reaper", "--once", "--url", fleet.url],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+def sweep_once(fleet: Fleet, **environment: str) -> subprocess.CompletedProcess[str]:
+    surroundings = {**os.environ, **environment}
+    return forked.run("unstuck.cli.main", "reaper", "--once", "--url", fleet.url, cwd=ROOT, env=surroundings)

@@ -75,6 +75,28 @@ def test_a_success_that_comes_after_the_deadline_and_before_the_kill_is_a_succes
     assert fleet.task("add").enqueue(1, 2).result(timeout=MOST_S) == 3
 
 
+@pytest.mark.parametrize("how", ["c sleep", "c sleep with the gil"])
+def test_a_c_call_that_our_signal_cuts_short_is_no_success(fleet: Fleet, how: str) -> None:
+    fleet.start("--concurrency", "1")
+    job = fleet.task("hang").enqueue(how)
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    for attempt in fleet.ledger.attempts(job.id):
+        assert attempt.autopsy is not None
+        assert attempt.autopsy.signals == ("stack noted", "SIGTERM"), "it is obeyed at once"
+        assert "in _hang" in attempt.autopsy.stack
+
+
+def test_a_process_that_was_stopped_is_woken_to_say_where_it_stood(fleet: Fleet) -> None:
+    fleet.start("--concurrency", "1")
+    job = fleet.task("hang").enqueue("stopped")
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    autopsy = last_autopsy(fleet, job.id)
+    assert autopsy.signals[:2] == ("SIGCONT, since its process was stopped", "stack noted")
+    assert "in _hang" in autopsy.stack
+
+
 def test_code_that_reset_every_signal_is_ended_all_the_same(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(stop_grace="0.5s")
     fleet.start("--concurrency", "1")
@@ -117,6 +139,55 @@ def test_an_async_job_that_will_not_stop_takes_its_loop_along_and_nobody_else_is
         assert first is not None
         assert first.kind is DeathKind.SHARED
         assert f"job {job.id}" in first.summary
+
+
+@pytest.mark.parametrize("where", ["itself", "a task of its own"])
+def test_the_one_that_blocks_the_loop_is_blamed_and_not_the_one_that_ran_out_of_time(
+    make_fleet: MakeFleet, tmp_path: Path, where: str
+) -> None:
+    fleet = make_fleet(stop_grace="2s", runner_heartbeat_interval="0.2s")
+    fleet.start("--concurrency", "10")
+    sibling, _ = fleet.begin("nap_async_once_then_quick", 600)
+    blocker = fleet.task("block_the_loop").enqueue(600, str(tmp_path / "blocker"), where)
+    late = fleet.task("hang_async").enqueue("sleep", str(tmp_path / "late"))
+    with pytest.raises(DeadlineExceeded) as overran:
+        late.result(timeout=MOST_S)
+    assert f"job {blocker.id} kept the event loop" in str(overran.value.cause)
+    with pytest.raises(JobQuarantined):
+        blocker.result(timeout=MOST_S)
+    autopsy = last_autopsy(fleet, blocker.id)
+    assert autopsy.kind is DeathKind.BLOCKED_LOOP
+    assert f"so that job {late.id} could not be stopped" in autopsy.summary
+    assert "in block" in autopsy.stack
+    assert sibling.result(timeout=MOST_S) == "quick"
+    record = sibling.record()
+    assert (record.crash_count, record.suspicions) == (0, 0)
+
+
+def test_who_holds_the_interpreter_of_a_shared_loop_is_not_known_and_all_are_suspects(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(stop_grace="3s", runner_heartbeat_interval="0.2s")
+    fleet.start("--concurrency", "10")
+    sibling, _ = fleet.begin("nap_async_once_then_quick", 600)
+    job = fleet.task("hang_async").enqueue("gil")
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    assert sibling.result(timeout=MOST_S) == "quick"
+    record = sibling.record()
+    assert (record.crash_count, record.suspicions) == (0, 1)
+    first = fleet.ledger.attempts(sibling.id)[0].autopsy
+    assert first is not None
+    assert "in whichever job" in first.summary
+
+
+def test_an_async_job_that_will_not_stop_shows_where_it_waited(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(stop_grace="0.5s")
+    fleet.start("--concurrency", "10")
+    job = fleet.task("hang_async").enqueue("stubborn")
+    with pytest.raises(DeadlineExceeded):
+        job.result(timeout=MOST_S)
+    stack = last_autopsy(fleet, job.id).stack
+    assert stack.startswith(f"Task of job {job.id} ")
+    assert "in hang_async" in stack
 
 
 def test_the_stack_of_a_death_on_a_shared_loop_is_not_that_of_a_job_stopped_before(fleet: Fleet) -> None:

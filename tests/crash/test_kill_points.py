@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.crash.conftest import MakeFleet
 from tests.fleet import ROOT, TASKS, Fleet, wait_for
 from tests.history import check_history
@@ -70,15 +71,9 @@ def test_the_watchman_is_killed_inside_the_sweep(fleet: Fleet, point: str) -> No
     jobs = [fleet.task("nap_again").options(queue="other").enqueue(0.3) for _ in range(4)]
     fleet.wait_running(jobs[0])
     victim.kill_family()
-    reaper = subprocess.run(
-        [sys.executable, "-m", "unstuck.cli.main", "reaper", "--once", "--url", fleet.url],
-        cwd=ROOT,
-        env={**os.environ, "UNSTUCK_FAILPOINTS": f"{point}=kill"},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert reaper.returncode == -signal.SIGKILL, reaper.stderr.decode()
+    surroundings = {**os.environ, "UNSTUCK_FAILPOINTS": f"{point}=kill"}
+    reaper = forked.run("unstuck.cli.main", "reaper", "--once", "--url", fleet.url, cwd=ROOT, env=surroundings)
+    assert reaper.returncode == -signal.SIGKILL, reaper.stderr
     fleet.start("--queues", "other", "--concurrency", "2")
     check_all_ended(fleet, [job.id for job in jobs])
     assert {fleet.state(job) for job in jobs} == {JobState.SUCCEEDED}
@@ -86,21 +81,16 @@ def test_the_watchman_is_killed_inside_the_sweep(fleet: Fleet, point: str) -> No
 
 @pytest.mark.parametrize(("point", "stored"), [("enqueue.before_commit=kill", 0), ("enqueue.after_commit=kill", 1)])
 def test_a_client_is_killed_inside_enqueue(fleet: Fleet, point: str, stored: int) -> None:
-    client = subprocess.run(
-        [sys.executable, "-m", "unstuck.cli.main", "enqueue", "add", "1", "2", "--app", TASKS],
-        cwd=ROOT,
-        env={**os.environ, "UNSTUCK_URL": fleet.url, "UNSTUCK_FAILPOINTS": point},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert client.returncode == -signal.SIGKILL, client.stderr.decode()
+    surroundings = {**os.environ, "UNSTUCK_URL": fleet.url, "UNSTUCK_FAILPOINTS": point}
+    client = forked.run("unstuck.cli.main", "enqueue", "add", "1", "2", "--app", TASKS, cwd=ROOT, env=surroundings)
+    assert client.returncode == -signal.SIGKILL, client.stderr
     assert fleet.ledger.count_jobs().get("pending", 0) == stored
     # Nothing is left locked behind it.
     assert fleet.task("add").enqueue(1, 2).record().state is JobState.PENDING
 
 
 @pytest.mark.parametrize("point", ["migrate.between", "migrate.before_commit"])
+@pytest.mark.usefixtures("untouched")
 def test_a_migration_is_killed_and_run_again(url: str, make_fleet: MakeFleet, point: str) -> None:
     killed = subprocess.run(
         [sys.executable, "-m", "unstuck.cli.main", "migrate", "--url", url],

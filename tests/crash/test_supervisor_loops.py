@@ -79,7 +79,11 @@ def test_workers_that_never_start_are_given_up_with_a_sentence(supervise: Make) 
     # Alerts are made of this; each place says it once.
     ledger = ready_ledger(Settings(url=f"sqlite:///{supervise.folder}/jobs.db"))
     loops = [event.message for event in ledger.events() if event.kind == "crash_loop"]
+    stillborn = [event.message for event in ledger.events() if event.kind == "worker_stillborn"]
     ledger.close()
+    # Nobody registered, so no worker's page tells of it: each death is an event by itself.
+    assert len(stillborn) == said.count("Worker process started")
+    assert all("ended before it registered: exited with code 3" in message for message in stillborn)
     assert len(loops) == 2
     assert all(f"died {BRAKE_AT} times in a row" in message for message in loops)
 

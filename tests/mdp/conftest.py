@@ -11,7 +11,7 @@ from tests.mdp.scene import Scene
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     """Each test that asks runs on both databases."""
     sqlite = f"sqlite:///{tmp_path}/jobs.db"
-    made = Scene(sqlite if request.param == "sqlite" else str(request.getfixturevalue("pg_url")), tmp_path)
+    made = Scene(sqlite if request.param == "sqlite" else str(request.getfixturevalue("ready_pg_url")), tmp_path)
     try:
         yield made
     finally:

@@ -2,13 +2,13 @@
 
 import queue
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cbor2
+from tests import forked
 from tests.fleet import PATIENCE_S, ROOT, Fleet, wait_for
 
 from unstuck.config import Recovery
@@ -20,7 +20,7 @@ from unstuck.store.records import JobFilter, JobRecord, WorkerRecord
 
 Process = subprocess.Popen[bytes]
 
-BUSY_TIMEOUT = "12s"
+BUSY_TIMEOUT = "20s"
 """Shorter than the default: nobody can tell whether an old worker ever got what a broker took for it before it died."""
 
 
@@ -126,8 +126,9 @@ class Scene:
         self.fleet.close()
 
     def _start(self, module: str, *words: str, **more: Any) -> Process:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
+        process: Process = forked.start(
+            module,
+            *words,
             cwd=ROOT,
             env={**self.fleet.surroundings(), "UNSTUCK_MDP_BUSY_TIMEOUT": BUSY_TIMEOUT},
             stdin=subprocess.DEVNULL,

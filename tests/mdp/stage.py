@@ -1,22 +1,20 @@
 """The stage of the tests: foreign brokers and peers as processes, and a broker of ours played frame by frame."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
 import cbor2
 import zmq
+from tests import forked
 from tests.fleet import PATIENCE_S, ROOT
 
 
 @contextmanager
 def running(*words: object) -> "Iterator[subprocess.Popen[str]]":
     """Run a module of ours as a process, and end it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *map(str, words)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = forked.start(*map(str, words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:

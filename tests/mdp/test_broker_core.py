@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unstuck.config import Mdp
-from unstuck.domain.endings import Release
+from unstuck.domain.endings import JobError, Release
+from unstuck.domain.states import JobState
 from unstuck.mdp.broker.core import Broker
 from unstuck.mdp.broker.orders import Answer, Order, Stored
-from unstuck.store.records import Claimed, Letter
+from unstuck.store.records import Claimed, Letter, Outcome
 
 HEADERS = [b"", b"MDPC01", b"MDPW01", b"MDPC02", b"MDPW02"]
 COMMANDS = [bytes([number]) for number in range(10)]
@@ -95,9 +96,9 @@ def claimed(job_id: int, task: str) -> Claimed:
     )
 
 
-def broker() -> Broker:
+def broker(**settings: str) -> Broker:
     numbers = itertools.count(1)
-    return Broker(Mdp(), lambda: f"id{next(numbers)}", lambda: 1_700_000_000.0)
+    return Broker(Mdp(**settings), lambda: f"id{next(numbers)}", lambda: 1_700_000_000.0)
 
 
 @settings(max_examples=150)
@@ -199,3 +200,41 @@ def test_what_strangers_say_makes_no_list_without_end() -> None:
         core.on_message(b"x", [b"%d" % number], None, 0.0)
     assert len(core.dropped) < 10
     assert sum(core.dropped.values()) == 2000
+
+
+def test_a_death_is_told_in_the_moment_of_the_verdict() -> None:
+    core, ledger = broker(), Told()
+    core.on_message(LISTENING, [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})], None, 0.0)
+    core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 3, 0.0)
+    core.on_message(LISTENING, [b"tag", b"", b"MDPC01", b"echo", b"x"], None, 0.0)
+    while (order := core.take_order()) is not None:
+        core.on_answer(ledger.do(order), 0.0)
+    core.take_sends()
+    core.on_gone(3, 1.0)
+    order = core.take_order()
+    assert order is not None
+    assert [death.job_id for death in order.deaths] == [1]
+    assert core.take_sends() == [], "nothing is said before the ledger has it"
+    core.on_answer(ledger.do(order), 1.0)
+    # Neither a tick nor another message is needed.
+    (told,) = [send.frames for send in core.take_sends() if send.to == LISTENING]
+    assert told[:4] == [b"tag", b"", b"MDPC01", b"\x08"]
+    assert 150 <= sum(map(len, told)) <= 300
+
+
+def test_a_request_that_expires_while_it_is_looked_at_ends_with_its_last_word() -> None:
+    core, ledger = broker(request_ttl="5s"), Told()
+    core.on_message(LISTENING, [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})], None, 0.0)
+    core.on_message(LISTENING, [b"tag", b"", b"MDPC01", b"echo", b"x"], None, 0.0)
+    while (order := core.take_order()) is not None:
+        core.on_answer(ledger.do(order), 0.0)
+    core.take_sends()
+    late_s = 6.0
+    core.on_tick(late_s)
+    order = core.take_order()
+    assert order is not None
+    assert order.overdue == order.look_at == [1], "both at once"
+    cancelled = Outcome(1, JobState.CANCELLED, None, JobError("CANCELLED", "Job was cancelled", None, {}))
+    core.on_answer(Answer(expired=[1], outcomes=[cancelled]), late_s)
+    words = [send.frames[3] for send in core.take_sends() if send.to == LISTENING]
+    assert words == [b"\x09", b"echo"]

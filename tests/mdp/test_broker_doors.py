@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import cbor2
 import pytest
+from tests import forked
 from tests.fleet import PATIENCE_S, ROOT, wait_for
 from tests.mdp.scene import Scene, as_cbor
 
@@ -18,15 +17,7 @@ from unstuck.domain.states import JobState
 
 
 def said(scene: Scene, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "unstuck.cli.main", *words],
-        cwd=ROOT,
-        env=scene.fleet.surroundings(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = forked.run("unstuck.cli.main", *words, cwd=ROOT, env=scene.fleet.surroundings())
     return done.stdout + done.stderr
 
 

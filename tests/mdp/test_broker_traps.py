@@ -198,10 +198,15 @@ def test_a_peer_that_is_shut_out_may_say_much_and_go(peers: Peers) -> None:
     identity, client = secrets.token_bytes(16), peers.client()
     first = peers.worker(identity=identity)
     second = peers.stranger(identity)
-    for _ in range(15_000):
+    for number in range(15_000):
         second.tell(HEARTBEAT)
+        if number % 500 == 0:
+            first.tell(HEARTBEAT)
     second.close(1_000)
-    time.sleep(2)  # So long the heartbeats of the connection itself would go on.
+    until_s = time.monotonic() + 2  # So long the heartbeats of the connection itself would go on.
+    while time.monotonic() < until_s:
+        first.tell(HEARTBEAT)
+        time.sleep(0.1)
     assert peers.broker.process.poll() is None
     client.ask(peers.service, b"job")
     address, body = first.request()

@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import cbor2
 import pytest
 import zmq
+from tests import forked
 from tests.fleet import PATIENCE_S, ROOT, wait_for
 
 CLIENT, WORKER = b"MDPC01", b"MDPW01"
@@ -134,12 +134,16 @@ class Broker:
         self.log = log
         self.settings = {f"UNSTUCK_MDP_{name.upper()}": str(value) for name, value in settings.items()}
         self.bind = "tcp://127.0.0.1:0"
+        self.peers: list[Peers] = []
         self.start()
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "unstuck.cli.main", "broker", "--bind", self.bind],
+            self.process = forked.start(
+                "unstuck.cli.main",
+                "broker",
+                "--bind",
+                self.bind,
                 cwd=ROOT,
                 env={**os.environ, "UNSTUCK_URL": self.url, **self.settings},
                 stdout=subprocess.PIPE,
@@ -202,6 +206,8 @@ def broker_on(request: pytest.FixtureRequest, folder: Path, dialect: str, **sett
         assert broker.stop() == 0, broker.log.read_text()[-4000:]
         assert "Traceback" not in broker.log.read_text()
     finally:
+        for peers in broker.peers:
+            peers.close()
         broker.process.kill()
         broker.process.wait(10)
         if server is not None:
@@ -215,6 +221,7 @@ class Peers:
         self.broker = broker
         self.service = b"s-" + secrets.token_hex(5).encode()
         self.made: list[Raw] = []
+        broker.peers.append(self)
 
     def client(self, identity: bytes | None = None, **options: int) -> RawClient:
         return self._keep(RawClient(self.broker.endpoint, identity, **options))
@@ -246,3 +253,4 @@ class Peers:
             if isinstance(peer, RawWorker) and not peer.socket.closed:
                 peer.tell(DISCONNECT)
             peer.close(500)
+        self.made.clear()

@@ -15,7 +15,7 @@ from unstuck.client.doctor.examining import examine
 from unstuck.client.doctor.facts import Facts, Host, Standstill, Trouble
 from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector
-from unstuck.domain.states import WorkerState
+from unstuck.domain.states import Door, WorkerState
 from unstuck.runner import cgroups
 from unstuck.store.diagnosis import JobGroup, Snapshot, TableLook
 from unstuck.store.records import WorkerVerdict
@@ -273,6 +273,10 @@ class TestTiming:
         assert finding.facts["settings"] == {"suspect_after_s": {"30.0": ["ada"], "60.0": ["bob"]}}
         one, other = ({"settings": {"notify": value}} for value in (True, False))
         assert "settings-differ" in found(facts(worker(metadata=one), worker("bob", metadata=other)))
+
+    def test_workers_over_a_network_live_by_settings_of_their_own(self) -> None:
+        stranger = worker("node", door=Door.HTTP, suspect_after_s=300.0, version="2.0")
+        assert not {"settings-differ", "versions-differ"} & set(found(facts(worker(), stranger)))
 
     def test_workers_of_different_versions(self) -> None:
         assert set(found(facts(worker(), worker("bob", version="2.0")))) == {"versions-differ"}

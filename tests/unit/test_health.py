@@ -29,6 +29,7 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.states import WorkerState
 from unstuck.store.records import BeatAnswer, Claimed
 from unstuck.worker.health import WorkerHealth
+from unstuck.worker.weighing import Scales
 
 weights = st.floats(0, 1e6)
 SICK = Health(weight=9.0, deaths=9, jobs=9)
@@ -277,3 +278,22 @@ def test_a_disabled_worker_claims_nothing_and_an_enabled_one_starts_afresh() -> 
     assert not own.hold_back(6.0, busy=False)
     assert own.now(6.0) == Health()
     assert own.news(6.0) is None
+
+
+def test_the_beat_tells_of_memory_when_it_changed_much() -> None:
+    used = [100_000_000]
+    own = WorkerHealth(scales=Scales(lambda: used[0]))
+    own.born({"zone": "a", "memory_bytes": 100_000_000}, disabled=False)
+    assert own.news(now_s=0.0) is None
+    used[0] = 105_000_000
+    assert own.news(now_s=20.0) is None
+    used[0] = 150_000_000
+    # Weighed now and then, not with every beat.
+    assert own.news(now_s=21.0) is None
+    assert own.news(now_s=40.0) == {"zone": "a", "memory_bytes": 150_000_000}
+    assert own.news(now_s=41.0) is not None
+    own.after_beat(BeatAnswer(WorkerState.ACTIVE))
+    assert own.news(now_s=42.0) is None
+    # Where it cannot be read any more, what was known stays.
+    used[0] = 0
+    assert own.news(now_s=60.0) is None

@@ -5,11 +5,12 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.test_metrics import NASTY, example
 
-from unstuck.metrics.catalogue import READ, TALLIED, Histogram
+from unstuck.metrics.catalogue import LE, READ, TALLIED, Histogram
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "docs/deploy"
@@ -65,6 +66,70 @@ def test_the_dashboard_is_laid_out_without_overlaps() -> None:
         assert at["x"] + at["w"] <= 24
         assert all(target["expr"] for target in panel["targets"])
         cells |= own
+
+
+def expressions() -> list[Any]:
+    """Every query of the dashboard, with what its panel says of it."""
+    board = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    return [
+        pytest.param(panel, target, id=f"{panel['title']} {target['refId']}")
+        for panel in board["panels"]
+        for target in panel["targets"]
+    ]
+
+
+def labels_of() -> dict[str, set[str]]:
+    """The labels of every name that a query may use."""
+    labels = {gauge.name: set(gauge.labels) for gauge in READ}
+    for metric in TALLIED:
+        if isinstance(metric, Histogram):
+            labels |= {f"{metric.name}{part}": set(metric.labels) for part in ("_sum", "_count")}
+            labels[f"{metric.name}_bucket"] = {*metric.labels, LE}
+        else:
+            labels[metric.name] = set(metric.labels)
+    return labels
+
+
+@pytest.mark.parametrize(("panel", "target"), expressions())
+def test_a_panel_asks_for_labels_that_are_there_and_names_them_in_its_legend(
+    panel: dict[str, Any], target: dict[str, Any]
+) -> None:
+    expression, known = target["expr"], labels_of()
+    used = METRIC_NAME.findall(expression)
+    for name, chosen in re.findall(r"(unstuck_\w+)\{([^}]*)\}", expression):
+        assert set(re.findall(r"(\w+)\s*=~?", chosen)) <= known[name], expression
+    grouped = {label for by in re.findall(r"by \(([^)]*)\)", expression) for label in re.findall(r"\w+", by)}
+    assert all(grouped <= known[name] for name in used), expression
+    legend = set(re.findall(r"\{\{\s*(\w+)\s*\}\}", target.get("legendFormat", "")))
+    assert legend <= grouped - {LE}, expression
+    # Without its labels in the legend, lines that differ by them cannot be told apart.
+    assert panel["type"] == "stat" or legend == grouped - {LE}, expression
+    counted = {metric.name for metric in TALLIED}
+    for name in used:
+        is_counter = name in counted or name.endswith(("_bucket", "_sum", "_count"))
+        rated = re.search(rf"(rate|increase)\({name}(\{{[^}}]*\}})?\[", expression) is not None
+        assert is_counter == rated, f"counters are shown as rates, gauges as they are: {expression}"
+        if name.endswith("_bucket"):
+            assert "histogram_quantile(" in expression
+            assert LE in grouped
+
+
+def test_variables_of_the_dashboard_are_defined() -> None:
+    board = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    defined = {variable["name"] for variable in board["templating"]["list"]} | {"__rate_interval", "__all"}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(board))) <= defined
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_promtool_can_read_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel:{number}", "expr": re.sub(r"\$\w+", "5m", one.values[1]["expr"].replace('"$queue"', '".*"'))}
+        for number, one in enumerate(expressions())
+    ]
+    path = tmp_path / "queries.yml"
+    # JSON is YAML.
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", str(path))
 
 
 def promtool(*arguments: str, given: str | None = None) -> None:

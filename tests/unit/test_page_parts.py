@@ -1,18 +1,23 @@
 """The pure parts of the page: charts, deaths told together, the health line, secrets, the timeline."""
 
 import dataclasses
+import inspect
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.unit.page_kit import attempt, death_of_runner, job, snapshot, worker
 
 from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.finding import problem, warning
+from unstuck.domain.policy import Policy
+from unstuck.domain.redaction import HIDDEN, Redactor
 from unstuck.domain.states import WorkerState
 from unstuck.http.page.charts import Series, bars, lines
 from unstuck.http.page.deaths import recent_deaths
 from unstuck.http.page.health import sum_up
-from unstuck.http.page.redact import HIDDEN, Redactor
+from unstuck.http.page.pacing import LONGEST_REST_S, Paced
 from unstuck.http.page.timeline import WIDTH, timeline
 from unstuck.http.page.words import coarse, ticks
 
@@ -112,6 +117,25 @@ def test_what_is_no_secret_stays() -> None:
     assert Redactor([])(value) == value
 
 
+@pytest.mark.parametrize(
+    ("task", "args", "shown"),
+    [
+        (lambda user, password: None, ["ann", "x"], ["ann", HIDDEN]),
+        (lambda pin_code, user: None, ["x", {"token": "x"}], [HIDDEN, {"token": HIDDEN}]),
+        (lambda user, *tokens: None, ["ann", "x", "y"], ["ann", HIDDEN, HIDDEN]),
+        (lambda user, /, *names, password: None, ["ann", "bob"], ["ann", "bob"]),
+        (lambda password: None, [None], [None]),
+    ],
+)
+def test_a_secret_is_hidden_by_the_name_of_the_parameter_that_takes_it(
+    task: Callable[..., None], args: list[Any], shown: list[Any]
+) -> None:
+    redact = Redactor(["pin"])
+    places, rest = redact.places(inspect.signature(task).parameters.values())
+    policy = Policy(hidden_args=places, hidden_args_from=rest)
+    assert redact.call(args, {"cents": 1, "password": "x"}, policy) == (shown, {"cents": 1, "password": HIDDEN})
+
+
 def test_attempts_are_laid_out_in_time_and_the_shortest_is_still_seen() -> None:
     first = attempt(1, started_at=NOW + 10, ended_at=NOW + 20)
     last = attempt(2, started_at=NOW + 99.999, ended_at=NOW + 100)
@@ -127,3 +151,29 @@ def test_words_between_ticks_are_code_and_nothing_else_is_markup() -> None:
 
 def test_ages_have_no_digits_that_nobody_reads() -> None:
     assert [coarse(value) for value in (0.2, 59.6, 83.2, 3_700.0)] == ["0s", "60s", "83s", "1h2m"]
+
+
+def test_what_is_dear_to_ask_is_asked_less_often() -> None:
+    now_s, cost_s, asked = [0.0], [0.01], []
+
+    def ask() -> int:
+        now_s[0] += cost_s[0]
+        asked.append(now_s[0])
+        return len(asked)
+
+    paced = Paced(ask, lambda: now_s[0])
+    assert [paced.get(), paced.get()] == [1, 2]
+    cost_s[0] = 0.25
+    assert paced.get() == 3
+    now_s[0] += 1.9
+    assert paced.get() == 3
+    now_s[0] += 0.2
+    assert paced.get() == 4
+    paced.forget()
+    assert paced.get() == 5
+    # Never so dear that nobody hears of it.
+    cost_s[0] = 100.0
+    paced.forget()
+    assert paced.get() == 6
+    now_s[0] += LONGEST_REST_S
+    assert paced.get() == 7

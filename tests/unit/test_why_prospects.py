@@ -22,7 +22,7 @@ def test_a_running_job_says_where_since_when_and_how_far() -> None:
     assert "on worker ada for 60s" in story.next
     assert 'It has come to 5 of 20 (25%), "fifth", 10 seconds ago.' in story.next
     assert "No Python code has run in its process for 5 seconds: it is busy in C code, or stuck there." in story.next
-    assert [action.command for action in story.actions] == ["unstuck cancel 42"]
+    assert [action.command for action in story.actions] == ["unstuck stack 42", "unstuck cancel 42"]
 
 
 def test_progress_of_an_earlier_try_is_not_taken_for_this_one() -> None:

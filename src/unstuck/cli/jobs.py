@@ -109,7 +109,9 @@ def _list(show: Show, found: list[JobRecord]) -> None:
 
 def _remark(job: JobRecord, now_s: float) -> Cell:
     if job.error is not None:
-        what = f"{job.error.code}: {one_line(job.error.cause or job.error.message)}"
+        # An exception without words, like most MemoryErrors, is told by its type.
+        said = job.error.cause or job.error.message or str(job.error.details.get("type") or "")
+        what = f"{job.error.code}: {one_line(said)}"
         return Cell(what, "red") if job.state in FINAL else Cell(f"last try: {what}", "yellow")
     if job.cancel_requested:
         return Cell("cancel requested", "yellow")

@@ -4,11 +4,10 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unstuck.client.coalescing import Coalescer
 from unstuck.client.lookout import Lookout
-from unstuck.client.operator import Operator
 from unstuck.config import Settings
 from unstuck.domain.errors import JobNotFound
 from unstuck.notify.feed import Feed
@@ -17,6 +16,9 @@ from unstuck.notify.waiting import Watcher
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
 
+if TYPE_CHECKING:
+    from unstuck.client.operator import Operator
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -24,7 +26,7 @@ class Parts:
     coalescer: Coalescer
     ringer: Ringer
     watcher: Watcher
-    operator: Operator
+    operator: "Operator"
     feed: Feed
     lookout: Lookout
 
@@ -69,6 +71,9 @@ class Counter:
 
 
 def _make(settings: Settings) -> Parts:
+    # What operators know is much to load, and not needed where tasks are only defined.
+    from unstuck.client.operator import Operator
+
     ledger = ready_ledger(settings)
     operator = Operator(ledger, settings)
     watcher = Watcher(

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -133,6 +134,7 @@ def build_job(
     limit_bytes: int,
     known_queues: frozenset[str] | None,
     trace: str = "",
+    refs: Sequence[tuple[list[str | int], int]] = (),
 ) -> NewJob:
     """Give the job as it is stored, everything checked: nothing half-written later."""
     chosen = options.queue or queue
@@ -144,7 +146,7 @@ def build_job(
     return NewJob(
         task=task,
         queue=chosen,
-        payload=encode_call(args, kwargs, task, limit_bytes, trace),
+        payload=encode_call(args, kwargs, task, limit_bytes, trace, refs),
         policy=encode_policy(policy),
         on_crash=policy.on_crash,
         heartbeat=policy.heartbeat,

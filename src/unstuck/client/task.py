@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 from unstuck.client.counter import Counter
 from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
 from unstuck.client.job import Job
-from unstuck.domain.errors import NoWorkers, WrongArguments
+from unstuck.domain.errors import ConfigError, NoWorkers, WrongArguments
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.records import Enqueued, NewJob
 from unstuck.tracing import Sending, sending
@@ -106,7 +106,7 @@ class Task(Generic[P, R]):
     def _sending(self, count: int) -> AbstractContextManager[Sending]:
         return sending(self.name, self._options.queue or self.definition.queue, count)
 
-    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sending) -> NewJob:
+    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sending, refs: Any = ()) -> NewJob:
         definition = self.definition
         if self._signature is not None:
             try:
@@ -123,6 +123,7 @@ class Task(Generic[P, R]):
             limit_bytes=self._counter.settings.max_payload_bytes,
             known_queues=self._known_queues(),
             trace=sent.trace,
+            refs=refs,
         )
 
     def _with_line(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Options:
@@ -131,6 +132,25 @@ class Task(Generic[P, R]):
         if ask is None or self._options.concurrency_key is not None:
             return self._options
         return Options.checked(self._options, {"concurrency_key": ask(*args, **kwargs)})
+
+    def job_for_node(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[tuple[list[str | int], int]]
+    ) -> NewJob:
+        """Give the job that a node of a workflow will be; `refs` say where results of others go."""
+        options = self._options
+        if options.connection is not None or options.unique_key is not None or options.run_at is not None:
+            raise ConfigError(
+                f"A node of a workflow takes no connection, unique_key or run_at, and {self.name!r} has one. A "
+                "unique_key can be given to the start() of the workflow."
+            )
+        order = self.definition.policy.order
+        if refs and options.concurrency_key is None and (order.key is not None or order.computed):
+            raise ConfigError(
+                f"The concurrency key of task {self.name!r} is made of its arguments, and this node gets some of them "
+                'from others. Say it: task.options(concurrency_key="…").'
+            )
+        with self._sending(1) as sent:
+            return self._job(args, kwargs, sent, refs)
 
     def _store(self, jobs: list[NewJob], sent: Sending) -> list[Job[Any]]:
         parts = self._counter.parts()

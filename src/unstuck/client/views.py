@@ -18,6 +18,7 @@ from unstuck.domain.health import Disabled, Health, read_health
 from unstuck.domain.limits import write_rate
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
+from unstuck.domain.redaction import Redactor
 from unstuck.domain.states import HELD, Door
 from unstuck.store.records import (
     ApiTokenRecord,
@@ -75,10 +76,11 @@ def job_detail(
     events: list[EventRecord],
     names: Mapping[str, str],
     waiting: str | None,
+    redact: Redactor,
     progress: Progress | None = None,
 ) -> View:
-    """The whole of a job; `names` are the names of workers by their ids."""
-    args, kwargs = call_view(job.payload, job.payload_type)
+    """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids."""
+    args, kwargs = shown_call(job, redact)
     return {
         **job_summary(job),
         "args": args,
@@ -246,6 +248,11 @@ def policy_view(policy: Policy) -> View:
     # What it says is written into each job (`line`, `expires_at`, …).
     del view["order"]
     return view
+
+
+def shown_call(job: JobRecord, redact: Redactor) -> tuple[Any, Any]:
+    """Give (args, kwargs) without the values of what is called like a secret, by name or by place."""
+    return redact.call(*call_view(job.payload, job.payload_type), decode_policy(job.policy))
 
 
 def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ class Web:
     max_open_requests_per_caller: int = 2000
     """Long polls and streams are requests that stay open: each worker that waits for a job is one."""
     redact: tuple[str, ...] | str = ()
-    """Arguments whose values the page hides, beside those called like a password; commas in a variable."""
+    """Arguments whose values no door shows, beside those called like a password; commas in a variable."""
     heartbeat_interval: Duration = "30s"
     heartbeat_timeout: Duration = "5m"
     """Of workers over HTTP that ask for nothing else. None may ask for more."""

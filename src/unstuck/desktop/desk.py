@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QMessageBox, QSystemTrayIcon
 from unstuck.config import Settings
 from unstuck.config.public_url import public_url
 from unstuck.desktop.following import Following
+from unstuck.desktop.homing import delete_at_home
 from unstuck.desktop.popup import Popup
 from unstuck.desktop.tallies import DeathTally, UnservedTally
 from unstuck.desktop.tray import Tray
@@ -93,3 +94,6 @@ class Desk(QObject):
         self.window.activateWindow()
         if self.tray is not None:
             self.tray.calm()
+
+    def __del__(self) -> None:
+        delete_at_home(self)

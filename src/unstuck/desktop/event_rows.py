@@ -8,6 +8,7 @@ from typing import Any
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QGuiApplication
 
+from unstuck.desktop.homing import delete_at_home
 from unstuck.domain.events import LEVELS, Event
 
 MAX_ROWS = 1_000
@@ -68,6 +69,9 @@ class EventRows(QAbstractTableModel):
             is_dark = QGuiApplication.palette().base().color().lightness() < 128
             return QColor((ON_DARK if is_dark else ON_LIGHT)[LEVELS[event.kind]])
         return None
+
+    def __del__(self) -> None:
+        delete_at_home(self)
 
 
 def cells(event: Event) -> tuple[str, str, str, str, str]:

@@ -3,6 +3,7 @@
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QMessageBox
 
+from unstuck.desktop.homing import delete_at_home, keep
 from unstuck.desktop.tallies import Tally
 from unstuck.logs import logger
 
@@ -59,6 +60,8 @@ class Popup(QObject):
         # To close the last popup does not end an application that lives in the tray.
         box.setAttribute(Qt.WidgetAttribute.WA_QuitOnClose, False)
         box.finished.connect(self._forget)
+        # It stays until somebody has read it, also when whoever opened it is gone.
+        keep(box)
         return box
 
     def _write(self) -> None:
@@ -70,3 +73,6 @@ class Popup(QObject):
         self.box = None
         self._tally.clear()
         self.closed.emit()
+
+    def __del__(self) -> None:
+        delete_at_home(self)

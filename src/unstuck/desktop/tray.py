@@ -4,6 +4,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
+from unstuck.desktop.homing import delete_at_home
 from unstuck.desktop.icon import draw_icon
 
 SHOWN_MS = 10_000
@@ -44,3 +45,6 @@ class Tray(QObject):
     def _clicked(self, reason: QSystemTrayIcon.ActivationReason) -> None:
         if reason == QSystemTrayIcon.ActivationReason.Trigger:
             self.wantsWindow.emit()
+
+    def __del__(self) -> None:
+        delete_at_home(self)

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
 )
 
 from unstuck.desktop.event_rows import COLUMNS, TEXT, TIME, EventRows, clock
+from unstuck.desktop.homing import delete_at_home
 from unstuck.desktop.icon import draw_icon
 from unstuck.domain.events import Event
 
@@ -90,3 +91,6 @@ class Window(QMainWindow):
         facts += [f"job {event.job_id}"] if event.job_id is not None else []
         facts += [f"worker {event.worker_id}"] if event.worker_id is not None else []
         self.details.setPlainText(f"{', '.join(facts)}\n\n{event.message}")
+
+    def __del__(self) -> None:
+        delete_at_home(self)

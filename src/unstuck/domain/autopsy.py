@@ -44,6 +44,8 @@ class DeathKind(StrEnum):
     """Somebody asked for it: a cancel, or a verdict by hand."""
     SHARED = "shared"
     """Its process was ended because of another job in it."""
+    BLOCKED_LOOP = "blocked_loop"
+    """It kept the event loop that it shared from turning, and another job of it had to be ended."""
     UNKNOWN = "unknown"
 
 

@@ -29,6 +29,8 @@ class EventKind(StrEnum):
     """Somebody waited in a line at a free place, which should not be."""
     QUEUE_LIMITED = "queue_limited"
     WORKER_STARTED = "worker_started"
+    WORKER_STILLBORN = "worker_stillborn"
+    """A worker process of a supervisor ended before it had registered, so that no worker tells of it."""
     WORKER_SUSPECT = "worker_suspect"
     WORKER_RECOVERED = "worker_recovered"
     WORKER_DEAD = "worker_dead"
@@ -39,6 +41,8 @@ class EventKind(StrEnum):
     HOST_ENABLED = "host_enabled"
     STACK = "stack"
     """Where a running job stood when somebody asked; the message is the stack."""
+    LOOP_BLOCKED = "loop_blocked"
+    """A job keeps the event loop that it shares with others from turning."""
     NO_WORKERS = "no_workers"
     """Somebody enqueued to a queue that no living worker serves, or jobs have waited in one; they stay queued."""
     NO_WORKERS_STILL = "no_workers_still"
@@ -71,7 +75,9 @@ LEVELS = {
     "failed": "problem",
     "quarantined": "problem",
     "no_workers": "problem",
+    "worker_stillborn": "warning",
     "requeued": "warning",
+    "loop_blocked": "warning",
     "retrying": "warning",
     "worker_disabled": "warning",
     "host_disabled": "warning",

@@ -1,6 +1,7 @@
 """Turn arguments and results into bytes and back: JSON, strict, bounded. No pickle, anywhere."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ class Call(msgspec.Struct, frozen=True):
     kwargs: dict[str, Any] = {}
     trace: str = ""
     """Where its enqueue stands in a trace, as `unstuck.tracing` writes it."""
+    refs: list[tuple[list[str | int], int]] = []
+    """Of a node of a workflow: where among the arguments the result of which place goes."""
 
 
 def encode(value: Any, what: str, limit_bytes: int) -> bytes:
@@ -47,7 +50,14 @@ def encode(value: Any, what: str, limit_bytes: int) -> bytes:
     return data
 
 
-def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], task: str, limit_bytes: int, trace: str = "") -> bytes:
+def encode_call(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    task: str,
+    limit_bytes: int,
+    trace: str = "",
+    refs: Sequence[tuple[list[str | int], int]] = (),
+) -> bytes:
     value: dict[str, Any] = {}
     if args:
         value["args"] = args
@@ -55,11 +65,22 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], task: str, limit_
         value["kwargs"] = kwargs
     if trace:
         value["trace"] = trace
+    if refs:
+        value["refs"] = refs
     return encode(value, f"The arguments of {task!r}", limit_bytes)
 
 
 def decode_call(data: bytes) -> Call:
     return msgspec.json.decode(data, type=Call)
+
+
+def put_results(call: Call, results: Mapping[int, Any]) -> None:
+    """Put the results of others where they belong among the arguments; KeyError names a place that is missing."""
+    for path, place in call.refs:
+        target: Any = {"args": call.args, "kwargs": call.kwargs}
+        for key in path[:-1]:
+            target = target[key]
+        target[path[-1]] = results[place]
 
 
 def decode(data: bytes | None) -> Any:

@@ -37,6 +37,14 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_limit_bytes: int | None = None
     order: Order = Order()
     """What its enqueues say of lines, expiry and keeping where they say nothing themselves."""
+    hidden_args: tuple[int, ...] = ()
+    """Places of arguments that no door shows: their parameters are called like secrets."""
+    hidden_args_from: int | None = None
+    """From this place on none is shown: `*tokens`."""
+
+    def hides_place(self, place: int) -> bool:
+        rest = self.hidden_args_from
+        return place in self.hidden_args or (rest is not None and place >= rest)
 
 
 _encoder = msgspec.json.Encoder()

@@ -26,7 +26,9 @@ KEEP_ALIVE_S = 65
 def listening_socket(web: Web) -> socket.socket:
     """Take the address before anything else is started: one that is taken is a clear error."""
     family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named: only for a socket that says TCP asyncio switches Nagle's algorithm off, with which the body
+    # of every answer would wait 40 ms for the client to confirm its head.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((web.host, web.port))

@@ -32,6 +32,9 @@ class Hears:
             # Their names begin alike, so that none of them is taken for a field of the log itself.
             facts = {f"notice_{name}": value for name, value in error.items() if name not in ("message", "service")}
             log.warning(f"{service}: {message}", service=service, **facts)
+        self._tell(kind, service, message)
+
+    def _tell(self, kind: str, service: str, message: str) -> None:
         callback = {WORKER_CRASHED: self.on_worker_crashed, NO_WORKERS: self.on_no_workers}.get(kind)
         if callback is not None:
             callback(service, message)

@@ -3,7 +3,7 @@
 from typing import Any
 
 try:
-    from PySide6.QtCore import QObject, Qt, Signal
+    from PySide6.QtCore import QObject, Signal
     from PySide6.QtWidgets import QMessageBox
 except ModuleNotFoundError as error:
     from unstuck.desktop import CURE
@@ -11,12 +11,15 @@ except ModuleNotFoundError as error:
 
     raise ConfigError(f"{CURE} ({error})") from error
 
+from unstuck.desktop.homing import delete_at_home
+from unstuck.desktop.inbox import Inbox
 from unstuck.desktop.popup import Popup
 from unstuck.desktop.tallies import AbsenceTally, CrashTally
 from unstuck.mdp.calling import PendingCall
 from unstuck.mdp.client import DEFAULT_TIMEOUT_S, Client
 from unstuck.mdp.notices import NO_WORKERS, WORKER_CRASHED, Hears
 from unstuck.mdp.sockets import CurveKeys
+from unstuck.worker.mailbox import Mailbox
 
 
 class NotifyingClient(QObject, Hears):
@@ -30,9 +33,6 @@ class NotifyingClient(QObject, Hears):
     """The service, and the message."""
     callEnded = Signal(object)
     """A `PendingCall` of `submit` that has its reply, or failed: `result()` no longer waits."""
-
-    _heard = Signal(object)
-    _ended = Signal(object)
 
     def __init__(
         self,
@@ -49,17 +49,15 @@ class NotifyingClient(QObject, Hears):
         super().__init__(parent)
         self.show_popups = show_popups
         self.log_errors = log_errors
-        self.on_worker_crashed = self.workerCrashed.emit
-        self.on_no_workers = self.noWorkersAvailable.emit
         self._crashes, self._absences = CrashTally(), AbsenceTally()
         self.crash_popup = Popup("Worker Crashed", QMessageBox.Icon.Warning, self._crashes, self)
         self.absence_popup = Popup("No Workers Available", QMessageBox.Icon.Critical, self._absences, self)
         self._is_closed = False
-        # Both are emitted in threads of the client, and arrive in ours.
-        self._heard.connect(self._hear, Qt.ConnectionType.QueuedConnection)
-        self._ended.connect(self.callEnded, Qt.ConnectionType.QueuedConnection)
+        inbox = Inbox(self)
+        inbox.came.connect(self._take)
+        self._mailbox = inbox.mailbox
         self.client = _Messenger(
-            self,
+            self._mailbox,
             endpoint,
             timeout=timeout,
             enable_notifications=enable_notifications,
@@ -79,7 +77,8 @@ class NotifyingClient(QObject, Hears):
     def submit(self, service: str, *body: object, **options: Any) -> PendingCall:
         """Send a request and do not wait: `callEnded` says when it has ended. Options as for `Client.submit`."""
         call = self.client.submit(service, *body, **options)
-        call.future.add_done_callback(lambda _: _emit(self._ended, call))
+        mailbox = self._mailbox
+        call.future.add_done_callback(lambda _: mailbox.post(call))
         return call
 
     def call(self, service: str, *body: object, **options: Any) -> list[bytes]:
@@ -105,28 +104,33 @@ class NotifyingClient(QObject, Hears):
         self._is_closed = True
         self.client.close()
 
-    def _hear(self, error: dict[str, Any]) -> None:
-        if not self._is_closed:
-            self.handle_error_notification(error)
+    def _take(self, thing: PendingCall | dict[str, Any]) -> None:
+        if isinstance(thing, PendingCall):
+            self.callEnded.emit(thing)
+        elif not self._is_closed:
+            self.handle_error_notification(thing)
+
+    def _tell(self, kind: str, service: str, message: str) -> None:
+        super()._tell(kind, service, message)
+        if kind == WORKER_CRASHED:
+            self.workerCrashed.emit(service, message)
+        elif kind == NO_WORKERS:
+            self.noWorkersAvailable.emit(service, message)
+
+    def __del__(self) -> None:
+        delete_at_home(self)
 
 
 class _Messenger(Client):
-    """Hands over what it is told, and does nothing else with it."""
+    """Hands over what it is told, and does nothing else with it: its threads know nothing of Qt."""
 
-    def __init__(self, owner: NotifyingClient, *given: Any, **settings: Any) -> None:
+    def __init__(self, mailbox: Mailbox, *given: Any, **settings: Any) -> None:
         # Before the line opens: the first word may come at once.
-        self._heard = owner._heard
+        self._mailbox = mailbox
         super().__init__(*given, **settings)
 
     def handle_error_notification(self, error: dict[str, Any]) -> None:
-        _emit(self._heard, error)
-
-
-def _emit(signal: Any, what: object) -> None:
-    try:
-        signal.emit(what)
-    except RuntimeError:
-        pass  # Its object was deleted while we spoke: nobody is there to be told.
+        self._mailbox.post(error)
 
 
 def _suppressed(error: dict[str, Any]) -> int:

@@ -30,7 +30,7 @@ class Round:
     lifted: int = 0
     """Jobs brought to the front of their queue because they waited too long behind more urgent ones."""
     repaired: int = 0
-    """Lines with a free place to which nobody had been let in."""
+    """Workflows that could not have gone on, and lines with a free place to which nobody had been let in."""
     pruned: int = 0
     """Finished jobs, events and dead workers removed by retention."""
     queues: set[str] = field(default_factory=set)

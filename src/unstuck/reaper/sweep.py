@@ -73,6 +73,7 @@ class Reaper:
             upkeep.promote(self.ledger, done)
             upkeep.expire(self.ledger, done)
             self._order.run(self.ledger, self._starvation_after_s, done)
+            upkeep.mend_workflows(self.ledger, done)
             self._housekeeping.run(self.ledger, self.recovery.kept, done)
             if self.recovery.auto_disable_unhealthy and self.attention.awake:
                 self._health.run(self.ledger, done)

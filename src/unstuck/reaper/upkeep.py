@@ -2,10 +2,12 @@
 
 from unstuck import host
 from unstuck.config import Retention
+from unstuck.logs import logger
 from unstuck.reaper.rounds import Round
 from unstuck.store.contract import Ledger
 
 PROMOTE_BATCH = 1_000
+REPAIR_BATCH = 100
 RETENTION_BATCH = 1_000
 MAX_BATCHES = 10
 KEPT_MINUTES = 24 * 60
@@ -17,6 +19,8 @@ ORDER_TICKET = "order"
 TENDED_LINES = 500
 LIFTED_AT_ONCE = 10
 """So many who starved stand at the front of a queue at a time: urgent work waits for a handful, not a crowd."""
+
+log = logger("unstuck.reaper")
 
 
 def promote(ledger: Ledger, done: Round) -> None:
@@ -62,6 +66,13 @@ class Order:
         if starvation_after_s is not None:
             lifted = ledger.lift_starving(starvation_after_s, LIFTED_AT_ONCE)
             done.lifted += sum(lifted.values())
+
+
+def mend_workflows(ledger: Ledger, done: Round) -> None:
+    """Repair workflows that cannot go on by themselves: rows edited by hand, or restored from a backup."""
+    for repaired in ledger.repair_workflows(REPAIR_BATCH):
+        log.warning("A workflow was repaired", workflow_id=repaired.workflow_id, what=repaired.what)
+        done.repaired += 1
 
 
 class Housekeeping:

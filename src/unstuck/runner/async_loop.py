@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from contextlib import suppress
 
 from unstuck import failpoints
 from unstuck.domain.autopsy import MAX_STACK_CHARS
@@ -10,6 +11,7 @@ from unstuck.domain.recovery import printable
 from unstuck.runner import stacks
 from unstuck.runner.calling import Caller, CannotCall, end_span, raised, refused
 from unstuck.runner.context import set_context
+from unstuck.runner.loop_watch import LoopWatch
 from unstuck.runner.output import Sink, flush_standard_streams, set_sink
 from unstuck.runner.signs import Signs
 from unstuck.runner.tracebacks import user_traceback
@@ -19,6 +21,8 @@ from unstuck.runner.wire import (
     JOB,
     RECEIVE_BYTES,
     REPORTS,
+    RETIRE,
+    STACK,
     TOKEN,
     FrameBuffer,
     JobFrame,
@@ -33,14 +37,18 @@ MAX_UNSENT_BYTES = 8 * 1024 * 1024
 
 
 class AsyncLoop:
-    def __init__(self, stream: socket.socket, caller: Caller, max_output_bytes: int, signs: Signs) -> None:
+    def __init__(
+        self, stream: socket.socket, stack_fd: int, caller: Caller, max_output_bytes: int, signs: Signs
+    ) -> None:
         stream.setblocking(False)
         self._stream = stream
+        self._stack_fd = stack_fd
         self._caller = caller
         self._max_output_bytes = max_output_bytes
         self._signs = signs
         self._buffer = FrameBuffer()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._job_ids: dict[int, int] = {}
         self._cancelled: dict[int, str] = {}
         """Where each job that was asked to stop was at that moment."""
         self._reports: list[Report] = []
@@ -49,6 +57,7 @@ class AsyncLoop:
         self._reading = False
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
+        self.watch = LoopWatch(self._loop)
 
     def run(self) -> None:
         """Serve until the worker retires us or closes the stream."""
@@ -75,19 +84,35 @@ class AsyncLoop:
         for kind, body in self._buffer.feed(data):
             if kind == JOB:
                 job = job_decoder.decode(body)
-                self._tasks[job.token] = self._loop.create_task(self._attempt(job))
+                task = self._tasks[job.token] = self._loop.create_task(self._attempt(job))
+                self._job_ids[job.token] = job.job_id
+                self.watch.own(task, job.token)
             elif kind == CANCEL:
                 # Later in the same queue: a task must have begun before it can be cancelled and report it.
                 self._loop.call_soon(self._cancel, TOKEN.unpack(body)[0])
-            else:
+            elif kind == STACK:
+                self._loop.call_soon(self._write_stack, TOKEN.unpack(body)[0])
+            elif kind == RETIRE:
                 self._retiring = True
                 self._loop.call_soon(self._flush)
 
     def _cancel(self, token: int) -> None:
         task = self._tasks.get(token)
         if task is not None:
-            self._cancelled[token] = printable(stacks.of_task(task), MAX_STACK_CHARS)
+            # Written down too: if it does not obey, this is what its autopsy shows.
+            self._cancelled[token] = self._write_stack(token)
             task.cancel()
+
+    def _write_stack(self, token: int) -> str:
+        """Write down where a job waits, for the worker to read."""
+        task = self._tasks.get(token)
+        if task is None:
+            return ""
+        text = stacks.of_job(self._job_ids[token], task, self.watch.tasks_of(token))
+        text = printable(text, MAX_STACK_CHARS)
+        with suppress(OSError):  # user code closed it: then the worker has only what the report tells
+            os.write(self._stack_fd, f"\n{text}\n".encode())
+        return text
 
     async def _attempt(self, job: JobFrame) -> None:
         token = job.token
@@ -119,7 +144,7 @@ class AsyncLoop:
         if span is not None:
             end_span(span, report)
         report.stdout, report.stderr = sink.content(0), sink.content(1)
-        del self._tasks[token]
+        del self._tasks[token], self._job_ids[token]
         self._signs.forget(token)
         if self._cancelled:
             report.stack = self._cancelled.pop(token, "")

@@ -10,8 +10,9 @@ import msgspec
 from unstuck.domain import meaning
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.errors import PayloadError
+from unstuck.domain.inputs import unpack
 from unstuck.domain.names import did_you_mean
-from unstuck.domain.payload import JSON, decode_call, encode
+from unstuck.domain.payload import JSON, decode_call, encode, put_results
 from unstuck.domain.payload import Call as Arguments
 from unstuck.domain.recovery import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, printable
 from unstuck.runner.context import Context
@@ -87,6 +88,11 @@ class Caller:
                 f"The arguments of job {frame.job_id} cannot be read: {error}. Enqueue it again, with a JSON object "
                 "of 'args' (a list) and 'kwargs' (an object)."
             ) from error
+        except (KeyError, IndexError, TypeError) as error:
+            raise CannotCall(
+                f"The arguments of job {frame.job_id} want the result of a node that is not there ({error}): its "
+                "workflow was changed by hand, or this worker is older than it. Start the workflow again."
+            ) from error
         except MemoryError as error:
             raise CannotCall(
                 f"The arguments of job {frame.job_id} cannot be read: they need more memory than this process may "
@@ -121,7 +127,10 @@ class Caller:
 
     def _arguments(self, frame: JobFrame, callee: _Callee) -> Arguments:
         if frame.payload_type == JSON:
-            return decode_call(frame.payload)
+            call = decode_call(frame.payload)
+            if call.refs:
+                put_results(call, unpack(frame.inputs))
+            return call
         if frame.payload_type != FRAMES:
             raise CannotCall(
                 f"The arguments of job {frame.job_id} are {frame.payload_type!r}, which Python tasks cannot read. "

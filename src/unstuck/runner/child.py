@@ -80,13 +80,16 @@ def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:
         stream = socket.socket(fileno=seat.stream)
         signs = Signs(socket.socket(fileno=seat.signs))
         context.connect(signs)
-        start_pulse(trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno(), seat.stack, signs)
         caller = Caller(registry, seat.kind, seat.worker_id, seat.limits.max_payload_bytes)
+        loop: SyncLoop | AsyncLoop
         if seat.kind == "sync":
             permits = socket.socket(fileno=seat.permits)
-            SyncLoop(stream, permits, (seat.stdout, seat.stderr), caller, trace, seat.slot, signs).run()
+            loop = SyncLoop(stream, permits, (seat.stdout, seat.stderr), caller, trace, seat.slot, signs)
         else:
-            AsyncLoop(stream, caller, seat.limits.max_output_bytes, signs).run()
+            loop = AsyncLoop(stream, seat.stack, caller, seat.limits.max_output_bytes, signs)
+        look = loop.watch.look if isinstance(loop, AsyncLoop) else None
+        start_pulse(trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno(), seat.stack, signs, look)
+        loop.run()
         code = 0
         tracing.flush()
     except BaseException:  # noqa: BLE001 - whatever it was, it must be read in the output and end this process

@@ -70,6 +70,12 @@ def current_context() -> Context:
         ) from None
 
 
+def current_token() -> int:
+    """Give the token of the attempt that is running here; 0 outside of one."""
+    context = _current.get(None)
+    return 0 if context is None else context.token
+
+
 def set_context(context: Context) -> None:
     _current.set(context)
 

@@ -57,6 +57,12 @@ def name_process(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
+def signal_main_thread(pid: int, number: int) -> bool:
+    """Send a signal to the main thread of a process and to no other; False where the system has no such call."""
+    tgkill = getattr(_libc(), "tgkill", None)
+    return tgkill is not None and int(tgkill(pid, pid, number)) == 0
+
+
 def children(pid: int = 0) -> list[int]:
     """Give the pids of the living and unreaped children of a process (0: ours), those of all its threads.
 

@@ -5,26 +5,35 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from unstuck import host
 from unstuck.runner import stacks
+from unstuck.runner.loop_watch import Blocked
 from unstuck.runner.signs import Signs
 from unstuck.runner.trace import Trace
 
 MAX_INTERVAL_S = 1.0
 
+Look = Callable[[float], Blocked | None]
+"""Says whether the event loop of this process is blocked."""
 
-def start_pulse(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs) -> None:
+
+def start_pulse(
+    trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs, look: Look | None
+) -> None:
     """Begin the pulse in a thread of its own."""
     # The first one here, before any job: who dies without it began none, and who gave it may have, even if a job never
     # lets go of the interpreter again.
     trace.pulse(slot, host.boottime_s())
-    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs)
+    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs, look)
     threading.Thread(target=_beat, args=arguments, name="unstuck-pulse", daemon=True).start()
 
 
-def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs) -> None:
+def _beat(
+    trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs, look: Look | None
+) -> None:
     poller = select.poll()
     poller.register(stream_fd, 0)  # hang-up alone: the worker closed its end, or died
     watching = True
@@ -35,6 +44,8 @@ def _beat(trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: 
             _die()
         trace.pulse(slot, now_s)
         signs.flush()
+        if look is not None and (blocked := look(now_s)) is not None:
+            signs.blocked(blocked.token, blocked.since_s)
         stacks.put_in_order(stack_fd)
         if not watching:
             time.sleep(interval_s)

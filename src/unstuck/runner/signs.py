@@ -28,6 +28,8 @@ class Sign(msgspec.Struct, array_like=True, gc=False):
     total: float | None = None
     message: str | None = None
     is_progress: bool = False
+    blocks: bool = False
+    """No sign of the job, but of the pulse: it has kept its event loop from turning since `at_s`."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,6 +64,14 @@ class Signs:
         else:
             with self._lock:
                 self._kept[token] = sign
+
+    def blocked(self, token: int, since_s: float) -> None:
+        """Say that a job keeps the event loop from turning; token 0 where it is not known who. Said again with
+        every pulse, so that one which does not fit is no loss."""
+        try:
+            self._socket.send(_encode(Sign(token, since_s, blocks=True)))
+        except OSError:
+            pass
 
     def flush(self) -> None:
         """Send what was kept; called with every pulse."""

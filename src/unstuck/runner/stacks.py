@@ -8,6 +8,7 @@ import faulthandler
 import os
 import signal
 from asyncio import Task
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from unstuck import host
 STACK_SIGNAL = int(getattr(signal, "SIGRTMAX", signal.SIGQUIT)) - (2 if hasattr(signal, "SIGRTMAX") else 0)
 """One that user code and its libraries have no use for, so that they leave its handler alone."""
 MAX_FRAMES = 100
+MAX_TASKS = 10
 _ROOM = str(Path(__file__).parent)
 
 
@@ -35,8 +37,19 @@ def put_in_order(fd: int) -> None:
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
-def of_task(task: "Task[Any]") -> str:
-    """Give where an async job waits, the innermost frame first, in the form that fatal signals use."""
+def of_job(job_id: int, main: "Task[Any]", tasks: "Sequence[Task[Any]]") -> str:
+    """Give where an async job waits, then where the tasks wait that it started: it may wait for one of them."""
+    others = [task for task in tasks if task is not main]
+    told = [f"Task of job {job_id} (most recent call first):", *_frames(main)]
+    for task in others[:MAX_TASKS]:
+        told += [f"Task {task.get_name()} that it started (most recent call first):", *_frames(task)]
+    if len(others) > MAX_TASKS:
+        told.append(f"and {len(others) - MAX_TASKS} more tasks that it started")
+    return "\n".join(told)
+
+
+def _frames(task: "Task[Any]") -> list[str]:
+    """Give the frames of a task, the innermost first, in the form that fatal signals use."""
     frames: list[str] = []
     waits_in: Any = task.get_coro()
     # From the task inwards, through everything that it awaits.
@@ -45,4 +58,4 @@ def of_task(task: "Task[Any]") -> str:
         if frame is not None and not frame.f_code.co_filename.startswith(_ROOM):
             frames.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
         waits_in = getattr(waits_in, "cr_await", None) or getattr(waits_in, "gi_yieldfrom", None)
-    return "\n".join(["Task of this job (most recent call first):", *reversed(frames)])
+    return frames[::-1]

@@ -1,7 +1,7 @@
 """Fix the words between worker, nursery and runner: small framed messages, no pickle, every size bounded.
 
-On a runner's stream each frame is `length, kind` and a body. Worker to runner: a job, a cancel or a
-retirement. Runner to worker: a batch of reports. Nobody here decodes what user code was given or gave.
+On a runner's stream each frame is `length, kind` and a body. Worker to runner: a job, a cancel, a retirement, a
+question where a job stands. Runner to worker: a batch of reports. Nobody here decodes what user code was given or gave.
 """
 
 import struct
@@ -19,7 +19,7 @@ RETIRE_TOKEN = 0
 MAX_FRAME_BYTES = 1 << 30
 RECEIVE_BYTES = 256 * 1024
 
-JOB, CANCEL, RETIRE, REPORTS = 0, 1, 2, 3
+JOB, CANCEL, RETIRE, REPORTS, STACK = 0, 1, 2, 3, 4
 SUCCEEDED, RAISED, NOT_STORABLE, CANCELLED = 0, 1, 2, 3
 
 Kind = Literal["sync", "async"]
@@ -36,6 +36,8 @@ class JobFrame(msgspec.Struct, array_like=True, gc=False):
     payload_type: str
     attempt: int
     crashes: int
+    inputs: bytes = b""
+    """How those ended that it depends on in its workflow."""
 
 
 class Report(msgspec.Struct, array_like=True, gc=False):
@@ -163,7 +165,7 @@ class FrameBuffer:
         at, end = 0, len(data)
         while end - at >= HEADER.size:
             length, kind = HEADER.unpack_from(data, at)
-            if length > MAX_FRAME_BYTES or kind > REPORTS:
+            if length > MAX_FRAME_BYTES or kind > STACK:
                 raise CorruptStream(f"a frame of kind {kind} and {length} bytes")
             stop = at + HEADER.size + length
             if stop > end:

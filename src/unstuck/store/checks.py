@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from unstuck.domain.errors import RefusedValue
 from unstuck.domain.order import MAX_PLACES_IN_LINE
-from unstuck.store.records import Exchange, Letter, NewJob, Ties
+from unstuck.store.records import Exchange, Letter, NewJob, NewWorkflow, Ties
 
 MAX_PRIORITY = 1000
 FRONT_RANK = -MAX_PRIORITY - 1
@@ -48,6 +48,11 @@ def _check_ties(more: Ties) -> None:
     ):
         if value_s is not None and not 0 <= value_s <= LONGEST_S:
             raise RefusedValue(f"{value_s} seconds is no {name} that can be measured. Choose another.")
+
+
+def check_workflow(workflow: NewWorkflow) -> None:
+    """Raise RefusedValue for a job of it that could not be enqueued."""
+    check_jobs([workflow.root, *(node.job for node in workflow.nodes if node.job is not None)])
 
 
 def check_ids(job_ids: Collection[int]) -> None:

@@ -100,7 +100,7 @@ class Deaths(Hands):
             if crew.runner.lives():
                 cause = (
                     "its process let go of the worker and lived on, so it was killed: user code closed descriptors "
-                    "that it had not opened"
+                    "that it had not opened, or put another program in its place (exec)"
                 )
             self._bury(crew, RunnerExit(crew.slot, 0, cause))
 

@@ -162,7 +162,7 @@ class Floor:
                 case Rung():
                     self._rung = True
                 case StackAsked():
-                    self._stacks.ask(message, self._runners.given.get(message.token), host.boottime_s())
+                    self._stacks.ask(message, self._runners.given.get(message.token))
                 case Broken():
                     if isinstance(message.error, UnstuckError):
                         raise message.error
@@ -363,8 +363,8 @@ class Floor:
             self._note_at_s = now_s + NOTE_S
             if notes := self._runners.take_notes(now_s):
                 self._heartbeat.note_soon(notes)
-        if (stacks := self._stacks.take(now_s)) and self._heartbeat is not None:
-            self._heartbeat.tell_stacks(stacks)
+        if (news := self._stacks.take(now_s) + self._runners.take_news()) and self._heartbeat is not None:
+            self._heartbeat.tell_soon(news)
         patience_s = MAX_WAIT_IN_HAND_S if self._drain is None else 0.0
         self._runners.release_waiting(patience_s, now_s)
         while self._hand and now_s - self._hand[0].taken_s >= patience_s:

@@ -14,6 +14,7 @@ from unstuck.domain import health
 from unstuck.domain.health import Health
 from unstuck.logs import logger
 from unstuck.store.records import BeatAnswer, Claimed
+from unstuck.worker.weighing import Scales
 
 TOLD_AGAIN_AT = 0.8
 """When the weight has faded to this share of what the ledger was told, it is told again."""
@@ -30,8 +31,10 @@ class _Weight:
 class WorkerHealth:
     """One per process: a worker that comes back under a new id is no healthier for it."""
 
-    def __init__(self, metadata: dict[str, Any] | None = None) -> None:
+    def __init__(self, metadata: dict[str, Any] | None = None, scales: Scales | None = None) -> None:
         self.disabled = False
+        self._scales = scales
+        self._sent_bytes = 0
         self._metadata = metadata or {}
         self._weight = _Weight(0.0, 0.0)
         self._counted = 0
@@ -50,6 +53,9 @@ class WorkerHealth:
         """Begin a life: what the registration said must be said again with every change."""
         self._metadata = metadata
         self._sent = self._told = Health()
+        self._sent_bytes = metadata.get("memory_bytes", 0)
+        if self._scales is not None:
+            self._scales.told(self._sent_bytes)
         self._counted = 0
         self.disabled = disabled
         if disabled:
@@ -99,6 +105,8 @@ class WorkerHealth:
 
     def after_beat(self, answer: BeatAnswer) -> None:
         self._told = self._sent
+        if self._scales is not None:
+            self._scales.told(self._sent_bytes)
         if answer.disabled == self.disabled:
             return
         self.disabled = answer.disabled
@@ -115,13 +123,17 @@ class WorkerHealth:
     # What the heartbeat calls -------------------------------------------------------------------
 
     def news(self, now_s: float | None = None) -> dict[str, Any] | None:
-        """Give the metadata for a beat where the health in it changed; None where the ledger knows it."""
-        now = self.now(host.boottime_s() if now_s is None else now_s)
-        told = self._told
-        if now.deaths <= told.deaths and TOLD_AGAIN_AT * told.weight <= now.weight <= told.weight:
+        """Give the metadata for a beat where the health or the memory in it changed; None where the ledger knows it."""
+        now_s = host.boottime_s() if now_s is None else now_s
+        now, told = self.now(now_s), self._told
+        heavier = self._scales is not None and self._scales.news(now_s)
+        if not heavier and now.deaths <= told.deaths and TOLD_AGAIN_AT * told.weight <= now.weight <= told.weight:
             return None
         self._sent = now
-        return {**self._metadata, "health": msgspec.to_builtins(now)} if now.weight else self._metadata
+        news = {**self._metadata, "health": msgspec.to_builtins(now)} if now.weight else dict(self._metadata)
+        if self._scales is not None:
+            self._sent_bytes = news["memory_bytes"] = self._scales.memory_bytes
+        return news
 
     def now(self, now_s: float) -> Health:
         weight = self._weight_now(now_s)

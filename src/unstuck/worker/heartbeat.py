@@ -65,7 +65,7 @@ class Heartbeat:
         self._promote_at_s: float | None = None
         self._to_ring: set[str] = set()
         self._notes: list[Progress] = []
-        self._stacks: list[tuple[int, str]] = []
+        self._news: list[tuple[EventKind, int, str]] = []
         self._drain = False
         self._beat_wanted = False
         self._stopping = threading.Event()
@@ -103,9 +103,9 @@ class Heartbeat:
         self._notes = [*self._notes, *notes]
         self._interrupt()
 
-    def tell_stacks(self, stacks: list[tuple[int, str]]) -> None:
-        """Tell whoever asked where jobs stand."""
-        self._stacks = [*self._stacks, *stacks]
+    def tell_soon(self, news: list[tuple[EventKind, int, str]]) -> None:
+        """Write down what people should hear of running jobs: where they stand, who blocks a loop."""
+        self._news = [*self._news, *news]
         self._interrupt()
 
     def promote_in(self, wait_s: float) -> None:
@@ -197,10 +197,10 @@ class Heartbeat:
             notes, self._notes = self._notes, []
             # The newest of each is enough: an outage may have let them pile up.
             self._ledger.note_progress(self._worker_id, list({note.token: note for note in notes}.values()))
-        if self._stacks:
-            stacks, self._stacks = self._stacks, []
-            for job_id, text in stacks:
-                self._ledger.note_event(EventKind.STACK, text, job_id=job_id, worker_id=self._worker_id)
+        if self._news:
+            news, self._news = self._news, []
+            for kind, job_id, text in news:
+                self._ledger.note_event(kind, text, job_id=job_id, worker_id=self._worker_id)
         if self._to_ring:
             words, self._to_ring = self._to_ring, set()
             self._ledger.ring(words)

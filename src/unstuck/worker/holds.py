@@ -67,6 +67,5 @@ class Hold:
 
     def frame(self) -> JobFrame:
         job = self.job
-        return JobFrame(
-            job.token, job.job_id, job.task, job.queue, job.payload, job.payload_type, job.attempt, job.crashes
-        )
+        facts = (job.token, job.job_id, job.task, job.queue, job.payload, job.payload_type, job.attempt, job.crashes)
+        return JobFrame(*facts, inputs=job.inputs)

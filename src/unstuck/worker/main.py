@@ -35,6 +35,7 @@ from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.roster import trace_slots
 from unstuck.worker.signals import StopSignals
 from unstuck.worker.watchdog import Watchdog, Watched
+from unstuck.worker.weighing import Scales, own_memory_bytes
 from unstuck.worker.wheel import Wheel
 
 JOIN_S = 5.0
@@ -121,7 +122,7 @@ class Incarnations:
         self._with_reaper = reaper
         self._herald = herald
         self._reborn = False
-        self._health = WorkerHealth()
+        self._health = WorkerHealth(scales=Scales())
         self._books = Bookkeeper(ledger, tallies or Tallies(), settings.recovery.heartbeat_interval_s)
 
     def live(self, signals: StopSignals) -> bool:
@@ -167,6 +168,7 @@ class Incarnations:
         metadata = {
             "hostname": host.hostname(),
             "pid": os.getpid(),
+            "memory_bytes": own_memory_bytes(),
             "fork": self._manifest.fork,
             "why_spawn": self._manifest.why_spawn,
             **self_description(self._settings, self._manifest, reaper=self._with_reaper),

@@ -18,6 +18,8 @@ MOST_INHERITED = 0.5
 """A job with a `memory_limit` begins in a process that uses no more than this share of it."""
 FASTEST_GROWTH_BYTES_PER_S = 4e9
 """No process fills memory faster than this: one that was light a moment ago need not be weighed again."""
+BLOCKER_HOLDS_S = 3.0
+"""A pulse comes every second at least, but for a busy machine."""
 MAX_ALONE = 32
 """So many suspects run alone at once, each in a process of its own."""
 
@@ -25,6 +27,26 @@ MAX_ALONE = 32
 def trace_slots(slots: int) -> int:
     """Give how many slots the shared page of a worker needs: its own, one shared loop, and some for suspects."""
     return slots + 1 + min(slots, MAX_ALONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """Who keeps an event loop from turning, as its process said last."""
+
+    token: int
+    """0 where it is not known who."""
+    since_s: float
+    heard_s: float
+    told: bool = False
+    """People heard of it."""
+
+    @property
+    def for_s(self) -> float:
+        return self.heard_s - self.since_s
+
+    def is_news(self, now_s: float) -> bool:
+        """Say whether it is so still: while it lasts it is said with every pulse."""
+        return now_s - self.heard_s < BLOCKER_HOLDS_S
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +71,7 @@ class Crew:
     """It was opened for one suspect, and ends with it."""
     look_at_s: float = 0.0
     """When its jobs are looked at next; a new job brings it forward."""
+    blocker: Blocker | None = None
     room: str = ""
     """The cgroup in which its memory can be bounded; empty where there is none."""
     weigh_at_s: float = 0.0

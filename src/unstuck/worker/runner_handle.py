@@ -13,7 +13,7 @@ import msgspec
 from unstuck import host
 from unstuck.domain.autopsy import MAX_STACK_CHARS
 from unstuck.domain.outcomes import Cancelled, NotStorable, Raised, Succeeded
-from unstuck.runner import wire
+from unstuck.runner import kernel, wire
 from unstuck.runner.signs import Sign, read_signs
 from unstuck.runner.stacks import STACK_SIGNAL
 from unstuck.runner.wire import JobFrame, Kind, Report
@@ -248,6 +248,26 @@ class Runner:
         """Send SIGTERM: user code that handles it can clean up; all other code does not notice."""
         self._signal(signal.SIGTERM)
 
+    def interrupt(self) -> bool:
+        """Have the runner write down its stacks and, in the same moment, send SIGTERM; False where it has no stack to
+        show. A C call that waits is cut short by either signal: what it returns must find the job asked to stop."""
+        noted = self.pid is not None and host.catches(self.pid, STACK_SIGNAL)
+        self.forget_stack()
+        # Stopped meanwhile, it takes both at once and runs nothing in between; the later one is handled first. To its
+        # main thread, where the job is: what is for a whole process falls to any thread of one that was stopped.
+        self._signal(signal.SIGSTOP)
+        for number in (signal.SIGTERM, *([STACK_SIGNAL] if noted else [])):
+            if self.pid is None or not self.lives() or not kernel.signal_main_thread(self.pid, number):
+                self._signal(number)
+        self._signal(signal.SIGCONT)
+        return noted
+
+    def wake(self) -> bool:
+        """Let a process go on that was stopped (SIGSTOP), by itself or from outside; False where it was not."""
+        if self.pid is None or not host.is_stopped(self.pid):
+            return False
+        return self._signal(signal.SIGCONT)
+
     def dump_stack(self) -> bool:
         """Have the runner write down the stacks of its threads, even from inside C code; False where it cannot."""
         # Without its handler the signal would kill: user code may have reset all of them.
@@ -255,6 +275,14 @@ class Runner:
             return False
         self.forget_stack()
         return self._signal(STACK_SIGNAL)
+
+    def ask_stack(self, token: int) -> bool:
+        """Have the event loop write down where an async job waits; if it cannot turn, nothing is written."""
+        if self.kind != "async" or self.pid is None:
+            return False
+        self.forget_stack()
+        self._enqueue(wire.frame(wire.STACK, wire.TOKEN.pack(token)))
+        return True
 
     def forget_stack(self) -> None:
         """Leave behind the stacks of one job: a loop that others share lives on, and they are not theirs."""

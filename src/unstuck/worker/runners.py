@@ -8,22 +8,26 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from unstuck import host
 from unstuck.config import Settings
 from unstuck.domain.autopsy import DeathKind, ProgressMark
+from unstuck.domain.durations import brief
+from unstuck.domain.events import EventKind
 from unstuck.domain.outcomes import Cancelled, Died, Outcome
 from unstuck.logs import logger
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Progress
 from unstuck.worker import limits
 from unstuck.worker.bench import Bench
+from unstuck.worker.blaming import blame
 from unstuck.worker.deaths import BIRTH_S, Deaths
 from unstuck.worker.fencing import may_begin, must_stop_at_s
 from unstuck.worker.holds import Hold, Stop
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
-from unstuck.worker.roster import Crew
+from unstuck.worker.roster import Blocker, Crew
 from unstuck.worker.stopping import Stopper
 
 LOOK_S = 0.1
@@ -51,6 +55,7 @@ class Runners(Deaths):
         self._stopper = Stopper(trace, settings.stop_grace_s)
         self._silent_s = max(SILENT_S, 3 * settings.recovery.runner_heartbeat_interval_s)
         self._confirmed_s = 0.0
+        self._news: list[tuple[EventKind, int, str]] = []
         self.look_at_s = 0.0
         """When some runner has to be looked at next."""
 
@@ -187,6 +192,11 @@ class Runners(Deaths):
                 notes.append(Progress(hold.job.job_id, token, said, mark.done, mark.total, mark.message, busy))
         return notes
 
+    def take_news(self) -> list[tuple[EventKind, int, str]]:
+        """Give what people should hear of running jobs."""
+        news, self._news = self._news, []
+        return news
+
     # Reading ----------------------------------------------------------------------------------
 
     def _reader(self, crew: Crew) -> Callable[[int], None]:
@@ -224,6 +234,9 @@ class Runners(Deaths):
             # Readable and empty: user code closed its end, and nothing will ever come.
             self._selector.unregister(crew.runner.signs)
         for sign in signs:
+            if sign.blocks:
+                self._note_blocker(crew, Blocker(sign.token, sign.at_s, host.boottime_s()))
+                continue
             hold = crew.jobs.get(sign.token)
             if hold is None:
                 continue
@@ -232,6 +245,21 @@ class Runners(Deaths):
                 at = time.time() - (host.boottime_s() - sign.at_s)
                 hold.progress = ProgressMark(sign.done, sign.total, sign.message or "", round(at, 3))
                 hold.changed = True
+
+    def _note_blocker(self, crew: Crew, blocker: Blocker) -> None:
+        """Note who keeps a loop from turning, and tell people of it once where it takes long."""
+        told = crew.blocker is not None and crew.blocker.told and crew.blocker.since_s == blocker.since_s
+        hold = crew.jobs.get(blocker.token)
+        if not told and hold is not None and len(crew.jobs) > 1 and blocker.for_s > self._silent_s:
+            told = True
+            others = len(crew.jobs) - 1
+            text = (
+                f"It has kept the event loop that it shares with {others} other job{'' if others == 1 else 's'} from "
+                f"turning for {brief(blocker.for_s)}"
+            )
+            log.warning("A job blocks the event loop that others share", job_id=hold.job.job_id, task=hold.job.task)
+            self._news.append((EventKind.LOOP_BLOCKED, hold.job.job_id, text))
+        crew.blocker = replace(blocker, told=told)
 
     def _recycle_if_due(self, crew: Crew, now_s: float) -> None:
         settings = self._settings
@@ -334,14 +362,6 @@ class Runners(Deaths):
         if not self._stopper.press(crew, hold, now_s):
             return False
         if crew.is_async:
-            self._blame(crew, hold)
+            blame(crew, hold, self._trace.last_pulse_s(crew.slot), self._silent_s, now_s)
         crew.runner.kill()
         return True
-
-    def _blame(self, crew: Crew, stubborn: Hold) -> None:
-        """An async job would not stop: the loop that it shares must go, and the others are not to blame."""
-        for hold in crew.jobs.values():
-            if hold.stop is None:
-                why = f"its runner was ended because job {stubborn.job.job_id} would not stop"
-                hold.stop = Stop(Died(why, counts=False), DeathKind.SHARED)
-            hold.stop.kill_at_s = 0.0

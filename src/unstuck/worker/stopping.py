@@ -12,8 +12,6 @@ from unstuck.runner.trace import Trace
 from unstuck.worker.holds import Hold, Stop
 from unstuck.worker.roster import Crew
 
-DUMP_S = 0.05
-"""How long the stack may take before the job is asked to stop: unwound, it has none to show."""
 MEMORY_GRACE_S = 0.1
 """A process that grows without bounds gets time for its stack, and for nothing else."""
 
@@ -32,13 +30,27 @@ class Stopper:
         stop = hold.stop = Stop(fate, kind, now_s, now_s + grace_s)
         if kind in AT_ONCE and not crew.is_async:
             stop.kill_at_s = now_s
-        elif kind is not DeathKind.OPERATOR:
+        else:
+            if crew.runner.wake():
+                # Stopped, it could neither say where it stood nor end in order.
+                stop.tried.append("SIGCONT, since its process was stopped")
             # Whoever cancels a job knows why; for all else the stack is the answer to it.
-            stop.tried.append("stack noted" if crew.runner.dump_stack() else "its stack could not be noted")
+            if kind is not DeathKind.OPERATOR:
+                self._note_stack(crew, hold, stop)
         if crew.is_async:
             crew.runner.cancel(hold.token)
             stop.tried.append("cancelled on its event loop")
         crew.look_at_s = now_s
+
+    def _note_stack(self, crew: Crew, hold: Hold, stop: Stop) -> None:
+        asks = not crew.is_async and stop.kind is not DeathKind.MEMORY_LIMIT
+        if asks:
+            self._trace.ask_to_stop(crew.slot, hold.token)
+        noted = crew.runner.interrupt() if asks else crew.runner.dump_stack()
+        stop.tried.append("stack noted" if noted else "its stack could not be noted")
+        if asks:
+            stop.terminated = 1
+            stop.tried.append("SIGTERM")
 
     def press(self, crew: Crew, hold: Hold, now_s: float) -> bool:
         """Take the next step if it is time; True when nothing is left but to kill the runner."""
@@ -68,6 +80,6 @@ class Stopper:
         if crew.is_async or stop.kind is DeathKind.MEMORY_LIMIT:
             return math.inf
         if stop.terminated == 0:
-            return stop.begun_s + (0.0 if stop.kind is DeathKind.OPERATOR else DUMP_S)
+            return stop.begun_s
         # Once more half way: the first one only asked an event loop, where the job runs one of its own.
         return stop.begun_s + self._grace_s / 2 if stop.terminated == 1 else math.inf

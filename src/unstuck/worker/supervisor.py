@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 from unstuck import host, logs
@@ -174,7 +173,7 @@ class Supervisor:
         """Kill who hangs as a whole. Its jobs were lost to its lease long ago; the place is wanted."""
         late, self._looked_s = now_s - self._looked_s > LATE_S, now_s
         for place in self._places:
-            if late or _is_held(place.pid):
+            if late or host.is_stopped(place.pid):
                 # Frozen, with us or by somebody who holds it on purpose: what it did not say proves nothing.
                 place.heard_s = now_s
             elif place.ready_s is not None and now_s - place.heard_s > SILENT_S and self._reports.possible:
@@ -217,6 +216,12 @@ class Supervisor:
     def _lost(self, place: Place, end: Exit, now_s: float) -> None:
         facts = {"place": place.number, "pid": place.pid, "how": str(end), "registered": place.ready_s is not None}
         self._undertaker.bury(place.pid, place.started, f"its supervisor saw it end: {end}", end.autopsy())
+        if end.code != 0 and place.ready_s is None and self._stop_s is None:
+            where = host.hostname()
+            message = (
+                f"Worker {place.number} of the supervisor {os.getpid()} on {where} ended before it registered: {end}"
+            )
+            self._undertaker.tell(EventKind.WORKER_STILLBORN, message, where)
         worked_s = place.worked_s(now_s)
         place.pid = 0
         if self._stop_s is not None:
@@ -343,11 +348,3 @@ class Supervisor:
             self._asked_how = True
             return
         self._wishes.note(number)
-
-
-def _is_held(pid: int) -> bool:
-    """Say whether a process is stopped by a signal or a debugger."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False

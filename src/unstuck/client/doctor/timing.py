@@ -80,7 +80,9 @@ def _told_timings(facts: Facts) -> Iterator[tuple[str, float, float]]:
 
 def _check_same(facts: Facts) -> Iterator[Finding]:
     differing: dict[str, dict[str, list[str]]] = {}
-    for worker in facts.living:
+    # Whoever comes over a network lives by its own timeouts and version, and sweeps nobody.
+    ours = [worker for worker in facts.living if worker.door is Door.PYTHON]
+    for worker in ours:
         for setting, value in {**_settings(worker), "suspect_after_s": worker.suspect_after_s}.items():
             differing.setdefault(setting, {}).setdefault(str(value), []).append(worker.name)
     differing = {setting: values for setting, values in differing.items() if len(values) > 1}
@@ -95,10 +97,7 @@ def _check_same(facts: Facts) -> Iterator[Finding]:
             settings=differing,
         )
     versions: dict[str, list[str]] = {}
-    for worker in facts.living:
-        if worker.door is not Door.PYTHON:
-            # Its version is that of its own program.
-            continue
+    for worker in ours:
         versions.setdefault(worker.version, []).append(worker.name)
     if len(versions) > 1:
         yield warning(

@@ -1,6 +1,8 @@
 """Look: at jobs, workers and queues, at what a job waits for, and at what is wrong."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from unstuck.client import views
 from unstuck.client.activity import MAX_MINUTES, SERIES, Minute, activity
@@ -12,13 +14,23 @@ from unstuck.client.doctor.one_job import examine_job
 from unstuck.client.explaining import Surroundings, describe, explain_wait
 from unstuck.client.operator.base import Verbs
 from unstuck.client.operator.limits import EVENTS_SHOWN, MAX_JOB_ID
-from unstuck.client.stacks import ask_stack
+from unstuck.client.searching import PATIENCE_S, Found, search
+from unstuck.client.stacks import ask_stack, fetch_stack
 from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.telling import tell
 from unstuck.domain.errors import JobNotFound
+from unstuck.domain.redaction import Redactor
 from unstuck.domain.states import FINAL, JobState
 from unstuck.store.records import EventRecord, JobFilter, JobRecord, OutputRecord, QueueRecord, WorkerRecord
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What somebody saw a moment ago; None: nobody looked."""
+
+    workers: Sequence[WorkerRecord] | None = None
+    queues: Sequence[QueueRecord] | None = None
 
 
 class LookingVerbs(Verbs):
@@ -43,18 +55,25 @@ class LookingVerbs(Verbs):
             self._ledger.attempts(job_id),
             self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
             {worker.id: worker.name for worker in workers},
-            explain_wait(record, self._surroundings(record, workers)),
+            explain_wait(record, self._surroundings(record, Seen(workers))),
+            Redactor(self._settings.web.redact),
             # What an earlier try said says nothing of this one.
             progress if progress is not None and progress.token == record.token else None,
         )
 
-    def why(self, job_id: int) -> Story:
-        """Tell the whole story of a job in plain words: what happened, by which rule, what is next, what to do."""
+    def why(self, job_id: int, seen: Seen | None = None) -> Story:
+        """Tell the whole story of a job in plain words: what happened, by which rule, what is next, what to do.
+
+        Who looked around just now gives what was `seen`: to count all that waits may take a moment."""
         record = self.job(job_id)
-        return tell(evidence.gather(self._ledger, record, self._surroundings(record)))
+        return tell(evidence.gather(self._ledger, record, self._surroundings(record, seen)))
 
     def jobs(self, where: JobFilter) -> list[JobRecord]:
         return self._ledger.jobs(where)
+
+    def search(self, where: JobFilter, patience_s: float = PATIENCE_S) -> Found:
+        """Like `jobs`, but stop after a while and say where to go on: what matches may be rare among millions."""
+        return search(self._ledger.jobs, where, patience_s)
 
     def outputs(self, job_id: int) -> list[OutputRecord]:
         self.job(job_id)
@@ -89,6 +108,10 @@ class LookingVerbs(Verbs):
         """Ask where a running job stands; the answer comes as an event of the job. False where it does not run."""
         return ask_stack(self._ledger, self.job(job_id))
 
+    def stack(self, job_id: int, patience_s: float = 10.0) -> EventRecord | None:
+        """Ask where a running job stands and wait for it; None where it does not run, or its worker does not answer."""
+        return fetch_stack(self._ledger, self.job(job_id).id, patience_s)
+
     def doctor(self, limits: Limits | None = None) -> list[Finding]:
         """Look at the whole system and say what is wrong, why, and the cure; the worst first.
 
@@ -101,12 +124,13 @@ class LookingVerbs(Verbs):
         findings = [] if record.state in FINAL else self.doctor()
         return examine_job(record, self._surroundings(record), findings)
 
-    def _surroundings(self, job: JobRecord, workers: list[WorkerRecord] | None = None) -> Surroundings:
+    def _surroundings(self, job: JobRecord, seen: Seen | None = None) -> Surroundings:
+        seen = seen or Seen()
         queue = None
         if job.state not in FINAL:
-            queue = next((queue for queue in self._ledger.queues() if queue.name == job.queue), None)
-        if workers is None:
-            workers = self._ledger.workers()
+            queues = self._ledger.queues() if seen.queues is None else seen.queues
+            queue = next((queue for queue in queues if queue.name == job.queue), None)
+        workers = self._ledger.workers() if seen.workers is None else list(seen.workers)
         ties, line, limit = None, None, None
         if job.state is JobState.PENDING:
             ties = self._ledger.ties(job.id)

@@ -36,6 +36,7 @@ _ENDED_BY_US = frozenset(
         DeathKind.LEASE,
         DeathKind.OPERATOR,
         DeathKind.SHARED,
+        DeathKind.BLOCKED_LOOP,
         DeathKind.DRAIN,
     }
 )

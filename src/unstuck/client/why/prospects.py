@@ -8,7 +8,7 @@ from unstuck.client.why.story import Action
 from unstuck.domain.autopsy import DeathKind
 from unstuck.domain.durations import in_words
 from unstuck.domain.errors import ErrorCode
-from unstuck.domain.states import HELD, AttemptState, JobState
+from unstuck.domain.states import HELD, AttemptState, Door, JobState
 from unstuck.store.records import AttemptRecord
 
 _LIMITS = {
@@ -135,6 +135,9 @@ def _while_it_lives(evidence: Evidence) -> list[Action]:
     if job.state is JobState.PENDING or actions:
         actions.append(Action(f"unstuck doctor {job.id}", "looks for what keeps it from moving"))
     if not job.cancel_requested:
+        worker = evidence.worker(job.worker_id)
+        if job.state is JobState.RUNNING and reason is None and worker is not None and worker.door is Door.PYTHON:
+            actions.append(Action(f"unstuck stack {job.id}", "shows where it stands; it goes on undisturbed"))
         ends = "ends it now" if job.state is JobState.RUNNING else "gives it up"
         actions.append(Action(f"unstuck cancel {job.id}", ends))
     return actions

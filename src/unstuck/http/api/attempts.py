@@ -96,7 +96,8 @@ def settle(worker_id: str, body: SettleBody, crew: AtCrew, caller: Working) -> J
 
 @router.post("/release", response_model=Results, summary="Give back jobs on which no work was begun")
 def release(worker_id: str, body: JobsBody, crew: AtCrew, caller: Working) -> JSONResponse:
-    """They go back to their place in the queue and spend no attempt."""
+    """They go back to their place in the queue and spend no attempt. What was started is not taken back: settle it as
+    `interrupted`."""
     seat = crew.seat(worker_id, caller)
     return _results(seat, crew.hands(seat).release(body.jobs))
 

@@ -49,7 +49,8 @@ def jobs(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
 ) -> Response:
-    """The same conditions as `unstuck jobs`. Pages are cut by number of job, so that they stay as fast however deep."""
+    """The same conditions as `unstuck jobs`. Pages are cut by number of job, so that they stay as fast however deep.
+    Where few of very many match, a page may hold less than `limit`, or nothing, and have a `next`: go on there."""
     operator = desk.operator(caller)
     where = JobFilter(
         states=_states(state or []),
@@ -60,12 +61,10 @@ def jobs(
         newer_than_s=_age_s(newer_than, "newer_than"),
         worker_id=operator.find_worker(worker).id if worker is not None else None,
         before_id=before,
-        # One more than asked for says whether there is a next page.
-        limit=limit + 1,
+        limit=limit,
     )
-    found = operator.jobs(where)
-    next_before = found[limit - 1].id if len(found) > limit else None
-    return answer({"jobs": [views.job_summary(job) for job in found[:limit]], "next": next_before})
+    found = operator.search(where)
+    return answer({"jobs": [views.job_summary(job) for job in found.jobs], "next": found.before_id})
 
 
 @router.post("/jobs/cancel", summary="Cancel many jobs", response_model=BulkAnswer)

@@ -51,6 +51,10 @@ class TaskBody(Body):
     retry: RetryBody | Annotated[int, Field(ge=1, le=10_000)] | None = None
     heartbeat_timeout: DurationText | None = None
     overlap: Literal["bounded", "never"] = "bounded"
+    hidden_args: Annotated[
+        list[Annotated[int, Field(ge=0, le=1000)]],
+        Field(max_length=100, description="Places of arguments that no door shows, counted from 0."),
+    ] = []
 
 
 class RegisterBody(Body):

@@ -79,13 +79,22 @@ class Hands:
         return list(results.values())
 
     def release(self, jobs: Sequence[HeldBody]) -> list[Result]:
-        """Give back what was never begun. That it is not held any more is what was wanted."""
+        """Give back what was never begun. That it is not held any more is what was wanted.
+
+        What was started may have had effects, whatever the worker says: there `on_crash` decides, as after a death."""
         keys = _keys(jobs)
-        queues = {job.queue for key, job in self._held().items() if key in keys}
-        answer = self._turn(release=tuple(Release(*key) for key in keys))
-        gone = answer.superseded if answer.alive else set(keys)
-        self._ring({f"queue:{queue}" for queue in queues})
-        return [_done(key, "already" if key in gone else "released") for key in keys]
+        held = {key: job for key, job in self._held().items() if key in keys}
+        begun = {key for key, job in held.items() if job.state is JobState.RUNNING}
+        free = [key for key in held if key not in begun]
+        gone = set(keys) - held.keys()
+        if free:
+            answer = self._turn(release=tuple(Release(*key) for key in free))
+            gone |= answer.superseded if answer.alive else set(free)
+            self._ring({f"queue:{held[key].queue}" for key in free})
+        return [
+            _refused(key, "started", STARTED) if key in begun else _done(key, "already" if key in gone else "released")
+            for key in keys
+        ]
 
     def release_claimed(self) -> tuple[int, int]:
         """Give back all that was only claimed; give how many went back and how many still run."""
@@ -220,6 +229,8 @@ class Hands:
 
 
 NOT_STARTED = "It was claimed and never started. POST …/start first, or claim with start: true."
+
+STARTED = "It was started, and what was begun cannot be given back. Settle it as interrupted: its on_crash decides."
 
 
 def _keys(jobs: Sequence[HeldBody]) -> list[Key]:

@@ -14,7 +14,7 @@ from unstuck.domain.durations import seconds
 from unstuck.domain.errors import ConfigError
 from unstuck.domain.liveness import Detector
 from unstuck.domain.names import checked_name
-from unstuck.domain.policy import Policy, check_heartbeat, check_policy, encode_policy
+from unstuck.domain.policy import Policy, check_heartbeat, check_policy, decode_policy, encode_policy
 from unstuck.domain.recovery import printable
 from unstuck.domain.retry import Retry, RetryRule
 from unstuck.domain.states import LIVING, Door
@@ -136,9 +136,8 @@ class Seats:
     def register(self, ledger: Ledger, body: RegisterBody, caller: Caller, address: str) -> WorkerRecord:
         """Write a worker down; repeated with the same `instance` it gives the same one."""
         name = checked_name(body.name, "Worker") if body.name else f"http-{new_worker_id()}"
-        owner = caller.token_id
-        worker_id = new_worker_id() if body.instance is None else _id_of(owner, name, body.instance)
-        birth = self._birth(ledger, worker_id, name, owner, body, address)
+        worker_id = new_worker_id() if body.instance is None else _id_of(caller.token_id, name, body.instance)
+        birth = self._birth(ledger, worker_id, name, caller, body, address)
         for _ in range(2):
             ledger.register(birth)
             record = ledger.foreign_worker(worker_id)
@@ -181,7 +180,7 @@ class Seats:
             ledger,
             new_worker_id(),
             checked_name(name, "Worker"),
-            caller.token_id,
+            caller,
             RegisterBody(metadata=metadata),
             address,
         )
@@ -208,10 +207,10 @@ class Seats:
         return record
 
     def _birth(
-        self, ledger: Ledger, worker_id: str, name: str, owner: str | None, body: RegisterBody, address: str
+        self, ledger: Ledger, worker_id: str, name: str, caller: Caller, body: RegisterBody, address: str
     ) -> WorkerBirth:
         interval_s, timeout_s = self._heartbeat(body)
-        tasks = self._tasks(ledger, body, interval_s, timeout_s)
+        tasks = self._tasks(ledger, body, caller, interval_s, timeout_s)
         queues = tuple(dict.fromkeys(checked_name(queue, "Queue") for queue in body.queues))
         return WorkerBirth(
             id=worker_id,
@@ -231,7 +230,7 @@ class Seats:
             running_stale_after_s=timeout_s,
             metadata=checked_metadata(body.metadata),
             door=Door.HTTP,
-            owner=owner,
+            owner=caller.token_id,
         )
 
     def _heartbeat(self, body: RegisterBody) -> tuple[float, float]:
@@ -248,7 +247,9 @@ class Seats:
         check_heartbeat("Worker", interval_s, timeout_s)
         return interval_s, timeout_s
 
-    def _tasks(self, ledger: Ledger, body: RegisterBody, interval_s: float, timeout_s: float) -> tuple[TaskRecord, ...]:
+    def _tasks(
+        self, ledger: Ledger, body: RegisterBody, caller: Caller, interval_s: float, timeout_s: float
+    ) -> tuple[TaskRecord, ...]:
         if not body.tasks:
             return ()
         usual = body.queues[0] if body.queues else DEFAULT_QUEUE
@@ -264,6 +265,9 @@ class Seats:
                 check_policy(item.name, policy, app_interval_s=interval_s, app_timeout_s=timeout_s)
                 queue = checked_name(item.queue or usual, "Queue")
                 records[item.name] = TaskRecord(checked_name(item.name, "Task"), queue, encode_policy(policy))
+        changed = {name for name, task in records.items() if name in known and not _same(known[name], task)}
+        if changed:
+            leave_to_others(ledger, changed, caller)
         return tuple(records.values())
 
 
@@ -286,6 +290,24 @@ def allowed(seat: Seat, caller: Caller) -> Seat:
             cure="Use the token that it registered with, or one with the scope 'operate'.",
         )
     return seat
+
+
+def leave_to_others(ledger: Ledger, changed: set[str], caller: Caller) -> None:
+    """Refuse new rules for tasks that others have at work: the rules are stored with every job of theirs."""
+    for worker in ledger.workers(living_only=True):
+        if (theirs := changed.intersection(worker.tasks)) and not may_speak_for(worker, caller):
+            raise Problem(
+                409,
+                "task_of_others",
+                f"Task {min(theirs)!r} has other rules or another queue, and worker {worker.name!r} ({worker.id}), "
+                "which is not yours, has it at work.",
+                cure="Register with the bare name of the task to take it as it is, or use a token with the scope "
+                "'operate'.",
+            )
+
+
+def _same(known: TaskRecord, said: TaskRecord) -> bool:
+    return known.queue == said.queue and decode_policy(known.policy) == decode_policy(said.policy)
 
 
 def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -321,6 +343,7 @@ def _policy(task: TaskBody) -> Policy:
             None if task.heartbeat_timeout is None else seconds(task.heartbeat_timeout, "heartbeat_timeout")
         ),
         overlap=task.overlap,
+        hidden_args=tuple(sorted(set(task.hidden_args))),
     )
 
 

@@ -121,6 +121,8 @@ class PolicyView(Given):
     stall_timeout_s: float | None
     interpreter_timeout_s: float | None
     memory_limit_bytes: int | None
+    hidden_args: list[int] = Field(description="Places of arguments that are not shown.")
+    hidden_args_from: int | None = Field(description="From this place on none is shown.")
 
 
 class ProgressView(Given):
@@ -168,8 +170,8 @@ class OutputView(Given):
 
 
 class JobDetail(JobSummary):
-    args: Anything
-    kwargs: Anything
+    args: Anything = Field(description="Without the values of what is called like a secret (`•••`).")
+    kwargs: Anything = Field(description="Without the values of what is called like a secret (`•••`).")
     result: Anything
     waiting: str | None = Field(description="Why it does not move, and what to do about it.")
     progress: ProgressView | None
@@ -198,7 +200,7 @@ class JobUnfinished(Given):
 
 class JobPage(Given):
     jobs: list[JobSummary] = Field(description="Newest first.")
-    next: int | None = Field(description="Give it as `before` to get the next page; null: this was the last.")
+    next: int | None = Field(description="Give it as `before` to look further; null: this was all.")
 
 
 class StoryStep(Given):

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from unstuck.client import views
+from unstuck.client.operator import Seen
 from unstuck.client.why.endings import brief_cause
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.durations import brief
@@ -30,15 +31,14 @@ router = APIRouter()
 def look(viewing: Viewing, key: str) -> dict[str, Any]:
     if not key.isdecimal() or len(key) > 19:
         raise JobNotFound(f"There is no job {key!r}.")
-    operator = viewing.operator()
-    story = operator.why(int(key))
-    job = story.job
     seen = viewing.snapshot()
+    story = viewing.operator().why(int(key), Seen(seen.workers, seen.queues))
+    job = story.job
     ledger = viewing.desk.ledger
     attempts = ledger.attempts(job.id)
     events = ledger.events(job_id=job.id, limit=EVENTS_LOOKED_AT) if job.state is JobState.RUNNING else []
     progress = ledger.progress([job.id]).get(job.id) if job.state in HELD else None
-    args, kwargs = views.call_view(job.payload, job.payload_type)
+    args, kwargs = views.shown_call(job, viewing.redact)
     return {
         "job": job,
         "story": story,
@@ -49,8 +49,8 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
         "tries": _tries(attempts, ledger.outputs(job.id)),
         "names": {worker.id: worker.name for worker in seen.workers},
         "progress": RunningJob(job, progress if progress is not None and progress.token == job.token else None),
-        "args": viewing.redact(args),
-        "kwargs": viewing.redact(kwargs),
+        "args": args,
+        "kwargs": kwargs,
         "result": viewing.redact(views.result_view(job)),
         "has_result": job.state is JobState.SUCCEEDED,
         "policy": _rules(job),

@@ -9,6 +9,7 @@ from fastapi.responses import RedirectResponse
 from starlette.responses import Response
 
 from unstuck.client.operator import MAX_JOB_ID
+from unstuck.client.searching import Found
 from unstuck.domain.durations import seconds
 from unstuck.domain.errors import ConfigError, ErrorCode
 from unstuck.domain.states import JobState
@@ -92,24 +93,23 @@ def jobs(
     if number.isdecimal():
         return RedirectResponse(f"{root_of(request)}/jobs/{int(number)}", 303)
     wrong = f"A job's number has digits only, not {number!r}." if number else ""
-    found = []
+    found = Found([], None)
     try:
-        found = viewing.desk.ledger.jobs(where.where(before, PAGE + 1))
+        found = viewing.operator().search(where.where(before))
     except ConfigError as error:
         wrong = str(error)
-    more = len(found) > PAGE
-    found = found[:PAGE]
     seen = viewing.snapshot()
     values = {
         **SCREEN.values(viewing),
         "asked": where,
-        "found": found,
+        "found": found.jobs,
+        "looked_back_to": found.before_id if len(found.jobs) < PAGE else None,
         "names": {worker.id: worker.name for worker in seen.workers},
         "states": [state.value for state in JobState],
         "queue_names": [queue.name for queue in seen.queues],
         "task_names": sorted({task for worker in seen.workers for task in worker.tasks}),
         "codes": [code.value for code in ErrorCode],
-        "next_query": where.query(before=found[-1].id) if more and found else None,
+        "next_query": where.query(before=found.before_id) if found.before_id is not None else None,
         "first_query": where.query() if before is not None else None,
         "wrong": wrong,
     }

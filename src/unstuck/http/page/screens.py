@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unstuck.client.operator import Operator
+from unstuck.domain.redaction import Redactor
 from unstuck.domain.states import LIVING, WorkerState
 from unstuck.http.desk import Desk
 from unstuck.http.page.activity import MINUTES, Charts
-from unstuck.http.page.redact import Redactor
 from unstuck.http.page.snapshot import Lookout, Snapshot
 
 MAX_KEY_CHARS = 200

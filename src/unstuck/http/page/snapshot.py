@@ -10,6 +10,7 @@ from unstuck.client.doctor.finding import Finding
 from unstuck.domain.errors import ErrorCode, UnstuckError
 from unstuck.domain.states import HELD, JobState
 from unstuck.http.page.logbook import Logbook
+from unstuck.http.page.pacing import Paced
 from unstuck.logs import logger
 from unstuck.store.contract import Ledger
 from unstuck.store.records import EventRecord, JobFilter, JobRecord, Progress, QueueRecord, WorkerRecord
@@ -60,6 +61,8 @@ class Lookout:
         self._activity = activity
         self._minutes: tuple[Minute, ...] = ()
         self._counted_s = 0.0
+        self._workers = Paced(lambda: tuple(ledger().workers()))
+        self._queues = Paced(lambda: tuple(ledger().queues()))
         self._logbook = Logbook()
         self._checkup = Checkup(doctor)
         self._lock = threading.Lock()
@@ -77,6 +80,8 @@ class Lookout:
         """Look anew next time: somebody has just changed something."""
         with self._lock:
             self._seen = None
+            self._workers.forget()
+            self._queues.forget()
 
     def examine(self) -> None:
         """Ask the doctor if the last visit was long ago; does not wait for the answer."""
@@ -86,7 +91,11 @@ class Lookout:
         ledger = self._ledger()
         held = tuple(ledger.jobs(JobFilter(states=tuple(HELD), limit=MAX_HELD)))
         quarantined = ledger.jobs(QUARANTINED)
+        before = self._logbook.events[-1:]
         self._logbook.read(ledger)
+        if self._logbook.events[-1:] != before:
+            # Somebody died, perhaps: that is shown at once, whatever it takes.
+            self._workers.forget()
         findings, examined_at = self._checkup.found
         # Minutes change slowly, and counting them is the dearest of these questions.
         if not self._minutes or time.monotonic() - self._counted_s > COUNT_EVERY_S:
@@ -94,8 +103,8 @@ class Lookout:
             self._counted_s = time.monotonic()
         return Snapshot(
             at=time.time(),
-            workers=tuple(ledger.workers()),
-            queues=tuple(ledger.queues()),
+            workers=self._workers.get(),
+            queues=self._queues.get(),
             held=held,
             progress=ledger.progress([job.id for job in held]) if held else {},
             events=self._logbook.events,

@@ -26,6 +26,7 @@ from unstuck.store.records import WorkerRecord
 LATELY_S = 3600.0
 PAGE = 100
 EVENTS_SHOWN = 100
+MOST_MEMORY_BYTES = 2**50
 
 router = APIRouter()
 
@@ -39,11 +40,10 @@ def look_at_all(viewing: Viewing, key: str) -> dict[str, Any]:
     lately = gone if every else [worker for worker in gone if seen.at - died_at(worker) < LATELY_S]
     ordered = sorted(living, key=by_trouble) + sorted(lately, key=lambda worker: -died_at(worker))
     start = int(first) if first.isdecimal() else 0
+    page = ordered[start : start + PAGE]
     return {
-        "rows": [
-            (worker, *remark_on(worker), read_health(worker.metadata.get("health")))
-            for worker in ordered[start : start + PAGE]
-        ],
+        "rows": [(worker, *remark_on(worker), read_health(worker.metadata.get("health"))) for worker in page],
+        "memory": {worker.id: _memory(worker) for worker in page},
         "busy": _busy(seen),
         "total": len(ordered),
         "start": start,
@@ -63,7 +63,11 @@ def _busy(seen: Snapshot) -> dict[str, int]:
 
 def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
     seen = viewing.snapshot()
-    worker = next((worker for worker in seen.workers if worker.id == key), None)
+    worker = _find(seen, key)
+    if worker is None:
+        # Born since the last look, perhaps: its birth is an event, and is seen.
+        seen = viewing.lookout.snapshot(0.0)
+        worker = _find(seen, key)
     if worker is None:
         raise UnknownWorker(f"There is no worker {key!r}: it never was, or was removed after it ended.")
     ledger = viewing.desk.ledger
@@ -84,10 +88,15 @@ def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:
     }
 
 
+def _find(seen: Snapshot, worker_id: str) -> WorkerRecord | None:
+    return next((worker for worker in seen.workers if worker.id == worker_id), None)
+
+
 def _memory(worker: WorkerRecord) -> int | None:
     """Give what its processes use together, where it says so."""
     said = worker.metadata.get("memory_bytes")
-    return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None
+    # Anybody may say anything: a number beyond all memory is not one that can be shown.
+    return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said < MOST_MEMORY_BYTES else None
 
 
 def _autopsy(worker: WorkerRecord) -> dict[str, Any] | None:

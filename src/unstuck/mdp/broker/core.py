@@ -174,12 +174,13 @@ class Broker(ClientSide, WorkerSide):
         for death, record in answer.buried:
             if death.job_id is not None:
                 self._died(death, record, now_s)
+        # Before the outcomes: what was looked at in the same moment is among them, and behind its end nothing is said.
+        for job_id in answer.expired:
+            self._expired(job_id, now_s)
         for outcome in answer.outcomes:
             self._ended(outcome, now_s)
         for glance in answer.glances:
             self._seen(glance, now_s)
-        for job_id in answer.expired:
-            self._expired(job_id, now_s)
         # Answered since they were read, by what came before in this answer: not once more.
         answered = set(self._order.answered)
         for client, letters in answer.letters.items():

@@ -38,6 +38,8 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.term)
         router = open_router(context, settings.mdp)
+        # Whatever refuses to go on below: a context ends only when its sockets are closed.
+        stack.callback(router.close)
         stack.enter_context(secured(context, router, settings.mdp))
         address = _bind(router, settings.mdp.bind)
         tallies = Tallies()
@@ -80,7 +82,6 @@ def _bind(router: "zmq.Socket[bytes]", bind: str) -> str:
     try:
         router.bind(bind)
     except zmq.ZMQError as error:
-        router.close()
         raise ConfigError(
             f"Cannot listen on {bind}: {error.strerror}. Choose another with --bind (tcp://127.0.0.1:0: any free port)."
         ) from error

@@ -27,6 +27,7 @@ from unstuck.store.contract.reaper import ReaperVerbs
 from unstuck.store.contract.telling import TellingVerbs
 from unstuck.store.contract.upkeep import UpkeepVerbs
 from unstuck.store.contract.workers import WorkerVerbs
+from unstuck.store.contract.workflows import WorkflowVerbs
 
 
 class Ledger(
@@ -45,6 +46,7 @@ class Ledger(
     OrderVerbs,
     AccessVerbs,
     AlertVerbs,
+    WorkflowVerbs,
     Protocol,
 ):
     """All of it; each part stands in the file that is named for it."""

@@ -29,6 +29,7 @@ class ReadingVerbs(Verbs):
         rows = self.read(
             "jobs",
             before_id=where.before_id,
+            from_id=where.from_id,
             states=arrays.texts(where.states) if where.states else None,
             held=bool(where.states) and HELD.issuperset(where.states),
             pending=set(where.states) == {JobState.PENDING},

@@ -1,8 +1,138 @@
-"""Keep workflows: their nodes, and what each of their jobs needs of others."""
+"""Keep workflows: begin them, show them, and give each of their jobs what it needs of others.
 
-from unstuck.store.postgres.base import Verbs
+That they move on when a job ends is done by functions of the schema, in the transaction that ends it.
+"""
+
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from unstuck.domain import inputs
+from unstuck.domain.inputs import NodeError, Part
+from unstuck.domain.states import JobState
+from unstuck.domain.workflow import NodeState, WorkflowState
+from unstuck.store.checks import check_workflow
+from unstuck.store.postgres import arrays, errors
+from unstuck.store.postgres.clients import ClientVerbs
+from unstuck.store.postgres.lanes import Row
+from unstuck.store.records import Enqueued, NewJob, NewWorkflow, NodeRecord, Repaired, WorkflowRecord
 
 
-class WorkflowVerbs(Verbs):
+class WorkflowVerbs(ClientVerbs):
+    def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
+        check_workflow(workflow)
+        with self.client_lane.hold():
+            [workflow_id] = self.job_ids.take(1)
+            values = {"id": workflow_id, "name": workflow.name, **_values(workflow)}
+            while True:
+                queues = self.repeat_uncertain(lambda: self.client_lane.write(self.sql["begin_workflow"], values))[0][0]
+                if queues is not None:
+                    self.ring(f"queue:{queue}" for queue in queues)
+                    return Enqueued(workflow_id)
+                if self.client_lane.ask(self.sql["workflow"], {"id": workflow_id}):
+                    return Enqueued(workflow_id)
+                found = self.client_lane.ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
+                if found:
+                    return Enqueued(found[0][0], fresh=False)
+
+    def workflow(self, workflow_id: int) -> WorkflowRecord | None:
+        rows = self.read("workflow", id=workflow_id)
+        if not rows:
+            return None
+        nodes = tuple(_node(row) for row in self.read("workflow_nodes", id=workflow_id))
+        return WorkflowRecord(*_head(rows[0]), nodes)
+
+    def workflows(
+        self, state: str | None = None, before_id: int | None = None, limit: int = 100
+    ) -> list[WorkflowRecord]:
+        rows = self.read("workflows", state=state, before_id=before_id, limit=limit)
+        return [WorkflowRecord(*_head(row), counts=row[5] or {}) for row in rows]
+
+    def retry_workflow(self, workflow_id: int, by: str) -> bool:
+        return self._act("retry_workflow", id=workflow_id, by=by)
+
+    def resume_workflow(self, workflow_id: int, by: str) -> bool:
+        return self._act("resume_workflow", id=workflow_id, by=by)
+
+    def repair_workflows(self, limit: int) -> list[Repaired]:
+        rows = self.serve_once("repair_workflows", limit=limit)
+        self.ring({f"queue:{queue}" for _, _, queues in rows for queue in queues or ()})
+        return [Repaired(workflow_id, what) for workflow_id, what, _ in rows]
+
+    def _act(self, query: str, **values: Any) -> bool:
+        rows = self.read_lane.write(self.sql[query], values)
+        if not rows or rows[0][0] is None:
+            return False
+        self.ring(f"queue:{queue}" for queue in rows[0][0])
+        return True
+
     def _inputs(self, job_ids: list[int]) -> dict[int, bytes]:
-        return {}
+        if not job_ids:
+            return {}
+        rows = self.turn_lane.ask(self.sql["inputs"], {"ids": arrays.int8s(job_ids)})
+        return {job_id: inputs.pack(map(_part, found)) for job_id, found in groupby(rows, key=lambda row: row[0])}
+
+
+def _part(row: Row) -> Part:
+    _, place, is_list, item, result, error = row
+    return Part(place, is_list, item, result, None if error is None else msgspec.convert(error, NodeError))
+
+
+def _head(row: Row) -> tuple[int, str, WorkflowState, float, float | None]:
+    return row[0], row[1], WorkflowState(row[2]), row[3], row[4]
+
+
+def _node(row: Row) -> NodeRecord:
+    place, parent, name, kind, state, on_error, job_id, job_state, *rest, after = row
+    known = None if job_state is None else JobState(job_state)
+    own = (place, parent, name, kind, NodeState(state), on_error, job_id, known)
+    return NodeRecord(*(*own, *rest, tuple(after)))
+
+
+def _values(workflow: NewWorkflow) -> dict[str, str]:
+    blockers, members = workflow.blockers(), workflow.members()
+    nodes = [
+        {
+            "place": node.place,
+            "parent": node.parent,
+            "name": node.name,
+            "kind": node.kind,
+            "on_error": node.on_error,
+            "blockers": blockers.get(node.place, 0),
+            "open": members.get(node.place, 0),
+            "source": node.source,
+            "spec": None if node.job is None else _spec(node.job),
+        }
+        for node in workflow.nodes
+    ]
+    edges = [(edge.source, edge.target, edge.data) for edge in workflow.edges]
+    try:
+        return {
+            "root": msgspec.json.encode(_spec(workflow.root)).decode(),
+            "nodes": msgspec.json.encode(nodes).decode(),
+            "edges": msgspec.json.encode(edges).decode(),
+        }
+    except UnicodeEncodeError as error:
+        raise errors.unwritable_text(error) from None
+
+
+def _spec(job: NewJob) -> dict[str, Any]:
+    """Say what a job will be, as the functions of the schema read it; what is as usual is left out."""
+    facts = {
+        "queue": job.queue,
+        "task": job.task,
+        "payload": job.payload,
+        "payload_type": None if job.payload_type == "json" else job.payload_type,
+        "policy": job.policy or None,
+        "on_crash": None if job.on_crash == "fail" else job.on_crash,
+        "heartbeat": None if job.heartbeat else False,
+        "heartbeat_timeout_s": job.heartbeat_timeout_s,
+        "timeout_s": job.timeout_s,
+        "rank": -job.priority or None,
+        "delay_s": job.delay_s or None,
+        "unique_key": job.unique_key,
+        "enqueued_by": job.enqueued_by,
+        "more": job.more,
+    }
+    return {name: value for name, value in facts.items() if value is not None}

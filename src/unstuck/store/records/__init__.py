@@ -68,3 +68,9 @@ from unstuck.store.records.watching import Swept as Swept
 from unstuck.store.records.watching import WorkerVerdict as WorkerVerdict
 from unstuck.store.records.watching import WorkerWatch as WorkerWatch
 from unstuck.store.records.watching import read_verdict as read_verdict
+from unstuck.store.records.workflows import NewEdge as NewEdge
+from unstuck.store.records.workflows import NewNode as NewNode
+from unstuck.store.records.workflows import NewWorkflow as NewWorkflow
+from unstuck.store.records.workflows import NodeRecord as NodeRecord
+from unstuck.store.records.workflows import Repaired as Repaired
+from unstuck.store.records.workflows import WorkflowRecord as WorkflowRecord

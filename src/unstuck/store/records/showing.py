@@ -140,4 +140,6 @@ class JobFilter(msgspec.Struct, frozen=True):
     """Age is time since `enqueued_at`."""
     worker_id: str | None = None
     before_id: int | None = None
+    from_id: int | None = None
+    """None older than this one: whoever looks through many takes them bit by bit."""
     limit: int = 100

@@ -34,6 +34,7 @@ from unstuck.store.sqlite.requests import RequestVerbs
 from unstuck.store.sqlite.telling import TellingVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
 from unstuck.store.sqlite.verbs import fetch
+from unstuck.store.sqlite.workflows import WorkflowVerbs
 
 
 class SqliteLedger(
@@ -54,6 +55,7 @@ class SqliteLedger(
     CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
+    WorkflowVerbs,
 ):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""
 

@@ -22,7 +22,8 @@ def list_jobs(db: Database, where: JobFilter) -> list[JobRecord]:
     with db.read() as cursor:
         lists = [fetch(cursor, *way) for way in _ways(cursor, where)]
     newest = heapq.merge(*lists, key=lambda row: row[0], reverse=True)
-    return [job_record(row) for row, _ in zip(newest, range(where.limit), strict=False)]
+    oldest = where.from_id or 0
+    return [job_record(row) for row, _ in zip(newest, range(where.limit), strict=False) if row[0] >= oldest]
 
 
 def _ways(cursor: Any, where: JobFilter) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -32,14 +33,14 @@ def _ways(cursor: Any, where: JobFilter) -> Iterator[tuple[str, tuple[Any, ...]]
         yield "jobs_with_error", (*_values(where, states), where.error)
         return
     if not states or JobState.SUCCEEDED in states:
-        yield "jobs", _values(where, states)
+        yield "jobs", (*_values(where, states), where.from_id or 0)
         return
     if held := states & HELD:
         yield "jobs_held", _values(where, held)
     if JobState.PENDING in states:
         pending = _values(where, frozenset({JobState.PENDING}))
         if cursor.execute(SQL["many_pending"], (MANY,)).get:
-            yield "jobs", pending
+            yield "jobs", (*pending, where.from_id or 0)
         else:
             yield "jobs_ready", pending
             yield "jobs_waiting", pending

@@ -8,8 +8,7 @@ import apsw
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.checks import check_ids
 from unstuck.store.sqlite.errors import refuse_nul
-from unstuck.store.sqlite.keys import PERIOD
-from unstuck.store.sqlite.lines import admit
+from unstuck.store.sqlite.reviving import queue_again
 from unstuck.store.sqlite.ties import settled, tied_among
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 from unstuck.store.sqlite.workflows import reopen
@@ -108,25 +107,7 @@ def _cancel(cursor: apsw.Cursor, job_id: int, by: str) -> str:
 
 
 def _retry(cursor: apsw.Cursor, job_id: int, by: str) -> str:
-    found = cursor.execute(SQL["job_brief"], (job_id,)).fetchone()
-    if found is None:
-        return "missing"
-    state, worker_id, token, unique_key, ended_as, code, cause, finished_at, tied, line = found[:10]
-    if state == JobState.SUCCEEDED:
-        return "succeeded"
-    if state in (JobState.PENDING, JobState.CLAIMED, JobState.RUNNING, JobState.WAITING):
-        return "live"
-    if (
-        unique_key is not None
-        and found[11] != PERIOD
-        and cursor.execute(SQL["find_live_key"], (unique_key,)).get is not None
-    ):
-        return "duplicate"
-    if token is not None:
-        cursor.execute(SQL["archive_attempt"], (job_id, token, ended_as or state, finished_at, code, cause))
-    cursor.execute(SQL["retry_job"], (job_id, time.time()))
-    if tied:
-        admit(cursor, set() if line is None else {line})
-        reopen(cursor, job_id)
-    write_event(cursor, "retried", f"Queued again by {by} (it was {state})", job_id=job_id, worker_id=worker_id)
-    return "queued"
+    answer = queue_again(cursor, job_id, by)
+    if answer == "queued" and tied_among(cursor, [job_id]):
+        reopen(cursor, job_id, by)
+    return answer

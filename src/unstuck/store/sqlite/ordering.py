@@ -13,6 +13,7 @@ from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.expiry import expire
 from unstuck.store.sqlite.limits import room_of, write_limits
 from unstuck.store.sqlite.lines import admit
+from unstuck.store.sqlite.upkeep import forget
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 LOOK_PER_LIFTED = 10
@@ -141,9 +142,7 @@ class OrderVerbs(Verbs):
                 found += [
                     one for (one,) in fetch(cursor, "kept_long_enough", (keep_s, now - keep_s, limit - len(found)))
                 ]
-            if found:
-                cursor.execute(SQL["delete_jobs"], (msgspec.json.encode(found).decode(),))
-        return len(found)
+            return forget(cursor, found)
 
 
 def _in_line(stored: str) -> tuple[InLine, ...]:

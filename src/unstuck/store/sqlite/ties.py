@@ -6,10 +6,10 @@ import apsw
 import msgspec
 
 from unstuck.domain.states import AttemptState
+from unstuck.store.sqlite.advancing import advance
 from unstuck.store.sqlite.hooks import fire_hooks
 from unstuck.store.sqlite.lines import leave_lines
 from unstuck.store.sqlite.verbs import fetch
-from unstuck.store.sqlite.workflows import advance
 
 Ended = tuple[int, AttemptState]
 """A job, and how an attempt at it ended."""

@@ -16,9 +16,9 @@ from unstuck.store.sqlite.expiry import expire
 from unstuck.store.sqlite.journal import follow_up, journals, write_entries
 from unstuck.store.sqlite.limits import Gates
 from unstuck.store.sqlite.looking import Look, was_long
+from unstuck.store.sqlite.nodes import inputs_of
 from unstuck.store.sqlite.ties import Ended, settled, tied_among
 from unstuck.store.sqlite.verbs import SQL, fetch
-from unstuck.store.sqlite.workflows import inputs
 
 _LIVING = frozenset(state.value for state in LIVING)
 
@@ -177,7 +177,7 @@ def _with_extras(cursor: apsw.Cursor, chosen: list[tuple[Any, ...]], claimed: li
     with_inputs = [row[1] for row in chosen if row[15] is not None]
     if not with_journal and not with_inputs:
         return tuple(claimed)
-    kept, given = journals(cursor, with_journal), inputs(cursor, with_inputs)
+    kept, given = journals(cursor, with_journal), inputs_of(cursor, with_inputs)
     return tuple(
         msgspec.structs.replace(job, journal=kept.get(job.job_id, b""), inputs=given.get(job.job_id, b""))
         for job in claimed

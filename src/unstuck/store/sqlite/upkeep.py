@@ -127,6 +127,21 @@ def _delete_finished(
     else:
         if len(rows) < WINDOW_ROWS:
             position = 0
-    if found:
-        cursor.execute(SQL["delete_jobs"], (msgspec.json.encode(found).decode(),))
-    return len(found), position
+    return forget(cursor, found), position
+
+
+def forget(cursor: apsw.Cursor, found: list[int]) -> int:
+    """Remove ended jobs with all that belongs to them; give how many."""
+    if not found:
+        return 0
+    # Others of its workflow may still need the result of a job.
+    wanted = {job_id for (job_id,) in fetch(cursor, "jobs_of_open_workflows", (_json(found),))}
+    found = [job_id for job_id in found if job_id not in wanted]
+    cursor.execute(SQL["forget_workflows"], (_json(found),))
+    cursor.execute(SQL["forget_kept_keys"], (_json(found),))
+    cursor.execute(SQL["delete_jobs"], (_json(found),))
+    return len(found)
+
+
+def _json(job_ids: list[int]) -> str:
+    return msgspec.json.encode(job_ids).decode()

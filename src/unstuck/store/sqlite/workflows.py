@@ -1,19 +1,217 @@
-"""Keep workflows: move them on when one of their jobs ends."""
+"""Keep workflows: begin them, show them, take them up again, and repair what should be impossible."""
 
-from collections.abc import Sequence
+import time
+from typing import Any
 
 import apsw
+import msgspec
 
-from unstuck.domain.states import AttemptState
+from unstuck.domain.inputs import NodeError
+from unstuck.domain.states import AttemptState, JobState
+from unstuck.domain.workflow import NodeState, WorkflowState
+from unstuck.store.checks import check_workflow
+from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, Repaired, WorkflowRecord
+from unstuck.store.sqlite.advancing import advance, begin, recount, resolve
+from unstuck.store.sqlite.client import insert_jobs
+from unstuck.store.sqlite.errors import refuse_nul
+from unstuck.store.sqlite.nodes import Node, end_node, find_node, nodes_inside
+from unstuck.store.sqlite.reviving import queue_again
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
+
+SLOWEST_NODE_S = 0.002
+_ENDED_BADLY = (WorkflowState.FAILED, WorkflowState.CANCELLED, WorkflowState.PAUSED)
 
 
-def reopen(cursor: apsw.Cursor, job_id: int) -> None:
-    return
+class WorkflowVerbs(Verbs):
+    def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
+        check_workflow(workflow)
+        refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
+        with self.db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
+            [stored] = insert_jobs(cursor, [workflow.root])
+            if not stored.fresh:
+                return stored
+            _insert(cursor, stored.job_id, workflow)
+            woken = begin(cursor, stored.job_id)
+        self.ring_queues(woken)
+        return stored
+
+    def workflow(self, workflow_id: int) -> WorkflowRecord | None:
+        with self.db.read() as cursor:
+            found = cursor.execute(SQL["workflow"], (workflow_id,)).fetchone()
+            if found is None:
+                return None
+            after: dict[int, list[int]] = {}
+            for target, source in fetch(cursor, "workflow_edges", (workflow_id,)):
+                after.setdefault(target, []).append(source)
+            rows = fetch(cursor, "workflow_nodes", (workflow_id,))
+        return WorkflowRecord(*_head(found), tuple(_node(row, after.get(row[0], [])) for row in rows))
+
+    def workflows(
+        self, state: str | None = None, before_id: int | None = None, limit: int = 100
+    ) -> list[WorkflowRecord]:
+        with self.db.read() as cursor:
+            rows = fetch(cursor, "workflows", (before_id, state, limit))
+            return [WorkflowRecord(*_head(row), counts=dict(fetch(cursor, "count_nodes", (row[0],)))) for row in rows]
+
+    def retry_workflow(self, workflow_id: int, by: str) -> bool:
+        refuse_nul(by)
+        with self.db.write() as cursor:
+            woken = reopen_workflow(cursor, workflow_id, by)
+        self.ring_queues(woken or ())
+        return woken is not None
+
+    def resume_workflow(self, workflow_id: int, by: str) -> bool:
+        refuse_nul(by)
+        with self.db.write() as cursor:
+            if _state(cursor, workflow_id) != WorkflowState.PAUSED:
+                return False
+            places = [place for (place,) in fetch(cursor, "paused_nodes", (workflow_id,))]
+            for place in places:
+                cursor.execute(SQL["go_past_node"], (workflow_id, place))
+            cursor.execute(SQL["go_on_workflow"], (workflow_id,))
+            write_event(cursor, "workflow_resumed", f"Resumed by {by}, past what failed", job_id=workflow_id)
+            woken = resolve(cursor, workflow_id, places)
+        self.ring_queues(woken)
+        return True
+
+    def repair_workflows(self, limit: int) -> list[Repaired]:
+        with self.db.read() as cursor:
+            # Most look in vain: they must not queue for the write lock to hear it.
+            if not fetch(cursor, "nodes_of_the_gone", (1,)) and not fetch(cursor, "workflows_at_rest", (1,)):
+                return []
+        found: list[Repaired] = []
+        woken: set[str] = set()
+        with self.db.write() as cursor:
+            found += [_repair_node(cursor, woken, *row) for row in fetch(cursor, "nodes_of_the_gone", (limit,))]
+            for (workflow_id,) in fetch(cursor, "workflows_at_rest", (limit,)):
+                woken |= recount(cursor, workflow_id)
+                found.append(Repaired(workflow_id, "nothing of it went on"))
+            for one in found:
+                write_event(cursor, "workflow_repaired", f"Repaired: {one.what}", job_id=one.workflow_id)
+        self.ring_queues(woken)
+        return found
 
 
-def inputs(cursor: apsw.Cursor, job_ids: Sequence[int]) -> dict[int, bytes]:
-    return {}
+def reopen(cursor: apsw.Cursor, job_id: int, by: str) -> None:
+    """A job was queued again by an operator: its node waits for it again, and so does a workflow that ended with it.
+    Its own job, queued again, means the whole workflow."""
+    [(workflow_id, place)] = fetch(cursor, "job_place", (job_id,))
+    if workflow_id is None or _state(cursor, workflow_id) is None:
+        return
+    if place == 0:
+        reopen_workflow(cursor, workflow_id, by)
+        return
+    node = find_node(cursor, workflow_id, place)
+    if node.job_id != job_id or node.on_error == "continue" or not _is_over(node):
+        return
+    cursor.execute(SQL["reopen_node"], (workflow_id, place, NodeState.RELEASED.value, job_id))
+    if _state(cursor, workflow_id) in (WorkflowState.FAILED, WorkflowState.CANCELLED):
+        reopen_workflow(cursor, workflow_id, by)
+    elif not fetch(cursor, "paused_nodes", (workflow_id,)):
+        cursor.execute(SQL["go_on_workflow"], (workflow_id,))
 
 
-def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> set[str]:
-    return set()
+def reopen_workflow(cursor: apsw.Cursor, workflow_id: int, by: str) -> set[str] | None:
+    """Open a workflow that ended badly, or is paused: what failed is tried again, what was not begun may begin."""
+    if _state(cursor, workflow_id) not in _ENDED_BADLY:
+        return None
+    cursor.execute(SQL["go_on_workflow"], (workflow_id,))
+    cursor.execute(SQL["reopen_root"], (workflow_id,))
+    cursor.execute(SQL["reopen_node"], (workflow_id, 0, NodeState.RELEASED.value, None))
+    _reopen_scope(cursor, workflow_id, 0, by)
+    write_event(cursor, "retried", f"Workflow was taken up again by {by}", job_id=workflow_id)
+    return recount(cursor, workflow_id)
+
+
+def _reopen_scope(cursor: apsw.Cursor, workflow_id: int, scope: int, by: str) -> None:
+    """What is inside a scope that failed and may have failed is left as it is. What runs still, though its scope was
+    closed, ends as it will."""
+    for node in nodes_inside(cursor, workflow_id, scope):
+        if node.kind != "task" and node.state == NodeState.RELEASED:
+            _reopen_scope(cursor, workflow_id, node.place, by)
+        again = node.state in (NodeState.CANCELLED, NodeState.PAUSED) or (
+            node.state == NodeState.FAILED and node.on_error != "continue"
+        )
+        if not again:
+            continue
+        if node.kind != "task":
+            opened = node.kind == "group" or bool(nodes_inside(cursor, workflow_id, node.place))
+            state = NodeState.RELEASED if opened else NodeState.WAITING
+            cursor.execute(SQL["reopen_node"], (workflow_id, node.place, state.value, None))
+            if opened:
+                _reopen_scope(cursor, workflow_id, node.place, by)
+            continue
+        retried = node.job_id is not None and queue_again(cursor, node.job_id, by) == "queued"
+        state, job_id = (NodeState.RELEASED, node.job_id) if retried else (NodeState.WAITING, None)
+        cursor.execute(SQL["reopen_node"], (workflow_id, node.place, state.value, job_id))
+
+
+def _repair_node(
+    cursor: apsw.Cursor,
+    woken: set[str],
+    workflow_id: int,
+    place: int,
+    name: str,
+    job_id: int,
+    there: int | None,
+    state: str | None,
+) -> Repaired:
+    if there is None:
+        error = NodeError(
+            code="RESULT_NOT_AVAILABLE", message="Its result is not there any more", node=name, job_id=job_id
+        )
+        end_node(cursor, workflow_id, place, NodeState.FAILED, error)
+        woken |= resolve(cursor, workflow_id, [place])
+        return Repaired(workflow_id, f"node {name} waited for job {job_id}, which is not there any more")
+    woken |= advance(cursor, [(job_id, AttemptState.FAILED)])
+    return Repaired(workflow_id, f"node {name} waited for job {job_id}, which is {state}")
+
+
+def _is_over(node: Node) -> bool:
+    return node.state in (NodeState.FAILED, NodeState.CANCELLED, NodeState.PAUSED)
+
+
+def _state(cursor: apsw.Cursor, workflow_id: int) -> WorkflowState | None:
+    found = cursor.execute(SQL["workflow"], (workflow_id,)).fetchone()
+    return None if found is None else WorkflowState(found[2])
+
+
+def _insert(cursor: apsw.Cursor, workflow_id: int, workflow: NewWorkflow) -> None:
+    blockers, members = workflow.blockers(), workflow.members()
+    cursor.execute(SQL["insert_workflow"], (workflow_id, workflow.name, time.time()))
+    cursor.execute(SQL["stand_for_workflow"], (workflow_id,))
+    rows = []
+    for node in workflow.nodes:
+        state = NodeState.RELEASED if node.kind == "group" else NodeState.WAITING
+        spec = None if node.job is None else msgspec.json.encode(node.job).decode()
+        counts = (blockers.get(node.place, 0), members.get(node.place, 0))
+        rows.append(
+            (
+                workflow_id,
+                node.place,
+                node.parent,
+                node.name,
+                node.kind,
+                state.value,
+                node.on_error,
+                *counts,
+                node.source,
+                spec,
+            )
+        )
+    cursor.executemany(SQL["insert_node"], rows)
+    cursor.executemany(
+        SQL["insert_edge"], [(workflow_id, edge.source, edge.target, edge.data) for edge in workflow.edges]
+    )
+
+
+def _head(row: tuple[Any, ...]) -> tuple[int, str, WorkflowState, float, float | None]:
+    return row[0], row[1], WorkflowState(row[2]), row[3], row[4]
+
+
+def _node(row: tuple[Any, ...], after: list[int]) -> NodeRecord:
+    place, parent, name, kind, state, on_error, job_id, job_state, task, started_at, finished_at, error, *rest = row
+    known = None if job_state is None else JobState(job_state)
+    facts = None if error is None else msgspec.json.decode(error)
+    own = (place, parent, name, kind, NodeState(state), on_error, job_id, known, task, started_at, finished_at, facts)
+    return NodeRecord(*(*own, *rest, tuple(after)))

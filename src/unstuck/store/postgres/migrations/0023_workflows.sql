@@ -1,28 +1,859 @@
--- Workflows.
+-- Workflows: jobs that depend on each other. Settling a job, resolving its node, releasing those that waited for it and
+-- finishing the workflow are one transaction, whoever settles.
+--
+-- A workflow is stood for by a job of its own (place 0), which waits, holds no slot, and ends with it: so whoever can wait
+-- for a job, cancel it, or ask why, can do so with a workflow. Its id is that job's. Nodes have places from 1. A *group*
+-- is a scope: it ends when all that is in it has ended, or when something in it failed that may not fail. Place 0 is the
+-- outermost one. A *map* is a group whose members are made when its list is known.
 
-create function {schema}.advance(p_ids bigint[]) returns text[]
+create table {schema}.workflows (
+    id          bigint primary key,
+    name        text not null,
+    state       text not null default 'running' check (state in ('running', 'paused', 'succeeded', 'failed', 'cancelled')),
+    created_at  timestamptz not null,
+    finished_at timestamptz,
+    constraint ended_when_finished check ((finished_at is not null) = (state in ('succeeded', 'failed', 'cancelled')))
+) with (fillfactor = 70);
+create index workflows_open on {schema}.workflows (id) where finished_at is null;
+
+create table {schema}.nodes (
+    workflow_id bigint not null references {schema}.workflows (id) on delete cascade,
+    place       integer not null check (place >= 0),
+    parent      integer,
+    name        text not null,
+    kind        text not null check (kind in ('task', 'map', 'group')),
+    state       text not null check (state in ('waiting', 'released', 'paused', 'succeeded', 'failed', 'cancelled')),
+    on_error    text not null check (on_error in ('fail', 'continue', 'pause')),
+    -- How many of those that it waits for have not ended well enough.
+    blockers    integer not null check (blockers >= 0),
+    -- Of a scope: how many in it have not.
+    open        integer not null check (open >= 0),
+    -- Of a map, whose result is the list; of a group, whose result is its own.
+    source      integer,
+    -- Of a member of a map: which one it is, and its value, or the node whose result that is.
+    item        integer,
+    item_value  bytea,
+    item_of     integer,
+    job_id      bigint,
+    finished_at timestamptz,
+    error       jsonb,
+    -- What its job will be.
+    spec        jsonb,
+    primary key (workflow_id, place),
+    constraint outermost check ((parent is null) = (place = 0)),
+    constraint only_tasks_have_jobs check (kind = 'task' or job_id is null)
+) with (fillfactor = 70);
+create index nodes_inside on {schema}.nodes (workflow_id, parent);
+create index nodes_released on {schema}.nodes (workflow_id, place) where state = 'released' and kind = 'task';
+
+create table {schema}.edges (
+    workflow_id bigint not null references {schema}.workflows (id) on delete cascade,
+    source      integer not null,
+    target      integer not null,
+    -- The target gets the source's result; otherwise it only comes after it.
+    data        boolean not null,
+    primary key (workflow_id, source, target)
+);
+create index edges_into on {schema}.edges (workflow_id, target);
+
+-- Whether the results of its jobs may still be needed.
+create function {schema}.is_open(p_workflow bigint) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+    select exists (select 1 from {schema}.workflows w where w.id = p_workflow and w.finished_at is null)
+$body$;
+
+-- What a failed node is to those who depend on it.
+create function {schema}.node_error(p_name text, p_job {schema}.jobs) returns jsonb
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $body$
+    select jsonb_build_object(
+        'node', p_name, 'job_id', (p_job).id,
+        'code', case when (p_job).id is null then 'RESULT_NOT_AVAILABLE'
+                     when (p_job).error_code = 'CANCELLED' then 'TASK_CANCELLED'
+                     else coalesce((p_job).error_code, 'RESULT_NOT_AVAILABLE') end,
+        'message', coalesce((p_job).error_message, 'Its result is not there any more'),
+        'cause', (p_job).error_cause)
+$body$;
+
+-- Enqueue the jobs of nodes whose time has come, and open maps whose list is known. Gives the queues, and the maps that
+-- ended at once: those of an empty list, and those without one.
+create function {schema}.release(
+    p_workflows bigint[], p_places integer[], out queues text[], out ended_workflows bigint[], out ended_places integer[])
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $body$
+#variable_conflict use_column
+declare
+    c_items constant integer := 10000;
+    v_workflows bigint[] := p_workflows;
+    v_places integer[] := p_places;
+    v_map record;
+    v_source record;
+    v_values bytea[];
+    v_members integer[];
+    v_count integer;
+    v_first integer;
+    v_trouble text;
+    v_ids bigint[];
+    v_specs jsonb[];
+    v_task_workflows bigint[];
+    v_task_places integer[];
+begin
+    queues := '{}';
+    ended_workflows := '{}';
+    ended_places := '{}';
+    for v_map in
+        select n.* from unnest(p_workflows, p_places) as u(workflow_id, place)
+        join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
+        where n.kind = 'map' and n.state = 'waiting'
+    loop
+        -- Whose list it is: a group's is that of the node that stands for it.
+        with recursive way as (
+            select s.place, s.kind, s.state, s.source, s.job_id, 1 as depth from {schema}.nodes s
+            where s.workflow_id = v_map.workflow_id and s.place = v_map.source
+            union all
+            select s.place, s.kind, s.state, s.source, s.job_id, w.depth + 1
+            from way w join {schema}.nodes s on s.workflow_id = v_map.workflow_id and s.place = w.source
+            where w.kind = 'group' and w.state = 'succeeded'
+        )
+        select w.* into v_source from way w order by w.depth desc limit 1;
+        v_values := null;
+        v_members := null;
+        v_trouble := null;
+        v_count := 0;
+        if v_source.kind = 'map' and v_source.state = 'succeeded' then
+            select array_agg(m.place order by m.item), count(*) into v_members, v_count from {schema}.nodes m
+            where m.workflow_id = v_map.workflow_id and m.parent = v_source.place;
+        elsif v_source.kind = 'task' and v_source.state = 'succeeded' then
+            begin
+                select array_agg(convert_to(e.value::text, 'UTF8') order by e.n), count(*) into v_values, v_count
+                from {schema}.jobs j
+                cross join lateral json_array_elements(convert_from(j.result, 'UTF8')::json) with ordinality as e(value, n)
+                where j.id = v_source.job_id;
+            exception when data_exception or feature_not_supported then
+                v_trouble := 'the result that it maps over is no list';
+            end;
+            if v_trouble is null and not exists (select 1 from {schema}.jobs j where j.id = v_source.job_id) then
+                v_trouble := 'the result that it maps over is not there any more';
+            end if;
+        else
+            v_trouble := 'there is no result to map over: the node before it did not succeed';
+        end if;
+        if v_count > c_items then
+            v_trouble := format('a map has at most %s items, and the list has %s', c_items, v_count);
+        end if;
+        if v_trouble is not null or v_count = 0 then
+            update {schema}.nodes n set
+                state = case when v_trouble is null then 'succeeded' else 'failed' end, finished_at = clock_timestamp(),
+                error = case when v_trouble is not null then jsonb_build_object(
+                    'node', n.name, 'code', 'RESULT_NOT_AVAILABLE', 'message', 'The map could not begin', 'cause', v_trouble) end
+            where n.workflow_id = v_map.workflow_id and n.place = v_map.place;
+            ended_workflows := ended_workflows || v_map.workflow_id;
+            ended_places := ended_places || v_map.place;
+            continue;
+        end if;
+        select max(n.place) + 1 into v_first from {schema}.nodes n where n.workflow_id = v_map.workflow_id;
+        insert into {schema}.nodes (
+            workflow_id, place, parent, name, kind, state, on_error, blockers, open, item, item_value, item_of, spec)
+        select v_map.workflow_id, v_first + i, v_map.place, format('%s[%s]', v_map.name, i), 'task', 'waiting',
+               v_map.on_error, 0, 0, i, v_values[i + 1], v_members[i + 1], v_map.spec
+        from generate_series(0, v_count - 1) as g(i);
+        -- Members need what their map was given beside its list.
+        insert into {schema}.edges (workflow_id, source, target, data)
+        select e.workflow_id, e.source, v_first + g.i, true
+        from {schema}.edges e cross join generate_series(0, v_count - 1) as g(i)
+        where e.workflow_id = v_map.workflow_id and e.target = v_map.place and e.data and e.source <> v_map.source;
+        update {schema}.nodes n set state = 'released', open = v_count
+        where n.workflow_id = v_map.workflow_id and n.place = v_map.place;
+        v_workflows := v_workflows || array_fill(v_map.workflow_id, array[v_count]);
+        v_places := v_places || array(select v_first + g.i from generate_series(0, v_count - 1) as g(i));
+    end loop;
+
+    -- Their jobs stand in the order of their places.
+    with due as materialized (
+        select d.workflow_id, d.place, nextval('{schema}.job_ids'::regclass) as job_id
+        from (
+            select u.workflow_id, u.place from unnest(v_workflows, v_places) as u(workflow_id, place)
+            order by u.workflow_id, u.place
+        ) d
+    ), ready as (
+        update {schema}.nodes n set state = 'released', job_id = d.job_id
+        from due d
+        where n.workflow_id = d.workflow_id and n.place = d.place and n.kind = 'task' and n.state = 'waiting'
+        returning n.workflow_id, n.place, n.job_id, n.spec
+    )
+    select array_agg(r.job_id order by r.job_id), array_agg(r.spec order by r.job_id),
+           array_agg(r.workflow_id order by r.job_id), array_agg(r.place order by r.job_id)
+    into v_ids, v_specs, v_task_workflows, v_task_places
+    from ready r;
+    if v_ids is null then
+        return;
+    end if;
+    perform {schema}.enqueue(
+        v_ids, array_agg(s.queue order by s.n), array_agg(s.task order by s.n),
+        array_agg(decode(s.payload, 'base64') order by s.n), array_agg(s.payload_type order by s.n),
+        array_agg(decode(s.policy, 'base64') order by s.n), array_agg(s.on_crash order by s.n),
+        array_agg(s.heartbeat order by s.n), array_agg(s.heartbeat_timeout_s order by s.n),
+        array_agg(s.timeout_s order by s.n), array_agg(coalesce(s.rank, 0) order by s.n),
+        array_agg(s.delay_s order by s.n), null, null, array_agg(s.enqueued_by order by s.n),
+        array_agg(coalesce(s.more, '{}') || jsonb_build_object('workflow_id', v_task_workflows[s.n], 'place', v_task_places[s.n])
+                  order by s.n))
+    from (
+        select u.n, t.* from unnest(v_specs) with ordinality as u(spec, n)
+        cross join lateral jsonb_to_record(u.spec) as t(
+            queue text, task text, payload text, payload_type text, policy text, on_crash text, heartbeat boolean,
+            heartbeat_timeout_s double precision, timeout_s double precision, rank integer, delay_s double precision,
+            enqueued_by text, more jsonb)
+    ) s;
+    queues := array(select distinct s ->> 'queue' from unnest(v_specs) as s);
+end
+$body$;
+
+-- End a scope early: what is in it and was not begun is cancelled. What runs goes on, and its end changes nothing any more.
+-- Gives the queues in which others may go on.
+create function {schema}.close_scope(p_workflow bigint, p_scope integer, p_cause text) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $body$
+#variable_conflict use_column
+declare
+    v_places integer[];
+    v_jobs bigint[];
+    v_now timestamptz := clock_timestamp();
+begin
+    with recursive inside as (
+        select n.place, n.job_id from {schema}.nodes n where n.workflow_id = p_workflow and n.parent = p_scope
+        union all
+        select n.place, n.job_id from inside i
+        join {schema}.nodes n on n.workflow_id = p_workflow and n.parent = i.place
+    )
+    select array_agg(i.place), array_agg(i.job_id) filter (where i.job_id is not null) into v_places, v_jobs from inside i;
+    with stopped as (
+        update {schema}.jobs j set
+            state = 'cancelled', ready = false, waiting = false, blocked = null, awaits = null, finished_at = v_now,
+            live_key = null, error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = p_cause,
+            error_details = null
+        where j.id = any (v_jobs) and j.state in ('pending', 'waiting')
+        returning j.id
+    )
+    select array_agg(s.id order by s.id) into v_jobs from stopped s;
+    insert into {schema}.events (at, kind, job_id, message)
+    select v_now, 'cancelled', u.id, left('CANCELLED: ' || p_cause, 500) from unnest(v_jobs) as u(id);
+    update {schema}.nodes n set
+        state = 'cancelled', finished_at = v_now,
+        error = jsonb_build_object('node', n.name, 'job_id', n.job_id, 'code', 'TASK_CANCELLED',
+                                   'message', 'It was not begun', 'cause', p_cause)
+    where n.workflow_id = p_workflow and n.place = any (v_places)
+      and (n.state in ('waiting', 'paused') or n.state = 'released' and (n.kind <> 'task' or n.job_id = any (v_jobs)));
+    return case when v_jobs is null then '{}' else {schema}.leave_lines(v_jobs) end;
+end
+$body$;
+
+-- The result of a node as JSON; errors stand for themselves, under a name that no result has by chance.
+create function {schema}.node_result(p_workflow bigint, p_place integer) returns text
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_node {schema}.nodes;
+    v_result bytea;
+    v_there boolean;
+begin
+    select n.* into v_node from {schema}.nodes n where n.workflow_id = p_workflow and n.place = p_place;
+    if v_node.state is distinct from 'succeeded' then
+        return jsonb_build_object('$error', coalesce(v_node.error, jsonb_build_object(
+            'node', v_node.name, 'code', 'RESULT_NOT_AVAILABLE', 'message', 'It has not ended')))::text;
+    end if;
+    if v_node.kind = 'group' then
+        return case when v_node.source is null then 'null' else {schema}.node_result(p_workflow, v_node.source) end;
+    end if;
+    if v_node.kind = 'map' then
+        return '[' || coalesce((
+            select string_agg({schema}.node_result(p_workflow, m.place), ',' order by m.item) from {schema}.nodes m
+            where m.workflow_id = p_workflow and m.parent = p_place), '') || ']';
+    end if;
+    select j.result, true into v_result, v_there from {schema}.jobs j where j.id = v_node.job_id;
+    if v_there is null then
+        return jsonb_build_object('$error', {schema}.node_error(v_node.name, null))::text;
+    end if;
+    return coalesce(convert_from(v_result, 'UTF8'), 'null');
+exception when data_exception then
+    return jsonb_build_object('$error', jsonb_build_object(
+        'node', v_node.name, 'job_id', v_node.job_id, 'code', 'RESULT_NOT_AVAILABLE', 'message', 'Its result is no JSON'))::text;
+end
+$body$;
+
+-- Write the end of a whole workflow: of its row, and of the job that stands for it.
+create function {schema}.finish_workflow(p_workflow bigint) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
+declare
+    c_bytes constant integer := 67108864;
+    v_now timestamptz := clock_timestamp();
+    v_root {schema}.nodes;
+    v_result bytea;
+    v_error jsonb;
+    v_hooked boolean;
 begin
+    select n.* into v_root from {schema}.nodes n where n.workflow_id = p_workflow and n.place = 0;
+    v_error := v_root.error;
+    if v_root.state = 'succeeded' then
+        v_result := convert_to({schema}.node_result(p_workflow, 0), 'UTF8');
+        if octet_length(v_result) > c_bytes then
+            v_result := null;
+            v_error := jsonb_build_object(
+                'code', 'RESULT_NOT_STORABLE', 'message', 'Result cannot be stored',
+                'cause', format('the results of the workflow together are over %s bytes', c_bytes));
+        end if;
+    end if;
+    update {schema}.workflows w set
+        state = case when v_error is null then 'succeeded' when v_root.state = 'cancelled' then 'cancelled' else 'failed' end,
+        finished_at = v_now
+    where w.id = p_workflow;
+    update {schema}.jobs j set
+        state = case when v_error is null then 'succeeded' when v_root.state = 'cancelled' then 'cancelled' else 'failed' end,
+        waiting = false, awaits = null, finished_at = v_now, result = v_result, live_key = null,
+        error_code = case when v_root.state = 'cancelled' then 'CANCELLED' else v_error ->> 'code' end,
+        error_message = v_error ->> 'message', error_cause = v_error ->> 'cause',
+        error_details = case when v_error is not null then jsonb_build_object('node', v_error ->> 'node', 'node_job_id', v_error -> 'job_id') end
+    where j.id = p_workflow and j.finished_at is null
+    returning j.hooks is not null into v_hooked;
+    if v_error is not null then
+        insert into {schema}.events (at, kind, job_id, message)
+        values (v_now, case when v_root.state = 'cancelled' then 'cancelled' else 'failed' end, p_workflow,
+                left(concat_ws(': ', v_error ->> 'code', 'node ' || (v_error ->> 'node'), coalesce(v_error ->> 'cause', v_error ->> 'message')), 500));
+    end if;
+    if v_hooked then
+        return {schema}.fire_hooks(array[p_workflow], array[case when v_error is null then 'succeeded'
+                                                             when v_root.state = 'cancelled' then 'cancelled' else 'failed' end]);
+    end if;
     return '{}';
 end
 $body$;
 
+-- Move workflows on after these nodes ended, round by round: those that waited for them are released, scopes in which
+-- nothing is left end, scopes that may not go on are closed. Whoever calls has locked the workflows.
+create function {schema}.move_on(p_workflows bigint[], p_places integer[]) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $body$
+#variable_conflict use_column
+declare
+    v_workflows bigint[] := p_workflows;
+    v_places integer[] := p_places;
+    v_good_workflows bigint[];
+    v_good_places integer[];
+    v_next_workflows bigint[];
+    v_next_places integer[];
+    v_due_workflows bigint[];
+    v_due_places integer[];
+    v_bad record;
+    v_released record;
+    v_woken text[] := '{}';
+begin
+    while cardinality(v_workflows) > 0 loop
+        v_next_workflows := '{}';
+        v_next_places := '{}';
+        -- The outermost scope is over: so is its workflow.
+        select v_woken || array(
+            select q from unnest(v_workflows, v_places) as u(workflow_id, place)
+            cross join lateral unnest({schema}.finish_workflow(u.workflow_id)) as q
+            where u.place = 0) into v_woken;
+        -- What is left counts only while the scope around it is open.
+        select array_agg(n.workflow_id), array_agg(n.place) into v_good_workflows, v_good_places
+        from unnest(v_workflows, v_places) as u(workflow_id, place)
+        join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
+        join {schema}.nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
+        where p.state = 'released' and (n.state = 'succeeded' or n.on_error = 'continue');
+        for v_bad in
+            select n.workflow_id, n.place, n.parent, n.name, n.on_error, n.error
+            from unnest(v_workflows, v_places) as u(workflow_id, place)
+            join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
+            join {schema}.nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
+            where p.state = 'released' and n.state in ('failed', 'cancelled') and n.on_error <> 'continue'
+            order by n.workflow_id, n.place
+        loop
+            if v_bad.on_error = 'pause' then
+                update {schema}.nodes n set state = 'paused' where n.workflow_id = v_bad.workflow_id and n.place = v_bad.place;
+                update {schema}.workflows w set state = 'paused' where w.id = v_bad.workflow_id and w.state = 'running';
+                insert into {schema}.events (kind, job_id, message)
+                values ('workflow_paused', v_bad.workflow_id, left(format(
+                    'Node %s failed (%s) and waits for an operator: %s', v_bad.name, v_bad.error ->> 'code',
+                    coalesce(v_bad.error ->> 'cause', v_bad.error ->> 'message')), 500));
+                continue;
+            end if;
+            -- Of several that failed at once the first one decides.
+            update {schema}.nodes n set state = 'failed', finished_at = clock_timestamp(), error = v_bad.error
+            where n.workflow_id = v_bad.workflow_id and n.place = v_bad.parent and n.state = 'released';
+            if found then
+                v_woken := v_woken || {schema}.close_scope(
+                    v_bad.workflow_id, v_bad.parent, format('node %s failed before it', v_bad.name));
+                v_next_workflows := v_next_workflows || v_bad.workflow_id;
+                v_next_places := v_next_places || v_bad.parent;
+            end if;
+        end loop;
+
+        v_due_workflows := null;
+        if v_good_workflows is not null then
+            with freed as (
+                select e.workflow_id, e.target, count(*) as n
+                from unnest(v_good_workflows, v_good_places) as u(workflow_id, place)
+                join {schema}.edges e on e.workflow_id = u.workflow_id and e.source = u.place
+                group by e.workflow_id, e.target
+            ), told as (
+                update {schema}.nodes t set blockers = t.blockers - f.n
+                from freed f
+                where t.workflow_id = f.workflow_id and t.place = f.target
+                returning t.workflow_id, t.place, t.blockers, t.state
+            )
+            select array_agg(t.workflow_id), array_agg(t.place) into v_due_workflows, v_due_places
+            from told t where t.blockers = 0 and t.state = 'waiting';
+            with left_open as (
+                select n.workflow_id, n.parent, count(*) as n
+                from unnest(v_good_workflows, v_good_places) as u(workflow_id, place)
+                join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
+                group by n.workflow_id, n.parent
+            ), told as (
+                update {schema}.nodes s set
+                    open = s.open - l.n,
+                    state = case when s.open = l.n and s.state = 'released' then 'succeeded' else s.state end,
+                    finished_at = case when s.open = l.n and s.state = 'released' then clock_timestamp() else s.finished_at end
+                from left_open l
+                where s.workflow_id = l.workflow_id and s.place = l.parent
+                returning s.workflow_id, s.place, s.open, s.state
+            )
+            select v_next_workflows || array_agg(t.workflow_id), v_next_places || array_agg(t.place)
+            into v_next_workflows, v_next_places
+            from told t where t.open = 0 and t.state = 'succeeded';
+        end if;
+        if v_due_workflows is not null then
+            select r.* into v_released from {schema}.release(v_due_workflows, v_due_places) r;
+            v_woken := v_woken || v_released.queues;
+            v_next_workflows := v_next_workflows || v_released.ended_workflows;
+            v_next_places := v_next_places || v_released.ended_places;
+        end if;
+        v_workflows := v_next_workflows;
+        v_places := v_next_places;
+    end loop;
+    return v_woken;
+end
+$body$;
+
+-- Attempts at these jobs ended. Where a job is over, so is its node; where the job of a workflow itself was cancelled,
+-- nothing of it is begun any more.
+create function {schema}.advance(p_ids bigint[]) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $body$
+#variable_conflict use_column
+declare
+    v_concerned bigint[];
+    v_workflows bigint[];
+    v_places integer[];
+    v_woken text[] := '{}';
+    v_root bigint;
+begin
+    select array_agg(distinct j.workflow_id) into v_concerned from {schema}.jobs j
+    where j.id = any (p_ids) and j.workflow_id is not null and j.finished_at is not null;
+    if v_concerned is null then
+        return '{}';
+    end if;
+    -- In their order, and each of them for one at a time: two who end nodes of one workflow come one after the other.
+    perform 1 from {schema}.workflows w where w.id = any (v_concerned) order by w.id for update;
+    with ended as (
+        update {schema}.nodes n set
+            state = case j.state when 'succeeded' then 'succeeded' when 'cancelled' then 'cancelled' else 'failed' end,
+            finished_at = j.finished_at,
+            error = case when j.state <> 'succeeded' then {schema}.node_error(n.name, j) end
+        from {schema}.jobs j
+        where j.id = any (p_ids) and j.place > 0 and j.finished_at is not null
+          and n.workflow_id = j.workflow_id and n.place = j.place and n.state = 'released' and n.job_id = j.id
+        returning n.workflow_id, n.place
+    )
+    select array_agg(e.workflow_id), array_agg(e.place) into v_workflows, v_places from ended e;
+    if v_workflows is not null then
+        v_woken := {schema}.move_on(v_workflows, v_places);
+    end if;
+    for v_root in
+        select w.id from {schema}.workflows w join {schema}.jobs j on j.id = w.id
+        where w.id = any (p_ids) and w.finished_at is null and j.finished_at is not null
+        order by w.id
+    loop
+        v_woken := v_woken || {schema}.cancel_workflow(v_root);
+    end loop;
+    return v_woken;
+end
+$body$;
+
+-- The job that stands for a workflow was cancelled: so is what was not begun, and what runs is asked to stop.
+create function {schema}.cancel_workflow(p_workflow bigint) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_woken text[];
+begin
+    v_woken := {schema}.close_scope(p_workflow, 0, format('workflow %s was cancelled', p_workflow));
+    with asked as (
+        update {schema}.jobs j set cancel_requested = true
+        from {schema}.nodes n
+        where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.id = n.job_id and j.held
+        returning j.worker_id
+    )
+    update {schema}.beats b set cancels = true where b.worker_id in (select a.worker_id from asked a);
+    update {schema}.nodes n set
+        state = 'cancelled', finished_at = clock_timestamp(),
+        error = jsonb_build_object('node', n.name, 'code', 'TASK_CANCELLED', 'message', 'Workflow was cancelled')
+    where n.workflow_id = p_workflow and n.place = 0;
+    update {schema}.workflows w set state = 'cancelled', finished_at = clock_timestamp() where w.id = p_workflow;
+    return v_woken;
+end
+$body$;
+
+-- Begin a workflow: the job that stands for it, its nodes, and the jobs of those that wait for nobody. Done again with the
+-- same id it changes nothing. Gives the queues of what can begin; NULL where it was there already, or another one has its
+-- unique key.
+create function {schema}.begin_workflow(p_id bigint, p_name text, p_root jsonb, p_nodes jsonb, p_edges jsonb) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+#variable_conflict use_column
+declare
+    v_now timestamptz := clock_timestamp();
+    v_places integer[];
+    v_released record;
+    v_woken text[];
+begin
+    insert into {schema}.jobs (
+        id, queue, task, payload, rank, enqueued_at, run_at, state, ready, waiting, awaits, unique_key, live_key, enqueued_by,
+        tied, workflow_id, place, hooks, keep_s)
+    select p_id, r.queue, r.task, decode(r.payload, 'base64'), coalesce(r.rank, 0), v_now, v_now, 'waiting', false, false,
+           'workflow', r.unique_key, r.unique_key, r.enqueued_by, true, p_id, 0, r.more -> 'hooks',
+           (r.more ->> 'keep_s')::double precision
+    from jsonb_to_record(p_root) as r(
+        queue text, task text, payload text, rank integer, unique_key text, enqueued_by text, more jsonb)
+    on conflict do nothing;
+    if not found then
+        return null;
+    end if;
+    insert into {schema}.workflows (id, name, created_at) values (p_id, p_name, v_now);
+    insert into {schema}.nodes (
+        workflow_id, place, parent, name, kind, state, on_error, blockers, open, source, spec)
+    select p_id, n.place, n.parent, n.name, n.kind, case when n.kind = 'group' then 'released' else 'waiting' end,
+           n.on_error, n.blockers, n.open, n.source, n.spec
+    from jsonb_to_recordset(p_nodes) as n(
+        place integer, parent integer, name text, kind text, on_error text, blockers integer, open integer, source integer,
+        spec jsonb);
+    insert into {schema}.edges (workflow_id, source, target, data)
+    select p_id, (e.value ->> 0)::integer, (e.value ->> 1)::integer, (e.value ->> 2)::boolean
+    from jsonb_array_elements(p_edges) as e(value);
+    select array_agg(n.place order by n.place) into v_places from {schema}.nodes n
+    where n.workflow_id = p_id and n.state = 'waiting' and n.blockers = 0;
+    select r.* into v_released from {schema}.release(array_fill(p_id, array[cardinality(v_places)]), v_places) r;
+    v_woken := v_released.queues;
+    if cardinality(v_released.ended_places) > 0 then
+        v_woken := v_woken || {schema}.move_on(v_released.ended_workflows, v_released.ended_places);
+    end if;
+    return v_woken;
+end
+$body$;
+
+-- Count anew what each node and scope of a workflow waits for, from what is known of its nodes, and go on from there. For
+-- operators who retry or resume, and for what should be impossible.
+create function {schema}.recount(p_workflow bigint) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+#variable_conflict use_column
+declare
+    v_places integer[];
+    v_released record;
+    v_woken text[] := '{}';
+    v_ended integer[];
+begin
+    update {schema}.nodes n set
+        blockers = (
+            select count(*) from {schema}.edges e
+            join {schema}.nodes s on s.workflow_id = e.workflow_id and s.place = e.source
+            where e.workflow_id = p_workflow and e.target = n.place
+              and not (s.state = 'succeeded' or s.state in ('failed', 'cancelled') and s.on_error = 'continue')),
+        open = (
+            select count(*) from {schema}.nodes m where m.workflow_id = p_workflow and m.parent = n.place
+              and not (m.state = 'succeeded' or m.state in ('failed', 'cancelled') and m.on_error = 'continue'))
+    where n.workflow_id = p_workflow;
+    select array_agg(n.place order by n.place) into v_places from {schema}.nodes n
+    join {schema}.nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
+    where n.workflow_id = p_workflow and n.state = 'waiting' and n.blockers = 0 and p.state = 'released';
+    if v_places is not null then
+        select r.* into v_released from {schema}.release(array_fill(p_workflow, array[cardinality(v_places)]), v_places) r;
+        v_woken := v_released.queues;
+        if cardinality(v_released.ended_places) > 0 then
+            v_woken := v_woken || {schema}.move_on(v_released.ended_workflows, v_released.ended_places);
+        end if;
+    end if;
+    -- Scopes in which nothing is left, from the inside out: the ends of the inner ones are in `open` of the outer already.
+    with done as (
+        update {schema}.nodes n set state = 'succeeded', finished_at = clock_timestamp()
+        where n.workflow_id = p_workflow and n.kind <> 'task' and n.state = 'released' and n.open = 0
+        returning n.place
+    ) select array_agg(d.place) into v_ended from done d;
+    if v_ended is not null then
+        v_woken := v_woken || {schema}.move_on(array_fill(p_workflow, array[cardinality(v_ended)]), v_ended);
+    end if;
+    return v_woken;
+end
+$body$;
+
+-- Open a workflow that has ended again, or that is paused: what failed is tried again, what was cancelled may begin.
+create function {schema}.reopen_workflow(p_workflow bigint, p_by text) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+#variable_conflict use_column
+declare
+    v_scopes integer[] := array[0];
+    v_jobs bigint[] := '{}';
+    v_more bigint[];
+    v_job bigint;
+begin
+    update {schema}.workflows w set state = 'running', finished_at = null
+    where w.id = p_workflow and w.state in ('failed', 'cancelled', 'paused');
+    if not found then
+        return null;
+    end if;
+    update {schema}.jobs j set
+        state = 'waiting', ready = false, blocked = null, waiting = false, awaits = 'workflow', finished_at = null,
+        result = null, error_code = null, error_message = null, error_cause = null, error_details = null,
+        cancel_requested = null, live_key = j.unique_key
+    where j.id = p_workflow;
+    update {schema}.nodes n set state = 'released', finished_at = null, error = null
+    where n.workflow_id = p_workflow and n.place = 0;
+    -- From the outside in: what is inside a scope that failed and may have failed is left as it is. What runs still,
+    -- though its scope was closed, ends as it will.
+    while v_scopes is not null loop
+        with again as (
+            select n.place, n.kind, j.id as job_id,
+                   exists (select 1 from {schema}.nodes m where m.workflow_id = p_workflow and m.parent = n.place) as has_members
+            from {schema}.nodes n
+            left join {schema}.jobs j on j.id = n.job_id and j.state in ('failed', 'cancelled', 'quarantined')
+            where n.workflow_id = p_workflow and n.parent = any (v_scopes)
+              and (n.state in ('cancelled', 'paused') or n.state = 'failed' and n.on_error <> 'continue')
+        ), opened as (
+            update {schema}.nodes n set
+                state = case when a.job_id is not null or n.kind = 'group' or a.has_members then 'released' else 'waiting' end,
+                job_id = a.job_id, finished_at = null, error = null
+            from again a
+            where n.workflow_id = p_workflow and n.place = a.place
+            returning n.place, n.kind, n.state, n.job_id
+        )
+        select array_agg(o.job_id) filter (where o.job_id is not null) into v_more from opened o;
+        v_jobs := v_jobs || v_more;
+        select array_agg(n.place) into v_scopes from {schema}.nodes n
+        where n.workflow_id = p_workflow and n.parent = any (v_scopes) and n.kind <> 'task' and n.state = 'released';
+    end loop;
+    foreach v_job in array v_jobs loop
+        perform {schema}.retry(v_job, p_by);
+    end loop;
+    insert into {schema}.events (kind, job_id, message)
+    values ('retried', p_workflow, format('Workflow was taken up again by %s', p_by));
+    return {schema}.recount(p_workflow);
+end
+$body$;
+
+-- Go on past what is paused: those who depend on it get its error.
+create function {schema}.resume_workflow(p_workflow bigint, p_by text) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+#variable_conflict use_column
+declare
+    v_places integer[];
+begin
+    perform 1 from {schema}.workflows w where w.id = p_workflow and w.state = 'paused' for update;
+    if not found then
+        return null;
+    end if;
+    with gone_on as (
+        update {schema}.nodes n set state = 'failed', on_error = 'continue'
+        where n.workflow_id = p_workflow and n.state = 'paused'
+        returning n.place
+    ) select array_agg(g.place) into v_places from gone_on g;
+    update {schema}.workflows w set state = 'running' where w.id = p_workflow;
+    insert into {schema}.events (kind, job_id, message)
+    values ('workflow_resumed', p_workflow, format('Resumed by %s, past what failed', p_by));
+    return {schema}.move_on(array_fill(p_workflow, array[cardinality(v_places)]), v_places);
+end
+$body$;
+
+-- A job was queued again by an operator: its node waits for it again, and so does a workflow that ended with it. Its own
+-- job, queued again, means the whole workflow.
 create function {schema}.reopen(p_id bigint) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
+#variable_conflict use_column
+declare
+    v_workflow bigint;
+    v_place integer;
 begin
-    return;
+    select j.workflow_id, j.place into v_workflow, v_place from {schema}.jobs j where j.id = p_id;
+    if v_workflow is null then
+        return;
+    end if;
+    perform 1 from {schema}.workflows w where w.id = v_workflow for update;
+    if not found then
+        return;
+    end if;
+    if v_place = 0 then
+        perform {schema}.reopen_workflow(v_workflow, 'an operator');
+        return;
+    end if;
+    update {schema}.nodes n set state = 'released', finished_at = null, error = null
+    where n.workflow_id = v_workflow and n.place = v_place and n.job_id = p_id
+      and n.state in ('failed', 'cancelled', 'paused') and n.on_error <> 'continue';
+    if found then
+        if exists (select 1 from {schema}.workflows w where w.id = v_workflow and w.state in ('failed', 'cancelled')) then
+            perform {schema}.reopen_workflow(v_workflow, 'an operator');
+        elsif not exists (select 1 from {schema}.nodes n where n.workflow_id = v_workflow and n.state = 'paused') then
+            update {schema}.workflows w set state = 'running' where w.id = v_workflow and w.state = 'paused';
+        end if;
+    end if;
 end
 $body$;
 
-create function {schema}.is_open(p_workflow bigint) returns boolean
+-- Find what should be impossible (rows edited by hand, restored from a backup), repair it by the same ways, and say so.
+-- Gives the workflows, what was wrong, and the queues in which jobs became ready.
+create function {schema}.repair_workflows(p_limit integer)
+returns table (workflow_id bigint, what text, queues text[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
+#variable_conflict use_column
+declare
+    v_found record;
+    v_ids bigint[];
 begin
-    return false;
+    -- Jobs that are over, or gone, while their nodes wait for them.
+    for v_found in
+        select n.workflow_id, n.place, n.name, n.job_id, j.id as there, j.state
+        from {schema}.nodes n
+        join {schema}.workflows w on w.id = n.workflow_id
+        left join {schema}.jobs j on j.id = n.job_id
+        where n.state = 'released' and n.kind = 'task' and w.finished_at is null
+          and (j.id is null or j.finished_at is not null)
+        order by n.workflow_id, n.place
+        limit p_limit
+    loop
+        workflow_id := v_found.workflow_id;
+        if v_found.there is not null then
+            what := format('node %s waited for job %s, which is %s', v_found.name, v_found.job_id, v_found.state);
+            queues := {schema}.advance(array[v_found.job_id]);
+        else
+            what := format('node %s waited for job %s, which is not there any more', v_found.name, v_found.job_id);
+            perform 1 from {schema}.workflows w where w.id = v_found.workflow_id for update;
+            update {schema}.nodes n set state = 'failed', finished_at = clock_timestamp(), error = {schema}.node_error(n.name, null)
+            where n.workflow_id = v_found.workflow_id and n.place = v_found.place and n.state = 'released';
+            continue when not found;
+            queues := {schema}.move_on(array[v_found.workflow_id], array[v_found.place]);
+        end if;
+        return next;
+    end loop;
+    -- Workflows that go on in which nothing does.
+    for v_found in
+        select w.id from {schema}.workflows w
+        where w.state = 'running'
+          and not exists (select 1 from {schema}.nodes n
+                          where n.workflow_id = w.id and n.state = 'released' and n.kind = 'task')
+        order by w.id
+        limit p_limit
+        for update skip locked
+    loop
+        workflow_id := v_found.id;
+        what := 'nothing of it went on';
+        queues := {schema}.recount(v_found.id);
+        return next;
+    end loop;
 end
+$body$;
+
+-- Of jobs that are nodes: how those ended that they need. One row for each, in order; a map has one for each member, with
+-- its number (`item`), or one row without a number where it has none.
+create function {schema}.inputs(p_ids bigint[])
+returns table (
+    job_id bigint, place integer, is_list boolean, item integer, result bytea, error jsonb)
+language sql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+    with recursive wanted as (
+        select j.id as job_id, j.workflow_id, e.source as place, e.source as at
+        from {schema}.jobs j
+        join {schema}.edges e on e.workflow_id = j.workflow_id and e.target = j.place and e.data
+        where j.id = any (p_ids)
+        union all
+        -- A group's result is that of the node that stands for it.
+        select w.job_id, w.workflow_id, w.place, n.source
+        from wanted w
+        join {schema}.nodes n on n.workflow_id = w.workflow_id and n.place = w.at
+        where n.kind = 'group' and n.state = 'succeeded' and n.source is not null
+    ), found as (
+        select w.job_id, w.workflow_id, w.place, n.kind = 'map' and n.state = 'succeeded' as is_list, n.place as at, n.kind, n.state, n.name, n.job_id as node_job, n.error
+        from wanted w
+        join {schema}.nodes n on n.workflow_id = w.workflow_id and n.place = w.at
+        where not (n.kind = 'group' and n.state = 'succeeded' and n.source is not null)
+    ), parts as (
+        select f.job_id, f.place, f.is_list, null::integer as item, f.kind, f.state, f.name, f.node_job, f.error from found f where not f.is_list
+        union all
+        select f.job_id, f.place, true, m.item, coalesce(m.kind, 'none'), m.state, m.name, m.job_id, m.error
+        from found f
+        left join {schema}.nodes m on m.workflow_id = f.workflow_id and m.parent = f.at
+        where f.is_list
+    )
+    select p.job_id, p.place, p.is_list, p.item, case when p.state = 'succeeded' then d.result end,
+           case when p.kind = 'task' and (p.state <> 'succeeded' or d.id is null)
+                    then coalesce(p.error, {schema}.node_error(p.name, null))
+                when p.kind in ('map', 'group') and p.state <> 'succeeded' then p.error end
+    from parts p
+    left join {schema}.jobs d on d.id = p.node_job
+    union all
+    -- Of members of maps: their own item, as place -1.
+    select j.id, -1, false, n.item,
+           coalesce(n.item_value, case when s.state = 'succeeded' then d.result end),
+           case when n.item_value is null and (s.state <> 'succeeded' or d.id is null)
+                    then coalesce(s.error, {schema}.node_error(s.name, null)) end
+    from {schema}.jobs j
+    join {schema}.nodes n on n.workflow_id = j.workflow_id and n.place = j.place
+    left join {schema}.nodes s on s.workflow_id = n.workflow_id and s.place = n.item_of
+    left join {schema}.jobs d on d.id = s.job_id
+    where j.id = any (p_ids) and n.item is not null
+    order by 1, 2, 4
+$body$;
+
+-- Remove what is kept of workflows whose own jobs are removed.
+create function {schema}.forget_workflows(p_ids bigint[]) returns void
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+    delete from {schema}.workflows w where w.id = any (p_ids)
 $body$;

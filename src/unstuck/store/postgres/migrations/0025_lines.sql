@@ -578,6 +578,7 @@ begin
     delete from {schema}.kept_keys k using {schema}.jobs j
     where j.id = any (p_ids) and j.unique_for = 'period' and k.key = j.unique_key and k.job_id = j.id;
     perform {schema}.forget_journals(p_ids);
+    perform {schema}.forget_workflows(p_ids);
     delete from {schema}.jobs j where j.id = any (p_ids);
     get diagnostics v_removed = row_count;
     return v_removed;

@@ -22,6 +22,7 @@ select id, task, queue, state, -rank, ''::bytea, coalesce(payload_type, 'json'),
        coalesce(alone, false)
 from {schema}.jobs
 where (%(before_id)s::bigint is null or id < %(before_id)s)
+  and (%(from_id)s::bigint is null or id >= %(from_id)s)
   and (%(states)s::text[] is null or state = any (%(states)s::text[]))
   -- What these states imply is said, so that the indexes of the few are found among the many.
   and (not %(held)s::boolean or held)

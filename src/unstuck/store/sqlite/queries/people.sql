@@ -15,7 +15,7 @@ SELECT
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
     enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
 FROM unstuck_jobs NOT INDEXED
-WHERE id < ?1
+WHERE id < ?1 AND id >= ?9
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
     AND (?3 IS NULL OR queue = ?3)
     AND (?4 IS NULL OR task = ?4)

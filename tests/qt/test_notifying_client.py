@@ -10,7 +10,7 @@ from typing import Any
 import cbor2
 import pytest
 from tests.mdp.stage import Played, notice, played
-from tests.screen import QMessageBox, Screen
+from tests.qt.screen import QMessageBox, Screen
 
 from unstuck.domain.errors import CallFailed
 from unstuck.mdp.qt import NotifyingClient

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.fleet import PATIENCE_S
 from tests.mdp.scene import Scene
-from tests.screen import QMessageBox, Screen
+from tests.qt.screen import QMessageBox, Screen
 
 from unstuck.desktop.desk import Desk
 from unstuck.mdp.qt import NotifyingClient

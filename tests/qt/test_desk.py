@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.shop import COMMAND, Shop
 from tests.fleet import Fleet
 from tests.pg import PgServer
-from tests.screen import QSystemTrayIcon, Screen
+from tests.qt.screen import QSystemTrayIcon, Screen
 
 from unstuck.desktop.desk import Desk
 from unstuck.desktop.event_rows import MAX_ROWS, EventRows

@@ -1,0 +1,176 @@
+"""What nodes are put into while a workflow is built: the workflow itself, and groups inside it."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar, overload
+
+from unstuck.client.counter import Counter
+from unstuck.client.task import Task
+from unstuck.client.workflow.nodes import Node, TaskNode, checked_node_name
+from unstuck.client.workflow.plan import plan
+from unstuck.client.workflow.run import WorkflowRun
+from unstuck.domain.errors import ConfigError
+from unstuck.domain.workflow import MAX_NODES
+
+R = TypeVar("R")
+T = TypeVar("T")
+N = TypeVar("N", bound=Node[Any])
+
+
+class Scope(Node[Any]):
+    """A group of nodes. It ends when all of them have, or when one failed that may not fail; its result is that of the
+    node named with `result`, else of the last one that was added."""
+
+    kind = "group"
+
+    def __init__(self, scope: "Scope | None", name: str) -> None:
+        super().__init__(scope, name)
+        self.members: list[Node[Any]] = []
+        self.chosen: Node[Any] | None = None
+
+    @overload
+    def add(self, task: "Task[Any, Coroutine[Any, Any, T]]", /, *args: Any, **kwargs: Any) -> Node[T]: ...
+
+    @overload
+    def add(self, task: Task[Any, R], /, *args: Any, **kwargs: Any) -> Node[R]: ...
+
+    def add(self, task: Task[Any, Any], /, *args: Any, **kwargs: Any) -> Node[Any]:
+        """Add a call of a task. Arguments may be nodes, also inside lists and dicts: their results come in instead."""
+        return self._joined(TaskNode(self, self._name_for(task), task, args, kwargs))
+
+    @overload
+    def map(
+        self, task: "Task[Any, Coroutine[Any, Any, T]]", over: Node[Any], /, *args: Any, **kwargs: Any
+    ) -> Node[list[T]]: ...
+
+    @overload
+    def map(self, task: Task[Any, R], over: Node[Any], /, *args: Any, **kwargs: Any) -> Node[list[R]]: ...
+
+    def map(self, task: Task[Any, Any], over: Node[Any], /, *args: Any, **kwargs: Any) -> Node[Any]:
+        """Call a task for each item of the list that `over` gives, as its first argument; the result is the list of
+        results, in order. How long the list is need not be known before."""
+        if not isinstance(over, Node):
+            raise ConfigError(
+                f"map() goes over the result of a node, not over {type(over).__name__}. For a list that is known now, "
+                "add() a node for each item."
+            )
+        return self._joined(TaskNode(self, self._name_for(task), task, args, kwargs, over))
+
+    def group(self, name: str) -> "Group":
+        """Add a group: a part with an end and an `on_error` of its own."""
+        return self._joined(Group(self, self.workflow.own_name(name)))
+
+    def result(self, node: Node[Any]) -> None:
+        """Let the result of this node be that of the whole group or workflow."""
+        if node not in self.members:
+            raise ConfigError(f"{node!r} is not in {self.name!r}: its result cannot stand for it.")
+        self.chosen = node
+
+    def _name_for(self, task: Any) -> str:
+        if not isinstance(task, Task):
+            raise ConfigError(
+                f"A workflow is made of tasks, and {task!r:.80} is none. Register the function with @app.task."
+            )
+        return self.workflow.free_name(task.name)
+
+    def _joined(self, node: N) -> N:
+        self.workflow.count_one()
+        for other in references(node):
+            self.workflow.check_reach(node, other)
+        self.members.append(node)
+        return node
+
+
+class Group(Scope):
+    """A part of a workflow, made with `group(name)`. Pass it to a node outside to hand over its result."""
+
+
+class Workflow(Scope):
+    """A workflow that is being built: `app.workflow(name)`. Nothing is stored before `start()`."""
+
+    def __init__(self, counter: Counter, name: str) -> None:
+        super().__init__(None, checked_node_name(name))
+        self._counter = counter
+        self._names: set[str] = set()
+        self._count = 0
+
+    @property
+    def workflow(self) -> "Workflow":
+        return self
+
+    def start(self, *, unique_key: str | None = None, priority: int = 0) -> WorkflowRun:
+        """Store it, with the jobs of those nodes that wait for nobody. It is durable when this returns."""
+        new = plan(self, unique_key=unique_key, priority=priority)
+        stored = self._counter.parts().ledger.begin_workflow(new)
+        return WorkflowRun(self._counter, stored.job_id, fresh=stored.fresh)
+
+    async def start_async(self, *, unique_key: str | None = None, priority: int = 0) -> WorkflowRun:
+        """Like `start`, without blocking the event loop."""
+        return await asyncio.to_thread(self.start, unique_key=unique_key, priority=priority)
+
+    def own_name(self, name: str, node: Node[Any] | None = None) -> str:
+        """Take a name that somebody chose; no two nodes have the same."""
+        if name in self._names and (node is None or node.name != name):
+            raise ConfigError(f"Workflow {self.name!r} has two nodes named {name!r}. Give one of them another name.")
+        if node is not None:
+            self._names.discard(node.name)
+        self._names.add(checked_node_name(name))
+        return name
+
+    def free_name(self, name: str) -> str:
+        """Give a name that nobody has yet, made of this one."""
+        found, number = name, 1
+        while found in self._names:
+            number += 1
+            found = f"{name}-{number}"
+        self._names.add(found)
+        return found
+
+    def count_one(self) -> None:
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise ConfigError(
+                f"Workflow {self.name!r} has more than {MAX_NODES:,} nodes. Map over a list, or start several of them."
+            )
+
+    def check_reach(self, node: Node[Any], other: Node[Any]) -> None:
+        """Refuse what a node may not depend on."""
+        if other is self or other.workflow is not self:
+            raise ConfigError(f"{node!r} cannot depend on {other!r}: it is not a node of workflow {self.name!r}.")
+        around = list(_around(node))
+        if other.scope not in around:
+            assert other.scope is not None
+            raise ConfigError(
+                f"{node!r} cannot depend on {other!r}, which is inside the group {other.scope.name!r}: that may end "
+                f"without it. Depend on the group, and let {other.scope.name!r}.result(…) name what it hands over."
+            )
+        if other in around or other is node:
+            raise ConfigError(f"{node!r} cannot depend on {other!r}, which ends only after it.")
+
+
+def references(node: Any) -> Iterator[Node[Any]]:
+    """Give the nodes whose results a node takes."""
+    if isinstance(node, TaskNode):
+        if node.over is not None:
+            yield node.over
+        yield from _nodes_in((node.args, node.kwargs))
+
+
+def _nodes_in(value: Any) -> Iterator[Node[Any]]:
+    match value:
+        case Node():
+            yield value
+        case list() | tuple():
+            for one in value:
+                yield from _nodes_in(one)
+        case dict():
+            for one in value.values():
+                yield from _nodes_in(one)
+
+
+def _around(node: Node[Any]) -> Iterator[Node[Any]]:
+    """Give every scope that a node is in."""
+    scope = node.scope
+    while scope is not None:
+        yield scope
+        scope = scope.scope

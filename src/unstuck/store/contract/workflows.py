@@ -1,0 +1,34 @@
+"""What is asked of workflows. That they move on when a job ends is part of ending it, whoever does that."""
+
+from typing import Protocol
+
+from unstuck.store.records import Enqueued, NewWorkflow, Repaired, WorkflowRecord
+
+
+class WorkflowVerbs(Protocol):
+    def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
+        """Store a workflow and the jobs of those nodes that wait for nobody, all or none. Repeats itself safely."""
+        ...
+
+    def workflow(self, workflow_id: int) -> WorkflowRecord | None:
+        """Give a workflow with its nodes, in the order of their places."""
+        ...
+
+    def workflows(
+        self, state: str | None = None, before_id: int | None = None, limit: int = 100
+    ) -> list[WorkflowRecord]:
+        """Give workflows without their nodes, the newest first."""
+        ...
+
+    def retry_workflow(self, workflow_id: int, by: str) -> bool:
+        """Take up a workflow that failed, was cancelled or is paused: what failed is tried again, what was not begun
+        may begin. False where there is none, or it goes on or succeeded."""
+        ...
+
+    def resume_workflow(self, workflow_id: int, by: str) -> bool:
+        """Go on past what is paused: those who depend on it get its error. False where it is not paused."""
+        ...
+
+    def repair_workflows(self, limit: int) -> list[Repaired]:
+        """Find what should be impossible, repair it by the same ways as always, and say so."""
+        ...

@@ -1,0 +1,53 @@
+-- Workflows, as clients, operators and people know them.
+
+-- name: begin_workflow
+-- Under an id that was drawn before: repeated as it was, it stores nothing twice.
+select {schema}.begin_workflow(%(id)s, %(name)s, %(root)s, %(nodes)s, %(edges)s);
+
+-- name: owner_of_key
+select id from {schema}.jobs where live_key = %(key)s;
+
+-- name: workflow
+select id, name, state, extract(epoch from created_at)::double precision, extract(epoch from finished_at)::double precision
+from {schema}.workflows where id = %(id)s;
+
+-- name: workflow_nodes
+select n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.job_id, j.state,
+       case when n.kind <> 'group' then n.spec ->> 'task' end,
+       extract(epoch from j.started_at)::double precision, extract(epoch from n.finished_at)::double precision, n.error,
+       n.item, n.blockers,
+       array(select e.source from {schema}.edges e where e.workflow_id = n.workflow_id and e.target = n.place order by 1)
+from {schema}.nodes n
+left join {schema}.jobs j on j.id = n.job_id
+where n.workflow_id = %(id)s and n.place > 0
+order by n.place;
+
+-- name: workflows
+select w.id, w.name, w.state, extract(epoch from w.created_at)::double precision,
+       extract(epoch from w.finished_at)::double precision,
+       (select jsonb_object_agg(c.state, c.n) from (
+            select n.state, count(*) as n from {schema}.nodes n
+            where n.workflow_id = w.id and n.kind = 'task' group by n.state) c)
+from {schema}.workflows w
+where (%(before_id)s::bigint is null or w.id < %(before_id)s) and (%(state)s::text is null or w.state = %(state)s)
+order by w.id desc
+limit %(limit)s;
+
+-- name: retry_workflow
+with locked as materialized (select id from {schema}.workflows where id = %(id)s for update)
+select {schema}.reopen_workflow(id, %(by)s) from locked;
+
+-- name: resume_workflow
+select {schema}.resume_workflow(%(id)s, %(by)s);
+
+-- name: repair_workflows
+with repaired as materialized (
+    select workflow_id, what, queues from {schema}.repair_workflows(%(limit)s)
+), told as (
+    insert into {schema}.events (kind, job_id, message)
+    select 'workflow_repaired', r.workflow_id, 'Repaired: ' || r.what from repaired r
+)
+select workflow_id, what, queues from repaired;
+
+-- name: inputs
+select job_id, place, is_list, item, result, error from {schema}.inputs(%(ids)s);

@@ -1,0 +1,257 @@
+"""Move workflows on: resolve nodes, release those that waited for them, end scopes and whole workflows.
+
+All of it in the transaction that ended the job, under the one write lock, whoever ended it.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+
+import apsw
+import msgspec
+
+from unstuck.domain.errors import ErrorCode
+from unstuck.domain.inputs import NodeError
+from unstuck.domain.states import AttemptState, JobState
+from unstuck.domain.workflow import MAX_ITEMS, NodeState, WorkflowState
+from unstuck.store.records import NewJob, Ties
+from unstuck.store.sqlite.client import insert_jobs
+from unstuck.store.sqlite.hooks import fire_hooks
+from unstuck.store.sqlite.lines import leave_lines
+from unstuck.store.sqlite.nodes import Node, end_node, error_of, find_node, nodes_inside, result_text, standing_for
+from unstuck.store.sqlite.verbs import SQL, fetch, write_event
+
+MAX_RESULT_BYTES = 64 * 1024 * 1024
+Place = tuple[int, int]
+"""A workflow and a place in it."""
+
+_NODE_STATES = {JobState.SUCCEEDED: NodeState.SUCCEEDED, JobState.CANCELLED: NodeState.CANCELLED}
+_spec_decoder = msgspec.json.Decoder(NewJob)
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> set[str]:
+    """Attempts at these jobs ended. Where a job is over, so is its node; where the job of a workflow itself was
+    cancelled, nothing of it is begun any more."""
+    ids = msgspec.json.encode([job_id for job_id, _ in ended]).decode()
+    places: list[Place] = []
+    for workflow_id, place, name, state, job_id, code, message, cause, _ in fetch(cursor, "concerned_nodes", (ids,)):
+        error = None if state == JobState.SUCCEEDED else node_error(name, job_id, code, message, cause)
+        end_node(cursor, workflow_id, place, _NODE_STATES.get(JobState(state), NodeState.FAILED), error)
+        places.append((workflow_id, place))
+    woken = move_on(cursor, places)
+    for (workflow_id,) in fetch(cursor, "cancelled_roots", (ids,)):
+        woken |= _cancel(cursor, workflow_id)
+    return woken
+
+
+def node_error(name: str, job_id: int, code: str | None, message: str | None, cause: str | None) -> NodeError:
+    """Say what a failed job is to those who depend on it."""
+    word = "TASK_CANCELLED" if code == ErrorCode.CANCELLED else code or "RESULT_NOT_AVAILABLE"
+    return NodeError(code=word, message=message or "", cause=cause, node=name, job_id=job_id)
+
+
+def move_on(cursor: apsw.Cursor, places: Sequence[Place]) -> set[str]:
+    """Go on after these nodes ended, round by round; give the queues in which jobs became ready."""
+    woken: set[str] = set()
+    while places:
+        following: list[Place] = []
+        due: list[Place] = []
+        # Of several that ended at once those that failed come first: what they close is not begun by the others.
+        for workflow_id, node in sorted(_nodes(cursor, places), key=lambda pair: pair[1].ended_well):
+            if node.parent is None:
+                # The outermost scope is over: so is its workflow.
+                woken |= _finish(cursor, workflow_id, node)
+                continue
+            if find_node(cursor, workflow_id, node.parent).state != NodeState.RELEASED:
+                continue  # the scope around it is closed: what happens in there changes nothing any more
+            if node.ended_well:
+                due += _unblock(cursor, workflow_id, node.place)
+                following += _leave_scope(cursor, workflow_id, node.parent)
+            elif node.on_error == "pause":
+                _pause(cursor, workflow_id, node)
+            else:
+                woken |= _fail_scope(cursor, workflow_id, node)
+                following.append((workflow_id, node.parent))
+        for workflow_id, place in due:
+            queues, over = release(cursor, workflow_id, place)
+            woken |= queues
+            following += over
+        places = following
+    return woken
+
+
+def _nodes(cursor: apsw.Cursor, places: Sequence[Place]) -> list[tuple[int, Node]]:
+    return [(workflow_id, find_node(cursor, workflow_id, place)) for workflow_id, place in places]
+
+
+def release(cursor: apsw.Cursor, workflow_id: int, place: int) -> tuple[set[str], list[Place]]:
+    """Enqueue the job of a node whose time has come, or open a map whose list is known.
+
+    Gives the queues, and the map itself where it ended at once: of an empty list, or without one."""
+    node = find_node(cursor, workflow_id, place)
+    if node.state != NodeState.WAITING:
+        return set(), []
+    if node.kind == "map":
+        return _open_map(cursor, workflow_id, node)
+    assert node.spec is not None
+    return {_enqueue(cursor, workflow_id, node.place, _spec_decoder.decode(node.spec))}, []
+
+
+def _enqueue(cursor: apsw.Cursor, workflow_id: int, place: int, spec: NewJob) -> str:
+    more = msgspec.structs.replace(spec.more or Ties(), workflow_id=workflow_id, place=place)
+    [stored] = insert_jobs(cursor, [msgspec.structs.replace(spec, more=more)])
+    cursor.execute(SQL["release_node"], (workflow_id, place, stored.job_id))
+    return spec.queue
+
+
+def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node) -> tuple[set[str], list[Place]]:
+    assert node.source is not None
+    assert node.spec is not None
+    values, members, trouble = _items(cursor, workflow_id, node.source)
+    count = len(values) + len(members)
+    if trouble is None and count > MAX_ITEMS:
+        trouble = f"a map has at most {MAX_ITEMS} items, and the list has {count}"
+    if trouble is not None:
+        error = NodeError(code="RESULT_NOT_AVAILABLE", message="The map could not begin", cause=trouble, node=node.name)
+        end_node(cursor, workflow_id, node.place, NodeState.FAILED, error)
+        return set(), [(workflow_id, node.place)]
+    if count == 0:
+        end_node(cursor, workflow_id, node.place, NodeState.SUCCEEDED, None)
+        return set(), [(workflow_id, node.place)]
+    first = cursor.execute(SQL["last_place"], (workflow_id,)).get + 1
+    spec = _spec_decoder.decode(node.spec)
+    cursor.execute(SQL["open_map"], (workflow_id, node.place, count))
+    for n in range(count):
+        place = first + n
+        value, member = (values[n], None) if values else (None, members[n])
+        name = f"{node.name}[{n}]"
+        row = (workflow_id, place, node.place, name, node.on_error, n, value, member, node.spec)
+        cursor.execute(SQL["insert_member"], row)
+        cursor.execute(SQL["copy_edges"], (workflow_id, node.place, place, node.source))
+        _enqueue(cursor, workflow_id, place, spec)
+    return {spec.queue}, []
+
+
+def _items(cursor: apsw.Cursor, workflow_id: int, source: int) -> tuple[list[bytes], list[int], str | None]:
+    """Give the items of a list by value, or the places of those whose results they are, or why there are none."""
+    node = standing_for(cursor, workflow_id, source)
+    if node.state != NodeState.SUCCEEDED:
+        return [], [], "there is no result to map over: the node before it did not succeed"
+    if node.kind == "map":
+        return [], [member.place for member in nodes_inside(cursor, workflow_id, node.place)], None
+    found = None if node.kind != "task" else cursor.execute(SQL["result_of_job"], (node.job_id,)).fetchone()
+    if found is None:
+        return [], [], "the result that it maps over is not there any more"
+    try:
+        return [bytes(item) for item in _list_decoder.decode(found[0] or b"null")], [], None
+    except msgspec.MsgspecError:
+        return [], [], "the result that it maps over is no list"
+
+
+def _unblock(cursor: apsw.Cursor, workflow_id: int, place: int) -> list[Place]:
+    rows = fetch(cursor, "unblock", (workflow_id, place))
+    return [(workflow_id, target) for target, blockers, state in rows if blockers == 0 and state == NodeState.WAITING]
+
+
+def _leave_scope(cursor: apsw.Cursor, workflow_id: int, scope: int) -> list[Place]:
+    [(left, state)] = fetch(cursor, "leave_scope", (workflow_id, scope))
+    if left or state != NodeState.RELEASED:
+        return []
+    end_node(cursor, workflow_id, scope, NodeState.SUCCEEDED, None)
+    return [(workflow_id, scope)]
+
+
+def _pause(cursor: apsw.Cursor, workflow_id: int, node: Node) -> None:
+    error = error_of(node)
+    end_node(cursor, workflow_id, node.place, NodeState.PAUSED, error)
+    cursor.execute(SQL["pause_workflow"], (workflow_id,))
+    why = error.cause or error.message
+    sentence = f"Node {node.name} failed ({error.code}) and waits for an operator: {why}"
+    write_event(cursor, "workflow_paused", sentence[:500], job_id=workflow_id)
+
+
+def _fail_scope(cursor: apsw.Cursor, workflow_id: int, node: Node) -> set[str]:
+    assert node.parent is not None
+    end_node(cursor, workflow_id, node.parent, NodeState.FAILED, error_of(node))
+    return _close(cursor, workflow_id, node.parent, f"node {node.name} failed before it")
+
+
+def _close(cursor: apsw.Cursor, workflow_id: int, scope: int, cause: str) -> set[str]:
+    """Cancel what is in a scope and was not begun. What runs goes on, and its end changes nothing any more."""
+    woken: set[str] = set()
+    for node in nodes_inside(cursor, workflow_id, scope):
+        if node.kind != "task":
+            woken |= _close(cursor, workflow_id, node.place, cause)
+        begun = node.state not in (NodeState.WAITING, NodeState.PAUSED) and node.kind == "task"
+        if node.state == NodeState.RELEASED and node.job_id is not None:
+            cursor.execute(SQL["stop_job_of_workflow"], (node.job_id, time.time(), cause))
+            if cursor.connection.changes():
+                begun = False
+                write_event(cursor, "cancelled", f"CANCELLED: {cause}"[:500], job_id=node.job_id)
+                woken |= leave_lines(cursor, [(node.job_id, AttemptState.CANCELLED)])
+        if not begun and node.state in (NodeState.WAITING, NodeState.PAUSED, NodeState.RELEASED):
+            error = NodeError(
+                code="TASK_CANCELLED", message="It was not begun", cause=cause, node=node.name, job_id=node.job_id
+            )
+            end_node(cursor, workflow_id, node.place, NodeState.CANCELLED, error)
+    return woken
+
+
+def _cancel(cursor: apsw.Cursor, workflow_id: int) -> set[str]:
+    woken = _close(cursor, workflow_id, 0, f"workflow {workflow_id} was cancelled")
+    cursor.execute(SQL["ask_nodes_to_stop"], (workflow_id,))
+    root = find_node(cursor, workflow_id, 0)
+    error = NodeError(code="TASK_CANCELLED", message="Workflow was cancelled", node=root.name)
+    end_node(cursor, workflow_id, 0, NodeState.CANCELLED, error)
+    cursor.execute(SQL["end_workflow"], (workflow_id, WorkflowState.CANCELLED.value, time.time()))
+    return woken
+
+
+def _finish(cursor: apsw.Cursor, workflow_id: int, root: Node) -> set[str]:
+    """Write the end of a whole workflow: of its row, and of the job that stands for it."""
+    error = None if root.state == NodeState.SUCCEEDED else error_of(root)
+    result = None
+    if error is None:
+        result = result_text(cursor, workflow_id, 0).encode()
+        if len(result) > MAX_RESULT_BYTES:
+            cause = f"the results of the workflow together are over {MAX_RESULT_BYTES} bytes"
+            error = NodeError(code=ErrorCode.RESULT_NOT_STORABLE, message="Result cannot be stored", cause=cause)
+            result = None
+    state = JobState.SUCCEEDED if error is None else JobState.FAILED
+    now = time.time()
+    cursor.execute(SQL["end_workflow"], (workflow_id, state.value, now))
+    facts: tuple[str | None, ...] = (None, None, None, None)
+    if error is not None:
+        details = msgspec.json.encode({"node": error.node, "node_job_id": error.job_id}).decode()
+        facts = (error.code, error.message, error.cause, details)
+        sentence = f"{error.code}: node {error.node}: {error.cause or error.message}"
+        write_event(cursor, "failed", sentence[:500], job_id=workflow_id)
+    hooks = cursor.execute(SQL["end_root"], (workflow_id, state.value, now, result, *facts)).fetchall()
+    if not hooks or hooks[0][0] is None:
+        return set()
+    return fire_hooks(cursor, [(workflow_id, AttemptState(state.value))])
+
+
+def begin(cursor: apsw.Cursor, workflow_id: int) -> set[str]:
+    """Release what waits for nobody, and end the scopes in which nothing is left."""
+    woken: set[str] = set()
+    over: list[Place] = []
+    for (place,) in fetch(cursor, "nodes_due", (workflow_id,)):
+        queues, ended = release(cursor, workflow_id, place)
+        woken |= queues
+        over += ended
+    return woken | move_on(cursor, over)
+
+
+def recount(cursor: apsw.Cursor, workflow_id: int) -> set[str]:
+    """Count anew what each node and scope waits for, from what is known of its nodes, and go on from there."""
+    cursor.execute(SQL["recount_nodes"], (workflow_id,))
+    woken = begin(cursor, workflow_id)
+    over = [(workflow_id, place) for (place,) in fetch(cursor, "scopes_over", (workflow_id,))]
+    for _, place in over:
+        end_node(cursor, workflow_id, place, NodeState.SUCCEEDED, None)
+    return woken | move_on(cursor, over)
+
+
+def resolve(cursor: apsw.Cursor, workflow_id: int, places: Iterable[int]) -> set[str]:
+    return move_on(cursor, [(workflow_id, place) for place in places])

@@ -1,0 +1,216 @@
+-- Workflows. Every write is made under the one write lock, so what was read a moment ago still stands.
+
+-- name: insert_workflow
+INSERT INTO unstuck_workflows (id, name, created_at) VALUES (?1, ?2, ?3);
+
+-- name: stand_for_workflow
+-- The job that stands for a workflow waits for it, and for nothing else.
+UPDATE unstuck_jobs
+SET state = 'waiting', ready = 0, blocked = 0, waiting = 0, awaits = 'workflow', tied = 1, workflow_id = id, place = 0
+WHERE id = ?1;
+
+-- name: insert_node
+INSERT INTO unstuck_nodes (workflow_id, place, parent, name, kind, state, on_error, blockers, open, source, spec)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11);
+
+-- name: insert_member
+INSERT INTO unstuck_nodes (
+    workflow_id, place, parent, name, kind, state, on_error, blockers, open, item, item_value, item_of, spec
+)
+VALUES (?1, ?2, ?3, ?4, 'task', 'waiting', ?5, 0, 0, ?6, ?7, ?8, ?9);
+
+-- name: insert_edge
+INSERT INTO unstuck_edges (workflow_id, source, target, data) VALUES (?1, ?2, ?3, ?4);
+
+-- name: copy_edges
+-- Members need what their map was given beside its list.
+INSERT INTO unstuck_edges (workflow_id, source, target, data)
+SELECT workflow_id, source, ?3, 1 FROM unstuck_edges WHERE workflow_id = ?1 AND target = ?2 AND data = 1 AND source <> ?4;
+
+-- name: concerned_nodes
+-- Nodes that wait for jobs which are over.
+SELECT
+    n.workflow_id, n.place, n.name, j.state, j.id, j.error_code, j.error_message, j.error_cause, j.finished_at
+FROM json_each(?) i
+CROSS JOIN unstuck_jobs j ON j.id = i.value
+JOIN unstuck_nodes n ON n.workflow_id = j.workflow_id AND n.place = j.place
+WHERE j.finished_at IS NOT NULL AND j.place > 0 AND n.state = 'released' AND n.job_id = j.id;
+
+-- name: cancelled_roots
+SELECT w.id
+FROM json_each(?) i
+CROSS JOIN unstuck_workflows w ON w.id = i.value
+JOIN unstuck_jobs j ON j.id = w.id
+WHERE w.finished_at IS NULL AND j.finished_at IS NOT NULL;
+
+-- name: end_node
+UPDATE unstuck_nodes SET state = ?3, finished_at = ?4, error = ?5 WHERE workflow_id = ?1 AND place = ?2;
+
+-- name: node
+SELECT place, parent, name, kind, state, on_error, blockers, open, source, job_id, error, spec
+FROM unstuck_nodes
+WHERE workflow_id = ?1 AND place = ?2;
+
+-- name: nodes_inside
+SELECT place, parent, name, kind, state, on_error, blockers, open, source, job_id, error, spec
+FROM unstuck_nodes
+WHERE workflow_id = ?1 AND parent = ?2
+ORDER BY coalesce(item, 0), place;
+
+-- name: unblock
+UPDATE unstuck_nodes SET blockers = blockers - 1
+WHERE workflow_id = ?1 AND place IN (SELECT target FROM unstuck_edges WHERE workflow_id = ?1 AND source = ?2)
+RETURNING place, blockers, state;
+
+-- name: leave_scope
+UPDATE unstuck_nodes SET open = open - 1 WHERE workflow_id = ?1 AND place = ?2 RETURNING open, state;
+
+-- name: open_map
+UPDATE unstuck_nodes SET state = 'released', open = ?3 WHERE workflow_id = ?1 AND place = ?2;
+
+-- name: release_node
+UPDATE unstuck_nodes SET state = 'released', job_id = ?3 WHERE workflow_id = ?1 AND place = ?2;
+
+-- name: last_place
+SELECT max(place) FROM unstuck_nodes WHERE workflow_id = ?;
+
+-- name: stop_job_of_workflow
+UPDATE unstuck_jobs
+SET state = 'cancelled', ready = 0, waiting = 0, blocked = 0, awaits = NULL, finished_at = ?2, live_key = NULL,
+    error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = ?3, error_details = NULL
+WHERE id = ?1 AND state IN ('pending', 'waiting');
+
+-- name: ask_nodes_to_stop
+UPDATE unstuck_jobs SET cancel_requested = 1
+WHERE held = 1 AND id IN (
+    SELECT job_id FROM unstuck_nodes WHERE workflow_id = ?1 AND state = 'released' AND kind = 'task'
+);
+
+-- name: end_workflow
+UPDATE unstuck_workflows SET state = ?2, finished_at = ?3 WHERE id = ?1;
+
+-- name: end_root
+UPDATE unstuck_jobs
+SET state = ?2, waiting = 0, awaits = NULL, finished_at = ?3, result = ?4, live_key = NULL, error_code = ?5,
+    error_message = ?6, error_cause = ?7, error_details = ?8
+WHERE id = ?1 AND finished_at IS NULL
+RETURNING hooks;
+
+-- name: pause_workflow
+UPDATE unstuck_workflows SET state = 'paused' WHERE id = ?1 AND state = 'running';
+
+-- name: go_on_workflow
+UPDATE unstuck_workflows SET state = 'running', finished_at = NULL WHERE id = ?1;
+
+-- name: reopen_root
+UPDATE unstuck_jobs
+SET state = 'waiting', ready = 0, blocked = 0, waiting = 0, awaits = 'workflow', finished_at = NULL, result = NULL,
+    error_code = NULL, error_message = NULL, error_cause = NULL, error_details = NULL, cancel_requested = 0,
+    live_key = unique_key
+WHERE id = ?1;
+
+-- name: reopen_node
+UPDATE unstuck_nodes SET state = ?3, job_id = ?4, finished_at = NULL, error = NULL WHERE workflow_id = ?1 AND place = ?2;
+
+-- name: recount_nodes
+UPDATE unstuck_nodes
+SET blockers = (
+        SELECT count(*)
+        FROM unstuck_edges e
+        JOIN unstuck_nodes s ON s.workflow_id = e.workflow_id AND s.place = e.source
+        WHERE e.workflow_id = ?1 AND e.target = unstuck_nodes.place
+            AND NOT (s.state = 'succeeded' OR s.state IN ('failed', 'cancelled') AND s.on_error = 'continue')
+    ),
+    open = (
+        SELECT count(*)
+        FROM unstuck_nodes m
+        WHERE m.workflow_id = ?1 AND m.parent = unstuck_nodes.place
+            AND NOT (m.state = 'succeeded' OR m.state IN ('failed', 'cancelled') AND m.on_error = 'continue')
+    )
+WHERE workflow_id = ?1;
+
+-- name: nodes_due
+SELECT n.place
+FROM unstuck_nodes n
+JOIN unstuck_nodes p ON p.workflow_id = n.workflow_id AND p.place = n.parent
+WHERE n.workflow_id = ?1 AND n.state = 'waiting' AND n.blockers = 0 AND p.state = 'released'
+ORDER BY n.place;
+
+-- name: scopes_over
+SELECT place FROM unstuck_nodes
+WHERE workflow_id = ?1 AND kind <> 'task' AND state = 'released' AND open = 0;
+
+-- name: paused_nodes
+SELECT place FROM unstuck_nodes WHERE workflow_id = ?1 AND state = 'paused';
+
+-- name: go_past_node
+UPDATE unstuck_nodes SET state = 'failed', on_error = 'continue' WHERE workflow_id = ?1 AND place = ?2;
+
+-- name: job_place
+SELECT workflow_id, place FROM unstuck_jobs WHERE id = ?;
+
+-- name: workflow
+SELECT id, name, state, created_at, finished_at FROM unstuck_workflows WHERE id = ?;
+
+-- name: workflow_nodes
+SELECT
+    n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.job_id, j.state,
+    iif(n.kind <> 'group', n.spec ->> 'task', NULL), j.started_at, n.finished_at, n.error, n.item, n.blockers
+FROM unstuck_nodes n
+LEFT JOIN unstuck_jobs j ON j.id = n.job_id
+WHERE n.workflow_id = ?1 AND n.place > 0
+ORDER BY n.place;
+
+-- name: workflow_edges
+SELECT target, source FROM unstuck_edges WHERE workflow_id = ?1 ORDER BY target, source;
+
+-- name: workflows
+SELECT id, name, state, created_at, finished_at
+FROM unstuck_workflows
+WHERE (?1 IS NULL OR id < ?1) AND (?2 IS NULL OR state = ?2)
+ORDER BY id DESC
+LIMIT ?3;
+
+-- name: count_nodes
+SELECT state, count(*) FROM unstuck_nodes WHERE workflow_id = ?1 AND kind = 'task' GROUP BY state;
+
+-- name: nodes_of_the_gone
+-- Nodes that wait for jobs which are over, or not there any more.
+SELECT n.workflow_id, n.place, n.name, n.job_id, j.id, j.state
+FROM unstuck_workflows w INDEXED BY unstuck_workflows_open
+JOIN unstuck_nodes n INDEXED BY unstuck_nodes_released ON n.workflow_id = w.id
+LEFT JOIN unstuck_jobs j ON j.id = n.job_id
+WHERE w.finished_at IS NULL AND n.state = 'released' AND n.kind = 'task' AND (j.id IS NULL OR j.finished_at IS NOT NULL)
+ORDER BY n.workflow_id, n.place
+LIMIT ?1;
+
+-- name: workflows_at_rest
+-- They go on, and nothing in them does.
+SELECT w.id
+FROM unstuck_workflows w INDEXED BY unstuck_workflows_open
+WHERE w.finished_at IS NULL AND w.state = 'running'
+    AND NOT EXISTS (
+        SELECT 1 FROM unstuck_nodes n INDEXED BY unstuck_nodes_released
+        WHERE n.workflow_id = w.id AND n.state = 'released' AND n.kind = 'task'
+    )
+ORDER BY w.id
+LIMIT ?1;
+
+-- name: inputs_of
+SELECT e.source FROM unstuck_edges e WHERE e.workflow_id = ?1 AND e.target = ?2 AND e.data = 1 ORDER BY e.source;
+
+-- name: item_of
+SELECT item, item_value, item_of FROM unstuck_nodes WHERE workflow_id = ?1 AND place = ?2;
+
+-- name: result_of_job
+SELECT result FROM unstuck_jobs WHERE id = ?;
+
+-- name: forget_workflows
+DELETE FROM unstuck_workflows WHERE id IN (SELECT value FROM json_each(?));
+
+-- name: jobs_of_open_workflows
+SELECT j.id
+FROM json_each(?) i
+CROSS JOIN unstuck_jobs j ON j.id = i.value
+JOIN unstuck_workflows w ON w.id = j.workflow_id
+WHERE w.finished_at IS NULL;

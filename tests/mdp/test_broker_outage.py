@@ -1,0 +1,64 @@
+"""The database goes away while the broker serves: nobody is given up, and all is answered afterwards."""
+
+import time
+from pathlib import Path
+
+from tests.fleet import PATIENCE_S
+from tests.mdp.wire import HEARTBEAT, NO_WORKERS, REQUEST, Broker, Peers, RawWorker
+from tests.pg import PgServer
+
+OUTAGE_S = 10.0
+"""Longer than every beat may be missing."""
+
+
+def attend(worker: RawWorker) -> int:
+    """Beat, do whatever is asked, and count what the broker says beside it."""
+    beats = 0
+    worker.tell(HEARTBEAT)
+    while not worker.is_silent(0.05):
+        _, _, command, *rest = worker.hear()
+        assert command in (HEARTBEAT, REQUEST), f"a worker that beats was told {command!r}"
+        beats += command == HEARTBEAT
+        if command == REQUEST:
+            worker.reply(rest[0], *rest[2:])
+    return beats
+
+
+def test_an_outage_costs_no_worker_no_reply_and_no_request(pg_server: PgServer, pg_url: str, tmp_path: Path) -> None:
+    broker = Broker(pg_url, tmp_path / "log", heartbeat_interval="300ms", heartbeat_timeout="8s", busy_timeout="8s")
+    peers = Peers(broker)
+    try:
+        busy, idle, client = peers.worker(), peers.worker(peers.service + b"-other"), peers.listener()
+        client.ask(peers.service, b"begun before", correlation=b"1")
+        address, body = busy.request()
+        pg_server.stop()
+        try:
+            until_s = time.monotonic() + OUTAGE_S
+            busy.reply(address, *body)
+            client.ask(peers.service, b"asked meanwhile", correlation=b"2")
+            client.ask(peers.service + b"-third", b"nobody serves it", correlation=b"3")
+            beats = 0
+            while time.monotonic() < until_s:
+                beats += attend(busy) + attend(idle)
+            assert beats >= 10, "the broker was silent in the outage"
+            assert client.is_silent(0), "something was said that the ledger does not have"
+        finally:
+            pg_server.start()
+        heard: dict[bytes, list[bytes]] = {}
+        until_s = time.monotonic() + PATIENCE_S
+        while len(heard) < 3:
+            assert time.monotonic() < until_s, heard
+            attend(busy)
+            attend(idle)
+            if not client.is_silent(0):
+                correlation, _, _, *rest = client.hear()
+                heard[correlation] = rest
+        assert heard[b"1"] == [peers.service, b"begun before"]
+        assert heard[b"2"] == [peers.service, b"asked meanwhile"]
+        assert heard[b"3"][0] == NO_WORKERS
+        broker.is_well()
+        assert broker.stop() == 0, broker.log.read_text()[-4000:]
+    finally:
+        peers.close()
+        broker.process.kill()
+        broker.process.wait(10)
