@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import UncertainCommit as UncertainCommit
     from unstuck.domain.errors import UnknownName as UnknownName
     from unstuck.domain.errors import UnknownQueue as UnknownQueue
+    from unstuck.domain.errors import UnknownSchedule as UnknownSchedule
     from unstuck.domain.errors import UnknownTask as UnknownTask
     from unstuck.domain.errors import UnknownWorker as UnknownWorker
     from unstuck.domain.errors import UnstuckError as UnstuckError
     from unstuck.domain.errors import WorkerCrashed as WorkerCrashed
+    from unstuck.domain.errors import WorkflowNotFound as WorkflowNotFound
     from unstuck.domain.errors import WrongArguments as WrongArguments
     from unstuck.domain.events import Event as Event
     from unstuck.domain.events import EventKind as EventKind
@@ -103,11 +105,13 @@ __all__ = [
     "UncertainCommit",
     "UnknownName",
     "UnknownQueue",
+    "UnknownSchedule",
     "UnknownTask",
     "UnknownWorker",
     "UnstuckError",
     "WorkerCrashed",
     "Workflow",
+    "WorkflowNotFound",
     "WorkflowRun",
     "WrongArguments",
     "current_context",

@@ -3,6 +3,7 @@
 import inspect
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 import msgspec
@@ -10,12 +11,16 @@ import msgspec
 from unstuck import config
 from unstuck.client.counter import Counter
 from unstuck.client.events import GATHER, Events, listen
+from unstuck.client.following import Follower, Following
+from unstuck.client.hooking import names_of
 from unstuck.client.job import Job
+from unstuck.client.planning import Planning
 from unstuck.client.task import Task
 from unstuck.client.workflow import Workflow, WorkflowRun
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
+from unstuck.domain.hooks import HOOK_SETTINGS
 from unstuck.domain.limits import QueueLimit, read_limit
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.order import KeyFunction, Order, read_order
@@ -34,7 +39,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class App:
+class App(Planning, Following):
     """Tasks, settings and the way to the ledger. Nothing is connected before it is used."""
 
     def __init__(
@@ -43,6 +48,10 @@ class App:
         *,
         recovery: Recovery | None = None,
         queues: Iterable[str] = (),
+        after_success: Follower = None,
+        after_failure: Follower = None,
+        after_crash: Follower = None,
+        after_retry: Follower = None,
         **settings: Unpack[GivenSettings],
     ) -> None:
         self.settings: Settings = config.load({"url": url, "recovery": recovery, **settings})
@@ -50,6 +59,16 @@ class App:
         self._definitions: dict[str, TaskDefinition] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._limits: dict[str, QueueLimit] = {}
+        Planning.__init__(self)
+        Following.__init__(
+            self,
+            {
+                "after_success": after_success,
+                "after_failure": after_failure,
+                "after_crash": after_crash,
+                "after_retry": after_retry,
+            },
+        )
         self._queues = frozenset(checked_name(queue, "Queue") for queue in queues) | {DEFAULT_QUEUE}
 
     def __repr__(self) -> str:
@@ -81,6 +100,10 @@ class App:
         concurrency_limit: int = 1,
         expires: Duration | None = None,
         keep: Duration | None = None,
+        after_success: Follower = None,
+        after_failure: Follower = None,
+        after_crash: Follower = None,
+        after_retry: Follower = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, *function: Any, **settings: Any) -> Any:
@@ -122,6 +145,7 @@ class App:
                 context_parameter=context_parameter,
                 policy=policy,
                 concurrency_key=settings["concurrency_key"] if policy.order.computed else None,
+                hooks=names_of(settings, f"Task {name!r}"),
             )
         )
 
@@ -157,13 +181,21 @@ class App:
             raise ConfigError(f"There are two tasks named {name!r} in this app. Give one of them name=….")
         self._definitions[name] = definition
         self._queues |= {definition.queue}
-        task: Task[Any, Any] = Task(self._counter, definition, lambda: self._queues)
+        task: Task[Any, Any] = Task(
+            self._counter, definition, lambda: self._queues, policy=lambda: self._policy_of(name)
+        )
+        self._policies.clear()
         self._tasks[name] = task
         return task
 
     @property
     def definitions(self) -> Mapping[str, TaskDefinition]:
-        return self._definitions
+        """Every task, with all that follows its ends as far as those tasks are registered yet."""
+        if not any(self._hooks_of(one) for one in self._definitions.values()):
+            return self._definitions
+        return {
+            name: replace(one, policy=self._policy_of(name, strict=False)) for name, one in self._definitions.items()
+        }
 
     @property
     def queues(self) -> frozenset[str]:
@@ -176,6 +208,8 @@ class App:
         return self._tasks[name]
 
     def manifest_settings(self) -> bytes:
+        for name in self._definitions:
+            self._policy_of(name)  # Refuse here, before a worker starts, what no job could be enqueued with.
         return config.dump(self.settings)
 
     # The ledger -------------------------------------------------------------------------------
@@ -253,6 +287,7 @@ _TASK_SETTINGS = (
     "concurrency_limit",
     "expires",
     "keep",
+    *HOOK_SETTINGS,
 )
 
 

@@ -35,6 +35,8 @@ POINTS = frozenset(
         "heartbeat.round",
         "alerts.before_send",
         "alerts.after_send",
+        "schedule.before_commit",
+        "schedule.after_commit",
     }
 )
 

@@ -238,6 +238,29 @@ class TestLook:
         assert said["workers"]["active"] >= 1
         assert "default" in [queue["name"] for queue in said["queues"]]
 
+    def test_schedules(self, door: Door) -> None:
+        name = f"every/{door.queue()}"
+        body = {"task": "add", "cron": "0 3 * * *", "tz": "Europe/Berlin", "args": [1, 2], "catch_up": "skip"}
+        made = door.client.put(f"{API}/schedules/{name}", json=body)
+        assert made.status_code == 200, made.text
+        assert (made.json()["when"], made.json()["source"]) == ("0 3 * * * (Europe/Berlin)", "operator")
+        assert name in [one["name"] for one in door.get("/schedules")]
+        assert door.post(f"/schedules/{name}/pause") == {"name": name, "paused": True, "changed": True}
+        assert door.post(f"/schedules/{name}/pause")["changed"] is False
+        assert door.post(f"/schedules/{name}/resume")["changed"] is True
+        job = door.get(f"/jobs/{door.post(f'/schedules/{name}/run')['job_id']}")
+        assert (job["args"], name in job["enqueued_by"]) == ([1, 2], True)
+        for wrong, status in (
+            ({**body, "every": "1s"}, 422),
+            ({**body, "cron": "x"}, 422),
+            ({**body, "task": "a"}, 404),
+        ):
+            answer = door.client.put(f"{API}/schedules/{name}", json=wrong)
+            assert answer.status_code == status, answer.text
+        gone = door.client.delete(f"{API}/schedules/{name}")
+        assert gone.json() == {"name": name, "removed": True, "workers": 0}
+        assert door.client.delete(f"{API}/schedules/{name}").status_code == 404
+
     def test_doctor(self, door: Door) -> None:
         assert "containment" in [finding["code"] for finding in door.get("/doctor")]
 
@@ -269,6 +292,13 @@ THERE = {
     "quarantine": "GET /quarantine",
     "quarantine list": "GET /quarantine",
     "quarantine release": "POST /quarantine/release",
+    "schedules": "GET /schedules",
+    "schedules list": "GET /schedules",
+    "schedules add": "PUT /schedules/{name}",
+    "schedules pause": "POST /schedules/{name}/pause",
+    "schedules resume": "POST /schedules/{name}/resume",
+    "schedules run": "POST /schedules/{name}/run",
+    "schedules remove": "DELETE /schedules/{name}",
     "audit": "GET /audit",
     "version": "GET /overview",
 }

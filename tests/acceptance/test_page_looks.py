@@ -8,6 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from tests.acceptance.browsing import browsing, looking, wait_live
+from tests.acceptance.flows import opened_app
 from tests.acceptance.shop import RETRIED, Shop
 from tests.web import Served, opened
 
@@ -40,6 +41,7 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
     shop.bury("w2")
     paths = ["/jobs", "/", "/jobs?state=failed&queue=x&older=1m", "/workers", "/queues", "/quarantine", "/events"]
     paths += ["/doctor", "/upkeep", "/audit", f"/workers/{evil}", "/workers/w2"]
+    paths += ["/workflows", *(f"/workflows/{number}" for number in evil_workflows(shop))]
     paths += [f"/jobs/{job_id}" for job_id in (failed, running, quarantined)]
     with opened(shop.url, env={"UNSTUCK_WEB_REDACT": "pin"}) as served:
         yield served, paths
@@ -93,6 +95,19 @@ def evil_jobs(shop: Shop) -> tuple[int, int, int]:
             with shop.ledger() as ledger:
                 assert not ledger.turn(Turn("w1", endings=(ending,))).superseded
     return ids[0], ids[1], ids[2]
+
+
+def evil_workflows(shop: Shop) -> tuple[int, int]:
+    """Give one that goes on and one that failed, with nodes of every kind and in every state."""
+    with opened_app(shop) as (app, add):
+        going = app.workflow(f"w {EVIL}"[:200])
+        wide = [going.add(add, number) for number in range(12)]
+        group = going.group(f"g {EVIL}"[:200])
+        group.map(add, group.add(add, *wide)).named(f"m {EVIL}"[:200])
+        going.add(add, group).named("x" * 200)
+        failed = going.start().id
+        shop.fail(shop.claim("w1", start=True)[0], EVIL)
+        return going.start().id, failed
 
 
 def test_no_serious_trouble_for_whoever_uses_a_screen_reader_in_light_and_in_dark(

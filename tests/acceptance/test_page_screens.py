@@ -3,7 +3,7 @@
 from tests.acceptance.shop import Shop
 from tests.web import opened
 
-SCREENS = ("/", "/jobs", "/workers", "/queues", "/quarantine", "/events", "/doctor", "/upkeep", "/audit")
+SCREENS = ("/", "/jobs", "/workflows", "/workers", "/queues", "/quarantine", "/events", "/doctor", "/upkeep", "/audit")
 
 
 def test_every_screen_shows_what_is_there(either_shop: Shop) -> None:

@@ -64,7 +64,7 @@ def enqueue(
     migrate: Annotated[bool, typer.Option("--migrate/--no-migrate", help="Make or update the tables.")] = True,
 ) -> None:
     """Store a job; prints its id, or with --wait its result."""
-    positional, named = _arguments(args or [], kwargs)
+    positional, named = arguments(args or [], kwargs)
     patience_s = duration_s(timeout, "--timeout")
     order = {
         "unique": unique,
@@ -100,7 +100,8 @@ def enqueue(
             _tell(common.show, operator, task, stored)
 
 
-def _arguments(args: list[str], kwargs: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(args: list[str], kwargs: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Read the arguments of a task as the command line gives them, each as JSON."""
     positional = tuple(_json(text, f"Argument {at}") for at, text in enumerate(args, 1))
     named = {} if kwargs is None else _json(kwargs, "--kwargs")
     if not isinstance(named, dict):

@@ -24,6 +24,7 @@ from unstuck.cli import (
     quarantine,
     queues,
     recovery,
+    schedules,
     serve,
     stack,
     switching,
@@ -31,6 +32,7 @@ from unstuck.cli import (
     web,
     why,
     workers,
+    workflows,
 )
 from unstuck.cli.common import Common, Misuse, command
 from unstuck.domain.errors import UnstuckError
@@ -89,6 +91,7 @@ for panel, commands in {
         jobs.jobs,
         jobs.job,
         jobs.logs,
+        workflows.workflow,
         stack.stack,
         alive.alive,
         audit.audit,
@@ -118,11 +121,30 @@ _lines.callback()(limits.lines)
 _lines.command("limit")(limits.limit_line)
 app.add_typer(_lines, name="lines", rich_help_panel=LOOK)
 
+_workflows = typer.Typer(invoke_without_command=True)
+_workflows.callback()(workflows.workflows)
+_workflows.command("list")(workflows.list_workflows)
+_workflows.command("show")(workflows.workflow)
+_workflows.command("retry")(workflows.retry)
+_workflows.command("resume")(workflows.resume)
+_workflows.command("cancel")(workflows.cancel)
+app.add_typer(_workflows, name="workflows", rich_help_panel=LOOK)
+
 _quarantine = typer.Typer(invoke_without_command=True)
 _quarantine.callback()(quarantine.quarantine)
 _quarantine.command("list")(quarantine.list_quarantined)
 _quarantine.command("release")(quarantine.release)
 app.add_typer(_quarantine, name="quarantine", rich_help_panel=ACT)
+
+_schedules = typer.Typer(invoke_without_command=True)
+_schedules.callback()(schedules.schedules)
+_schedules.command("list")(schedules.list_schedules)
+_schedules.command("add", context_settings={"ignore_unknown_options": True})(schedules.add)
+_schedules.command("pause")(schedules.pause)
+_schedules.command("resume")(schedules.resume)
+_schedules.command("run")(schedules.run)
+_schedules.command("remove")(schedules.remove)
+app.add_typer(_schedules, name="schedules", rich_help_panel=LOOK)
 
 _alerts = typer.Typer(invoke_without_command=True)
 _alerts.callback()(alerts.alerts)

@@ -15,6 +15,7 @@ STATE_STYLES = {
     "pending": "yellow",
     "claimed": "cyan",
     "running": "bold cyan",
+    "waiting": "blue",
     "succeeded": "green",
     "failed": "bold red",
     "cancelled": "bright_black",

@@ -28,6 +28,8 @@ def tell_story(show: Show, record: JobRecord, view: dict[str, Any], printed: boo
             Cell(_when(record.enqueued_at, now_s) + (f" by {record.enqueued_by}" if record.enqueued_by else "")),
         ),
     ]
+    if view["workflow"]:
+        facts.append(("workflow", Cell(_place(view["workflow"]))))
     if record.unique_key:
         facts.append(("unique key", Cell(record.unique_key)))
     if record.state is JobState.PENDING and record.run_at > now_s + 1:
@@ -106,6 +108,14 @@ def _progress(progress: dict[str, Any], now_s: float) -> str:
     busy = _epoch(progress["busy_since"])
     said = [far(mark) or "a sign of life", ago(_epoch(progress["at"]), now_s)]
     return ", ".join([*said, *([f"busy in C code for {took(busy, now_s)}"] if busy is not None else [])])
+
+
+def _place(workflow: dict[str, Any]) -> str:
+    whole = f"{workflow['id']} ({workflow['name']}), {workflow['state']}"
+    if workflow["node"] is None:
+        return f"{whole}; `unstuck workflow {workflow['id']}` draws it"
+    after = f", after {', '.join(workflow['after'])}" if workflow["after"] else ""
+    return f"node {workflow['node']!r} of {whole}{after}"
 
 
 def _when(at: float, now_s: float) -> str:

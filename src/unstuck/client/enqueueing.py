@@ -14,7 +14,7 @@ from unstuck.domain.errors import ConfigError, PayloadError, UnknownQueue
 from unstuck.domain.names import checked_name, did_you_mean
 from unstuck.domain.order import MAX_KEY_CHARS, Order, check_key, check_limit, line_of, positive_s
 from unstuck.domain.payload import encode_call
-from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.policy import Policy, encode_policy, without_hooks
 from unstuck.store.checks import EARLIEST_S, LATEST_S
 from unstuck.store.records import NewJob, Ties
 
@@ -143,6 +143,7 @@ def build_job(
             f"No task of this app uses the queue {chosen!r}, so no worker of it would serve it."
             f"{did_you_mean(chosen, known_queues)} Declare it with App(…, queues=[{chosen!r}])."
         )
+    policy, hooks = without_hooks(policy)
     return NewJob(
         task=task,
         queue=chosen,
@@ -157,11 +158,18 @@ def build_job(
         run_at=_epoch(options.run_at),
         unique_key=options.unique_key,
         enqueued_by=_program(),
-        more=_ties(policy.order, options, args, kwargs, task),
+        more=_ties(policy.order, options, args, kwargs, task, hooks),
     )
 
 
-def _ties(order: Order, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any], task: str) -> Ties | None:
+def _ties(
+    order: Order,
+    options: Options,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    task: str,
+    hooks: dict[str, Any] | None,
+) -> Ties | None:
     """Give what few jobs have; None for the plain one."""
     line = options.concurrency_key or line_of(order, args, kwargs, task)
     if line is None and options.concurrency_limit is not None:
@@ -171,6 +179,7 @@ def _ties(order: Order, options: Options, args: tuple[Any, ...], kwargs: dict[st
     ties = Ties(
         line=line,
         line_limit=None if line is None else options.concurrency_limit or own,
+        hooks=hooks,
         expires_in_s=order.expires_s if options.expires is None else seconds(options.expires, "expires"),
         keep_s=order.keep_s if options.keep is None else seconds(options.keep, "keep"),
         unique="pending" if keyed and options.unique == PENDING else None,

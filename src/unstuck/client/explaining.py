@@ -6,13 +6,23 @@ from datetime import UTC, datetime
 import msgspec
 
 from unstuck.client.doctor.codes import Code
+from unstuck.client.flow.words import waits_for
 from unstuck.config import Recovery
 from unstuck.domain.durations import brief
 from unstuck.domain.limits import write_rate
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.serving import cure_unserved, why_unserved
 from unstuck.domain.states import FINAL, LIVING, JobState, WorkerState
-from unstuck.store.records import JobRecord, LineRecord, QueueLimitRecord, QueueRecord, TiesRecord, WorkerRecord
+from unstuck.domain.workflow import WorkflowState
+from unstuck.store.records import (
+    JobRecord,
+    LineRecord,
+    QueueLimitRecord,
+    QueueRecord,
+    TiesRecord,
+    WorkerRecord,
+    WorkflowRecord,
+)
 
 # Clocks of two machines differ a little: a job due this soon is due.
 DUE_SOON_S = 0.5
@@ -26,12 +36,21 @@ class Surroundings(msgspec.Struct, frozen=True):
     workers: Sequence[WorkerRecord]
     recovery: Recovery
     now_s: float
+    flow: WorkflowRecord | None = None
+    """The workflow that the job belongs to."""
+    place: int | None = None
+    """Its place there; 0: it stands for the workflow."""
     ties: TiesRecord | None = None
     """What it has beside its work; None for a job that ended."""
     line: LineRecord | None = None
     """The line that it stands in, where there is one."""
     limit: QueueLimitRecord | None = None
     """The limit of its queue, where it has one."""
+
+    @property
+    def whole_flow(self) -> WorkflowRecord | None:
+        """The workflow that the job stands for."""
+        return self.flow if self.place == 0 else None
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -59,6 +78,8 @@ def find_reason(job: JobRecord, around: Surroundings) -> Reason | None:
     """Give the same with its parts."""
     if job.state in FINAL:
         return None
+    if around.whole_flow is not None:
+        return _explain_flow(around.whole_flow)
     if job.state is JobState.PENDING:
         return _explain_pending(job, around)
     return _explain_held(job, around)
@@ -71,6 +92,8 @@ def describe(job: JobRecord, around: Surroundings) -> str:
         return reason
     if job.state in FINAL:
         return f"It has ended: {job.state}."
+    if around.whole_flow is not None:
+        return waits_for(around.whole_flow)
     worker = _worker_of(job, around)
     where = f" on worker {worker.name}" if worker else ""
     if job.state is JobState.RUNNING:
@@ -179,6 +202,14 @@ def _queueing(job: JobRecord, around: Surroundings) -> Reason:
     waiting = f"; {_count(ready, 'job')} of queue {job.queue!r} wait" if ready > 1 else ""
     why = f"It waits for one of {_count(slots, 'slot')} on {_count(len(able), 'worker')}{waiting}"
     return Reason(Code.QUEUEING, why)
+
+
+def _explain_flow(flow: WorkflowRecord) -> Reason | None:
+    """A workflow does not move where an operator must decide; else its nodes do, and tell their own reasons."""
+    if flow.state is not WorkflowState.PAUSED:
+        return None
+    cure = f"`unstuck workflows retry {flow.id}` tries it again, `unstuck workflows resume {flow.id}` goes on past it"
+    return Reason(Code.WORKFLOW_PAUSED, waits_for(flow).rstrip("."), cure)
 
 
 def _explain_held(job: JobRecord, around: Surroundings) -> Reason | None:

@@ -11,6 +11,7 @@ from unstuck.client.counter import Counter
 from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
 from unstuck.client.job import Job
 from unstuck.domain.errors import ConfigError, NoWorkers, WrongArguments
+from unstuck.domain.policy import Policy
 from unstuck.runner.tasks import TaskDefinition
 from unstuck.store.records import Enqueued, NewJob
 from unstuck.tracing import Sending, sending
@@ -32,11 +33,14 @@ class Task(Generic[P, R]):
         definition: TaskDefinition,
         known_queues: Callable[[], frozenset[str]],
         options: Options | None = None,
+        policy: Callable[[], Policy] | None = None,
     ) -> None:
         self.definition = definition
         self._counter = counter
         self._known_queues = known_queues
         self._options = options or Options()
+        # Asked for at each enqueue: what follows its ends may be registered later than it.
+        self._policy = policy or (lambda: definition.policy)
         self._signature = _signature(definition)
         functools.update_wrapper(self, definition.function)
 
@@ -52,7 +56,9 @@ class Task(Generic[P, R]):
 
     def options(self, **values: Unpack[GivenOptions]) -> "Task[P, R]":
         """Give the same task with other options for what is enqueued: priority, delay, run_at, …"""
-        return Task(self._counter, self.definition, self._known_queues, Options.checked(self._options, {**values}))
+        return Task(
+            self._counter, self.definition, self._known_queues, Options.checked(self._options, {**values}), self._policy
+        )
 
     # An async task gives a coroutine when it is called, and what it returns when it is a job. The arguments are those
     # of the function without its Context, which may stand anywhere among them: no type says that.
@@ -66,7 +72,7 @@ class Task(Generic[P, R]):
     def enqueue(self, *args: Any, **kwargs: Any) -> Job[Any]:
         """Store a job; it is durable when this returns."""
         with self._sending(1) as sent:
-            return self._store([self._job(args, kwargs, sent)], sent)[0]
+            return self._store([self._job(args, kwargs, sent.trace)], sent)[0]
 
     @overload
     def enqueue_many(self: "Task[P, Coroutine[Any, Any, T]]", calls: Iterable[Any]) -> list[Job[T]]: ...
@@ -78,7 +84,7 @@ class Task(Generic[P, R]):
         """Store many jobs: tuples of arguments or dicts of named ones. Each thousand is one commit."""
         calls = list(calls)
         with self._sending(len(calls)) as sent:
-            jobs = [self._job(*split_call(call, self.name), sent) for call in calls]
+            jobs = [self._job(*split_call(call, self.name), sent.trace) for call in calls]
             return [handle for at in range(0, len(jobs), BATCH) for handle in self._store(jobs[at : at + BATCH], sent)]
 
     @overload
@@ -90,7 +96,7 @@ class Task(Generic[P, R]):
     async def enqueue_async(self, *args: Any, **kwargs: Any) -> Job[Any]:
         """Like `enqueue`, without blocking the event loop."""
         with self._sending(1) as sent:
-            job = self._job(args, kwargs, sent)
+            job = self._job(args, kwargs, sent.trace)
             return (await asyncio.to_thread(self._store, [job], sent))[0]
 
     @overload
@@ -103,10 +109,20 @@ class Task(Generic[P, R]):
         """Like `enqueue_many`, without blocking the event loop."""
         return await asyncio.to_thread(self.enqueue_many, list(calls))
 
+    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        """Give the job of an enqueue without anything that follows its end."""
+        return self._job(args, kwargs, "", hooks=False)
+
+    def template(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        """Give the job that an enqueue would store, and store nothing: for what is enqueued later, by others."""
+        return self._job(args, kwargs, "")
+
     def _sending(self, count: int) -> AbstractContextManager[Sending]:
         return sending(self.name, self._options.queue or self.definition.queue, count)
 
-    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any], sent: Sending, refs: Any = ()) -> NewJob:
+    def _job(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], trace: str, refs: Any = (), *, hooks: bool = True
+    ) -> NewJob:
         definition = self.definition
         if self._signature is not None:
             try:
@@ -116,13 +132,13 @@ class Task(Generic[P, R]):
         return build_job(
             task=definition.name,
             queue=definition.queue,
-            policy=definition.policy,
+            policy=self._policy() if hooks else definition.policy,
             options=self._with_line(args, kwargs),
             args=args,
             kwargs=kwargs,
             limit_bytes=self._counter.settings.max_payload_bytes,
             known_queues=self._known_queues(),
-            trace=sent.trace,
+            trace=trace,
             refs=refs,
         )
 
@@ -150,7 +166,7 @@ class Task(Generic[P, R]):
                 'from others. Say it: task.options(concurrency_key="…").'
             )
         with self._sending(1) as sent:
-            return self._job(args, kwargs, sent, refs)
+            return self._job(args, kwargs, sent.trace, refs)
 
     def _store(self, jobs: list[NewJob], sent: Sending) -> list[Job[Any]]:
         parts = self._counter.parts()

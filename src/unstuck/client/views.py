@@ -15,8 +15,9 @@ from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import JobError
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.health import Disabled, Health, read_health
+from unstuck.domain.inputs import ITEM
 from unstuck.domain.limits import write_rate
-from unstuck.domain.payload import JSON
+from unstuck.domain.payload import JSON, decode_call, put_results
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.redaction import Redactor
 from unstuck.domain.states import HELD, Door
@@ -78,8 +79,10 @@ def job_detail(
     waiting: str | None,
     redact: Redactor,
     progress: Progress | None = None,
+    workflow: View | None = None,
 ) -> View:
-    """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids."""
+    """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids,
+    `workflow` is what it is a node of."""
     args, kwargs = shown_call(job, redact)
     return {
         **job_summary(job),
@@ -88,6 +91,7 @@ def job_detail(
         "result": result_view(job),
         "waiting": waiting,
         "progress": progress_view(progress),
+        "workflow": workflow,
         "policy": policy_view(decode_policy(job.policy)),
         "attempts": [attempt_view(attempt, names) for attempt in attempts],
         "events": [event_view(event) for event in events],
@@ -245,8 +249,9 @@ def line_view(line: LineRecord) -> View:
 def policy_view(policy: Policy) -> View:
     view = msgspec.structs.asdict(policy)
     view["retry"] = msgspec.structs.asdict(policy.retry)
-    # What it says is written into each job (`line`, `expires_at`, …).
+    # What it says is written into each job (`line`, `expires_at`, `hooks`).
     del view["order"]
+    del view["hooks"]
     return view
 
 
@@ -260,9 +265,17 @@ def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:
     if payload_type == FRAMES:
         return meaning.show_call(payload)
     call = value_view(payload, payload_type)
-    if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace"}:
-        return call.get("args", []), call.get("kwargs", {})
+    if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace", "refs"}:
+        refs = call.get("refs")
+        return references_shown(payload) if refs else (call.get("args", []), call.get("kwargs", {}))
     return [call], {}
+
+
+def references_shown(payload: bytes) -> tuple[Any, Any]:
+    """Give (args, kwargs) of a node of a workflow, with a mark wherever the result of another node goes."""
+    call = decode_call(payload)
+    put_results(call, {place: {"$item": True} if place == ITEM else {"$node": place} for _, place in call.refs})
+    return call.args, call.kwargs
 
 
 def result_view(job: JobRecord) -> Any:

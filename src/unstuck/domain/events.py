@@ -39,6 +39,13 @@ class EventKind(StrEnum):
     WORKER_ENABLED = "worker_enabled"
     HOST_DISABLED = "host_disabled"
     HOST_ENABLED = "host_enabled"
+    SCHEDULE_PAUSED = "schedule_paused"
+    SCHEDULE_RESUMED = "schedule_resumed"
+    SCHEDULE_REMOVED = "schedule_removed"
+    SCHEDULE_MISSED = "schedule_missed"
+    """Ticks were due while nobody was there, and not all of them are made up for."""
+    SCHEDULE_SET_BACK = "schedule_set_back"
+    """It had ticked by a clock that was far ahead, and goes on from now."""
     STACK = "stack"
     """Where a running job stood when somebody asked; the message is the stack."""
     LOOP_BLOCKED = "loop_blocked"
@@ -58,6 +65,11 @@ class EventKind(StrEnum):
     NO_REAPER = "no_reaper"
     NO_REAPER_STILL = "no_reaper_still"
     NO_REAPER_OVER = "no_reaper_over"
+    WORKFLOW_PAUSED = "workflow_paused"
+    """A node failed, and waits for an operator."""
+    WORKFLOW_RESUMED = "workflow_resumed"
+    WORKFLOW_REPAIRED = "workflow_repaired"
+    """Something that should be impossible was found in a workflow, and repaired."""
     # Seen by following one job: what goes well is not written down as an event of its own.
     ENQUEUED = "enqueued"
     CLAIMED = "claimed"
@@ -75,6 +87,9 @@ LEVELS = {
     "failed": "problem",
     "quarantined": "problem",
     "no_workers": "problem",
+    "workflow_paused": "problem",
+    "workflow_repaired": "warning",
+    "schedule_missed": "warning",
     "worker_stillborn": "warning",
     "requeued": "warning",
     "loop_blocked": "warning",

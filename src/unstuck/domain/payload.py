@@ -21,6 +21,8 @@ class Call(msgspec.Struct, frozen=True):
     kwargs: dict[str, Any] = {}
     trace: str = ""
     """Where its enqueue stands in a trace, as `unstuck.tracing` writes it."""
+    scheduled_for: float | None = None
+    """The tick that it was enqueued for, where a schedule did so."""
     refs: list[tuple[list[str | int], int]] = []
     """Of a node of a workflow: where among the arguments the result of which place goes."""
 
@@ -68,6 +70,12 @@ def encode_call(
     if refs:
         value["refs"] = refs
     return encode(value, f"The arguments of {task!r}", limit_bytes)
+
+
+def with_tick(data: bytes, tick: float) -> bytes:
+    """Add the tick to the arguments of a job, as `encode_call` wrote them, without reading what is in them."""
+    assert data.startswith(b"{"), "arguments are a JSON object"
+    return b'{"scheduled_for":%r%s' % (tick, b"}" if data == b"{}" else b"," + data[1:])
 
 
 def decode_call(data: bytes) -> Call:

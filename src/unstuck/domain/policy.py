@@ -6,6 +6,7 @@ import msgspec
 
 from unstuck.domain.durations import brief
 from unstuck.domain.errors import ConfigError
+from unstuck.domain.hooks import Hooks
 from unstuck.domain.order import Order
 from unstuck.domain.retry import RetryRule
 
@@ -41,6 +42,8 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """Places of arguments that no door shows: their parameters are called like secrets."""
     hidden_args_from: int | None = None
     """From this place on none is shown: `*tokens`."""
+    hooks: Hooks | None = None
+    """What follows its ends. Only with the task: a job has its own copy beside its policy."""
 
     def hides_place(self, place: int) -> bool:
         rest = self.hidden_args_from
@@ -54,6 +57,11 @@ _DEFAULT = Policy()
 
 def encode_policy(policy: Policy) -> bytes:
     return b"" if policy == _DEFAULT else _encoder.encode(policy)
+
+
+def without_hooks(policy: Policy) -> tuple[Policy, Hooks | None]:
+    """Part the policy of a task into the rules of a job and what follows its ends."""
+    return (policy, None) if policy.hooks is None else (msgspec.structs.replace(policy, hooks=None), policy.hooks)
 
 
 def decode_policy(stored: bytes | None) -> Policy:

@@ -98,11 +98,16 @@ BEAT_DELAY = Histogram(
     "How long after it was due a worker's heartbeat was confirmed by the ledger.",
     BEAT_BOUNDS,
 )
+SCHEDULE_DELAY = Histogram(
+    "unstuck_schedule_delay_seconds",
+    "How long after its tick a schedule enqueued its job.",
+    DETECTION_BOUNDS,
+)
 SWEEP = Histogram("unstuck_sweep_seconds", "Time that the reaper's rounds took.", SWEEP_BOUNDS)
 
 TALLIED: tuple[Counter | Histogram, ...] = (
     *(JOBS_ENDED, JOB_WAIT, JOB_RUN, JOB_RETRIES, JOBS_REQUEUED),
-    *(DEATHS, DETECTION, SUPERSEDED, BEAT_DELAY, SWEEP),
+    *(DEATHS, DETECTION, SUPERSEDED, BEAT_DELAY, SWEEP, SCHEDULE_DELAY),
 )
 
 # Read from the ledger -------------------------------------------------------------------------

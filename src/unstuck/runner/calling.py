@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -99,7 +100,14 @@ class Caller:
                 f"have ({len(frame.payload):,} bytes of JSON). Store the data elsewhere and pass a reference."
             ) from error
         context = Context(
-            frame.job_id, frame.task, frame.queue, frame.attempt, frame.crashes, self._worker_id, frame.token
+            frame.job_id,
+            frame.task,
+            frame.queue,
+            frame.attempt,
+            frame.crashes,
+            self._worker_id,
+            frame.token,
+            None if given.scheduled_for is None else datetime.fromtimestamp(given.scheduled_for, UTC),
         )
         name = callee.definition.context_parameter
         if name is not None:

@@ -3,6 +3,7 @@
 import math
 import numbers
 from contextvars import ContextVar
+from datetime import datetime
 
 import msgspec
 
@@ -24,6 +25,8 @@ class Context(msgspec.Struct, frozen=True, gc=False):
     worker_id: str
     token: int = 0
     """Unique to this attempt and never reused: a fence for systems of your own."""
+    scheduled_for: datetime | None = None
+    """The tick that a schedule enqueued it for, in UTC; None where something else did."""
 
     def heartbeat(self) -> None:
         """Say that the logic makes progress: a task with `stall_timeout` must do so more often than that.

@@ -350,6 +350,7 @@ def _manifest(registry: Registry, why_spawn: str) -> Manifest:
         why_spawn,
         tuple(sorted(registry.queues)),
         dict(registry.limits),
+        schedules=tuple(registry.schedule_definitions.values()),
     )
 
 

@@ -1,7 +1,7 @@
 """Describe a function registered with an app, as the bench needs it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from unstuck.domain.limits import QueueLimit
 from unstuck.domain.order import KeyFunction
 from unstuck.domain.policy import Policy
+from unstuck.domain.schedules import ScheduleDefinition
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class TaskDefinition:
     policy: Policy
     concurrency_key: KeyFunction | None = None
     """Gives the line of a call, where a text with arguments in it is not enough."""
+    hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By kind of end: the names of the tasks that follow it."""
 
 
 class Registry(Protocol):
@@ -38,6 +41,11 @@ class Registry(Protocol):
     @property
     def limits(self) -> Mapping[str, QueueLimit]:
         """What the app said of its queues."""
+        ...
+
+    @property
+    def schedule_definitions(self) -> Mapping[str, ScheduleDefinition]:
+        """What the app wants enqueued again and again."""
         ...
 
     def manifest_settings(self) -> bytes:
@@ -67,3 +75,4 @@ class Manifest(msgspec.Struct, frozen=True):
     limits: dict[str, QueueLimit] = {}
     containment: str = ""
     """How what a job started is made to die with it, in words."""
+    schedules: tuple[ScheduleDefinition, ...] = ()

@@ -50,6 +50,7 @@ class Heartbeat:
         queues: frozenset[str],
         report: Callable[[], Pulse],
         on_workers: Callable[[], None],
+        on_schedules: Callable[[], None] = lambda: None,
         books: Bookkeeper,
     ) -> None:
         self._ledger = ledger
@@ -59,6 +60,7 @@ class Heartbeat:
         self._words = frozenset(f"queue:{name}" for name in queues)
         self._report = report
         self._on_workers = on_workers
+        self._on_schedules = on_schedules
         self._books = books
         self._bell: Bell | None = None
         self._bell_lock = threading.Lock()
@@ -181,6 +183,8 @@ class Heartbeat:
                 self._mailbox.post(asked)
         if "workers" in words:
             self._on_workers()
+        if "schedules" in words:
+            self._on_schedules()
         return f"worker:{self._worker_id}" in words
 
     def _beat(self, sent_s: float) -> None:

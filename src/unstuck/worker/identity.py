@@ -83,6 +83,8 @@ def self_description(settings: Settings, manifest: Manifest, *, reaper: bool) ->
             "notify": settings.notify,
         },
     }
+    if manifest.schedules:
+        description["schedules"] = [one.fingerprint for one in manifest.schedules]
     return {name: value for name, value in description.items() if value is not None}
 
 

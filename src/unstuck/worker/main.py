@@ -18,6 +18,7 @@ from unstuck.metrics.serving import Listen
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.ring import Neighbours
 from unstuck.reaper.sweep import Reaper
+from unstuck.reaper.timekeeper import Timekeeper
 from unstuck.reaper.watchman import Watchman
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace, trace_path
@@ -148,6 +149,9 @@ class Incarnations:
                 told = with_clock(born)
                 disabled = self._ledger.register(told)
                 self._ledger.declare_limits(self._manifest.limits)
+                if not self._reborn:
+                    # Not when it comes back: newer code may have been written down meanwhile.
+                    self._ledger.know_schedules(self._manifest.schedules, "app")
                 self._health.born(told.metadata, disabled=disabled)
                 self._ledger.ring({"workers"})
                 break
@@ -201,6 +205,7 @@ class Incarnations:
         watch = Reaper(ledger, recovery, by=worker_id, tallies=tallies)
         neighbours = Neighbours(watch, worker_id) if self._with_reaper and "neighbours" in recovery.evidence else None
         watchman = Watchman(watch) if self._with_reaper else None
+        timekeeper = Timekeeper(ledger, frozenset(one.fingerprint for one in self._manifest.schedules), tallies)
         wheel = Wheel(ledger, worker_id, mailbox)
         floor = Floor(
             worker_id=worker_id,
@@ -224,6 +229,7 @@ class Incarnations:
             queues=frozenset(self._queues),
             report=floor.pulse,
             on_workers=neighbours.refresh if neighbours is not None else lambda: None,
+            on_schedules=timekeeper.kick,
             books=self._books,
         )
         floor.attach(heartbeat)
@@ -231,7 +237,7 @@ class Incarnations:
             floor.movement, wheel.movement, heartbeat.movement, floor.wants_a_turn, lambda: self._bench.importing
         )
         watchdog = Watchdog(worker_id, self._settings, watched, self._herald)
-        parts = [part for part in (wheel, heartbeat, watchman, neighbours, watchdog) if part is not None]
+        parts = [part for part in (wheel, heartbeat, watchman, timekeeper, neighbours, watchdog) if part is not None]
         for part in parts:
             part.start()
         signals.wake(mailbox.wakeup_fd)
@@ -249,7 +255,7 @@ class Incarnations:
         finally:
             watchdog.stop()
             wheel.stop(JOIN_S)
-            for caretaker in (neighbours, watchman):
+            for caretaker in (neighbours, watchman, timekeeper):
                 if caretaker is not None:
                     caretaker.stop()
             # The beat stops last: a worker that is shutting down is still alive.

@@ -29,6 +29,12 @@ class Code(StrEnum):
     DUE_BUT_WAITING = "due-but-waiting"
     QUARANTINED = "quarantined"
     LINE_STUCK = "line-stuck"
+    WORKFLOW_PAUSED = "workflow-paused"
+    # Schedules
+    SCHEDULE_PAUSED = "schedule-paused"
+    SCHEDULE_UNKNOWN = "schedule-unknown"
+    SCHEDULE_TASK_UNKNOWN = "schedule-task-unknown"
+    SCHEDULE_OVERDUE = "schedule-overdue"
     # Recovery
     NO_REAPER = "no-reaper"
     REQUEUE_SWITCHED_OFF = "requeue-switched-off"

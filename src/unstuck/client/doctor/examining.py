@@ -9,10 +9,12 @@ from unstuck.client.doctor.containing import check_containment
 from unstuck.client.doctor.facts import Facts, Limits, Trouble
 from unstuck.client.doctor.finding import Finding, in_order, problem
 from unstuck.client.doctor.fleet import check_fleet
+from unstuck.client.doctor.flows import check_workflows
 from unstuck.client.doctor.housekeeping import check_housekeeping
 from unstuck.client.doctor.lining import check_lines
 from unstuck.client.doctor.recovering import check_recovery
 from unstuck.client.doctor.scheduled import check_scheduled
+from unstuck.client.doctor.schedules import check_schedules
 from unstuck.client.doctor.timing import check_timing
 from unstuck.client.doctor.waiting import check_waiting
 from unstuck.store.diagnosis import Diagnosis
@@ -23,6 +25,8 @@ CHECKS: tuple[Check, ...] = (
     check_waiting,
     check_lines,
     check_scheduled,
+    check_workflows,
+    check_schedules,
     check_recovery,
     check_fleet,
     check_clocks,

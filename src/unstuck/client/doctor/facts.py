@@ -7,7 +7,7 @@ import msgspec
 from unstuck.config import Settings
 from unstuck.domain.states import LIVING
 from unstuck.store.diagnosis import Diagnosis
-from unstuck.store.records import LineRecord, WorkerRecord
+from unstuck.store.records import LineRecord, ScheduleRecord, WorkerRecord, WorkflowRecord
 
 TroubleKind = Literal["unreachable", "none", "behind", "ahead"]
 
@@ -69,6 +69,9 @@ class Facts(msgspec.Struct, frozen=True):
     diagnosis: Diagnosis | None = None
     workers: tuple[WorkerRecord, ...] = ()
     standstills: tuple[Standstill, ...] = ()
+    paused: tuple[WorkflowRecord, ...] = ()
+    """Workflows that wait for an operator, the newest first, with their nodes."""
+    schedules: tuple[ScheduleRecord, ...] = ()
     lines: tuple[LineRecord, ...] = ()
     """Lines in which somebody stands, as far as one looks."""
 

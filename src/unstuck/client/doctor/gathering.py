@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Iterator
 
 from unstuck import host
 from unstuck.client.doctor.facts import Facts, Host, Limits, Standstill, Trouble
@@ -10,10 +11,11 @@ from unstuck.client.doctor.metadata import noted
 from unstuck.config import Settings
 from unstuck.domain.errors import LedgerError, NoLedger, SchemaAhead, SchemaMismatch
 from unstuck.domain.states import LIVING, JobState
+from unstuck.domain.workflow import WorkflowState
 from unstuck.runner import containment
 from unstuck.store.contract import Ledger
 from unstuck.store.diagnosis import Diagnosis, QueueLook
-from unstuck.store.records import WorkerRecord
+from unstuck.store.records import WorkerRecord, WorkflowRecord
 
 LOOK_AGAIN_S = 10.0
 """So long we wait at most for the next beat of a worker that seems to do nothing."""
@@ -23,6 +25,7 @@ MAX_SUSPECTED = 20
 MAX_FIRST_IN_LINE = 5
 MAX_HELD = 1_000
 MAX_LINES = 1_000
+MAX_PAUSED = 5
 
 
 def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> Facts:
@@ -34,12 +37,19 @@ def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> 
         served = any(worker.state in LIVING for worker in ledger.workers())
         diagnosis = ledger.diagnose(far_s=limits.far_s, late_s=limits.late_s if served else min(limits.late_s, ALONE_S))
         workers = tuple(ledger.workers())
+        schedules = tuple(ledger.schedules())
         limited = frozenset(one.name for one in ledger.queue_limits() if one.limit)
         standstills = _look_twice(ledger, settings, diagnosis, workers, limited)
         lines = tuple(ledger.lines(limit=MAX_LINES))
+        paused = tuple(_paused(ledger))
     except LedgerError as error:
         return Facts(settings, look_at_host(()), trouble=trouble_of(error))
-    return Facts(settings, look_at_host(workers), None, diagnosis, workers, standstills, lines)
+    return Facts(settings, look_at_host(workers), None, diagnosis, workers, standstills, paused, schedules, lines)
+
+
+def _paused(ledger: Ledger) -> Iterator[WorkflowRecord]:
+    for found in ledger.workflows(WorkflowState.PAUSED, limit=MAX_PAUSED):
+        yield ledger.workflow(found.id) or found
 
 
 def trouble_of(error: LedgerError) -> Trouble:

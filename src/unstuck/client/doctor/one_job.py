@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, assert_never
 
+import msgspec
+
 from unstuck.client.doctor.codes import Code, Severity
 from unstuck.client.doctor.finding import Finding, capital
+from unstuck.client.doctor.flows import workflow_paused
 from unstuck.client.doctor.waiting import severity_of
 from unstuck.client.explaining import Reason, Surroundings, describe, explain_alone, find_reason
+from unstuck.client.flow.words import headline, place_of, role, waits_for, why_not_begun
 from unstuck.domain.states import JobState
-from unstuck.store.records import JobRecord
+from unstuck.domain.workflow import WorkflowState
+from unstuck.store.records import JobRecord, WorkflowRecord
 
 _ITS_OWN_TIME = frozenset({Code.SCHEDULED, Code.QUEUEING, Code.LINE_FULL, Code.QUEUE_AT_LIMIT, Code.RATE_LIMITED})
 _NOTHING = "Nothing; it goes on by itself."
@@ -17,8 +22,41 @@ _NOTHING = "Nothing; it goes on by itself."
 def examine_job(job: JobRecord, around: Surroundings, system: Sequence[Finding] = ()) -> list[Finding]:
     """Give what there is to say of the job first, then what is wrong around it and concerns it."""
     reason = find_reason(job, around)
-    own = _going(job, around) if reason is None else _waiting(job, reason)
+    if around.whole_flow is not None:
+        own = _whole(job, around.whole_flow)
+    elif reason is None:
+        own = _going(job, around)
+    else:
+        own = _waiting(job, reason)
+    if around.flow is not None and around.place:
+        own = _as_node(own, around.flow, around.place)
     return [own, *(finding for finding in system if _concerns(finding, job, own))]
+
+
+def _whole(job: JobRecord, flow: WorkflowRecord) -> Finding:
+    """Say how a workflow stands, of the job that stands for it."""
+    name = f"Workflow {flow.id} ({flow.name})"
+    retry = f"`unstuck workflow {flow.id}` draws it; `unstuck workflows retry {flow.id}` takes it up again."
+    match flow.state:
+        case WorkflowState.PAUSED:
+            return workflow_paused(flow)
+        case WorkflowState.RUNNING:
+            return _say(Code.WAITING, Severity.INFO, f"{name} goes on", waits_for(flow), _NOTHING, job)
+        case WorkflowState.SUCCEEDED:
+            return _say(Code.SUCCEEDED, Severity.INFO, f"{name} has succeeded", headline(flow), "Nothing.", job)
+        case WorkflowState.FAILED:
+            return _say(Code.FAILED, Severity.WARNING, f"{name} has failed", headline(flow), retry, job)
+        case WorkflowState.CANCELLED:
+            return _say(Code.CANCELLED, Severity.INFO, f"{name} was cancelled", headline(flow), retry, job)
+        case _:
+            assert_never(flow.state)
+
+
+def _as_node(own: Finding, flow: WorkflowRecord, place: int) -> Finding:
+    """Add where in its workflow the job stands."""
+    said = [f"{own.why.rstrip('.')}.", f"It is {place_of(flow, place)}.", why_not_begun(flow, place), role(flow, place)]
+    facts = {**own.facts, "workflow": flow.id, "place": place}
+    return msgspec.structs.replace(own, why=" ".join(part for part in said if part), facts=facts)
 
 
 def _waiting(job: JobRecord, reason: Reason) -> Finding:
@@ -101,6 +139,8 @@ def _concerns(finding: Finding, job: JobRecord, own: Finding) -> bool:
     if finding.code is own.code:
         return False
     match finding.code:
+        case Code.WORKFLOW_PAUSED:
+            return own.facts.get("workflow") == finding.facts.get("workflow")
         case Code.NO_REAPER:
             return True
         case Code.IDLE_WORKER:

@@ -12,6 +12,7 @@ from unstuck.client.operator.looking import LookingVerbs
 from unstuck.client.operator.looking import Seen as Seen
 from unstuck.client.operator.quarantine import QuarantineVerbs
 from unstuck.client.operator.queues import QueueVerbs
+from unstuck.client.operator.schedules import ScheduleVerbs
 from unstuck.client.operator.stale import StaleVerbs
 from unstuck.client.operator.workers import WorkerVerbs
 from unstuck.client.operator.workflows import WorkflowVerbs
@@ -19,7 +20,15 @@ from unstuck.client.stale import StaleAction as StaleAction
 
 
 class Operator(
-    LookingVerbs, QuarantineVerbs, JobVerbs, StaleVerbs, QueueVerbs, WorkerVerbs, AdmittingVerbs, WorkflowVerbs
+    LookingVerbs,
+    QuarantineVerbs,
+    JobVerbs,
+    StaleVerbs,
+    QueueVerbs,
+    ScheduleVerbs,
+    WorkerVerbs,
+    AdmittingVerbs,
+    WorkflowVerbs,
 ):
     """What an operator can do with a ledger. `by` names who did it, in events, causes and the audit log; `door` says
     which way they came: cli, http, page or python."""

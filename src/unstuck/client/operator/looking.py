@@ -12,6 +12,8 @@ from unstuck.client.doctor.facts import Limits
 from unstuck.client.doctor.finding import Finding
 from unstuck.client.doctor.one_job import examine_job
 from unstuck.client.explaining import Surroundings, describe, explain_wait
+from unstuck.client.flow.outline import in_hands
+from unstuck.client.flow.views import node_view
 from unstuck.client.operator.base import Verbs
 from unstuck.client.operator.limits import EVENTS_SHOWN, MAX_JOB_ID
 from unstuck.client.searching import PATIENCE_S, Found, search
@@ -22,7 +24,17 @@ from unstuck.client.why.telling import tell
 from unstuck.domain.errors import JobNotFound
 from unstuck.domain.redaction import Redactor
 from unstuck.domain.states import FINAL, JobState
-from unstuck.store.records import EventRecord, JobFilter, JobRecord, OutputRecord, QueueRecord, WorkerRecord
+from unstuck.store.records import (
+    EventRecord,
+    JobFilter,
+    JobRecord,
+    OutputRecord,
+    QueueRecord,
+    WorkerRecord,
+    WorkflowRecord,
+)
+
+NODES_LOOKED_AT = 3
 
 
 @dataclass(frozen=True)
@@ -50,15 +62,17 @@ class LookingVerbs(Verbs):
         record = self.job(job_id)
         workers = self._ledger.workers()
         progress = self._ledger.progress([job_id]).get(job_id)
+        around = self._surroundings(record, Seen(workers))
         return views.job_detail(
             record,
             self._ledger.attempts(job_id),
             self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
             {worker.id: worker.name for worker in workers},
-            explain_wait(record, self._surroundings(record, Seen(workers))),
+            explain_wait(record, around),
             Redactor(self._settings.web.redact),
             # What an earlier try said says nothing of this one.
             progress if progress is not None and progress.token == record.token else None,
+            None if around.flow is None or around.place is None else node_view(around.flow, around.place),
         )
 
     def why(self, job_id: int, seen: Seen | None = None) -> Story:
@@ -122,7 +136,20 @@ class LookingVerbs(Verbs):
         """Say why one job is not running, or how it runs or ended, and what to do."""
         record = self.job(job_id)
         findings = [] if record.state in FINAL else self.doctor()
-        return examine_job(record, self._surroundings(record), findings)
+        around = self._surroundings(record)
+        found = examine_job(record, around, findings)
+        if around.whole_flow is not None:
+            found += self._doctor_nodes(around.whole_flow)
+        return found
+
+    def _doctor_nodes(self, flow: WorkflowRecord) -> list[Finding]:
+        """Say how the first few of the nodes do that a workflow waits for."""
+        found = []
+        for node in in_hands(flow)[:NODES_LOOKED_AT]:
+            record = self._ledger.job(node.job_id) if node.job_id is not None else None
+            if record is not None:
+                found += examine_job(record, self._surroundings(record))
+        return found
 
     def _surroundings(self, job: JobRecord, seen: Seen | None = None) -> Surroundings:
         seen = seen or Seen()
@@ -137,4 +164,7 @@ class LookingVerbs(Verbs):
             if ties is not None and ties.line is not None:
                 line = next(iter(self._ledger.lines(ties.line)), None)
             limit = next((one for one in self._ledger.queue_limits() if one.name == job.queue), None)
-        return Surroundings(queue, workers, self._settings.recovery, time.time(), ties, line, limit)
+        placed = self._ledger.place_of(job.id)
+        flow = None if placed is None else self._ledger.workflow(placed[0])
+        place = None if placed is None or flow is None else placed[1]
+        return Surroundings(queue, workers, self._settings.recovery, time.time(), flow, place, ties, line, limit)

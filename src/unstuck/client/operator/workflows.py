@@ -1,6 +1,11 @@
 """Look at workflows, take them up again, go on past what is paused."""
 
+from unstuck.client.flow.views import node_view
 from unstuck.client.operator.base import Verbs
+from unstuck.client.operator.limits import MAX_JOB_ID
+from unstuck.client.views import View
+from unstuck.domain.errors import WorkflowNotFound
+from unstuck.domain.states import HELD
 from unstuck.store.records import WorkflowRecord
 
 
@@ -10,6 +15,28 @@ class WorkflowVerbs(Verbs):
     def workflow(self, workflow_id: int) -> WorkflowRecord | None:
         """Give a workflow with its nodes."""
         return self._ledger.workflow(workflow_id)
+
+    def known_workflow(self, workflow_id: int) -> WorkflowRecord:
+        """Give a workflow that must be there, with its nodes."""
+        found = self._ledger.workflow(workflow_id) if 0 < workflow_id <= MAX_JOB_ID else None
+        if found is None:
+            raise WorkflowNotFound(self._who_is(workflow_id))
+        return found
+
+    def place_in_workflow(self, job_id: int) -> View | None:
+        """Give which node of which workflow a job is, as plain values; None for most jobs."""
+        placed = self._ledger.place_of(job_id)
+        found = None if placed is None else self._ledger.workflow(placed[0])
+        return None if placed is None or found is None else node_view(found, placed[1])
+
+    def _who_is(self, workflow_id: int) -> str:
+        place = self._ledger.place_of(workflow_id) if 0 < workflow_id <= MAX_JOB_ID else None
+        if place is not None:
+            return f"Job {workflow_id} is no workflow, but a node of one: `unstuck workflow {place[0]}` draws it."
+        return (
+            f"Workflow {workflow_id} does not exist: it was never stored, or was pruned after it ended. "
+            "`unstuck workflows` lists those there are."
+        )
 
     def workflows(
         self, state: str | None = None, before_id: int | None = None, limit: int = 100
@@ -31,4 +58,15 @@ class WorkflowVerbs(Verbs):
         with self._audit.note(by, "resume workflow", f"workflow {workflow_id}") as note:
             done = self._ledger.resume_workflow(workflow_id, by)
             note.outcome = "resumed" if done else "not paused"
+        return done
+
+    def cancel_workflow(self, workflow_id: int, by: str | None = None) -> bool:
+        """Give a workflow up: what was not begun is cancelled, what runs is told to stop. False where it had ended."""
+        by = by or self._by
+        before = self.known_workflow(workflow_id)
+        with self._audit.note(by, "cancel workflow", f"workflow {workflow_id}") as note:
+            done = self._ledger.cancel([workflow_id], by).get(workflow_id) in ("cancelled", "requested")
+            note.outcome = "cancelled" if done else "ended already"
+        if done and any(node.job_state in HELD for node in before.nodes):
+            self._ring({f"worker:{worker.id}" for worker in self._ledger.workers(living_only=True)})
         return done

@@ -3,6 +3,7 @@
 from typing import Any
 
 from unstuck.client import views
+from unstuck.client.flow.words import place_of
 from unstuck.client.why.gathering import Evidence, Try
 from unstuck.client.why.story import Step, StepKind
 from unstuck.domain.autopsy import ProgressMark
@@ -17,7 +18,11 @@ SCHEDULED_S = 0.5
 
 def enqueued(evidence: Evidence) -> Step:
     job = evidence.job
-    parts = [f"{f'{job.enqueued_by} enqueued' if job.enqueued_by else 'Somebody enqueued'} it to queue {job.queue!r}"]
+    who = f"{job.enqueued_by} enqueued it" if job.enqueued_by else "Somebody enqueued it"
+    if evidence.around.flow is not None and evidence.around.place:
+        # Nobody enqueues a node: whoever ended the last one that it waited for released it.
+        who = f"As {place_of(evidence.around.flow, evidence.around.place)} it was released"
+    parts = [f"{who} to queue {job.queue!r}"]
     if job.priority:
         parts.append(f"with priority {job.priority}")
     if job.unique_key is not None:

@@ -94,6 +94,15 @@ def told_unrun(evidence: Evidence, tries: list[Try]) -> list[Step]:
     return [*steps, _told(job.finished_at, job.error.code if job.error is not None else "")]
 
 
+def told_workflow(evidence: Evidence) -> list[Step]:
+    """Tell who learns of the end of a workflow, of the job that stands for it."""
+    job = evidence.job
+    if job.state not in FINAL or job.finished_at is None:
+        return []
+    code = None if job.state is JobState.SUCCEEDED else job.error.code if job.error is not None else ""
+    return [_told(job.finished_at, code)]
+
+
 def _told(at: float, code: str | None) -> Step:
     if code is None:
         text = "Whoever waits with `job.result()` gets what it returned."

@@ -3,6 +3,7 @@
 from unstuck.client.explaining import describe, explain_alone, find_reason
 from unstuck.client.why.beginnings import far
 from unstuck.client.why.endings import brief_cause, sentence
+from unstuck.client.why.flows import as_node
 from unstuck.client.why.gathering import Evidence, Try
 from unstuck.client.why.story import Action
 from unstuck.domain.autopsy import DeathKind
@@ -55,6 +56,10 @@ def headline(evidence: Evidence, tries: list[Try]) -> str:
 
 def what_next(evidence: Evidence) -> str:
     """Say what happens by itself from here on."""
+    return f"{_own_next(evidence)} {as_node(evidence)}".rstrip()
+
+
+def _own_next(evidence: Evidence) -> str:
     job = evidence.job
     match job.state:
         case JobState.SUCCEEDED:
@@ -98,15 +103,24 @@ def what_to_do(evidence: Evidence) -> tuple[Action, ...]:
         case JobState.FAILED | JobState.CANCELLED:
             cut_off = any(_was_cut_off(attempt) for attempt in evidence.attempts[-1:])
             safe = "; its effects may have happened already, so be sure that twice is safe" if cut_off else ""
-            why = f"queues it again with fresh counters{safe}{_same_limit(evidence)}"
+            why = f"queues it again with fresh counters{_with_flow(evidence)}{safe}{_same_limit(evidence)}"
             actions.append(Action(f"unstuck retry {job.id}", why))
         case JobState.SUCCEEDED:
             actions.append(Action(f"unstuck job {job.id}", "shows what it returned"))
         case _:
             actions += _while_it_lives(evidence)
+    if evidence.around.flow is not None and evidence.around.place:
+        flow = evidence.around.flow
+        actions.append(Action(f"unstuck workflow {flow.id}", f"draws the workflow {flow.name!r} that it is a node of"))
     if any(output.stdout or output.stderr for output in evidence.outputs):
         actions.append(Action(f"unstuck logs {job.id}", "shows all that it printed"))
     return tuple(actions)
+
+
+def _with_flow(evidence: Evidence) -> str:
+    flow = evidence.around.flow
+    taken_up = flow is not None and bool(evidence.around.place) and flow.finished_at is not None
+    return ", and takes its workflow up again" if taken_up else ""
 
 
 def _was_cut_off(attempt: AttemptRecord) -> bool:

@@ -1,12 +1,14 @@
 """Put the whole story of a job together, in order of time."""
 
 from unstuck.client.why.beginnings import enqueued, progressed, taken
-from unstuck.client.why.decisions import decided, told, told_unrun
+from unstuck.client.why.decisions import decided, told, told_unrun, told_workflow
 from unstuck.client.why.endings import ended
+from unstuck.client.why.flows import actions_of, begun, headline_of, next_of
 from unstuck.client.why.gathering import Evidence, Try, tries_of
 from unstuck.client.why.happenings import happened
 from unstuck.client.why.prospects import headline, what_next, what_to_do
 from unstuck.client.why.story import Step, StepKind, Story
+from unstuck.store.records import WorkflowRecord
 
 FIRST_TRIES = 5
 LAST_TRIES = 20
@@ -15,6 +17,8 @@ LAST_TRIES = 20
 
 def tell(evidence: Evidence) -> Story:
     """Give the story; pure, so that the same records always give the same words."""
+    if evidence.around.whole_flow is not None:
+        return _tell_workflow(evidence, evidence.around.whole_flow)
     tries = tries_of(evidence)
     steps = [enqueued(evidence)]
     for one in tries:
@@ -39,6 +43,16 @@ def tell(evidence: Evidence) -> Story:
         what_next(evidence),
         what_to_do(evidence),
     )
+
+
+def _tell_workflow(evidence: Evidence, flow: WorkflowRecord) -> Story:
+    """Of a job that stands for a workflow nobody makes tries: its nodes are its story."""
+    # Of its end the node that failed tells more than the event does.
+    events = [step for step in happened(evidence) if step.facts.get("event") != "failed"]
+    steps = [*begun(evidence, flow), *events, *told_workflow(evidence)]
+    steps.sort(key=lambda step: step.at)
+    now_s, next_ = evidence.around.now_s, next_of(evidence, flow)
+    return Story(evidence.job, now_s, headline_of(flow), tuple(steps), next_, actions_of(flow))
 
 
 def _left_out(evidence: Evidence, one: Try, count: int) -> Step:

@@ -73,6 +73,10 @@ class Scope(Node[Any]):
             )
         return self.workflow.free_name(task.name)
 
+    def join(self, node: N) -> N:
+        """Add a node that was made elsewhere, under a name of its own."""
+        return self._joined(node)
+
     def _joined(self, node: N) -> N:
         self.workflow.count_one()
         for other in references(node):

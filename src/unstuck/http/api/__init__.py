@@ -16,8 +16,10 @@ from unstuck.http.api import (
     operating,
     quarantine,
     queues,
+    schedules,
     stale,
     workers,
+    workflows,
 )
 
 ROUTERS = (
@@ -28,8 +30,10 @@ ROUTERS = (
     # Before those of one job: `/jobs/cancel` is no number of a job.
     listing.router,
     jobs.router,
+    workflows.router,
     queues.router,
     lines.router,
+    schedules.router,
     stale.router,
     operating.router,
     quarantine.router,

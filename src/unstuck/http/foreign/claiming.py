@@ -11,6 +11,7 @@ import msgspec
 from unstuck import logs
 from unstuck.domain.endings import Release
 from unstuck.domain.errors import UnstuckError
+from unstuck.domain.filling import with_results
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.http.foreign.seats import Seat
@@ -126,7 +127,9 @@ def handed_out_again(ledger: Ledger, seat: Seat, known: frozenset[int], limit: i
             continue
         record = ledger.job(held.job_id)
         if record is not None and record.token == held.token and record.worker_id == seat.id:
-            jobs.append(job_view(claimed_again(held, record), seat, again=True))
+            inputs = ledger.inputs([held.job_id]).get(held.job_id, b"")
+            job = msgspec.structs.replace(claimed_again(held, record), inputs=inputs)
+            jobs.append(job_view(job, seat, again=True))
     return jobs
 
 
@@ -163,6 +166,8 @@ def _payload(job: Claimed) -> tuple[Any, str | None]:
             value = msgspec.json.decode(job.payload)
         except (msgspec.DecodeError, RecursionError):
             return None, base64.b64encode(job.payload).decode("ascii")
+        if isinstance(value, dict) and value.get("refs"):
+            return with_results(job.payload, job.inputs), None
         if isinstance(value, dict) and value.keys() <= {"args", "kwargs"}:
             return {"args": value.get("args", []), "kwargs": value.get("kwargs", {})}, None
         return value, None

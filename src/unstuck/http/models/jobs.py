@@ -8,6 +8,7 @@ from unstuck.client.enqueueing import MAX_PRIORITY, MAX_UNIQUE_KEY_CHARS
 from unstuck.domain.names import MAX_NAME_CHARS
 from unstuck.domain.order import MAX_PLACES_IN_LINE
 from unstuck.domain.states import AttemptState, JobState
+from unstuck.domain.workflow import WorkflowState
 from unstuck.http.models.base import Anything, Asked, Given, Instant, Span
 
 MAX_BATCH = 1_000
@@ -169,12 +170,24 @@ class OutputView(Given):
     stderr: str
 
 
+class WorkflowOf(Given):
+    """The workflow that a job belongs to."""
+
+    id: int
+    name: str
+    state: WorkflowState
+    node: str | None = Field(description="Null where the job stands for the whole workflow.")
+    place: int
+    after: list[str] = Field(description="Names of the nodes that it waited for.")
+
+
 class JobDetail(JobSummary):
     args: Anything = Field(description="Without the values of what is called like a secret (`•••`).")
     kwargs: Anything = Field(description="Without the values of what is called like a secret (`•••`).")
     result: Anything
     waiting: str | None = Field(description="Why it does not move, and what to do about it.")
     progress: ProgressView | None
+    workflow: WorkflowOf | None = Field(description="The workflow that it is a node of, or stands for.")
     policy: PolicyView
     attempts: list[AttemptView]
     events: list[EventView]

@@ -18,6 +18,7 @@ from unstuck.http.page import (
     upkeep,
     verbs,
     workers,
+    workflows,
 )
 from unstuck.http.page.errors import show_errors
 from unstuck.http.page.hub import Hub
@@ -27,6 +28,8 @@ SCREENS = (
     overview.SCREEN,
     jobs.SCREEN,
     job.SCREEN,
+    workflows.WORKFLOWS,
+    workflows.WORKFLOW,
     workers.WORKERS,
     workers.WORKER,
     queues.SCREEN,
@@ -39,6 +42,7 @@ ROUTERS = (
     overview.router,
     jobs.router,
     job.router,
+    workflows.router,
     workers.router,
     queues.router,
     quarantine.router,

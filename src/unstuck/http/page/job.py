@@ -32,7 +32,8 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     if not key.isdecimal() or len(key) > 19:
         raise JobNotFound(f"There is no job {key!r}.")
     seen = viewing.snapshot()
-    story = viewing.operator().why(int(key), Seen(seen.workers, seen.queues))
+    operator = viewing.operator()
+    story = operator.why(int(key), Seen(seen.workers, seen.queues))
     job = story.job
     ledger = viewing.desk.ledger
     attempts = ledger.attempts(job.id)
@@ -41,6 +42,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     args, kwargs = views.shown_call(job, viewing.redact)
     return {
         "job": job,
+        "place": operator.place_in_workflow(job.id),
         "story": story,
         "attempts": attempts,
         "timeline": timeline(job, attempts, seen.at),

@@ -192,6 +192,35 @@ def _prune(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
     return "good", f"Removed {count(removed, 'finished job')}."
 
 
+# Workflows ------------------------------------------------------------------------------------
+
+
+def _workflow_id(form: FormData) -> int:
+    number = _text(form, "workflow")
+    return int(number) if number.isdecimal() and len(number) < 20 else 0
+
+
+def _retry_workflow(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    found = operator.known_workflow(_workflow_id(form))
+    if operator.retry_workflow(found.id):
+        return "good", f"Workflow {found.id} goes on from what failed."
+    return "warning", f"Workflow {found.id} is {found.state}: there is nothing to take up."
+
+
+def _resume_workflow(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    found = operator.known_workflow(_workflow_id(form))
+    if operator.resume_workflow(found.id):
+        return "good", f"Workflow {found.id} goes on past what failed."
+    return "warning", f"Workflow {found.id} is {found.state}, not paused."
+
+
+def _cancel_workflow(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
+    found = operator.known_workflow(_workflow_id(form))
+    if operator.cancel_workflow(found.id):
+        return "good", f"Workflow {found.id} is cancelled; what runs of it is told to stop."
+    return "warning", f"Workflow {found.id} had ended already: {found.state}."
+
+
 # Queues ---------------------------------------------------------------------------------------
 
 
@@ -274,6 +303,9 @@ VERBS: dict[str, Verb] = {
     "retry-matching": _retry_matching,
     "cancel-matching": _cancel_matching,
     "prune": _prune,
+    "retry-workflow": _retry_workflow,
+    "resume-workflow": _resume_workflow,
+    "cancel-workflow": _cancel_workflow,
     "pause": _pause,
     "resume": _resume,
     "purge": _purge,
@@ -313,6 +345,16 @@ QUESTIONS: dict[str, Question] = {
         f"Retry all {describe(_asked(form))}?",
         f"With fresh counters, at most {MAX_MATCHING:,} at once. Without a state: failed and quarantined ones.",
         "Retry them",
+    ),
+    "resume-workflow": lambda form: (
+        f"Go on past what failed in workflow {_workflow_id(form)}?",
+        "Those who depend on it get its error instead of a result.",
+        "Go on",
+    ),
+    "cancel-workflow": lambda form: (
+        f"Cancel workflow {_workflow_id(form)}?",
+        "What was not begun is cancelled, what runs is told to stop.",
+        "Cancel the workflow",
     ),
     "purge": lambda form: (
         f"Purge queue {_text(form, 'queue')!r}?",

@@ -6,10 +6,10 @@ from typing import Any
 
 from unstuck.domain.envelope import FRAMES, pack, read_map, read_object
 from unstuck.domain.meaning import OWN_ID
-from unstuck.domain.policy import Policy, decode_policy, encode_policy
+from unstuck.domain.policy import Policy, decode_policy, encode_policy, without_hooks
 from unstuck.domain.recovery import printable
 from unstuck.mdp.frames import Request
-from unstuck.store.records import NewJob, TaskRecord
+from unstuck.store.records import NewJob, TaskRecord, Ties
 
 MAX_KEY_CHARS = 200
 MAX_OWN_ID_CHARS = 200
@@ -91,6 +91,7 @@ def as_task(call: Call, known: TaskRecord) -> Call:
 
 
 def _job(service: str, queue: str, payload: bytes, policy: Policy, priority: int, by: str) -> NewJob:
+    policy, hooks = without_hooks(policy)
     return NewJob(
         task=service,
         queue=queue,
@@ -103,6 +104,7 @@ def _job(service: str, queue: str, payload: bytes, policy: Policy, priority: int
         timeout_s=policy.timeout_s,
         priority=priority,
         enqueued_by=by,
+        more=None if hooks is None else Ties(hooks=hooks),
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 from unstuck.domain.endings import Ending
 from unstuck.domain.envelope import FRAMES, pack, read_map, read_value, unpack
 from unstuck.domain.errors import ErrorCode, PayloadError
+from unstuck.domain.filling import with_results
 from unstuck.domain.outcomes import Raised
 from unstuck.domain.recovery import Attempt, conclude
 from unstuck.store.records import Claimed, Outcome
@@ -47,7 +48,10 @@ def body_of(result: bytes) -> list[bytes]:
 
 def request_of(job: Claimed) -> list[bytes]:
     """Give the body that a worker gets: the frames as they came, or the JSON of somebody's arguments."""
-    return body_of(job.payload) if job.payload_type == FRAMES else [job.payload]
+    if job.payload_type == FRAMES:
+        return body_of(job.payload)
+    # Only a node of a workflow has inputs; its worker need not know of the others.
+    return [msgspec.json.encode(with_results(job.payload, job.inputs)) if job.inputs else job.payload]
 
 
 def raised_in(error: bytes) -> Raised | None:

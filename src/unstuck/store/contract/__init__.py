@@ -24,6 +24,7 @@ from unstuck.store.contract.operators import OperatorVerbs
 from unstuck.store.contract.ordering import OrderVerbs
 from unstuck.store.contract.people import ReadingVerbs
 from unstuck.store.contract.reaper import ReaperVerbs
+from unstuck.store.contract.scheduling import ScheduleVerbs
 from unstuck.store.contract.telling import TellingVerbs
 from unstuck.store.contract.upkeep import UpkeepVerbs
 from unstuck.store.contract.workers import WorkerVerbs
@@ -46,6 +47,7 @@ class Ledger(
     OrderVerbs,
     AccessVerbs,
     AlertVerbs,
+    ScheduleVerbs,
     WorkflowVerbs,
     Protocol,
 ):

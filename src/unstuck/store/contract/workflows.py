@@ -1,5 +1,6 @@
 """What is asked of workflows. That they move on when a job ends is part of ending it, whoever does that."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from unstuck.store.records import Enqueued, NewWorkflow, Repaired, WorkflowRecord
@@ -18,6 +19,14 @@ class WorkflowVerbs(Protocol):
         self, state: str | None = None, before_id: int | None = None, limit: int = 100
     ) -> list[WorkflowRecord]:
         """Give workflows without their nodes, the newest first."""
+        ...
+
+    def place_of(self, job_id: int) -> tuple[int, int] | None:
+        """Give the workflow that a job belongs to, and its place there (0: it stands for it); None for most jobs."""
+        ...
+
+    def inputs(self, job_ids: Sequence[int]) -> dict[int, bytes]:
+        """Give for jobs that are nodes how those ended that they need, packed as `domain.inputs` does."""
         ...
 
     def retry_workflow(self, workflow_id: int, by: str) -> bool:

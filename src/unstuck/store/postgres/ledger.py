@@ -21,6 +21,7 @@ from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.ordering import OrderVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
 from unstuck.store.postgres.requests import RequestVerbs
+from unstuck.store.postgres.schedules import ScheduleVerbs
 from unstuck.store.postgres.telling import TellingVerbs
 from unstuck.store.postgres.upkeep import UpkeepVerbs
 
@@ -41,6 +42,7 @@ class PostgresLedger(
     CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
+    ScheduleVerbs,
 ):
     """See `unstuck.store.contract.Ledger`, which this fulfils."""
 

@@ -3,6 +3,7 @@
 That they move on when a job ends is done by functions of the schema, in the transaction that ends it.
 """
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -49,6 +50,13 @@ class WorkflowVerbs(ClientVerbs):
         rows = self.read("workflows", state=state, before_id=before_id, limit=limit)
         return [WorkflowRecord(*_head(row), counts=row[5] or {}) for row in rows]
 
+    def place_of(self, job_id: int) -> tuple[int, int] | None:
+        rows = self.read("job_place", id=job_id)
+        return (rows[0][0], rows[0][1]) if rows and rows[0][0] is not None else None
+
+    def inputs(self, job_ids: Sequence[int]) -> dict[int, bytes]:
+        return _packed(self.read("inputs", ids=arrays.int8s(list(job_ids)))) if job_ids else {}
+
     def retry_workflow(self, workflow_id: int, by: str) -> bool:
         return self._act("retry_workflow", id=workflow_id, by=by)
 
@@ -71,7 +79,11 @@ class WorkflowVerbs(ClientVerbs):
         if not job_ids:
             return {}
         rows = self.turn_lane.ask(self.sql["inputs"], {"ids": arrays.int8s(job_ids)})
-        return {job_id: inputs.pack(map(_part, found)) for job_id, found in groupby(rows, key=lambda row: row[0])}
+        return _packed(rows)
+
+
+def _packed(rows: list[Row]) -> dict[int, bytes]:
+    return {job_id: inputs.pack(map(_part, found)) for job_id, found in groupby(rows, key=lambda row: row[0])}
 
 
 def _part(row: Row) -> Part:

@@ -48,6 +48,11 @@ from unstuck.store.records.ordering import Tended as Tended
 from unstuck.store.records.ordering import TiesRecord as TiesRecord
 from unstuck.store.records.requesting import OnceAnswer as OnceAnswer
 from unstuck.store.records.requesting import Request as Request
+from unstuck.store.records.scheduling import DueSchedules as DueSchedules
+from unstuck.store.records.scheduling import Firing as Firing
+from unstuck.store.records.scheduling import ScheduleRecord as ScheduleRecord
+from unstuck.store.records.scheduling import pack_job as pack_job
+from unstuck.store.records.scheduling import unpack_job as unpack_job
 from unstuck.store.records.showing import AttemptRecord as AttemptRecord
 from unstuck.store.records.showing import EventRecord as EventRecord
 from unstuck.store.records.showing import HostRecord as HostRecord

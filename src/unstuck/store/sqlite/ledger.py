@@ -31,6 +31,7 @@ from unstuck.store.sqlite.ordering import OrderVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
 from unstuck.store.sqlite.requests import RequestVerbs
+from unstuck.store.sqlite.schedules import ScheduleVerbs
 from unstuck.store.sqlite.telling import TellingVerbs
 from unstuck.store.sqlite.upkeep import UpkeepVerbs
 from unstuck.store.sqlite.verbs import fetch
@@ -55,6 +56,7 @@ class SqliteLedger(
     CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
+    ScheduleVerbs,
     WorkflowVerbs,
 ):
     """Satisfies `unstuck.store.contract.Ledger`; the verbs are in the files they are named for."""

@@ -1,6 +1,7 @@
 """Keep workflows: begin them, show them, take them up again, and repair what should be impossible."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import apsw
@@ -14,7 +15,7 @@ from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, Repaired, W
 from unstuck.store.sqlite.advancing import advance, begin, recount, resolve
 from unstuck.store.sqlite.client import insert_jobs
 from unstuck.store.sqlite.errors import refuse_nul
-from unstuck.store.sqlite.nodes import Node, end_node, find_node, nodes_inside
+from unstuck.store.sqlite.nodes import Node, end_node, find_node, inputs_of, nodes_inside
 from unstuck.store.sqlite.reviving import queue_again
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
@@ -52,6 +53,15 @@ class WorkflowVerbs(Verbs):
         with self.db.read() as cursor:
             rows = fetch(cursor, "workflows", (before_id, state, limit))
             return [WorkflowRecord(*_head(row), counts=dict(fetch(cursor, "count_nodes", (row[0],)))) for row in rows]
+
+    def place_of(self, job_id: int) -> tuple[int, int] | None:
+        with self.db.read() as cursor:
+            found = cursor.execute(SQL["job_place"], (job_id,)).fetchone()
+        return None if found is None or found[0] is None else (found[0], found[1])
+
+    def inputs(self, job_ids: Sequence[int]) -> dict[int, bytes]:
+        with self.db.read() as cursor:
+            return inputs_of(cursor, [job_id for job_id in job_ids if _is_node(cursor, job_id)])
 
     def retry_workflow(self, workflow_id: int, by: str) -> bool:
         refuse_nul(by)
@@ -169,6 +179,11 @@ def _repair_node(
 
 def _is_over(node: Node) -> bool:
     return node.state in (NodeState.FAILED, NodeState.CANCELLED, NodeState.PAUSED)
+
+
+def _is_node(cursor: apsw.Cursor, job_id: int) -> bool:
+    found = cursor.execute(SQL["job_place"], (job_id,)).fetchone()
+    return found is not None and found[0] is not None
 
 
 def _state(cursor: apsw.Cursor, workflow_id: int) -> WorkflowState | None:

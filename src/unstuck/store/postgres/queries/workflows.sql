@@ -33,6 +33,9 @@ where (%(before_id)s::bigint is null or w.id < %(before_id)s) and (%(state)s::te
 order by w.id desc
 limit %(limit)s;
 
+-- name: job_place
+select workflow_id, place from {schema}.jobs where id = %(id)s;
+
 -- name: retry_workflow
 with locked as materialized (select id from {schema}.workflows where id = %(id)s for update)
 select {schema}.reopen_workflow(id, %(by)s) from locked;

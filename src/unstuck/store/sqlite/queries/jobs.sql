@@ -235,3 +235,9 @@ SELECT j.id, j.token
 FROM json_each(?1) i
 CROSS JOIN unstuck_jobs j ON j.id = i.value
 WHERE j.worker_id = ?2 AND j.finished_at = ?3 AND j.state = 'succeeded';
+
+-- name: hooked_among
+SELECT j.id, j.task, j.queue, j.state, j.attempt, j.error_code, j.error_message, j.error_cause, j.hooks
+FROM json_each(?) i
+CROSS JOIN unstuck_jobs j ON j.id = i.value
+WHERE j.hooks IS NOT NULL;

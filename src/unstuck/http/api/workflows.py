@@ -1,0 +1,110 @@
+"""Workflows: start one from a description, look at them, take them up again, give them up."""
+
+from typing import Annotated
+
+from fastapi import Depends, Query, Response
+
+from unstuck.client.flow.views import workflow_summary, workflow_view
+from unstuck.client.knowing import known_tasks
+from unstuck.client.operator import PAGE, Operator
+from unstuck.client.workflow.described import NodeDescription, build
+from unstuck.domain.workflow import WorkflowState
+from unstuck.http.answers import answer
+from unstuck.http.api.ownership import JobId, mark_of, of_job
+from unstuck.http.bodies import api_router
+from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.desk import AtDesk
+from unstuck.http.models.workflows import (
+    NewNodeBody,
+    NewWorkflowBody,
+    WorkflowAnswer,
+    WorkflowPage,
+    WorkflowStored,
+    WorkflowView,
+)
+from unstuck.http.problems import Problem
+
+router = api_router("workflows", "/workflows")
+
+Reader = Annotated[Caller, Depends(needs(Scope.READ))]
+Enqueuer = Annotated[Caller, Depends(needs(Scope.ENQUEUE))]
+Onlooker = Annotated[Caller, Depends(of_job(Scope.READ))]
+Changer = Annotated[Caller, Depends(of_job(Scope.OPERATE))]
+_THERE = {"model": WorkflowStored, "description": "It was there already: its `unique_key` is in use."}
+
+
+@router.get("", summary="List workflows, newest first", response_model=WorkflowPage)
+def workflows(
+    desk: AtDesk,
+    caller: Reader,
+    state: WorkflowState | None = None,
+    before: Annotated[
+        int | None, Query(ge=1, le=2**63 - 1, description="Older than this one: `next` of the page before.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
+) -> Response:
+    """Without their nodes, but with how many of them are in which state."""
+    found = desk.operator(caller).workflows(None if state is None else state.value, before, limit + 1)
+    next_before = found[limit - 1].id if len(found) > limit else None
+    return answer({"workflows": [workflow_summary(one) for one in found[:limit]], "next": next_before})
+
+
+@router.post("", summary="Start a workflow", status_code=201, response_model=WorkflowStored, responses={200: _THERE})
+def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer) -> Response:
+    """Store a workflow with the jobs of those nodes that wait for nobody; it is durable when the answer comes.
+    Tasks are those that living or past workers know. Its result comes from `/jobs/{id}/result`."""
+    new = build(
+        desk.counter,
+        known_tasks(desk.ledger),
+        body.name,
+        [_described(node) for node in body.nodes],
+        result=body.result,
+        unique_key=body.unique_key,
+        priority=body.priority,
+        by=mark_of(caller),
+    )
+    stored = desk.ledger.begin_workflow(new)
+    view = {"id": stored.job_id, "name": body.name, "fresh": stored.fresh}
+    return answer(view, 201 if stored.fresh else 200, {"Location": f"/api/v1/workflows/{stored.job_id}"})
+
+
+def _described(body: NewNodeBody) -> NodeDescription:
+    inside = None if body.nodes is None else [_described(node) for node in body.nodes]
+    facts = (body.name, body.task, body.args, body.kwargs, body.map, body.after, body.on_error, inside, body.result)
+    return NodeDescription(*facts)
+
+
+@router.get("/{job_id}", summary="A workflow with its nodes", response_model=WorkflowView)
+def show(job_id: JobId, desk: AtDesk, caller: Onlooker) -> Response:
+    """Nodes in order of dependency, who waits for whom, what failed, and what can be done."""
+    return answer(workflow_view(desk.operator(caller).known_workflow(job_id)))
+
+
+@router.post("/{job_id}/retry", summary="Take a workflow up again from what failed", response_model=WorkflowAnswer)
+def retry(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
+    """What succeeded is kept. 409 where it goes on, or succeeded."""
+    operator = desk.operator(caller)
+    operator.known_workflow(job_id)
+    return _said(operator, job_id, operator.retry_workflow(job_id), "retried")
+
+
+@router.post("/{job_id}/resume", summary="Go on past what is paused", response_model=WorkflowAnswer)
+def resume(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
+    """Those who depend on what failed get its error. 409 where it is not paused."""
+    operator = desk.operator(caller)
+    operator.known_workflow(job_id)
+    return _said(operator, job_id, operator.resume_workflow(job_id), "resumed")
+
+
+@router.post("/{job_id}/cancel", summary="Give a workflow up", response_model=WorkflowAnswer)
+def cancel(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
+    """What was not begun is cancelled, what runs is told to stop. 409 where it has ended already."""
+    operator = desk.operator(caller)
+    return _said(operator, job_id, operator.cancel_workflow(job_id), "cancelled")
+
+
+def _said(operator: Operator, workflow_id: int, done: bool, word: str) -> Response:
+    if done:
+        return answer({"id": workflow_id, "answer": word})
+    state = operator.known_workflow(workflow_id).state.value
+    raise Problem(409, f"not_{word}", f"Nothing was done to workflow {workflow_id}: it is {state}.", state=state)

@@ -1,0 +1,168 @@
+"""Keep the clock of schedules: enqueue what is due, in every worker, each tick once however many there are.
+
+Nobody is the leader. Whoever is there when a tick is due reads the schedule and fires it at the version that it read;
+of several the ledger lets one through. Who dies on the way has either enqueued the tick or left it to the next one.
+"""
+
+import random
+import threading
+
+import msgspec
+
+from unstuck import host, logs
+from unstuck.domain.catching_up import Plan, plan
+from unstuck.domain.errors import LedgerError, LedgerUnavailable
+from unstuck.domain.payload import JSON, with_tick
+from unstuck.domain.schedules import enqueued_by, tick_text
+from unstuck.domain.states import LIVING
+from unstuck.metrics.catalogue import SCHEDULE_DELAY
+from unstuck.metrics.tallies import Tallies
+from unstuck.store.contract import Ledger
+from unstuck.store.records import Firing, NewJob, ScheduleRecord, unpack_job
+
+LOOK_EVERY_S = 30.0
+"""So often it looks where nothing is due: for schedules that were added while the bell was not heard."""
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+KEEPERS = 8
+"""So many, by lot, come for each tick; in a larger fleet the others come a little later, in turn."""
+SECOND_LINE_S = 0.25
+ASKING_PER_S = 40.0
+COUNT_EVERY_S = 60.0
+
+log = logs.logger("unstuck.schedules")
+
+
+class Timekeeper:
+    """A thread that sleeps until the next tick. It fires what operators made, and the given fingerprints."""
+
+    def __init__(self, ledger: Ledger, fingerprints: frozenset[str], tallies: Tallies | None = None) -> None:
+        self._ledger = ledger
+        self._fingerprints = fingerprints
+        self._tallies = tallies or Tallies()
+        self._crowd = 1
+        self._count_s = 0.0
+        self._failures = 0
+        self._complained: dict[str, int] = {}
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="unstuck-timekeeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end after what it does just now."""
+        self._stopping = True
+        self._wake.set()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def kick(self) -> None:
+        """Look now: somebody changed a schedule."""
+        self._wake.set()
+
+    def step(self) -> float:
+        """Fire what is due and give the time until somebody should look again: one lap of the thread."""
+        found = self._ledger.due_schedules(self._fingerprints)
+        woken: set[str] = set()
+        stumbled = False
+        for record in found.due:
+            try:
+                woken |= self._fire(record, found.now)
+            except LedgerUnavailable:
+                raise
+            except Exception as error:  # noqa: BLE001 - told by _stumbled
+                # One that cannot be read or stored must not stop the others.
+                stumbled = True
+                self._stumbled(record, error)
+        if woken:
+            self._ledger.ring({f"queue:{queue}" for queue in woken})
+        if found.due:
+            return LONGEST_PAUSE_S if stumbled else 0.0
+        return LOOK_EVERY_S if found.next_in_s is None else min(max(found.next_in_s, 0.0), LOOK_EVERY_S)
+
+    def _fire(self, record: ScheduleRecord, now: float) -> set[str]:
+        """Fire one schedule; give the queues in which there is work by it."""
+        decided = plan(record.timing, record.catch_up, record.next_at, record.last_at, now)
+        kind, message = _news(record, decided)
+        jobs = tuple(job_for(record, tick) for tick in decided.ticks)
+        last_at = decided.ticks[-1] if decided.ticks else None
+        if decided.set_back:
+            last_at = now
+        firing = Firing(record.name, record.version, decided.next_at, last_at, jobs, kind, message)
+        ids = self._ledger.fire_schedule(firing)
+        if ids is None:
+            return set()
+        for tick in decided.ticks:
+            self._tallies.observe(SCHEDULE_DELAY, max(0.0, now - tick))
+        if kind is not None:
+            log.warning(message, schedule=record.name)
+        return {job.queue for job in jobs}
+
+    def _stumbled(self, record: ScheduleRecord, error: Exception) -> None:
+        if self._complained.get(record.name) != record.version:
+            self._complained[record.name] = record.version
+            log.error("A schedule cannot be fired", schedule=record.name, error=f"{type(error).__name__}: {error}")
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                wait_s = self._shared(self.step())
+                self._failures = 0
+            except LedgerUnavailable as error:
+                wait_s = self._paused(error)
+            except Exception as error:
+                # A clock that stops of a surprise is a schedule that silently ends.
+                if not isinstance(error, LedgerError):
+                    log.exception("The clock of schedules stumbled and goes on")
+                wait_s = self._paused(error)
+            if not self._stopping:
+                self._wake.wait(wait_s)
+            self._wake.clear()
+
+    def _paused(self, error: Exception) -> float:
+        if self._failures == 0 and not self._stopping:
+            log.warning("Schedules cannot be looked at; trying on", error=str(error))
+        self._failures += 1
+        return min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 10), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+
+    def _shared(self, wait_s: float) -> float:
+        """Of a crowd let a few come for the tick and the others later, so that a thousand do not ask at once."""
+        if wait_s == 0.0:
+            return 0.0
+        now_s = host.boottime_s()
+        if now_s >= self._count_s:
+            states = self._ledger.fleet().workers
+            self._crowd = max(1, sum(number for state, number in states.items() if state in LIVING))
+            self._count_s = now_s + COUNT_EVERY_S * random.uniform(1.0, 2.0)
+        if self._crowd <= KEEPERS or random.random() < KEEPERS / self._crowd:
+            return wait_s
+        return wait_s + SECOND_LINE_S + random.uniform(0.0, self._crowd / ASKING_PER_S)
+
+
+def job_for(record: ScheduleRecord, tick: float) -> NewJob:
+    """Give the job of a tick: it knows which one it is for."""
+    job = unpack_job(record.job)
+    payload = with_tick(job.payload, tick) if job.payload_type == JSON else job.payload
+    return msgspec.structs.replace(job, payload=payload, enqueued_by=enqueued_by(record.name, tick))
+
+
+def _news(record: ScheduleRecord, decided: Plan) -> tuple[str | None, str]:
+    """Say what is worth an event: a plain tick is none."""
+    if decided.set_back:
+        return "schedule_set_back", (
+            f"Schedule {record.name!r} had ticked at {tick_text(record.last_at or 0.0)}, which is yet to come: "
+            "the clock was set back. It goes on from now."
+        )
+    if decided.missed:
+        since = tick_text(record.next_at or 0.0)
+        taken = f"{len(decided.ticks)} made up for" if decided.ticks else "none made up for"
+        many = "at least " if decided.many else ""
+        return "schedule_missed", (
+            f"Schedule {record.name!r} missed {many}{decided.missed} of its ticks since {since} (catch_up="
+            f"{record.catch_up}): {taken}"
+        )
+    return None, ""

@@ -1,0 +1,85 @@
+"""Keep schedules: their definitions, and exactly one enqueue per tick."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from unstuck import failpoints
+from unstuck.domain.catching_up import CLOCK_SET_BACK_S
+from unstuck.domain.schedules import ScheduleDefinition, Source
+from unstuck.domain.ticking import Timing
+from unstuck.store.checks import check_jobs
+from unstuck.store.postgres import arrays
+from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.clients import columns
+from unstuck.store.postgres.lanes import Row
+from unstuck.store.records import DueSchedules, Firing, ScheduleRecord
+
+DUE_AT_ONCE = 100
+
+
+class ScheduleVerbs(Verbs):
+    def know_schedules(self, definitions: Sequence[ScheduleDefinition], source: Source) -> list[str]:
+        changed: list[str] = []
+        # In the order of names, each by itself: what is written twice is the same.
+        for one in sorted(definitions, key=lambda definition: definition.name):
+            when = one.timing
+            rows = self.service_lane.write(
+                self.sql["know_schedule"],
+                {
+                    **{
+                        name: getattr(one, name) for name in ("name", "fingerprint", "task", "queue", "catch_up", "job")
+                    },
+                    "cron": when.cron,
+                    "every_s": when.every_s,
+                    "zone": when.zone,
+                    "source": source,
+                },
+            )
+            changed += [row[0] for row in rows]
+        return changed
+
+    def schedules(self) -> list[ScheduleRecord]:
+        return [_record(row) for row in self.read("schedules")]
+
+    def due_schedules(self, fingerprints: Collection[str]) -> DueSchedules:
+        known = arrays.texts(sorted(fingerprints))
+        first, *due = self.serve("due_schedules", fingerprints=known, ahead_s=CLOCK_SET_BACK_S, limit=DUE_AT_ONCE)
+        next_at, now = first[12:14]
+        return DueSchedules(now, tuple(_record(row) for row in due), None if next_at is None else next_at - now)
+
+    def fire_schedule(self, firing: Firing) -> list[int] | None:
+        check_jobs(firing.jobs)
+        count = len(firing.jobs)
+        if failpoints.active and count:
+            failpoints.reached("schedule.before_commit")
+        ids: list[int] | None = self.serve_once(
+            "fire_schedule",
+            name=firing.name,
+            version=firing.version,
+            next_at=firing.next_at,
+            last_at=firing.last_at,
+            event=firing.event,
+            message=firing.message,
+            count=count,
+            **_columns(firing),
+        )[0][0]
+        if failpoints.active and ids:
+            failpoints.reached("schedule.after_commit")
+        return ids
+
+    def pause_schedule(self, name: str, paused: bool, by: str) -> bool:
+        values = {"name": name, "paused": paused, "by": by, "word": "paused" if paused else "resumed"}
+        return bool(self.read_lane.write(self.sql["pause_schedule"], values))
+
+    def remove_schedule(self, name: str, by: str) -> bool:
+        return bool(self.read_lane.write(self.sql["remove_schedule"], {"name": name, "by": by}))
+
+
+def _columns(firing: Firing) -> dict[str, Any]:
+    # The function draws the ids itself: it cannot be repeated by mistake, since the version moves on.
+    values = columns(range(len(firing.jobs)), [0] * len(firing.jobs), firing.jobs)
+    return {name: value for name, value in values.items() if name not in ("ids", "places")}
+
+
+def _record(row: Row) -> ScheduleRecord:
+    return ScheduleRecord(*(*row[:5], Timing(*row[5:8]), *row[8:]))

@@ -1,0 +1,93 @@
+"""Keep schedules: their definitions, and exactly one enqueue per tick."""
+
+import time
+from collections.abc import Collection, Sequence
+
+import apsw
+import msgspec
+
+from unstuck import failpoints
+from unstuck.domain.catching_up import CLOCK_SET_BACK_S
+from unstuck.domain.schedules import ScheduleDefinition, Source
+from unstuck.domain.ticking import Timing
+from unstuck.store.checks import check_jobs
+from unstuck.store.records import DueSchedules, Firing, ScheduleRecord
+from unstuck.store.sqlite.client import insert_jobs
+from unstuck.store.sqlite.errors import refuse_nul
+from unstuck.store.sqlite.rows import Row
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
+
+DUE_AT_ONCE = 100
+
+
+class ScheduleVerbs(Verbs):
+    def know_schedules(self, definitions: Sequence[ScheduleDefinition], source: Source) -> list[str]:
+        changed: list[str] = []
+        if not definitions:
+            return changed
+        with self.db.write() as cursor:
+            for one in definitions:
+                refuse_nul(one.name, one.task, one.queue)
+                when = one.timing
+                row = (one.name, source, one.fingerprint, one.task, one.queue, when.cron, when.every_s, when.zone)
+                cursor.execute(SQL["know_schedule"], (*row, one.catch_up, one.job, time.time()))
+                if cursor.connection.changes():
+                    changed.append(one.name)
+        return changed
+
+    def schedules(self) -> list[ScheduleRecord]:
+        with self.db.read() as cursor:
+            return [_record(row) for row in fetch(cursor, "schedules")]
+
+    def due_schedules(self, fingerprints: Collection[str]) -> DueSchedules:
+        known = msgspec.json.encode(sorted(fingerprints)).decode()
+        with self.db.read() as cursor:
+            now = time.time()
+            due = fetch(cursor, "due_schedules", (known, now, CLOCK_SET_BACK_S, DUE_AT_ONCE))
+            next_at = cursor.execute(SQL["next_schedule"], (known, now)).get
+        return DueSchedules(now, tuple(_record(row) for row in due), None if next_at is None else next_at - now)
+
+    def fire_schedule(self, firing: Firing) -> list[int] | None:
+        check_jobs(firing.jobs)
+        refuse_nul(firing.message)
+        with self.db.write() as cursor:
+            ids = _fire(cursor, firing)
+            if failpoints.active and ids:
+                failpoints.reached("schedule.before_commit")
+        if failpoints.active and ids:
+            failpoints.reached("schedule.after_commit")
+        return ids
+
+    def pause_schedule(self, name: str, paused: bool, by: str) -> bool:
+        word = "paused" if paused else "resumed"
+        with self.db.write() as cursor:
+            cursor.execute(SQL["pause_schedule"], (name, paused, by))
+            if not cursor.connection.changes():
+                return False
+            write_event(cursor, f"schedule_{word}", f"Schedule '{name}' was {word} by {by}", about=f"schedule:{name}")
+            return True
+
+    def remove_schedule(self, name: str, by: str) -> bool:
+        with self.db.write() as cursor:
+            cursor.execute(SQL["remove_schedule"], (name,))
+            if not cursor.connection.changes():
+                return False
+            write_event(cursor, "schedule_removed", f"Schedule '{name}' was removed by {by}", about=f"schedule:{name}")
+            return True
+
+
+def _fire(cursor: apsw.Cursor, firing: Firing) -> list[int] | None:
+    fired_at = time.time() if firing.jobs else None
+    cursor.execute(SQL["fire_schedule"], (firing.name, firing.version, firing.next_at, firing.last_at, fired_at))
+    if not cursor.connection.changes():
+        return None
+    ids = [one.job_id for one in insert_jobs(cursor, firing.jobs)] if firing.jobs else []
+    if ids:
+        cursor.execute(SQL["note_last_job"], (firing.name, ids[-1]))
+    if firing.event is not None:
+        write_event(cursor, firing.event, firing.message, about=f"schedule:{firing.name}")
+    return ids
+
+
+def _record(row: Row) -> ScheduleRecord:
+    return ScheduleRecord(*(*row[:5], Timing(*row[5:8]), *row[8:10], bool(row[10]), *row[11:]))

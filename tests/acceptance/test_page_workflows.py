@@ -1,0 +1,96 @@
+"""Workflows on the page: drawn, live, told in words, taken up again with a mouse and with the keyboard."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, expect
+from tests.acceptance.browsing import browsing, looking, wait_live
+from tests.acceptance.flows import start, start_mapped
+from tests.acceptance.shop import Shop
+from tests.web import Served, opened
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    folder = tmp_path_factory.mktemp("shop")
+    shop = Shop(f"sqlite:///{folder}/jobs.db", folder)
+    shop.worker()
+    return shop
+
+
+@pytest.fixture(scope="module")
+def served(stand: Shop) -> Iterator[Served]:
+    with opened(stand.url) as served:
+        yield served
+
+
+def test_the_drawing_follows_the_workflow_without_a_reload(browser: Browser, stand: Shop, served: Served) -> None:
+    number = start(stand)
+    [held] = stand.claim(start=True)
+    with looking(browser, served.url) as page:
+        page.goto("/workflows")
+        page.get_by_role("link", name=f"#{number} bills").click()
+        wait_live(page)
+        page.evaluate("window.neverReloaded = true")
+        boxes = page.locator(".dag-box:not(.group)")
+        expect(boxes).to_have_count(4)
+        expect(page.locator(".dag-box.s-running")).to_contain_text("fetch")
+        stand.fail(held, "the card was declined")
+        expect(page.locator(".dag-box.task.s-failed")).to_contain_text("fetch")
+        expect(page.locator("h1")).to_contain_text("failed")
+        expect(page.locator(".failed-node")).to_contain_text("the card was declined")
+        assert page.evaluate("window.neverReloaded")
+        page.locator(".dag a").first.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text(f"#{held.job_id}")
+        page.get_by_role("link", name=f"#{number} bills").click()
+        page.get_by_role("button", name="Retry from what failed").click()
+        expect(page.get_by_role("status").filter(has_text="goes on from what failed")).to_be_visible()
+        expect(page.locator(".dag-box.s-pending")).to_contain_text("fetch")
+    stand.succeed(stand.claim(start=True)[0])
+
+
+def test_going_on_and_giving_up_are_asked_about_first(browser: Browser, stand: Shop, served: Served) -> None:
+    with stand.ledger() as ledger:
+        ledger.purge("default", "test")
+    number = start(stand, on_error="pause")
+    stand.fail(stand.claim(start=True)[0])
+    with looking(browser, served.url) as page:
+        page.goto(f"/workflows/{number}")
+        page.get_by_role("button", name="Go on past it").click()
+        page.get_by_role("dialog").get_by_role("button", name="Keep things as they are").click()
+        expect(page.locator("h1")).to_contain_text("paused")
+        page.get_by_role("button", name="Go on past it").click()
+        page.get_by_role("dialog").get_by_role("button", name="Go on").click()
+        expect(page.locator("h1")).to_contain_text("running")
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel the workflow").click()
+        expect(page.locator("h1")).to_contain_text("cancelled")
+
+
+def test_a_map_is_one_box_with_its_counts(browser: Browser, stand: Shop, served: Served) -> None:
+    with stand.ledger() as ledger:
+        ledger.purge("default", "test")
+    number = start_mapped(stand, items=30, bad=3)
+    with looking(browser, served.url) as page:
+        page.goto(f"/workflows/{number}")
+        expect(page.locator(".dag-box.map")).to_contain_text("29 of 30")
+        listed = page.locator("tbody tr", has_text="page is torn")
+        expect(listed.first).to_contain_text("parse[3]")
+        expect(page.locator("table")).to_contain_text("10 of them not listed")
+
+
+def test_without_script_the_screen_asks_and_the_verb_works(served: Served, stand: Shop) -> None:
+    with stand.ledger() as ledger:
+        ledger.purge("default", "test")
+    number = start(stand)
+    for path in ("/workflows", f"/workflows/{number}", "/workflows?state=running", "/workflows?state=nonsense"):
+        assert served.client.get(path).status_code == 200, path
+    gone = served.client.get("/workflows/999999", headers={"Accept": "text/html"})
+    assert (gone.status_code, "does not exist" in gone.text) == (404, True)

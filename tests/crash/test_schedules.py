@@ -1,0 +1,89 @@
+"""Workers that keep the clock are killed: no tick is missing, none is doubled."""
+
+import itertools
+import re
+import signal
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from tests.crash.conftest import MakeFleet
+from tests.fleet import Fleet, wait_for
+
+from unstuck.domain.states import FINAL, JobState
+from unstuck.store.records import JobFilter, JobRecord
+
+TARGET = "tests.crash.scheduled_tasks:app"
+FAST = {"heartbeat_interval": "300ms", "heartbeat_timeout": "1500ms"}
+
+
+def enqueued(fleet: Fleet) -> list[JobRecord]:
+    return list(reversed(fleet.ledger.jobs(JobFilter(limit=1000))))
+
+
+def nominal(job: JobRecord) -> str:
+    found = re.fullmatch(r"schedule pulse for (\S+)", job.enqueued_by or "")
+    assert found is not None, job.enqueued_by
+    return found[1]
+
+
+def seconds_of(jobs: list[JobRecord]) -> list[int]:
+    return [int(datetime.fromisoformat(nominal(job)).timestamp()) for job in jobs]
+
+
+def check_ticks(fleet: Fleet, least: int) -> None:
+    jobs = enqueued(fleet)
+    ticks = seconds_of(jobs)
+    assert len(ticks) >= least
+    assert ticks == list(range(ticks[0], ticks[0] + len(ticks))), "a tick is missing, doubled or out of order"
+    [record] = fleet.ledger.schedules()
+    assert record.last_at == ticks[-1], "the schedule knows of a tick that was not enqueued"
+    assert record.last_job_id == jobs[-1].id
+
+
+def kill_in_turn(fleet: Fleet, seconds: float, tmp_path: Path) -> None:
+    """Three workers; one after the other is killed and replaced, at moments of its own."""
+
+    def start(wait: bool = False) -> None:
+        fleet.start("--concurrency", "1", target=TARGET, wait=wait, TICKS_TO=str(tmp_path / "ticks"))
+
+    for wait in (False, False, True):
+        start(wait)
+    begun_s = time.monotonic()
+    # Moments that wander through the second: some fall right upon a tick.
+    for number in itertools.count():
+        due_s = begun_s + number * 2.37
+        if due_s - begun_s > seconds:
+            break
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        living = [worker for worker in fleet.workers if worker.process.poll() is None]
+        living[0].kill()
+        start()
+    wait_for(lambda: all(job.state in FINAL for job in enqueued(fleet)), "every job of a tick to end")
+    check_ticks(fleet, int(seconds))
+    noted = {line.split()[1] for line in (tmp_path / "ticks").read_text().splitlines()}
+    done = [job for job in enqueued(fleet) if job.state is JobState.SUCCEEDED]
+    assert {str(tick) for tick in seconds_of(done)} <= noted, "user code saw every tick that succeeded"
+
+
+def test_three_workers_are_killed_in_turn(make_fleet: MakeFleet, tmp_path: Path) -> None:
+    kill_in_turn(make_fleet(**FAST), 9.0, tmp_path)
+
+
+@pytest.mark.long
+def test_three_workers_are_killed_in_turn_for_a_minute(make_fleet: MakeFleet, tmp_path: Path) -> None:
+    kill_in_turn(make_fleet(**FAST), 60.0, tmp_path)
+
+
+@pytest.mark.parametrize("point", ["schedule.before_commit=kill:2", "schedule.after_commit=kill:2"])
+def test_a_worker_is_killed_around_the_commit_of_a_tick(make_fleet: MakeFleet, tmp_path: Path, point: str) -> None:
+    fleet = make_fleet(**FAST)
+    places = {"TICKS_TO": str(tmp_path / "ticks")}
+    victim = fleet.start("--concurrency", "1", target=TARGET, wait=False, UNSTUCK_FAILPOINTS=point, **places)
+    assert victim.process.wait(60) == -signal.SIGKILL
+    before = len(enqueued(fleet))
+    assert before == (2 if "after" in point else 1)
+    fleet.start("--concurrency", "1", target=TARGET, **places)
+    wait_for(lambda: len(enqueued(fleet)) >= before + 3, "more ticks")
+    check_ticks(fleet, 4)
