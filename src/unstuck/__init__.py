@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import CallFailed as CallFailed
     from unstuck.domain.errors import ConfigError as ConfigError
     from unstuck.domain.errors import DeadlineExceeded as DeadlineExceeded
+    from unstuck.domain.errors import DuplicateJob as DuplicateJob
     from unstuck.domain.errors import ErrorCode as ErrorCode
     from unstuck.domain.errors import JobCancelled as JobCancelled
     from unstuck.domain.errors import JobExpired as JobExpired
@@ -71,6 +72,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "DeadlineExceeded",
+    "DuplicateJob",
     "ErrorCode",
     "Event",
     "EventKind",

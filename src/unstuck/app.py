@@ -21,7 +21,9 @@ from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
 from unstuck.domain.hooks import HOOK_SETTINGS
+from unstuck.domain.limits import QueueLimit, read_limit
 from unstuck.domain.names import checked_name, did_you_mean
+from unstuck.domain.order import KeyFunction, Order, read_order
 from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
 from unstuck.domain.redaction import Redactor
 from unstuck.domain.retry import Retry, RetryRule
@@ -56,6 +58,7 @@ class App(Planning, Following):
         self._counter = Counter(self.settings)
         self._definitions: dict[str, TaskDefinition] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
+        self._limits: dict[str, QueueLimit] = {}
         Planning.__init__(self)
         Following.__init__(
             self,
@@ -93,6 +96,10 @@ class App(Planning, Following):
         stall_timeout: Duration | None = None,
         interpreter_timeout: Duration | None = None,
         memory_limit: Size | None = None,
+        concurrency_key: str | KeyFunction | None = None,
+        concurrency_limit: int = 1,
+        expires: Duration | None = None,
+        keep: Duration | None = None,
         after_success: Follower = None,
         after_failure: Follower = None,
         after_crash: Follower = None,
@@ -116,7 +123,10 @@ class App(Planning, Following):
             raise ConfigError(f"@app.task wants a function, not {function!r}.")
         name = checked_name(settings.get("name") or getattr(function, "__name__", "task"), "Task")
         context_parameter = _context_parameter(function)
-        policy = msgspec.structs.replace(_policy(settings), **self._hidden(function, context_parameter))
+        policy = msgspec.structs.replace(
+            _policy(settings, read_order(name, settings, _parameters(function))),
+            **self._hidden(function, context_parameter),
+        )
         recovery = self.settings.recovery
         check_policy(
             name,
@@ -134,9 +144,25 @@ class App(Planning, Following):
                 is_async=inspect.iscoroutinefunction(function),
                 context_parameter=context_parameter,
                 policy=policy,
+                concurrency_key=settings["concurrency_key"] if policy.order.computed else None,
                 hooks=names_of(settings, f"Task {name!r}"),
             )
         )
+
+    def queue(self, name: str, *, concurrency: int | None = None, rate: str | None = None) -> str:
+        """Declare a queue, with how many of its jobs may be in hand at once and how many may be begun in a time
+        (`"100/m"`), across all workers. Each worker that starts writes it down; what an operator chose stands."""
+        checked = checked_name(name, "Queue")
+        self._queues |= {checked}
+        limit = read_limit(concurrency, rate)
+        if limit:
+            self._limits[checked] = limit
+        return checked
+
+    @property
+    def limits(self) -> Mapping[str, QueueLimit]:
+        """What was declared of queues."""
+        return self._limits
 
     def _hidden(self, function: Callable[..., Any], context_parameter: str | None) -> dict[str, Any]:
         """Say by which places secrets are passed: the name of a positional argument stands in the signature alone."""
@@ -267,11 +293,15 @@ _TASK_SETTINGS = (
     "stall_timeout",
     "interpreter_timeout",
     "memory_limit",
+    "concurrency_key",
+    "concurrency_limit",
+    "expires",
+    "keep",
     *HOOK_SETTINGS,
 )
 
 
-def _policy(settings: dict[str, Any]) -> Policy:
+def _policy(settings: dict[str, Any], order: Order) -> Policy:
     memory = settings.get("memory_limit")
     return Policy(
         retry=_rule(settings.get("retry")),
@@ -285,7 +315,27 @@ def _policy(settings: dict[str, Any]) -> Policy:
         stall_timeout_s=_optional_s(settings, "stall_timeout"),
         interpreter_timeout_s=_optional_s(settings, "interpreter_timeout"),
         memory_limit_bytes=None if memory is None else size_bytes(memory, "memory_limit"),
+        order=order,
     )
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """Give what a caller passes, without the Context, with defaults (or `...`)."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    context = _context_parameter(function)
+    by_name = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    return {
+        item.name: ... if item.default is inspect.Parameter.empty else item.default
+        for item in found
+        if item.name != context and item.kind in by_name
+    }
 
 
 def _rule(retry: Any) -> RetryRule:

@@ -27,6 +27,22 @@ class Meddler(Protocol):
 
     def age_worker(self, worker_id: str, seconds: float) -> None: ...
 
+    def age_tokens(self, queue: str, seconds: float) -> None:
+        """As if so much time had filled the bucket of the queue."""
+        ...
+
+    def age_keys(self, seconds: float) -> None: ...
+
+    def age_expiry(self, job_id: int, seconds: float) -> None: ...
+
+    def untie(self, job_id: int) -> None:
+        """As if nobody were concerned when the job ends."""
+        ...
+
+    def forget_line(self, job_id: int) -> None:
+        """Block the job again, in a line that nobody knows of."""
+        ...
+
     def age_events(self, seconds: float) -> None: ...
 
     def age_counters(self, minutes: int) -> None: ...
@@ -65,6 +81,25 @@ class SqliteMeddler:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "started_boot_s", "finished_at")
         changes = ", ".join(f"{c} = {c} - ?2" for c in columns)
         self.rows(f"UPDATE unstuck_jobs SET {changes} WHERE id = ?1", (job_id, seconds))
+
+    def age_tokens(self, queue: str, seconds: float) -> None:
+        self.rows("UPDATE unstuck_queues SET refilled_at = refilled_at - ? WHERE name = ?", (seconds, queue))
+
+    def age_keys(self, seconds: float) -> None:
+        self.rows("UPDATE unstuck_kept_keys SET until = until - ?", (seconds,))
+
+    def age_expiry(self, job_id: int, seconds: float) -> None:
+        self.rows(
+            "UPDATE unstuck_jobs SET expires_at = expires_at - ?1, run_at = run_at - ?1 WHERE id = ?2",
+            (seconds, job_id),
+        )
+
+    def untie(self, job_id: int) -> None:
+        self.rows("UPDATE unstuck_jobs SET tied = 0 WHERE id = ?", (job_id,))
+
+    def forget_line(self, job_id: int) -> None:
+        self.rows("UPDATE unstuck_jobs SET blocked = 1, ready = 0 WHERE id = ?", (job_id,))
+        self.rows("DELETE FROM unstuck_lines")
 
     def age_worker(self, worker_id: str, seconds: float) -> None:
         self.rows(
@@ -114,6 +149,28 @@ class PostgresMeddler:
                 f"update {self._schema}.jobs set {changes} where id = %(id)s",  # type: ignore[arg-type]
                 {"s": seconds, "id": job_id},
             )
+
+    def age_tokens(self, queue: str, seconds: float) -> None:
+        self.rows(
+            "update queues set refilled_at = refilled_at - make_interval(secs => %s) where name = %s", (seconds, queue)
+        )
+
+    def age_keys(self, seconds: float) -> None:
+        self.rows("update kept_keys set until = until - make_interval(secs => %s)", (seconds,))
+
+    def age_expiry(self, job_id: int, seconds: float) -> None:
+        self.rows(
+            "update jobs set expires_at = expires_at - make_interval(secs => %s), enqueued_at = enqueued_at - "
+            "make_interval(secs => %s) where id = %s",
+            (seconds, seconds, job_id),
+        )
+
+    def untie(self, job_id: int) -> None:
+        self.rows("update jobs set tied = null where id = %s", (job_id,))
+
+    def forget_line(self, job_id: int) -> None:
+        self.rows("update jobs set blocked = true, ready = false where id = %s", (job_id,))
+        self.rows("delete from lines")
 
     def age_worker(self, worker_id: str, seconds: float) -> None:
         self.rows(

@@ -26,7 +26,6 @@ SHARED = frozenset(
             "note_progress",
             "outcomes",
             "outputs",
-            "paused_queues",
             "progress",
             "promote_due",
             "request",
@@ -42,6 +41,7 @@ SHARED = frozenset(
         *("journal", "journal_lines", "kept_signals", "signals"),
         *("count", "counter_series", "counters", "fleet", "sweep_counters"),
         *("add_api_token", "api_tokens", "audit", "begin_audit", "end_audit", "revoke_api_token", "sweep_audit"),
+        *("declare_limit", "limit_queue", "lines", "queue_limits", "ties"),
         *("add_alert_target", "alert_target", "conditions", "events_to_tell", "look_fleet", "save_alert_target"),
     }
 )

@@ -8,7 +8,7 @@ import typer
 
 from unstuck.cli.common import Common, Misuse, command, duration_s
 from unstuck.cli.show import Cell, Show
-from unstuck.client.enqueueing import Options, build_job
+from unstuck.client.enqueueing import UNFINISHED, Options, build_job
 from unstuck.client.knowing import check_queue, known_task, known_tasks
 from unstuck.client.operator import Operator
 from unstuck.client.views import value_view
@@ -43,6 +43,22 @@ def enqueue(
     unique_key: Annotated[
         str | None, typer.Option("--unique-key", metavar="KEY", help="At most one unfinished job has it.")
     ] = None,
+    unique: Annotated[
+        str, typer.Option("--unique", metavar="WHILE", help="What the key is good for: pending, unfinished, or 10m.")
+    ] = UNFINISHED,
+    on_duplicate: Annotated[
+        str, typer.Option("--on-duplicate", metavar="WAY", help="Of a second: return, replace or refuse.")
+    ] = "return",
+    concurrency_key: Annotated[
+        str | None, typer.Option("--concurrency-key", metavar="KEY", help="So many of one key are at work at once.")
+    ] = None,
+    concurrency_limit: Annotated[
+        int | None, typer.Option("--concurrency-limit", metavar="N", help="How many; 1 where nobody said more.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="TIME", help="Cancel it where it has not begun by then.")
+    ] = None,
+    keep: Annotated[str | None, typer.Option("--keep", metavar="TIME", help="Keep it so long after its end.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print the result.")] = False,
     timeout: Annotated[str | None, typer.Option("--timeout", metavar="TIME", help="How long --wait waits.")] = None,
     migrate: Annotated[bool, typer.Option("--migrate/--no-migrate", help="Make or update the tables.")] = True,
@@ -50,7 +66,15 @@ def enqueue(
     """Store a job; prints its id, or with --wait its result."""
     positional, named = arguments(args or [], kwargs)
     patience_s = duration_s(timeout, "--timeout")
-    options = _options(queue, priority, delay, unique_key)
+    order = {
+        "unique": unique,
+        "on_duplicate": on_duplicate,
+        "concurrency_key": concurrency_key,
+        "concurrency_limit": concurrency_limit,
+        "expires": expires,
+        "keep": keep,
+    }
+    options = _options({"queue": queue, "priority": priority, "delay": delay, "unique_key": unique_key, **order})
     registry = common.registry()
     with common.writing(migrate) as (ledger, settings):
         operator = Operator(ledger, settings, door="cli")
@@ -100,11 +124,9 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _options(queue: str | None, priority: int, delay: str | None, unique_key: str | None) -> Options:
+def _options(values: dict[str, Any]) -> Options:
     try:
-        return Options.checked(
-            None, {"queue": queue, "priority": priority, "delay": delay, "unique_key": unique_key, "run_at": None}
-        )
+        return Options.checked(None, values)
     except ConfigError as error:
         raise Misuse(str(error)) from error
 

@@ -19,6 +19,7 @@ from unstuck.cli import (
     enqueue,
     jobs,
     ledger,
+    limits,
     popups,
     quarantine,
     queues,
@@ -93,7 +94,6 @@ for panel, commands in {
         jobs.logs,
         workflows.workflow,
         stack.stack,
-        queues.queues,
         alive.alive,
         audit.audit,
         popups.popups,
@@ -111,6 +111,16 @@ _workers.command("stop")(workers.stop)
 _workers.command("disable")(switching.disable)
 _workers.command("enable")(switching.enable)
 app.add_typer(_workers, name="workers", rich_help_panel=LOOK)
+
+_queues = typer.Typer(invoke_without_command=True)
+_queues.callback()(queues.queues)
+_queues.command("limit")(limits.limit_queue)
+app.add_typer(_queues, name="queues", rich_help_panel=LOOK)
+
+_lines = typer.Typer(invoke_without_command=True)
+_lines.callback()(limits.lines)
+_lines.command("limit")(limits.limit_line)
+app.add_typer(_lines, name="lines", rich_help_panel=LOOK)
 
 _workflows = typer.Typer(invoke_without_command=True)
 _workflows.callback()(workflows.workflows)

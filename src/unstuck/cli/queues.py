@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from unstuck.cli.common import Common, Misuse, command
+from unstuck.cli.limits import limit_cell
 from unstuck.cli.show import Cell, Column, coarse, count, state_cell
 from unstuck.client import views
 from unstuck.store.records import QueueRecord
@@ -15,12 +16,15 @@ Every = Annotated[bool, typer.Option("--all", help="Every queue.")]
 
 
 @command()
-def queues(common: Common) -> None:
-    """List queues with what waits in them and who serves them."""
+def queues(common: Common, ctx: typer.Context) -> None:
+    """List queues with what waits in them, their limits, and who serves them."""
+    if ctx.invoked_subcommand is not None:
+        return
     with common.reading() as operator:
         found = sorted(operator.queues(), key=lambda queue: queue.name)
+        limits = {record.name: record for record in operator.queue_limits()}
     if common.as_json:
-        common.show.json([views.queue_view(queue) for queue in found])
+        common.show.json([views.queue_view(queue, limits.get(queue.name)) for queue in found])
         return
     if not found:
         common.show.note("No queues yet: they appear with their first job or worker.")
@@ -28,11 +32,15 @@ def queues(common: Common) -> None:
     columns = [Column("queue"), Column("state")]
     numbers = ("pending", "scheduled", "claimed", "running", "waiting", "workers")
     columns += [Column(title, right=True, spare=title in ("scheduled", "claimed", "waiting")) for title in numbers]
-    columns += [Column("oldest"), Column("note", wide=True)]
-    common.show.table(columns, [_row(queue, common.show.pretty) for queue in found])
+    columns += [Column("oldest")]
+    if limits:
+        columns += [Column("limit")]
+    columns += [Column("note", wide=True)]
+    shown = [(queue, [limit_cell(limits.get(queue.name))] if limits else []) for queue in found]
+    common.show.table(columns, [_row(queue, limit, common.show.pretty) for queue, limit in shown])
 
 
-def _row(queue: QueueRecord, pretty: bool) -> list[Cell | str]:
+def _row(queue: QueueRecord, limit: list[str], pretty: bool) -> list[Cell | str]:
     numbers = (queue.pending, queue.scheduled, queue.claimed, queue.running, queue.waiting)
     alone = queue.workers == 0 and queue.pending + queue.scheduled > 0
     return [
@@ -41,6 +49,7 @@ def _row(queue: QueueRecord, pretty: bool) -> list[Cell | str]:
         *(Cell(f"{number:,}" if pretty else str(number), "" if number else "bright_black") for number in numbers),
         Cell(str(queue.workers), "bold red" if alone else ""),
         Cell("" if queue.oldest_pending_s is None else coarse(queue.oldest_pending_s), "bright_black"),
+        *limit,
         Cell("no living worker serves it" if alone else "", "red"),
     ]
 

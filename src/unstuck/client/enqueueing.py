@@ -7,18 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, PayloadError, UnknownQueue
 from unstuck.domain.names import checked_name, did_you_mean
+from unstuck.domain.order import MAX_KEY_CHARS, Order, check_key, check_limit, line_of, positive_s
 from unstuck.domain.payload import encode_call
 from unstuck.domain.policy import Policy, encode_policy, without_hooks
 from unstuck.store.checks import EARLIEST_S, LATEST_S
 from unstuck.store.records import NewJob, Ties
 
 MAX_PRIORITY = 1000
-MAX_UNIQUE_KEY_CHARS = 500
+MAX_UNIQUE_KEY_CHARS = MAX_KEY_CHARS
+PENDING, UNFINISHED = "pending", "unfinished"
+_ON_DUPLICATE: dict[str, Literal["replace", "refuse"] | None] = {
+    "return": None,
+    "replace": "replace",
+    "refuse": "refuse",
+}
+ON_DUPLICATE = tuple(_ON_DUPLICATE)
+_PLAIN = Ties()
 
 
 class GivenOptions(TypedDict, total=False):
@@ -29,6 +38,12 @@ class GivenOptions(TypedDict, total=False):
     delay: Duration | None
     run_at: datetime | float | None
     unique_key: str | None
+    unique: str | Duration
+    on_duplicate: str
+    concurrency_key: str | None
+    concurrency_limit: int | None
+    expires: Duration | None
+    keep: Duration | None
     connection: Any
 
 
@@ -42,6 +57,15 @@ class Options:
     delay: Duration | None = None
     run_at: datetime | float | None = None
     unique_key: str | None = None
+    unique: str | Duration = UNFINISHED
+    """What the key is good for: "pending", "unfinished", or a time from the enqueue, such as "10m"."""
+    on_duplicate: str = "return"
+    """What happens to the second: "return" the first, "replace" it while it is pending, "refuse" with DuplicateJob."""
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    """None: the task's, or as the line has it."""
+    expires: Duration | None = None
+    keep: Duration | None = None
     connection: Any = None
 
     @classmethod
@@ -68,7 +92,26 @@ class Options:
         if self.run_at is not None:
             _check_run_at(self.run_at)
         if self.unique_key is not None:
-            _check_unique_key(self.unique_key)
+            check_key(self.unique_key, "unique_key")
+        self._check_order()
+
+    def _check_order(self) -> None:
+        if self.unique not in (PENDING, UNFINISHED):
+            try:
+                positive_s(self.unique, "unique")
+            except ConfigError as error:
+                raise ConfigError(f'unique must be "pending", "unfinished" or a time. {error}') from None
+        if self.on_duplicate not in ON_DUPLICATE:
+            raise ConfigError(f"on_duplicate must be one of {', '.join(ON_DUPLICATE)}, not {self.on_duplicate!r}.")
+        if self.unique_key is None and (self.unique != UNFINISHED or self.on_duplicate != "return"):
+            raise ConfigError("unique and on_duplicate say what a unique_key means: give it too.")
+        if self.concurrency_key is not None:
+            check_key(self.concurrency_key, "concurrency_key")
+        if self.concurrency_limit is not None:
+            check_limit(self.concurrency_limit)
+        for name in ("expires", "keep"):
+            if getattr(self, name) is not None:
+                positive_s(getattr(self, name), name)
 
 
 def _check_run_at(moment: object) -> None:
@@ -78,15 +121,6 @@ def _check_run_at(moment: object) -> None:
         moment = moment.timestamp()
     if isinstance(moment, bool) or not isinstance(moment, int | float) or not EARLIEST_S <= moment <= LATEST_S:
         raise ConfigError(f"run_at must be a datetime or seconds since 1970, before the year 9999, not {moment!r}.")
-
-
-def _check_unique_key(key: object) -> None:
-    if not isinstance(key, str) or not key or len(key) > MAX_UNIQUE_KEY_CHARS or "\0" in key:
-        raise ConfigError(f"unique_key must be text of 1 to {MAX_UNIQUE_KEY_CHARS} characters, not {key!r:.80}.")
-    try:
-        key.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigError("unique_key holds a lone surrogate, which is no text.") from error
 
 
 def build_job(
@@ -124,8 +158,35 @@ def build_job(
         run_at=_epoch(options.run_at),
         unique_key=options.unique_key,
         enqueued_by=_program(),
-        more=None if hooks is None else Ties(hooks=hooks),
+        more=_ties(policy.order, options, args, kwargs, task, hooks),
     )
+
+
+def _ties(
+    order: Order,
+    options: Options,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    task: str,
+    hooks: dict[str, Any] | None,
+) -> Ties | None:
+    """Give what few jobs have; None for the plain one."""
+    line = options.concurrency_key or line_of(order, args, kwargs, task)
+    if line is None and options.concurrency_limit is not None:
+        raise ConfigError("concurrency_limit says how many of one concurrency_key may be at work: give it too.")
+    own = order.limit if options.concurrency_key is None or order.key is not None or order.computed else None
+    keyed = options.unique_key is not None
+    ties = Ties(
+        line=line,
+        line_limit=None if line is None else options.concurrency_limit or own,
+        hooks=hooks,
+        expires_in_s=order.expires_s if options.expires is None else seconds(options.expires, "expires"),
+        keep_s=order.keep_s if options.keep is None else seconds(options.keep, "keep"),
+        unique="pending" if keyed and options.unique == PENDING else None,
+        unique_for_s=seconds(options.unique) if keyed and options.unique not in (PENDING, UNFINISHED) else None,
+        on_duplicate=_ON_DUPLICATE[options.on_duplicate] if keyed else None,
+    )
+    return None if ties == _PLAIN else ties
 
 
 def split_call(call: Any, task: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

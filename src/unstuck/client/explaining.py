@@ -10,14 +10,24 @@ from unstuck.client.doctor.codes import Code
 from unstuck.client.flow.words import waits_for
 from unstuck.config import Recovery
 from unstuck.domain.durations import brief
+from unstuck.domain.limits import write_rate
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.serving import cure_unserved, why_unserved
 from unstuck.domain.states import FINAL, LIVING, JobState, WorkerState
 from unstuck.domain.workflow import WorkflowState
-from unstuck.store.records import JobRecord, QueueRecord, WorkerRecord, WorkflowRecord
+from unstuck.store.records import (
+    JobRecord,
+    LineRecord,
+    QueueLimitRecord,
+    QueueRecord,
+    TiesRecord,
+    WorkerRecord,
+    WorkflowRecord,
+)
 
 # Clocks of two machines differ a little: a job due this soon is due.
 DUE_SOON_S = 0.5
+HOLDERS_NAMED = 3
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -33,6 +43,12 @@ class Surroundings(msgspec.Struct, frozen=True):
     """Its place there; 0: it stands for the workflow."""
     waiting_since: float | None = None
     """When it gave its slot back, where it did."""
+    ties: TiesRecord | None = None
+    """What it has beside its work; None for a job that ended."""
+    line: LineRecord | None = None
+    """The line that it stands in, where there is one."""
+    limit: QueueLimitRecord | None = None
+    """The limit of its queue, where it has one."""
 
     @property
     def whole_flow(self) -> WorkflowRecord | None:
@@ -146,7 +162,40 @@ def _explain_pending(job: JobRecord, around: Surroundings) -> Reason:
         if obstacle is None:
             return Reason(Code.SCHEDULED, why)
         return Reason(Code.SCHEDULED, f"{why}; besides, {obstacle.why[0].lower()}{obstacle.why[1:]}", obstacle.cure)
-    return obstacle or _queueing(job, around)
+    return _in_line(around) or obstacle or _at_limit(job, around) or _queueing(job, around)
+
+
+def _in_line(around: Surroundings) -> Reason | None:
+    """Say who has the places of its line, where it was not let in yet."""
+    ties, line = around.ties, around.line
+    if ties is None or not ties.blocked or ties.line is None:
+        return None
+    if line is None or not line.holders:
+        why = f"It stands in line {ties.line!r}, in which nobody is at work"
+        return Reason(Code.LINE_FULL, why, "whoever sweeps lets it in with the next round")
+    named = ", ".join(str(one.job_id) for one in line.holders[:HOLDERS_NAMED])
+    more = f" and {len(line.holders) - HOLDERS_NAMED} more" if len(line.holders) > HOLDERS_NAMED else ""
+    noun = "job" if len(line.holders) == 1 else "jobs"
+    why = f"The limit of {line.places} for key {line.key!r} is held by {noun} {named}{more}"
+    waiting = [one for one in line.holders if one.state == JobState.PENDING]
+    if len(waiting) == len(line.holders):
+        first = waiting[0]
+        return Reason(Code.LINE_FULL, f"{why}, not begun yet", f"`unstuck why {first.job_id}` says what that waits for")
+    behind = f"; {_count(line.blocked, 'job')} wait for a place" if line.blocked > 1 else ""
+    return Reason(Code.LINE_FULL, f"{why}{behind}")
+
+
+def _at_limit(job: JobRecord, around: Surroundings) -> Reason | None:
+    limit = around.limit
+    if limit is None or limit.room > 0 or not limit.limit:
+        return None
+    cure = f"`unstuck queues limit {job.queue} …` changes it"
+    if limit.in_s is not None and limit.limit.rate is not None and limit.limit.window_s is not None:
+        rate = write_rate(limit.limit.rate, limit.limit.window_s)
+        why = f"The rate limit of queue {job.queue!r} ({rate}) lets the next one go in {brief(limit.in_s)}"
+        return Reason(Code.RATE_LIMITED, why, cure)
+    why = f"Queue {job.queue!r} is at its limit of {limit.limit.concurrency}: {_count(limit.held, 'job')} in hand"
+    return Reason(Code.QUEUE_AT_LIMIT, why, cure)
 
 
 def _explain_suspended(job: JobRecord, around: Surroundings) -> Reason:

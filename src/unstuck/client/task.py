@@ -145,7 +145,7 @@ class Task(Generic[P, R]):
             task=definition.name,
             queue=definition.queue,
             policy=self._policy() if hooks else definition.policy,
-            options=self._options,
+            options=self._with_line(args, kwargs),
             args=args,
             kwargs=kwargs,
             limit_bytes=self._counter.settings.max_payload_bytes,
@@ -153,6 +153,13 @@ class Task(Generic[P, R]):
             trace=trace,
             refs=refs,
         )
+
+    def _with_line(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Options:
+        """Ask the app's function for the line, where there is one and nobody said it."""
+        ask = self.definition.concurrency_key
+        if ask is None or self._options.concurrency_key is not None:
+            return self._options
+        return Options.checked(self._options, {"concurrency_key": ask(*args, **kwargs)})
 
     def job_for_node(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[tuple[list[str | int], int]]
@@ -163,6 +170,12 @@ class Task(Generic[P, R]):
             raise ConfigError(
                 f"A node of a workflow takes no connection, unique_key or run_at, and {self.name!r} has one. A "
                 "unique_key can be given to the start() of the workflow."
+            )
+        order = self.definition.policy.order
+        if refs and options.concurrency_key is None and (order.key is not None or order.computed):
+            raise ConfigError(
+                f"The concurrency key of task {self.name!r} is made of its arguments, and this node gets some of them "
+                'from others. Say it: task.options(concurrency_key="…").'
             )
         with self._sending(1) as sent:
             return self._job(args, kwargs, sent.trace, refs)

@@ -16,6 +16,7 @@ from unstuck.domain.endings import JobError
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.health import Disabled, Health, read_health
 from unstuck.domain.inputs import ITEM
+from unstuck.domain.limits import write_rate
 from unstuck.domain.payload import JSON, decode, decode_call, put_results
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.redaction import Redactor
@@ -27,8 +28,10 @@ from unstuck.store.records import (
     EventRecord,
     JobRecord,
     JournalRecord,
+    LineRecord,
     OutputRecord,
     Progress,
+    QueueLimitRecord,
     QueueRecord,
     SignalRecord,
     WorkerRecord,
@@ -245,13 +248,39 @@ def verdict_view(verdict: WorkerVerdict | None) -> View | None:
     }
 
 
-def queue_view(queue: QueueRecord) -> View:
-    return msgspec.structs.asdict(queue)
+def queue_view(queue: QueueRecord, limit: QueueLimitRecord | None = None) -> View:
+    return {**msgspec.structs.asdict(queue), "limit": None if limit is None else limit_view(limit)}
+
+
+def limit_view(record: QueueLimitRecord) -> View:
+    limit = record.limit
+    rate = None if limit.rate is None or limit.window_s is None else write_rate(limit.rate, limit.window_s)
+    return {
+        "queue": record.name,
+        "concurrency": limit.concurrency,
+        "rate": rate,
+        "limited_by": record.limited_by,
+        "held": record.held,
+        "room": None if not limit else record.room,
+        "next_in_s": record.in_s,
+    }
+
+
+def line_view(line: LineRecord) -> View:
+    return {
+        "key": line.key,
+        "limit": line.places,
+        "limited_by": line.pinned_by,
+        "blocked": line.blocked,
+        "holders": [msgspec.structs.asdict(one) for one in line.holders],
+    }
 
 
 def policy_view(policy: Policy) -> View:
     view = msgspec.structs.asdict(policy)
     view["retry"] = msgspec.structs.asdict(policy.retry)
+    # What it says is written into each job (`line`, `expires_at`, `hooks`).
+    del view["order"]
     del view["hooks"]
     return view
 

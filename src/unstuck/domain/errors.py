@@ -86,6 +86,15 @@ class RefusedValue(LedgerError, ValueError):
     """The database will not store a value of this batch; the others are not to blame."""
 
 
+class DuplicateJob(LedgerError):
+    """Another job (`job_id`) has the unique key, and `on_duplicate="refuse"` was said: nothing was stored."""
+
+    def __init__(self, job_id: int, key: str | None = None) -> None:
+        named = "its unique key" if key is None else f"the unique key {key!r}"
+        super().__init__(f"Job {job_id} has {named} already. Nothing was stored.")
+        self.job_id = job_id
+
+
 class SchemaMismatch(LedgerError):
     """The tables are older or newer than this code."""
 

@@ -7,6 +7,7 @@ import msgspec
 from unstuck.domain.durations import brief
 from unstuck.domain.errors import ConfigError
 from unstuck.domain.hooks import Hooks
+from unstuck.domain.order import Order
 from unstuck.domain.retry import RetryRule
 
 OnCrash = Literal["fail", "retry"]
@@ -35,6 +36,8 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     interpreter_timeout_s: float | None = None
     """How long no Python code may run in its process; None: C code may take as long as it needs."""
     memory_limit_bytes: int | None = None
+    order: Order = Order()
+    """What its enqueues say of lines, expiry and keeping where they say nothing themselves."""
     hidden_args: tuple[int, ...] = ()
     """Places of arguments that no door shows: their parameters are called like secrets."""
     hidden_args_from: int | None = None

@@ -20,7 +20,7 @@ def builder(ledger: Ledger, settings: Settings, mark: str) -> Callable[[NewJobBo
 
     def build(body: NewJobBody) -> NewJob:
         task = known_task(tasks, body.task)
-        named = body.model_dump(include={"queue", "priority", "delay", "run_at", "unique_key"})
+        named = body.model_dump(exclude={"task", "args", "kwargs"})
         options = Options.checked(None, named)
         if options.queue is not None and options.queue != task.queue:
             if options.queue not in queues:

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 
 from unstuck.domain.errors import (
     ConfigError,
+    DuplicateJob,
     LedgerUnavailable,
     PayloadError,
     RefusedValue,
@@ -67,6 +68,7 @@ def _text(said: str) -> str:
 
 _STATUSES: list[tuple[type[UnstuckError], int, str, str]] = [
     (UnknownName, 404, "not_found", ""),
+    (DuplicateJob, 409, "duplicate_job", "Use another unique_key, or on_duplicate `return` or `replace`."),
     (PayloadError, 422, "payload_refused", "Send JSON within the limits."),
     (WrongArguments, 422, "wrong_arguments", "Send arguments that fit the task's signature."),
     (RefusedValue, 422, "value_refused", "The database cannot store this value, for example a NUL character."),
@@ -81,7 +83,8 @@ def problem_of(error: UnstuckError) -> Problem:
     for kind, status, code, cure in _STATUSES:
         if isinstance(error, kind):
             headers = {"Retry-After": "1"} if status == 503 else {}
-            return Problem(status, code, str(error), cure=cure, headers=headers)
+            facts = {"job_id": error.job_id} if isinstance(error, DuplicateJob) else {}
+            return Problem(status, code, str(error), cure=cure, headers=headers, **facts)
     return Problem(500, "internal_error", str(error))
 
 

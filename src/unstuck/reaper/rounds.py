@@ -25,8 +25,12 @@ class Round:
     disabled: int = 0
     """Workers and hosts switched off because they keep crashing."""
     promoted: int = 0
+    expired: int = 0
+    """Jobs cancelled because they were not begun in time."""
+    lifted: int = 0
+    """Jobs brought to the front of their queue because they waited too long behind more urgent ones."""
     repaired: int = 0
-    """Workflows that could not have gone on."""
+    """Workflows that could not have gone on, and lines with a free place to which nobody had been let in."""
     pruned: int = 0
     """Finished jobs, events and dead workers removed by retention."""
     queues: set[str] = field(default_factory=set)
@@ -55,6 +59,8 @@ class Round:
             "left": self.left,
             "disabled": self.disabled,
             "promoted": self.promoted,
+            "expired": self.expired,
+            "lifted": self.lifted,
             "repaired": self.repaired,
             "pruned": self.pruned,
         }

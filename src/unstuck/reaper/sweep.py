@@ -50,6 +50,8 @@ class Reaper:
         self.witness = Witness(one_host=ledger.one_host)
         self._handover = Handover(ledger, recovery, self.witness, self.tallies)
         self._housekeeping = upkeep.Housekeeping()
+        self._order = upkeep.Order()
+        self._starvation_after_s = recovery.starvation_after_s
         self._health = HealthWatch(by)
         self._standing: dict[str, WorkerVerdict | None] = {}
 
@@ -69,6 +71,8 @@ class Reaper:
             if self.attention.awake:
                 self._handover.end_overdue(workers, done)
             upkeep.promote(self.ledger, done)
+            upkeep.expire(self.ledger, done)
+            self._order.run(self.ledger, self._starvation_after_s, done)
             upkeep.mend_workflows(self.ledger, done)
             self._housekeeping.run(self.ledger, self.recovery.kept, done)
             if self.recovery.auto_disable_unhealthy and self.attention.awake:
@@ -83,6 +87,7 @@ class Reaper:
         """Only make ready what is due: what a watchman does between two rounds."""
         done = Round()
         upkeep.promote(self.ledger, done)
+        upkeep.expire(self.ledger, done)
         self._ring(done)
         return done
 

@@ -14,6 +14,11 @@ KEPT_MINUTES = 24 * 60
 """How far back the counters are known minute by minute."""
 RETENTION_EVERY_S = 60.0
 RETENTION_TICKET = "retention"
+ORDER_EVERY_S = 5.0
+ORDER_TICKET = "order"
+TENDED_LINES = 500
+LIFTED_AT_ONCE = 10
+"""So many who starved stand at the front of a queue at a time: urgent work waits for a handful, not a crowd."""
 
 log = logger("unstuck.reaper")
 
@@ -28,6 +33,39 @@ def promote(ledger: Ledger, done: Round) -> None:
             done.due_in(promoted.next_due_in_s)
             return
     done.due_in(0.0)
+
+
+def expire(ledger: Ledger, done: Round) -> None:
+    """Cancel what was not begun in time, in bounded batches."""
+    for _ in range(MAX_BATCHES):
+        expired = ledger.expire_due(PROMOTE_BATCH)
+        done.expired += expired.count
+        if expired.count < PROMOTE_BATCH:
+            done.due_in(expired.next_in_s)
+            return
+    done.due_in(0.0)
+
+
+class Order:
+    """Order in queues, every few seconds for the whole ledger: lines are looked after, who starves is lifted."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+        self._after = ""
+
+    def run(self, ledger: Ledger, starvation_after_s: float | None, done: Round) -> None:
+        now_s = host.boottime_s()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + ORDER_EVERY_S
+        if not ledger.take_ticket(ORDER_TICKET, ORDER_EVERY_S * 0.9):
+            return
+        tended = ledger.tend_lines(self._after, TENDED_LINES)
+        self._after = tended.next_after or ""
+        done.repaired += tended.repaired
+        if starvation_after_s is not None:
+            lifted = ledger.lift_starving(starvation_after_s, LIFTED_AT_ONCE)
+            done.lifted += sum(lifted.values())
 
 
 def mend_workflows(ledger: Ledger, done: Round) -> None:
@@ -55,6 +93,11 @@ class Housekeeping:
             swept = ledger.sweep_old(kept.jobs_s, kept.events_s, kept.workers_s, RETENTION_BATCH)
             done.pruned += swept.jobs + swept.events + swept.workers
             if max(swept.jobs, swept.events, swept.workers) < RETENTION_BATCH:
+                break
+        for _ in range(MAX_BATCHES):
+            removed = ledger.sweep_kept(RETENTION_BATCH)
+            done.pruned += removed
+            if removed < RETENTION_BATCH:
                 break
         for _ in range(MAX_BATCHES):
             if ledger.sweep_counters(KEPT_MINUTES, RETENTION_BATCH) < RETENTION_BATCH:

@@ -349,6 +349,7 @@ def _manifest(registry: Registry, why_spawn: str) -> Manifest:
         not why_spawn,
         why_spawn,
         tuple(sorted(registry.queues)),
+        dict(registry.limits),
         schedules=tuple(registry.schedule_definitions.values()),
     )
 

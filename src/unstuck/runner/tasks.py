@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from unstuck.domain.limits import QueueLimit
+from unstuck.domain.order import KeyFunction
 from unstuck.domain.policy import Policy
 from unstuck.domain.schedules import ScheduleDefinition
 
@@ -19,6 +21,8 @@ class TaskDefinition:
     context_parameter: str | None
     """The parameter that wants the Context, if any."""
     policy: Policy
+    concurrency_key: KeyFunction | None = None
+    """Gives the line of a call, where a text with arguments in it is not enough."""
     hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By kind of end: the names of the tasks that follow it."""
 
@@ -36,6 +40,11 @@ class Registry(Protocol):
 
     def pack_follow_up(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> bytes:
         """Pack a job (`NewJob`) that is enqueued with the success of another."""
+        ...
+
+    @property
+    def limits(self) -> Mapping[str, QueueLimit]:
+        """What the app said of its queues."""
         ...
 
     @property
@@ -67,6 +76,7 @@ class Manifest(msgspec.Struct, frozen=True):
     why_spawn: str = ""
     queues: tuple[str, ...] = ()
     """Every queue that the app declared."""
+    limits: dict[str, QueueLimit] = {}
     containment: str = ""
     """How what a job started is made to die with it, in words."""
     schedules: tuple[ScheduleDefinition, ...] = ()

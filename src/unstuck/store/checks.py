@@ -3,9 +3,12 @@
 from collections.abc import Collection, Iterable
 
 from unstuck.domain.errors import RefusedValue
-from unstuck.store.records import Exchange, Letter, NewJob, NewWorkflow
+from unstuck.domain.order import MAX_PLACES_IN_LINE
+from unstuck.store.records import Exchange, Letter, NewJob, NewWorkflow, Ties
 
 MAX_PRIORITY = 1000
+FRONT_RANK = -MAX_PRIORITY - 1
+"""Before every priority that can be asked for: where the guard against starvation puts those who waited too long."""
 EARLIEST_S = -62_135_596_800.0
 """The first day that a calendar can name, in seconds since 1970."""
 LATEST_S = 253_370_764_800.0
@@ -31,6 +34,20 @@ def check_jobs(jobs: Iterable[NewJob]) -> None:
         for limit_s in (job.timeout_s, job.heartbeat_timeout_s):
             if limit_s is not None and not 0 <= limit_s <= LONGEST_S:
                 raise RefusedValue(f"A timeout of {limit_s} seconds can never be seen to pass. Choose a shorter one.")
+        if job.more is not None:
+            _check_ties(job.more)
+
+
+def _check_ties(more: Ties) -> None:
+    if more.line_limit is not None and not 1 <= more.line_limit <= MAX_PLACES_IN_LINE:
+        raise RefusedValue(f"A line has 1 to {MAX_PLACES_IN_LINE} places, not {more.line_limit}.")
+    for name, value_s in (
+        ("expiry", more.expires_in_s),
+        ("time to be kept", more.keep_s),
+        ("unique period", more.unique_for_s),
+    ):
+        if value_s is not None and not 0 <= value_s <= LONGEST_S:
+            raise RefusedValue(f"{value_s} seconds is no {name} that can be measured. Choose another.")
 
 
 def check_workflow(workflow: NewWorkflow) -> None:

@@ -213,6 +213,8 @@ class Heartbeat:
             promoted = self._ledger.promote_due(PROMOTE_BATCH)
             if promoted.count:
                 self._ledger.ring({f"queue:{name}" for name in promoted.queues})
+            if promoted.count or promoted.next_due_in_s != 0.0:
+                # Where nothing was due it may have been the rate of a queue, which allows the next job now.
                 self._mailbox.post(Rung())
             if promoted.next_due_in_s is not None:
                 self.promote_in(promoted.next_due_in_s)

@@ -148,6 +148,7 @@ class Incarnations:
             try:
                 told = with_clock(born)
                 disabled = self._ledger.register(told)
+                self._ledger.declare_limits(self._manifest.limits)
                 if not self._reborn:
                     # Not when it comes back: newer code may have been written down meanwhile.
                     self._ledger.know_schedules(self._manifest.schedules, "app")

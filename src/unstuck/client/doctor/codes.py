@@ -28,6 +28,7 @@ class Code(StrEnum):
     SCHEDULED_UNSERVED = "scheduled-unserved"
     DUE_BUT_WAITING = "due-but-waiting"
     QUARANTINED = "quarantined"
+    LINE_STUCK = "line-stuck"
     WORKFLOW_PAUSED = "workflow-paused"
     # Schedules
     SCHEDULE_PAUSED = "schedule-paused"
@@ -70,6 +71,9 @@ class Code(StrEnum):
     # One job
     SCHEDULED = "scheduled"
     QUEUEING = "queueing"
+    LINE_FULL = "line-full"
+    QUEUE_AT_LIMIT = "queue-at-limit"
+    RATE_LIMITED = "rate-limited"
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting"

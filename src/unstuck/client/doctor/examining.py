@@ -11,6 +11,7 @@ from unstuck.client.doctor.finding import Finding, in_order, problem
 from unstuck.client.doctor.fleet import check_fleet
 from unstuck.client.doctor.flows import check_workflows
 from unstuck.client.doctor.housekeeping import check_housekeeping
+from unstuck.client.doctor.lining import check_lines
 from unstuck.client.doctor.recovering import check_recovery
 from unstuck.client.doctor.scheduled import check_scheduled
 from unstuck.client.doctor.schedules import check_schedules
@@ -22,6 +23,7 @@ Check = Callable[[Facts, Diagnosis, Limits], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     check_waiting,
+    check_lines,
     check_scheduled,
     check_workflows,
     check_schedules,

@@ -7,7 +7,7 @@ import msgspec
 from unstuck.config import Settings
 from unstuck.domain.states import LIVING
 from unstuck.store.diagnosis import Diagnosis
-from unstuck.store.records import ScheduleRecord, WorkerRecord, WorkflowRecord
+from unstuck.store.records import LineRecord, ScheduleRecord, WorkerRecord, WorkflowRecord
 
 TroubleKind = Literal["unreachable", "none", "behind", "ahead"]
 
@@ -72,6 +72,8 @@ class Facts(msgspec.Struct, frozen=True):
     paused: tuple[WorkflowRecord, ...] = ()
     """Workflows that wait for an operator, the newest first, with their nodes."""
     schedules: tuple[ScheduleRecord, ...] = ()
+    lines: tuple[LineRecord, ...] = ()
+    """Lines in which somebody stands, as far as one looks."""
 
     @property
     def living(self) -> list[WorkerRecord]:

@@ -24,6 +24,7 @@ ALONE_S = 1.0
 MAX_SUSPECTED = 20
 MAX_FIRST_IN_LINE = 5
 MAX_HELD = 1_000
+MAX_LINES = 1_000
 MAX_PAUSED = 5
 
 
@@ -37,11 +38,13 @@ def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> 
         diagnosis = ledger.diagnose(far_s=limits.far_s, late_s=limits.late_s if served else min(limits.late_s, ALONE_S))
         workers = tuple(ledger.workers())
         schedules = tuple(ledger.schedules())
-        standstills = _look_twice(ledger, settings, diagnosis, workers)
+        limited = frozenset(one.name for one in ledger.queue_limits() if one.limit)
+        standstills = _look_twice(ledger, settings, diagnosis, workers, limited)
+        lines = tuple(ledger.lines(limit=MAX_LINES))
         paused = tuple(_paused(ledger))
     except LedgerError as error:
         return Facts(settings, look_at_host(()), trouble=trouble_of(error))
-    return Facts(settings, look_at_host(workers), None, diagnosis, workers, standstills, paused, schedules)
+    return Facts(settings, look_at_host(workers), None, diagnosis, workers, standstills, paused, schedules, lines)
 
 
 def _paused(ledger: Ledger) -> Iterator[WorkflowRecord]:
@@ -75,14 +78,20 @@ def look_at_host(workers: tuple[WorkerRecord, ...]) -> Host:
 
 
 def _look_twice(
-    ledger: Ledger, settings: Settings, diagnosis: Diagnosis, workers: tuple[WorkerRecord, ...]
+    ledger: Ledger,
+    settings: Settings,
+    diagnosis: Diagnosis,
+    workers: tuple[WorkerRecord, ...],
+    limited: frozenset[str],
 ) -> tuple[Standstill, ...]:
     """Look again at workers with free slots that leave jobs waiting, when they have had a chance to take one."""
     # A bell that was not heard costs a poll interval: a job must have been ready for longer than that.
     settled_s = 2 * settings.poll_interval_s + 1.0
     suspected: list[tuple[WorkerRecord, tuple[int, ...], tuple[str, ...]]] = []
     for worker in workers:
-        lines = [_first_in_line(queue, worker, settled_s) for queue in diagnosis.queues if queue.name in worker.queues]
+        # A queue with a limit gives what it may: jobs that stay in it are no sign of an idle worker.
+        open_queues = [queue for queue in diagnosis.queues if queue.name in worker.queues and queue.name not in limited]
+        lines = [_first_in_line(queue, worker, settled_s) for queue in open_queues]
         ready = sorted(job_id for line in lines for job_id in line)[:MAX_FIRST_IN_LINE]
         seems_idle = (bool(ready) and has_room(worker)) or (sits_on_jobs(worker) and _held_more(ledger, worker))
         if seems_idle and len(suspected) < MAX_SUSPECTED:

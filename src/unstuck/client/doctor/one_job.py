@@ -15,7 +15,9 @@ from unstuck.domain.states import JobState
 from unstuck.domain.workflow import WorkflowState
 from unstuck.store.records import JobRecord, WorkflowRecord
 
-_ITS_OWN_TIME = frozenset({Code.SCHEDULED, Code.QUEUEING, Code.WAITING})
+_ITS_OWN_TIME = frozenset(
+    {Code.SCHEDULED, Code.QUEUEING, Code.WAITING, Code.LINE_FULL, Code.QUEUE_AT_LIMIT, Code.RATE_LIMITED}
+)
 _NOTHING = "Nothing; it goes on by itself."
 
 

@@ -160,10 +160,17 @@ class LookingVerbs(Verbs):
             queues = self._ledger.queues() if seen.queues is None else seen.queues
             queue = next((queue for queue in queues if queue.name == job.queue), None)
         workers = self._ledger.workers() if seen.workers is None else list(seen.workers)
+        ties, line, limit = None, None, None
+        if job.state is JobState.PENDING:
+            ties = self._ledger.ties(job.id)
+            if ties is not None and ties.line is not None:
+                line = next(iter(self._ledger.lines(ties.line)), None)
+            limit = next((one for one in self._ledger.queue_limits() if one.name == job.queue), None)
         placed = self._ledger.place_of(job.id)
         flow = None if placed is None else self._ledger.workflow(placed[0])
         place = None if placed is None or flow is None else placed[1]
         since = None
         if job.state is JobState.WAITING and (attempts := self._ledger.attempts(job.id)):
             since = attempts[-1].ended_at
-        return Surroundings(queue, workers, self._settings.recovery, time.time(), flow, place, since)
+        now_s = time.time()
+        return Surroundings(queue, workers, self._settings.recovery, now_s, flow, place, since, ties, line, limit)

@@ -3,8 +3,10 @@
 from unstuck.client.auditing import queue_named
 from unstuck.client.operator.base import Verbs
 from unstuck.domain.errors import UnknownQueue
+from unstuck.domain.limits import QueueLimit, limit_in_words
 from unstuck.domain.names import did_you_mean
-from unstuck.store.records import QueueRecord
+from unstuck.domain.order import check_key, check_limit
+from unstuck.store.records import LineRecord, QueueLimitRecord, QueueRecord
 
 
 class QueueVerbs(Verbs):
@@ -38,6 +40,38 @@ class QueueVerbs(Verbs):
             note.outcome = f"{len(changed)} resumed"
         self._ring({f"queue:{name}" for name in changed})
         return changed
+
+    def queue_limits(self) -> list[QueueLimitRecord]:
+        """Give the queues that have a limit, with how much of it is in use."""
+        return self._ledger.queue_limits()
+
+    def limit_queue(self, queue: str, limit: QueueLimit | None, by: str | None = None) -> QueueLimitRecord | None:
+        """Choose the limit of a queue over what its app declares (an empty one: no limit); None: the app's again."""
+        self.known_queue(queue)
+        by = by or self._by
+        with self._audit.note(by, "limit", queue_named(queue)) as note:
+            if limit is None:
+                self._ledger.unlimit_queue(queue, by)
+                note.outcome = "as its app says"
+            else:
+                self._ledger.limit_queue(queue, limit, by)
+                note.outcome = limit_in_words(limit)
+        return next((one for one in self._ledger.queue_limits() if one.name == queue), None)
+
+    def lines(self, key: str | None = None, limit: int = 100) -> list[LineRecord]:
+        """Give the lines in which somebody stands: who has their places, and how many wait."""
+        return self._ledger.lines(key, limit)
+
+    def limit_line(self, key: str, places: int | None, by: str | None = None) -> LineRecord | None:
+        """Choose how many jobs of a key may be at work at once; None: as its jobs say again."""
+        check_key(key, "concurrency_key")
+        if places is not None:
+            check_limit(places)
+        by = by or self._by
+        with self._audit.note(by, "limit_line", f"key {key!r}") as note:
+            self._ledger.limit_line(key, places, by)
+            note.outcome = "as its jobs say" if places is None else f"{places} at once"
+        return next(iter(self._ledger.lines(key)), None)
 
     def purge(self, queue: str, by: str | None = None) -> int:
         """Cancel every pending job of a queue; give how many."""

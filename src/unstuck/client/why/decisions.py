@@ -5,6 +5,7 @@ from unstuck.client.why.gathering import Evidence, Try
 from unstuck.client.why.story import Step, StepKind
 from unstuck.domain.durations import in_words
 from unstuck.domain.errors import ErrorCode, exception_type
+from unstuck.domain.events import EventKind
 from unstuck.domain.policy import is_readable
 from unstuck.domain.states import FINAL, AttemptState, JobState
 
@@ -83,7 +84,9 @@ def told_unrun(evidence: Evidence, tries: list[Try]) -> list[Step]:
     if job.state not in FINAL or job.finished_at is None or (tries and tries[-1].closes and job.token is not None):
         return []
     steps = []
-    if job.error is not None and not any(event.kind == JobState.CANCELLED for event in evidence.events):
+    if job.error is not None and not any(
+        event.kind in (EventKind.CANCELLED, EventKind.EXPIRED) for event in evidence.events
+    ):
         # A purge writes one event for the whole queue, and the cause with each job.
         cause = job.error.cause or job.error.message
         text = f"It ended without a try: {sentence(cause)}"

@@ -11,6 +11,7 @@ from unstuck.client.why.journals import done_steps
 from unstuck.client.why.story import Action
 from unstuck.domain.autopsy import DeathKind
 from unstuck.domain.durations import in_words
+from unstuck.domain.errors import ErrorCode
 from unstuck.domain.states import HELD, AttemptState, Door, JobState
 from unstuck.store.records import AttemptRecord
 
@@ -45,6 +46,8 @@ def headline(evidence: Evidence, tries: list[Try]) -> str:
         case JobState.FAILED:
             return f"It failed ({_code(evidence)}): {_last_cause(tries)}"
         case JobState.CANCELLED:
+            if job.error is not None and job.error.code == ErrorCode.EXPIRED and job.finished_at is not None:
+                return f"It expired after waiting {in_words(max(0.0, job.finished_at - job.run_at))}: it never began."
             cause = job.error.cause or job.error.message if job.error is not None else "nobody wrote down why"
             return f"It was cancelled: {sentence(cause)}"
         case JobState.RUNNING:

@@ -102,8 +102,16 @@ def _store(
 
 def _request(caller: Caller, kind: str, key: str, jobs: Sequence[NewJob]) -> Request:
     # Not the policy: a worker with new code may have come in between, and it is the same request all the same.
-    asked = [(job.task, job.queue, job.payload, job.priority, job.delay_s, job.run_at, job.unique_key) for job in jobs]
+    asked = [
+        (job.task, job.queue, job.payload, job.priority, job.delay_s, job.run_at, job.unique_key, _unique(job))
+        for job in jobs
+    ]
     return Request(_hash((caller.token_id, key)), _hash((kind, asked)), KEPT_S)
+
+
+def _unique(job: NewJob) -> tuple[object, ...]:
+    more = job.more
+    return () if more is None else (more.unique, more.unique_for_s, more.on_duplicate)
 
 
 def _hash(value: object) -> bytes:

@@ -44,6 +44,7 @@ def tasks(desk: AtDesk, caller: Reader) -> Response:
 @router.get("/overview", summary="How much waits and runs, and who works", response_model=OverviewView)
 def overview(desk: AtDesk, caller: Reader) -> Response:
     queues = sorted(desk.ledger.queues(), key=lambda queue: queue.name)
+    limits = {record.name: record for record in desk.ledger.queue_limits()}
     return answer(
         {
             "version": VERSION,
@@ -53,6 +54,6 @@ def overview(desk: AtDesk, caller: Reader) -> Response:
                 for state in ("pending", "scheduled", "claimed", "running")
             },
             "workers": dict(sorted(Tally(worker.state.value for worker in desk.ledger.workers()).items())),
-            "queues": [views.queue_view(queue) for queue in queues],
+            "queues": [views.queue_view(queue, limits.get(queue.name)) for queue in queues],
         }
     )

@@ -7,6 +7,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, StrictFloat, StrictInt
 from unstuck.client.enqueueing import MAX_PRIORITY, MAX_UNIQUE_KEY_CHARS
 from unstuck.domain.journal import MAX_NAME_CHARS as MAX_STEP_NAME_CHARS
 from unstuck.domain.names import MAX_NAME_CHARS
+from unstuck.domain.order import MAX_PLACES_IN_LINE
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import WorkflowState
 from unstuck.http.models.base import Anything, Asked, Given, Instant, Span
@@ -34,6 +35,27 @@ class NewJobBody(Asked):
         max_length=MAX_UNIQUE_KEY_CHARS,
         description="At most one unfinished job has it: where there is one, it is given back, and `fresh` is false.",
     )
+    unique: Span = Field(
+        default="unfinished",
+        description="What the key is good for: while its job is `pending`, or `unfinished`; or for a time, `10m`.",
+    )
+    on_duplicate: Literal["return", "replace", "refuse"] = Field(
+        default="return",
+        description="Where a job has the key: `return` it, `replace` (cancel) it while it is pending, `refuse` (409).",
+    )
+    concurrency_key: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_UNIQUE_KEY_CHARS,
+        description="Jobs with the same key stand in one line, across all workers. Default: the task's.",
+    )
+    concurrency_limit: StrictInt | None = Field(
+        default=None, ge=1, le=MAX_PLACES_IN_LINE, description="So many of one key are at work at once."
+    )
+    expires: Span | None = Field(
+        default=None, description="Not begun so long after it was due it is cancelled as `EXPIRED`."
+    )
+    keep: Span | None = Field(default=None, description="It is kept for so long after its end.")
 
 
 class NewJobsBody(Asked):

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from unstuck.client.operator import MAX_REASON_CHARS
+from unstuck.domain.limits import MAX_CONCURRENCY
+from unstuck.domain.order import MAX_KEY_CHARS, MAX_PLACES_IN_LINE
 from unstuck.domain.states import JobState
 from unstuck.http.models.base import Asked, Given, Instant, Span
 from unstuck.http.models.jobs import PolicyView
@@ -86,6 +88,43 @@ class JobAnswer(Given):
     answer: str
 
 
+class LimitView(Given):
+    queue: str
+    concurrency: int | None = Field(description="So many of its jobs are in hand at once, across all workers.")
+    rate: str | None = Field(description="So many are begun in a time.", examples=["100/m"])
+    limited_by: str | None = Field(description="The operator who chose it; null: its app declared it.")
+    held: int
+    room: int | None = Field(description="So many may be taken now; null: there is no limit.")
+    next_in_s: float | None = Field(description="When the rate allows the next, where that is what is missing.")
+
+
+class LimitBody(Asked):
+    """The limit of a queue; both null: no limit, whatever its app says. `as_declared`: as its app says again."""
+
+    concurrency: StrictInt | None = Field(default=None, ge=1, le=MAX_CONCURRENCY)
+    rate: str | None = Field(default=None, max_length=50, examples=["100/m"])
+    as_declared: StrictBool = False
+
+
+class HolderView(Given):
+    job_id: int
+    state: str
+    queue: str
+
+
+class LineView(Given):
+    key: str
+    limit: int = Field(description="So many of its jobs are at work at once.")
+    limited_by: str | None = Field(description="The operator who chose it; null: what was enqueued last says it.")
+    blocked: int = Field(description="How many wait to be let in.")
+    holders: list[HolderView]
+
+
+class LineLimitBody(Asked):
+    key: str = Field(min_length=1, max_length=MAX_KEY_CHARS)
+    limit: StrictInt | None = Field(ge=1, le=MAX_PLACES_IN_LINE, description="null: as its jobs say again.")
+
+
 class QueueView(Given):
     name: str
     paused: bool
@@ -96,6 +135,7 @@ class QueueView(Given):
     oldest_pending_s: float | None
     workers: int = Field(description="Living workers that serve it.")
     waiting: int = Field(description="Jobs that gave their slots back, and wait for a time or a signal.")
+    limit: LimitView | None
 
 
 class Paused(Given):

@@ -22,6 +22,7 @@ from unstuck.store.contract.health import HealthVerbs
 from unstuck.store.contract.journal import JournalVerbs
 from unstuck.store.contract.keeping import KeepingVerbs
 from unstuck.store.contract.operators import OperatorVerbs
+from unstuck.store.contract.ordering import OrderVerbs
 from unstuck.store.contract.people import ReadingVerbs
 from unstuck.store.contract.reaper import ReaperVerbs
 from unstuck.store.contract.scheduling import ScheduleVerbs
@@ -44,6 +45,7 @@ class Ledger(
     CountingVerbs,
     ReadingVerbs,
     OperatorVerbs,
+    OrderVerbs,
     AccessVerbs,
     AlertVerbs,
     JournalVerbs,

@@ -27,6 +27,7 @@ QUERY_FILES = (
     "alerts.sql",
     "letters.sql",
     "journal.sql",
+    "lines.sql",
     "schedules.sql",
     "workflows.sql",
 )

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 
@@ -68,7 +69,7 @@ class ClientVerbs(Verbs):
             # The statement above began the caller's transaction, if it had not begun. So this is a savepoint: all of
             # these jobs or none, and the transaction goes on either way.
             with cursor, theirs.transaction():
-                return answer_of(ids, self._insert(ask, in_batches(ids, jobs)))
+                return answer_of(ids, self._insert(ask, in_batches(ids, jobs, later=True)))
         except psycopg.Error as error:
             where = "the database of the given connection"
             if theirs.closed:
@@ -129,15 +130,26 @@ def answer_of(ids: list[int], known: dict[int, int]) -> list[Enqueued]:
     return answer
 
 
-def in_batches(ids: list[int], jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
-    """Give the values of one statement each, with the places that these jobs have in the whole."""
+def in_batches(ids: list[int], jobs: Sequence[NewJob], *, later: bool = False) -> list[dict[str, Any]]:
+    """Give the values of one statement each, with the places that these jobs have in the whole.
+
+    `later`: they stand in their lines only after their transaction, which lasts. Whoever ends a job of the same line
+    would wait for it."""
     chunks = list(_chunks(jobs))
+    if later or len(chunks) > 1:
+        jobs = [_standing_later(job) for job in jobs]
     places: Sequence[int] = range(len(jobs))
     if len(chunks) > 1 and any(job.unique_key is not None for job in jobs):
         # In the order of keys over all pieces: two such batches cannot wait for each other.
         places = sorted(places, key=lambda place: jobs[place].unique_key or "")
         chunks = list(_chunks([jobs[place] for place in places]))
     return [columns(places[start:end], ids, jobs) for start, end in chunks]
+
+
+def _standing_later(job: NewJob) -> NewJob:
+    if job.more is None or job.more.line is None:
+        return job
+    return msgspec.structs.replace(job, more=msgspec.structs.replace(job.more, later=True))
 
 
 def _chunks(jobs: Sequence[NewJob]) -> Iterable[tuple[int, int]]:

@@ -2,10 +2,19 @@
 
 import psycopg
 
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch, UncertainCommit
+from unstuck.domain.errors import (
+    DuplicateJob,
+    LedgerError,
+    LedgerUnavailable,
+    RefusedValue,
+    SchemaMismatch,
+    UncertainCommit,
+)
 from unstuck.store.migrations import CURE_OLD
 
 MAX_REASON_CHARS = 300
+DUPLICATE = "UQ001"
+"""Our own, from `refuse_duplicate`: another job has the unique key."""
 
 _CONNECT_CURES = (
     ("password authentication failed", "Check user and password in the URL."),
@@ -48,6 +57,8 @@ def statement_error(error: psycopg.Error, where: str, schema: str) -> LedgerErro
     """Say why a statement was refused over a connection that still stands."""
     code = error.sqlstate or ""
     reason = _reason(error)
+    if code == DUPLICATE:
+        return DuplicateJob(int(error.diag.message_detail or 0))
     if code.startswith(("22", "54")) or isinstance(error, psycopg.DataError):
         return RefusedValue(f"PostgreSQL will not store a value of this batch: {reason}. Text must be free of NUL.")
     if code in ("42P01", "42883", "3F000", "42703"):

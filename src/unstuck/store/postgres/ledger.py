@@ -18,6 +18,7 @@ from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.letters import LetterVerbs
 from unstuck.store.postgres.migrating import check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
+from unstuck.store.postgres.ordering import OrderVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
 from unstuck.store.postgres.requests import RequestVerbs
 from unstuck.store.postgres.schedules import ScheduleVerbs
@@ -35,6 +36,7 @@ class PostgresLedger(
     UpkeepVerbs,
     HealthVerbs,
     OperatorVerbs,
+    OrderVerbs,
     AlertVerbs,
     TellingVerbs,
     CountingVerbs,

@@ -42,6 +42,12 @@ from unstuck.store.records.handing import Wish as Wish
 from unstuck.store.records.handing import WorkerBirth as WorkerBirth
 from unstuck.store.records.journal import JournalRecord as JournalRecord
 from unstuck.store.records.journal import SignalRecord as SignalRecord
+from unstuck.store.records.ordering import Expired as Expired
+from unstuck.store.records.ordering import InLine as InLine
+from unstuck.store.records.ordering import LineRecord as LineRecord
+from unstuck.store.records.ordering import QueueLimitRecord as QueueLimitRecord
+from unstuck.store.records.ordering import Tended as Tended
+from unstuck.store.records.ordering import TiesRecord as TiesRecord
 from unstuck.store.records.requesting import OnceAnswer as OnceAnswer
 from unstuck.store.records.requesting import Request as Request
 from unstuck.store.records.scheduling import DueSchedules as DueSchedules

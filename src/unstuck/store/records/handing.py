@@ -1,6 +1,6 @@
 """What clients and workers hand to the ledger, and what they get from it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,6 +46,14 @@ class Ties(msgspec.Struct, frozen=True, omit_defaults=True):
     """Not begun within that time it is cancelled as expired."""
     keep_s: float | None = None
     """How long it is kept after its end; None: as long as the ledger keeps all."""
+    unique: Literal["pending"] | None = None
+    """What its unique key is good for: until it is claimed; None: until it ends."""
+    unique_for_s: float | None = None
+    """… or for so long from its enqueue, however it ends."""
+    on_duplicate: Literal["replace", "refuse"] | None = None
+    """What becomes of it where another job has its key; None: that job is given back."""
+    later: bool | None = None
+    """Set by a ledger: it stands in line only after its transaction."""
 
 
 class Enqueued(msgspec.Struct, frozen=True):

@@ -14,7 +14,8 @@ from unstuck.domain.errors import LedgerError
 from unstuck.store.checks import check_ids, check_jobs
 from unstuck.store.records import Enqueued, NewJob, Outcome, Ties
 from unstuck.store.sqlite.errors import refuse_nul, translate
-from unstuck.store.sqlite.lines import admit
+from unstuck.store.sqlite.keys import PERIOD, keep_key, owner_of, replaces, unique_for
+from unstuck.store.sqlite.lines import line_up
 from unstuck.store.sqlite.rows import outcome
 from unstuck.store.sqlite.verbs import SQL, Verbs
 
@@ -71,26 +72,38 @@ def insert_jobs(cursor: apsw.Cursor, jobs: Sequence[NewJob]) -> list[Enqueued]:
     answer: list[Enqueued] = []
     rows: list[tuple[Any, ...]] = []
     ties: list[tuple[Any, ...]] = []
-    keys: dict[str, int] = {}
+    places: dict[str, int | None] = {}
     for job in jobs:
         refuse_nul(job.task, job.queue, job.unique_key, job.enqueued_by, job.payload_type)
         if job.unique_key is not None:
-            known = keys.get(job.unique_key) or cursor.execute(SQL["find_live_key"], (job.unique_key,)).get
-            if known is not None:
+            # One that came before in this batch may have the key.
+            _insert(cursor, rows, ties)
+            known = owner_of(cursor, job)
+            if known is not None and not replaces(cursor, job, next_id, known):
                 answer.append(Enqueued(known, fresh=False))
                 continue
-            keys[job.unique_key] = next_id
+            keep_key(cursor, job, next_id)
         rows.append(_row(next_id, job, now))
         if job.more is not None:
-            ties.append(_ties(next_id, job.more, now))
+            ties.append(_ties(next_id, job, job.more, now))
+            if job.more.line is not None:
+                places[job.more.line] = job.more.line_limit or places.get(job.more.line)
         answer.append(Enqueued(next_id))
         next_id += 1
-    cursor.executemany(SQL["insert_job"], rows)
-    if ties:
-        cursor.executemany(SQL["tie_job"], ties)
-        admit(cursor, {row[2] for row in ties if row[2] is not None})
+    _insert(cursor, rows, ties)
+    if places:
+        line_up(cursor, places)
     cursor.executemany(SQL["know_queue"], [(queue,) for queue in sorted({job.queue for job in jobs})])
     return answer
+
+
+def _insert(cursor: apsw.Cursor, rows: list[tuple[Any, ...]], ties: list[tuple[Any, ...]]) -> None:
+    if rows:
+        cursor.executemany(SQL["insert_job"], rows)
+        rows.clear()
+    if ties:
+        cursor.executemany(SQL["tie_job"], ties)
+        ties.clear()
 
 
 def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
@@ -112,11 +125,13 @@ def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
         None if job.payload_type == "json" else job.payload_type,
         job.policy or None,
         job.payload,
+        None if unique_for(job) == PERIOD else job.unique_key,
     )
 
 
-def _ties(job_id: int, more: Ties, now: float) -> tuple[Any, ...]:
+def _ties(job_id: int, job: NewJob, more: Ties, now: float) -> tuple[Any, ...]:
     refuse_nul(more.line)
+    due_at = max(now, job.run_at if job.run_at is not None else now + job.delay_s)
     hooks = None if more.hooks is None else msgspec.json.encode(more.hooks).decode()
     return (
         job_id,
@@ -125,8 +140,10 @@ def _ties(job_id: int, more: Ties, now: float) -> tuple[Any, ...]:
         more.workflow_id,
         more.place,
         hooks,
-        None if more.expires_in_s is None else now + more.expires_in_s,
+        None if more.expires_in_s is None else due_at + more.expires_in_s,
         more.keep_s,
+        more.line_limit,
+        unique_for(job),
     )
 
 

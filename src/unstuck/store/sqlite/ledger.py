@@ -28,6 +28,7 @@ from unstuck.store.sqlite.journal import JournalVerbs
 from unstuck.store.sqlite.letters import LetterVerbs
 from unstuck.store.sqlite.memory import NAME, MemoryDatabase
 from unstuck.store.sqlite.operator import OperatorVerbs
+from unstuck.store.sqlite.ordering import OrderVerbs
 from unstuck.store.sqlite.people import ReadingVerbs
 from unstuck.store.sqlite.reaper import ReaperVerbs
 from unstuck.store.sqlite.requests import RequestVerbs
@@ -48,6 +49,7 @@ class SqliteLedger(
     UpkeepVerbs,
     HealthVerbs,
     OperatorVerbs,
+    OrderVerbs,
     ReadingVerbs,
     DiagnosingVerbs,
     AlertVerbs,

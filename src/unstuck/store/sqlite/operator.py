@@ -58,7 +58,8 @@ class OperatorVerbs(Verbs):
     def purge(self, queue: str, by: str) -> int:
         refuse_nul(queue, by)
         count = 0
-        for name in ("pending_of_queue", "waiting_of_queue", "blocked_of_queue"):
+        # What is ready comes last: a place that becomes free makes another one ready.
+        for name in ("waiting_of_queue", "blocked_of_queue", "pending_of_queue"):
             while True:
                 # In short transactions: purging a million jobs must not make the workers of others wait.
                 with self.db.write() as cursor:

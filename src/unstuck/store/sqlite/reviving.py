@@ -5,6 +5,7 @@ import time
 import apsw
 
 from unstuck.domain.states import FINAL, JobState
+from unstuck.store.sqlite.keys import PERIOD
 from unstuck.store.sqlite.lines import admit
 from unstuck.store.sqlite.verbs import SQL, write_event
 
@@ -19,7 +20,8 @@ def queue_again(cursor: apsw.Cursor, job_id: int, by: str) -> str:
         return "succeeded"
     if state not in FINAL:
         return "live"
-    if unique_key is not None and cursor.execute(SQL["find_live_key"], (unique_key,)).get is not None:
+    lives = unique_key is not None and found[11] != PERIOD
+    if lives and cursor.execute(SQL["find_live_key"], (unique_key,)).get is not None:
         return "duplicate"
     if token is not None:
         cursor.execute(SQL["archive_attempt"], (job_id, token, ended_as or state, finished_at, code, cause))

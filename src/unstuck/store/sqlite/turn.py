@@ -12,7 +12,9 @@ from unstuck import host
 from unstuck.domain.states import LIVING, AttemptState
 from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
 from unstuck.store.sqlite.endings import write_endings, write_releases
+from unstuck.store.sqlite.expiry import expire
 from unstuck.store.sqlite.journal import follow_up, journals, write_entries
+from unstuck.store.sqlite.limits import Gates
 from unstuck.store.sqlite.looking import Look, was_long
 from unstuck.store.sqlite.nodes import inputs_of
 from unstuck.store.sqlite.ties import Ended, settled, tied_among
@@ -30,14 +32,18 @@ def answer_if_nothing(cursor: apsw.Cursor, worker_id: str, look: Look) -> TurnAn
     """Answer a turn that only wishes, if there is nothing to be had; None where it must be written after all."""
     if cursor.execute(SQL["worker_state"], (worker_id,)).get not in _LIVING:
         return TurnAnswer(alive=False)
-    queues = _open_queues(cursor, look.wish)
+    gates = Gates(cursor, look.wish.queues)
+    held_back: list[str] = []
     if look.wish.limit > 0:
         begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
-        if any(look.any(cursor.connection, queue) for queue in queues):
-            return None
+        for queue in gates.open:
+            if look.any(cursor.connection, queue):
+                if gates.room(queue) > 0:
+                    return None
+                held_back.append(queue)
         if was_long(time.thread_time() - begun_cpu_s, 0):
-            look.find_gaps(cursor, queues, {}, drained=True, begun_s=begun_s)
-    return TurnAnswer(True, next_due_in_s=_next_due_in_s(cursor, queues))
+            look.find_gaps(cursor, gates.open, {}, drained=True, begun_s=begun_s)
+    return TurnAnswer(True, next_due_in_s=_next_due_in_s(cursor, gates, held_back))
 
 
 def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None, woken: set[str]) -> TurnAnswer:
@@ -74,10 +80,10 @@ def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None, woken: set[st
     claimed: tuple[Claimed, ...] = ()
     next_due_in_s = None
     if look is not None and look.wish.limit > 0:
-        queues = _open_queues(cursor, look.wish)
-        claimed = _claim(cursor, turn.worker_id, queues, look)
+        gates = Gates(cursor, look.wish.queues)
+        claimed = _claim(cursor, turn.worker_id, gates, look, woken)
         if len(claimed) < look.wish.limit:
-            next_due_in_s = _next_due_in_s(cursor, queues)
+            next_due_in_s = _next_due_in_s(cursor, gates, gates.open)
     return TurnAnswer(True, claimed, frozenset(superseded), next_due_in_s)
 
 
@@ -114,24 +120,33 @@ def _ids(rows: list[tuple[Any, ...]]) -> str:
     return msgspec.json.encode([row[0] for row in rows]).decode()
 
 
-def _open_queues(cursor: apsw.Cursor, wish: Wish) -> list[str]:
-    paused = {name for (name,) in fetch(cursor, "paused_queues")}
-    return [queue for queue in dict.fromkeys(wish.queues) if queue not in paused]
-
-
-def _claim(cursor: apsw.Cursor, worker_id: str, queues: list[str], look: Look) -> tuple[Claimed, ...]:
+def _claim(cursor: apsw.Cursor, worker_id: str, gates: Gates, look: Look, woken: set[str]) -> tuple[Claimed, ...]:
     wish, begun_s, begun_cpu_s = look.wish, time.monotonic(), time.thread_time()
-    # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them.
-    lanes = [look.read(cursor.connection, queue, wish.limit) for queue in queues]
+    queues = gates.open
+    # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them, and its limit allows.
+    lanes = [look.read(cursor.connection, queue, min(wish.limit, gates.room(queue))) for queue in queues]
     chosen = list(islice(heapq.merge(*lanes), wish.limit))
     for lane in lanes:
         lane.close()
     look_cpu_s = time.thread_time() - begun_cpu_s
+    chosen = _without_expired(cursor, chosen, woken)
+    if chosen:
+        gates.take([(row[1], row[4]) for row in chosen])
     claimed = _take(cursor, worker_id, wish, chosen) if chosen else ()
     if was_long(look_cpu_s, len(chosen)):
         last = {row[4]: (row[0], row[1]) for row in chosen}
         look.find_gaps(cursor, queues, last, drained=len(chosen) < wish.limit, begun_s=begun_s)
     return claimed
+
+
+def _without_expired(cursor: apsw.Cursor, chosen: list[tuple[Any, ...]], woken: set[str]) -> list[tuple[Any, ...]]:
+    """Cancel what was found too late: it is never begun, however late the sweep is."""
+    now = time.time()
+    too_late = [row[1] for row in chosen if row[16] is not None and row[16] <= now]
+    if not too_late:
+        return chosen
+    woken |= expire(cursor, too_late)
+    return [row for row in chosen if row[1] not in too_late]
 
 
 def _take(cursor: apsw.Cursor, worker_id: str, wish: Wish, chosen: list[tuple[Any, ...]]) -> tuple[Claimed, ...]:
@@ -150,6 +165,9 @@ def _take(cursor: apsw.Cursor, worker_id: str, wish: Wish, chosen: list[tuple[An
         held = (job_id, token, task, queue, running, data, kind, policy, failures, crashes, tried + 1)
         claimed.append(Claimed(*held, suspected, alone, waited_s))
     cursor.executemany(SQL["claim_job"], updates)
+    if free := [row[1] for row in chosen if row[17] == "pending"]:
+        # Their keys were good while they were pending.
+        cursor.execute(SQL["free_key"], (msgspec.json.encode(free).decode(),))
     return _with_extras(cursor, chosen, claimed)
 
 
@@ -166,6 +184,9 @@ def _with_extras(cursor: apsw.Cursor, chosen: list[tuple[Any, ...]], claimed: li
     )
 
 
-def _next_due_in_s(cursor: apsw.Cursor, queues: list[str]) -> float | None:
-    due = [at for queue in queues if (at := cursor.execute(SQL["next_due"], (queue,)).get) is not None]
-    return max(min(due) - time.time(), 0.0) if due else None
+def _next_due_in_s(cursor: apsw.Cursor, gates: Gates, held_back: list[str]) -> float | None:
+    """Say when there is something: scheduled jobs become due, or the rate of a queue that has some allows the next."""
+    now = time.time()
+    due = [at - now for queue in gates.open if (at := cursor.execute(SQL["next_due"], (queue,)).get) is not None]
+    due += [wait_s for queue in held_back if (wait_s := gates.wait_s(queue)) is not None]
+    return max(min(due), 0.0) if due else None

@@ -116,22 +116,31 @@ def _delete_finished(
     found: list[int] = []
     position = after_id
     rows = fetch(cursor, "finished_window", (after_id, WINDOW_ROWS))
-    for job_id, finished_at, state in rows:
+    now = time.time()
+    for job_id, finished_at, state, keep_s in rows:
         if len(found) >= limit:
             break
         position = job_id
-        if finished_at is not None and finished_at < before and state in states:
+        # Its task may have asked to keep it for longer.
+        if finished_at is not None and finished_at < min(before, now - (keep_s or 0.0)) and state in states:
             found.append(job_id)
     else:
         if len(rows) < WINDOW_ROWS:
             position = 0
-    if found:
-        # Others of its workflow may still need the result of a job.
-        wanted = {job_id for (job_id,) in fetch(cursor, "jobs_of_open_workflows", (_json(found),))}
-        found = [job_id for job_id in found if job_id not in wanted]
-        cursor.execute(SQL["forget_workflows"], (_json(found),))
-        cursor.execute(SQL["delete_jobs"], (_json(found),))
-    return len(found), position
+    return forget(cursor, found), position
+
+
+def forget(cursor: apsw.Cursor, found: list[int]) -> int:
+    """Remove ended jobs with all that belongs to them; give how many."""
+    if not found:
+        return 0
+    # Others of its workflow may still need the result of a job.
+    wanted = {job_id for (job_id,) in fetch(cursor, "jobs_of_open_workflows", (_json(found),))}
+    found = [job_id for job_id in found if job_id not in wanted]
+    cursor.execute(SQL["forget_workflows"], (_json(found),))
+    cursor.execute(SQL["forget_kept_keys"], (_json(found),))
+    cursor.execute(SQL["delete_jobs"], (_json(found),))
+    return len(found)
 
 
 def _json(job_ids: list[int]) -> str:

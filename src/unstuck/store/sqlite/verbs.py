@@ -29,6 +29,7 @@ SQL = load_queries(
     "alerts.sql",
     "letters.sql",
     "journal.sql",
+    "lines.sql",
     "schedules.sql",
     "workflows.sql",
 )

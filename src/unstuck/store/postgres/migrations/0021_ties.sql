@@ -155,6 +155,8 @@ begin
             blocked = case when b.becomes = 'pending' and (b.delay_s <= 0 or b.suspends) and b.lines_up then true end,
             waiting = b.becomes = 'pending' and b.delay_s > 0 and not b.suspends or b.becomes = 'waiting' and b.wakes,
             awaits = case when b.becomes = 'waiting' then b.awaits end,
+            -- What has begun does not expire any more.
+            expires_at = case when b.attempt is null or b.was = 'claimed' then j.expires_at end,
             run_at = case when b.becomes in ('pending', 'waiting') and b.attempt is not null
                           then v_now + make_interval(secs => b.delay_s) else j.run_at end,
             token = case when b.final then j.token end,
@@ -194,7 +196,8 @@ $body$;
 --
 -- Given back are only the jobs that were not stored because a live job has their unique key, by their place in the
 -- batch (from 1), with the id of that job. NULL for a whole array stands for the default in every row. `p_more` has what
--- few jobs have: line, workflow_id and place, hooks, expires_in_s, keep_s.
+-- few jobs have: line and line_limit, workflow_id and place, hooks, expires_in_s, keep_s, and for their unique keys unique,
+-- unique_for_s and on_duplicate (see 0025).
 drop function {schema}.enqueue(
     bigint[], text[], text[], bytea[], text[], bytea[], text[], boolean[], double precision[], double precision[], integer[],
     double precision[], double precision[], text[], text[]);
@@ -218,7 +221,15 @@ declare
     c_rounds constant integer := 100;
     v_left bigint[];
     v_owners bigint[];
+    v_kept bigint[];
+    v_keepers bigint[];
+    v_peculiar constant boolean := p_more is not null and p_unique_keys is not null;
 begin
+    if v_peculiar then
+        -- Keys that are kept for a period are in a table of their own: who finds one there is not stored.
+        select array_agg(k.place), array_agg(k.job_id) into v_kept, v_keepers from {schema}.keep_keys(p_ids, p_unique_keys, p_more) k;
+        return query select * from unnest(v_kept, v_keepers);
+    end if;
     for i in 1 .. c_rounds loop
         -- Both conflicts are good news: the id means that a repeated enqueue had been stored, the key that the
         -- job is there already. Keys go in in their order, so that two batches cannot wait for each other; by bytes,
@@ -226,40 +237,47 @@ begin
         insert into {schema}.jobs (
             id, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s, timeout_s, rank,
             enqueued_at, run_at, ready, waiting, blocked, unique_key, live_key, enqueued_by, tied, line, workflow_id, place,
-            hooks, expires_at, keep_s)
+            hooks, expires_at, keep_s, line_limit, unique_for)
         select u.id, u.queue, u.task, u.payload, u.payload_type, u.policy, u.on_crash, u.heartbeat,
                u.heartbeat_timeout_s, u.timeout_s, coalesce(u.rank, 0), t.now, r.run_at,
-               coalesce(r.run_at <= t.now, true) and m.line is null, coalesce(r.run_at > t.now, false),
-               case when m.line is not null and coalesce(r.run_at <= t.now, true) then true end, u.unique_key, u.unique_key,
+               coalesce(r.run_at <= t.now, true) and m.line is null, coalesce(r.run_at > t.now, false) or m.later,
+               case when m.line is not null and coalesce(r.run_at <= t.now, true) and not m.later then true end, u.unique_key,
+               case when m.unique_for is distinct from 'period' then u.unique_key end,
                u.enqueued_by, case when m.line is not null or m.workflow_id is not null or m.hooks is not null then true end,
-               m.line, m.workflow_id, m.place, m.hooks, t.now + make_interval(secs => m.expires_in_s), m.keep_s
+               m.line, m.workflow_id, m.place, m.hooks,
+               greatest(t.now, r.run_at) + make_interval(secs => m.expires_in_s), m.keep_s, m.line_limit, m.unique_for
         from unnest(p_ids, p_queues, p_tasks, p_payloads, p_payload_types, p_policies, p_on_crash, p_heartbeats,
                     p_heartbeat_timeouts_s, p_timeouts_s, p_ranks, p_delays_s, p_runs_at, p_unique_keys, p_enqueued_by, p_more)
              with ordinality as u(id, queue, task, payload, payload_type, policy, on_crash, heartbeat,
                     heartbeat_timeout_s, timeout_s, rank, delay_s, run_at, unique_key, enqueued_by, more, n)
         cross join (select clock_timestamp() as now) t
-        cross join lateral (select coalesce(to_timestamp(u.run_at), t.now + make_interval(secs => u.delay_s)) as run_at) r
+        cross join lateral (
+            -- Who may not stand in line while their transaction lasts is due at once, and let in when it is there.
+            select coalesce(to_timestamp(u.run_at), t.now + make_interval(secs => u.delay_s),
+                            case when u.more ? 'later' then t.now end) as run_at
+        ) r
         cross join lateral (
             select u.more ->> 'line' as line, (u.more ->> 'workflow_id')::bigint as workflow_id,
                    (u.more ->> 'place')::integer as place, u.more -> 'hooks' as hooks,
                    (u.more ->> 'expires_in_s')::double precision as expires_in_s,
-                   (u.more ->> 'keep_s')::double precision as keep_s
+                   (u.more ->> 'keep_s')::double precision as keep_s, (u.more ->> 'line_limit')::integer as line_limit,
+                   case when u.more ? 'unique_for_s' then 'period' else u.more ->> 'unique' end as unique_for,
+                   coalesce(u.more ? 'line' and u.more ? 'later', false) and coalesce(r.run_at <= t.now, true) as later
         ) m
-        where v_left is null or u.n = any (v_left)
+        where (v_left is null or u.n = any (v_left)) and u.n <> all (coalesce(v_kept, '{}'))
         order by u.unique_key collate "C", u.n
         on conflict do nothing;
-        if p_more is not null then
-            perform {schema}.admit(array(select distinct m ->> 'line' from unnest(p_more) as m where m ? 'line'));
-        end if;
         exit when p_unique_keys is null;
 
         -- Who is not there under its own id must be there under its key, unless that job ended in between.
         select array_agg(u.place order by u.place), array_agg(o.id order by u.place) into v_left, v_owners
         from unnest(p_ids, p_unique_keys) with ordinality as u(id, unique_key, place)
         left join lateral (select j.id from {schema}.jobs j where j.live_key = u.unique_key) o on true
-        where u.unique_key is not null and not exists (select 1 from {schema}.jobs j where j.id = u.id);
+        where u.unique_key is not null and u.place <> all (coalesce(v_kept, '{}'))
+              and not exists (select 1 from {schema}.jobs j where j.id = u.id);
         exit when v_left is null;
-        if array_position(v_owners, null) is null then
+        if not (v_peculiar and {schema}.replace_owners(v_left, v_owners, p_ids, p_more))
+           and array_position(v_owners, null) is null then
             return query select * from unnest(v_left, v_owners);
             exit;
         end if;
@@ -267,6 +285,10 @@ begin
             raise exception 'unique keys changed hands % times during one enqueue', c_rounds using errcode = '40001';
         end if;
     end loop;
+    -- Last: who holds a line waits for nobody.
+    if p_more is not null then
+        perform {schema}.line_up(p_more);
+    end if;
 end
 $body$;
 
@@ -458,11 +480,16 @@ declare
     v_read bigint;
     v_any boolean;
     v_drained boolean;
+    v_limited text[];
+    v_taken integer;
 begin
     if p_limit > 0 then
-        select array_agg(q order by n) into v_queues
+        select array_agg(u.q order by u.n) filter (where k.concurrency is null and k.rate is null),
+               array_agg(u.q order by u.q) filter (where k.concurrency is not null or k.rate is not null)
+        into v_queues, v_limited
         from unnest(p_queues) with ordinality as u(q, n)
-        where not exists (select 1 from {schema}.queues k where k.name = u.q and k.paused);
+        left join {schema}.queues k on k.name = u.q
+        where k.paused is not true;
     end if;
 
     -- An idle worker that finds nothing writes nothing: its poll costs no commit.
@@ -473,6 +500,9 @@ begin
             v_any := {schema}.any_ready(v_queues, p_tasks);
         else
             v_any := {schema}.any_ready_around(v_queues, p_tasks, p_gaps);
+        end if;
+        if not v_any and v_limited is not null then
+            v_any := {schema}.any_ready_within(v_limited, p_tasks);
         end if;
         if not v_any then
             if {schema}.ready_entries_read() - v_read > c_many then
@@ -486,6 +516,9 @@ begin
             perform 1 from {schema}.workers w where w.id = p_worker and w.state in ('active', 'draining', 'suspect');
             kind := case when found then 'alive' else 'dead' end;
             due_in_s := {schema}.next_due_in_s(v_queues);
+            if v_limited is not null then
+                due_in_s := least(due_in_s, {schema}.next_due_in_s(v_limited), {schema}.room_in_s(v_limited, p_tasks));
+            end if;
             return next;
             return;
         end if;
@@ -601,6 +634,11 @@ begin
         v_read := {schema}.ready_entries_read() - v_read;
         v_drained := coalesce(cardinality(v_ids), 0) < p_limit;
     end if;
+    if v_limited is not null then
+        select r.ids, coalesce(v_bytes, 0) + r.payload_bytes into v_ids, v_bytes
+        from {schema}.lock_ready_within(v_limited, p_tasks, p_limit, v_ids) r;
+        v_drained := coalesce(cardinality(v_ids), 0) < p_limit;
+    end if;
 
     if v_ids is not null then
         -- Later than every ending above: a job that this turn gave back may be among what it takes.
@@ -615,9 +653,13 @@ begin
                 state = case when u.n <= p_start or p_run_ahead and j.on_crash = 'retry' then 'running'
                              else 'claimed' end,
                 started_at = case when u.n <= p_start or p_run_ahead and j.on_crash = 'retry' then v_now end,
-                attempt = j.attempt + (u.n <= p_start or p_run_ahead and coalesce(j.on_crash = 'retry', false))::integer
+                attempt = j.attempt + (u.n <= p_start or p_run_ahead and coalesce(j.on_crash = 'retry', false))::integer,
+                -- A key that is good while its job is pending is free from here on; who frees a place in a limited queue
+                -- tells others of it.
+                live_key = case when j.unique_for = 'pending' then null else j.live_key end,
+                tied = case when j.queue = any (v_limited) then true else j.tied end
             from unnest(v_ids) with ordinality as u(id, n)
-            where j.id = u.id
+            where j.id = u.id and (j.expires_at is null or j.expires_at > v_now)
             returning j.id, j.token, j.task, j.queue, j.state, j.payload, j.payload_type, j.policy, j.failures,
                       j.crash_count, j.attempt, j.suspicions, j.alone, j.journal, j.workflow_id,
                       coalesce(j.run_at, j.enqueued_at) as due_at
@@ -629,6 +671,10 @@ begin
                'claimed', greatest(0, date_part('epoch', v_now - t.due_at)),
                coalesce(t.journal, false)::integer + 2 * (t.workflow_id is not null)::integer
         from taken t;
+        get diagnostics v_taken = row_count;
+        if v_taken < cardinality(v_ids) then
+            v_woken := v_woken || {schema}.expire_those(v_ids);
+        end if;
     end if;
 
     if cardinality(v_lost_ids) > 0 then
@@ -661,6 +707,9 @@ begin
     running := v_left_out;
     if v_drained then
         due_in_s := {schema}.next_due_in_s(v_queues);
+        if v_limited is not null then
+            due_in_s := least(due_in_s, {schema}.next_due_in_s(v_limited), {schema}.room_in_s(v_limited, p_tasks));
+        end if;
     end if;
     return next;
 end
@@ -807,7 +856,9 @@ begin
         -- What was quarantined runs alone: it killed every process that it was in.
         suspicions = null, alone = case when v_job.state = 'quarantined' then true end,
         cancel_requested = null, result = null, ended_as = null, error_code = null, error_message = null,
-        error_cause = null, error_details = null, live_key = j.unique_key
+        error_cause = null, error_details = null,
+        -- One that is good for a period lives in a table of its own.
+        live_key = case when j.unique_for is distinct from 'period' then j.unique_key end
     where j.id = p_id;
     insert into {schema}.events (at, kind, job_id, message) values (v_now, 'retried', p_id, format('Queued again by %s (it was %s)', p_by, v_job.state));
     if v_job.tied then
@@ -872,17 +923,13 @@ begin
             select j.id from {schema}.jobs j
             where j.id > p_after and j.id <= next_after
               and coalesce(j.finished_at < v_before and (p_states is null or j.state = any (p_states)), false)
+              -- Its task may have asked to keep it for longer.
+              and (j.keep_s is null or j.finished_at < clock_timestamp() - make_interval(secs => j.keep_s))
               -- Others may still need its result.
               and (j.workflow_id is null or not {schema}.is_open(j.workflow_id))
             for update skip locked
         ) y;
-        delete from {schema}.attempts a where a.job_id = any (v_old);
-        delete from {schema}.outputs o where o.job_id = any (v_old);
-        delete from {schema}.letters l where l.job_id = any (v_old);
-        perform {schema}.forget_journals(v_old);
-        perform {schema}.forget_workflows(v_old);
-        delete from {schema}.jobs j where j.id = any (v_old);
-        get diagnostics removed = row_count;
+        removed := {schema}.forget(v_old);
     end if;
     if v_seen < p_look or v_young then
         next_after := null;

@@ -1,19 +1,613 @@
--- Lines: how many jobs with the same concurrency key may be at work at once; limits of queues.
+-- What keeps order in queues: lines (how many jobs with the same concurrency key may be at work at once), limits of whole
+-- queues, keys that are unique in other ways, expiry, the guard against starvation, and how long an ended job is kept.
 
-create function {schema}.leave_lines(p_ids bigint[]) returns text[]
+-- Changes nothing but locks the view, before its table: in the order of those who read it (see 0010).
+alter view {schema}.held_jobs reset (security_barrier);
+
+alter table {schema}.jobs
+    add column line_limit integer,
+    -- What its unique key is good for: 'pending' until it is claimed, 'period' for a time (in `kept_keys`), NULL until it ends.
+    add column unique_for text;
+
+alter table {schema}.jobs drop constraint key_lives_with_the_job;
+alter table {schema}.jobs add constraint key_lives_with_the_job check (
+    unique_key is null or case unique_for
+        when 'pending' then live_key is null or live_key = unique_key and finished_at is null
+        when 'period' then live_key is null
+        else live_key is not distinct from case when finished_at is null then unique_key end end) not valid;
+
+-- Who has a place in a line: let in, and not at the end of an attempt yet. That is the count; there is no other.
+create index jobs_in_line on {schema}.jobs (line) where line is not null and (ready or held);
+create index jobs_expiring on {schema}.jobs (expires_at)
+    where expires_at is not null and (ready or waiting or blocked);
+create index jobs_kept on {schema}.jobs (keep_s, finished_at) where keep_s is not null and finished_at is not null;
+
+-- Lines -------------------------------------------------------------------------------------
+
+-- One row per line that is in use: who wants to let somebody in locks it first.
+create table {schema}.lines (
+    key        text primary key,
+    places     integer not null default 1 check (places >= 1),
+    -- An operator chose the number; what is enqueued later does not change it.
+    pinned_by  text,
+    changed_at timestamptz not null default clock_timestamp()
+) with (fillfactor = 50);
+
+-- Let in who is next in these lines, as far as there are places; gives the queues in which jobs became ready.
+--
+-- Only this makes a job of a line ready, and it holds the line's row from before it counts until its commit: so there are
+-- never more than may be. Whoever gives a place back calls it afterwards in the same transaction, and whoever adds a
+-- job too: so nobody waits for a place that is free. Jobs that somebody has in hand just now are passed over, for those
+-- hands may wait for the line.
+create function {schema}.admit(p_lines text[]) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
 as $body$
+declare
+    v_lines text[];
+    v_queues text[];
+    v_locked bigint;
 begin
-    return '{}';
+    -- In their order, so that two who need the same lines cannot wait for each other.
+    select array_agg(distinct l order by l) into v_lines from unnest(p_lines) as l where l is not null;
+    if v_lines is null then
+        return '{}';
+    end if;
+    loop
+        -- Counted is what was locked: a row may go and another come while one waits for it.
+        select count(*) into v_locked from (
+            select 1 from {schema}.lines l where l.key = any (v_lines) order by l.key for update) locked;
+        exit when v_locked = cardinality(v_lines);
+        insert into {schema}.lines (key, places)
+        select u.line, coalesce((select j.line_limit from {schema}.jobs j
+                                 where j.blocked and j.line = u.line and j.line_limit is not null
+                                 order by j.rank, j.id limit 1), 1)
+        from unnest(v_lines) as u(line)
+        order by u.line
+        on conflict do nothing;
+    end loop;
+    -- A statement of its own, with a snapshot taken after the locks were won.
+    with room as materialized (
+        select l.key, l.places - (
+            select count(*) from {schema}.jobs j where j.line = l.key and (j.ready or j.held)) as free
+        from {schema}.lines l where l.key = any (v_lines)
+    ), next as materialized (
+        select n.id
+        from room r
+        cross join lateral (
+            select j.id from {schema}.jobs j where j.blocked and j.line = r.key
+            order by j.rank, j.id
+            limit greatest(r.free, 0)
+            for update skip locked
+        ) n
+        where r.free > 0
+    ), let_in as (
+        update {schema}.jobs j set blocked = null, ready = true from next where j.id = next.id returning j.queue
+    )
+    select array_agg(distinct queue) into v_queues from let_in;
+    return coalesce(v_queues, '{}');
 end
 $body$;
 
-create function {schema}.admit(p_lines text[]) returns void
+-- Jobs were enqueued: what they say of their lines counts from now on, the last word wins, and who may go in goes in.
+create function {schema}.line_up(p_more jsonb[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_lines text[];
+begin
+    select array_agg(distinct m ->> 'line') into v_lines from unnest(p_more) as m where m ? 'line' and not m ? 'later';
+    if v_lines is null then
+        return;
+    end if;
+    insert into {schema}.lines as l (key, places)
+    select distinct on (u.more ->> 'line') u.more ->> 'line', (u.more ->> 'line_limit')::integer
+    from unnest(p_more) with ordinality as u(more, n)
+    where u.more ? 'line' and u.more ? 'line_limit' and not u.more ? 'later'
+    order by u.more ->> 'line', u.n desc
+    on conflict (key) do update set places = excluded.places, changed_at = clock_timestamp()
+    where l.pinned_by is null and l.places <> excluded.places;
+    perform {schema}.admit(v_lines);
+end
+$body$;
+
+-- Attempts at these jobs ended: their places are free. So are those in queues that have a limit.
+create function {schema}.leave_lines(p_ids bigint[]) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_lines text[];
+    v_queues text[];
+begin
+    select array_agg(distinct j.line) filter (where j.line is not null),
+           array_agg(distinct j.queue) filter (where k.concurrency is not null)
+    into v_lines, v_queues
+    from {schema}.jobs j left join {schema}.queues k on k.name = j.queue
+    where j.id = any (p_ids);
+    return coalesce(v_queues, '{}') || case when v_lines is null then '{}' else {schema}.admit(v_lines) end;
+end
+$body$;
+
+-- An operator chooses how many places a line has (NULL: as the jobs say again).
+create function {schema}.set_places(p_line text, p_places integer, p_by text) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
 begin
-    return;
+    insert into {schema}.lines as l (key, places, pinned_by)
+    values (p_line, coalesce(p_places, 1), case when p_places is not null then p_by end)
+    on conflict (key) do update set
+        places = coalesce(p_places, l.places), pinned_by = excluded.pinned_by, changed_at = clock_timestamp();
+    insert into {schema}.events (kind, message)
+    values ('line_limited', case when p_places is null then format('Line %L takes its limit from its jobs again (%s)', p_line, p_by)
+                                 else format('Line %L has %s places now (%s)', p_line, p_places, p_by) end);
+    return {schema}.admit(array[p_line]);
+end
+$body$;
+
+-- Look after a stretch of the lines: let in who waits at a free place, which should be nobody, and remove the rows of
+-- lines in which nobody stands. Gives where to go on (NULL: it was the end), and the queues in which jobs became ready.
+create function {schema}.tend_lines(
+    p_after text, p_limit integer, out next_after text, out repaired integer, out removed integer, out queues text[])
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $body$
+declare
+    v_lines text[];
+    v_more text[];
+    v_line text;
+begin
+    repaired := 0;
+    removed := 0;
+    queues := '{}';
+    select array_agg(x.key order by x.key), case when count(*) = p_limit then max(x.key) end into v_lines, next_after
+    from (select l.key from {schema}.lines l where l.key > p_after order by l.key limit p_limit) x;
+    -- Blocked jobs whose line has no row: a backup, or somebody's hand.
+    with recursive found (line) as (
+        (select j.line from {schema}.jobs j where j.blocked and j.line > p_after order by j.line limit 1)
+        union all
+        select (select j.line from {schema}.jobs j where j.blocked and j.line > f.line order by j.line limit 1)
+        from found f where f.line is not null
+    )
+    select v_lines || array_agg(f.line) into v_lines
+    from (select line from found where line is not null limit p_limit) f
+    where f.line <> all (coalesce(v_lines, '{}')) and (next_after is null or f.line <= next_after);
+    foreach v_line in array coalesce(v_lines, '{}') loop
+        if exists (select 1 from {schema}.jobs j where j.blocked and j.line = v_line)
+           and (select count(*) from {schema}.jobs j where j.line = v_line and (j.ready or j.held))
+               < coalesce((select l.places from {schema}.lines l where l.key = v_line), 1) then
+            v_more := {schema}.admit(array[v_line]);
+            -- Seen without a lock: whoever ends a job may have let the next one in meanwhile.
+            if cardinality(v_more) > 0 then
+                queues := queues || v_more;
+                repaired := repaired + 1;
+                insert into {schema}.events (kind, message)
+                values ('line_repaired', format('Line %L had a free place that nobody was let in to; the next went in', v_line));
+            end if;
+        else
+            perform 1 from {schema}.lines l where l.key = v_line and l.pinned_by is null for update skip locked;
+            continue when not found;
+            -- A statement of its own again: who stood here when the lock was won still does.
+            delete from {schema}.lines l
+            where l.key = v_line
+              and not exists (select 1 from {schema}.jobs j where j.blocked and j.line = l.key)
+              and not exists (select 1 from {schema}.jobs j where j.line = l.key and (j.ready or j.held));
+            if found then
+                removed := removed + 1;
+            end if;
+        end if;
+    end loop;
+end
+$body$;
+
+-- Limits of queues ----------------------------------------------------------------------------
+
+alter table {schema}.queues
+    -- How many of its jobs may be in hand at once.
+    add column concurrency integer check (concurrency >= 1),
+    -- How many may be begun in a window of time: a bucket of so many tokens, which fills again in that time.
+    add column rate double precision check (rate >= 1),
+    add column rate_window_s double precision check (rate_window_s > 0),
+    add column tokens double precision,
+    add column refilled_at timestamptz,
+    -- The operator who chose them; NULL: an app did, or nobody.
+    add column limited_by text,
+    add constraint whole_rate check ((rate is null) = (rate_window_s is null));
+
+-- How many more jobs of a queue may be taken now, and where its rate is why not, when there will be one.
+create function {schema}.room_of(p_queue text, out room bigint, out in_s double precision)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_queue record;
+    v_tokens double precision;
+begin
+    select k.concurrency, k.rate, k.rate_window_s, k.tokens, k.refilled_at into v_queue
+    from {schema}.queues k where k.name = p_queue;
+    room := 2147483647;
+    if v_queue.concurrency is not null then
+        room := greatest(0, v_queue.concurrency - (select count(*) from {schema}.jobs j where j.held and j.queue = p_queue));
+    end if;
+    if v_queue.rate is not null then
+        v_tokens := least(v_queue.rate, coalesce(
+            v_queue.tokens + greatest(0, date_part('epoch', clock_timestamp() - v_queue.refilled_at))
+                * v_queue.rate / v_queue.rate_window_s, v_queue.rate));
+        if v_tokens < 1 and room > 0 then
+            in_s := (1 - v_tokens) * v_queue.rate_window_s / v_queue.rate;
+        end if;
+        room := least(room, floor(v_tokens)::bigint);
+    end if;
+end
+$body$;
+
+create function {schema}.any_ready_within(p_queues text[], p_tasks text[]) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_queue text;
+begin
+    foreach v_queue in array p_queues loop
+        if {schema}.any_ready(array[v_queue], p_tasks) and (select r.room from {schema}.room_of(v_queue) r) > 0 then
+            return true;
+        end if;
+    end loop;
+    return false;
+end
+$body$;
+
+-- When one of these queues, which has something ready, may give it by its rate; NULL where it is not time that is missing.
+create function {schema}.room_in_s(p_queues text[], p_tasks text[]) returns double precision
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    return (
+        select min(r.in_s) from unnest(p_queues) as q(name) cross join lateral {schema}.room_of(q.name) r
+        where r.in_s is not null and {schema}.any_ready(array[q.name], p_tasks));
+end
+$body$;
+
+-- As `lock_ready`, from queues that have a limit, each under the lock of its row: who counts what is held there counts
+-- what the last one took. `p_ids` was found in other queues; given back are the best of both.
+create function {schema}.lock_ready_within(
+    p_queues text[], p_tasks text[], p_limit integer, p_ids bigint[], out ids bigint[], out payload_bytes bigint)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_queue text;
+    v_room bigint;
+    v_ids bigint[];
+    v_bytes bigint;
+    v_limited text[] := '{}';
+begin
+    ids := p_ids;
+    payload_bytes := 0;
+    foreach v_queue in array p_queues loop
+        -- Without a lock first: who finds nothing must not wait for those who do.
+        continue when not {schema}.any_ready(array[v_queue], p_tasks) or (select r.room from {schema}.room_of(v_queue) r) <= 0;
+        perform 1 from {schema}.queues k where k.name = v_queue for update;
+        select r.room into v_room from {schema}.room_of(v_queue) r;
+        continue when v_room <= 0;
+        select r.ids, r.payload_bytes into v_ids, v_bytes
+        from {schema}.lock_ready(v_queue, p_tasks, least(v_room, p_limit)::integer) r;
+        continue when v_ids is null;
+        ids := ids || v_ids;
+        payload_bytes := payload_bytes + coalesce(v_bytes, 0);
+        v_limited := v_limited || v_queue;
+    end loop;
+    if cardinality(v_limited) = 0 then
+        return;
+    end if;
+    select array_agg(x.id order by x.rank, x.id) into ids from (
+        select j.id, j.rank from {schema}.jobs j where j.id = any (ids) order by j.rank, j.id limit p_limit) x;
+    update {schema}.queues k set
+        tokens = least(k.rate, coalesce(
+            k.tokens + greatest(0, date_part('epoch', clock_timestamp() - k.refilled_at)) * k.rate / k.rate_window_s, k.rate))
+            - (select count(*) from {schema}.jobs j where j.id = any (ids) and j.queue = k.name),
+        refilled_at = clock_timestamp()
+    where k.name = any (v_limited) and k.rate is not null;
+end
+$body$;
+
+-- Unique keys in other ways -----------------------------------------------------------------------
+
+-- Keys that are good for a period from their enqueue, however their job ended.
+create table {schema}.kept_keys (
+    key    text primary key,
+    job_id bigint not null,
+    until  timestamptz not null
+);
+create index kept_keys_until on {schema}.kept_keys (until);
+
+-- Cancel what is still pending, in favour of others; says whether anything was.
+create function {schema}.displace(p_ids bigint[], p_by bigint[]) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_ids bigint[];
+    v_tied bigint[];
+begin
+    select array_agg(x.id) into v_ids from (
+        select j.id from {schema}.jobs j where j.id = any (p_ids) and j.state = 'pending' order by j.id for update) x;
+    if v_ids is null then
+        return false;
+    end if;
+    with stopped as (
+        update {schema}.jobs j set
+            state = 'cancelled', ready = false, waiting = false, blocked = null, finished_at = clock_timestamp(), live_key = null,
+            error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = 'replaced by job ' || u.by, error_details = null
+        from unnest(p_ids, p_by) as u(id, by)
+        where j.id = u.id and j.id = any (v_ids)
+        returning j.id, j.tied, u.by
+    ), told as (
+        insert into {schema}.events (kind, job_id, message)
+        select 'cancelled', s.id, 'Replaced by job ' || s.by || ', which has the same unique key' from stopped s
+    )
+    select array_agg(s.id order by s.id) filter (where s.tied) into v_tied from stopped s;
+    if v_tied is not null then
+        perform {schema}.settled(v_tied, array_fill('cancelled'::text, array[cardinality(v_tied)]));
+    end if;
+    return true;
+end
+$body$;
+
+create function {schema}.refuse_duplicate(p_key_of bigint) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    raise exception 'job % has this unique key', p_key_of using errcode = 'UQ001', detail = p_key_of::text;
+end
+$body$;
+
+-- Of those at the places `p_left`, whose keys `p_owners` have: refuse, or replace what is still pending, where they say so.
+-- Says whether something was replaced, and is worth another try.
+create function {schema}.replace_owners(p_left bigint[], p_owners bigint[], p_ids bigint[], p_more jsonb[]) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_owners bigint[];
+    v_by bigint[];
+begin
+    perform {schema}.refuse_duplicate(u.owner)
+    from unnest(p_left, p_owners) as u(place, owner)
+    where u.owner is not null and p_more[u.place] ->> 'on_duplicate' = 'refuse' limit 1;
+    select array_agg(x.owner), array_agg(x.by) into v_owners, v_by from (
+        select distinct on (u.owner) u.owner, p_ids[u.place] as by from unnest(p_left, p_owners) as u(place, owner)
+        where u.owner is not null and p_more[u.place] ->> 'on_duplicate' = 'replace'
+        order by u.owner, u.place) x;
+    if v_owners is null then
+        return false;
+    end if;
+    if {schema}.displace(v_owners, v_by) then
+        return true;
+    end if;
+    -- Who is not pending has begun and keeps its key, or ended just now, replaced by another: then the key is free. A
+    -- statement of its own, to see what happened while we waited.
+    return exists (
+        select 1 from unnest(v_owners) as u(id)
+        where not exists (select 1 from {schema}.jobs j where j.id = u.id and j.live_key is not null));
+end
+$body$;
+
+-- Take the keys that are asked for a period; gives the places of those whose key somebody else has, with whose.
+create function {schema}.keep_keys(p_ids bigint[], p_unique_keys text[], p_more jsonb[])
+returns table (place bigint, job_id bigint)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+#variable_conflict use_column
+declare
+    v_one record;
+    v_owner bigint;
+begin
+    -- In the order of keys, so that two batches cannot wait for each other.
+    for v_one in
+        select u.id, u.key, u.more, u.n from unnest(p_ids, p_unique_keys, p_more) with ordinality as u(id, key, more, n)
+        where u.key is not null and u.more ? 'unique_for_s'
+        order by u.key collate "C", u.n
+    loop
+        insert into {schema}.kept_keys as k (key, job_id, until)
+        values (v_one.key, v_one.id, clock_timestamp() + make_interval(secs => (v_one.more ->> 'unique_for_s')::double precision))
+        on conflict (key) do update set job_id = excluded.job_id, until = excluded.until where k.until <= clock_timestamp();
+        continue when found;
+        select k.job_id into v_owner from {schema}.kept_keys k where k.key = v_one.key;
+        -- Our own from before: this enqueue is repeated.
+        continue when v_owner = v_one.id;
+        if v_one.more ->> 'on_duplicate' = 'refuse' then
+            perform {schema}.refuse_duplicate(v_owner);
+        elsif v_one.more ->> 'on_duplicate' = 'replace' then
+            if {schema}.displace(array[v_owner], array[v_one.id]) then
+                update {schema}.kept_keys k
+                set job_id = v_one.id, until = clock_timestamp() + make_interval(secs => (v_one.more ->> 'unique_for_s')::double precision)
+                where k.key = v_one.key;
+                continue;
+            end if;
+        end if;
+        place := v_one.n;
+        job_id := v_owner;
+        return next;
+    end loop;
+end
+$body$;
+
+-- Expiry ----------------------------------------------------------------------------------------
+
+-- Cancel those of these jobs that were not begun in time; gives the queues in which others became ready by it.
+create function {schema}.expire_those(p_ids bigint[]) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_tied bigint[];
+begin
+    with expired as (
+        update {schema}.jobs j set
+            state = 'cancelled', ready = false, waiting = false, blocked = null, finished_at = clock_timestamp(), live_key = null,
+            error_code = 'EXPIRED', error_message = 'Job expired before it began',
+            error_cause = format('it waited for %s s and was good for %s s',
+                round(date_part('epoch', clock_timestamp() - coalesce(j.run_at, j.enqueued_at))::numeric, 1)::double precision,
+                round(date_part('epoch', j.expires_at - coalesce(j.run_at, j.enqueued_at))::numeric, 1)::double precision),
+            error_details = null
+        where j.id = any (p_ids) and j.state = 'pending' and j.expires_at <= clock_timestamp()
+        returning j.id, j.tied, j.error_cause
+    ), told as (
+        insert into {schema}.events (kind, job_id, message)
+        select 'expired', e.id, 'EXPIRED: ' || e.error_cause from expired e
+    )
+    select array_agg(e.id order by e.id) filter (where e.tied) into v_tied from expired e;
+    return case when v_tied is null then '{}'
+                else {schema}.settled(v_tied, array_fill('cancelled'::text, array[cardinality(v_tied)])) end;
+end
+$body$;
+
+-- The sweep for them; what somebody has in hand just now is looked at when it is claimed.
+create function {schema}.expire_due(
+    p_limit integer, out expired integer, out next_in_s double precision, out queues text[])
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $body$
+declare
+    v_ids bigint[];
+begin
+    select array_agg(x.id) into v_ids from (
+        select j.id from {schema}.jobs j
+        where j.expires_at is not null and (j.ready or j.waiting or j.blocked) and j.expires_at <= now()
+        order by j.expires_at limit p_limit for update skip locked) x;
+    expired := coalesce(cardinality(v_ids), 0);
+    queues := case when v_ids is null then '{}' else {schema}.expire_those(v_ids) end;
+    select greatest(0, date_part('epoch', x.expires_at - clock_timestamp())) into next_in_s from (
+        select j.expires_at from {schema}.jobs j
+        where j.expires_at is not null and (j.ready or j.waiting or j.blocked)
+        order by j.expires_at limit 1) x;
+end
+$body$;
+
+-- The guard against starvation ------------------------------------------------------------------
+
+-- Lift to the front of their queues a few of the jobs that waited longer than so many seconds behind more urgent ones. The
+-- walk goes from queue to queue and from rank to rank in the index. So few wait there at a time that urgent work
+-- stands behind a handful and not behind a crowd.
+create function {schema}.lift_starving(p_waited_s double precision, p_front integer, p_at_once integer)
+returns table (queue text, count bigint)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $body$
+#variable_conflict use_column
+declare
+    v_queue text := '';
+    v_rank integer;
+    v_left bigint;
+    v_ids bigint[];
+    v_before constant timestamptz := now() - make_interval(secs => p_waited_s);
+begin
+    loop
+        select j.queue into v_queue from {schema}.jobs j where j.ready and j.queue > v_queue order by j.queue limit 1;
+        exit when v_queue is null;
+        select p_at_once - count(*) into v_left from (
+            select 1 from {schema}.jobs j where j.ready and j.queue = v_queue and j.rank <= p_front
+            order by j.rank, j.id limit p_at_once) x;
+        -- The most urgent of the others have nobody before them.
+        select j.rank into v_rank from {schema}.jobs j where j.ready and j.queue = v_queue and j.rank > p_front
+        order by j.rank limit 1;
+        v_ids := '{}';
+        while v_left > 0 and v_rank is not null loop
+            select j.rank into v_rank from {schema}.jobs j where j.ready and j.queue = v_queue and j.rank > v_rank
+            order by j.rank limit 1;
+            exit when v_rank is null;
+            select v_ids || array_agg(x.id) into v_ids from (
+                select y.id from (
+                    select j.id, coalesce(j.run_at, j.enqueued_at) as due_at from {schema}.jobs j
+                    where j.ready and j.queue = v_queue and j.rank = v_rank
+                    order by j.id limit 10 * p_at_once for update skip locked) y
+                where y.due_at < v_before order by y.due_at limit v_left) x;
+            v_left := p_at_once - coalesce(cardinality(v_ids), 0);
+        end loop;
+        continue when coalesce(cardinality(v_ids), 0) = 0;
+        insert into {schema}.events (kind, job_id, message)
+        select 'lifted', j.id, format('It waited behind more urgent jobs for %s s at priority %s, and went to the front of queue %L',
+                                      round(date_part('epoch', clock_timestamp() - coalesce(j.run_at, j.enqueued_at))), -j.rank, j.queue)
+        from {schema}.jobs j where j.id = any (v_ids);
+        update {schema}.jobs j set rank = p_front where j.id = any (v_ids);
+        queue := v_queue;
+        count := cardinality(v_ids);
+        return next;
+    end loop;
+end
+$body$;
+
+-- How long an ended job is kept -----------------------------------------------------------------
+
+create function {schema}.forget(p_ids bigint[]) returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_removed integer;
+begin
+    delete from {schema}.attempts a where a.job_id = any (p_ids);
+    delete from {schema}.outputs o where o.job_id = any (p_ids);
+    delete from {schema}.letters l where l.job_id = any (p_ids);
+    delete from {schema}.kept_keys k using {schema}.jobs j
+    where j.id = any (p_ids) and j.unique_for = 'period' and k.key = j.unique_key and k.job_id = j.id;
+    perform {schema}.forget_journals(p_ids);
+    perform {schema}.forget_workflows(p_ids);
+    delete from {schema}.jobs j where j.id = any (p_ids);
+    get diagnostics v_removed = row_count;
+    return v_removed;
+end
+$body$;
+
+-- Remove what was to be kept for a time of its own, and keys whose period is over.
+create function {schema}.sweep_kept(p_limit integer) returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $body$
+declare
+    v_keep_s double precision := -1;
+    v_ids bigint[] := '{}';
+begin
+    delete from {schema}.kept_keys k where k.key in (
+        select o.key from {schema}.kept_keys o where o.until < now() order by o.until limit p_limit for update skip locked);
+    loop
+        select j.keep_s into v_keep_s from {schema}.jobs j
+        where j.keep_s is not null and j.finished_at is not null and j.keep_s > v_keep_s order by j.keep_s limit 1;
+        exit when v_keep_s is null or cardinality(v_ids) >= p_limit;
+        v_ids := v_ids || array(
+            select j.id from {schema}.jobs j
+            where j.keep_s = v_keep_s and j.finished_at is not null and j.finished_at < now() - make_interval(secs => v_keep_s)
+              and (j.workflow_id is null or not {schema}.is_open(j.workflow_id))
+            order by j.finished_at limit p_limit - cardinality(v_ids) for update skip locked);
+    end loop;
+    return {schema}.forget(v_ids);
 end
 $body$;

@@ -8,12 +8,13 @@ UPDATE unstuck_ledger SET last_job_id = last_job_id + ? RETURNING last_job_id;
 INSERT INTO unstuck_jobs (
     id, state, ready, waiting, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
     enqueued_at, unique_key, live_key, enqueued_by, payload_type, policy, payload
-) VALUES (?1, 'pending', ?2, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13, ?14, ?15, ?16);
+) VALUES (?1, 'pending', ?2, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?17, ?13, ?14, ?15, ?16);
 
 -- name: tie_job
 -- Few jobs have any of this, and they were inserted a moment ago in the same transaction.
 UPDATE unstuck_jobs
 SET tied = ?2, line = ?3, workflow_id = ?4, place = ?5, hooks = ?6, expires_at = ?7, keep_s = ?8,
+    line_limit = ?9, unique_for = ?10,
     blocked = ready AND ?3 IS NOT NULL, ready = ready AND ?3 IS NULL
 WHERE id = ?1;
 
@@ -31,7 +32,7 @@ INSERT INTO unstuck_queues (name) VALUES (?) ON CONFLICT DO NOTHING;
 -- Pinned to the index of what is ready: statistics taken at a bad moment cannot make it scan.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -42,7 +43,7 @@ LIMIT ?3;
 -- a place by the index as far as the rank only, and would read all of that rank.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank > ?4 AND rank < ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -51,7 +52,7 @@ LIMIT ?3;
 -- name: peek_ready_of_rank
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank = ?4 AND id > ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY id
@@ -91,8 +92,10 @@ WHERE ready = 1 AND queue = ?1
 ORDER BY rank DESC, id DESC
 LIMIT 1 OFFSET ?2;
 
--- name: paused_queues
-SELECT name FROM unstuck_queues WHERE paused = 1;
+-- name: queue_gates
+-- Queues of which not everything may be taken.
+SELECT name, paused, concurrency, rate, rate_window_s, tokens, refilled_at FROM unstuck_queues
+WHERE paused = 1 OR concurrency IS NOT NULL OR rate IS NOT NULL;
 
 -- name: reserve_tokens
 UPDATE unstuck_ledger SET last_token = last_token + ? RETURNING last_token;
@@ -138,13 +141,15 @@ SET state = 'pending', ready = (?4 AND line IS NULL), blocked = (?4 AND line IS 
     run_at = ?5, token = NULL, worker_id = NULL,
     claimed_at = NULL, started_at = NULL, started_boot_s = NULL, failures = failures + ?6,
     crash_count = crash_count + ?7, suspicions = suspicions + ?8, alone = max(alone, ?9), error_code = ?10,
-    error_message = ?11, error_cause = ?12, error_details = ?13
+    error_message = ?11, error_cause = ?12, error_details = ?13,
+    -- What has begun does not expire any more.
+    expires_at = iif(state = 'running', NULL, expires_at)
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: suspend_job
 -- It gives its slot back until a time (?4) or a signal (?5).
 UPDATE unstuck_jobs
-SET state = 'waiting', waiting = ?4 IS NOT NULL, held = 0, run_at = coalesce(?4, run_at), awaits = ?5, token = NULL,
+SET state = 'waiting', expires_at = NULL, waiting = ?4 IS NOT NULL, held = 0, run_at = coalesce(?4, run_at), awaits = ?5, token = NULL,
     worker_id = NULL, claimed_at = NULL, started_at = NULL, started_boot_s = NULL, error_code = NULL,
     error_message = NULL, error_cause = NULL, error_details = NULL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;

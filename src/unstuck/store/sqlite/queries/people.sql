@@ -235,7 +235,7 @@ WHERE paused <> ?2;
 -- name: job_brief
 SELECT
     state, worker_id, token, unique_key, ended_as, error_code, coalesce(error_cause, error_message), finished_at, tied,
-    line, queue
+    line, queue, unique_for
 FROM unstuck_jobs
 WHERE id = ?;
 
@@ -262,8 +262,8 @@ UPDATE unstuck_jobs SET cancel_requested = 1 WHERE id = ? AND state = 'running';
 -- What was quarantined runs alone: it killed every process that it was in.
 UPDATE unstuck_jobs
 SET state = 'pending', ready = line IS NULL, blocked = line IS NOT NULL, waiting = 0, run_at = ?2, expires_at = NULL, token = NULL, worker_id = NULL, claimed_at = NULL,
-    started_at = NULL, started_boot_s = NULL, finished_at = NULL, ended_as = NULL, live_key = unique_key, failures = 0,
-    crash_count = 0, suspicions = 0, alone = (state = 'quarantined'), cancel_requested = 0, error_code = NULL, error_message = NULL, error_cause = NULL,
+    started_at = NULL, started_boot_s = NULL, finished_at = NULL, ended_as = NULL, failures = 0,
+    live_key = iif(unique_for = 'period', NULL, unique_key), crash_count = 0, suspicions = 0, alone = (state = 'quarantined'), cancel_requested = 0, error_code = NULL, error_message = NULL, error_cause = NULL,
     error_details = NULL, result = NULL
 WHERE id = ?1 AND state IN ('failed', 'cancelled', 'quarantined');
 

@@ -43,7 +43,7 @@ UPDATE unstuck_ledger SET swept_job_id = ?;
 
 -- name: finished_window
 -- Walks a bounded stretch of ids instead of needing an index that every job would pay for.
-SELECT id, finished_at, state FROM unstuck_jobs WHERE id > ?1 ORDER BY id LIMIT ?2;
+SELECT id, finished_at, state, keep_s FROM unstuck_jobs WHERE id > ?1 ORDER BY id LIMIT ?2;
 
 -- name: delete_jobs
 DELETE FROM unstuck_jobs WHERE id IN (SELECT value FROM json_each(?)) AND finished_at IS NOT NULL;
