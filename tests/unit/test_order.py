@@ -8,7 +8,9 @@ from unstuck import App, ConfigError, DuplicateJob
 from unstuck.client.doctor.codes import Code
 from unstuck.client.enqueueing import Options
 from unstuck.client.explaining import Surroundings, find_reason
+from unstuck.client.workflow.plan import plan
 from unstuck.domain.limits import UNLIMITED, QueueLimit, limit_in_words, read_limit, read_rate, room, write_rate
+from unstuck.domain.order import Order, refuse_unknown
 from unstuck.domain.states import JobState
 from unstuck.store.records import InLine, LineRecord, QueueLimitRecord, TiesRecord
 
@@ -62,11 +64,7 @@ def app_with(**settings: Any) -> Any:
 
 
 def line_of(task: Any, *args: Any, **kwargs: Any) -> Any:
-    return task._job(args, kwargs, _Sent()).more
-
-
-class _Sent:
-    trace = ""
+    return task.template(args, kwargs).more
 
 
 def test_the_key_is_made_of_the_arguments_however_they_come() -> None:
@@ -171,3 +169,41 @@ def test_a_queue_at_its_limit_says_so_and_a_rate_says_when(waiting: Any) -> None
         Code.RATE_LIMITED,
         "The rate limit of queue 'default' (100/m) lets the next one go in 3s",
     )
+
+
+def planned(task: Any, given: str) -> Any:
+    """Plan a workflow whose second node gets `given` from the first; give the line in which it will stand."""
+    app = App("sqlite:///nowhere.db")
+    first = app.task(name="first")(lambda: None)
+    flow = app.workflow("bills")
+    node = flow.add(first)
+    flow.add(task, **{"customer": "x", "depth": 1, given: node})
+    last = plan(flow, unique_key=None, priority=0).nodes[-1]
+    assert last.job is not None
+    return None if last.job.more is None else last.job.more.line
+
+
+@pytest.mark.parametrize("key", ["c:{customer}", "c:{customer.name}", "c:{0}", "c:{depth:{customer}}"])
+def test_a_key_made_of_what_another_node_will_give_is_refused_when_the_workflow_is_planned(key: str) -> None:
+    order = Order(key=key, parameters=("customer", "depth"))
+    with pytest.raises(ConfigError, match=r"gets from another.*options\(concurrency_key"):
+        refuse_unknown(order, {"customer"} if "0" not in key else {0}, "serve")
+
+
+def test_a_workflow_is_refused_only_where_the_key_needs_what_is_not_known_yet() -> None:
+    task = app_with(concurrency_key="c:{customer}")
+    with pytest.raises(ConfigError, match="made of 'customer'"):
+        planned(task, "customer")
+    assert planned(task, "depth") == "c:x"
+    assert planned(app_with(concurrency_key="all"), "customer") == "all"
+    assert planned(task.options(concurrency_key="k"), "customer") == "k"
+    with pytest.raises(ConfigError, match="computed from its arguments"):
+        planned(app_with(concurrency_key=lambda customer, **_: customer.upper()), "depth")
+
+
+def test_the_items_of_a_map_are_not_known_either() -> None:
+    app = App("sqlite:///nowhere.db")
+    flow = app.workflow("bills")
+    flow.map(app_with(concurrency_key="c:{customer}"), flow.add(app.task(name="first")(lambda: ["x"])))
+    with pytest.raises(ConfigError, match="made of 'customer'"):
+        plan(flow, unique_key=None, priority=0)

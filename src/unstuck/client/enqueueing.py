@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypedDict
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, PayloadError, UnknownQueue
 from unstuck.domain.names import checked_name, did_you_mean
-from unstuck.domain.order import MAX_KEY_CHARS, Order, check_key, check_limit, line_of, positive_s
+from unstuck.domain.order import MAX_KEY_CHARS, Order, check_key, check_limit, line_of, positive_s, refuse_unknown
 from unstuck.domain.payload import encode_call
 from unstuck.domain.policy import Policy, encode_policy, without_hooks
 from unstuck.store.checks import EARLIEST_S, LATEST_S
@@ -144,6 +144,8 @@ def build_job(
             f"{did_you_mean(chosen, known_queues)} Declare it with App(…, queues=[{chosen!r}])."
         )
     policy, hooks = without_hooks(policy)
+    if refs and options.concurrency_key is None:
+        refuse_unknown(policy.order, {path[1] for path, _ in refs}, task)
     return NewJob(
         task=task,
         queue=chosen,

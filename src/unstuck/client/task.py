@@ -171,11 +171,10 @@ class Task(Generic[P, R]):
                 f"A node of a workflow takes no connection, unique_key or run_at, and {self.name!r} has one. A "
                 "unique_key can be given to the start() of the workflow."
             )
-        order = self.definition.policy.order
-        if refs and options.concurrency_key is None and (order.key is not None or order.computed):
+        if refs and options.concurrency_key is None and self.definition.policy.order.computed:
             raise ConfigError(
-                f"The concurrency key of task {self.name!r} is made of its arguments, and this node gets some of them "
-                'from others. Say it: task.options(concurrency_key="…").'
+                f"The concurrency key of task {self.name!r} is computed from its arguments, and this node gets some of "
+                'them from others. Say it: task.options(concurrency_key="…").'
             )
         with self._sending(1) as sent:
             return self._job(args, kwargs, sent.trace, refs)

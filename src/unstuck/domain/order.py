@@ -1,6 +1,8 @@
 """Say what keeps a task's jobs in order: their line, how long they are good for, how long they are kept."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from string import Formatter
 from typing import Any
 
 import msgspec
@@ -66,6 +68,28 @@ def line_of(order: Order, args: tuple[Any, ...], kwargs: Mapping[str, Any], task
     key = _fill(order, args, {**order.defaults, **dict(zip(order.parameters, args, strict=False)), **kwargs}, task)
     check_key(key, "concurrency_key")
     return key
+
+
+def refuse_unknown(order: Order, unknown: Collection[str | int], task: str) -> None:
+    """Raise ConfigError where the key is made of arguments that are not known yet, given by their names and places."""
+    if order.key is None:
+        return
+    named = {order.parameters[one] if isinstance(one, int) and one < len(order.parameters) else one for one in unknown}
+    for name in _fields(order.key):
+        place = int(name) if name.isdecimal() else None
+        if name in named or (place is not None and place in unknown):
+            raise ConfigError(
+                f"The concurrency_key {order.key!r} of task {task!r} is made of {name!r}, which this node gets from "
+                'another: nobody knows it when the workflow starts. Give a value, or task.options(concurrency_key="…").'
+            )
+
+
+def _fields(template: str) -> Iterator[str]:
+    """Give the arguments that a key names, also those within a format."""
+    for _, field, format_spec, _ in Formatter().parse(template):
+        if field is not None:
+            yield re.split(r"[.\[]", field, maxsplit=1)[0]
+            yield from _fields(format_spec or "")
 
 
 def _fill(order: Order, args: tuple[Any, ...], named: Mapping[str, Any], task: str) -> str:
