@@ -13,11 +13,14 @@ from tests.acceptance.shop import RETRIED, Shop
 from tests.web import Served, opened
 
 from unstuck import host
+from unstuck.client.operator import Operator
 from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.limits import read_limit
 from unstuck.domain.liveness import Detector
+from unstuck.domain.schedules import ScheduleDefinition
 from unstuck.domain.states import AttemptState, JobState
-from unstuck.store.records import Turn, WorkerBirth
+from unstuck.store.records import Ties, Turn, WorkerBirth
 
 EVIL = "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>"
 
@@ -37,10 +40,11 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
     evil = evil_worker(shop)
     failed, running, quarantined = evil_jobs(shop)
     shop.jobs(queue="nobody")
+    evil_order(shop)
     shop.worker("w2", "grace")
     shop.bury("w2")
     paths = ["/jobs", "/", "/jobs?state=failed&queue=x&older=1m", "/workers", "/queues", "/quarantine", "/events"]
-    paths += ["/doctor", "/upkeep", "/audit", f"/workers/{evil}", "/workers/w2"]
+    paths += ["/doctor", "/upkeep", "/audit", f"/workers/{evil}", "/workers/w2", "/schedules"]
     paths += ["/workflows", *(f"/workflows/{number}" for number in evil_workflows(shop))]
     paths += [f"/jobs/{job_id}" for job_id in (failed, running, quarantined)]
     with opened(shop.url, env={"UNSTUCK_WEB_REDACT": "pin"}) as served:
@@ -95,6 +99,19 @@ def evil_jobs(shop: Shop) -> tuple[int, int, int]:
             with shop.ledger() as ledger:
                 assert not ledger.turn(Turn("w1", endings=(ending,))).superseded
     return ids[0], ids[1], ids[2]
+
+
+def evil_order(shop: Shop) -> None:
+    """Make schedules in every state, a limited queue, and a line that is full."""
+    shop.jobs(2, queue="nobody", more=Ties(line=f"key {EVIL}", line_limit=1))
+    with shop.ledger() as ledger:
+        operator = Operator(ledger, shop.settings, by=EVIL)
+        operator.create_schedule("open", "add", every="1h")
+        paused = operator.create_schedule("p" * 200, "add", cron="1-59/7 */2 1,15 6 *", tz="Europe/Berlin")
+        operator.pause_schedule(paused.name)
+        left = ScheduleDefinition("left", "gone", "default", paused.timing, paused.job)
+        ledger.know_schedules([left], "app")
+        operator.limit_queue("nobody", read_limit(5, "100/m"))
 
 
 def evil_workflows(shop: Shop) -> tuple[int, int]:

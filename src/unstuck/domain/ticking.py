@@ -35,6 +35,14 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.cron} ({self.zone})" if self.cron is not None else f"every {brief(self.every_s or 0.0)}"
 
 
+def in_words(timing: Timing) -> str:
+    """Say when it ticks as people do, without its zone: "at 03:00 on Monday", "every 30s"."""
+    if timing.cron is None:
+        return str(timing)
+    said = CronSim(timing.cron, datetime.fromtimestamp(0, UTC)).explain()
+    return said[:1].lower() + said[1:]
+
+
 def checked_timing(cron: str | None, every_s: float | None, zone: str, owner: str) -> Timing:
     """Give the timing, or raise ConfigError that says what is wrong with it and what to write instead."""
     if (cron is None) == (every_s is None):

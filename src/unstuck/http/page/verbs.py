@@ -2,7 +2,6 @@
 
 What destroys asks first. A form that was not confirmed gets a screen that asks, so that no script is needed for it."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -17,7 +16,9 @@ from unstuck.domain.durations import seconds
 from unstuck.domain.errors import UnstuckError
 from unstuck.domain.states import FINAL, JobState
 from unstuck.http.callers import Caller, Scope, needs
-from unstuck.http.page import flash
+from unstuck.http.page import flash, limit_verbs, schedule_verbs
+from unstuck.http.page.forms import Question, Verb
+from unstuck.http.page.forms import text as _text
 from unstuck.http.page.jobs import Asked, describe
 from unstuck.http.page.screens import Viewing, common
 from unstuck.http.page.templating import render, root_of
@@ -31,10 +32,6 @@ MAX_FIELDS = MAX_JOBS + 50
 MAX_JOB_ID_CHARS = 20
 
 router = APIRouter()
-
-Verb = Callable[[Operator, FormData], tuple[flash.Level, str]]
-Question = Callable[[FormData], tuple[str, str, str]]
-"""Gives what to ask, what it will mean, and the word on the button."""
 
 
 @router.post("/verbs/{name}")
@@ -86,11 +83,6 @@ def _back(request: Request, form: FormData) -> str:
 
 
 # What the forms carry -------------------------------------------------------------------------
-
-
-def _text(form: FormData, name: str) -> str:
-    value = form.get(name)
-    return value.strip() if isinstance(value, str) else ""
 
 
 def _age_s(form: FormData) -> float | None:
@@ -317,6 +309,8 @@ VERBS: dict[str, Verb] = {
     "enable-host": _enable_host,
     "fail-stale": _fail_stale,
     "requeue-stale": _requeue_stale,
+    **limit_verbs.VERBS,
+    **schedule_verbs.VERBS,
 }
 
 
@@ -386,4 +380,6 @@ QUESTIONS: dict[str, Question] = {
         "Claimed ones always (their code never ran); running ones only where their task may be retried.",
         "Give them back",
     ),
+    **limit_verbs.QUESTIONS,
+    **schedule_verbs.QUESTIONS,
 }
