@@ -14,6 +14,7 @@ from bench import (
     measure_latency,
     measure_references,
     measure_watching,
+    measure_workflows,
 )
 from bench.databases import Database, open_databases
 from bench.idle_workers import WORKERS_PER_HOST
@@ -31,6 +32,7 @@ PARTS: dict[str, Part] = {
     "drain": lambda databases, quick: measure_drain.run(databases, 0.7 if quick else 3.0),
     "detection": lambda databases, quick: measure_detection.run(databases, 3 if quick else 7),
     "watching": lambda databases, quick: measure_watching.run(databases, 3.0 if quick else 12.0, 6 if quick else 20),
+    "workflows": lambda databases, quick: measure_workflows.run(databases, 1.0 if quick else 3.0, 2 if quick else 5),
     "decay": lambda databases, quick: measure_decay.run(databases, 100_000 if quick else 1_000_000, 10_000),
     "idle": lambda databases, quick: measure_idle.run(
         databases, [60] if quick else IDLE_WORKERS, 10.0 if quick else 60.0

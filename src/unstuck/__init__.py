@@ -40,8 +40,12 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import ResultTimeout as ResultTimeout
     from unstuck.domain.errors import SchemaAhead as SchemaAhead
     from unstuck.domain.errors import SchemaMismatch as SchemaMismatch
+    from unstuck.domain.errors import SignalRefused as SignalRefused
+    from unstuck.domain.errors import SignalTimeout as SignalTimeout
     from unstuck.domain.errors import Stalled as Stalled
+    from unstuck.domain.errors import StepMismatch as StepMismatch
     from unstuck.domain.errors import TaskFailed as TaskFailed
+    from unstuck.domain.errors import TooManySteps as TooManySteps
     from unstuck.domain.errors import UncertainCommit as UncertainCommit
     from unstuck.domain.errors import UnknownName as UnknownName
     from unstuck.domain.errors import UnknownQueue as UnknownQueue
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     from unstuck.domain.states import JobState as JobState
     from unstuck.runner.context import Context as Context
     from unstuck.runner.context import current_context as current_context
+    from unstuck.runner.steps import step as step
     from unstuck.runner.termination import StopRequested as StopRequested
 
 __all__ = [
@@ -97,11 +102,15 @@ __all__ = [
     "Retry",
     "SchemaAhead",
     "SchemaMismatch",
+    "SignalRefused",
+    "SignalTimeout",
     "StaleAction",
     "Stalled",
+    "StepMismatch",
     "StopRequested",
     "Task",
     "TaskFailed",
+    "TooManySteps",
     "UncertainCommit",
     "UnknownName",
     "UnknownQueue",
@@ -115,6 +124,7 @@ __all__ = [
     "WorkflowRun",
     "WrongArguments",
     "current_context",
+    "step",
 ]
 
 # Everything else is an error.
@@ -137,6 +147,7 @@ _HOMES = {
     "Workflow": "unstuck.client.workflow",
     "WorkflowRun": "unstuck.client.workflow",
     "current_context": "unstuck.runner.context",
+    "step": "unstuck.runner.steps",
 }
 
 

@@ -207,6 +207,12 @@ class App(Planning, Following):
             raise UnknownTask(f"This app has no task {name!r}.{did_you_mean(name, self._tasks)}")
         return self._tasks[name]
 
+    def pack_follow_up(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> bytes:
+        """Pack a job that is enqueued with the success of another; for `ctx.enqueue`."""
+        if not isinstance(task, Task):
+            task = self.task_by_name(task if isinstance(task, str) else getattr(task, "__name__", repr(task)))
+        return msgspec.msgpack.encode(task.follow_up(args, kwargs, job_id))
+
     def manifest_settings(self) -> bytes:
         for name in self._definitions:
             self._policy_of(name)  # Refuse here, before a worker starts, what no job could be enqueued with.
@@ -225,6 +231,10 @@ class App(Planning, Following):
     def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
         return Job(self._counter, job_id)
+
+    def signal(self, job_id: int, name: str, value: Any = None) -> str:
+        """Signal a job: 'woken' (it waited for it) or 'kept' (until it does); SignalRefused when it is over."""
+        return Job[Any](self._counter, job_id).signal(name, value)
 
     def workflow(self, name: str) -> Workflow:
         """Begin to build a workflow; nothing is stored before its `start()`."""

@@ -144,7 +144,7 @@ def test_a_running_job_and_a_worker_that_was_pruned(either_shop: Shop) -> None:
     assert 'It has come to 1 of 4 (25%), "first"' in story["next"]
     assert "on worker grace" in story["next"]
     assert story["headline"].startswith("It is running, try 2; try 1 ended badly: killed by the kernel")
-    assert [action["command"] for action in story["actions"]] == [f"unstuck cancel {number}"]
+    assert [action["command"] for action in story["actions"]] == [f"unstuck stack {number}", f"unstuck cancel {number}"]
     shown = shop.run("job", number)
     assert '1 of 4 (25%), "first"' in shown.out
     assert f"`unstuck why {number}`" in shown.out

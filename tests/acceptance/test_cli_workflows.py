@@ -1,7 +1,7 @@
 """`unstuck workflow` draws one, `unstuck workflows` lists, retries, resumes and cancels; why and doctor know them."""
 
 import pytest
-from tests.acceptance.flows import start, start_mapped
+from tests.acceptance.flows import opened_app, start, start_mapped, three
 from tests.acceptance.shop import Shop
 
 
@@ -122,6 +122,11 @@ def test_a_large_map_is_summed_up_and_shown_whole_when_asked(shop: Shop) -> None
 def test_nonsense_is_refused_in_one_sentence(shop: Shop, arguments: tuple[str, ...], code: int, said: str) -> None:
     shop.worker()
     assert said in shop.refused(code, *arguments)
+
+
+def test_whoever_starts_what_nobody_serves_is_told(shop: Shop) -> None:
+    with opened_app(shop) as (app, add):
+        assert "No living worker takes task 'add'" in (three(app, add).start().warning or "")
 
 
 def test_a_node_is_not_taken_for_a_workflow(shop: Shop) -> None:

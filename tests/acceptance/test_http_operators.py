@@ -226,6 +226,12 @@ class TestQuarantine:
 
 
 class TestLook:
+    def test_a_job_that_does_not_run_has_no_stack_and_a_worker_that_is_deaf_gives_none(self, door: Door) -> None:
+        assert door.problem("POST", f"/jobs/{door.enqueue()}/stack", 409)["code"] == "not_running"
+        held = door.held()
+        assert door.problem("POST", f"/jobs/{held.job_id}/stack?wait=0.2", 409)["code"] == "no_answer"
+        door.problem("POST", "/jobs/999999999/stack", 404)
+
     def test_tasks(self, door: Door) -> None:
         known = {task["name"]: task for task in door.get("/tasks")}
         assert known["crawl"]["queue"] == "scrapes"
@@ -272,6 +278,7 @@ THERE = {
     "job": "GET /jobs/{job_id}",
     "why": "GET /jobs/{job_id}/why",
     "logs": "GET /jobs/{job_id}/logs",
+    "stack": "POST /jobs/{job_id}/stack",
     "doctor": "GET /doctor",
     "queues": "GET /queues",
     "retry": "POST /jobs/retry",

@@ -150,7 +150,7 @@ def test_a_description_that_makes_no_sense_is_refused(door: Door, nodes: list[di
 def test_a_unique_key_gives_the_one_that_is_there(door: Door) -> None:
     number = start(door, TWO, unique_key="tonight")
     again = door.post("/workflows", {"name": "sums", "nodes": TWO, "unique_key": "tonight"}, 200)
-    assert again == {"id": number, "name": "sums", "fresh": False}
+    assert again == {"id": number, "name": "sums", "fresh": False, "warning": None}
 
 
 def test_pages_of_workflows_follow_each_other(door: Door) -> None:

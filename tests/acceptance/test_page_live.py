@@ -101,6 +101,9 @@ def test_a_job_that_seems_to_hang_is_asked_where_it_stands(browser: Browser, fle
         expect(page.get_by_text("Its worker was asked")).to_be_visible()
         expect(page.locator("section", has_text="Where it stood").locator("pre").first).to_contain_text("in nap")
         assert fleet.state(job) is JobState.RUNNING
+    said = served.client.post(f"/api/v1/jobs/{job.id}/stack?wait=30").json()
+    assert (said["kind"], said["job_id"]) == ("stack", job.id)
+    assert "in nap" in said["message"]
 
 
 def test_a_change_leaves_focus_and_selection_alone(browser: Browser, fleet: Fleet, served: Served) -> None:

@@ -38,6 +38,7 @@ SHARED = frozenset(
         *("disable", "disable_host", "enable", "enable_host", "hosts", "standings"),
         *("beat_foreign", "to_judge", "foreign_worker", "foreign_worker_named"),
         *("answer_letters", "letter", "letters", "store_letter"),
+        *("journal", "journal_lines", "kept_signals", "signals"),
         *("count", "counter_series", "counters", "fleet", "sweep_counters"),
         *("add_api_token", "api_tokens", "audit", "begin_audit", "end_audit", "revoke_api_token", "sweep_audit"),
         *("declare_limit", "limit_queue", "lines", "queue_limits", "ties"),
@@ -45,7 +46,7 @@ SHARED = frozenset(
     }
 )
 TABLES = (
-    *("jobs", "attempts", "outputs", "autopsies", "progress", "letters"),
+    *("jobs", "attempts", "outputs", "autopsies", "progress", "letters", "journal", "signals"),
     *("worker_status", "heartbeats", "attempt_status"),
 )
 ONLY_SQLITE = {("jobs", "started_boot_s")}

@@ -10,7 +10,7 @@ from unstuck.domain import errors
 USERS_APP = """
 from typing import assert_type
 
-from unstuck import App, Context, Job, JobState, Recovery, Retry, Task, TaskFailed, WorkerCrashed
+from unstuck import App, Context, Job, JobState, Recovery, Retry, Task, TaskFailed, WorkerCrashed, step
 
 app = App("sqlite:///jobs.db", recovery=Recovery(heartbeat_interval="5s"), queues=["bulk"], poll_interval="1s")
 
@@ -44,6 +44,38 @@ async def use_async() -> None:
     job = await add.enqueue_async(1, 2)
     assert_type(await job.result_async(), int)
     assert_type(await (await scrape.enqueue_async("x")).result_async(), dict[str, int])
+
+
+def plain(a: int) -> str:
+    return str(a)
+
+
+async def slow(a: int) -> bytes:
+    return bytes(a)
+
+
+@step
+def charge(order: int) -> str:
+    return str(order)
+
+
+@step(name="tell")
+async def tell(receipt: str) -> int:
+    return len(receipt)
+
+
+@app.task
+async def in_steps(ctx: Context) -> None:
+    assert_type(ctx.step("a", plain, 1), str)
+    assert_type(await ctx.step_async("b", slow, a=1), bytes)
+    assert_type(await ctx.step_async("c", plain, 1), str)
+    assert_type(charge(1), str)
+    assert_type(await tell("x"), int)
+    ctx.step("d", plain, "x")  # type: ignore[arg-type]
+    ctx.checkpoint({"at": 1})
+    await ctx.sleep_async("2h")
+    print(ctx.last_checkpoint, await ctx.wait_signal_async("go", timeout="1d"))
+    ctx.enqueue(add, 1, 2)
 
 
 from unstuck import Nothing  # type: ignore[attr-defined]

@@ -12,17 +12,28 @@ import pytest
 from unstuck import host
 from unstuck.client.coalescing import Coalescer
 from unstuck.domain.endings import Release
-from unstuck.domain.errors import LedgerUnavailable
+from unstuck.domain.errors import LedgerUnavailable, RefusedValue
 from unstuck.domain.policy import Policy
 from unstuck.runner.signs import Signs, read_signs
-from unstuck.store.records import Claimed, Done, Enqueued, NewJob, Output, Turn
+from unstuck.store.records import (
+    Claimed,
+    Done,
+    Enqueued,
+    Entry,
+    FollowUp,
+    NewJob,
+    Output,
+    Turn,
+    TurnAnswer,
+    Wish,
+)
 from unstuck.worker.fencing import lease_end_s, must_stop_at_s
 from unstuck.worker.holds import Hold
 from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.outbox import MAX_ITEMS, Outbox
 from unstuck.worker.pace import MAX_DEPTH, Pace
 from unstuck.worker.pauses import Pauses
-from unstuck.worker.wheel import TurnUncertain, Wheel
+from unstuck.worker.wheel import TurnDone, TurnUncertain, Wheel
 
 
 def hold(policy: Policy, lease_s: float | None = 30.0) -> Hold:
@@ -83,6 +94,74 @@ def test_an_uncertain_turn_gives_back_only_what_was_not_written() -> None:
     turn = Turn("w", done=(Done(1, 1, b""), Done(2, 2, b"")), release=(Release(3, 3), Release(4, 4)))
     outbox.put_back(turn, still_held={2, 3})
     assert outbox.tokens() == {2, 3}
+
+
+def test_what_an_attempt_wrote_down_goes_before_its_end() -> None:
+    outbox = Outbox()
+    for number in range(MAX_ITEMS + 1):
+        outbox.put_entry(Entry(number, number, 1, "step", "s", b"1"))
+        outbox.done.append(Done(number, number, b"1"))
+    outbox.put_entry(Entry(0, 0, 0, "checkpoint", "c", b"old"))
+    outbox.put_entry(Entry(0, 0, 0, "checkpoint", "c", b"new"))
+    outbox.follow[0] = [FollowUp(0, 0, NewJob("t", "q", b""))]
+    first = outbox.turn("w", (), None)
+    assert len(first.entries) == MAX_ITEMS
+    # Of job 0 the checkpoint is still to be written, of the last its entry: their ends wait.
+    assert {item.token for item in first.done} == set(range(1, MAX_ITEMS))
+    second = outbox.turn("w", (), None)
+    assert [(item.token, item.value) for item in second.entries] == [(MAX_ITEMS, b"1"), (0, b"new")]
+    assert sorted(item.token for item in second.done) == [0, MAX_ITEMS]
+    assert [item.token for item in second.follow] == [0]
+    assert not len(outbox)
+
+
+def test_entries_of_an_uncertain_turn_come_back_and_a_newer_checkpoint_stands() -> None:
+    outbox = Outbox()
+    entries = [Entry(1, 1, seq, "step", "s", b"1") for seq in (1, 2)] + [Entry(1, 1, 0, "checkpoint", "c", b"old")]
+    lost = Entry(2, 2, 1, "step", "s", b"1")
+    turn = Turn("w", done=(Done(1, 1, b""),), entries=(*entries, lost), follow=(FollowUp(1, 1, NewJob("t", "q", b"")),))
+    outbox.put_entry(Entry(1, 1, 0, "checkpoint", "c", b"new"))
+    outbox.put_entry(Entry(1, 1, 3, "step", "s", b"1"))
+    outbox.put_back(turn, {1})
+    again = outbox.turn("w", (), None)
+    assert [(item.seq, item.value) for item in again.entries] == [(1, b"1"), (2, b"1"), (3, b"1"), (0, b"new")]
+    assert (again.done, again.follow) == (turn.done, turn.follow)
+
+
+class _Refusing:
+    """A ledger that cannot store what is called bad."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+
+    def turn(self, turn: Turn) -> TurnAnswer:
+        values = [*(entry.value for entry in turn.entries), *(item.result for item in turn.done)]
+        if b"bad" in values or any(one.job.task == "bad" for one in turn.follow):
+            raise RefusedValue("bad")
+        self.turns.append(turn)
+        return TurnAnswer(True)
+
+
+def test_an_entry_that_cannot_be_stored_is_found_among_others_and_refused_alone() -> None:
+    ledger, mailbox = _Refusing(), Mailbox()
+    wheel = Wheel(ledger, "w", mailbox)  # type: ignore[arg-type]
+    turn = Turn(
+        "w",
+        done=(Done(1, 1, b"ok"), Done(2, 2, b"ok"), Done(3, 3, b"bad"), Done(4, 4, b"ok")),
+        entries=tuple(Entry(n, n, 1, "step", "s", b"bad" if n == 2 else b"ok") for n in (1, 2, 3)),
+        follow=(FollowUp(1, 1, NewJob("good", "q", b"")), FollowUp(4, 4, NewJob("bad", "q", b""))),
+        wish=Wish(("q",), ("t",), 1),
+    )
+    answer = wheel._turn(turn)
+    mailbox.close()
+    assert isinstance(answer, TurnDone)
+    assert answer.refused == {2: "bad"}
+    assert {item.token for part in ledger.turns for item in part.done} == {1, 2}
+    assert {item.token for part in ledger.turns for item in part.entries} == {1, 3}
+    assert {item.job.task for part in ledger.turns for item in part.follow} == {"good"}
+    # What cannot be stored ends alone, and what was to follow it does not.
+    assert {item.token for part in ledger.turns for item in part.endings} == {3, 4}
+    assert sum(part.wish is not None for part in ledger.turns) == 1
 
 
 def test_one_bad_job_does_not_fail_the_enqueues_beside_it() -> None:

@@ -26,6 +26,7 @@ from unstuck.cli import (
     recovery,
     schedules,
     serve,
+    signals,
     stack,
     switching,
     tokens,
@@ -97,7 +98,7 @@ for panel, commands in {
         audit.audit,
         popups.popups,
     ),
-    ACT: (recovery.retry, recovery.cancel, recovery.stale, queues.pause, queues.resume, queues.purge),
+    ACT: (recovery.retry, recovery.cancel, signals.signal, recovery.stale, queues.pause, queues.resume, queues.purge),
     CARE: (ledger.migrate, recovery.prune, ledger.version, broker.keygen),
 }.items():
     for function in commands:

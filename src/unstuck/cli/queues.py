@@ -30,8 +30,8 @@ def queues(common: Common, ctx: typer.Context) -> None:
         common.show.note("No queues yet: they appear with their first job or worker.")
         return
     columns = [Column("queue"), Column("state")]
-    numbers = ("pending", "scheduled", "claimed", "running", "workers")
-    columns += [Column(title, right=True, spare=title in ("scheduled", "claimed")) for title in numbers]
+    numbers = ("pending", "scheduled", "claimed", "running", "waiting", "workers")
+    columns += [Column(title, right=True, spare=title in ("scheduled", "claimed", "waiting")) for title in numbers]
     columns += [Column("oldest")]
     if limits:
         columns += [Column("limit")]
@@ -41,7 +41,7 @@ def queues(common: Common, ctx: typer.Context) -> None:
 
 
 def _row(queue: QueueRecord, limit: list[str], pretty: bool) -> list[Cell | str]:
-    numbers = (queue.pending, queue.scheduled, queue.claimed, queue.running)
+    numbers = (queue.pending, queue.scheduled, queue.claimed, queue.running, queue.waiting)
     alone = queue.workers == 0 and queue.pending + queue.scheduled > 0
     return [
         Cell(queue.name, "bold"),

@@ -22,6 +22,7 @@ STATE_STYLES = {
     "quarantined": "bold magenta",
     "crashed": "red",
     "drained": "yellow",
+    "suspended": "yellow",
     "active": "green",
     "draining": "yellow",
     "suspect": "bold yellow",

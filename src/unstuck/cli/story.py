@@ -14,6 +14,9 @@ from unstuck.domain.autopsy import Autopsy, ProgressMark
 from unstuck.domain.states import FINAL, JobState
 from unstuck.store.records import JobRecord
 
+MAX_VALUE_CHARS = 200
+"""Of what a step returned; `--json` has all of it."""
+
 
 def tell_story(show: Show, record: JobRecord, view: dict[str, Any], printed: bool) -> None:
     now_s = time.time()
@@ -82,6 +85,26 @@ def _history(show: Show, view: dict[str, Any], now_s: float) -> None:
                 ]
             )
         show.table([*columns, Column("cause", wide=True)], rows, indent=2, wrap=True)
+    if view["journal"]:
+        show.rich()
+        columns = [
+            Column("step", right=True),
+            Column("kind"),
+            Column("name"),
+            Column("done"),
+            Column("value", wide=True),
+        ]
+        rows = [
+            [
+                str(entry["seq"] or ""),
+                entry["kind"],
+                Cell(entry["name"], "bold"),
+                Cell(ago(_epoch(entry["at"]), now_s), "bright_black"),
+                _json(entry["value"])[:MAX_VALUE_CHARS],
+            ]
+            for entry in view["journal"]
+        ]
+        show.table(columns, rows, indent=2, wrap=True)
     if view["events"]:
         show.rich()
         columns = [Column("event"), Column("when"), Column("what", wide=True)]

@@ -22,6 +22,7 @@ _STYLES = {
     StepKind.DRAINED: "yellow",
     StepKind.CANCELLED: "yellow",
     StepKind.OPERATOR: "cyan",
+    StepKind.STEP: "green",
     StepKind.SUCCEEDED: "green",
     StepKind.TOLD: "bright_black",
     StepKind.LEFT_OUT: "bright_black",

@@ -1,5 +1,6 @@
 """Say in one sentence why a job is not moving, and what it is doing otherwise."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -40,6 +41,8 @@ class Surroundings(msgspec.Struct, frozen=True):
     """The workflow that the job belongs to."""
     place: int | None = None
     """Its place there; 0: it stands for the workflow."""
+    waiting_since: float | None = None
+    """When it gave its slot back, where it did."""
     ties: TiesRecord | None = None
     """What it has beside its work; None for a job that ended."""
     line: LineRecord | None = None
@@ -82,6 +85,8 @@ def find_reason(job: JobRecord, around: Surroundings) -> Reason | None:
         return _explain_flow(around.whole_flow)
     if job.state is JobState.PENDING:
         return _explain_pending(job, around)
+    if job.state is JobState.WAITING:
+        return _explain_suspended(job, around)
     return _explain_held(job, around)
 
 
@@ -191,6 +196,21 @@ def _at_limit(job: JobRecord, around: Surroundings) -> Reason | None:
         return Reason(Code.RATE_LIMITED, why, cure)
     why = f"Queue {job.queue!r} is at its limit of {limit.limit.concurrency}: {_count(limit.held, 'job')} in hand"
     return Reason(Code.QUEUE_AT_LIMIT, why, cure)
+
+
+def _explain_suspended(job: JobRecord, around: Surroundings) -> Reason:
+    left_s = max(0.0, job.run_at - around.now_s)
+    when = datetime.fromtimestamp(job.run_at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    if job.awaits is None:
+        return Reason(Code.WAITING, f"It sleeps until {when} (in {brief(left_s)}), and holds no slot meanwhile")
+    since = around.waiting_since
+    why = f"It waits for signal {job.awaits!r}"
+    if since is not None:
+        why += f" since {datetime.fromtimestamp(since, UTC).astimezone().strftime('%Y-%m-%d %H:%M:%S %Z')}"
+    if job.wakes:
+        why += f", until {when} at the latest"
+    command = f"unstuck signal {job.id} {shlex.quote(job.awaits)}"
+    return Reason(Code.WAITING, why, f"`{command}` sends it", command=command)
 
 
 def _queueing(job: JobRecord, around: Surroundings) -> Reason:

@@ -10,7 +10,7 @@ from unstuck.client.events import Events, follow
 from unstuck.domain.durations import Duration, brief, seconds
 from unstuck.domain.errors import JobNotFound, LedgerError, ResultTimeout, exception_for
 from unstuck.domain.meaning import is_packed, read_reply
-from unstuck.domain.payload import decode
+from unstuck.domain.payload import decode, encode
 from unstuck.domain.states import JobState
 from unstuck.notify.waiting import Answer
 from unstuck.store.records import JobRecord, Outcome
@@ -58,6 +58,13 @@ class Job(Generic[R_co]):
     def cancel(self) -> str:
         """Cancel it: 'cancelled', 'requested' (it runs, and its worker is told) or 'finished' (too late)."""
         return self._counter.parts().operator.cancel([self.id], by="client")[self.id]
+
+    def signal(self, name: str, value: Any = None) -> str:
+        """Send it a signal for `ctx.wait_signal(name)`, with a value (JSON): 'woken' (it waited for it) or 'kept'
+        (until it does). SignalRefused when the job is over."""
+        parts = self._counter.parts()
+        data = encode(value, f"The value of signal {name!r}", self._counter.settings.max_payload_bytes)
+        return parts.operator.signal(self.id, name, data, by="client")
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end; give what the task returned, or raise what became of the job."""

@@ -73,5 +73,6 @@ def _jobs(queue: QueueRecord) -> Readings:
         "scheduled": queue.scheduled,
         "claimed": queue.claimed,
         "running": queue.running,
+        "waiting": queue.waiting,
     }
     return [({"queue": queue.name, "state": state}, count) for state, count in counts.items()]

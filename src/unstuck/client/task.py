@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
+import msgspec
+
 from unstuck.client.counter import Counter
 from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
 from unstuck.client.job import Job
@@ -108,6 +110,16 @@ class Task(Generic[P, R]):
     async def enqueue_many_async(self, calls: Iterable[Any]) -> list[Job[Any]]:
         """Like `enqueue_many`, without blocking the event loop."""
         return await asyncio.to_thread(self.enqueue_many, list(calls))
+
+    def follow_up(self, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> NewJob:
+        """Give the job that is enqueued with the success of another."""
+        if self._options.connection is not None:
+            raise ConfigError(
+                f"{self.name!r} cannot follow another job on a connection= of yours: it is committed with that job's "
+                "success. Leave connection= out, or use task.enqueue(…) instead of ctx.enqueue."
+            )
+        with self._sending(1) as sent:
+            return msgspec.structs.replace(self._job(args, kwargs, sent.trace), enqueued_by=f"job {job_id}")
 
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
         """Give the job of an enqueue without anything that follows its end."""

@@ -4,7 +4,7 @@ Times are ISO 8601 in UTC, durations are seconds, states are lower case, results
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from unstuck.domain.envelope import FRAMES
 from unstuck.domain.health import Disabled, Health, read_health
 from unstuck.domain.inputs import ITEM
 from unstuck.domain.limits import write_rate
-from unstuck.domain.payload import JSON, decode_call, put_results
+from unstuck.domain.payload import JSON, decode, decode_call, put_results
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.redaction import Redactor
 from unstuck.domain.states import HELD, Door
@@ -27,11 +27,13 @@ from unstuck.store.records import (
     AuditRecord,
     EventRecord,
     JobRecord,
+    JournalRecord,
     LineRecord,
     OutputRecord,
     Progress,
     QueueLimitRecord,
     QueueRecord,
+    SignalRecord,
     WorkerRecord,
     WorkerVerdict,
 )
@@ -68,6 +70,7 @@ def job_summary(job: JobRecord) -> View:
         "claimed_at": instant(job.claimed_at),
         "started_at": instant(job.started_at),
         "finished_at": instant(job.finished_at),
+        "awaits": job.awaits,
     }
 
 
@@ -80,6 +83,8 @@ def job_detail(
     redact: Redactor,
     progress: Progress | None = None,
     workflow: View | None = None,
+    journal: Sequence[JournalRecord] = (),
+    signals: Sequence[SignalRecord] = (),
 ) -> View:
     """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids,
     `workflow` is what it is a node of."""
@@ -95,6 +100,31 @@ def job_detail(
         "policy": policy_view(decode_policy(job.policy)),
         "attempts": [attempt_view(attempt, names) for attempt in attempts],
         "events": [event_view(event) for event in events],
+        "journal": [entry_view(entry, redact) for entry in journal],
+        "signals": [signal_view(signal, redact) for signal in signals],
+    }
+
+
+def entry_view(entry: JournalRecord, redact: Redactor) -> View:
+    """What a job wrote down; its checkpoint is the entry 0."""
+    return {
+        "seq": entry.seq,
+        "kind": entry.kind,
+        "name": entry.name,
+        "value": redact(decode(entry.value)),
+        "at": instant(entry.at),
+        "token": entry.token,
+    }
+
+
+def signal_view(signal: SignalRecord, redact: Redactor) -> View:
+    return {
+        "number": signal.number,
+        "name": signal.name,
+        "value": redact(decode(signal.value)),
+        "at": instant(signal.at),
+        "by": signal.sent_by,
+        "taken_seq": signal.taken_seq,
     }
 
 

@@ -107,6 +107,25 @@ class NoLedger(SchemaMismatch):
     """There are no tables yet."""
 
 
+# What a job raises on its way, inside a worker --------------------------------------------------
+
+
+class StepMismatch(UnstuckError):
+    """The steps of a job are not those that an earlier attempt wrote down: its code changed meanwhile."""
+
+
+class TooManySteps(UnstuckError):
+    """A job wrote down more than it may."""
+
+
+class SignalTimeout(UnstuckError, TimeoutError):
+    """The signal that a job waited for did not come in time."""
+
+
+class SignalRefused(UnstuckError):
+    """A signal cannot be kept: the job has ended, or too many wait for it already."""
+
+
 # What `job.result()` raises -----------------------------------------------------------------
 
 

@@ -58,4 +58,13 @@ class Cancelled(msgspec.Struct, frozen=True):
     autopsy: Autopsy | None = None
 
 
-Outcome = Succeeded | Raised | NotStorable | Died | Overran | Stalled | Cancelled
+class Suspended(msgspec.Struct, frozen=True):
+    """It gave its slot back in the middle of its work."""
+
+    delay_s: float | None = None
+    """It goes on after so long; None: with a signal alone."""
+    awaits: str | None = None
+    """The signal that it waits for; None where it only sleeps."""
+
+
+Outcome = Succeeded | Raised | NotStorable | Died | Overran | Stalled | Cancelled | Suspended

@@ -8,7 +8,17 @@ from unstuck.domain.autopsy import MAX_STACK_CHARS, Autopsy
 from unstuck.domain.durations import brief
 from unstuck.domain.endings import Counter, Ending, JobError
 from unstuck.domain.errors import WORKER_DIED, ErrorCode
-from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Stalled, Succeeded
+from unstuck.domain.outcomes import (
+    Cancelled,
+    Died,
+    NotStorable,
+    Outcome,
+    Overran,
+    Raised,
+    Stalled,
+    Succeeded,
+    Suspended,
+)
 from unstuck.domain.policy import Policy
 from unstuck.domain.retry import crash_delay_s, retry_delay_s
 from unstuck.domain.states import AttemptState, JobState
@@ -65,8 +75,30 @@ def conclude(attempt: Attempt, outcome: Outcome) -> Ending:
             return _after_death(attempt, outcome)
         case Cancelled():
             return _cancelled(attempt, outcome.cause, outcome.autopsy)
+        case Suspended():
+            return _suspended(attempt, outcome)
         case _:
             assert_never(outcome)
+
+
+def _suspended(attempt: Attempt, pause: Suspended) -> Ending:
+    if attempt.cancel_requested:
+        return _cancelled(attempt, "cancelled by request while it ran")
+    signal = pause.awaits
+    message = f"Waits for signal {signal!r}" if signal is not None else "Sleeps"
+    if pause.delay_s is not None:
+        message += f" for {'at most ' if signal is not None else ''}{brief(pause.delay_s)}"
+    return Ending(
+        attempt.job_id,
+        attempt.token,
+        JobState.WAITING,
+        AttemptState.SUSPENDED,
+        delay_s=pause.delay_s or 0.0,
+        event="suspended",
+        message=message,
+        awaits=signal,
+        wakes=pause.delay_s is not None,
+    )
 
 
 def _after_failure(attempt: Attempt, error: JobError, autopsy: Autopsy | None = None) -> Ending:

@@ -13,7 +13,7 @@ _KINDS = {
     JobState.RUNNING: EventKind.RUNNING,
     JobState.SUCCEEDED: EventKind.SUCCEEDED,
 }
-"""The other ends are written in the ledger, with their causes."""
+"""What else becomes of a job is written in the ledger, with their causes."""
 
 
 class Follower:

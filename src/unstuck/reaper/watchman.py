@@ -11,6 +11,7 @@ from unstuck.domain.states import LIVING
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.rounds import Round
 from unstuck.reaper.sweep import Reaper
+from unstuck.reaper.timekeeper import Timekeeper
 from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
 
@@ -182,11 +183,16 @@ def run_daemon(
     reaper = Reaper(ledger, recovery, by=by, tallies=tallies)
     books = Bookkeeper(ledger, reaper.tallies, recovery.heartbeat_interval_s)
     watchman = Watchman(reaper, books)
+    # It has no code of an app: of schedules it fires those that operators made.
+    timekeeper = Timekeeper(ledger, frozenset(), reaper.tallies)
     watchman.start()
+    timekeeper.start()
     try:
         stop.wait()
     finally:
+        timekeeper.stop()
         watchman.stop()
+        timekeeper.join()
         watchman.join()
         books.flush()
 

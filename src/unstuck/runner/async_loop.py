@@ -118,6 +118,7 @@ class AsyncLoop:
         token = job.token
         sink = Sink(self._max_output_bytes)
         span = None
+        caught: BaseException | None = None
         try:
             call = self._caller.prepare(job)
             set_context(call.context)
@@ -137,8 +138,10 @@ class AsyncLoop:
                 report = Report(token, CANCELLED, words=("cancelled by request while it ran", "", ""))
             else:
                 report = raised(token, error)
+            caught = error
         except BaseException as error:  # noqa: BLE001 - SystemExit of a job must not end its siblings
-            report = raised(token, error)
+            report, caught = raised(token, error), error
+        report = self._caller.ended(report, caught)
         if os.getpid() != self._pid:
             os._exit(0)  # a fork of user code that came back to us: only the original may report
         if span is not None:

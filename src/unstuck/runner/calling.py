@@ -17,9 +17,10 @@ from unstuck.domain.payload import JSON, decode_call, encode, put_results
 from unstuck.domain.payload import Call as Arguments
 from unstuck.domain.recovery import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, printable
 from unstuck.runner.context import Context
+from unstuck.runner.notebooks import Notebooks
 from unstuck.runner.tasks import Registry, TaskDefinition
 from unstuck.runner.tracebacks import message_of, type_name, user_traceback
-from unstuck.runner.wire import CANCELLED, NOT_STORABLE, RAISED, SUCCEEDED, JobFrame, Kind, Report
+from unstuck.runner.wire import CANCELLED, NOT_STORABLE, RAISED, SUCCEEDED, SUSPENDED, JobFrame, Kind, Report
 from unstuck.tracing import Attempting, attempting, is_used
 
 MAX_TYPE_CHARS = 500
@@ -68,11 +69,14 @@ class _Callee:
 class Caller:
     """Knows the app's tasks and the limits of this runner."""
 
-    def __init__(self, registry: Registry, kind: Kind, worker_id: str, max_payload_bytes: int) -> None:
+    def __init__(
+        self, registry: Registry, kind: Kind, worker_id: str, max_payload_bytes: int, notebooks: Notebooks | None = None
+    ) -> None:
         self._definitions = registry.definitions
         self._kind = kind
         self._worker_id = worker_id
         self._limit_bytes = max_payload_bytes
+        self._notebooks = notebooks
         self._callees: dict[str, _Callee] = {}
 
     def prepare(self, frame: JobFrame) -> Call:
@@ -99,6 +103,8 @@ class Caller:
                 f"The arguments of job {frame.job_id} cannot be read: they need more memory than this process may "
                 f"have ({len(frame.payload):,} bytes of JSON). Store the data elsewhere and pass a reference."
             ) from error
+        if self._notebooks is not None:
+            self._notebooks.expect(frame)
         context = Context(
             frame.job_id,
             frame.task,
@@ -133,6 +139,10 @@ class Caller:
             reason = f"The result of {frame.task!r} cannot be written as JSON: {type_name(error)}: {message_of(error)}"
         return Report(frame.token, NOT_STORABLE, words=(printable(reason, MAX_MESSAGE_CHARS), "", ""))
 
+    def ended(self, report: Report, error: BaseException | None) -> Report:
+        """Give the report that is right for what the attempt wrote down on its way."""
+        return report if self._notebooks is None else self._notebooks.close(report.token, report, error, raised)
+
     def _arguments(self, frame: JobFrame, callee: _Callee) -> Arguments:
         if frame.payload_type == JSON:
             call = decode_call(frame.payload)
@@ -165,7 +175,13 @@ class Caller:
         return _Callee(definition, _position(definition), _takes(definition, meaning.OWN_ID))
 
 
-OUTCOMES = {SUCCEEDED: "succeeded", RAISED: "raised", NOT_STORABLE: "not_storable", CANCELLED: "cancelled"}
+OUTCOMES = {
+    SUCCEEDED: "succeeded",
+    RAISED: "raised",
+    NOT_STORABLE: "not_storable",
+    CANCELLED: "cancelled",
+    SUSPENDED: "suspended",
+}
 
 
 def end_span(span: Attempting, report: Report) -> None:

@@ -19,7 +19,9 @@ from unstuck.domain.errors import ConfigError
 from unstuck.runner import containment, context, descriptors, kernel, output, stacks, termination
 from unstuck.runner.async_loop import AsyncLoop
 from unstuck.runner.calling import Caller
+from unstuck.runner.line import Line
 from unstuck.runner.loader import load_registry
+from unstuck.runner.notebooks import Notebooks
 from unstuck.runner.pulse import start_pulse
 from unstuck.runner.rooms import Room
 from unstuck.runner.signs import Signs
@@ -49,6 +51,7 @@ class Seat(msgspec.Struct):
     stderr: int
     stack: int
     signs: int
+    line: int
 
 
 class SpawnOrder(msgspec.Struct):
@@ -79,8 +82,10 @@ def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:
         trace.enter(seat.slot, 0)
         stream = socket.socket(fileno=seat.stream)
         signs = Signs(socket.socket(fileno=seat.signs))
-        context.connect(signs)
-        caller = Caller(registry, seat.kind, seat.worker_id, seat.limits.max_payload_bytes)
+        line = Line(socket.socket(fileno=seat.line))
+        notebooks = Notebooks(line, seat.limits.max_payload_bytes, registry.pack_follow_up)
+        context.connect(signs, notebooks)
+        caller = Caller(registry, seat.kind, seat.worker_id, seat.limits.max_payload_bytes, notebooks)
         loop: SyncLoop | AsyncLoop
         if seat.kind == "sync":
             permits = socket.socket(fileno=seat.permits)
@@ -88,7 +93,9 @@ def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:
         else:
             loop = AsyncLoop(stream, seat.stack, caller, seat.limits.max_output_bytes, signs)
         look = loop.watch.look if isinstance(loop, AsyncLoop) else None
-        start_pulse(trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno(), seat.stack, signs, look)
+        start_pulse(
+            trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno(), seat.stack, signs, look, notebooks.flush
+        )
         loop.run()
         code = 0
         tracing.flush()
@@ -142,7 +149,7 @@ def main(order_text: str) -> NoReturn:
     seat = order.seat
     arrive(seat)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for fd in (seat.stream, seat.permits, seat.stdout, seat.stderr, seat.stack, seat.signs):
+    for fd in (seat.stream, seat.permits, seat.stdout, seat.stderr, seat.stack, seat.signs, seat.line):
         os.set_inheritable(fd, False)
     output.install_routers()
     try:

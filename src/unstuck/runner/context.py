@@ -1,15 +1,28 @@
 """Tell user code which attempt it is, and let it say that it lives: the `Context` that a task may ask for."""
 
+import asyncio
+import inspect
 import math
 import numbers
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import datetime
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
+from unstuck.domain.durations import Duration, seconds
+from unstuck.domain.payload import decode
+from unstuck.runner.notebook import Notebook
+from unstuck.runner.notebooks import Notebooks
+from unstuck.runner.pausing import Written
 from unstuck.runner.signs import Signs
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _signs: Signs | None = None
+_notebooks: Notebooks | None = None
 
 
 class Context(msgspec.Struct, frozen=True, gc=False):
@@ -44,6 +57,128 @@ class Context(msgspec.Struct, frozen=True, gc=False):
             raise ValueError(f"ctx.progress: message must be text or None, not {message!r:.80}.")
         if _signs is not None:
             _signs.progress(self.token, _number(done), _number(total), message)
+
+    # Steps ------------------------------------------------------------------------------------
+
+    def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function once for this job: its result (JSON) is stored before this returns, and after a crash or a
+        retry it comes back without another call. What raises is not stored.
+
+        Steps are found again by their order and their names, so both must stay the same while jobs are on their way.
+        Given is what is stored: a tuple comes as a list, the first time too. Outside a worker it is only called."""
+        notebook = self._notebook()
+        if notebook is None:
+            return function(*args, **kwargs)
+        _refuse_to_block("step")
+        place = notebook.begin_step(name)
+        if place.found is not None:
+            return cast(R, decode(place.found.value))
+        entry = notebook.step_entry(place, function(*args, **kwargs))
+        notebook.write(entry)
+        return cast(R, decode(entry.value))
+
+    @overload
+    async def step_async(
+        self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+
+    @overload
+    async def step_async(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    async def step_async(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Like `step`, for async code: of a coroutine function, or of a plain one that does not block."""
+        notebook = self._notebook()
+        if notebook is None:
+            return await _outcome(function, args, kwargs)
+        place = notebook.begin_step(name)
+        if place.found is not None:
+            return decode(place.found.value)
+        entry = notebook.step_entry(place, await _outcome(function, args, kwargs))
+        await notebook.write_async(entry)
+        return decode(entry.value)
+
+    def checkpoint(self, state: Any) -> None:
+        """Remember where a loop is (JSON); the next attempt finds the last one in `last_checkpoint`.
+
+        Cheap enough for every turn of a loop: the worker has it within a second, and writes it at once. The last
+        one before an error, a sleep or the end always counts; where a process is killed or a machine is lost, the last
+        second of them may be lost too."""
+        notebook = self._notebook()
+        if notebook is not None:
+            notebook.set_checkpoint(state)
+
+    @property
+    def last_checkpoint(self) -> Any:
+        """The last state that this job gave to `checkpoint`, in this attempt or an earlier one; None at first."""
+        notebook = self._notebook()
+        return None if notebook is None else notebook.checkpoint
+
+    def sleep(self, duration: Duration) -> None:
+        """Give the slot back for so long. The job begins again then, and what is written down is not done again.
+
+        It leaves your code by an exception that is no `Exception`; `finally` runs. Outside a worker it does nothing."""
+        delay_s = seconds(duration, "ctx.sleep")
+        notebook = self._notebook()
+        if notebook is not None:
+            _refuse_to_block("sleep")
+            notebook.sleep(delay_s)
+
+    async def sleep_async(self, duration: Duration) -> None:
+        """Like `sleep`, for async code."""
+        delay_s = seconds(duration, "ctx.sleep_async")
+        notebook = self._notebook()
+        if notebook is not None:
+            notebook.sleep(delay_s)
+
+    def wait_signal(self, name: str, timeout: Duration | None = None) -> Any:
+        """Give the slot back until somebody sends this signal (`job.signal(name, value)`), and give its value.
+
+        One that came before is taken at once; several are taken in their order, each once. SignalTimeout when none came
+        in time."""
+        _refuse_to_block("wait_signal")
+        notebook, entry = self._wait(name, timeout)
+        if isinstance(entry, Written):
+            notebook.write(entry)
+        return notebook.received(entry)
+
+    async def wait_signal_async(self, name: str, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 - as in `wait_signal`
+        """Like `wait_signal`, for async code."""
+        notebook, entry = self._wait(name, timeout)
+        if isinstance(entry, Written):
+            await notebook.write_async(entry)
+        return notebook.received(entry)
+
+    def enqueue(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Have a job enqueued when this one succeeds, in the same commit; if it does not, never.
+
+        `task` is a task of this app, with `task.options(…)` where wanted, or its name."""
+        notebook = self._notebook()
+        if notebook is None or _notebooks is None:
+            raise LookupError(
+                "ctx.enqueue works only inside a task while a worker runs it. Use task.enqueue(…) elsewhere."
+            )
+        notebook.follow(_notebooks.pack(task, args, kwargs, self.job_id))
+
+    # ------------------------------------------------------------------------------------------
+
+    def _notebook(self) -> Notebook | None:
+        return None if _notebooks is None else _notebooks.of(self.token)
+
+    def _wait(self, name: str, timeout: Duration | None) -> tuple[Notebook, Any]:
+        notebook = self._notebook()
+        if notebook is None:
+            raise LookupError("A job can wait for a signal only while a worker runs it: nobody could send one here.")
+        return notebook, notebook.wait(name, None if timeout is None else seconds(timeout, "timeout"))
+
+
+async def _outcome(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = function(*args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
+
+
+def _refuse_to_block(verb: str) -> None:
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError(f"ctx.{verb} would block the event loop. In async code write `await ctx.{verb}_async(…)`.")
 
 
 def _is_number(value: object) -> bool:
@@ -83,7 +218,12 @@ def set_context(context: Context) -> None:
     _current.set(context)
 
 
-def connect(signs: Signs) -> None:
+def find_context() -> Context | None:
+    """Give the Context of the job that is running here; None outside of one."""
+    return _current.get(None)
+
+
+def connect(signs: Signs, notebooks: Notebooks) -> None:
     """Let every Context of this process reach its worker."""
-    global _signs
-    _signs = signs
+    global _signs, _notebooks
+    _signs, _notebooks = signs, notebooks

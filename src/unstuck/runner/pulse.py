@@ -21,18 +21,32 @@ Look = Callable[[float], Blocked | None]
 
 
 def start_pulse(
-    trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs, look: Look | None
+    trace: Trace,
+    slot: int,
+    interval_s: float,
+    stream_fd: int,
+    stack_fd: int,
+    signs: Signs,
+    look: Look | None,
+    flush: Callable[[], None],
 ) -> None:
-    """Begin the pulse in a thread of its own."""
+    """Begin the pulse in a thread of its own; with each, `flush` sends what was held back."""
     # The first one here, before any job: who dies without it began none, and who gave it may have, even if a job never
     # lets go of the interpreter again.
     trace.pulse(slot, host.boottime_s())
-    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs, look)
+    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs, look, flush)
     threading.Thread(target=_beat, args=arguments, name="unstuck-pulse", daemon=True).start()
 
 
 def _beat(
-    trace: Trace, slot: int, interval_s: float, stream_fd: int, stack_fd: int, signs: Signs, look: Look | None
+    trace: Trace,
+    slot: int,
+    interval_s: float,
+    stream_fd: int,
+    stack_fd: int,
+    signs: Signs,
+    look: Look | None,
+    flush: Callable[[], None],
 ) -> None:
     poller = select.poll()
     poller.register(stream_fd, 0)  # hang-up alone: the worker closed its end, or died
@@ -44,6 +58,7 @@ def _beat(
             _die()
         trace.pulse(slot, now_s)
         signs.flush()
+        flush()
         if look is not None and (blocked := look(now_s)) is not None:
             signs.blocked(blocked.token, blocked.since_s)
         stacks.put_in_order(stack_fd)

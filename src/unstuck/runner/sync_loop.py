@@ -149,6 +149,7 @@ class SyncLoop:
         span = call.span()
         if span is not None:
             variables.run(span.enter)
+        caught: BaseException | None = None
         try:
             if failpoints.active:
                 failpoints.reached("runner.before_user_code")
@@ -162,7 +163,8 @@ class SyncLoop:
             if failpoints.active:
                 failpoints.reached("runner.after_user_code")
         except BaseException as error:  # noqa: BLE001 - SystemExit of a job must not end the runner
-            report = raised(job.token, error)
+            report, caught = raised(job.token, error), error
+        report = self._caller.ended(report, caught)
         for timer in _TIMERS:
             signal.setitimer(timer, 0)  # an alarm that a job left armed must not hit the next one
         if span is not None and os.getpid() == self._pid:

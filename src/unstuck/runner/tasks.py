@@ -38,6 +38,10 @@ class Registry(Protocol):
         """Every queue that the app declared, whether a task uses it or not."""
         ...
 
+    def pack_follow_up(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], job_id: int) -> bytes:
+        """Pack a job (`NewJob`) that is enqueued with the success of another."""
+        ...
+
     @property
     def limits(self) -> Mapping[str, QueueLimit]:
         """What the app said of its queues."""

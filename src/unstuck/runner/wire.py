@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from unstuck.runner.pausing import Pause
 from unstuck.runner.tasks import Manifest
 
 HEADER = struct.Struct("=IB")
@@ -20,7 +21,9 @@ MAX_FRAME_BYTES = 1 << 30
 RECEIVE_BYTES = 256 * 1024
 
 JOB, CANCEL, RETIRE, REPORTS, STACK = 0, 1, 2, 3, 4
-SUCCEEDED, RAISED, NOT_STORABLE, CANCELLED = 0, 1, 2, 3
+ENTRY, ANSWER = 5, 6
+"""On a line of their own: what a job writes down, and what became of it."""
+SUCCEEDED, RAISED, NOT_STORABLE, CANCELLED, SUSPENDED = 0, 1, 2, 3, 4
 
 Kind = Literal["sync", "async"]
 
@@ -38,6 +41,18 @@ class JobFrame(msgspec.Struct, array_like=True, gc=False):
     crashes: int
     inputs: bytes = b""
     """How those ended that it depends on in its workflow."""
+    journal: bytes = b""
+    """Packed as `domain.journal` does."""
+
+
+class Rest(msgspec.Struct, array_like=True, gc=False):
+    """What few reports have."""
+
+    pause: Pause | None = None
+    checkpoint: bytes = b""
+    """The last one, where it was not sent yet."""
+    follow: tuple[bytes, ...] = ()
+    """Jobs to be enqueued with its success; each a packed `NewJob`."""
 
 
 class Report(msgspec.Struct, array_like=True, gc=False):
@@ -56,6 +71,7 @@ class Report(msgspec.Struct, array_like=True, gc=False):
     stderr: bytes = b""
     stack: str = ""
     """Where an async job was when it was cancelled."""
+    rest: Rest | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -80,7 +96,7 @@ class Equip(msgspec.Struct, tag="equip"):
 
 
 class OpenRunner(msgspec.Struct, tag="open"):
-    """Start a runner; its stream, permits, stdout, stderr, stacks and signs come along as descriptors."""
+    """Start a runner; its stream, permits, stdout, stderr, stacks, signs and line come along as descriptors."""
 
     serial: int
     slot: int
@@ -165,7 +181,7 @@ class FrameBuffer:
         at, end = 0, len(data)
         while end - at >= HEADER.size:
             length, kind = HEADER.unpack_from(data, at)
-            if length > MAX_FRAME_BYTES or kind > STACK:
+            if length > MAX_FRAME_BYTES or kind > ANSWER:
                 raise CorruptStream(f"a frame of kind {kind} and {length} bytes")
             stop = at + HEADER.size + length
             if stop > end:

@@ -98,7 +98,7 @@ class JobCounts:
                 continue
             if ending.state is JobState.PENDING:
                 self._tallies.add(JOB_RETRIES, (kind.queue, ending.error.code if ending.error is not None else ""))
-            else:
+            elif ending.state is not JobState.WAITING:
                 self._tallies.add(JOBS_ENDED, (kind.queue, ending.state.value))
 
     def written_or_lost(self, turn: Turn, held: Collection[int]) -> None:

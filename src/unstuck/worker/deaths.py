@@ -23,6 +23,7 @@ from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
 from unstuck.worker.pauses import Pauses
 from unstuck.worker.roster import Crew, Roster
+from unstuck.worker.scribes import Scribes
 
 WAIT_FOR_STATUS_S = 2.0
 """How long to wait for a dead runner's exit status once its death is certain. The nursery tells it within milliseconds,
@@ -44,7 +45,7 @@ class Deaths(Hands):
         outbox: Outbox,
         pace: Pace,
     ) -> None:
-        super().__init__(Roster(bench, slots, trace), outbox, pace)
+        super().__init__(Roster(bench, slots, trace), outbox, pace, Scribes(selector, outbox))
         self._bench = bench
         self._trace = trace
         self._worker_id = worker_id
@@ -85,7 +86,7 @@ class Deaths(Hands):
         """The kernel says that it is gone; how it died is told by the nursery in a moment."""
         if crew.gone_s is None:
             crew.gone_s = host.boottime_s()
-            for watched in (crew.runner, crew.runner.signs, crew.pidfd):
+            for watched in (crew.runner, crew.runner.signs, crew.runner.line.socket, crew.pidfd):
                 if watched is not None:
                     try:
                         self._selector.unregister(watched)
@@ -108,7 +109,8 @@ class Deaths(Hands):
         """Settle what a dead runner held: what it finished, what it never entered, and what it died in."""
         self._saw_gone(crew)
         self._take_signs(crew)
-        self._take_ended(crew, crew.runner.read())
+        self._take_reports(crew)
+        self.scribes.take(crew)
         now_s = host.boottime_s()
         unsent = {hold.token for hold in crew.to_send}
         crew.to_send.clear()

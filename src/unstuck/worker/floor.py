@@ -281,18 +281,18 @@ class Floor:
         self._pace.saw_turn(message.duration_s)
         self._pace.saw_ends(self._runners.ended_since_turn, now_s - self._turned_s, now_s)
         self._runners.ended_since_turn, self._turned_s = 0, now_s
+        self._runners.scribes.after_turn(turn, answer.superseded, message.refused)
         for job_id, token in answer.superseded:
             log.warning("Refused by the ledger: this attempt was superseded", job_id=job_id, token=token)
             self._starting.pop(token, None)
+            self._runners.stop_superseded(token, now_s)
         if failpoints.active and (turn.start or any(job.running for job in answer.claimed)):
             failpoints.reached("worker.after_start")
         if turn.release and self._heartbeat is not None:
             self._heartbeat.ring_soon(self._outbox.returned)
             self._outbox.returned = set()
-        for held in turn.start:
-            hold = self._starting.pop(held.token, None)
-            if hold is not None:
-                self._runners.ready.append(hold)
+        begun = (self._starting.pop(held.token, None) for held in turn.start)
+        self._runners.ready.extend(hold for hold in begun if hold is not None)
         if failpoints.active and answer.claimed:
             failpoints.reached("worker.after_claim")
         ahead = 0
@@ -314,7 +314,7 @@ class Floor:
         theirs = {item.token: item for item in held}
         turn, self._uncertain = self._uncertain, None
         if turn is not None:
-            self._outbox.put_back(turn, set(theirs))
+            self._runners.scribes.put_back(turn, set(theirs))
             self._counts.written_or_lost(turn, theirs)
             self._resolve_started(turn, theirs)
             self._rung = True

@@ -6,7 +6,8 @@ from unstuck import host
 from unstuck.domain.outcomes import Cancelled, Outcome, Raised, Succeeded
 from unstuck.domain.recovery import conclude
 from unstuck.metrics.tallies import Tallies
-from unstuck.store.records import Done, Output
+from unstuck.runner.notebook import checkpoint_entry
+from unstuck.store.records import Done, FollowUp, Output
 from unstuck.worker import autopsies
 from unstuck.worker.bench import Finished
 from unstuck.worker.counting import JobCounts
@@ -14,12 +15,13 @@ from unstuck.worker.holds import Hold
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
 from unstuck.worker.roster import Crew, Roster
+from unstuck.worker.scribes import Scribes, written
 
 
 class Hands:
     """What feeding, watching and burying share. Used in the floor's thread alone."""
 
-    def __init__(self, roster: Roster, outbox: Outbox, pace: Pace) -> None:
+    def __init__(self, roster: Roster, outbox: Outbox, pace: Pace, scribes: Scribes) -> None:
         self.roster = roster
         self.ready: deque[Hold] = deque()
         """RUNNING in the ledger, and not yet with a runner."""
@@ -27,8 +29,15 @@ class Hands:
         self.processed = 0
         self.ended_since_turn = 0
         self.counts = JobCounts(Tallies())
+        self.scribes = scribes
         self._outbox = outbox
         self._pace = pace
+
+    def _take_reports(self, crew: Crew) -> None:
+        if finished := crew.runner.read():
+            # Between the two: whatever a job wrote down was sent before its report.
+            self.scribes.take(crew)
+            self._take_ended(crew, finished)
 
     def _take_ended(self, crew: Crew, finished: list[Finished]) -> None:
         if not finished:
@@ -54,6 +63,12 @@ class Hands:
 
     def _conclude(self, crew: Crew, hold: Hold, item: Finished, ran_s: float) -> None:
         job, outcome = hold.job, item.outcome
+        if item.checkpoint:
+            self._outbox.put_entry(written(hold, checkpoint_entry(item.checkpoint)))
+        if item.entry is not None:
+            self._outbox.put_entry(written(hold, item.entry))
+        if item.follow:
+            self._outbox.follow[job.token] = [FollowUp(job.job_id, job.token, one) for one in item.follow]
         if isinstance(outcome, Succeeded):
             self._outbox.done.append(Done(job.job_id, job.token, outcome.result))
         else:

@@ -45,6 +45,8 @@ class Hold:
     """Since when no Python code ran in its process, where that is long enough to be told; else 0."""
     changed: bool = False
     """Its progress, or its silence, is not told to the ledger yet."""
+    writing: int = 0
+    """So many of its entries wait to be written: it waits for the ledger, and is not stalled."""
 
     @property
     def token(self) -> int:
@@ -68,4 +70,4 @@ class Hold:
     def frame(self) -> JobFrame:
         job = self.job
         facts = (job.token, job.job_id, job.task, job.queue, job.payload, job.payload_type, job.attempt, job.crashes)
-        return JobFrame(*facts, inputs=job.inputs)
+        return JobFrame(*facts, job.inputs, job.journal)

@@ -12,16 +12,20 @@ import msgspec
 
 from unstuck import host
 from unstuck.domain.autopsy import MAX_STACK_CHARS
-from unstuck.domain.outcomes import Cancelled, NotStorable, Raised, Succeeded
+from unstuck.domain.outcomes import Cancelled, NotStorable, Raised, Succeeded, Suspended
 from unstuck.runner import kernel, wire
+from unstuck.runner.pausing import Written
 from unstuck.runner.signs import Sign, read_signs
 from unstuck.runner.stacks import STACK_SIGNAL
 from unstuck.runner.wire import JobFrame, Kind, Report
+from unstuck.store.records import NewJob
 from unstuck.worker.bench_output import OutputFile
+from unstuck.worker.line_end import LineEnd
 from unstuck.worker.stack_text import tidy
 
 _PACK_HEADER = wire.HEADER.pack
 _PACK_TOKEN = wire.TOKEN.pack
+_follow_up = msgspec.msgpack.Decoder(NewJob)
 MAX_SIGNS = 200
 """Signs read at one time: a flood of them waits for the next."""
 
@@ -30,11 +34,16 @@ class Finished(msgspec.Struct, gc=False):
     """An attempt whose user code ended while its runner lived."""
 
     token: int
-    outcome: Succeeded | Raised | NotStorable | Cancelled
+    outcome: Succeeded | Raised | NotStorable | Cancelled | Suspended
     stdout: bytes
     stderr: bytes
     stack: str = ""
     """Where an async job was when it was asked to stop."""
+    entry: Written | None = None
+    """Written in the commit that suspends it."""
+    checkpoint: bytes = b""
+    follow: tuple[NewJob, ...] = ()
+    """To be enqueued with its success."""
 
 
 class Runner:
@@ -57,6 +66,7 @@ class Runner:
         self._permits, self._permits_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The runner's end of the permits stays open here: taking a packet out of it takes the job back.
         self.signs, self._signs_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.line = LineEnd()
         for end in (self._stream, self._permits, self.signs):
             end.setblocking(False)
         self.stdout = OutputFile("unstuck-stdout", limit_bytes)
@@ -70,14 +80,15 @@ class Runner:
         self._retiring = False
 
     def descriptors(self) -> list[int]:
-        """Give what the nursery passes on to the runner: stream, permits, stdout, stderr, stacks, signs."""
+        """Give what the nursery passes on to the runner: stream, permits, stdout, stderr, stacks, signs, line."""
         ends = [self._theirs.fileno(), self._permits_theirs.fileno()]
-        return [*ends, self.stdout.fd, self.stderr.fd, self._stack.fd, self._signs_theirs.fileno()]
+        return [*ends, self.stdout.fd, self.stderr.fd, self._stack.fd, self._signs_theirs.fileno(), self.line.their_fd]
 
     def handed_over(self) -> None:
         """Let go of the runner's ends, so that we see the end of them."""
         self._theirs.close()
         self._signs_theirs.close()
+        self.line.handed_over()
 
     def born(self, pid: int, pidfd: int | None) -> None:
         self.pid = pid
@@ -306,6 +317,7 @@ class Runner:
         ends = (self._stream, self._theirs, self._permits, self._permits_theirs, self.signs, self._signs_theirs)
         for end in ends:
             end.close()
+        self.line.close()
         for file in (self.stdout, self.stderr, self._stack):
             file.close()
         if self._pidfd is not None:
@@ -315,6 +327,17 @@ class Runner:
     # ------------------------------------------------------------------------------------------
 
     def _finished(self, report: Report) -> Finished:
+        finished = self._understood(report)
+        rest = report.rest
+        if rest is not None:
+            finished.checkpoint = rest.checkpoint
+            finished.follow = tuple(map(_follow_up.decode, rest.follow))
+            if rest.pause is not None:
+                finished.outcome = Suspended(rest.pause.delay_s, rest.pause.awaits)
+                finished.entry = rest.pause.entry
+        return finished
+
+    def _understood(self, report: Report) -> Finished:
         kind = report.kind
         outcome: Succeeded | Raised | NotStorable | Cancelled
         if kind == wire.SUCCEEDED:

@@ -85,6 +85,7 @@ class Runners(Deaths):
         for crew in self.roster.opened:
             self._selector.register(crew.runner, selectors.EVENT_READ, self._reader(crew))
             self._selector.register(crew.runner.signs, selectors.EVENT_READ, self._sign_reader(crew))
+            self.scribes.watch(crew)
         self.roster.opened.clear()
         for crew in self.roster.loaded:
             if crew.gone_s is None:
@@ -224,7 +225,7 @@ class Runners(Deaths):
                 self._saw_gone(crew)
 
     def _gather(self, crew: Crew) -> None:
-        self._take_ended(crew, crew.runner.read())
+        self._take_reports(crew)
         if not crew.jobs and not crew.shared and not crew.retiring:
             self._recycle_if_due(crew, host.boottime_s())
 
@@ -319,7 +320,7 @@ class Runners(Deaths):
         """Say from when on the limits of a job count: not before its process could begin it, and not while we slept."""
         began_s = max(hold.given_s if crew.is_async else crew.since_s, crew.awake_s or now_s)
         excuse = self._pauses.excuse
-        signed_s, pulse_s = max(hold.signed_s, began_s), max(pulse_s, began_s)
+        signed_s, pulse_s = max(now_s if hold.writing else hold.signed_s, began_s), max(pulse_s, began_s)
         return limits.Moments(excuse(began_s), excuse(signed_s), excuse(pulse_s))
 
     def _weigh(self, crew: Crew, holds: list[Hold], now_s: float) -> None:

@@ -3,7 +3,9 @@
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from unstuck.domain.endings import Ending
 from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch
@@ -27,6 +29,8 @@ class TurnDone:
     turn: Turn
     answer: TurnAnswer
     duration_s: float
+    refused: dict[int, str] = field(default_factory=dict)
+    """Attempts whose entries cannot be stored, and why."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Wheel:
         self._work: queue.SimpleQueue[Turn | _Compare | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._pause_s = 0.0
+        self._refused: dict[int, str] = {}
         self.movement = Movement()
         self._thread = mailbox.thread("wheel", self._run)
 
@@ -86,6 +91,7 @@ class Wheel:
 
     def _turn(self, turn: Turn) -> TurnDone | TurnUncertain | Broken:
         began_s = time.monotonic()
+        self._refused = {}
         try:
             answer = self._split_if_refused(turn)
         except SchemaMismatch as error:
@@ -98,7 +104,7 @@ class Wheel:
                 log.error("The ledger refused a turn", error=str(error))
             return self._failed(turn, error)
         self._pause_s = 0.0
-        return TurnDone(turn, answer, time.monotonic() - began_s)
+        return TurnDone(turn, answer, time.monotonic() - began_s, self._refused)
 
     def _failed(self, turn: Turn, error: LedgerError) -> TurnUncertain:
         """Say so, at once the first time. Who can read and not write (a full disk, a standby) would spin otherwise."""
@@ -116,22 +122,36 @@ class Wheel:
 
     def _split(self, turn: Turn, reason: str) -> TurnAnswer:
         """Find the outcome that cannot be written by halves; it fails alone and never blocks the wheel."""
-        ended: list[Done | Ending] = [*turn.done, *turn.endings]
-        if len(ended) > 1 or (ended and (turn.start or turn.release or turn.wish)):
-            half = len(ended) // 2
-            parts = [_only(turn, ended[:half]), _only(turn, ended[half:])] if half else [_only(turn, ended)]
+        tokens = list(dict.fromkeys(item.token for part in (turn.done, turn.endings, turn.entries) for item in part))
+        if len(tokens) > 1 or (tokens and (turn.start or turn.release or turn.wish)):
+            half = len(tokens) // 2
+            parts = [_only(turn, tokens[:half]), _only(turn, tokens[half:])] if half else [_only(turn, tokens)]
             answers = [self._split_if_refused(part) for part in parts]
             if turn.start or turn.release or turn.wish:
                 rest = Turn(turn.worker_id, start=turn.start, release=turn.release, wish=turn.wish)
                 answers.append(self._split_if_refused(rest))
             return _merged(answers)
-        if not ended:
+        if turn.entries:
+            return self._without_entries(turn, reason)
+        if not tokens:
             raise LedgerError(f"The ledger refused a turn without outcomes: {reason}")
-        item = ended[0]
+        item: Done | Ending = turn.done[0] if turn.done else turn.endings[0]
         log.error("An outcome cannot be stored; its job fails alone", job_id=item.job_id, reason=reason)
         attempt = Attempt(item.job_id, item.token, Policy(), 0, 0)
         ending = conclude(attempt, NotStorable(reason))
         return self._ledger.turn(Turn(turn.worker_id, endings=(ending,)))
+
+    def _without_entries(self, turn: Turn, reason: str) -> TurnAnswer:
+        """Write the entries of one attempt by themselves, and its outcome: one of the two is to blame."""
+        try:
+            answers = [self._ledger.turn(Turn(turn.worker_id, entries=turn.entries))]
+        except RefusedValue as error:
+            log.error("An entry cannot be stored", job_id=turn.entries[0].job_id, reason=str(error))
+            self._refused[turn.entries[0].token] = str(error)
+            answers = []
+        if turn.done or turn.endings:
+            answers.append(self._split_if_refused(msgspec.structs.replace(turn, entries=())))
+        return _merged(answers)
 
     def _compare(self) -> HeldAnswer:
         pause_s = FIRST_PAUSE_S
@@ -147,13 +167,15 @@ class Wheel:
         return HeldAnswer([])
 
 
-def _only(turn: Turn, ended: list[Done | Ending]) -> Turn:
-    tokens = {item.token for item in ended}
+def _only(turn: Turn, chosen: list[int]) -> Turn:
+    tokens = set(chosen)
     return Turn(
         turn.worker_id,
         done=tuple(item for item in turn.done if item.token in tokens),
         endings=tuple(item for item in turn.endings if item.token in tokens),
         outputs=tuple(item for item in turn.outputs if item.token in tokens),
+        entries=tuple(item for item in turn.entries if item.token in tokens),
+        follow=tuple(item for item in turn.follow if item.token in tokens),
     )
 
 

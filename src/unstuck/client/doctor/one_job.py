@@ -15,7 +15,9 @@ from unstuck.domain.states import JobState
 from unstuck.domain.workflow import WorkflowState
 from unstuck.store.records import JobRecord, WorkflowRecord
 
-_ITS_OWN_TIME = frozenset({Code.SCHEDULED, Code.QUEUEING, Code.LINE_FULL, Code.QUEUE_AT_LIMIT, Code.RATE_LIMITED})
+_ITS_OWN_TIME = frozenset(
+    {Code.SCHEDULED, Code.QUEUEING, Code.WAITING, Code.LINE_FULL, Code.QUEUE_AT_LIMIT, Code.RATE_LIMITED}
+)
 _NOTHING = "Nothing; it goes on by itself."
 
 
@@ -69,13 +71,21 @@ def _waiting(job: JobRecord, reason: Reason) -> Finding:
     return Finding(
         reason.code,
         severity,
-        f"Job {job.id} ({job.task}) {verb} {where} and does not run"
-        if job.state is not JobState.RUNNING
-        else f"Job {job.id} ({job.task}) {verb} {where}, which gives no sign of life",
+        f"Job {job.id} ({job.task}) {_standing(job, f'{verb} {where}')}",
         _with_alone(f"{reason.why}.", job),
         f"{capital(reason.cure)}." if reason.cure else _NOTHING,
         _facts(job),
     )
+
+
+def _standing(job: JobRecord, where: str) -> str:
+    match job.state:
+        case JobState.RUNNING:
+            return f"{where}, which gives no sign of life"
+        case JobState.WAITING:
+            return "sleeps" if job.awaits is None else f"waits for signal {job.awaits!r}"
+        case _:
+            return f"{where} and does not run"
 
 
 def _going(job: JobRecord, around: Surroundings) -> Finding:
@@ -97,9 +107,7 @@ def _going(job: JobRecord, around: Surroundings) -> Finding:
         case JobState.RUNNING:
             why = _with_alone(describe(job, around), job)
             return _say(Code.RUNNING, Severity.INFO, f"{name} is running", why, _NOTHING, job)
-        case JobState.WAITING:
-            return _say(Code.WAITING, Severity.INFO, f"{name} waits", describe(job, around), _NOTHING, job)
-        case JobState.CLAIMED | JobState.PENDING:
+        case JobState.CLAIMED | JobState.PENDING | JobState.WAITING:
             why = _with_alone(describe(job, around), job)
             return _say(Code.STARTING, Severity.INFO, f"{name} is about to start", why, _NOTHING, job)
         case _:

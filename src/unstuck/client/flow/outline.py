@@ -53,15 +53,6 @@ class Outline(msgspec.Struct, frozen=True):
     def counts(self) -> dict[str, int]:
         return counted(self.tasks())
 
-    def find(self, place: int) -> Item | None:
-        stack = list(self.items)
-        while stack:
-            item = stack.pop()
-            if item.node.place == place:
-                return item
-            stack += item.inside
-        return None
-
 
 def outline(workflow: WorkflowRecord) -> Outline:
     nodes = {node.place: node for node in workflow.nodes}
@@ -93,9 +84,9 @@ def _items(
     layers = _layers([node.place for node in members], after)
     found = []
     for node in sorted(members, key=lambda node: (layers[node.place], node.place)):
-        parts = _items(node.place, inside, known, after)
+        parts = _items(node.place, inside, known, after) if node.kind != "task" else ()
         tasks = [task for part in parts for task in part.tasks()]
-        counts = counted(tasks)
+        counts = counted(tasks) if tasks else {}
         began = [at for at in (node.started_at, *(task.started_at for task in tasks)) if at is not None]
         here = tuple(sorted(after.get(node.place, ())))
         state = _state(node, counts)
@@ -105,14 +96,24 @@ def _items(
 
 def _layers(places: list[int], after: dict[int, set[int]]) -> dict[int, int]:
     """Give each place the length of the longest way to it. What was edited by hand into a circle ends at its entry."""
+    here = set(places)
+    left = {place: len(after.get(place, set()) & here) for place in places}
+    later: dict[int, list[int]] = {}
+    for place in places:
+        for source in after.get(place, set()) & here:
+            later.setdefault(source, []).append(place)
     layers: dict[int, int] = {}
-    left = {place: after.get(place, set()) & set(places) for place in places}
+    ready = [place for place in places if not left[place]]
     at = 0
-    while left:
-        ready = [place for place, sources in left.items() if not sources & left.keys()] or list(left)
-        for place in ready:
+    while len(layers) < len(places):
+        following = []
+        for place in ready or [place for place in places if place not in layers]:
             layers[place] = at
-            del left[place]
+            for target in later.get(place, ()):
+                left[target] -= 1
+                if not left[target] and target not in layers:
+                    following.append(target)
+        ready = following
         at += 1
     return layers
 

@@ -13,6 +13,7 @@ from unstuck.client.operator.looking import Seen as Seen
 from unstuck.client.operator.quarantine import QuarantineVerbs
 from unstuck.client.operator.queues import QueueVerbs
 from unstuck.client.operator.schedules import ScheduleVerbs
+from unstuck.client.operator.signals import SignalVerbs
 from unstuck.client.operator.stale import StaleVerbs
 from unstuck.client.operator.workers import WorkerVerbs
 from unstuck.client.operator.workflows import WorkflowVerbs
@@ -23,6 +24,7 @@ class Operator(
     LookingVerbs,
     QuarantineVerbs,
     JobVerbs,
+    SignalVerbs,
     StaleVerbs,
     QueueVerbs,
     ScheduleVerbs,

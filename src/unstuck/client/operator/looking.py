@@ -73,6 +73,8 @@ class LookingVerbs(Verbs):
             # What an earlier try said says nothing of this one.
             progress if progress is not None and progress.token == record.token else None,
             None if around.flow is None or around.place is None else node_view(around.flow, around.place),
+            self._ledger.journal(job_id),
+            self._ledger.signals(job_id),
         )
 
     def why(self, job_id: int, seen: Seen | None = None) -> Story:
@@ -167,4 +169,8 @@ class LookingVerbs(Verbs):
         placed = self._ledger.place_of(job.id)
         flow = None if placed is None else self._ledger.workflow(placed[0])
         place = None if placed is None or flow is None else placed[1]
-        return Surroundings(queue, workers, self._settings.recovery, time.time(), flow, place, ties, line, limit)
+        since = None
+        if job.state is JobState.WAITING and (attempts := self._ledger.attempts(job.id)):
+            since = attempts[-1].ended_at
+        now_s = time.time()
+        return Surroundings(queue, workers, self._settings.recovery, now_s, flow, place, since, ties, line, limit)

@@ -13,7 +13,7 @@ from unstuck.domain.states import FINAL, AttemptState, JobState
 def decided(evidence: Evidence, one: Try) -> list[Step]:
     """Tell the rule; a success needs none."""
     attempt = one.attempt
-    if attempt.ended_at is None or attempt.state is AttemptState.SUCCEEDED:
+    if attempt.ended_at is None or attempt.state in (AttemptState.SUCCEEDED, AttemptState.SUSPENDED):
         return []
     autopsy = attempt.autopsy
     # Where somebody's cancel won over a retry, the autopsy still has the rule of the retry.

@@ -50,6 +50,7 @@ _KINDS = {
     AttemptState.CRASHED: StepKind.DIED,
     AttemptState.DRAINED: StepKind.DRAINED,
     AttemptState.CANCELLED: StepKind.CANCELLED,
+    AttemptState.SUSPENDED: StepKind.SUSPENDED,
 }
 
 
@@ -73,7 +74,7 @@ def ended(evidence: Evidence, one: Try) -> list[Step]:
     else:
         text = " ".join([_cause(one, autopsy, kind), *sentences(autopsy, ran_s), *_of_worker(evidence, one, autopsy)])
         facts["autopsy"] = views.autopsy_view(autopsy)
-    quotes = _quotes(evidence, one) if kind is not StepKind.SUCCEEDED else []
+    quotes = _quotes(evidence, one) if kind not in (StepKind.SUCCEEDED, StepKind.SUSPENDED) else []
     facts |= {quote.title: quote.text for quote in quotes if autopsy is None or not getattr(autopsy, quote.title, "")}
     return [Step(attempt.ended_at, kind, text, facts, tuple(quotes))]
 
@@ -175,6 +176,8 @@ def _without_autopsy(evidence: Evidence, one: Try, kind: StepKind, ran_s: float 
             return f"Try {one.number} succeeded{after}."
         case StepKind.FAILED:
             return f"Try {one.number} failed{after}: {_what_failed(evidence, one, cause)}"
+        case StepKind.SUSPENDED:
+            return f"Try {one.number} gave its slot back{after}{_until(evidence, one)}."
         case StepKind.CANCELLED:
             return f"Try {one.number} was cancelled{after}: {sentence(cause)}"
         case StepKind.DRAINED:
@@ -184,6 +187,13 @@ def _without_autopsy(evidence: Evidence, one: Try, kind: StepKind, ran_s: float 
             verdict = worker.verdict if worker is not None else None
             seen = f" Its worker's end was seen {_SEEN_BY[verdict.detector]}: {verdict.evidence}." if verdict else ""
             return f"Try {one.number} died{after}: {sentence(cause)}{seen}"
+
+
+def _until(evidence: Evidence, one: Try) -> str:
+    """Say what it waited for: the event is written with the end of the try."""
+    ended_at = one.attempt.ended_at or 0.0
+    said = [event.message for event in evidence.events if event.kind == "suspended" and abs(event.at - ended_at) <= 1.0]
+    return f": it {said[0][:1].lower()}{said[0][1:]}" if said else ""
 
 
 def _what_failed(evidence: Evidence, one: Try, cause: str) -> str:

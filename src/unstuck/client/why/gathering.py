@@ -9,7 +9,15 @@ from unstuck.domain.endings import JobError
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import FINAL, AttemptState
 from unstuck.store.contract import Ledger
-from unstuck.store.records import AttemptRecord, EventRecord, JobRecord, OutputRecord, Progress, WorkerRecord
+from unstuck.store.records import (
+    AttemptRecord,
+    EventRecord,
+    JobRecord,
+    JournalRecord,
+    OutputRecord,
+    Progress,
+    WorkerRecord,
+)
 
 MAX_EVENTS = 500
 """The newest; a job with more has been through the same many times."""
@@ -26,6 +34,7 @@ class Evidence(msgspec.Struct, frozen=True):
     outputs: Sequence[OutputRecord]
     progress: Progress | None
     around: Surroundings
+    journal: Sequence[JournalRecord] = ()
 
     @property
     def policy(self) -> Policy:
@@ -53,6 +62,7 @@ def gather(ledger: Ledger, job: JobRecord, around: Surroundings) -> Evidence:
         ledger.outputs(job.id),
         ledger.progress([job.id]).get(job.id),
         around,
+        ledger.journal(job.id),
     )
 
 

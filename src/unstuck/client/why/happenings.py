@@ -5,7 +5,7 @@ from unstuck.client.why.story import Quote, Step, StepKind
 from unstuck.domain.events import EventKind
 from unstuck.store.records import EventRecord
 
-OF_TRIES = frozenset({"requeued", "retrying", "failed", "cancelled", "quarantined"})
+OF_TRIES = frozenset({"requeued", "retrying", "failed", "cancelled", "quarantined", "suspended"})
 """Kinds that are written with the end of a try: the try itself tells more."""
 SAME_WRITE_S = 1.0
 """The event of an end is written in the same commit; its clock may be read a little later."""
@@ -36,7 +36,7 @@ def _step(evidence: Evidence, event: EventRecord) -> Step:
         case EventKind.STACK:
             quote = Quote("where it stood", event.message)
             return Step(event.at, StepKind.EVENT, "Somebody asked where it stands.", facts, (quote,))
-        case "cancelled":
+        case "cancelled" | EventKind.SIGNALLED:
             return Step(event.at, StepKind.OPERATOR, f"{said}.", facts)
         case _:
             return Step(event.at, StepKind.EVENT, f"{said}." if said else f"Event: {event.kind}.", facts)

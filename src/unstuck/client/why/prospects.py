@@ -1,10 +1,13 @@
 """Say in one line how a job stands, what happens next, and what an operator can do about it."""
 
+import shlex
+
 from unstuck.client.explaining import describe, explain_alone, find_reason
 from unstuck.client.why.beginnings import far
 from unstuck.client.why.endings import brief_cause, sentence
 from unstuck.client.why.flows import as_node
 from unstuck.client.why.gathering import Evidence, Try
+from unstuck.client.why.journals import done_steps
 from unstuck.client.why.story import Action
 from unstuck.domain.autopsy import DeathKind
 from unstuck.domain.durations import in_words
@@ -29,9 +32,10 @@ def headline(evidence: Evidence, tries: list[Try]) -> str:
             if job.started_at is not None and job.finished_at is not None:
                 ran_s = max(0.0, job.finished_at - job.started_at)
             took = "" if ran_s is None else f", after {in_words(ran_s)}"
-            bad = len(tries) - 1
+            bad = len(_bad(tries))
             if bad <= 0:
-                return f"It succeeded on its first try{took}."
+                # Where it slept or waited on its way, it has several, and none of them was in vain.
+                return f"It succeeded on its first try{took}." if len(tries) <= 1 else f"It succeeded{took}."
             noun = "the one before it" if bad == 1 else f"the {bad} before it"
             return f"It succeeded on try {len(tries)}{took}; {noun} ended badly."
         case JobState.QUARANTINED:
@@ -48,6 +52,10 @@ def headline(evidence: Evidence, tries: list[Try]) -> str:
             return f"It was cancelled: {sentence(cause)}"
         case JobState.RUNNING:
             return f"It is running, try {len(tries) or 1}{_after_trouble(tries)}."
+        case JobState.WAITING if job.awaits is not None:
+            return f"It waits for signal {job.awaits!r}."
+        case JobState.WAITING:
+            return "It sleeps."
         case JobState.CLAIMED:
             return f"It is in the hands of a worker and about to start{_after_trouble(tries)}."
         case _:
@@ -70,6 +78,8 @@ def _own_next(evidence: Evidence) -> str:
             return "Nothing by itself: it has ended, and runs again only if somebody retries it."
         case _:
             said = [describe(job, evidence.around), *_signs(evidence)]
+            if done := done_steps(evidence.journal):
+                said.append(done)
             if alone := explain_alone(job):
                 said.append(alone)
             if job.cancel_requested:
@@ -141,7 +151,9 @@ def _while_it_lives(evidence: Evidence) -> list[Action]:
     if queue is not None and queue.paused:
         actions.append(Action(f"unstuck resume {job.queue}", "lets its queue go on"))
     reason = find_reason(job, evidence.around)
-    if reason is not None and reason.command:
+    if job.awaits is not None:
+        actions.append(Action(f"unstuck signal {job.id} {shlex.quote(job.awaits)}", "sends what it waits for"))
+    elif reason is not None and reason.command:
         actions.append(Action(reason.command, "lets a worker that could run it take jobs again"))
     if job.state in HELD and reason is not None:
         verb = "--fail" if job.state is JobState.RUNNING else "--requeue"
@@ -158,10 +170,14 @@ def _while_it_lives(evidence: Evidence) -> list[Action]:
 
 
 def _after_trouble(tries: list[Try]) -> str:
-    ended = [one for one in tries if one.attempt.ended_at is not None]
+    ended = [one for one in _bad(tries) if one.attempt.ended_at is not None]
     if not ended:
         return ""
     return f"; try {ended[-1].number} ended badly: {_last_cause(ended).rstrip('.')}"
+
+
+def _bad(tries: list[Try]) -> list[Try]:
+    return [one for one in tries if one.attempt.state not in (AttemptState.SUCCEEDED, AttemptState.SUSPENDED)]
 
 
 def _last_cause(tries: list[Try]) -> str:

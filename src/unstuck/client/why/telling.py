@@ -6,6 +6,7 @@ from unstuck.client.why.endings import ended
 from unstuck.client.why.flows import actions_of, begun, headline_of, next_of
 from unstuck.client.why.gathering import Evidence, Try, tries_of
 from unstuck.client.why.happenings import happened
+from unstuck.client.why.journals import wrote
 from unstuck.client.why.prospects import headline, what_next, what_to_do
 from unstuck.client.why.story import Step, StepKind, Story
 from unstuck.store.records import WorkflowRecord
@@ -31,6 +32,7 @@ def tell(evidence: Evidence) -> Story:
         steps += ended(evidence, one)
         steps += decided(evidence, one)
         steps += told(evidence, one)
+    steps += wrote(evidence)
     steps += happened(evidence)
     steps += told_unrun(evidence, tries)
     # Stable: what stands at the same instant keeps the order of cause and effect.

@@ -9,8 +9,9 @@ from unstuck.client.task import Task
 from unstuck.client.workflow.nodes import Node, TaskNode, checked_node_name
 from unstuck.client.workflow.plan import plan
 from unstuck.client.workflow.run import WorkflowRun
-from unstuck.domain.errors import ConfigError
+from unstuck.domain.errors import ConfigError, NoWorkers
 from unstuck.domain.workflow import MAX_NODES
+from unstuck.store.records import NewWorkflow
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -106,7 +107,18 @@ class Workflow(Scope):
         """Store it, with the jobs of those nodes that wait for nobody. It is durable when this returns."""
         new = plan(self, unique_key=unique_key, priority=priority)
         stored = self._counter.parts().ledger.begin_workflow(new)
-        return WorkflowRun(self._counter, stored.job_id, fresh=stored.fresh)
+        warning = self._warning(new)
+        if warning is not None and self._counter.settings.no_workers == "error":
+            raise NoWorkers(f"{warning}.", job_ids=[stored.job_id])
+        return WorkflowRun(self._counter, stored.job_id, fresh=stored.fresh, warning=warning)
+
+    def _warning(self, new: NewWorkflow) -> str | None:
+        """Say that nobody would take some of its nodes now, as an enqueue does; they wait in their queues."""
+        jobs = [node.job for node in new.nodes if node.job is not None]
+        if self._counter.settings.no_workers == "ignore":
+            return None
+        found = self._counter.parts().lookout.warnings(jobs)
+        return next((warning for warning in found if warning is not None), None)
 
     async def start_async(self, *, unique_key: str | None = None, priority: int = 0) -> WorkflowRun:
         """Like `start`, without blocking the event loop."""

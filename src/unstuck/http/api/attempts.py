@@ -7,11 +7,12 @@ import anyio.to_thread
 from fastapi import Depends, Request
 from fastapi.responses import JSONResponse
 
+from unstuck.domain.journal import unpack
 from unstuck.http.bodies import api_router
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.foreign import claiming
 from unstuck.http.foreign.answers import ClaimAnswer, Results
-from unstuck.http.foreign.bodies import ClaimBody, JobsBody, ProgressBody, SettleBody
+from unstuck.http.foreign.bodies import ClaimBody, JobsBody, ProgressBody, SettleBody, StepsBody
 from unstuck.http.foreign.counting import count_claimed
 from unstuck.http.foreign.crew import AtCrew, may_claim, next_beat_s, orders
 from unstuck.http.foreign.seats import Seat
@@ -61,7 +62,7 @@ async def claim(request: Request, worker_id: str, body: ClaimBody, crew: AtCrew,
         finally:
             presence.close()
         count_claimed(crew.tallies, taken)
-        jobs = [claiming.job_view(job, seat) for job in taken]
+        jobs = [claiming.job_view(job, seat, unpack(job.journal)) for job in taken]
         if not jobs and body.wait:
             # It may have been woken for a word: to drain, to stop, to cancel.
             answer = await crew.beat(seat)
@@ -82,11 +83,26 @@ def progress(worker_id: str, body: ProgressBody, crew: AtCrew, caller: Working) 
     return _results(seat, crew.hands(seat).progress(body.jobs))
 
 
+@router.post("/steps", response_model=Results, summary="Write down what these jobs did on their way")
+def steps(worker_id: str, body: StepsBody, crew: AtCrew, caller: Working) -> JSONResponse:
+    """Durable when the answer comes: the next try gets it as `journal` with its claim, and must not do it again.
+    Repeated with the same place and name it is answered as done; another name at that place is refused."""
+    seat = crew.seat(worker_id, caller)
+    return _results(seat, crew.hands(seat).steps(body.jobs))
+
+
 @router.post("/settle", response_model=Results, summary="Say how these jobs ended")
 def settle(worker_id: str, body: SettleBody, crew: AtCrew, caller: Working) -> JSONResponse:
     """The rules that were stored with each job decide what becomes of it: done, tried again, failed. Repeated with the
     same token and outcome it is answered as done."""
     seat = crew.seat(worker_id, caller)
+    if any(item.follow_up for item in body.jobs) and Scope.ENQUEUE not in caller.scopes:
+        raise Problem(
+            403,
+            "forbidden",
+            "This token lacks the scope 'enqueue', so its jobs cannot be followed by others.",
+            cure="Use a token that has both: `unstuck tokens create NAME --scope worker --scope enqueue`.",
+        )
     results = crew.hands(seat).settle(body.jobs)
     if crew.books is not None:
         crew.books.tend()

@@ -7,13 +7,11 @@ from typing import Annotated
 import msgspec
 from fastapi import Depends, Header, Response
 
-from unstuck.client.enqueueing import Options, build_job
-from unstuck.client.knowing import check_queue, known_task, known_tasks
 from unstuck.domain.errors import UnstuckError
-from unstuck.domain.policy import decode_policy
 from unstuck.http.answers import answer
 from unstuck.http.api.ownership import mark_of
 from unstuck.http.bodies import api_router
+from unstuck.http.building import builder
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk, Desk
 from unstuck.http.models.jobs import JobsStored, JobStored, NewJobBody, NewJobsBody
@@ -67,30 +65,7 @@ def enqueue_batch(
 
 
 def _build(desk: Desk, caller: Caller, bodies: Sequence[NewJobBody]) -> list[NewJob]:
-    tasks = known_tasks(desk.ledger)
-    queues: set[str] = set()
-    mark = mark_of(caller)
-
-    def build(body: NewJobBody) -> NewJob:
-        task = known_task(tasks, body.task)
-        named = body.model_dump(exclude={"task", "args", "kwargs"})
-        options = Options.checked(None, named)
-        if options.queue is not None and options.queue != task.queue:
-            if options.queue not in queues:
-                queues.update(queue.name for queue in desk.ledger.queues())
-            check_queue(options.queue, queues)
-        job = build_job(
-            task=task.name,
-            queue=task.queue,
-            policy=decode_policy(task.policy),
-            options=options,
-            args=tuple(body.args),
-            kwargs=body.kwargs,
-            limit_bytes=desk.settings.max_payload_bytes,
-            known_queues=None,
-        )
-        return msgspec.structs.replace(job, enqueued_by=mark)
-
+    build = builder(desk.ledger, desk.settings, mark_of(caller))
     jobs = []
     for place, body in enumerate(bodies):
         try:

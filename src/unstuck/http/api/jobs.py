@@ -9,7 +9,8 @@ from starlette.concurrency import run_in_threadpool
 from unstuck.client import views
 from unstuck.client.operator import EVENTS_SHOWN, PAGE, Operator
 from unstuck.client.why.story import story_view
-from unstuck.domain.states import FINAL
+from unstuck.domain import payload
+from unstuck.domain.states import FINAL, JobState
 from unstuck.http.answers import answer
 from unstuck.http.api.ownership import JobId, of_job
 from unstuck.http.bodies import api_router
@@ -22,6 +23,8 @@ from unstuck.http.models.jobs import (
     JobResult,
     JobUnfinished,
     OutputView,
+    SignalAnswer,
+    SignalBody,
     StoryView,
 )
 from unstuck.http.models.operating import FindingView, JobAnswer
@@ -30,6 +33,8 @@ from unstuck.notify.waiting import Answer, Watcher
 from unstuck.store.records import JobRecord
 
 MAX_WAIT_S = 60.0
+MAX_STACK_WAIT_S = 30.0
+NO_ANSWER = "Look at its worker: workers over HTTP do not answer, nor those behind a pooler without `listen_url`."
 
 router = api_router("jobs", "/jobs/{job_id}")
 
@@ -150,11 +155,38 @@ def cancel(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
     return _said(desk.operator(caller), job_id, said, {"cancelled", "requested"})
 
 
+@router.post("/signals", summary="Send a signal to a job", response_model=SignalAnswer)
+def signal(job_id: JobId, body: SignalBody, desk: AtDesk, caller: Changer) -> Response:
+    """`woken` where it waited for this signal, `kept` until it does. 409 where it has ended, or too many wait."""
+    value = payload.encode(body.value, f"The value of signal {body.name!r}", desk.settings.max_payload_bytes)
+    said = desk.operator(caller).signal(job_id, body.name, value)
+    return answer({"id": job_id, "name": body.name, "answer": said})
+
+
 @router.post("/retry", summary="Run a finished job again, with fresh counters", response_model=JobAnswer)
 def retry(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
     """`queued`. 409 where it has not ended, succeeded, or its unique key is in use by another."""
     said = desk.operator(caller).retry([job_id])[job_id]
     return _said(desk.operator(caller), job_id, said, {"queued"})
+
+
+@router.post("/stack", summary="Where a running job stands at this moment", response_model=EventView)
+async def stack(
+    job_id: JobId,
+    desk: AtDesk,
+    caller: Changer,
+    wait: Annotated[float, Query(gt=0, le=MAX_STACK_WAIT_S, description="Seconds to wait for the answer.")] = 10.0,
+) -> Response:
+    """Its worker has the stacks of its process written down, and it goes on undisturbed. 409 where it does not run, or
+    its worker does not answer: one in another language does not."""
+    operator = desk.operator(caller)
+    told = await desk.slowly(lambda: operator.stack(job_id, wait))
+    if told is not None:
+        return answer(views.event_view(told))
+    record = await run_in_threadpool(operator.job, job_id)
+    if record.state is not JobState.RUNNING:
+        raise Problem(409, "not_running", f"Job {job_id} is {record.state.value}: only one that runs has a stack.")
+    raise Problem(409, "no_answer", f"The worker of job {job_id} did not answer within {wait:g}s.", cure=NO_ANSWER)
 
 
 _WHY_NOT = {

@@ -64,7 +64,14 @@ def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer) -> Response:
         by=mark_of(caller),
     )
     stored = desk.ledger.begin_workflow(new)
-    view = {"id": stored.job_id, "name": body.name, "fresh": stored.fresh}
+    jobs = [node.job for node in new.nodes if node.job is not None]
+    warnings = [warning for warning in desk.counter.parts().lookout.warnings(jobs) if warning is not None]
+    view = {
+        "id": stored.job_id,
+        "name": body.name,
+        "fresh": stored.fresh,
+        "warning": warnings[0] if warnings else None,
+    }
     return answer(view, 201 if stored.fresh else 200, {"Location": f"/api/v1/workflows/{stored.job_id}"})
 
 

@@ -64,6 +64,21 @@ class Registered(Orders):
     tasks: list[str]
 
 
+class JournalEntry(BaseModel):
+    seq: int
+    kind: Literal["step", "sleep", "wait", "signal", "timeout", "checkpoint"]
+    name: str
+    value: Any
+    age_s: float
+    """Since it was written."""
+
+
+class KeptSignal(BaseModel):
+    number: int
+    name: str
+    value: Any
+
+
 class ClaimedJob(BaseModel):
     job_id: int
     token: int
@@ -79,6 +94,10 @@ class ClaimedJob(BaseModel):
     on_crash: str
     timeout_s: float | None
     heartbeat_timeout_s: float
+    journal: list[JournalEntry]
+    """What earlier tries wrote down, in order: what is in it must not be done again."""
+    signals: list[KeptSignal]
+    """Sent to it, and not taken yet."""
     again: bool
     """It was handed out before, and the answer was lost."""
 

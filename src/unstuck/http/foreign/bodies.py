@@ -4,6 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from unstuck.domain.journal import MAX_ENTRIES, MAX_NAME_CHARS
+from unstuck.http.models.jobs import NewJobBody
+
 MAX_BATCH = 200
 """Jobs in one call."""
 MAX_CLAIM = 100
@@ -123,14 +126,45 @@ class ErrorBody(Body):
     traceback: str = ""
 
 
+class StepItem(HeldBody):
+    """Something that a job did on its way, and that must not be done again."""
+
+    seq: Annotated[
+        int,
+        Field(ge=0, le=MAX_ENTRIES, description="Its place in the journal, from 1; 0 is the checkpoint, written over."),
+    ]
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = "step"
+    value: Annotated[Any, Field(description="What the step gave, or the checkpoint: any JSON.")] = None
+    signal: Annotated[int | None, Field(ge=1, description="The number of a kept signal: this entry takes it.")] = None
+
+
+class StepsBody(Body):
+    jobs: Annotated[list[StepItem], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class PauseBody(Body):
+    """What an attempt with the outcome `suspended` waits for: `sleep`, or `signal` with or without a `timeout`."""
+
+    seq: Annotated[int, Field(ge=1, le=MAX_ENTRIES, description="Its place in the journal.")]
+    sleep: DurationText | None = None
+    signal: Annotated[str | None, Field(min_length=1, max_length=MAX_NAME_CHARS)] = None
+    timeout: DurationText | None = None
+
+
 class SettleItem(HeldBody):
     outcome: Annotated[
-        Literal["succeeded", "failed", "cancelled", "interrupted"],
+        Literal["succeeded", "failed", "cancelled", "interrupted", "suspended"],
         Field(
             description="`cancelled`: it was asked for, and done. `interrupted`: the worker must go before it is done; "
-            "the task's `on_crash` decides, and it counts for nobody."
+            "the task's `on_crash` decides, and it counts for nobody. `suspended`: it waits, as `pause` says, and is "
+            "handed out again then."
         ),
     ]
+    pause: PauseBody | None = None
+    follow_up: Annotated[
+        list[NewJobBody],
+        Field(max_length=MAX_BATCH, description="Jobs that are enqueued with its success, in the same commit."),
+    ] = []
     result: Annotated[Any, Field(description="Any JSON.")] = None
     error: ErrorBody | None = None
     stdout: str = ""

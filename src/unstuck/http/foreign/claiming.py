@@ -12,8 +12,10 @@ from unstuck import logs
 from unstuck.domain.endings import Release
 from unstuck.domain.errors import UnstuckError
 from unstuck.domain.filling import with_results
+from unstuck.domain.journal import Journal
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
+from unstuck.http.foreign.journaling import journal_of, journal_view, signals_view
 from unstuck.http.foreign.seats import Seat
 from unstuck.http.foreign.waking import Wakeups
 from unstuck.store.contract import Ledger
@@ -129,11 +131,11 @@ def handed_out_again(ledger: Ledger, seat: Seat, known: frozenset[int], limit: i
         if record is not None and record.token == held.token and record.worker_id == seat.id:
             inputs = ledger.inputs([held.job_id]).get(held.job_id, b"")
             job = msgspec.structs.replace(claimed_again(held, record), inputs=inputs)
-            jobs.append(job_view(job, seat, again=True))
+            jobs.append(job_view(job, seat, journal_of(ledger, job), again=True))
     return jobs
 
 
-def job_view(job: Claimed, seat: Seat, *, again: bool = False) -> dict[str, Any]:
+def job_view(job: Claimed, seat: Seat, journal: Journal, *, again: bool = False) -> dict[str, Any]:
     policy = decode_policy(job.policy)
     value, encoded = _payload(job)
     return {
@@ -151,6 +153,8 @@ def job_view(job: Claimed, seat: Seat, *, again: bool = False) -> dict[str, Any]
         "on_crash": policy.on_crash,
         "timeout_s": policy.timeout_s,
         "heartbeat_timeout_s": heartbeat_timeout_s(policy, seat),
+        "journal": journal_view(journal),
+        "signals": signals_view(journal),
         "again": again,
     }
 

@@ -30,7 +30,7 @@ def count_settled(
         job, ending = held[key], endings.get(key)
         state = JobState.SUCCEEDED if ending is None else ending.state
         tallies.observe(JOB_RUN, job.running_s, (job.queue, job.task))
-        if state is not JobState.PENDING:
+        if state not in (JobState.PENDING, JobState.WAITING):
             tallies.add(JOBS_ENDED, (job.queue, state.value))
         elif ending is not None and ending.error is not None:
             tallies.add(JOB_RETRIES, (job.queue, ending.error.code))

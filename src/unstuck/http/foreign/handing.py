@@ -11,11 +11,13 @@ from typing import Any, assert_never
 from unstuck.config import Settings
 from unstuck.domain import payload
 from unstuck.domain.endings import Ending, Release
-from unstuck.domain.errors import PayloadError, RefusedValue
-from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Raised, Succeeded
+from unstuck.domain.errors import ConfigError, PayloadError, RefusedValue
+from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Raised, Succeeded, Suspended
 from unstuck.domain.recovery import MAX_MESSAGE_CHARS, conclude, printable
 from unstuck.domain.states import AttemptState, JobState
-from unstuck.http.foreign.bodies import ErrorBody, HeldBody, ProgressItem, SettleItem
+from unstuck.http.building import builder
+from unstuck.http.foreign import journaling
+from unstuck.http.foreign.bodies import ErrorBody, HeldBody, ProgressItem, SettleItem, StepItem
 from unstuck.http.foreign.counting import count_settled
 from unstuck.http.foreign.deaths import ended_as, superseded
 from unstuck.http.foreign.seats import Seat
@@ -23,7 +25,7 @@ from unstuck.metrics.catalogue import SUPERSEDED
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.settling import attempt_of
 from unstuck.store.contract import Ledger
-from unstuck.store.records import Done, Held, HeldJob, Output, Progress, Turn, TurnAnswer
+from unstuck.store.records import Done, FollowUp, Held, HeldJob, Output, Progress, Turn, TurnAnswer
 
 Key = tuple[int, int]
 Result = dict[str, Any]
@@ -35,6 +37,7 @@ ENDS: dict[str, frozenset[AttemptState]] = {
     "failed": frozenset({AttemptState.FAILED, AttemptState.CANCELLED}),
     "cancelled": frozenset({AttemptState.CANCELLED}),
     "interrupted": frozenset({AttemptState.DRAINED, AttemptState.CANCELLED}),
+    "suspended": frozenset({AttemptState.SUSPENDED, AttemptState.CANCELLED}),
 }
 """How an attempt may stand in the ledger after such an outcome was written."""
 
@@ -78,6 +81,26 @@ class Hands:
             self._ledger.note_progress(self._seat.id, list(notes.values()))
         return list(results.values())
 
+    def steps(self, jobs: Sequence[StepItem]) -> list[Result]:
+        """Write down what jobs did, one after the other: of one job the later may stand on the earlier."""
+        held = self._held()
+        return [self._step(item, held) for item in jobs]
+
+    def _step(self, item: StepItem, held: dict[Key, HeldJob]) -> Result:
+        key = (item.job_id, item.token)
+        if key not in held:
+            return self._lost(key)
+        if held[key].state is not JobState.RUNNING:
+            return _refused(key, "not_started", NOT_STARTED)
+        try:
+            entry = journaling.entry_of(self._ledger, item, self._settings.max_payload_bytes)
+        except journaling.Refused as refused:
+            return _refused(key, refused.status, str(refused))
+        if entry is None:
+            return _done(key, "already")
+        answer = self._turn(entries=(entry,))
+        return self._lost(key) if not answer.alive or key in answer.superseded else _done(key, "written")
+
     def release(self, jobs: Sequence[HeldBody]) -> list[Result]:
         """Give back what was never begun. That it is not held any more is what was wanted.
 
@@ -119,6 +142,8 @@ class Hands:
                 results[key] = _refused(
                     key, "not_asked", "Nobody asked to cancel it. Settle it as failed or succeeded."
                 )
+            elif item.outcome == "suspended" and _wrong_pause(item):
+                results[key] = _refused(key, "not_valid", _wrong_pause(item))
             else:
                 outcomes[key] = self._outcome(item)
         results |= self._write(items, held, outcomes)
@@ -139,8 +164,11 @@ class Hands:
             for key, outcome in outcomes.items()
             if not isinstance(outcome, Succeeded)
         }
+        pauses = [items[key] for key, outcome in outcomes.items() if isinstance(outcome, Suspended)]
         try:
             answer = self._turn(
+                entries=tuple(journaling.pause_of(item, item.pause)[1] for item in pauses if item.pause is not None),
+                follow=tuple(one for item in done for one in self._follow_up(items[item.job_id, item.token])),
                 done=tuple(done),
                 endings=tuple(endings.values()),
                 outputs=tuple(output for key in outcomes if (output := self._output(items[key])) is not None),
@@ -191,8 +219,17 @@ class Hands:
             case "interrupted":
                 why = error.message or "it had to go before this job was done"
                 return Died(f"worker {self._seat.name}: {why}", counts=False, drained=True)
+            case "suspended":
+                assert item.pause is not None
+                return journaling.pause_of(item, item.pause)[0]
             case _:
                 assert_never(item.outcome)
+
+    def _follow_up(self, item: SettleItem) -> list[FollowUp]:
+        if not item.follow_up:
+            return []
+        build = builder(self._ledger, self._settings, f"job {item.job_id}")
+        return [FollowUp(item.job_id, item.token, build(body)) for body in item.follow_up]
 
     def _output(self, item: SettleItem) -> Output | None:
         if not item.stdout and not item.stderr:
@@ -233,6 +270,18 @@ NOT_STARTED = "It was claimed and never started. POST …/start first, or claim 
 STARTED = "It was started, and what was begun cannot be given back. Settle it as interrupted: its on_crash decides."
 
 
+def _wrong_pause(item: SettleItem) -> str:
+    """Say what is wrong with how it wants to wait; empty where nothing is."""
+    pause = item.pause
+    if pause is None or (pause.sleep is None) == (pause.signal is None):
+        return "A suspended job needs `pause` with its `seq`, and either `sleep` or `signal` (and `timeout`)."
+    try:
+        journaling.pause_of(item, pause)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def _keys(jobs: Sequence[HeldBody]) -> list[Key]:
     return list(dict.fromkeys((job.job_id, job.token) for job in jobs))
 
@@ -249,5 +298,7 @@ def _settled(key: Key, ending: Ending | None) -> Result:
     if ending is None:
         return _done(key, JobState.SUCCEEDED.value)
     status = "retrying" if ending.state is JobState.PENDING else ending.state.value
+    if ending.state is JobState.WAITING:
+        return {**_done(key, status), "detail": ending.message}
     detail = "" if ending.state is not JobState.PENDING else f"next try in {ending.delay_s:.1f}s"
     return {**_done(key, status), "detail": detail}

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, ConfigDict, Field, StrictFloat, StrictInt
 
 from unstuck.client.enqueueing import MAX_PRIORITY, MAX_UNIQUE_KEY_CHARS
+from unstuck.domain.journal import MAX_NAME_CHARS as MAX_STEP_NAME_CHARS
 from unstuck.domain.names import MAX_NAME_CHARS
 from unstuck.domain.order import MAX_PLACES_IN_LINE
 from unstuck.domain.states import AttemptState, JobState
@@ -99,6 +100,7 @@ class JobSummary(Given):
     claimed_at: Instant | None
     started_at: Instant | None
     finished_at: Instant | None
+    awaits: str | None = Field(description="The signal that it waits for.")
 
 
 class RetryView(Given):
@@ -170,6 +172,37 @@ class OutputView(Given):
     stderr: str
 
 
+class EntryView(Given):
+    """A step that is done, a sleep, a signal that was taken, or the last checkpoint."""
+
+    seq: int
+    kind: Literal["step", "sleep", "wait", "signal", "timeout", "checkpoint"]
+    name: str
+    value: Anything
+    at: Instant
+    token: int = Field(description="Of the attempt that wrote it.")
+
+
+class SignalView(Given):
+    number: int
+    name: str
+    value: Anything
+    at: Instant
+    by: str
+    taken_seq: int | None = Field(description="The entry by which the job took it; null while it is kept.")
+
+
+class SignalBody(Asked):
+    name: str = Field(min_length=1, max_length=MAX_STEP_NAME_CHARS, description="What the job waits for.")
+    value: Any = Field(default=None, description="What comes with it: any JSON.")
+
+
+class SignalAnswer(Given):
+    id: int
+    name: str
+    answer: Literal["woken", "kept"] = Field(description="`woken`: it waited for this. `kept`: until it does.")
+
+
 class WorkflowOf(Given):
     """The workflow that a job belongs to."""
 
@@ -191,6 +224,8 @@ class JobDetail(JobSummary):
     policy: PolicyView
     attempts: list[AttemptView]
     events: list[EventView]
+    journal: list[EntryView] = Field(description="What it wrote down on its way; its checkpoint is the entry 0.")
+    signals: list[SignalView] = Field(description="What it was sent, oldest first.")
 
 
 class JobResult(Given):
@@ -206,7 +241,7 @@ class JobUnfinished(Given):
     """It has not ended; what it is doing instead."""
 
     id: int
-    state: Literal[JobState.PENDING, JobState.CLAIMED, JobState.RUNNING]
+    state: Literal[JobState.PENDING, JobState.CLAIMED, JobState.RUNNING, JobState.WAITING]
     doing: str
     progress: ProgressView | None
 

@@ -134,6 +134,7 @@ class QueueView(Given):
     running: int
     oldest_pending_s: float | None
     workers: int = Field(description="Living workers that serve it.")
+    waiting: int = Field(description="Jobs that gave their slots back, and wait for a time or a signal.")
     limit: LimitView | None
 
 

@@ -60,7 +60,8 @@ class NewWorkflowBody(Asked):
 class WorkflowStored(Given):
     id: int = Field(description="Also the number of the job that stands for it: its result is that of the workflow.")
     name: str
-    fresh: bool
+    fresh: bool = Field(description="False: an unfinished workflow with the same `unique_key` was there already.")
+    warning: str | None = Field(description="Says that no living worker would take some node now; it stays queued.")
 
 
 class WorkflowSummary(Given):

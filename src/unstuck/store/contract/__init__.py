@@ -19,6 +19,7 @@ from unstuck.store.contract.counting import CountingVerbs
 from unstuck.store.contract.exchanging import ExchangeVerbs
 from unstuck.store.contract.foreign import ForeignVerbs
 from unstuck.store.contract.health import HealthVerbs
+from unstuck.store.contract.journal import JournalVerbs
 from unstuck.store.contract.keeping import KeepingVerbs
 from unstuck.store.contract.operators import OperatorVerbs
 from unstuck.store.contract.ordering import OrderVerbs
@@ -47,6 +48,7 @@ class Ledger(
     OrderVerbs,
     AccessVerbs,
     AlertVerbs,
+    JournalVerbs,
     ScheduleVerbs,
     WorkflowVerbs,
     Protocol,

@@ -26,6 +26,7 @@ QUERY_FILES = (
     "counters.sql",
     "alerts.sql",
     "letters.sql",
+    "journal.sql",
     "lines.sql",
     "schedules.sql",
     "workflows.sql",

@@ -75,7 +75,7 @@ class ReadingVerbs(Verbs):
         return [worker_record(row) for row in politely(self.read("workers", living_only=living_only))]
 
     def queues(self) -> list[QueueRecord]:
-        return [QueueRecord(*(*row[:6], row[6] if row[8] else None, row[7])) for row in self.read("queues")]
+        return [QueueRecord(*(*row[:6], row[6] if row[9] else None, *row[7:9])) for row in self.read("queues")]
 
     def tasks(self) -> list[TaskRecord]:
         return [TaskRecord(*row) for row in self.read("tasks")]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from unstuck.store.checks import check_jobs
 from unstuck.store.gaps import Gap
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.lanes import Row
@@ -46,6 +47,7 @@ def turn_values(turn: Turn, around: tuple[Gap, ...] = ()) -> dict[str, Any]:
     if turn.entries:
         values["entries"] = _encode(turn.entries).decode()
     if turn.follow:
+        check_jobs(one.job for one in turn.follow)
         values["follow"] = _encode(turn.follow).decode()
     if turn.outputs:
         values["output_ids"] = arrays.int8s([one.job_id for one in turn.outputs])

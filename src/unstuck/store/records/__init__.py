@@ -40,6 +40,8 @@ from unstuck.store.records.handing import Turn as Turn
 from unstuck.store.records.handing import TurnAnswer as TurnAnswer
 from unstuck.store.records.handing import Wish as Wish
 from unstuck.store.records.handing import WorkerBirth as WorkerBirth
+from unstuck.store.records.journal import JournalRecord as JournalRecord
+from unstuck.store.records.journal import SignalRecord as SignalRecord
 from unstuck.store.records.ordering import Expired as Expired
 from unstuck.store.records.ordering import InLine as InLine
 from unstuck.store.records.ordering import LineRecord as LineRecord

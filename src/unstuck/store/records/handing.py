@@ -170,6 +170,8 @@ class Entry(msgspec.Struct, frozen=True):
     kind: str
     name: str
     value: bytes
+    signal: int | None = None
+    """The number of the signal that is taken by it."""
 
 
 class FollowUp(msgspec.Struct, frozen=True):

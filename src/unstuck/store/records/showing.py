@@ -37,6 +37,10 @@ class JobRecord(msgspec.Struct, frozen=True):
     token: int | None
     suspicions: int = 0
     alone: bool = False
+    awaits: str | None = None
+    """The signal that it waits for."""
+    wakes: bool = True
+    """False for one that waits for a signal however long it takes; else it goes on at `run_at` at the latest."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
@@ -128,6 +132,8 @@ class QueueRecord(msgspec.Struct, frozen=True):
     oldest_pending_s: float | None
     workers: int
     """Living workers that serve it."""
+    waiting: int = 0
+    """Gave their slots back, and wait for a time or a signal."""
 
 
 class JobFilter(msgspec.Struct, frozen=True):

@@ -4,7 +4,9 @@ All of it in the transaction that ended the job, under the one write lock, whoev
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import apsw
 import msgspec
@@ -17,7 +19,16 @@ from unstuck.store.records import NewJob, Ties
 from unstuck.store.sqlite.client import insert_jobs
 from unstuck.store.sqlite.hooks import fire_hooks
 from unstuck.store.sqlite.lines import leave_lines
-from unstuck.store.sqlite.nodes import Node, end_node, error_of, find_node, nodes_inside, result_text, standing_for
+from unstuck.store.sqlite.nodes import (
+    Node,
+    end_node,
+    error_of,
+    find_node,
+    find_nodes,
+    nodes_inside,
+    result_text,
+    standing_for,
+)
 from unstuck.store.sqlite.verbs import SQL, fetch, write_event
 
 MAX_RESULT_BYTES = 64 * 1024 * 1024
@@ -34,10 +45,14 @@ def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> s
     cancelled, nothing of it is begun any more."""
     ids = msgspec.json.encode([job_id for job_id, _ in ended]).decode()
     places: list[Place] = []
-    for workflow_id, place, name, state, job_id, code, message, cause, _ in fetch(cursor, "concerned_nodes", (ids,)):
-        error = None if state == JobState.SUCCEEDED else node_error(name, job_id, code, message, cause)
-        end_node(cursor, workflow_id, place, _NODE_STATES.get(JobState(state), NodeState.FAILED), error)
+    rows: list[tuple[Any, ...]] = []
+    for workflow_id, place, name, state, job_id, code, message, cause, at in fetch(cursor, "concerned_nodes", (ids,)):
+        error = None
+        if state != JobState.SUCCEEDED:
+            error = msgspec.json.encode(node_error(name, job_id, code, message, cause)).decode()
+        rows.append((workflow_id, place, _NODE_STATES.get(state, NodeState.FAILED).value, at, error))
         places.append((workflow_id, place))
+    cursor.executemany(SQL["end_node"], rows)
     woken = move_on(cursor, places)
     for (workflow_id,) in fetch(cursor, "cancelled_roots", (ids,)):
         woken |= _cancel(cursor, workflow_id)
@@ -55,56 +70,86 @@ def move_on(cursor: apsw.Cursor, places: Sequence[Place]) -> set[str]:
     woken: set[str] = set()
     while places:
         following: list[Place] = []
-        due: list[Place] = []
-        # Of several that ended at once those that failed come first: what they close is not begun by the others.
-        for workflow_id, node in sorted(_nodes(cursor, places), key=lambda pair: pair[1].ended_well):
-            if node.parent is None:
-                # The outermost scope is over: so is its workflow.
-                woken |= _finish(cursor, workflow_id, node)
-                continue
-            if find_node(cursor, workflow_id, node.parent).state != NodeState.RELEASED:
-                continue  # the scope around it is closed: what happens in there changes nothing any more
-            if node.ended_well:
-                due += _unblock(cursor, workflow_id, node.place)
-                following += _leave_scope(cursor, workflow_id, node.parent)
-            elif node.on_error == "pause":
-                _pause(cursor, workflow_id, node)
-            else:
-                woken |= _fail_scope(cursor, workflow_id, node)
-                following.append((workflow_id, node.parent))
-        for workflow_id, place in due:
-            queues, over = release(cursor, workflow_id, place)
+        for workflow_id, ended in _by_workflow(places).items():
+            queues, over = _one_round(cursor, workflow_id, ended)
             woken |= queues
-            following += over
+            following += [(workflow_id, place) for place in over]
         places = following
     return woken
 
 
-def _nodes(cursor: apsw.Cursor, places: Sequence[Place]) -> list[tuple[int, Node]]:
-    return [(workflow_id, find_node(cursor, workflow_id, place)) for workflow_id, place in places]
+def _by_workflow(places: Iterable[Place]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for workflow_id, place in places:
+        found.setdefault(workflow_id, []).append(place)
+    return found
 
 
-def release(cursor: apsw.Cursor, workflow_id: int, place: int) -> tuple[set[str], list[Place]]:
-    """Enqueue the job of a node whose time has come, or open a map whose list is known.
+def _one_round(cursor: apsw.Cursor, workflow_id: int, places: list[int]) -> tuple[set[str], list[int]]:
+    """Do what follows at once from the ends of these nodes; give the queues, and the scopes and maps that ended."""
+    woken: set[str] = set()
+    over: list[int] = []
+    nodes = find_nodes(cursor, workflow_id, places)
+    # Of several that ended at once those that failed come first: what they close is not begun by the others.
+    for node in nodes:
+        if node.parent is None:
+            # The outermost scope is over: so is its workflow.
+            woken |= _finish(cursor, workflow_id, node)
+        elif not node.ended_well and _is_open(cursor, workflow_id, node.parent):
+            if node.on_error == "pause":
+                _pause(cursor, workflow_id, node)
+            else:
+                woken |= _fail_scope(cursor, workflow_id, node)
+                over.append(node.parent)
+    scopes = Counter(node.parent for node in nodes if node.parent is not None and node.ended_well)
+    # What happens in a scope that is closed changes nothing any more.
+    still_open = {scope for scope in scopes if _is_open(cursor, workflow_id, scope)}
+    good = [node.place for node in nodes if node.parent in still_open and node.ended_well]
+    if not good:
+        return woken, over
+    due = _unblock(cursor, workflow_id, good)
+    over += [scope for scope in sorted(still_open) if _leave_scope(cursor, workflow_id, scope, scopes[scope])]
+    queues, ended = release(cursor, workflow_id, due)
+    return woken | queues, over + ended
 
-    Gives the queues, and the map itself where it ended at once: of an empty list, or without one."""
-    node = find_node(cursor, workflow_id, place)
-    if node.state != NodeState.WAITING:
-        return set(), []
-    if node.kind == "map":
-        return _open_map(cursor, workflow_id, node)
-    assert node.spec is not None
-    return {_enqueue(cursor, workflow_id, node.place, _spec_decoder.decode(node.spec))}, []
+
+def _is_open(cursor: apsw.Cursor, workflow_id: int, scope: int) -> bool:
+    return find_node(cursor, workflow_id, scope).state == NodeState.RELEASED
 
 
-def _enqueue(cursor: apsw.Cursor, workflow_id: int, place: int, spec: NewJob) -> str:
-    more = msgspec.structs.replace(spec.more or Ties(), workflow_id=workflow_id, place=place)
-    [stored] = insert_jobs(cursor, [msgspec.structs.replace(spec, more=more)])
-    cursor.execute(SQL["release_node"], (workflow_id, place, stored.job_id))
-    return spec.queue
+def release(cursor: apsw.Cursor, workflow_id: int, places: Sequence[int]) -> tuple[set[str], list[int]]:
+    """Enqueue the jobs of nodes whose time has come, and open maps whose list is known.
+
+    Gives the queues, and the maps that ended at once: of an empty list, or without one."""
+    woken: set[str] = set()
+    over: list[int] = []
+    due: list[tuple[int, NewJob]] = []
+    for node in find_nodes(cursor, workflow_id, places):
+        if node.state != NodeState.WAITING:
+            continue
+        assert node.spec is not None
+        if node.kind == "task":
+            due.append((node.place, _spec_decoder.decode(node.spec)))
+        elif (members := _open_map(cursor, workflow_id, node)) is None:
+            over.append(node.place)
+        else:
+            due += members
+    if due:
+        jobs = [_placed(job, workflow_id, place) for place, job in due]
+        stored = insert_jobs(cursor, jobs)
+        rows = [(workflow_id, place, one.job_id) for (place, _), one in zip(due, stored, strict=True)]
+        cursor.executemany(SQL["release_node"], rows)
+        woken = {job.queue for job in jobs}
+    return woken, over
 
 
-def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node) -> tuple[set[str], list[Place]]:
+def _placed(job: NewJob, workflow_id: int, place: int) -> NewJob:
+    more = msgspec.structs.replace(job.more or Ties(), workflow_id=workflow_id, place=place)
+    return msgspec.structs.replace(job, more=more)
+
+
+def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node) -> list[tuple[int, NewJob]] | None:
+    """Make the members of a map; give their places with what their jobs will be, or None where it ended at once."""
     assert node.source is not None
     assert node.spec is not None
     values, members, trouble = _items(cursor, workflow_id, node.source)
@@ -114,22 +159,22 @@ def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node) -> tuple[set[st
     if trouble is not None:
         error = NodeError(code="RESULT_NOT_AVAILABLE", message="The map could not begin", cause=trouble, node=node.name)
         end_node(cursor, workflow_id, node.place, NodeState.FAILED, error)
-        return set(), [(workflow_id, node.place)]
+        return None
     if count == 0:
         end_node(cursor, workflow_id, node.place, NodeState.SUCCEEDED, None)
-        return set(), [(workflow_id, node.place)]
+        return None
     first = cursor.execute(SQL["last_place"], (workflow_id,)).get + 1
-    spec = _spec_decoder.decode(node.spec)
     cursor.execute(SQL["open_map"], (workflow_id, node.place, count))
+    rows, edges = [], []
     for n in range(count):
-        place = first + n
         value, member = (values[n], None) if values else (None, members[n])
         name = f"{node.name}[{n}]"
-        row = (workflow_id, place, node.place, name, node.on_error, n, value, member, node.spec)
-        cursor.execute(SQL["insert_member"], row)
-        cursor.execute(SQL["copy_edges"], (workflow_id, node.place, place, node.source))
-        _enqueue(cursor, workflow_id, place, spec)
-    return {spec.queue}, []
+        rows.append((workflow_id, first + n, node.place, name, node.on_error, n, value, member, node.spec))
+        edges.append((workflow_id, node.place, first + n, node.source))
+    cursor.executemany(SQL["insert_member"], rows)
+    cursor.executemany(SQL["copy_edges"], edges)
+    job = _spec_decoder.decode(node.spec)
+    return [(first + n, job) for n in range(count)]
 
 
 def _items(cursor: apsw.Cursor, workflow_id: int, source: int) -> tuple[list[bytes], list[int], str | None]:
@@ -148,17 +193,19 @@ def _items(cursor: apsw.Cursor, workflow_id: int, source: int) -> tuple[list[byt
         return [], [], "the result that it maps over is no list"
 
 
-def _unblock(cursor: apsw.Cursor, workflow_id: int, place: int) -> list[Place]:
-    rows = fetch(cursor, "unblock", (workflow_id, place))
-    return [(workflow_id, target) for target, blockers, state in rows if blockers == 0 and state == NodeState.WAITING]
+def _unblock(cursor: apsw.Cursor, workflow_id: int, ended: list[int]) -> list[int]:
+    """Tell those who wait for these; give whose time has come."""
+    rows = fetch(cursor, "unblock", (workflow_id, msgspec.json.encode(ended).decode()))
+    return sorted(place for place, blockers, state in rows if blockers == 0 and state == NodeState.WAITING)
 
 
-def _leave_scope(cursor: apsw.Cursor, workflow_id: int, scope: int) -> list[Place]:
-    [(left, state)] = fetch(cursor, "leave_scope", (workflow_id, scope))
+def _leave_scope(cursor: apsw.Cursor, workflow_id: int, scope: int, count: int) -> bool:
+    """So many in a scope have ended; True where they were the last ones."""
+    [(left, state)] = fetch(cursor, "leave_scope", (workflow_id, scope, count))
     if left or state != NodeState.RELEASED:
-        return []
+        return False
     end_node(cursor, workflow_id, scope, NodeState.SUCCEEDED, None)
-    return [(workflow_id, scope)]
+    return True
 
 
 def _pause(cursor: apsw.Cursor, workflow_id: int, node: Node) -> None:
@@ -233,14 +280,10 @@ def _finish(cursor: apsw.Cursor, workflow_id: int, root: Node) -> set[str]:
 
 
 def begin(cursor: apsw.Cursor, workflow_id: int) -> set[str]:
-    """Release what waits for nobody, and end the scopes in which nothing is left."""
-    woken: set[str] = set()
-    over: list[Place] = []
-    for (place,) in fetch(cursor, "nodes_due", (workflow_id,)):
-        queues, ended = release(cursor, workflow_id, place)
-        woken |= queues
-        over += ended
-    return woken | move_on(cursor, over)
+    """Release what waits for nobody."""
+    due = [place for (place,) in fetch(cursor, "nodes_due", (workflow_id,))]
+    woken, over = release(cursor, workflow_id, due)
+    return woken | resolve(cursor, workflow_id, over)
 
 
 def recount(cursor: apsw.Cursor, workflow_id: int) -> set[str]:

@@ -24,6 +24,7 @@ from unstuck.store.sqlite.exchanging import ExchangeVerbs
 from unstuck.store.sqlite.foreign import ForeignVerbs
 from unstuck.store.sqlite.forks import watch_forks
 from unstuck.store.sqlite.health import HealthVerbs
+from unstuck.store.sqlite.journal import JournalVerbs
 from unstuck.store.sqlite.letters import LetterVerbs
 from unstuck.store.sqlite.memory import NAME, MemoryDatabase
 from unstuck.store.sqlite.operator import OperatorVerbs
@@ -56,6 +57,7 @@ class SqliteLedger(
     CountingVerbs,
     ApiTokenVerbs,
     AuditVerbs,
+    JournalVerbs,
     ScheduleVerbs,
     WorkflowVerbs,
 ):

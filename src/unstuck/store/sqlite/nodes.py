@@ -40,6 +40,11 @@ def find_node(cursor: apsw.Cursor, workflow_id: int, place: int) -> Node:
     return Node(*row)
 
 
+def find_nodes(cursor: apsw.Cursor, workflow_id: int, places: Sequence[int]) -> list[Node]:
+    """Give these nodes in the order of their places."""
+    return [Node(*row) for row in fetch(cursor, "nodes_at", (workflow_id, msgspec.json.encode(places).decode()))]
+
+
 def nodes_inside(cursor: apsw.Cursor, workflow_id: int, scope: int) -> list[Node]:
     return [Node(*row) for row in fetch(cursor, "nodes_inside", (workflow_id, scope))]
 
@@ -88,8 +93,10 @@ def result_text(cursor: apsw.Cursor, workflow_id: int, place: int) -> str:
 
 
 def inputs_of(cursor: apsw.Cursor, job_ids: Sequence[int]) -> dict[int, bytes]:
-    """Give for jobs that are nodes how those ended that they need, packed."""
-    return {job_id: inputs.pack(_parts(cursor, job_id)) for job_id in job_ids}
+    """Give for jobs that are nodes how those ended that they need, packed; those that need nothing are left out."""
+    ids = msgspec.json.encode(job_ids).decode()
+    wanting = [job_id for (job_id,) in fetch(cursor, "jobs_that_need_others", (ids,))]
+    return {job_id: inputs.pack(_parts(cursor, job_id)) for job_id in wanting}
 
 
 def _parts(cursor: apsw.Cursor, job_id: int) -> list[Part]:

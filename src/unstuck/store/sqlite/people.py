@@ -85,22 +85,24 @@ class ReadingVerbs(Verbs):
             paused = {name: bool(is_paused) for name, is_paused in fetch(cursor, "queue_names")}
             ready = {queue: (count, oldest) for queue, count, oldest in fetch(cursor, "count_ready")}
             waiting = dict(fetch(cursor, "count_waiting"))
+            suspended = {queue: (count, timed) for queue, count, timed in fetch(cursor, "count_suspended")}
             held = {(queue, state): count for queue, state, count in fetch(cursor, "count_held")}
             served = dict(fetch(cursor, "queues_served"))
             tasks = {row[1] for row in fetch(cursor, "tasks")}
             since = {queue: cursor.execute(SQL["run_at_of"], (oldest,)).get for queue, (_, oldest) in ready.items()}
         names = {name for name, is_paused in paused.items() if is_paused}
-        names |= {*ready, *waiting, *(queue for queue, _ in held), *served, *tasks}
+        names |= {*ready, *waiting, *suspended, *(queue for queue, _ in held), *served, *tasks}
         return [
             QueueRecord(
                 name=name,
                 paused=paused.get(name, False),
                 pending=ready[name][0] if name in ready else 0,
-                scheduled=waiting.get(name, 0),
+                scheduled=waiting.get(name, 0) - suspended.get(name, (0, 0))[1],
                 claimed=held.get((name, "claimed"), 0),
                 running=held.get((name, "running"), 0),
                 oldest_pending_s=max(now - since[name], 0.0) if since.get(name) is not None else None,
                 workers=served.get(name, 0),
+                waiting=suspended.get(name, (0, 0))[0],
             )
             for name in sorted(names)
         ]

@@ -111,6 +111,8 @@ def job_record(row: Row) -> JobRecord:
         token=row[25],
         suspicions=row[26],
         alone=bool(row[27]),
+        awaits=row[28],
+        wakes=bool(row[29]),
     )
 
 

@@ -28,6 +28,7 @@ SQL = load_queries(
     "counters.sql",
     "alerts.sql",
     "letters.sql",
+    "journal.sql",
     "lines.sql",
     "schedules.sql",
     "workflows.sql",

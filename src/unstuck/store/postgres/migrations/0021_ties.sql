@@ -87,6 +87,14 @@ begin
             join {schema}.jobs j on j.id = e.job_id
             for update of j skip locked
         ) locked;
+    elsif jsonb_path_exists(p_endings, '$[*].awaits ? (@ != null)') then
+        -- Whether a signal is there is asked under the lock under which it is sent: of what a statement computes, some
+        -- may be computed before it has its locks.
+        perform 1
+        from jsonb_to_recordset(p_endings) as e(job_id bigint, awaits text)
+        join {schema}.jobs j on j.id = e.job_id
+        where e.awaits is not null
+        for update of j;
     end if;
     return query
     with asked as materialized (

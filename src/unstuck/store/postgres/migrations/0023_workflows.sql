@@ -88,6 +88,7 @@ set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set join_collapse_limit = 1
 as $body$
 #variable_conflict use_column
 declare
@@ -341,6 +342,9 @@ begin
 end
 $body$;
 
+-- Plans: joins are done in the order in which they are written, from the few that are given along the keys: statistics of
+-- tables that were empty a moment ago must not turn that round.
+--
 -- Move workflows on after these nodes ended, round by round: those that waited for them are released, scopes in which
 -- nothing is left end, scopes that may not go on are closed. Whoever calls has locked the workflows.
 create function {schema}.move_on(p_workflows bigint[], p_places integer[]) returns text[]
@@ -352,6 +356,7 @@ set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set join_collapse_limit = 1
 as $body$
 #variable_conflict use_column
 declare
@@ -465,6 +470,7 @@ set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set join_collapse_limit = 1
 as $body$
 #variable_conflict use_column
 declare
@@ -805,6 +811,7 @@ returns table (
 language sql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set join_collapse_limit = 1
 as $body$
     with recursive wanted as (
         select j.id as job_id, j.workflow_id, e.source as place, e.source as at

@@ -7,7 +7,7 @@ select id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), r
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
        extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0),
-       coalesce(alone, false)
+       coalesce(alone, false), awaits, awaits is null or waiting
 from {schema}.jobs
 where id = %(job_id)s;
 
@@ -19,7 +19,7 @@ select id, task, queue, state, -rank, ''::bytea, coalesce(payload_type, 'json'),
        extract(epoch from coalesce(run_at, enqueued_at))::double precision,
        extract(epoch from claimed_at)::double precision, extract(epoch from started_at)::double precision,
        extract(epoch from finished_at)::double precision, worker_id, token, coalesce(suspicions, 0),
-       coalesce(alone, false)
+       coalesce(alone, false), awaits, awaits is null or waiting
 from {schema}.jobs
 where (%(before_id)s::bigint is null or id < %(before_id)s)
   and (%(from_id)s::bigint is null or id >= %(from_id)s)
@@ -92,7 +92,10 @@ with ready as (
     select queue, count(*) as pending, min(coalesce(run_at, enqueued_at)) as since
     from {schema}.jobs where ready group by queue
 ), waiting as (
-    select queue, count(*) as scheduled from {schema}.jobs where waiting group by queue
+    select queue, count(*) filter (where state = 'pending') as scheduled, count(*) filter (where state = 'waiting') as asleep
+    from {schema}.jobs where waiting group by queue
+), awaiting as (
+    select queue, count(*) as signals from {schema}.jobs where awaits is not null and not waiting group by queue
 ), held as (
     select queue, count(*) filter (where state = 'claimed') as claimed, count(*) filter (where state = 'running') as running
     from {schema}.jobs where held group by queue
@@ -101,16 +104,17 @@ with ready as (
     from {schema}.workers w cross join lateral unnest(w.queues) as q(name)
     where w.state in ('active', 'draining', 'suspect') group by q.name
 ), names as (
-    select queue from ready union select queue from waiting union select queue from held union select queue from served
+    select queue from ready union select queue from waiting union select queue from awaiting union select queue from held union select queue from served
     union select queue from {schema}.tasks union select name from {schema}.queues where paused
 )
 select n.queue, coalesce(p.paused, false), coalesce(r.pending, 0), coalesce(s.scheduled, 0), coalesce(h.claimed, 0),
        coalesce(h.running, 0), greatest(0, extract(epoch from clock_timestamp() - r.since))::double precision,
-       coalesce(v.workers, 0), r.since is not null
+       coalesce(v.workers, 0), coalesce(s.asleep, 0) + coalesce(a.signals, 0), r.since is not null
 from names n
 left join {schema}.queues p on p.name = n.queue
 left join ready r on r.queue = n.queue
 left join waiting s on s.queue = n.queue
+left join awaiting a on a.queue = n.queue
 left join held h on h.queue = n.queue
 left join served v on v.queue = n.queue
 order by n.queue;

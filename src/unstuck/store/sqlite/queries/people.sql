@@ -4,7 +4,8 @@
 SELECT
     id, task, queue, state, -rank, payload, coalesce(payload_type, 'json'), result, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
+    awaits IS NULL OR waiting
 FROM unstuck_jobs
 WHERE id = ?;
 
@@ -13,7 +14,8 @@ WHERE id = ?;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
+    awaits IS NULL OR waiting
 FROM unstuck_jobs NOT INDEXED
 WHERE id < ?1 AND id >= ?9
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -30,7 +32,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
+    awaits IS NULL OR waiting
 FROM unstuck_jobs INDEXED BY unstuck_jobs_error
 WHERE error_code IS NOT NULL AND error_code = ?9 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -47,7 +50,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
+    awaits IS NULL OR waiting
 FROM unstuck_jobs INDEXED BY unstuck_jobs_held
 WHERE held = 1 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -64,7 +68,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
+    awaits IS NULL OR waiting
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -81,7 +86,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
+    awaits IS NULL OR waiting
 FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
 WHERE waiting = 1 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -98,7 +104,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
+    awaits IS NULL OR waiting
 FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked
 WHERE blocked = 1 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -115,7 +122,8 @@ LIMIT ?8;
 SELECT
     id, task, queue, state, -rank, x'', coalesce(payload_type, 'json'), NULL, error_code, error_message, error_cause,
     error_details, coalesce(policy, x''), failures, crash_count, attempt, unique_key, cancel_requested, enqueued_at,
-    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone
+    enqueued_by, run_at, claimed_at, started_at, finished_at, worker_id, token, suspicions, alone, awaits,
+    awaits IS NULL OR waiting
 FROM unstuck_jobs INDEXED BY unstuck_jobs_awaiting
 WHERE awaits IS NOT NULL AND waiting = 0 AND id < ?1
     AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
@@ -199,6 +207,10 @@ SELECT queue, count(*), min(id) FROM unstuck_jobs INDEXED BY unstuck_jobs_ready 
 
 -- name: count_waiting
 SELECT queue, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 GROUP BY queue;
+
+-- name: count_suspended
+-- How many there are, and how many of them wait for a time too.
+SELECT queue, count(*), sum(waiting) FROM unstuck_jobs INDEXED BY unstuck_jobs_suspended WHERE state = 'waiting' GROUP BY queue;
 
 -- name: count_held
 SELECT queue, state, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_held WHERE held = 1 GROUP BY queue, state;

@@ -57,13 +57,26 @@ FROM unstuck_nodes
 WHERE workflow_id = ?1 AND parent = ?2
 ORDER BY coalesce(item, 0), place;
 
+-- name: nodes_at
+SELECT n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.blockers, n.open, n.source, n.job_id, n.error, n.spec
+FROM json_each(?2) i
+CROSS JOIN unstuck_nodes n ON n.workflow_id = ?1 AND n.place = i.value
+ORDER BY n.place;
+
 -- name: unblock
-UPDATE unstuck_nodes SET blockers = blockers - 1
-WHERE workflow_id = ?1 AND place IN (SELECT target FROM unstuck_edges WHERE workflow_id = ?1 AND source = ?2)
+-- Each who waits is told once, by how many of these it waited for.
+UPDATE unstuck_nodes SET blockers = blockers - freed.n
+FROM (
+    SELECT e.target, count(*) AS n
+    FROM json_each(?2) i
+    CROSS JOIN unstuck_edges e ON e.workflow_id = ?1 AND e.source = i.value
+    GROUP BY e.target
+) AS freed
+WHERE workflow_id = ?1 AND place = freed.target
 RETURNING place, blockers, state;
 
 -- name: leave_scope
-UPDATE unstuck_nodes SET open = open - 1 WHERE workflow_id = ?1 AND place = ?2 RETURNING open, state;
+UPDATE unstuck_nodes SET open = open - ?3 WHERE workflow_id = ?1 AND place = ?2 RETURNING open, state;
 
 -- name: open_map
 UPDATE unstuck_nodes SET state = 'released', open = ?3 WHERE workflow_id = ?1 AND place = ?2;
@@ -195,6 +208,17 @@ WHERE w.finished_at IS NULL AND w.state = 'running'
     )
 ORDER BY w.id
 LIMIT ?1;
+
+-- name: jobs_that_need_others
+SELECT j.id
+FROM json_each(?) i
+CROSS JOIN unstuck_jobs j ON j.id = i.value
+JOIN unstuck_nodes n ON n.workflow_id = j.workflow_id AND n.place = j.place
+WHERE n.item IS NOT NULL
+    OR EXISTS (
+        SELECT 1 FROM unstuck_edges e INDEXED BY unstuck_edges_into
+        WHERE e.workflow_id = n.workflow_id AND e.target = n.place AND e.data = 1
+    );
 
 -- name: inputs_of
 SELECT e.source FROM unstuck_edges e WHERE e.workflow_id = ?1 AND e.target = ?2 AND e.data = 1 ORDER BY e.source;

@@ -1,0 +1,41 @@
+"""Build jobs from what came over HTTP: for those who enqueue, and for workers whose jobs are followed by others."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from unstuck.client.enqueueing import Options, build_job
+from unstuck.client.knowing import check_queue, known_task, known_tasks
+from unstuck.config import Settings
+from unstuck.domain.policy import decode_policy
+from unstuck.http.models.jobs import NewJobBody
+from unstuck.store.contract import Ledger
+from unstuck.store.records import NewJob
+
+
+def builder(ledger: Ledger, settings: Settings, mark: str) -> Callable[[NewJobBody], NewJob]:
+    """Give what turns a body into a job that is marked as enqueued by `mark`, or raises what is wrong with it."""
+    tasks = known_tasks(ledger)
+    queues: set[str] = set()
+
+    def build(body: NewJobBody) -> NewJob:
+        task = known_task(tasks, body.task)
+        named = body.model_dump(exclude={"task", "args", "kwargs"})
+        options = Options.checked(None, named)
+        if options.queue is not None and options.queue != task.queue:
+            if options.queue not in queues:
+                queues.update(queue.name for queue in ledger.queues())
+            check_queue(options.queue, queues)
+        job = build_job(
+            task=task.name,
+            queue=task.queue,
+            policy=decode_policy(task.policy),
+            options=options,
+            args=tuple(body.args),
+            kwargs=body.kwargs,
+            limit_bytes=settings.max_payload_bytes,
+            known_queues=None,
+        )
+        return msgspec.structs.replace(job, enqueued_by=mark)
+
+    return build
