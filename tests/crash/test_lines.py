@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 from tests.crash import lined_tasks
-from tests.crash.chaos import _strike
-from tests.fleet import Fleet, wait_for
+from tests.crash.chaos import _strike, _wait_until_all_ended
+from tests.fleet import Fleet
 
 from unstuck import App
 from unstuck.client.job import Job
-from unstuck.domain.states import FINAL, JobState
+from unstuck.domain.states import JobState
 
 TARGET = "tests.crash.lined_tasks:app"
+KEYS = 4
 STRIKES = ("worker", "family", "nursery", "runner", "runner", "runner")
 
 
@@ -43,7 +44,7 @@ def test_never_two_of_one_key_and_never_stuck(url: str, tmp_path: Path, workers:
         work: list[Job] = []
         for number in range(jobs):
             if number % 3:
-                work.append(fleet.task("serve").enqueue(f"c{number % 4}", str(tmp_path), 0.02))
+                work.append(fleet.task("serve").enqueue(f"c{number % KEYS}", str(tmp_path), 0.02))
             else:
                 work.append(fleet.task("squeeze").enqueue(str(tmp_path), 0.02))
         kills = 0
@@ -55,11 +56,10 @@ def test_never_two_of_one_key_and_never_stuck(url: str, tmp_path: Path, workers:
             if what in ("worker", "family"):
                 worker.process.wait(10)
                 fleet.reinforce()
-            left = [job for job in work if fleet.state(job) not in FINAL]
-            if len(left) < jobs // 3:
+            if sum(line.blocked for line in fleet.ledger.lines()) < KEYS:
                 # There is always somebody in line while processes die.
-                work += [fleet.task("serve").enqueue(f"c{n % 4}", str(tmp_path), 0.02) for n in range(jobs // 3)]
-        wait_for(lambda: all(fleet.state(job) in FINAL for job in work), "every job to end", 120.0, 0.1)
+                work += [fleet.task("serve").enqueue(f"c{n % KEYS}", str(tmp_path), 0.02) for n in range(jobs // 3)]
+        _wait_until_all_ended(fleet, [job.id for job in work], 240.0)
         print(f"{kills} kills, {len(work)} jobs")
         assert [fleet.state(job) for job in work] == [JobState.SUCCEEDED] * len(work)
         assert list(tmp_path.glob("together-*")) == []

@@ -64,7 +64,7 @@ def app_with(**settings: Any) -> Any:
 
 
 def line_of(task: Any, *args: Any, **kwargs: Any) -> Any:
-    return task.template(args, kwargs).more
+    return task._job(args, kwargs, "").more
 
 
 def test_the_key_is_made_of_the_arguments_however_they_come() -> None:
