@@ -8,11 +8,13 @@ from unstuck import App, ConfigError, DuplicateJob
 from unstuck.client.doctor.codes import Code
 from unstuck.client.enqueueing import Options
 from unstuck.client.explaining import Surroundings, find_reason
+from unstuck.client.workflow.described import NodeDescription, build
 from unstuck.client.workflow.plan import plan
 from unstuck.domain.limits import UNLIMITED, QueueLimit, limit_in_words, read_limit, read_rate, room, write_rate
 from unstuck.domain.order import Order, refuse_unknown
+from unstuck.domain.policy import encode_policy
 from unstuck.domain.states import JobState
-from unstuck.store.records import InLine, LineRecord, QueueLimitRecord, TiesRecord
+from unstuck.store.records import InLine, LineRecord, QueueLimitRecord, TaskRecord, TiesRecord
 
 
 @pytest.mark.parametrize(
@@ -207,3 +209,17 @@ def test_the_items_of_a_map_are_not_known_either() -> None:
     flow.map(app_with(concurrency_key="c:{customer}"), flow.add(app.task(name="first")(lambda: ["x"])))
     with pytest.raises(ConfigError, match="made of 'customer'"):
         plan(flow, unique_key=None, priority=0)
+
+
+def test_a_workflow_that_comes_as_json_is_refused_too() -> None:
+    task = app_with(concurrency_key="c:{customer}")
+    known = {
+        "first": TaskRecord("first", "default"),
+        "serve": TaskRecord("serve", "default", encode_policy(task.definition.policy)),
+    }
+    nodes = [
+        NodeDescription("first", "first"),
+        NodeDescription("second", "serve", kwargs={"customer": {"$node": "first"}}),
+    ]
+    with pytest.raises(ConfigError, match="made of 'customer'"):
+        build(task._counter, known, "bills", nodes)

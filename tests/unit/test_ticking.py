@@ -11,7 +11,7 @@ from unstuck.domain import catching_up
 from unstuck.domain.catching_up import CATCH_UPS, ON_TIME_S, CatchUp, plan
 from unstuck.domain.errors import ConfigError
 from unstuck.domain.payload import decode_call, encode_call, with_tick
-from unstuck.domain.ticking import Timing, checked_timing, last_until, next_after
+from unstuck.domain.ticking import Timing, checked_timing, in_words, last_until, next_after
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -199,3 +199,15 @@ def test_utc_is_known_without_a_database_of_zones() -> None:
     tick = next_after(Timing(cron="0 12 * * *"), 0.0)
     assert tick is not None
     assert datetime.fromtimestamp(tick, UTC).hour == 12
+
+
+@pytest.mark.parametrize(
+    ("timing", "said"),
+    [
+        (Timing(cron="30 3 * * 1"), "at 03:30 on Monday"),
+        (Timing(cron="*/5 * * * *", zone="Europe/Berlin"), "every fifth minute of every hour"),
+        (Timing(every_s=90.0), "every 90s"),
+    ],
+)
+def test_timings_are_said_in_words(timing: Timing, said: str) -> None:
+    assert in_words(timing) == said
