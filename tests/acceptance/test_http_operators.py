@@ -285,8 +285,6 @@ THERE = {
     "retry": "POST /jobs/retry",
     "cancel": "POST /jobs/cancel",
     "stale": "GET /stale",
-    "stack": "POST /jobs/{job_id}/stack",
-    "signal": "POST /jobs/{job_id}/signals",
     "workflow": "GET /workflows/{job_id}",
     "workflows": "GET /workflows",
     "workflows list": "GET /workflows",
