@@ -59,7 +59,7 @@ def test_arguments_just_within_reach_come_back_in_some_form(door: Door) -> None:
             assert shown.status_code == 200, (depth, shown.text[:500])
 
 
-@pytest.mark.parametrize("text", ["\0", "a\0b", "\ud800", "🦆" * 100, "'; drop table jobs; --", "../../etc/passwd"])
+@pytest.mark.parametrize("text", ["\0", "a\0b", "\ud800", "🦆" * 100, "'; drop table jobs; --", "../../etc/hosts"])
 @pytest.mark.parametrize("field", ["args", "kwargs", "task", "queue", "unique_key"])
 def test_odd_text_is_stored_as_it_is_or_refused(door: Door, field: str, text: str) -> None:
     values: dict[str, Any] = {"args": [text], "kwargs": {text: text}}

@@ -662,7 +662,7 @@ begin
             where j.id = u.id and (j.expires_at is null or j.expires_at > v_now)
             returning j.id, j.token, j.task, j.queue, j.state, j.payload, j.payload_type, j.policy, j.failures,
                       j.crash_count, j.attempt, j.suspicions, j.alone, j.journal, j.workflow_id,
-                      coalesce(j.run_at, j.enqueued_at) as due_at
+                      coalesce(j.run_at, j.enqueued_at) as due_at, u.n
         )
         select t.id, t.token, t.task, t.queue, t.state = 'running',
                case when octet_length(t.payload) <= v_inline then t.payload end,
@@ -670,7 +670,9 @@ begin
                t.attempt + (t.state = 'claimed')::integer, coalesce(t.suspicions, 0), coalesce(t.alone, false),
                'claimed', greatest(0, date_part('epoch', v_now - t.due_at)),
                coalesce(t.journal, false)::integer + 2 * (t.workflow_id is not null)::integer
-        from taken t;
+        from taken t
+        -- In the order in which they were found, whatever plan the join above was given.
+        order by t.n;
         get diagnostics v_taken = row_count;
         if v_taken < cardinality(v_ids) then
             v_woken := v_woken || {schema}.expire_those(v_ids);
