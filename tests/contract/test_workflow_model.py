@@ -151,13 +151,16 @@ def test_every_workflow_does_what_the_model_does(shared: Ledger, workflow: NewWo
         return
     play = Play(shared, workflow)
     taken_up = 0
+    # What is no list makes every map over it fail at the same moment; of several the first is a matter of taste too.
+    maps = sum(node.kind == "map" for node in workflow.nodes)
+    lengths = [0, 1, 3] if maps > 1 else [None, 0, 1, 3]
     for _ in range(60):
         play.claim(data.draw(st.sampled_from([1, 2, 100])))
         if play.held:
             # One at a time: of several in one turn it would be a matter of taste who was first.
             name = data.draw(st.sampled_from(sorted(play.held)))
             how = data.draw(st.sampled_from(["well", "well", "fail", "again"])) if taken_up < 3 else "well"
-            play.end({name: how}, {name: data.draw(st.sampled_from([None, 0, 1, 3])) if taken_up < 3 else 2})
+            play.end({name: how}, {name: data.draw(st.sampled_from(lengths)) if taken_up < 3 else 2})
             continue
         if play.model.state == "succeeded":
             break

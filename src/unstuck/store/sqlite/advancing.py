@@ -220,7 +220,10 @@ def _pause(cursor: apsw.Cursor, workflow_id: int, node: Node) -> None:
 def _fail_scope(cursor: apsw.Cursor, workflow_id: int, node: Node) -> set[str]:
     assert node.parent is not None
     end_node(cursor, workflow_id, node.parent, NodeState.FAILED, error_of(node))
-    return _close(cursor, workflow_id, node.parent, f"node {node.name} failed before it")
+    woken = _close(cursor, workflow_id, node.parent, f"node {node.name} failed before it")
+    # What waited for an operator may have been in there.
+    cursor.execute(SQL["go_on_if_nothing_is_paused"], (workflow_id,))
+    return woken
 
 
 def _close(cursor: apsw.Cursor, workflow_id: int, scope: int, cause: str) -> set[str]:

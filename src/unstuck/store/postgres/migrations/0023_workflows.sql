@@ -255,6 +255,10 @@ begin
                                    'message', 'It was not begun', 'cause', p_cause)
     where n.workflow_id = p_workflow and n.place = any (v_places)
       and (n.state in ('waiting', 'paused') or n.state = 'released' and (n.kind <> 'task' or n.job_id = any (v_jobs)));
+    -- What waited for an operator may have been in there.
+    update {schema}.workflows w set state = 'running'
+    where w.id = p_workflow and w.state = 'paused'
+      and not exists (select 1 from {schema}.nodes n where n.workflow_id = p_workflow and n.state = 'paused');
     return case when v_jobs is null then '{}' else {schema}.leave_lines(v_jobs) end;
 end
 $body$;

@@ -112,6 +112,11 @@ RETURNING hooks;
 -- name: pause_workflow
 UPDATE unstuck_workflows SET state = 'paused' WHERE id = ?1 AND state = 'running';
 
+-- name: go_on_if_nothing_is_paused
+UPDATE unstuck_workflows SET state = 'running'
+WHERE id = ?1 AND state = 'paused'
+    AND NOT EXISTS (SELECT 1 FROM unstuck_nodes n WHERE n.workflow_id = ?1 AND n.state = 'paused');
+
 -- name: go_on_workflow
 UPDATE unstuck_workflows SET state = 'running', finished_at = NULL WHERE id = ?1;
 
