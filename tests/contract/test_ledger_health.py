@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import birth, claim, put, verdict
+from tests.contract.hands import QUEUE, TASK, birth, claim, put, run, verdict
 from tests.contract.meddling import Meddler
 
 from unstuck.domain.health import Health, Standing
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import WorkerState
 from unstuck.store.contract import Ledger
-from unstuck.store.records import GuardNone, Pulse, TaskRecord, WorkerRecord
+from unstuck.store.records import Done, GuardNone, Pulse, TaskRecord, Turn, Wish, WorkerRecord
 
 WELL_S = 600.0
 SICK = {"weight": 9.0, "deaths": 9, "jobs": 8, "score": 0.36}
@@ -70,11 +70,21 @@ def test_an_enabled_worker_is_told_and_its_old_health_is_forgotten(ledger: Ledge
     assert (event.kind, event.message) == ("worker_enabled", "Enabled by ops: it was mended")
 
 
-def test_what_a_disabled_worker_asked_for_before_it_knew_is_still_its_own(ledger: Ledger) -> None:
+def test_a_disabled_worker_gets_nothing_before_it_has_heard_of_it_and_hands_in_what_it_has(ledger: Ledger) -> None:
     join(ledger, "w1")
     put(ledger)
+    (mine,) = run(ledger)
+    put(ledger)
     ledger.disable("w1", "sick", "ops")
+    done = (Done(mine.job_id, mine.token, b"1"),)
+    answer = ledger.turn(Turn("w1", done=done, wish=Wish((QUEUE,), (TASK,), 5)))
+    assert (answer.alive, answer.claimed, answer.superseded) == (True, (), frozenset())
+    assert claim(ledger) == []
+    ledger.enable("w1", "ops")
     assert len(claim(ledger, "w1")) == 1
+    ledger.disable_host(record(ledger, "w1").host, "sick", "ops")
+    put(ledger)
+    assert claim(ledger) == []
 
 
 def test_the_dead_can_not_be_switched_off(ledger: Ledger) -> None:

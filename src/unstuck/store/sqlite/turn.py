@@ -21,6 +21,7 @@ from unstuck.store.sqlite.ties import Ended, settled, tied_among
 from unstuck.store.sqlite.verbs import SQL, fetch
 
 _LIVING = frozenset(state.value for state in LIVING)
+_UNKNOWN = (None, False)
 
 
 def only_wishes(turn: Turn) -> bool:
@@ -30,8 +31,11 @@ def only_wishes(turn: Turn) -> bool:
 
 def answer_if_nothing(cursor: apsw.Cursor, worker_id: str, look: Look) -> TurnAnswer | None:
     """Answer a turn that only wishes, if there is nothing to be had; None where it must be written after all."""
-    if cursor.execute(SQL["worker_state"], (worker_id,)).get not in _LIVING:
+    state, disabled = cursor.execute(SQL["worker_standing"], (worker_id,)).get or _UNKNOWN
+    if state not in _LIVING:
         return TurnAnswer(alive=False)
+    if disabled:
+        return TurnAnswer(alive=True)
     gates = Gates(cursor, look.wish.queues)
     held_back: list[str] = []
     if look.wish.limit > 0:
@@ -49,7 +53,7 @@ def answer_if_nothing(cursor: apsw.Cursor, worker_id: str, look: Look) -> TurnAn
 def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None, woken: set[str]) -> TurnAnswer:
     """Write all of it; `look` is the turn's wish, and knows afterwards which gaps it came upon. `woken` gets the queues
     in which others became ready by it."""
-    state = cursor.execute(SQL["worker_state"], (turn.worker_id,)).get
+    state, disabled = cursor.execute(SQL["worker_standing"], (turn.worker_id,)).get or _UNKNOWN
     # A verdict is written under the same lock: what is alive here stays so until the commit.
     if state not in _LIVING:
         return TurnAnswer(alive=False)
@@ -79,7 +83,7 @@ def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None, woken: set[st
             )
     claimed: tuple[Claimed, ...] = ()
     next_due_in_s = None
-    if look is not None and look.wish.limit > 0:
+    if look is not None and look.wish.limit > 0 and not disabled:
         gates = Gates(cursor, look.wish.queues)
         claimed = _claim(cursor, turn.worker_id, gates, look, woken)
         if len(claimed) < look.wish.limit:

@@ -481,6 +481,7 @@ declare
     v_any boolean;
     v_drained boolean;
     v_limited text[];
+    v_disabled boolean;
     v_taken integer;
 begin
     if p_limit > 0 then
@@ -526,11 +527,18 @@ begin
 
     -- A verdict updates this row. Each statement below has a snapshot of its own, taken after this lock was won:
     -- so either the verdict sees all that this turn wrote, or this turn sees the verdict.
-    perform 1 from {schema}.workers w where w.id = p_worker and w.state in ('active', 'draining', 'suspect') for share;
+    select w.disabled is not null or exists (
+        select 1 from {schema}.hosts h where h.name = w.host and h.disabled is not null) into v_disabled
+    from {schema}.workers w where w.id = p_worker and w.state in ('active', 'draining', 'suspect') for share of w;
     if not found then
         kind := 'dead';
         return next;
         return;
+    end if;
+    if v_disabled then
+        -- It may not have heard of that yet.
+        v_queues := null;
+        v_limited := null;
     end if;
     v_now := clock_timestamp();
 

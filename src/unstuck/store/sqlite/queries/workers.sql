@@ -22,8 +22,10 @@ UPDATE unstuck_workers SET bell = ?2 WHERE id = ?1;
 -- name: bells
 SELECT id, bell, queues FROM unstuck_workers WHERE bell <> '' AND state IN ('active', 'draining', 'suspect');
 
--- name: worker_state
-SELECT state FROM unstuck_workers WHERE id = ?;
+-- name: worker_standing
+SELECT w.state, w.disabled IS NOT NULL OR h.disabled IS NOT NULL
+FROM unstuck_workers w LEFT JOIN unstuck_hosts h ON h.name = w.host
+WHERE w.id = ?;
 
 -- name: worker_pulse
 SELECT
