@@ -1,18 +1,16 @@
 """The broker's rules without sockets and databases: whatever comes, nobody hears more than it asked for."""
 
-import itertools
 from collections import Counter
 
 import cbor2
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.mdp.told import Told, broker, claimed
 
-from unstuck.config import Mdp
-from unstuck.domain.endings import JobError, Release
+from unstuck.domain.endings import JobError
 from unstuck.domain.states import JobState
-from unstuck.mdp.broker.core import Broker
-from unstuck.mdp.broker.orders import Answer, Order, Stored
-from unstuck.store.records import Claimed, Letter, Outcome
+from unstuck.mdp.broker.orders import Answer
+from unstuck.store.records import Letter, Outcome
 
 HEADERS = [b"", b"MDPC01", b"MDPW01", b"MDPC02", b"MDPW02"]
 COMMANDS = [bytes([number]) for number in range(10)]
@@ -47,58 +45,8 @@ STEP = st.one_of(
     st.tuples(st.just("end"), st.sampled_from(WORKERS), st.just(b"")),
     st.tuples(st.just("ledger"), st.just(b""), st.just(b"")),
     st.tuples(st.just("wait"), st.just(b""), st.just(b"")),
+    st.tuples(st.just("moment"), st.just(b""), st.just(b"")),
 )
-
-
-class Told:
-    """A ledger of the simplest kind: a queue, in which whoever wants gets the first that it may do."""
-
-    def __init__(self) -> None:
-        self.numbers = itertools.count(1)
-        self.waiting: dict[int, bytes] = {}
-        self.services: dict[str, tuple[str, ...]] = {}
-
-    def do(self, order: Order) -> Answer:
-        answer = Answer()
-        for birth in order.births:
-            self.services[birth.worker_id] = birth.services
-        for posted in order.posts:
-            job_id = next(self.numbers)
-            self.waiting[job_id] = posted.call.job.task.encode()
-            answer.stored.append(Stored(job_id, fresh=True, unserved=True))
-        for worker_id, hand in order.hands.items():
-            if worker_id not in self.services:
-                answer.gone.add(worker_id)
-            elif hand.wants:
-                fit = [id for id, task in self.waiting.items() if task.decode() in self.services[worker_id]]
-                if fit:
-                    answer.claimed[worker_id] = claimed(fit[0], self.waiting.pop(fit[0]).decode())
-        for death in order.deaths:
-            self.services.pop(death.worker_id, None)
-            answer.buried.append((death, None))
-        answer.replies = [(question, [b"200"]) for question in order.questions]
-        return answer
-
-
-def claimed(job_id: int, task: str) -> Claimed:
-    return Claimed(
-        job_id,
-        token=job_id + 100,
-        task=task,
-        queue=task,
-        running=True,
-        payload=b"\x91\xc4\x01x",
-        payload_type="frames",
-        policy=b"{}",
-        failures=0,
-        crashes=0,
-        attempt=1,
-    )
-
-
-def broker(**settings: str) -> Broker:
-    numbers = itertools.count(1)
-    return Broker(Mdp(**settings), lambda: f"id{next(numbers)}", lambda: 1_700_000_000.0)
 
 
 @settings(max_examples=150)
@@ -132,6 +80,9 @@ def test_whatever_comes_nothing_raises_and_who_did_not_ask_gets_one_reply_per_re
             case "wait":
                 now_s += 3.0
                 core.on_tick(now_s)
+            case "moment":
+                now_s += 0.06
+                core.on_tick(now_s)
         for send in core.take_sends():
             assert all(isinstance(frame, bytes) for frame in send.frames)
             if send.frames[1:3] == [b"MDPW01", b"\x02"]:
@@ -159,10 +110,10 @@ def test_what_was_found_for_a_worker_that_left_meanwhile_goes_back_before_it_is_
         (worker_id,) = wanting.hands
         last_word(core)
         assert core.take_order() is None
-        core.on_answer(Answer(claimed={worker_id: claimed(5, "echo")}), 2.0)
+        core.on_answer(Answer(claimed={worker_id: (claimed(5, "echo"),)}), 2.0)
         after = core.take_order()
         assert after is not None
-        assert after.hands[worker_id].release == [Release(5, 105)]
+        assert after.hands[worker_id].release == [claimed(5, "echo")]
         assert [*after.retired, *(death.worker_id for death in after.deaths)] == [worker_id]
         assert not [send for send in core.take_sends() if send.frames[2] == b"\x02"]
 

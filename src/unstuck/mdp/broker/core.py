@@ -4,7 +4,6 @@ Nothing here waits, and nothing is sent about a job before the ledger has it. Wh
 order; while that is on its way the next one fills, so that the slower the ledger is, the more goes with each commit.
 """
 
-from unstuck.domain.endings import Release
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import LIVING
 from unstuck.mdp import frames
@@ -83,6 +82,7 @@ class Broker(ClientSide, WorkerSide):
             ]
             for client in self.listeners.expire(now_s):
                 self.notices.forget(client)
+        self._share_out(now_s)
         self._order.look_at += self.requests.due(now_s)
         self._send_notices(now_s)
 
@@ -98,6 +98,7 @@ class Broker(ClientSide, WorkerSide):
         self._closing = True
         for peer in self.peers:
             peer.leaving = True
+            self._clear_pile(peer, peer.seen_s)
             if peer.doing is None and not peer.asking:
                 self.peers.remove(peer)
                 self._send(peer.identity, frames.disconnect())
@@ -119,11 +120,14 @@ class Broker(ClientSide, WorkerSide):
         if self._under_way is not None:
             return None
         for peer in self.peers:
-            if peer.free:
+            if wanted := self._wanted(peer):
                 peer.asking = True
-                self._hand(peer.worker_id).wants = True
+                hand = self._hand(peer.worker_id)
+                hand.wants, hand.free = wanted, peer.doing is None
         if self._order.empty:
             return None
+        for worker_id, hand in self._order.hands.items():
+            hand.holds = self._held_by(worker_id)
         order, self._order = self._order, Order()
         self._under_way = order
         return order
@@ -134,6 +138,7 @@ class Broker(ClientSide, WorkerSide):
             self._pulsed_s + self._interval_s,
             self.requests.next_due_s(),
             self.notices.next_due_s(),
+            self._next_share_s(),
         ]
         return min(moment for moment in moments if moment is not None)
 
@@ -197,6 +202,8 @@ class Broker(ClientSide, WorkerSide):
     def _hands_answered(self, order: Order, answer: Answer, now_s: float) -> None:
         for worker_id, hand in order.hands.items():
             peer = self.peers.by_id(worker_id)
+            for given_back in hand.release:
+                self.peers.wake_one(given_back.task)
             for done in hand.done:
                 if worker_id not in answer.gone and (done.job_id, done.token) not in answer.superseded:
                     # Who asked over another door reads it from the ledger.
@@ -205,7 +212,7 @@ class Broker(ClientSide, WorkerSide):
                     self.dropped["a reply that came too late"] += 1
             if peer is None:
                 if hand.wants and worker_id in self._parted:
-                    self._parted_answered(worker_id, answer.claimed.get(worker_id))
+                    self._parted_answered(worker_id, answer.claimed.get(worker_id, ()))
                 elif hand.done and worker_id not in answer.gone:
                     # Of an earlier broker, or of an earlier connection: who it is now says READY anew.
                     self._order.left_over.append(worker_id)
@@ -214,20 +221,13 @@ class Broker(ClientSide, WorkerSide):
                 self._lose(peer)
                 continue
             if hand.wants:
-                peer.asking = False
-                job = answer.claimed.get(worker_id)
-                if job is None:
-                    peer.empty_handed = True
-                elif self._closing:
-                    self._hand(worker_id).release.append(Release(job.job_id, job.token))
-                else:
-                    self._give(peer, job, now_s)
+                self._found(peer, answer.claimed.get(worker_id, ()), hand.wants, now_s)
 
-    def _parted_answered(self, worker_id: str, job: Claimed | None) -> None:
+    def _parted_answered(self, worker_id: str, jobs: tuple[Claimed, ...]) -> None:
         """What was found for somebody who left meanwhile never reached it: that was no crash of the job."""
         death = self._parted.pop(worker_id)
-        if job is not None:
-            self._hand(worker_id).release.append(Release(job.job_id, job.token))
+        if jobs:
+            self._hand(worker_id).release.extend(jobs)
         if death is None:
             self._order.retired.append(worker_id)
         else:

@@ -63,6 +63,8 @@ class Desk:
         self._bare = encode_policy(bare_policy(settings.mdp.retry_attempts))
         self._tasks: dict[str, TaskRecord] = {}
         self._tasks_read_s = float("-inf")
+        self._known: set[tuple[int, int]] = set()
+        """What the workers of this order are known to hold: (job_id, token)."""
 
     def steps(self, order: Order, answer: Answer) -> list[Callable[[], None]]:
         """Give what is to be done, in order. A step that fails for want of the ledger is done again, the others are
@@ -209,6 +211,7 @@ class Desk:
 
     def _exchange(self, order: Order, answer: Answer) -> None:
         turns = [self._turn(worker_id, hand) for worker_id, hand in order.hands.items()]
+        self._known = {key for hand in order.hands.values() for key in hand.holds}
         if not (turns or order.posts or order.pulses or order.answered):
             return
         answer.stored.clear()
@@ -218,6 +221,8 @@ class Desk:
             # One value cannot be stored, and nothing was: whose it is shows when each goes alone.
             log.warning("Something cannot be stored; storing it piece by piece", error=str(error))
             self._exchange_apart(order, turns, answer)
+        if given_back := {f"queue:{job.queue}" for hand in order.hands.values() for job in hand.release}:
+            self._ringer.ring(given_back)
 
     def _exchange_apart(self, order: Order, turns: list[Turn], answer: Answer) -> None:
         for post in order.posts:
@@ -287,7 +292,7 @@ class Desk:
                 continue
             answer.superseded |= one.superseded
             if one.claimed:
-                answer.claimed[turn.worker_id] = one.claimed[0]
+                answer.claimed[turn.worker_id] = one.claimed
 
     def _find_out(self, turn: Turn) -> TurnAnswer:
         """The answer of a turn was lost: see what is held, do what was not done, and give back what nobody heard of."""
@@ -296,7 +301,7 @@ class Desk:
         handed_in |= {(ending.job_id, ending.token) for ending in turn.endings}
         if handed_in & held:
             return self._ledger.turn(turn)
-        if unheard := held - handed_in:
+        if unheard := held - handed_in - self._known:
             self._ledger.turn(Turn(turn.worker_id, release=tuple(Release(*key) for key in unheard)))
         return TurnAnswer(True)
 
@@ -305,9 +310,15 @@ class Desk:
             worker_id,
             done=tuple(hand.done),
             endings=tuple(hand.endings),
-            release=tuple(hand.release),
-            wish=self._wishes.get(worker_id) if hand.wants else None,
+            release=tuple(Release(job.job_id, job.token) for job in hand.release),
+            wish=self._wish(worker_id, hand),
         )
+
+    def _wish(self, worker_id: str, hand: Hand) -> Wish | None:
+        wish = self._wishes.get(worker_id) if hand.wants else None
+        if wish is None or (hand.wants == 1 and hand.free):
+            return wish
+        return msgspec.structs.replace(wish, limit=hand.wants, start=int(hand.free), run_ahead=True)
 
 
 def _request(call: Call) -> Request:

@@ -45,6 +45,8 @@ class Floor:
         self._sends: list[Send] = []
         self._parted: dict[str, Death | None] = {}
         """Who left while a job was looked for on its behalf: that one goes back first. None left in order."""
+        self._quick: set[str] = set()
+        """Workers that are given more than one job at a time."""
         self._gone: set[bytes] = set()
         """Clients that went while what they asked for was on its way to the ledger."""
         self._pulsed_s = 0.0

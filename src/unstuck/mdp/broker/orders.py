@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from unstuck.domain.endings import Ending, Release
+from unstuck.domain.endings import Ending
 from unstuck.domain.liveness import Detector
 from unstuck.mdp.broker.calls import Call
 from unstuck.mdp.broker.waiting import Asked
@@ -69,8 +69,13 @@ class Hand:
 
     done: list[Done] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
-    release: list[Release] = field(default_factory=list)
-    wants: bool = False
+    release: list[Claimed] = field(default_factory=list)
+    wants: int = 0
+    """So many jobs are looked for on its behalf."""
+    free: bool = False
+    """It waits for the first of them."""
+    holds: frozenset[tuple[int, int]] = frozenset()
+    """What we know to be its own already: (job_id, token)."""
 
     @property
     def empty(self) -> bool:
@@ -139,7 +144,7 @@ class Answer:
     """By the id that they came with; no row was made for that."""
     stored: list[Stored | None] = field(default_factory=list)
     """In the order of the posts; None for one that cannot be stored."""
-    claimed: dict[str, Claimed] = field(default_factory=dict)
+    claimed: dict[str, tuple[Claimed, ...]] = field(default_factory=dict)
     """By worker."""
     superseded: set[tuple[int, int]] = field(default_factory=set)
     """Replies whose token no longer stands."""

@@ -1,5 +1,6 @@
 """Know the workers that said READY: by their identity, by their line, and by the id that they have in the ledger."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ class Doing:
     job: Claimed
     address: bytes
     service: str
+    since_s: float
 
     def attempt(self) -> Attempt:
         return Attempt(
@@ -51,6 +53,12 @@ class Peer:
     """Since its last beat in the ledger."""
     asking: bool = False
     """A job is being looked for on its behalf."""
+    pile: deque[Claimed] = field(default_factory=deque)
+    """What is its own already, and lies here until it has done what it does."""
+    reach: int = 0
+    """How high its pile may be."""
+    satisfied: bool = False
+    """The last look found as many as were looked for."""
     leaving: bool = False
     """It gets no more jobs."""
     ours: bool = False

@@ -9,10 +9,10 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.recovery import printable
 from unstuck.mdp import frames
 from unstuck.mdp.broker import results
-from unstuck.mdp.broker.floor import Floor
 from unstuck.mdp.broker.orders import Birth, Death, Holding, Resumed
-from unstuck.mdp.broker.peers import Address, Doing, Peer, address_of, progress_of, read_address
-from unstuck.store.records import Claimed, Done
+from unstuck.mdp.broker.peers import Address, Doing, Peer, progress_of, read_address
+from unstuck.mdp.broker.piles import Piles
+from unstuck.store.records import Done
 
 MAX_NAME_CHARS = 100
 MAX_EARLY = 16
@@ -20,7 +20,7 @@ MAX_EARLY = 16
 MAX_METADATA_BYTES = 10_000
 
 
-class WorkerSide(Floor):
+class WorkerSide(Piles):
     def _on_word(self, peer: Peer, message: frames.Message) -> None:
         if peer.holding is not None and not peer.born:
             # Whose job it is will be known in a moment.
@@ -86,7 +86,7 @@ class WorkerSide(Floor):
         if resumed is not None:
             self.peers.rename(peer, resumed.worker_id)
             if resumed.job is not None and peer.holding is not None:
-                peer.doing = Doing(resumed.job, peer.holding, resumed.job.task)
+                peer.doing = Doing(resumed.job, peer.holding, resumed.job.task, now_s)
                 peer.holding = None
                 self._held_here(resumed.job)
         peer.born = True
@@ -123,6 +123,7 @@ class WorkerSide(Floor):
         peer.doing = None
         peer.settled += 1
         self._hand(peer.worker_id).done.append(Done(doing.job.job_id, doing.job.token, result))
+        self._go_on(peer, doing, peer.seen_s)
 
     def _on_other_reply(self, peer: Peer, reply: frames.Reply) -> None:
         """A reply to something else than it was asked: of an earlier connection, or of nothing that we know."""
@@ -160,6 +161,7 @@ class WorkerSide(Floor):
         peer.doing = None
         self._hand(peer.worker_id).endings.append(results.failed(doing.attempt(), raised))
         self.requests.look_soon(doing.job.job_id, peer.seen_s)
+        self._go_on(peer, doing, peer.seen_s)
 
     def _bury(self, peer: Peer, evidence: str, detector: Detector = Detector.CONNECTION) -> None:
         self.peers.remove(peer)
@@ -167,25 +169,13 @@ class WorkerSide(Floor):
         self._part(peer, Death(peer.worker_id, detector, evidence, doing))
 
     def _part(self, peer: Peer, death: Death | None) -> None:
+        self._clear_pile(peer, peer.seen_s)
         if peer.asking:
             self._parted[peer.worker_id] = death
         elif death is None:
             self._order.retired.append(peer.worker_id)
         else:
             self._order.deaths.append(death)
-
-    def _give(self, peer: Peer, job: Claimed, now_s: float) -> None:
-        service = job.task
-        doing = Doing(job, address_of(job, peer.worker_id, service), service)
-        peer.doing = doing
-        peer.seen_s = now_s
-        self._held_here(job)
-        self._tell(peer, frames.broker_request(doing.address, results.request_of(job)), now_s)
-
-    def _held_here(self, job: Claimed) -> None:
-        for waiting in self.requests.of(job.job_id):
-            waiting.held_here = True
-            waiting.attempt = job.attempt
 
     def _lose(self, peer: Peer) -> None:
         """The ledger took it for dead: whatever it holds is somebody else's, and it must come anew."""

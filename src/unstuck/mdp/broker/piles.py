@@ -1,0 +1,127 @@
+"""Jobs that are kept ready behind the one that a quick worker has, so that it need not wait for a commit between two.
+
+Only jobs that may run again (`on_crash="retry"`) are ever on a pile, or in front of one: what a broker had not written
+when it was killed is then done once more, and nothing worse. See docs/decisions/piles.md.
+"""
+
+from unstuck.domain.policy import decode_policy
+from unstuck.mdp.broker import results
+from unstuck.mdp.broker.floor import Floor
+from unstuck.mdp.broker.peers import Doing, Peer, address_of
+from unstuck.mdp.frames import broker_request
+from unstuck.store.records import Claimed
+
+QUICK_S = 0.005
+"""A worker that answers within this is quick."""
+PATIENCE_S = 0.05
+"""So long a pile lies behind a job that turned out to be slow; then others may have it."""
+HIGHEST = 32
+SMALL_BYTES = 64 * 1024
+"""Of a payload: larger ones are not kept in numbers."""
+
+
+class Piles(Floor):
+    """A peer with a pile always works on something."""
+
+    def _wanted(self, peer: Peer) -> int:
+        """Say how many jobs to look for on its behalf."""
+        if peer.free:
+            return 1 + peer.reach
+        if peer.doing is None or peer.asking or peer.leaving or 2 * len(peer.pile) > peer.reach:
+            return 0
+        return peer.reach - len(peer.pile)
+
+    def _found(self, peer: Peer, jobs: tuple[Claimed, ...], wanted: int, now_s: float) -> None:
+        """Hand out the first of what was found on its behalf if it has nothing to do, and keep the rest."""
+        peer.asking = False
+        peer.satisfied = len(jobs) >= wanted
+        if not peer.satisfied:
+            self._lower(peer)
+        if self._closing:
+            self._give_back(peer, jobs, now_s)
+            return
+        if peer.doing is None:
+            if not jobs:
+                peer.empty_handed = True
+                return
+            self._give(peer, jobs[0], now_s)
+            jobs = jobs[1:]
+        assert peer.doing is not None
+        if all(_may_lie(job) for job in (peer.doing.job, *jobs)):
+            peer.pile.extend(jobs)
+            for job in jobs:
+                self._held_here(job)
+        elif jobs:
+            peer.reach = 0
+            self._give_back(peer, jobs, now_s)
+
+    def _go_on(self, peer: Peer, done: Doing, now_s: float) -> None:
+        """It has handed something in: give it the next of its pile. Who is quick gets a higher one, as long as there is
+        more than all can take."""
+        if now_s - done.since_s > QUICK_S or not _may_lie(done.job):
+            peer.reach = 0
+        elif peer.satisfied:
+            peer.reach = min(max(1, 2 * peer.reach), HIGHEST)
+            self._quick.add(peer.worker_id)
+        if peer.pile and not (peer.leaving or self._closing):
+            self._give(peer, peer.pile.popleft(), now_s)
+        else:
+            self._clear_pile(peer, now_s)
+
+    def _give(self, peer: Peer, job: Claimed, now_s: float) -> None:
+        service = job.task
+        doing = Doing(job, address_of(job, peer.worker_id, service), service, now_s)
+        peer.doing = doing
+        peer.seen_s = now_s
+        self._held_here(job)
+        self._tell(peer, broker_request(doing.address, results.request_of(job)), now_s)
+
+    def _held_here(self, job: Claimed) -> None:
+        for waiting in self.requests.of(job.job_id):
+            waiting.held_here = True
+            waiting.attempt = job.attempt
+
+    def _give_back(self, peer: Peer, jobs: tuple[Claimed, ...], now_s: float) -> None:
+        """These never reached it: they go back to where they were, and nobody is told of anything."""
+        if jobs:
+            self._hand(peer.worker_id).release.extend(jobs)
+        for job in jobs:
+            self.requests.look_soon(job.job_id, now_s)
+
+    def _clear_pile(self, peer: Peer, now_s: float) -> None:
+        self._give_back(peer, tuple(peer.pile), now_s)
+        peer.pile.clear()
+
+    def _lower(self, peer: Peer) -> None:
+        """Somebody found less than it wanted: nobody who serves the same takes more than it needs."""
+        for other in self._quick_ones():
+            if not set(peer.services).isdisjoint(other.services):
+                other.reach = 0
+
+    def _share_out(self, now_s: float) -> None:
+        """Let others have what lies behind a job that takes long."""
+        for peer in self._quick_ones():
+            if peer.pile and (peer.doing is None or peer.leaving or now_s - peer.doing.since_s >= PATIENCE_S):
+                peer.reach = 0
+                self._clear_pile(peer, now_s)
+            if not (peer.pile or peer.reach):
+                self._quick.discard(peer.worker_id)
+
+    def _next_share_s(self) -> float | None:
+        since = [peer.doing.since_s for peer in self._quick_ones() if peer.pile and peer.doing is not None]
+        return min(since) + PATIENCE_S if since else None
+
+    def _held_by(self, worker_id: str) -> frozenset[tuple[int, int]]:
+        peer = self.peers.by_id(worker_id)
+        if peer is None or peer.doing is None:
+            return frozenset()
+        return frozenset((job.job_id, job.token) for job in (peer.doing.job, *peer.pile))
+
+    def _quick_ones(self) -> list[Peer]:
+        found = [(worker_id, self.peers.by_id(worker_id)) for worker_id in self._quick]
+        self._quick.difference_update(worker_id for worker_id, peer in found if peer is None)
+        return [peer for _, peer in found if peer is not None]
+
+
+def _may_lie(job: Claimed) -> bool:
+    return job.running and len(job.payload) <= SMALL_BYTES and decode_policy(job.policy).on_crash == "retry"
