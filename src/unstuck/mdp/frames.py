@@ -5,7 +5,8 @@ docs/zeromq.md.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 EMPTY = b""
 CLIENT = b"MDPC01"
@@ -37,10 +38,10 @@ MAX_CORRELATION_BYTES = 2_000
 """It is echoed with all that is said of a request, also to a client that does not read."""
 
 Frames = Sequence[bytes]
+_PRINTABLE = bytes(range(0x21, 0x7F))
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, gc=False):
     """A client asks for something."""
 
     service: bytes
@@ -49,32 +50,27 @@ class Request:
     """The frame before the empty one, from a client that may send one; it is echoed."""
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True, gc=False):
     services: tuple[bytes, ...]
     """More than one is our own extension."""
     about: bytes = EMPTY
     """A CBOR map of our own worker about itself, behind an empty frame; see `worker_ready`."""
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, gc=False):
     address: bytes
     body: tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
-@dataclass(frozen=True)
-class Bye:
+class Bye(msgspec.Struct, frozen=True, gc=False):
     """DISCONNECT."""
 
 
-@dataclass(frozen=True)
-class Sign:
+class Sign(msgspec.Struct, frozen=True, gc=False):
     """PROCESSES or FINISHED: a word of progress, with the address of its request if the worker sent it."""
 
     command: bytes
@@ -83,8 +79,7 @@ class Sign:
     """A CBOR map of our own worker: how far it is, or that its function raised."""
 
 
-@dataclass(frozen=True)
-class Strange:
+class Strange(msgspec.Struct, frozen=True, gc=False):
     """Anything else: dropped and counted. `from_worker` is known by its header."""
 
     why: str
@@ -149,7 +144,7 @@ def _read_worker(rest: Frames) -> Message:
 
 def is_service(name: bytes) -> bool:
     """Say whether this can be a service: printable ASCII, so that no byte of a command is taken for one."""
-    return 0 < len(name) <= MAX_SERVICE_BYTES and all(0x20 < byte < 0x7F for byte in name)
+    return 0 < len(name) <= MAX_SERVICE_BYTES and not name.translate(None, _PRINTABLE)
 
 
 def is_automatic(identity: bytes) -> bool:

@@ -1,8 +1,10 @@
 """From frames to jobs: read what a client asks for, and what it says about it beside."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from unstuck.domain.envelope import FRAMES, pack, read_map, read_object
 from unstuck.domain.meaning import OWN_ID
@@ -17,8 +19,7 @@ MAX_OWN_ID_BITS = 128
 LEAST_PRIORITY, MOST_PRIORITY = -1000, 1000
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One thing to be done; a request may carry several."""
 
     job: NewJob
@@ -27,8 +28,7 @@ class Call:
     """With the same key from the same client it is done once."""
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     key: str | None = None
     own_id: str | None = None
@@ -75,9 +75,9 @@ def _call(
     options: Options,
 ) -> Call:
     known = tasks.get(service)
-    policy = bare_policy(retry_attempts) if known is None else decode_policy(known.policy)
+    rules = _bare_rules(retry_attempts) if known is None else _rules(known.policy)
     return Call(
-        _job(service, service if known is None else known.queue, pack(frames), policy, options.priority, by),
+        _job(service, service if known is None else known.queue, pack(frames), rules, options.priority, by),
         options.own_id,
         options.key,
     )
@@ -86,25 +86,48 @@ def _call(
 def as_task(call: Call, known: TaskRecord) -> Call:
     """Give the same call by the rules of a task that was not known when it came."""
     job = call.job
-    policy = decode_policy(known.policy)
-    return replace(call, job=_job(job.task, known.queue, job.payload, policy, job.priority, job.enqueued_by or ""))
+    rules = _rules(known.policy)
+    return msgspec.structs.replace(
+        call, job=_job(job.task, known.queue, job.payload, rules, job.priority, job.enqueued_by or "")
+    )
 
 
-def _job(service: str, queue: str, payload: bytes, policy: Policy, priority: int, by: str) -> NewJob:
-    policy, hooks = without_hooks(policy)
+class _Rules(msgspec.Struct, frozen=True):
+    policy: Policy
+    encoded: bytes
+    more: Ties | None
+
+
+@lru_cache(1_000)
+def _rules(stored: bytes) -> _Rules:
+    return _made(decode_policy(stored))
+
+
+@lru_cache(10)
+def _bare_rules(retry_attempts: int) -> _Rules:
+    return _made(bare_policy(retry_attempts))
+
+
+def _made(given: Policy) -> _Rules:
+    policy, hooks = without_hooks(given)
+    return _Rules(policy, encode_policy(policy), None if hooks is None else Ties(hooks=hooks))
+
+
+def _job(service: str, queue: str, payload: bytes, rules: _Rules, priority: int, by: str) -> NewJob:
+    policy = rules.policy
     return NewJob(
         task=service,
         queue=queue,
         payload=payload,
         payload_type=FRAMES,
-        policy=encode_policy(policy),
+        policy=rules.encoded,
         on_crash=policy.on_crash,
         heartbeat=policy.heartbeat,
         heartbeat_timeout_s=policy.heartbeat_timeout_s,
         timeout_s=policy.timeout_s,
         priority=priority,
         enqueued_by=by,
-        more=None if hooks is None else Ties(hooks=hooks),
+        more=rules.more,
     )
 
 

@@ -15,6 +15,11 @@ class ClientLines:
         if line is not None and self._line_of.get(client) != line:
             self._heard[client] = line
 
+    @property
+    def unsettled(self) -> bool:
+        """Somebody was heard through a connection of which nothing was known."""
+        return bool(self._heard)
+
     def ended(self, line: int) -> None:
         for client in self._on_line.pop(line, ()):
             del self._line_of[client]

@@ -4,6 +4,8 @@ Nothing here waits, and nothing is sent about a job before the ledger has it. Wh
 order; while that is on its way the next one fills, so that the slower the ledger is, the more goes with each commit.
 """
 
+from math import inf
+
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import LIVING
 from unstuck.mdp import frames
@@ -11,6 +13,7 @@ from unstuck.mdp.broker import results
 from unstuck.mdp.broker.client_side import ClientSide
 from unstuck.mdp.broker.floor import Send
 from unstuck.mdp.broker.orders import Answer, Order
+from unstuck.mdp.broker.piles import GATHER_S
 from unstuck.mdp.broker.waiting import SLOWEST_LOOK_S, Waiting, restored
 from unstuck.mdp.broker.worker_side import WorkerSide
 from unstuck.store.records import Claimed
@@ -115,9 +118,9 @@ class Broker(ClientSide, WorkerSide):
         sends, self._sends = self._sends, []
         return sends
 
-    def take_order(self) -> Order | None:
-        """Give what is to be written now, if nothing else is on its way."""
-        if self._under_way is not None:
+    def take_order(self, now_s: float = inf) -> Order | None:
+        """Give what is to be written now, if nothing else is on its way, and nothing is gained by waiting for more."""
+        if self._under_way is not None or self._gathers(now_s):
             return None
         for peer in self.peers:
             if wanted := self._wanted(peer):
@@ -139,6 +142,7 @@ class Broker(ClientSide, WorkerSide):
             self.requests.next_due_s(),
             self.notices.next_due_s(),
             self._next_share_s(),
+            self._gather_until_s if self._under_way is None else None,
         ]
         return min(moment for moment in moments if moment is not None)
 
@@ -147,6 +151,7 @@ class Broker(ClientSide, WorkerSide):
     def on_answer(self, answer: Answer, now_s: float) -> None:
         order, self._under_way = self._under_way, None
         assert order is not None
+        self._gather_until_s = now_s + GATHER_S if self._quick else None
         if answer.tasks is not None:
             self.tasks = answer.tasks
         for birth in order.births:

@@ -3,7 +3,6 @@
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -132,7 +131,7 @@ class Desk:
             task = self._tasks.get(post.call.job.task)
             if task is not None and (task.queue, task.policy) != (post.call.job.queue, post.call.job.policy):
                 # We know it since a moment ago: its queue may be another than the name of the service.
-                order.posts[place] = replace(post, call=as_task(post.call, task))
+                order.posts[place] = msgspec.structs.replace(post, call=as_task(post.call, task))
 
     def _read_tasks(self, answer: Answer, *, anew: bool) -> None:
         if anew or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:

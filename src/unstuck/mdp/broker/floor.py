@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from unstuck.config import Mdp
 from unstuck.mdp.broker.mmi import Listeners
@@ -13,8 +13,7 @@ from unstuck.mdp.broker.waiting import Requests
 from unstuck.store.records import ForeignPulse, TaskRecord
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(NamedTuple):
     to: bytes
     frames: list[bytes]
 
@@ -49,6 +48,8 @@ class Floor:
         """Workers that are given more than one job at a time."""
         self._gone: set[bytes] = set()
         """Clients that went while what they asked for was on its way to the ledger."""
+        self._gather_until_s: float | None = None
+        """Until then more is gathered for the next order."""
         self._pulsed_s = 0.0
         self._closing = False
 

@@ -31,6 +31,11 @@ log = logger("unstuck.mdp")
 
 Message = tuple[bytes, list[bytes], int | None]
 
+# Plain numbers: the library's own are enumerations, and putting two together costs more than sending a frame.
+_READABLE = int(zmq.POLLIN)
+_AT_ONCE = int(zmq.DONTWAIT)
+_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
+
 
 def open_router(context: "zmq.Context[zmq.Socket[bytes]]", settings: Mdp) -> "zmq.Socket[bytes]":
     router = context.socket(zmq.ROUTER)
@@ -115,14 +120,17 @@ class Loop:
     def round(self) -> None:
         """Wait for something, and do all that follows from it."""
         now_s = time.monotonic()
-        nap_s = 0.0 if self._ended else min(max(self._core.next_tick_s(now_s) - now_s, 0.0), LONGEST_NAP_S)
+        tick_s = self._core.next_tick_s(now_s)
+        nap_s = 0.0 if self._ended else min(max(tick_s - now_s, 0.0), LONGEST_NAP_S)
         ready = dict(self._poller.poll(int(nap_s * 1000) + (nap_s > 0)))
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
         # What ended before all that came was taken has said its last words; what ends meanwhile waits for a round.
-        ended = self._ended + self._see_ends()
+        ended = self._ended + (self._see_ends() if self._monitor in ready else [])
         messages, drained = self._take_all() if ended or self._router in ready else ([], True)
-        self._ended = self._see_ends()
+        # Whoever is new must have come through a connection that is known to stand, or not to stand any more.
+        is_new = self._clients.unsettled or any(line is not None for _, _, line in messages)
+        self._ended = self._see_ends() if is_new else []
         left = self._clients.settle(self._open)
         now_s = time.monotonic()
         # A death may be told before the last words of the dead: those first. And a number of a connection may have
@@ -155,9 +163,9 @@ class Loop:
             self._core.on_answer(self._answers.popleft(), now_s)
         while self._words:
             self._core.on_bell(self._words.popleft())
-        if now_s >= self._core.next_tick_s(now_s):
+        if now_s >= tick_s:
             self._core.on_tick(now_s)
-        order = self._core.take_order()
+        order = self._core.take_order(now_s)
         if order is not None:
             self._order(order)
         self._send_all()
@@ -173,16 +181,16 @@ class Loop:
         messages: list[Message] = []
         taken_bytes = 0
         while len(messages) < MAX_DRAINED and taken_bytes < MAX_DRAINED_BYTES:
-            if not int(self._router.get(zmq.EVENTS)) & zmq.POLLIN:
+            if not int(self._router.getsockopt(zmq.EVENTS)) & _READABLE:
                 return messages, True
-            identity = self._router.recv(zmq.DONTWAIT, copy=False)
+            identity = self._router.recv(_AT_ONCE, copy=False)
             parts: list[bytes] = []
             many = False
             size_bytes = 0
             more = identity.more
             while more:
-                part = self._router.recv(zmq.DONTWAIT)
-                more = bool(self._router.get(zmq.RCVMORE))
+                part = self._router.recv(_AT_ONCE)
+                more = bool(self._router.getsockopt(zmq.RCVMORE))
                 size_bytes += len(part)
                 # The socket's own limit is for each frame.
                 if len(parts) < self._max_frames and size_bytes <= self._max_bytes:
@@ -216,18 +224,22 @@ class Loop:
         return ended
 
     def _send_all(self) -> None:
+        send = self._router.send
         while sends := self._core.take_sends():
-            for send in sends:
+            for to, frames_ in sends:
                 try:
-                    self._router.send_multipart([send.to, *send.frames], zmq.DONTWAIT)
+                    send(to, _MORE)
+                    for frame in frames_[:-1]:
+                        send(frame, _MORE)
+                    send(frames_[-1], _AT_ONCE)
                 except zmq.Again:
                     # It does not read: a client gets no more than it takes, a worker is as good as gone.
                     self._core.dropped["a message to somebody who does not read"] += 1
-                    self._core.on_unreachable(send.to)
+                    self._core.on_unreachable(to)
                 except zmq.ZMQError as error:
                     if error.errno != zmq.EHOSTUNREACH:
                         raise
-                    self._core.on_unreachable(send.to)
+                    self._core.on_unreachable(to)
 
 
 def _line_of(frame: zmq.Frame) -> int | None:

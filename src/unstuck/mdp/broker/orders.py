@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from unstuck.domain.endings import Ending
 from unstuck.domain.liveness import Detector
 from unstuck.mdp.broker.calls import Call
@@ -92,8 +94,7 @@ class Question:
     body: tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class Posted:
+class Posted(msgspec.Struct, frozen=True, gc=False):
     """A call on its way to the ledger, and where its answer goes."""
 
     call: Call
@@ -130,8 +131,7 @@ class Order:
         return not any(vars(self).values())
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True, gc=False):
     job_id: int
     fresh: bool
     unserved: bool

@@ -11,11 +11,13 @@ from unstuck.mdp.broker.peers import Doing, Peer, address_of
 from unstuck.mdp.frames import broker_request
 from unstuck.store.records import Claimed
 
-QUICK_S = 0.005
+QUICK_S = 0.02
 """A worker that answers within this is quick."""
 PATIENCE_S = 0.05
 """So long a pile lies behind a job that turned out to be slow; then others may have it."""
 HIGHEST = 32
+GATHER_S = 0.002
+"""So long an order waits for more, where nobody goes short for it."""
 SMALL_BYTES = 64 * 1024
 """Of a payload: larger ones are not kept in numbers."""
 
@@ -36,13 +38,14 @@ class Piles(Floor):
         peer.asking = False
         peer.satisfied = len(jobs) >= wanted
         if not peer.satisfied:
-            self._lower(peer)
+            peer.reach //= 2
         if self._closing:
             self._give_back(peer, jobs, now_s)
             return
         if peer.doing is None:
             if not jobs:
                 peer.empty_handed = True
+                self._share_with(peer, now_s)
                 return
             self._give(peer, jobs[0], now_s)
             jobs = jobs[1:]
@@ -58,8 +61,10 @@ class Piles(Floor):
     def _go_on(self, peer: Peer, done: Doing, now_s: float) -> None:
         """It has handed something in: give it the next of its pile. Who is quick gets a higher one, as long as there is
         more than all can take."""
-        if now_s - done.since_s > QUICK_S or not _may_lie(done.job):
+        if not _may_lie(done.job):
             peer.reach = 0
+        elif now_s - done.since_s > QUICK_S:
+            peer.reach //= 2
         elif peer.satisfied:
             peer.reach = min(max(1, 2 * peer.reach), HIGHEST)
             self._quick.add(peer.worker_id)
@@ -92,11 +97,15 @@ class Piles(Floor):
         self._give_back(peer, tuple(peer.pile), now_s)
         peer.pile.clear()
 
-    def _lower(self, peer: Peer) -> None:
-        """Somebody found less than it wanted: nobody who serves the same takes more than it needs."""
-        for other in self._quick_ones():
-            if not set(peer.services).isdisjoint(other.services):
-                other.reach = 0
+    def _share_with(self, idle: Peer, now_s: float) -> None:
+        """Somebody found nothing to do: whoever serves the same gives back half of what it has, and takes less."""
+        for peer in self._quick_ones():
+            if not set(idle.services).isdisjoint(peer.services):
+                peer.reach //= 2
+                half = len(peer.pile) // 2
+                self._give_back(peer, tuple(peer.pile)[len(peer.pile) - half :], now_s)
+                for _ in range(half):
+                    peer.pile.pop()
 
     def _share_out(self, now_s: float) -> None:
         """Let others have what lies behind a job that takes long."""
@@ -110,6 +119,15 @@ class Piles(Floor):
     def _next_share_s(self) -> float | None:
         since = [peer.doing.since_s for peer in self._quick_ones() if peer.pile and peer.doing is not None]
         return min(since) + PATIENCE_S if since else None
+
+    def _gathers(self, now_s: float) -> bool:
+        """Say whether to wait a moment for more, so that it goes with the same commit: only while nobody goes short."""
+        if self._gather_until_s is None or now_s >= self._gather_until_s:
+            return False
+        order = self._order
+        if order.births or order.deaths or order.questions or order.returned or self._closing:
+            return False
+        return not any(peer.free or (peer.reach and not peer.pile) for peer in self.peers)
 
     def _held_by(self, worker_id: str) -> frozenset[tuple[int, int]]:
         peer = self.peers.by_id(worker_id)

@@ -124,17 +124,22 @@ class Requests:
         slowest_s = max(SLOWEST_LOOK_S, len(self._jobs) / LOOKS_PER_S)
         while self._looks and self._looks[0][0] <= now_s:
             _, job_id = heapq.heappop(self._looks)
-            several = self._jobs.get(job_id)
-            if several is None or several[0].held_here:
+            if self._needs_no_look(job_id):
                 continue
-            first = several[0]
+            first = self._jobs[job_id][0]
             first.step_s = min(first.step_s * GROWTH, slowest_s)
             heapq.heappush(self._looks, (now_s + first.step_s, job_id))
             found.append(job_id)
         return found
 
     def next_due_s(self) -> float | None:
+        while self._looks and self._needs_no_look(self._looks[0][1]):
+            heapq.heappop(self._looks)
         return self._looks[0][0] if self._looks else None
+
+    def _needs_no_look(self, job_id: int) -> bool:
+        several = self._jobs.get(job_id)
+        return several is None or several[0].held_here
 
     def look_soon(self, job_id: int, now_s: float) -> None:
         """Somebody else has it from now on."""
