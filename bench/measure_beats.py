@@ -68,6 +68,8 @@ async def _measure(table: Table, name: str, served: Served, workers: int, second
         births = [beat(number)(line) for number, line in zip(range(start, workers), lines, strict=False)]
         await asyncio.gather(*births)
     rate = workers / interval_s
+    # The first page that a server draws takes longer: its templates are read.
+    await page.ask("GET", "/")
     loading = asyncio.create_task(_load_page(page))
     try:
         # In turns, so that what the machine does meanwhile does not count for one of them alone.

@@ -5,7 +5,7 @@ All of it in the transaction that ended the job, under the one write lock, whoev
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import apsw
@@ -32,9 +32,6 @@ from unstuck.store.sqlite.nodes import (
 from unstuck.store.sqlite.verbs import SQL, fetch, write_event
 
 MAX_RESULT_BYTES = 64 * 1024 * 1024
-Place = tuple[int, int]
-"""A workflow and a place in it."""
-
 _NODE_STATES = {JobState.SUCCEEDED: NodeState.SUCCEEDED, JobState.CANCELLED: NodeState.CANCELLED}
 _spec_decoder = msgspec.json.Decoder(NewJob)
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
@@ -44,16 +41,19 @@ def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> s
     """Attempts at these jobs ended. Where a job is over, so is its node; where the job of a workflow itself was
     cancelled, nothing of it is begun any more."""
     ids = msgspec.json.encode([job_id for job_id, _ in ended]).decode()
-    places: list[Place] = []
+    over: dict[int, list[Node]] = {}
     rows: list[tuple[Any, ...]] = []
-    for workflow_id, place, name, state, job_id, code, message, cause, at in fetch(cursor, "concerned_nodes", (ids,)):
+    for row in fetch(cursor, "concerned_nodes", (ids,)):
+        workflow_id, place, parent, name, on_error, job_state, job_id, code, message, cause, at = row
         error = None
-        if state != JobState.SUCCEEDED:
+        if job_state != JobState.SUCCEEDED:
             error = msgspec.json.encode(node_error(name, job_id, code, message, cause)).decode()
-        rows.append((workflow_id, place, _NODE_STATES.get(state, NodeState.FAILED).value, at, error))
-        places.append((workflow_id, place))
+        state = _NODE_STATES.get(job_state, NodeState.FAILED).value
+        rows.append((workflow_id, place, state, at, error))
+        node = Node(place, parent, name, "task", state, on_error, 0, 0, None, job_id, error, None)
+        over.setdefault(workflow_id, []).append(node)
     cursor.executemany(SQL["end_node"], rows)
-    woken = move_on(cursor, places)
+    woken = move_on(cursor, over)
     for (workflow_id,) in fetch(cursor, "cancelled_roots", (ids,)):
         woken |= _cancel(cursor, workflow_id)
     return woken
@@ -65,31 +65,25 @@ def node_error(name: str, job_id: int, code: str | None, message: str | None, ca
     return NodeError(code=word, message=message or "", cause=cause, node=name, job_id=job_id)
 
 
-def move_on(cursor: apsw.Cursor, places: Sequence[Place]) -> set[str]:
-    """Go on after these nodes ended, round by round; give the queues in which jobs became ready."""
+def move_on(cursor: apsw.Cursor, ended: Mapping[int, list[Node]]) -> set[str]:
+    """Go on after these nodes ended, by workflow and in the order of their places, round by round; give the queues in
+    which jobs became ready."""
     woken: set[str] = set()
-    while places:
-        following: list[Place] = []
-        for workflow_id, ended in _by_workflow(places).items():
-            queues, over = _one_round(cursor, workflow_id, ended)
+    while ended:
+        following: dict[int, list[Node]] = {}
+        for workflow_id, nodes in ended.items():
+            queues, over = _one_round(cursor, workflow_id, nodes)
             woken |= queues
-            following += [(workflow_id, place) for place in over]
-        places = following
+            if over:
+                following[workflow_id] = find_nodes(cursor, workflow_id, over)
+        ended = following
     return woken
 
 
-def _by_workflow(places: Iterable[Place]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for workflow_id, place in places:
-        found.setdefault(workflow_id, []).append(place)
-    return found
-
-
-def _one_round(cursor: apsw.Cursor, workflow_id: int, places: list[int]) -> tuple[set[str], list[int]]:
+def _one_round(cursor: apsw.Cursor, workflow_id: int, nodes: list[Node]) -> tuple[set[str], list[int]]:
     """Do what follows at once from the ends of these nodes; give the queues, and the scopes and maps that ended."""
     woken: set[str] = set()
     over: list[int] = []
-    nodes = find_nodes(cursor, workflow_id, places)
     # Of several that ended at once those that failed come first: what they close is not begun by the others.
     for node in nodes:
         if node.parent is None:
@@ -195,8 +189,17 @@ def _items(cursor: apsw.Cursor, workflow_id: int, source: int) -> tuple[list[byt
 
 def _unblock(cursor: apsw.Cursor, workflow_id: int, ended: list[int]) -> list[int]:
     """Tell those who wait for these; give whose time has come."""
-    rows = fetch(cursor, "unblock", (workflow_id, msgspec.json.encode(ended).decode()))
-    return sorted(place for place, blockers, state in rows if blockers == 0 and state == NodeState.WAITING)
+    due: list[int] = []
+    rows: list[tuple[int, int, int]] = []
+    for place, blockers, state, kind in fetch(cursor, "freed_by", (workflow_id, msgspec.json.encode(ended).decode())):
+        is_due = blockers == 0 and state == NodeState.WAITING
+        if is_due:
+            due.append(place)
+        if not (is_due and kind == "task"):
+            # Whose job is enqueued in a moment is written then.
+            rows.append((workflow_id, place, blockers))
+    cursor.executemany(SQL["wait_for_fewer"], rows)
+    return sorted(due)
 
 
 def _leave_scope(cursor: apsw.Cursor, workflow_id: int, scope: int, count: int) -> bool:
@@ -293,11 +296,11 @@ def recount(cursor: apsw.Cursor, workflow_id: int) -> set[str]:
     """Count anew what each node and scope waits for, from what is known of its nodes, and go on from there."""
     cursor.execute(SQL["recount_nodes"], (workflow_id,))
     woken = begin(cursor, workflow_id)
-    over = [(workflow_id, place) for (place,) in fetch(cursor, "scopes_over", (workflow_id,))]
-    for _, place in over:
+    over = [place for (place,) in fetch(cursor, "scopes_over", (workflow_id,))]
+    for place in over:
         end_node(cursor, workflow_id, place, NodeState.SUCCEEDED, None)
-    return woken | move_on(cursor, over)
+    return woken | resolve(cursor, workflow_id, over)
 
 
-def resolve(cursor: apsw.Cursor, workflow_id: int, places: Iterable[int]) -> set[str]:
-    return move_on(cursor, [(workflow_id, place) for place in places])
+def resolve(cursor: apsw.Cursor, workflow_id: int, places: Sequence[int]) -> set[str]:
+    return move_on(cursor, {workflow_id: find_nodes(cursor, workflow_id, places)} if places else {})

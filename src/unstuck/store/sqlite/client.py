@@ -71,39 +71,40 @@ def insert_jobs(cursor: apsw.Cursor, jobs: Sequence[NewJob]) -> list[Enqueued]:
     next_id = last - len(jobs) + 1
     answer: list[Enqueued] = []
     rows: list[tuple[Any, ...]] = []
-    ties: list[tuple[Any, ...]] = []
+    tied: list[tuple[Any, ...]] = []
     places: dict[str, int | None] = {}
     for job in jobs:
         refuse_nul(job.task, job.queue, job.unique_key, job.enqueued_by, job.payload_type)
         if job.unique_key is not None:
             # One that came before in this batch may have the key.
-            _insert(cursor, rows, ties)
+            _insert(cursor, rows, tied)
             known = owner_of(cursor, job)
             if known is not None and not replaces(cursor, job, next_id, known):
                 answer.append(Enqueued(known, fresh=False))
                 continue
             keep_key(cursor, job, next_id)
-        rows.append(_row(next_id, job, now))
-        if job.more is not None:
-            ties.append(_ties(next_id, job, job.more, now))
+        if job.more is None:
+            rows.append(_row(next_id, job, now))
+        else:
+            tied.append((*_row(next_id, job, now), *_ties(job, job.more, now)))
             if job.more.line is not None:
                 places[job.more.line] = job.more.line_limit or places.get(job.more.line)
         answer.append(Enqueued(next_id))
         next_id += 1
-    _insert(cursor, rows, ties)
+    _insert(cursor, rows, tied)
     if places:
         line_up(cursor, places)
     cursor.executemany(SQL["know_queue"], [(queue,) for queue in sorted({job.queue for job in jobs})])
     return answer
 
 
-def _insert(cursor: apsw.Cursor, rows: list[tuple[Any, ...]], ties: list[tuple[Any, ...]]) -> None:
+def _insert(cursor: apsw.Cursor, rows: list[tuple[Any, ...]], tied: list[tuple[Any, ...]]) -> None:
     if rows:
         cursor.executemany(SQL["insert_job"], rows)
         rows.clear()
-    if ties:
-        cursor.executemany(SQL["tie_job"], ties)
-        ties.clear()
+    if tied:
+        cursor.executemany(SQL["insert_tied_job"], tied)
+        tied.clear()
 
 
 def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
@@ -129,12 +130,11 @@ def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
     )
 
 
-def _ties(job_id: int, job: NewJob, more: Ties, now: float) -> tuple[Any, ...]:
+def _ties(job: NewJob, more: Ties, now: float) -> tuple[Any, ...]:
     refuse_nul(more.line)
     due_at = max(now, job.run_at if job.run_at is not None else now + job.delay_s)
     hooks = None if more.hooks is None else msgspec.json.encode(more.hooks).decode()
     return (
-        job_id,
         not (more.line is None and more.workflow_id is None and hooks is None),
         more.line,
         more.workflow_id,

@@ -669,7 +669,7 @@ begin
             from unnest(v_ids) with ordinality as u(id, n)
             where j.id = u.id and (j.expires_at is null or j.expires_at > v_now)
             returning j.id, j.token, j.task, j.queue, j.state, j.payload, j.payload_type, j.policy, j.failures,
-                      j.crash_count, j.attempt, j.suspicions, j.alone, j.journal, j.workflow_id,
+                      j.crash_count, j.attempt, j.suspicions, j.alone, j.journal, j.workflow_id, j.place,
                       coalesce(j.run_at, j.enqueued_at) as due_at, u.n
         )
         select t.id, t.token, t.task, t.queue, t.state = 'running',
@@ -677,7 +677,8 @@ begin
                coalesce(t.payload_type, 'json'), coalesce(t.policy, ''::bytea), t.failures, t.crash_count,
                t.attempt + (t.state = 'claimed')::integer, coalesce(t.suspicions, 0), coalesce(t.alone, false),
                'claimed', greatest(0, date_part('epoch', v_now - t.due_at)),
-               coalesce(t.journal, false)::integer + 2 * (t.workflow_id is not null)::integer
+               coalesce(t.journal, false)::integer
+                   + case when t.workflow_id is null then 0 else {schema}.needs_inputs(t.workflow_id, t.place) end
         from taken t
         -- In the order in which they were found, whatever plan the join above was given.
         order by t.n;

@@ -56,6 +56,22 @@ create table {schema}.edges (
 );
 create index edges_into on {schema}.edges (workflow_id, target);
 
+-- 2 where a node gets something of others with its claim, else 0: see `extras` of `turn`.
+create function {schema}.needs_inputs(p_workflow bigint, p_place integer) returns integer
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $body$
+begin
+    perform 1 from {schema}.edges e where e.workflow_id = p_workflow and e.target = p_place and e.data limit 1;
+    if not found then
+        perform 1 from {schema}.nodes n where n.workflow_id = p_workflow and n.place = p_place and n.item is not null;
+    end if;
+    return case when found then 2 else 0 end;
+end
+$body$;
+
 -- Whether the results of its jobs may still be needed.
 create function {schema}.is_open(p_workflow bigint) returns boolean
 language sql stable

@@ -10,13 +10,16 @@ INSERT INTO unstuck_jobs (
     enqueued_at, unique_key, live_key, enqueued_by, payload_type, policy, payload
 ) VALUES (?1, 'pending', ?2, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?17, ?13, ?14, ?15, ?16);
 
--- name: tie_job
--- Few jobs have any of this, and they were inserted a moment ago in the same transaction.
-UPDATE unstuck_jobs
-SET tied = ?2, line = ?3, workflow_id = ?4, place = ?5, hooks = ?6, expires_at = ?7, keep_s = ?8,
-    line_limit = ?9, unique_for = ?10,
-    blocked = ready AND ?3 IS NOT NULL, ready = ready AND ?3 IS NULL
-WHERE id = ?1;
+-- name: insert_tied_job
+-- The same with what few jobs have.
+INSERT INTO unstuck_jobs (
+    id, state, ready, waiting, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
+    enqueued_at, unique_key, live_key, enqueued_by, payload_type, policy, payload,
+    tied, line, workflow_id, place, hooks, expires_at, keep_s, line_limit, unique_for, blocked
+) VALUES (
+    ?1, 'pending', ?2 AND ?19 IS NULL, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?17, ?13, ?14, ?15, ?16,
+    ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?2 AND ?19 IS NOT NULL
+);
 
 -- name: tied_among
 SELECT j.id FROM json_each(?) i CROSS JOIN unstuck_jobs j ON j.id = i.value WHERE j.tied = 1;

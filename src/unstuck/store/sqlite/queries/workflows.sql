@@ -30,11 +30,13 @@ SELECT workflow_id, source, ?3, 1 FROM unstuck_edges WHERE workflow_id = ?1 AND 
 -- name: concerned_nodes
 -- Nodes that wait for jobs which are over.
 SELECT
-    n.workflow_id, n.place, n.name, j.state, j.id, j.error_code, j.error_message, j.error_cause, j.finished_at
+    n.workflow_id, n.place, n.parent, n.name, n.on_error, j.state, j.id, j.error_code, j.error_message, j.error_cause,
+    j.finished_at
 FROM json_each(?) i
 CROSS JOIN unstuck_jobs j ON j.id = i.value
 JOIN unstuck_nodes n ON n.workflow_id = j.workflow_id AND n.place = j.place
-WHERE j.finished_at IS NOT NULL AND j.place > 0 AND n.state = 'released' AND n.job_id = j.id;
+WHERE j.finished_at IS NOT NULL AND j.place > 0 AND n.state = 'released' AND n.job_id = j.id
+ORDER BY n.workflow_id, n.place;
 
 -- name: cancelled_roots
 SELECT w.id
@@ -63,17 +65,19 @@ FROM json_each(?2) i
 CROSS JOIN unstuck_nodes n ON n.workflow_id = ?1 AND n.place = i.value
 ORDER BY n.place;
 
--- name: unblock
--- Each who waits is told once, by how many of these it waited for.
-UPDATE unstuck_nodes SET blockers = blockers - freed.n
+-- name: freed_by
+-- Who waits for these, and for how many others beside them.
+SELECT n.place, n.blockers - freed.n, n.state, n.kind
 FROM (
     SELECT e.target, count(*) AS n
     FROM json_each(?2) i
     CROSS JOIN unstuck_edges e ON e.workflow_id = ?1 AND e.source = i.value
     GROUP BY e.target
 ) AS freed
-WHERE workflow_id = ?1 AND place = freed.target
-RETURNING place, blockers, state;
+CROSS JOIN unstuck_nodes n ON n.workflow_id = ?1 AND n.place = freed.target;
+
+-- name: wait_for_fewer
+UPDATE unstuck_nodes SET blockers = ?3 WHERE workflow_id = ?1 AND place = ?2;
 
 -- name: leave_scope
 UPDATE unstuck_nodes SET open = open - ?3 WHERE workflow_id = ?1 AND place = ?2 RETURNING open, state;
@@ -82,7 +86,7 @@ UPDATE unstuck_nodes SET open = open - ?3 WHERE workflow_id = ?1 AND place = ?2 
 UPDATE unstuck_nodes SET state = 'released', open = ?3 WHERE workflow_id = ?1 AND place = ?2;
 
 -- name: release_node
-UPDATE unstuck_nodes SET state = 'released', job_id = ?3 WHERE workflow_id = ?1 AND place = ?2;
+UPDATE unstuck_nodes SET state = 'released', blockers = 0, job_id = ?3 WHERE workflow_id = ?1 AND place = ?2;
 
 -- name: last_place
 SELECT max(place) FROM unstuck_nodes WHERE workflow_id = ?;
