@@ -678,7 +678,12 @@ begin
                t.attempt + (t.state = 'claimed')::integer, coalesce(t.suspicions, 0), coalesce(t.alone, false),
                'claimed', greatest(0, date_part('epoch', v_now - t.due_at)),
                coalesce(t.journal, false)::integer
-                   + case when t.workflow_id is null then 0 else {schema}.needs_inputs(t.workflow_id, t.place) end
+                   + case when t.workflow_id is null then 0
+                          when exists (select 1 from {schema}.edges e
+                                       where e.workflow_id = t.workflow_id and e.target = t.place and e.data)
+                            or exists (select 1 from {schema}.nodes n
+                                       where n.workflow_id = t.workflow_id and n.place = t.place and n.item is not null)
+                          then 2 else 0 end
         from taken t
         -- In the order in which they were found, whatever plan the join above was given.
         order by t.n;

@@ -43,7 +43,8 @@ create table {schema}.nodes (
     constraint outermost check ((parent is null) = (place = 0)),
     constraint only_tasks_have_jobs check (kind = 'task' or job_id is null)
 ) with (fillfactor = 70);
-create index nodes_inside on {schema}.nodes (workflow_id, parent);
+-- The parent first: else a plan made for an empty table might look for a place by it, and read the whole workflow.
+create index nodes_inside on {schema}.nodes (parent, workflow_id);
 create index nodes_released on {schema}.nodes (workflow_id, place) where state = 'released' and kind = 'task';
 
 create table {schema}.edges (
@@ -55,22 +56,6 @@ create table {schema}.edges (
     primary key (workflow_id, source, target)
 );
 create index edges_into on {schema}.edges (workflow_id, target);
-
--- 2 where a node gets something of others with its claim, else 0: see `extras` of `turn`.
-create function {schema}.needs_inputs(p_workflow bigint, p_place integer) returns integer
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $body$
-begin
-    perform 1 from {schema}.edges e where e.workflow_id = p_workflow and e.target = p_place and e.data limit 1;
-    if not found then
-        perform 1 from {schema}.nodes n where n.workflow_id = p_workflow and n.place = p_place and n.item is not null;
-    end if;
-    return case when found then 2 else 0 end;
-end
-$body$;
 
 -- Whether the results of its jobs may still be needed.
 create function {schema}.is_open(p_workflow bigint) returns boolean
@@ -96,14 +81,21 @@ $body$;
 
 -- Enqueue the jobs of nodes whose time has come, and open maps whose list is known. Gives the queues, and the maps that
 -- ended at once: those of an empty list, and those without one.
+--
+-- Plans of this function and those below are made when these tables are empty, and kept for as long as a session lasts. A
+-- high price for every row that is read keeps them to the keys that were asked for, however few rows there were then.
 create function {schema}.release(
     p_workflows bigint[], p_places integer[], out queues text[], out ended_workflows bigint[], out ended_places integer[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
+set enable_memoize = off
 set jit = off
+set random_page_cost = 1
+set cpu_tuple_cost = 10
 set join_collapse_limit = 1
 as $body$
 #variable_conflict use_column
@@ -193,7 +185,8 @@ begin
         v_places := v_places || array(select v_first + g.i from generate_series(0, v_count - 1) as g(i));
     end loop;
 
-    -- Their jobs stand in the order of their places.
+    -- Their jobs stand in the order of their places. Sorted once, before they are gathered: an order within each
+    -- `array_agg` sorts for each.
     with due as materialized (
         select d.workflow_id, d.place, nextval('{schema}.job_ids'::regclass) as job_id
         from (
@@ -201,33 +194,34 @@ begin
             order by u.workflow_id, u.place
         ) d
     ), ready as (
-        update {schema}.nodes n set state = 'released', job_id = d.job_id
+        update {schema}.nodes n set state = 'released', blockers = 0, job_id = d.job_id
         from due d
         where n.workflow_id = d.workflow_id and n.place = d.place and n.kind = 'task' and n.state = 'waiting'
         returning n.workflow_id, n.place, n.job_id, n.spec
     )
-    select array_agg(r.job_id order by r.job_id), array_agg(r.spec order by r.job_id),
-           array_agg(r.workflow_id order by r.job_id), array_agg(r.place order by r.job_id)
+    select array_agg(r.job_id), array_agg(r.spec),
+           array_agg(r.workflow_id), array_agg(r.place)
     into v_ids, v_specs, v_task_workflows, v_task_places
-    from ready r;
+    from (select * from ready order by job_id) r;
     if v_ids is null then
         return;
     end if;
     perform {schema}.enqueue(
-        v_ids, array_agg(s.queue order by s.n), array_agg(s.task order by s.n),
-        array_agg(decode(s.payload, 'base64') order by s.n), array_agg(s.payload_type order by s.n),
-        array_agg(decode(s.policy, 'base64') order by s.n), array_agg(s.on_crash order by s.n),
-        array_agg(s.heartbeat order by s.n), array_agg(s.heartbeat_timeout_s order by s.n),
-        array_agg(s.timeout_s order by s.n), array_agg(coalesce(s.rank, 0) order by s.n),
-        array_agg(s.delay_s order by s.n), null, null, array_agg(s.enqueued_by order by s.n),
+        v_ids, array_agg(s.queue), array_agg(s.task),
+        array_agg(decode(s.payload, 'base64')), array_agg(s.payload_type),
+        array_agg(decode(s.policy, 'base64')), array_agg(s.on_crash),
+        array_agg(s.heartbeat), array_agg(s.heartbeat_timeout_s),
+        array_agg(s.timeout_s), array_agg(coalesce(s.rank, 0)),
+        array_agg(s.delay_s), null, null, array_agg(s.enqueued_by),
         array_agg(coalesce(s.more, '{}') || jsonb_build_object('workflow_id', v_task_workflows[s.n], 'place', v_task_places[s.n])
-                  order by s.n))
+                 ))
     from (
         select u.n, t.* from unnest(v_specs) with ordinality as u(spec, n)
         cross join lateral jsonb_to_record(u.spec) as t(
             queue text, task text, payload text, payload_type text, policy text, on_crash text, heartbeat boolean,
             heartbeat_timeout_s double precision, timeout_s double precision, rank integer, delay_s double precision,
             enqueued_by text, more jsonb)
+        order by u.n
     ) s;
     queues := array(select distinct s ->> 'queue' from unnest(v_specs) as s);
 end
@@ -376,6 +370,8 @@ set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set random_page_cost = 1
+set cpu_tuple_cost = 10
 set join_collapse_limit = 1
 as $body$
 #variable_conflict use_column
@@ -384,6 +380,8 @@ declare
     v_places integer[] := p_places;
     v_good_workflows bigint[];
     v_good_places integer[];
+    v_bad_workflows bigint[];
+    v_bad_places integer[];
     v_next_workflows bigint[];
     v_next_places integer[];
     v_due_workflows bigint[];
@@ -401,18 +399,25 @@ begin
             cross join lateral unnest({schema}.finish_workflow(u.workflow_id)) as q
             where u.place = 0) into v_woken;
         -- What is left counts only while the scope around it is open.
-        select array_agg(n.workflow_id), array_agg(n.place) into v_good_workflows, v_good_places
+        select array_agg(n.workflow_id) filter (where g.good), array_agg(n.place) filter (where g.good),
+               array_agg(n.workflow_id) filter (where not g.good), array_agg(n.place) filter (where not g.good)
+        into v_good_workflows, v_good_places, v_bad_workflows, v_bad_places
         from unnest(v_workflows, v_places) as u(workflow_id, place)
         join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
         join {schema}.nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
-        where p.state = 'released' and (n.state = 'succeeded' or n.on_error = 'continue');
+        cross join lateral (select n.state = 'succeeded' or n.on_error = 'continue' as good) g
+        where p.state = 'released';
+        -- Sorted before the join: an order behind it makes the planner walk through all nodes that there are.
         for v_bad in
             select n.workflow_id, n.place, n.parent, n.name, n.on_error, n.error
-            from unnest(v_workflows, v_places) as u(workflow_id, place)
-            join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
-            join {schema}.nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
-            where p.state = 'released' and n.state in ('failed', 'cancelled') and n.on_error <> 'continue'
-            order by n.workflow_id, n.place
+            from (
+                select x.workflow_id, x.place from unnest(v_bad_workflows, v_bad_places) as x(workflow_id, place)
+                order by x.workflow_id, x.place
+            ) u
+            cross join lateral (
+                select m.* from {schema}.nodes m where m.workflow_id = u.workflow_id and m.place = u.place limit 1
+            ) n
+            where coalesce(n.state in ('failed', 'cancelled'), false)
         loop
             if v_bad.on_error = 'pause' then
                 update {schema}.nodes n set state = 'paused' where n.workflow_id = v_bad.workflow_id and n.place = v_bad.place;
@@ -441,14 +446,19 @@ begin
                 from unnest(v_good_workflows, v_good_places) as u(workflow_id, place)
                 join {schema}.edges e on e.workflow_id = u.workflow_id and e.source = u.place
                 group by e.workflow_id, e.target
-            ), told as (
-                update {schema}.nodes t set blockers = t.blockers - f.n
+            ), waiting as materialized (
+                select f.workflow_id, f.target as place, t.blockers - f.n as blockers, t.kind,
+                       t.blockers = f.n and t.state = 'waiting' as due
                 from freed f
-                where t.workflow_id = f.workflow_id and t.place = f.target
-                returning t.workflow_id, t.place, t.blockers, t.state
+                join {schema}.nodes t on t.workflow_id = f.workflow_id and t.place = f.target
+            ), told as (
+                -- Whose job is enqueued in a moment is written then.
+                update {schema}.nodes t set blockers = w.blockers
+                from waiting w
+                where t.workflow_id = w.workflow_id and t.place = w.place and not (w.due and w.kind = 'task')
             )
-            select array_agg(t.workflow_id), array_agg(t.place) into v_due_workflows, v_due_places
-            from told t where t.blockers = 0 and t.state = 'waiting';
+            select array_agg(w.workflow_id), array_agg(w.place) into v_due_workflows, v_due_places
+            from waiting w where w.due;
             with left_open as (
                 select n.workflow_id, n.parent, count(*) as n
                 from unnest(v_good_workflows, v_good_places) as u(workflow_id, place)
@@ -487,9 +497,12 @@ language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set random_page_cost = 1
+set cpu_tuple_cost = 10
 set join_collapse_limit = 1
 as $body$
 #variable_conflict use_column
@@ -500,8 +513,9 @@ declare
     v_woken text[] := '{}';
     v_root bigint;
 begin
-    select array_agg(distinct j.workflow_id) into v_concerned from {schema}.jobs j
-    where j.id = any (p_ids) and j.workflow_id is not null and j.finished_at is not null;
+    select array_agg(distinct j.workflow_id) into v_concerned from unnest(p_ids) as u(id)
+    join {schema}.jobs j on j.id = u.id
+    where coalesce(j.workflow_id is not null and j.finished_at is not null, false);
     if v_concerned is null then
         return '{}';
     end if;
@@ -512,9 +526,10 @@ begin
             state = case j.state when 'succeeded' then 'succeeded' when 'cancelled' then 'cancelled' else 'failed' end,
             finished_at = j.finished_at,
             error = case when j.state <> 'succeeded' then {schema}.node_error(n.name, j) end
-        from {schema}.jobs j
-        where j.id = any (p_ids) and j.place > 0 and j.finished_at is not null
-          and n.workflow_id = j.workflow_id and n.place = j.place and n.state = 'released' and n.job_id = j.id
+        from unnest(p_ids) as u(id)
+        join {schema}.jobs j on j.id = u.id
+        where n.workflow_id = j.workflow_id and n.place = j.place
+          and coalesce(j.place > 0 and j.finished_at is not null and n.state = 'released' and n.job_id = j.id, false)
         returning n.workflow_id, n.place
     )
     select array_agg(e.workflow_id), array_agg(e.place) into v_workflows, v_places from ended e;
