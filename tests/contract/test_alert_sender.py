@@ -1,17 +1,18 @@
 """Alerts reach those who asked for them: gathered, once each, whatever becomes of senders and targets."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import psycopg
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import birth, put
+from tests.contract.hands import birth, failure, put, run, turn
 from tests.contract.victims import VICTIMS, registered_victims
 from tests.fleet import wait_for
 from tests.receiver import SECRET, Post, Receiver, receiving
 
+from unstuck import App
 from unstuck.config import Alerts, Recovery, Settings
 from unstuck.domain import sweeping
 from unstuck.notify.alerts import conditions, sender
@@ -163,6 +164,26 @@ def test_apprise_carries_alerts_too(ledger: Ledger, start: StartSender, receiver
     [post] = receiver.posts
     assert post.body["title"] == "Unstuck: 1 crash loop"
     assert "by another way" in post.body["message"]
+
+
+def test_a_workflow_that_waits_for_an_operator_is_told(
+    ledger: Ledger, start: StartSender, receiver: Receiver, url: str
+) -> None:
+    start(receiver.url, kinds="workflow_paused")
+    with closing(App(url)) as app:
+        task = app.task(name="add")(len)
+        flow = app.workflow("books")
+        flow.add(task, "x").named("count").on_error("pause")
+        run_id = flow.start().id
+    ledger.register(birth())
+    (job,) = run(ledger)
+    turn(ledger, endings=[failure(job)])
+    wait_for(lambda: receiver.posts, "a message")
+    [post] = receiver.posts
+    assert post.body["title"] == "Unstuck: 1 workflow waits for an operator"
+    assert post.body["alerts"][0]["job"] == run_id
+    assert "Node count failed (TASK_FAILED) and waits for an operator" in post.body["text"]
+    assert f"`unstuck workflows resume {run_id}`" in post.body["text"]
 
 
 def test_conditions_begin_and_end_with_an_event_and_an_alert_each(

@@ -8,7 +8,7 @@ from unstuck.domain.errors import ConfigError
 from unstuck.domain.names import did_you_mean
 
 ALERT_KINDS = (
-    *("worker_died", "no_workers", "quarantined", "crash_loop"),
+    *("worker_died", "no_workers", "quarantined", "crash_loop", "workflow_paused"),
     *("backlog_old", "heartbeat_late", "no_reaper"),
 )
 WEBHOOK_SCHEMES = ("http", "https")

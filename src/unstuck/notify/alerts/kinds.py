@@ -11,6 +11,7 @@ class AlertKind(StrEnum):
     NO_WORKERS = "no_workers"
     QUARANTINED = "quarantined"
     CRASH_LOOP = "crash_loop"
+    WORKFLOW_PAUSED = "workflow_paused"
     BACKLOG_OLD = "backlog_old"
     HEARTBEAT_LATE = "heartbeat_late"
     NO_REAPER = "no_reaper"
@@ -37,6 +38,7 @@ TOPICS = {
     "worker_dead": Topic(AlertKind.WORKER_DIED, Phase.BEGUN),
     "quarantined": Topic(AlertKind.QUARANTINED, Phase.BEGUN),
     "crash_loop": Topic(AlertKind.CRASH_LOOP, Phase.BEGUN),
+    "workflow_paused": Topic(AlertKind.WORKFLOW_PAUSED, Phase.BEGUN),
     **{kind.value: Topic(kind, Phase.BEGUN) for kind in CONDITIONS},
     **{f"{kind}_still": Topic(kind, Phase.STILL) for kind in CONDITIONS},
     **{f"{kind}_over": Topic(kind, Phase.OVER) for kind in CONDITIONS},

@@ -71,7 +71,7 @@ def cause_of(event: AlertEvent) -> str:
     match TOPICS[event.kind].kind:
         case AlertKind.WORKER_DIED:
             return _cause_of_death(event.verdict)
-        case AlertKind.QUARANTINED:
+        case AlertKind.QUARANTINED | AlertKind.WORKFLOW_PAUSED:
             return _line(event.message.partition(": ")[2] or event.message)
         case AlertKind.CRASH_LOOP:
             return "crash loop"
@@ -121,17 +121,21 @@ _HEADS = {
     AlertKind.NO_WORKERS: ("queue without workers", "queues without workers"),
     AlertKind.QUARANTINED: ("job quarantined", "jobs quarantined"),
     AlertKind.CRASH_LOOP: ("crash loop", "crash loops"),
+    AlertKind.WORKFLOW_PAUSED: ("workflow waits for an operator", "workflows wait for an operator"),
     AlertKind.BACKLOG_OLD: ("queue with an old backlog", "queues with an old backlog"),
     AlertKind.HEARTBEAT_LATE: ("worker with a late heartbeat", "workers with a late heartbeat"),
     AlertKind.NO_REAPER: ("no reaper is running", "no reaper is running"),
 }
 
 
+_WITH_CAUSES = (AlertKind.WORKER_DIED, AlertKind.QUARANTINED, AlertKind.WORKFLOW_PAUSED)
+
+
 def _lines(topic: Topic, head: str, events: Sequence[AlertEvent]) -> Iterator[str]:
     first = events[0]
     yield f"{head[:1].upper()}{head[1:]}:"
     causes = Counter(map(cause_of, events))
-    if len(events) > 1 and topic.kind in (AlertKind.WORKER_DIED, AlertKind.QUARANTINED):
+    if len(events) > 1 and topic.kind in _WITH_CAUSES:
         said = [f"{count:,} {cause}" for cause, count in causes.most_common(MAX_CAUSES)]
         others = causes.total() - sum(count for _, count in causes.most_common(MAX_CAUSES))
         yield f"  Causes: {'; '.join([*said, f'{others:,} others'] if others else said)}"
@@ -164,6 +168,9 @@ def next_step(event: AlertEvent) -> str:
             return f"{cure[:1].upper()}{cure[1:]}."
         case AlertKind.QUARANTINED:
             return f"`unstuck why {event.job_id}`; mend the cause, then `unstuck quarantine release {event.job_id}`."
+        case AlertKind.WORKFLOW_PAUSED:
+            verbs = f"`unstuck workflows retry {event.job_id}` or `unstuck workflows resume {event.job_id}`"
+            return f"`unstuck workflow {event.job_id}` shows it; then {verbs}."
         case AlertKind.CRASH_LOOP:
             return "Look at its log and its host; `unstuck workers` says what is switched off and how to enable it."
         case AlertKind.BACKLOG_OLD:
