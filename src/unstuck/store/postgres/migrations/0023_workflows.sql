@@ -899,3 +899,7 @@ set search_path = pg_catalog, pg_temp
 as $body$
     delete from {schema}.workflows w where w.id = any (p_ids)
 $body$;
+
+-- Workflows that wait for an operator are told by alert, as quarantined jobs are.
+drop index {schema}.events_to_tell;
+create index events_to_tell on {schema}.events (id) where job_id is null or kind in ('quarantined', 'workflow_paused');

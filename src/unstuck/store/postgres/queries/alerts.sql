@@ -26,7 +26,7 @@ select e.id, extract(epoch from e.at)::double precision, e.kind, e.message, e.ab
 from {schema}.events e
 left join {schema}.jobs j on j.id = e.job_id
 left join {schema}.workers w on w.id = e.worker_id
-where (e.job_id is null or e.kind = 'quarantined')
+where (e.job_id is null or e.kind in ('quarantined', 'workflow_paused'))
   and e.id > %(after_id)s and e.kind = any (%(kinds)s) and e.id <> all (%(but)s)
   and (e.kind <> 'no_workers' or e.about is not null)
 order by e.id

@@ -51,3 +51,7 @@ CREATE TABLE unstuck_edges (
     PRIMARY KEY (workflow_id, source, target)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX unstuck_edges_into ON unstuck_edges (workflow_id, target);
+
+-- Workflows that wait for an operator are told by alert, as quarantined jobs are.
+DROP INDEX unstuck_events_to_tell;
+CREATE INDEX unstuck_events_to_tell ON unstuck_events (id) WHERE job_id IS NULL OR kind IN ('quarantined', 'workflow_paused');

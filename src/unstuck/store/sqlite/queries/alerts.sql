@@ -21,7 +21,7 @@ SELECT
 FROM unstuck_events e INDEXED BY unstuck_events_to_tell
 LEFT JOIN unstuck_jobs j ON j.id = e.job_id
 LEFT JOIN unstuck_workers w ON w.id = e.worker_id
-WHERE (e.job_id IS NULL OR e.kind = 'quarantined')
+WHERE (e.job_id IS NULL OR e.kind IN ('quarantined', 'workflow_paused'))
     AND e.id > ?1
     AND e.kind IN (SELECT value FROM json_each(?2))
     AND e.id NOT IN (SELECT value FROM json_each(?3))
