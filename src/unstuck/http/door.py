@@ -15,6 +15,7 @@ from unstuck.config import Settings, Web
 from unstuck.http import api, page
 from unstuck.http.desk import Desk
 from unstuck.http.foreign.crew import Crew
+from unstuck.http.foreign.quick import QuickBeats
 from unstuck.http.guard import stand_guard
 from unstuck.http.guard.place import Place, mounted
 from unstuck.http.openapi import describe
@@ -50,6 +51,7 @@ def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
     explain_errors(door)
     api.add_to(door)
     page.add_to(door)
+    door.add_middleware(QuickBeats, crew=door.state.crew)
     stand_guard(door, place)
     describe(door)
     # Outside of the guard: what that takes counts too.

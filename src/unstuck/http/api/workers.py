@@ -18,8 +18,9 @@ from unstuck.http.desk import AtDesk
 from unstuck.http.foreign.answers import BeatAnswerBody, Gone, HeartbeatAnswer, Registered
 from unstuck.http.foreign.bodies import BeatBody, HeartbeatBody, RegisterBody
 from unstuck.http.foreign.claiming import heartbeat_timeout_s
-from unstuck.http.foreign.crew import AtCrew, Crew, next_beat_s, orders, plain
+from unstuck.http.foreign.crew import AtCrew, Crew, next_beat_s, orders
 from unstuck.http.foreign.deaths import death_of, gone_problem, superseded
+from unstuck.http.foreign.quick import recorded
 from unstuck.http.foreign.seats import Seat, allowed, checked_metadata, could_be_id, may_speak_for
 from unstuck.http.models.operating import WorkerAsked
 from unstuck.http.problems import Problem
@@ -48,8 +49,7 @@ async def heartbeat(request: Request, body: HeartbeatBody, crew: AtCrew, caller:
         answer = await crew.pulse(seat, metadata)
     if seat is None or answer is None or answer.state not in LIVING:
         seat, answer, dead = await _come_in(request, crew, body.worker_id, metadata, caller, seat)
-    told = {"success": True, "message": "Heartbeat recorded", "next_heartbeat_in": plain(seat.interval_s)}
-    return JSONResponse({**told, **orders(seat, answer), "declared_dead": death_of(dead) if dead else None})
+    return JSONResponse({**recorded(seat, answer), "declared_dead": death_of(dead) if dead else None})
 
 
 @router.get("/api/workers", include_in_schema=False)

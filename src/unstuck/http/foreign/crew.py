@@ -53,9 +53,13 @@ class Crew:
     def ledger(self) -> Ledger:
         return self.desk.ledger
 
+    @property
+    def is_open(self) -> bool:
+        return self._ear is not None
+
     async def ready(self) -> None:
         """Have everything open; the first call takes a moment."""
-        if self._ear is None:
+        if not self.is_open:
             loop = asyncio.get_running_loop()
             await anyio.to_thread.run_sync(self._open, loop)
 

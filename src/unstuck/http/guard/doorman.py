@@ -7,7 +7,7 @@ only then is the body read.
 import asyncio
 import secrets
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -31,10 +31,8 @@ from unstuck.http.guard.place import Place
 from unstuck.http.guard.rates import Rates
 from unstuck.http.guard.watch import Watch
 from unstuck.http.problems import Problem, bug, problem_of
-from unstuck.store import manners
 
 HEALTH = frozenset({"/healthz", "/readyz"})
-BEATS = frozenset({"/api/workers/heartbeat", "/api/v1/workers/heartbeat"})
 LOGIN = "/login"
 STATIC = "/static/"
 BURST_S = 10
@@ -173,11 +171,8 @@ class Doorman:
 
     async def _pass_on(self, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
         watch = Watch(send, self._keyring, identity.caller.token_id)
-        # All the way, and not only while it is written: beside a page that is drawn each step of it would wait.
-        haste = manners.hurry() if get_route_path(scope) in BEATS else nullcontext()
         try:
-            with haste:
-                await self._app(scope, receive, watch.send)
+            await self._app(scope, receive, watch.send)
         except Exception as error:
             if watch.ended_by_us:
                 return
