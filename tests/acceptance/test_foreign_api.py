@@ -78,6 +78,27 @@ def test_the_first_beat_of_a_name_registers_it(http: httpx.Client, ledger: Ledge
     assert seen.metadata["tasks_processed"] == 43
 
 
+@pytest.mark.parametrize("path", ["/api/workers/heartbeat", "/api/v1/workers/heartbeat"])
+def test_later_beats_are_answered_as_the_first_and_bring_news_and_orders(
+    http: httpx.Client, ledger: Ledger, path: str
+) -> None:
+    name = f"steady-{path.count('/')}"
+    first = http.post(path, json={"worker_id": name, "metadata": {"n": 1}})
+    second = http.post(path, json={"worker_id": name, "metadata": {"n": 2}})
+    assert (first.status_code, second.status_code) == (200, 200)
+    assert second.json() == first.json()
+    assert second.headers["content-type"] == first.headers["content-type"]
+    worker_id = first.json()["id"]
+    record = ledger.foreign_worker(worker_id)
+    assert record is not None
+    assert record.metadata["n"] == 2
+    ledger.disable(worker_id, "sick", "ops")
+    assert http.post(path, json={"worker_id": name}).json()["disabled"] is True
+    # What is wrong is said as before, also to one that is known.
+    wrong = http.post(path, json={"worker_id": name, "metadata": {"n": "x" * 20_000}})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "not_valid")
+
+
 def test_a_beat_after_death_opens_a_new_life_and_never_revives_the_old(
     http: httpx.Client, ledger: Ledger, queue: str
 ) -> None:
