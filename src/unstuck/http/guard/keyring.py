@@ -81,12 +81,15 @@ class Keyring:
     async def by_id(self, token_id: str) -> Key | None:
         if token_id == GIVEN_ID:
             return self._given
-        found = (await self.keys()).valid.get(token_id)
-        if found is None:
+        came_s = self._clock()
+        keys = await self.keys()
+        # It may have been made since all was read; only a read that began after we were asked can tell.
+        while token_id not in keys.valid and keys.read_at_s < came_s:
             # Also what slows down those who guess.
             await asyncio.sleep(max(0.0, LOOK_AGAIN_S - self._age_s()))
-            found = (await self._read() if self._age_s() >= LOOK_AGAIN_S else await self.keys()).valid.get(token_id)
-        return found
+            known = self._keys
+            keys = known if known is not None and known.read_at_s >= came_s else await self._read()
+        return keys.valid.get(token_id)
 
     def _age_s(self) -> float:
         return float("inf") if self._keys is None else self._clock() - self._keys.read_at_s
