@@ -1,6 +1,7 @@
 """The keyring: few questions to the ledger however many come, and nobody let in by what it does not know."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -118,3 +119,27 @@ def test_a_given_token_has_every_scope_and_locks_the_door() -> None:
     assert asyncio.run(ring(Book(), GIVEN).keys()).any_ever
     assert not asyncio.run(ring(Book()).keys()).any_ever
     assert asyncio.run(ring(Book()).by_id(GIVEN_ID)) is None
+
+
+def test_a_token_that_was_made_while_all_were_read_is_found(book: Book) -> None:
+    """The read that is under way when it comes began before it was made."""
+    go_on = threading.Event()
+
+    def load() -> list[ApiTokenRecord]:
+        found = list(book.records)
+        go_on.wait(60)
+        return found
+
+    async def come() -> None:
+        book.records = []
+        keys = Keyring(load, None, book.clock)
+        under_way = asyncio.create_task(keys.keys())
+        await asyncio.sleep(0.05)
+        book.records, book.now_s = [record()], 0.05
+        coming = asyncio.create_task(keys.find(TOKEN))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert not (await under_way).valid
+        assert await coming is not None
+
+    asyncio.run(come())
