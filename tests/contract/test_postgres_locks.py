@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, new_job, running
+from tests.contract.hands import birth, claim, done, new_job, put, running, turn
 from tests.fleet import wait_for
 
 from unstuck.config import Settings
 from unstuck.store.postgres.ledger import PostgresLedger
-from unstuck.store.records import Progress
+from unstuck.store.records import NewNode, NewWorkflow, Progress, Ties
 
 
 @pytest.fixture
@@ -58,3 +58,43 @@ def test_a_note_of_progress_waits_for_no_job_that_is_just_ending(ledger: Postgre
         turn.execute("delete from unstuck.jobs where id = %s", (jobs[1].job_id,))
     noting.join()
     assert set(ledger.progress([job.job_id for job in jobs])) == {jobs[0].job_id, jobs[2].job_id}
+
+
+def test_who_waits_for_a_workflow_holds_no_line(ledger: PostgresLedger, swept_pg_url: str) -> None:
+    """Whoever has the workflow may be about to release a node into that line."""
+    job = new_job(more=Ties(line="k", line_limit=1))
+    nodes = (NewNode(0, None, "all", "group", source=1), NewNode(1, 0, "n1", "task", job=job))
+    number = ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), nodes, ())).job_id
+    [held] = claim(ledger, start=1)
+    ending = threading.Thread(target=turn, args=(ledger,), kwargs={"done": [done(held)]})
+    with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
+        other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
+        ending.start()
+        wait_for(
+            lambda: onlooker.execute(
+                "select 1 from pg_stat_activity where application_name like 'unstuck %%' and wait_event_type = 'Lock'"
+                " and datname = current_database()"
+            ).fetchone(),
+            "the turn waits",
+        )
+        other.execute("select 1 from unstuck.lines where key = 'k' for update nowait")
+    ending.join()
+    found = ledger.workflow(number)
+    assert found is not None
+    assert found.finished_at is not None
+
+
+def test_who_was_passed_over_because_somebody_had_it_in_hand_is_let_in_by_those_hands(
+    ledger: PostgresLedger, swept_pg_url: str
+) -> None:
+    ties = Ties(line="k", line_limit=1)
+    first, second = put(ledger, more=ties), put(ledger, more=ties)
+    [held] = claim(ledger, start=1)
+    assert held.job_id == first
+    with psycopg.connect(swept_pg_url) as sender:
+        sender.execute("select 1 from unstuck.jobs where id = %s for update", (second,))
+        turn(ledger, done=[done(held)])
+        assert claim(ledger) == []
+        sender.execute("select * from unstuck.signal(%s, 'go', 'null', 'me', 10)", (second,))
+    [held] = claim(ledger)
+    assert held.job_id == second

@@ -881,7 +881,8 @@ begin
         perform {schema}.revived(p_id);
     end if;
     return 'queued';
-exception when unique_violation then
+exception when unique_violation or sqlstate 'UQ001' then
+    -- It is in use again, or that of the workflow which would go on with it.
     return 'duplicate';
 end
 $body$;
@@ -956,6 +957,9 @@ $body$;
 -- Tell whoever else is concerned that attempts at these jobs ended, each as it ended (`succeeded`, `failed`, `crashed`,
 -- `drained`, `cancelled`, `suspended`). In the transaction that ended them, whoever that was. Gives the queues in which
 -- jobs became ready by it.
+--
+-- Workflows first, and lines last, as in `enqueue`: a node that a workflow releases may stand in the line that another
+-- node of it leaves, and whoever held the line and waited for the workflow would wait for ever.
 create function {schema}.settled(p_ids bigint[], p_as text[]) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -964,7 +968,7 @@ begin
     if cardinality(p_ids) = 0 then
         return '{}';
     end if;
-    return {schema}.leave_lines(p_ids) || {schema}.advance(p_ids) || {schema}.fire_hooks(p_ids, p_as);
+    return {schema}.advance(p_ids) || {schema}.fire_hooks(p_ids, p_as) || {schema}.leave_lines(p_ids);
 end
 $body$;
 

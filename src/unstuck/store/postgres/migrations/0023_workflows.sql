@@ -521,6 +521,14 @@ begin
     end if;
     -- In their order, and each of them for one at a time: two who end nodes of one workflow come one after the other.
     perform 1 from {schema}.workflows w where w.id = any (v_concerned) order by w.id for update;
+    -- The whole before its parts: who gave up both gave up the workflow, it did not fail.
+    for v_root in
+        select w.id from {schema}.workflows w join {schema}.jobs j on j.id = w.id
+        where w.id = any (p_ids) and w.finished_at is null and j.finished_at is not null
+        order by w.id
+    loop
+        v_woken := v_woken || {schema}.cancel_workflow(v_root);
+    end loop;
     with ended as (
         update {schema}.nodes n set
             state = case j.state when 'succeeded' then 'succeeded' when 'cancelled' then 'cancelled' else 'failed' end,
@@ -534,15 +542,8 @@ begin
     )
     select array_agg(e.workflow_id), array_agg(e.place) into v_workflows, v_places from ended e;
     if v_workflows is not null then
-        v_woken := {schema}.move_on(v_workflows, v_places);
+        v_woken := v_woken || {schema}.move_on(v_workflows, v_places);
     end if;
-    for v_root in
-        select w.id from {schema}.workflows w join {schema}.jobs j on j.id = w.id
-        where w.id = any (p_ids) and w.finished_at is null and j.finished_at is not null
-        order by w.id
-    loop
-        v_woken := v_woken || {schema}.cancel_workflow(v_root);
-    end loop;
     return v_woken;
 end
 $body$;
@@ -683,6 +684,10 @@ begin
     if not found then
         return null;
     end if;
+    -- While it was over another may have been started with its unique key.
+    perform {schema}.refuse_duplicate(o.id)
+    from {schema}.jobs r join {schema}.jobs o on o.live_key = r.unique_key and o.id <> r.id
+    where r.id = p_workflow;
     update {schema}.jobs j set
         state = 'waiting', ready = false, blocked = null, waiting = false, awaits = 'workflow', finished_at = null,
         result = null, error_code = null, error_message = null, error_cause = null, error_details = null,

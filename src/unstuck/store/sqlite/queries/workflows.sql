@@ -124,6 +124,12 @@ WHERE id = ?1 AND state = 'paused'
 -- name: go_on_workflow
 UPDATE unstuck_workflows SET state = 'running', finished_at = NULL WHERE id = ?1;
 
+-- name: owner_of_roots_key
+SELECT o.id
+FROM unstuck_jobs r
+JOIN unstuck_jobs o ON o.live_key = r.unique_key AND o.id <> r.id
+WHERE r.id = ?;
+
 -- name: reopen_root
 UPDATE unstuck_jobs
 SET state = 'waiting', ready = 0, blocked = 0, waiting = 0, awaits = 'workflow', finished_at = NULL, result = NULL,
