@@ -630,6 +630,8 @@ $body$;
 create function {schema}.recount(p_workflow bigint) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $body$
 #variable_conflict use_column
 declare
@@ -675,6 +677,8 @@ $body$;
 create function {schema}.reopen_workflow(p_workflow bigint, p_by text) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $body$
 #variable_conflict use_column
 declare

@@ -55,7 +55,7 @@ WHERE workflow_id = ?1 AND place = ?2;
 
 -- name: nodes_inside
 SELECT place, parent, name, kind, state, on_error, blockers, open, source, job_id, error, spec
-FROM unstuck_nodes
+FROM unstuck_nodes INDEXED BY unstuck_nodes_inside
 WHERE workflow_id = ?1 AND parent = ?2
 ORDER BY coalesce(item, 0), place;
 
@@ -151,7 +151,7 @@ SET blockers = (
     ),
     open = (
         SELECT count(*)
-        FROM unstuck_nodes m
+        FROM unstuck_nodes m INDEXED BY unstuck_nodes_inside
         WHERE m.workflow_id = ?1 AND m.parent = unstuck_nodes.place
             AND NOT (m.state = 'succeeded' OR m.state IN ('failed', 'cancelled') AND m.on_error = 'continue')
     )
