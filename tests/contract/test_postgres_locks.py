@@ -5,12 +5,14 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, new_job, running
+from tests.contract.hands import birth, claim, crash_retry, done, new_job, put, running, state_of, turn
 from tests.fleet import wait_for
 
 from unstuck.config import Settings
+from unstuck.domain.states import JobState
+from unstuck.domain.workflow import WorkflowState
 from unstuck.store.postgres.ledger import PostgresLedger
-from unstuck.store.records import Progress
+from unstuck.store.records import NewEdge, NewJob, NewNode, NewWorkflow, Progress, Ties, WorkflowRecord
 
 
 @pytest.fixture
@@ -19,6 +21,21 @@ def ledger(swept_pg_url: str) -> Iterator[PostgresLedger]:
     ledger.register(birth("w1"))
     yield ledger
     ledger.close()
+
+
+def workflow_of(ledger: PostgresLedger, *jobs: NewJob) -> int:
+    """Begin a workflow of these jobs, one after the other."""
+    places = range(1, len(jobs) + 1)
+    nodes = [NewNode(place, 0, f"n{place}", "task", job=job) for place, job in zip(places, jobs, strict=True)]
+    edges = tuple(NewEdge(place, place + 1, False) for place in places[:-1])
+    whole = NewNode(0, None, "all", "group", source=1)
+    return ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), edges)).job_id
+
+
+def look(ledger: PostgresLedger, workflow_id: int) -> WorkflowRecord:
+    found = ledger.workflow(workflow_id)
+    assert found is not None
+    return found
 
 
 def test_a_cancel_of_many_holds_nothing_while_it_waits_for_one(ledger: PostgresLedger, swept_pg_url: str) -> None:
@@ -58,3 +75,82 @@ def test_a_note_of_progress_waits_for_no_job_that_is_just_ending(ledger: Postgre
         turn.execute("delete from unstuck.jobs where id = %s", (jobs[1].job_id,))
     noting.join()
     assert set(ledger.progress([job.job_id for job in jobs])) == {jobs[0].job_id, jobs[2].job_id}
+
+
+def test_who_waits_for_a_workflow_holds_no_line(ledger: PostgresLedger, swept_pg_url: str) -> None:
+    """Whoever has the workflow may be about to release a node into that line."""
+    number = workflow_of(ledger, new_job(more=Ties(line="k", line_limit=1)))
+    [held] = claim(ledger, start=1)
+    ending = threading.Thread(target=turn, args=(ledger,), kwargs={"done": [done(held)]})
+    with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
+        other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
+        ending.start()
+        wait_for(
+            lambda: onlooker.execute(
+                "select 1 from pg_stat_activity where application_name like 'unstuck %%' and wait_event_type = 'Lock'"
+                " and datname = current_database()"
+            ).fetchone(),
+            "the turn waits",
+        )
+        other.execute("select 1 from unstuck.lines where key = 'k' for update nowait")
+    ending.join()
+    assert look(ledger, number).state is WorkflowState.SUCCEEDED
+
+
+def test_who_cancels_a_workflow_waits_for_no_node_that_is_just_ending(
+    ledger: PostgresLedger, swept_pg_url: str
+) -> None:
+    number = workflow_of(ledger, new_job())
+    [held] = claim(ledger, start=1)
+    cancelling = threading.Thread(target=ledger.cancel, args=([number], "me"))
+    with psycopg.connect(swept_pg_url) as other:
+        other.execute("select 1 from unstuck.jobs where id = %s for update", (held.job_id,))
+        cancelling.start()
+        wait_for(lambda: look(ledger, number).state is WorkflowState.CANCELLED, "it is cancelled")
+        other.execute("select 1 from unstuck.workflows where id = %s for update nowait", (number,))
+    cancelling.join()
+    # It was only in hand: it is asked all the same.
+    turn(ledger, endings=[crash_retry(held)])
+    assert state_of(ledger, held.job_id) is JobState.CANCELLED
+
+
+def test_lines_are_taken_in_their_order_by_who_goes_from_one_to_another(
+    ledger: PostgresLedger, swept_pg_url: str
+) -> None:
+    """The first node leaves line b, and the second, which is released by that, joins line a."""
+    lined = [new_job(more=Ties(line=line, line_limit=1)) for line in "ba"]
+    number = workflow_of(ledger, *lined)
+    [held] = claim(ledger, start=1)
+    ending = threading.Thread(target=turn, args=(ledger,), kwargs={"done": [done(held)]})
+    with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
+        onlooker.execute("insert into unstuck.lines (key) values ('a')")
+        other.execute("select 1 from unstuck.lines where key = 'a' for update")
+        ending.start()
+        wait_for(
+            lambda: onlooker.execute(
+                "select 1 from pg_stat_activity where application_name like 'unstuck %%' and wait_event_type = 'Lock'"
+                " and datname = current_database()"
+            ).fetchone(),
+            "the turn waits",
+        )
+        other.execute("select 1 from unstuck.lines where key = 'b' for update nowait")
+    ending.join()
+    [second] = claim(ledger, start=1)
+    turn(ledger, done=[done(second)])
+    assert look(ledger, number).state is WorkflowState.SUCCEEDED
+
+
+def test_who_was_passed_over_because_somebody_had_it_in_hand_is_let_in_by_those_hands(
+    ledger: PostgresLedger, swept_pg_url: str
+) -> None:
+    ties = Ties(line="k", line_limit=1)
+    first, second = put(ledger, more=ties), put(ledger, more=ties)
+    [held] = claim(ledger, start=1)
+    assert held.job_id == first
+    with psycopg.connect(swept_pg_url) as sender:
+        sender.execute("select 1 from unstuck.jobs where id = %s for update", (second,))
+        turn(ledger, done=[done(held)])
+        assert claim(ledger) == []
+        sender.execute("select * from unstuck.signal(%s, 'go', 'null', 'me', 10)", (second,))
+    [held] = claim(ledger)
+    assert held.job_id == second

@@ -39,6 +39,8 @@ INDEX_OF = {
     "look_coming": "unstuck_jobs_waiting",
     "look_overdue": "unstuck_jobs_waiting",
     "look_quarantined": "unstuck_jobs_error",
+    "nodes_inside": "unstuck_nodes_inside",
+    "recount_nodes": "unstuck_nodes_inside",
 }
 BY_KEY = (
     "claim_job",

@@ -113,6 +113,12 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: s
         Options.checked(None, options)
 
 
+def test_what_follows_a_job_cannot_be_refused_where_nobody_hears_it() -> None:
+    task = app_with().options(unique_key="k", on_duplicate="refuse")
+    with pytest.raises(ConfigError, match="nobody would hear of it"):
+        task.follow_up(("x", 1), {}, 7)
+
+
 def test_a_refused_duplicate_names_the_first(tmp_path: Any) -> None:
     app = App(f"sqlite:///{tmp_path}/jobs.db")
 

@@ -58,6 +58,7 @@ def test_the_same_definition_has_the_same_fingerprint_in_every_process() -> None
         ({"every": "1s", "delay": "5s"}, "delay has no place here"),
         ({"every": "1s", "prioritty": 5}, "Did you mean 'priority'"),
         ({"every": "1s", "name": "a b"}, "not a usable name"),
+        ({"every": "1s", "unique_key": "k", "on_duplicate": "refuse"}, "nobody would hear of it"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_when_the_app_is_built(schedule: dict[str, Any], words: str) -> None:

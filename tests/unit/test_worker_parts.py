@@ -12,7 +12,7 @@ import pytest
 from unstuck import host
 from unstuck.client.coalescing import Coalescer
 from unstuck.domain.endings import Release
-from unstuck.domain.errors import LedgerUnavailable, RefusedValue
+from unstuck.domain.errors import DuplicateJob, LedgerUnavailable, RefusedValue
 from unstuck.domain.policy import Policy
 from unstuck.runner.signs import Signs, read_signs
 from unstuck.store.records import (
@@ -138,6 +138,8 @@ class _Refusing:
         values = [*(entry.value for entry in turn.entries), *(item.result for item in turn.done)]
         if b"bad" in values or any(one.job.task == "bad" for one in turn.follow):
             raise RefusedValue("bad")
+        if any(one.job.task == "there already" for one in turn.follow):
+            raise DuplicateJob(7)
         self.turns.append(turn)
         return TurnAnswer(True)
 
@@ -162,6 +164,17 @@ def test_an_entry_that_cannot_be_stored_is_found_among_others_and_refused_alone(
     # What cannot be stored ends alone, and what was to follow it does not.
     assert {item.token for part in ledger.turns for item in part.endings} == {3, 4}
     assert sum(part.wish is not None for part in ledger.turns) == 1
+
+
+def test_a_follow_up_whose_key_is_taken_does_not_stop_the_wheel() -> None:
+    ledger, mailbox = _Refusing(), Mailbox()
+    wheel = Wheel(ledger, "w", mailbox)  # type: ignore[arg-type]
+    follow = (FollowUp(2, 2, NewJob("there already", "q", b"")),)
+    answer = wheel._turn(Turn("w", done=(Done(1, 1, b"ok"), Done(2, 2, b"ok")), follow=follow))
+    mailbox.close()
+    assert isinstance(answer, TurnDone)
+    assert {item.token for part in ledger.turns for item in part.done} == {1}
+    assert {item.token for part in ledger.turns for item in part.endings} == {2}
 
 
 def test_one_bad_job_does_not_fail_the_enqueues_beside_it() -> None:

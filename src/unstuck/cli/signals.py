@@ -17,10 +17,10 @@ def signal(
 ) -> None:
     """Send a signal to a job that waits for it, now or later (`ctx.wait_signal`)."""
     number = job_id(id)
-    data = b"null" if value is None else value.encode()
     try:
+        data = b"null" if value is None else value.encode()
         msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise Misuse(f"VALUE must be JSON ({error}). Write text as '\"text\"'.") from None
     with common.reading() as operator:
         answer = operator.signal(number, name, data)

@@ -191,6 +191,15 @@ def _ties(
     return None if ties == _PLAIN else ties
 
 
+def refuse_refusing(job: NewJob, what: str) -> None:
+    """Raise ConfigError for a job that is stored when nobody is there who could be told that it is refused."""
+    if job.more is not None and job.more.on_duplicate == "refuse":
+        raise ConfigError(
+            f"{what} cannot say on_duplicate='refuse': nobody would hear of it. Use 'return' (nothing is stored while "
+            "another has the unique_key) or 'replace'."
+        )
+
+
 def split_call(call: Any, task: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Read one entry of `enqueue_many`: a tuple or list of arguments, or a dict of named ones."""
     if isinstance(call, dict):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from unstuck.client.enqueueing import refuse_refusing
 from unstuck.domain.catching_up import CatchUp
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, PayloadError, WrongArguments
@@ -58,6 +59,7 @@ def definition_of(
     if catch_up not in get_args(CatchUp):
         raise ConfigError(f"{owner}: catch_up must be 'skip', 'latest' or 'all', not {catch_up!r}.")
     timing = checked_timing(cron, None if every is None else seconds(every, f"{owner}: every"), tz, owner)
+    refuse_refusing(job, owner)
     # Who enqueues it is said at each tick; what differs between processes must not be part of the definition.
     job = msgspec.structs.replace(job, enqueued_by=None)
     return ScheduleDefinition(name, job.task, job.queue, timing, pack_job(job), catch_up)

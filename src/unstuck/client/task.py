@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 import msgspec
 
 from unstuck.client.counter import Counter
-from unstuck.client.enqueueing import GivenOptions, Options, build_job, split_call
+from unstuck.client.enqueueing import GivenOptions, Options, build_job, refuse_refusing, split_call
 from unstuck.client.job import Job
 from unstuck.domain.errors import ConfigError, NoWorkers, WrongArguments
 from unstuck.domain.policy import Policy
@@ -119,7 +119,9 @@ class Task(Generic[P, R]):
                 "success. Leave connection= out, or use task.enqueue(…) instead of ctx.enqueue."
             )
         with self._sending(1) as sent:
-            return msgspec.structs.replace(self._job(args, kwargs, sent.trace), enqueued_by=f"job {job_id}")
+            job = self._job(args, kwargs, sent.trace)
+        refuse_refusing(job, f"{self.name!r}, which follows another job,")
+        return msgspec.structs.replace(job, enqueued_by=f"job {job_id}")
 
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
         """Give the job of an enqueue without anything that follows its end."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from unstuck.domain.endings import Ending
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch
+from unstuck.domain.errors import DuplicateJob, LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch
 from unstuck.domain.outcomes import NotStorable
 from unstuck.domain.policy import Policy
 from unstuck.domain.recovery import Attempt, conclude
@@ -117,7 +117,7 @@ class Wheel:
         self.movement.moved()
         try:
             return self._ledger.turn(turn)
-        except RefusedValue as error:
+        except (RefusedValue, DuplicateJob) as error:
             return self._split(turn, str(error))
 
     def _split(self, turn: Turn, reason: str) -> TurnAnswer:

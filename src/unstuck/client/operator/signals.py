@@ -23,6 +23,11 @@ class SignalVerbs(Verbs):
             raise JobNotFound(f"Job {job_id} does not exist: it was never stored, or was pruned after it ended.")
         if answer == "finished":
             raise SignalRefused(f"Job {job_id} has ended, so nobody would take the signal {name!r}.")
+        if answer == "workflow":
+            raise SignalRefused(
+                f"Job {job_id} stands for a workflow, and takes no signals. Send it to the job of a node "
+                f"(`unstuck workflow {job_id}` shows them)."
+            )
         if answer == "full":
             raise SignalRefused(
                 f"{MAX_SIGNALS:,} signals wait for job {job_id} already. Send more when it has taken some "

@@ -99,17 +99,23 @@ def _emptied(value: Any, path: Path, refs: list[tuple[Path, int]]) -> Iterator[N
 def _refuse_cycles(workflow: "Workflow", members: list[Node[Any]], edges: dict[tuple[int, int], bool]) -> None:
     """A group ends after all that is in it; with that, nobody may come before itself."""
     before: dict[int, set[int]] = {node.place: set() for node in members}
-    for source, target in edges:
-        before[target].add(source)
+    behind: dict[int, list[int]] = {node.place: [] for node in members}
+    links = set(edges)
     for node in members:
         if node.scope is not workflow:
             assert node.scope is not None
-            before[node.scope.place].add(node.place)
-    while ready := [place for place, sources in before.items() if not sources]:
-        for place in ready:
-            del before[place]
-        for sources in before.values():
-            sources.difference_update(ready)
+            links.add((node.place, node.scope.place))
+    for source, target in links:
+        before[target].add(source)
+        behind[source].append(target)
+    ready = [place for place, sources in before.items() if not sources]
+    while ready:
+        place = ready.pop()
+        del before[place]
+        for target in behind[place]:
+            before[target].discard(place)
+            if not before[target]:
+                ready.append(target)
     if before:
         names = ", ".join(repr(node.name) for node in members if node.place in before)
         raise ConfigError(f"Workflow {workflow.name!r} goes in a circle: {names} wait for each other.")

@@ -97,6 +97,8 @@ class Workflow(Scope):
         super().__init__(None, checked_node_name(name))
         self._counter = counter
         self._names: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        """The last number that a name was given: thousands of nodes may have the same task."""
         self._count = 0
 
     @property
@@ -135,11 +137,12 @@ class Workflow(Scope):
 
     def free_name(self, name: str) -> str:
         """Give a name that nobody has yet, made of this one."""
-        found, number = name, 1
+        found, number = name, self._numbers.get(name, 1)
         while found in self._names:
             number += 1
             found = f"{name}-{number}"
         self._names.add(found)
+        self._numbers[name] = number
         return found
 
     def count_one(self) -> None:

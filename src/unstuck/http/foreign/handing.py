@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
+from unstuck.client.enqueueing import refuse_refusing
 from unstuck.config import Settings
 from unstuck.domain import payload
 from unstuck.domain.endings import Ending, Release
@@ -229,7 +230,10 @@ class Hands:
         if not item.follow_up:
             return []
         build = builder(self._ledger, self._settings, f"job {item.job_id}")
-        return [FollowUp(item.job_id, item.token, build(body)) for body in item.follow_up]
+        jobs = [build(body) for body in item.follow_up]
+        for job in jobs:
+            refuse_refusing(job, f"{job.task!r}, which follows another job,")
+        return [FollowUp(item.job_id, item.token, job) for job in jobs]
 
     def _output(self, item: SettleItem) -> Output | None:
         if not item.stdout and not item.stderr:

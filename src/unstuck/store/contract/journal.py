@@ -8,7 +8,8 @@ from unstuck.store.records import JournalRecord, SignalRecord
 class JournalVerbs(Protocol):
     def signal(self, job_id: int, name: str, value: bytes, by: str) -> str:
         """Keep a signal for a job: 'woken' (it waited for this one), 'kept' (until it does), 'finished' (too late),
-        'full' (too many wait for it already), 'missing'. Several of one name are taken in their order, each once."""
+        'full' (too many wait for it already), 'workflow' (it stands for one, and takes none), 'missing'. Several of one
+        name are taken in their order, each once."""
         ...
 
     def journal(self, job_id: int) -> list[JournalRecord]:

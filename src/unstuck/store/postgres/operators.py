@@ -31,6 +31,10 @@ class OperatorVerbs(ReadingVerbs):
             answers.update(self._cancel(ids[start : start + CANCEL_BATCH], by))
         for job_id in [job_id for job_id, answer in answers.items() if answer == BUSY]:
             answers.update(self._cancel([job_id], by))
+        stopped = [job_id for job_id, answer in answers.items() if answer == "cancelled"]
+        for (job_id,) in self.read("nodes_to_stop", ids=arrays.int8s(stopped)) if stopped else ():
+            # It was in hand when its workflow was cancelled. Each alone, for the same reason.
+            self._cancel([job_id], by)
         return {job_id: answers[job_id] for job_id in ids}
 
     def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:

@@ -41,6 +41,10 @@ def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> s
     """Attempts at these jobs ended. Where a job is over, so is its node; where the job of a workflow itself was
     cancelled, nothing of it is begun any more."""
     ids = msgspec.json.encode([job_id for job_id, _ in ended]).decode()
+    woken: set[str] = set()
+    # The whole before its parts: who gave up both gave up the workflow, it did not fail.
+    for (workflow_id,) in fetch(cursor, "cancelled_roots", (ids,)):
+        woken |= _cancel(cursor, workflow_id)
     over: dict[int, list[Node]] = {}
     rows: list[tuple[Any, ...]] = []
     for row in fetch(cursor, "concerned_nodes", (ids,)):
@@ -53,10 +57,7 @@ def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> s
         node = Node(place, parent, name, "task", state, on_error, 0, 0, None, job_id, error, None)
         over.setdefault(workflow_id, []).append(node)
     cursor.executemany(SQL["end_node"], rows)
-    woken = move_on(cursor, over)
-    for (workflow_id,) in fetch(cursor, "cancelled_roots", (ids,)):
-        woken |= _cancel(cursor, workflow_id)
-    return woken
+    return woken | move_on(cursor, over)
 
 
 def node_error(name: str, job_id: int, code: str | None, message: str | None, cause: str | None) -> NodeError:

@@ -92,9 +92,12 @@ def _signal(cursor: apsw.Cursor, job_id: int, name: str, value: bytes, by: str) 
     found = cursor.execute(SQL["job_to_signal"], (job_id,)).fetchone()
     if found is None:
         return "missing", set()
-    state, awaits, queue, line = found
+    state, awaits, queue, line, place = found
     if state in FINAL:
         return "finished", set()
+    if place == 0:
+        # It stands for a workflow and waits for that alone: nobody would ever take a signal.
+        return "workflow", set()
     ((kept, last),) = fetch(cursor, "count_signals", (job_id,))
     if kept >= MAX_SIGNALS:
         return "full", set()

@@ -9,14 +9,17 @@ from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.checks import check_ids
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.reviving import queue_again
-from unstuck.store.sqlite.ties import settled, tied_among
+from unstuck.store.sqlite.ties import Ended, settled, tied_among
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
-from unstuck.store.sqlite.workflows import reopen
+from unstuck.store.sqlite.workflows import may_reopen, reopen
 
 PURGE_BATCH = 2_000
 STEP_JOBS = 1_000
 
-Act = Callable[[apsw.Cursor, int, str], str]
+_ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED)
+
+Act = Callable[[apsw.Cursor, int, str, list[Ended]], str]
+"""Do it to one job; what others are to be told of goes to the list."""
 
 
 class OperatorVerbs(Verbs):
@@ -83,12 +86,15 @@ class OperatorVerbs(Verbs):
         ids = list(dict.fromkeys(job_ids))
         answers: dict[int, str] = {}
         for start in range(0, len(ids), STEP_JOBS):
+            tied: list[Ended] = []
             with self.db.write() as cursor:
-                answers.update({job_id: act(cursor, job_id, by) for job_id in ids[start : start + STEP_JOBS]})
+                answers.update({job_id: act(cursor, job_id, by, tied) for job_id in ids[start : start + STEP_JOBS]})
+                # Once for all: of a workflow and its nodes the end of one must not decide for the others.
+                settled(cursor, tied)
         return answers
 
 
-def _cancel(cursor: apsw.Cursor, job_id: int, by: str) -> str:
+def _cancel(cursor: apsw.Cursor, job_id: int, by: str, tied: list[Ended]) -> str:
     found = cursor.execute(SQL["job_brief"], (job_id,)).fetchone()
     if found is None:
         return "missing"
@@ -96,7 +102,7 @@ def _cancel(cursor: apsw.Cursor, job_id: int, by: str) -> str:
     if state in (JobState.PENDING, JobState.CLAIMED, JobState.WAITING):
         cursor.execute(SQL["cancel_idle_job"], (job_id, time.time(), f"cancelled by {by} before it ran"))
         if found[8]:
-            settled(cursor, [(job_id, AttemptState.CANCELLED)])
+            tied.append((job_id, AttemptState.CANCELLED))
         write_event(cursor, "cancelled", f"Cancelled by {by} before it ran", job_id=job_id, worker_id=worker_id)
         return "cancelled"
     if state == JobState.RUNNING:
@@ -106,7 +112,10 @@ def _cancel(cursor: apsw.Cursor, job_id: int, by: str) -> str:
     return "finished"
 
 
-def _retry(cursor: apsw.Cursor, job_id: int, by: str) -> str:
+def _retry(cursor: apsw.Cursor, job_id: int, by: str, _tied: list[Ended]) -> str:
+    found = cursor.execute(SQL["job_brief"], (job_id,)).fetchone()
+    if found is not None and found[0] in _ENDED_BADLY and not may_reopen(cursor, job_id):
+        return "duplicate"
     answer = queue_again(cursor, job_id, by)
     if answer == "queued" and tied_among(cursor, [job_id]):
         reopen(cursor, job_id, by)

@@ -98,9 +98,9 @@ def _finish(cursor: apsw.Cursor, turn: Turn, tied: list[Ended]) -> set[tuple[int
     if not _all_written(cursor, "finish_job", rows):
         mine = fetch(cursor, "finished_just_now", (_ids(rows), worker_id, now))
         lost = {(one.job_id, one.token) for one in turn.done} - set(mine)
-    not_mine = {job_id for job_id, _ in lost}
-    concerned = tied_among(cursor, [one.job_id for one in turn.done])
-    tied += [(job_id, AttemptState.SUCCEEDED) for job_id in concerned if job_id not in not_mine]
+    # By token: a worker may hand in an attempt that it lost together with the one that it has of the same job.
+    ended = {one.job_id for one in turn.done if (one.job_id, one.token) not in lost}
+    tied += [(job_id, AttemptState.SUCCEEDED) for job_id in tied_among(cursor, sorted(ended))]
     return lost
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from unstuck.domain.errors import DuplicateJob
 from unstuck.domain.inputs import NodeError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
@@ -102,6 +103,15 @@ class WorkflowVerbs(Verbs):
         return found
 
 
+def may_reopen(cursor: apsw.Cursor, job_id: int) -> bool:
+    """Say whether nobody else has the unique key of the workflow that would go on with this job."""
+    found = cursor.execute(SQL["job_place"], (job_id,)).fetchone()
+    if found is None or found[0] is None:
+        return True
+    ended = _state(cursor, found[0]) in (WorkflowState.FAILED, WorkflowState.CANCELLED)
+    return not ended or cursor.execute(SQL["owner_of_roots_key"], (found[0],)).get is None
+
+
 def reopen(cursor: apsw.Cursor, job_id: int, by: str) -> None:
     """A job was queued again by an operator: its node waits for it again, and so does a workflow that ended with it.
     Its own job, queued again, means the whole workflow."""
@@ -125,6 +135,10 @@ def reopen_workflow(cursor: apsw.Cursor, workflow_id: int, by: str) -> set[str] 
     """Open a workflow that ended badly, or is paused: what failed is tried again, what was not begun may begin."""
     if _state(cursor, workflow_id) not in _ENDED_BADLY:
         return None
+    owner = cursor.execute(SQL["owner_of_roots_key"], (workflow_id,)).get
+    if owner is not None:
+        # While it was over another was started with its unique key.
+        raise DuplicateJob(owner)
     cursor.execute(SQL["go_on_workflow"], (workflow_id,))
     cursor.execute(SQL["reopen_root"], (workflow_id,))
     cursor.execute(SQL["reopen_node"], (workflow_id, 0, NodeState.RELEASED.value, None))

@@ -224,8 +224,11 @@ declare
     v_kept bigint[];
     v_keepers bigint[];
     v_peculiar constant boolean := p_more is not null and p_unique_keys is not null;
+    v_outer boolean := false;
 begin
     if v_peculiar then
+        -- Who is replaced leaves a line, before we join ours.
+        v_outer := {schema}.gather_lines();
         -- Keys that are kept for a period are in a table of their own: who finds one there is not stored.
         select array_agg(k.place), array_agg(k.job_id) into v_kept, v_keepers from {schema}.keep_keys(p_ids, p_unique_keys, p_more) k;
         return query select * from unnest(v_kept, v_keepers);
@@ -288,6 +291,9 @@ begin
     -- Last: who holds a line waits for nobody.
     if p_more is not null then
         perform {schema}.line_up(p_more);
+    end if;
+    if v_outer then
+        perform {schema}.let_in_gathered();
     end if;
 end
 $body$;
@@ -483,6 +489,7 @@ declare
     v_limited text[];
     v_disabled boolean;
     v_taken integer;
+    v_outer boolean;
 begin
     if p_limit > 0 then
         select array_agg(u.q order by u.n) filter (where k.concurrency is null and k.rate is null),
@@ -620,11 +627,15 @@ begin
     end if;
 
     -- Once for all that ended in this turn: whoever else is concerned is told in the same commit.
-    if cardinality(v_tied) > 0 then
+    if cardinality(v_tied) > 0 or p_follow is not null then
+        v_outer := {schema}.gather_lines();
         v_woken := {schema}.settled(v_tied, v_tied_as);
-    end if;
-    if p_follow is not null then
-        v_woken := v_woken || {schema}.follow_up(p_follow, v_ended);
+        if p_follow is not null then
+            v_woken := v_woken || {schema}.follow_up(p_follow, v_ended);
+        end if;
+        if v_outer then
+            v_woken := v_woken || {schema}.let_in_gathered();
+        end if;
     end if;
 
     if cardinality(v_queues) > 0 then
@@ -751,6 +762,8 @@ declare
     v_free bigint[];
     v_tied bigint[];
 begin
+    -- The end of a workflow is written by who has locked it, and then its own job: in the same order here.
+    perform 1 from {schema}.workflows w where w.id = any (p_ids) order by w.id for update;
     if cardinality(p_ids) = 1 then
         perform 1 from {schema}.jobs j where j.id = p_ids[1] for update;
     end if;
@@ -847,6 +860,8 @@ declare
     v_job record;
     v_now timestamptz;
 begin
+    -- Of one that stands for a workflow, that first: in the order of those who end it.
+    perform 1 from {schema}.workflows w where w.id = p_id for update;
     select j.state, j.token, j.tied into v_job from {schema}.jobs j where j.id = p_id for update;
     if not found then
         return 'missing';
@@ -881,7 +896,8 @@ begin
         perform {schema}.revived(p_id);
     end if;
     return 'queued';
-exception when unique_violation then
+exception when unique_violation or sqlstate 'UQ001' then
+    -- It is in use again, or that of the workflow which would go on with it.
     return 'duplicate';
 end
 $body$;
@@ -956,15 +972,23 @@ $body$;
 -- Tell whoever else is concerned that attempts at these jobs ended, each as it ended (`succeeded`, `failed`, `crashed`,
 -- `drained`, `cancelled`, `suspended`). In the transaction that ended them, whoever that was. Gives the queues in which
 -- jobs became ready by it.
+--
+-- Workflows first, and lines last and all at once (`gather_lines`): a node that a workflow releases may stand in the
+-- line that another node of it leaves, and whoever held the line and waited for the workflow would wait for ever.
 create function {schema}.settled(p_ids bigint[], p_as text[]) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
+declare
+    v_outer boolean;
+    v_woken text[];
 begin
     if cardinality(p_ids) = 0 then
         return '{}';
     end if;
-    return {schema}.leave_lines(p_ids) || {schema}.advance(p_ids) || {schema}.fire_hooks(p_ids, p_as);
+    v_outer := {schema}.gather_lines();
+    v_woken := {schema}.advance(p_ids) || {schema}.fire_hooks(p_ids, p_as) || {schema}.leave_lines(p_ids);
+    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
 end
 $body$;
 
@@ -974,12 +998,14 @@ language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
 declare
+    v_outer constant boolean := {schema}.gather_lines();
     v_line text;
 begin
     select j.line into v_line from {schema}.jobs j where j.id = p_id;
-    if v_line is not null then
-        perform {schema}.admit(array[v_line]);
-    end if;
+    perform {schema}.admit(array[v_line]);
     perform {schema}.reopen(p_id);
+    if v_outer then
+        perform {schema}.let_in_gathered();
+    end if;
 end
 $body$;

@@ -149,13 +149,17 @@ declare
     v_kept bigint;
     v_last integer;
 begin
-    select j.state, j.awaits, j.queue, j.line, j.journal, j.finished_at into v_job
+    select j.state, j.awaits, j.queue, j.line, j.journal, j.blocked, j.place, j.finished_at into v_job
     from {schema}.jobs j where j.id = p_job for update;
     if not found then
         return query select 'missing', null::text;
         return;
     elsif v_job.finished_at is not null then
         return query select 'finished', null::text;
+        return;
+    elsif v_job.place = 0 then
+        -- It stands for a workflow and waits for that alone: nobody would ever take a signal.
+        return query select 'workflow', null::text;
         return;
     end if;
     select count(*) filter (where s.taken_seq is null), max(s.number) into v_kept, v_last
@@ -181,6 +185,11 @@ begin
     end if;
     if v_job.journal is null then
         update {schema}.jobs j set journal = true where j.id = p_job;
+    end if;
+    if v_job.blocked then
+        -- Whoever gave a place back meanwhile passed it over, because we have it in hand.
+        return query select 'kept', ({schema}.admit(array[v_job.line]))[1];
+        return;
     end if;
     return query select 'kept', null::text;
 end

@@ -389,6 +389,7 @@ declare
     v_bad record;
     v_released record;
     v_woken text[] := '{}';
+    v_outer constant boolean := {schema}.gather_lines();
 begin
     while cardinality(v_workflows) > 0 loop
         v_next_workflows := '{}';
@@ -486,7 +487,7 @@ begin
         v_workflows := v_next_workflows;
         v_places := v_next_places;
     end loop;
-    return v_woken;
+    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
 end
 $body$;
 
@@ -521,6 +522,14 @@ begin
     end if;
     -- In their order, and each of them for one at a time: two who end nodes of one workflow come one after the other.
     perform 1 from {schema}.workflows w where w.id = any (v_concerned) order by w.id for update;
+    -- The whole before its parts: who gave up both gave up the workflow, it did not fail.
+    for v_root in
+        select w.id from {schema}.workflows w join {schema}.jobs j on j.id = w.id
+        where w.id = any (p_ids) and w.finished_at is null and j.finished_at is not null
+        order by w.id
+    loop
+        v_woken := v_woken || {schema}.cancel_workflow(v_root);
+    end loop;
     with ended as (
         update {schema}.nodes n set
             state = case j.state when 'succeeded' then 'succeeded' when 'cancelled' then 'cancelled' else 'failed' end,
@@ -534,20 +543,15 @@ begin
     )
     select array_agg(e.workflow_id), array_agg(e.place) into v_workflows, v_places from ended e;
     if v_workflows is not null then
-        v_woken := {schema}.move_on(v_workflows, v_places);
+        v_woken := v_woken || {schema}.move_on(v_workflows, v_places);
     end if;
-    for v_root in
-        select w.id from {schema}.workflows w join {schema}.jobs j on j.id = w.id
-        where w.id = any (p_ids) and w.finished_at is null and j.finished_at is not null
-        order by w.id
-    loop
-        v_woken := v_woken || {schema}.cancel_workflow(v_root);
-    end loop;
     return v_woken;
 end
 $body$;
 
--- The job that stands for a workflow was cancelled: so is what was not begun, and what runs is asked to stop.
+-- The job that stands for a workflow was cancelled: so is what was not begun, and what runs is asked to stop. What
+-- somebody has in hand just now may be ending, and then they wait for the workflow: who asked us asks those by themselves,
+-- when it is done (see `nodes_to_stop`).
 create function {schema}.cancel_workflow(p_workflow bigint) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -556,11 +560,12 @@ declare
     v_woken text[];
 begin
     v_woken := {schema}.close_scope(p_workflow, 0, format('workflow %s was cancelled', p_workflow));
-    with asked as (
-        update {schema}.jobs j set cancel_requested = true
-        from {schema}.nodes n
-        where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.id = n.job_id and j.held
-        returning j.worker_id
+    with free as materialized (
+        select j.id from {schema}.nodes n join {schema}.jobs j on j.id = n.job_id
+        where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.held
+        for update of j skip locked
+    ), asked as (
+        update {schema}.jobs j set cancel_requested = true from free f where j.id = f.id returning j.worker_id
     )
     update {schema}.beats b set cancels = true where b.worker_id in (select a.worker_id from asked a);
     update {schema}.nodes n set
@@ -625,6 +630,8 @@ $body$;
 create function {schema}.recount(p_workflow bigint) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $body$
 #variable_conflict use_column
 declare
@@ -670,6 +677,8 @@ $body$;
 create function {schema}.reopen_workflow(p_workflow bigint, p_by text) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $body$
 #variable_conflict use_column
 declare
@@ -677,17 +686,28 @@ declare
     v_jobs bigint[] := '{}';
     v_more bigint[];
     v_job bigint;
+    v_outer boolean;
+    v_woken text[];
 begin
     update {schema}.workflows w set state = 'running', finished_at = null
     where w.id = p_workflow and w.state in ('failed', 'cancelled', 'paused');
     if not found then
         return null;
     end if;
-    update {schema}.jobs j set
-        state = 'waiting', ready = false, blocked = null, waiting = false, awaits = 'workflow', finished_at = null,
-        result = null, error_code = null, error_message = null, error_cause = null, error_details = null,
-        cancel_requested = null, live_key = j.unique_key
-    where j.id = p_workflow;
+    begin
+        update {schema}.jobs j set
+            state = 'waiting', ready = false, blocked = null, waiting = false, awaits = 'workflow', finished_at = null,
+            result = null, error_code = null, error_message = null, error_cause = null, error_details = null,
+            cancel_requested = null, live_key = j.unique_key
+        where j.id = p_workflow;
+    exception when unique_violation then
+        -- While it was over another was started with its unique key.
+        perform {schema}.refuse_duplicate(o.id)
+        from {schema}.jobs r join {schema}.jobs o on o.live_key = r.unique_key and o.id <> r.id
+        where r.id = p_workflow;
+        raise exception 'the unique key of workflow % changed hands just now', p_workflow using errcode = '40001';
+    end;
+    v_outer := {schema}.gather_lines();
     update {schema}.nodes n set state = 'released', finished_at = null, error = null
     where n.workflow_id = p_workflow and n.place = 0;
     -- From the outside in: what is inside a scope that failed and may have failed is left as it is. What runs still,
@@ -714,11 +734,16 @@ begin
         where n.workflow_id = p_workflow and n.parent = any (v_scopes) and n.kind <> 'task' and n.state = 'released';
     end loop;
     foreach v_job in array v_jobs loop
-        perform {schema}.retry(v_job, p_by);
+        -- Removed just now, since its workflow was over: its node gets another.
+        if {schema}.retry(v_job, p_by) = 'missing' then
+            update {schema}.nodes n set state = 'waiting', job_id = null
+            where n.workflow_id = p_workflow and n.job_id = v_job and n.state = 'released';
+        end if;
     end loop;
     insert into {schema}.events (kind, job_id, message)
     values ('retried', p_workflow, format('Workflow was taken up again by %s', p_by));
-    return {schema}.recount(p_workflow);
+    v_woken := {schema}.recount(p_workflow);
+    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
 end
 $body$;
 

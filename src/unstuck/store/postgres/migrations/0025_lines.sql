@@ -39,7 +39,78 @@ create table {schema}.lines (
 -- never more than may be. Whoever gives a place back calls it afterwards in the same transaction, and whoever adds a
 -- job too: so nobody waits for a place that is free. Jobs that somebody has in hand just now are passed over, for those
 -- hands may wait for the line.
+--
+-- Within `gather_lines` they are only noted.
 create function {schema}.admit(p_lines text[]) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    if {schema}.gathers_lines() then
+        perform {schema}.note_lines((
+            select jsonb_agg(jsonb_build_object('line', l)) from unnest(p_lines) as l where l is not null));
+        return '{}';
+    end if;
+    return {schema}.let_in(p_lines, null);
+end
+$body$;
+
+-- Whoever goes on through a workflow frees places in some lines and needs places in others, step by step; two who took
+-- lines as they came to them would wait for each other. So they are noted from here on, for the rest of the transaction,
+-- and locked in their order by `let_in_gathered`. Says whether it was this call that began it: that one ends it too.
+create function {schema}.gather_lines() returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    if {schema}.gathers_lines() then
+        return false;
+    end if;
+    perform set_config('unstuck.lines', '[]', true);
+    return true;
+end
+$body$;
+
+create function {schema}.gathers_lines() returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    return coalesce(current_setting('unstuck.lines', true), '') <> '';
+end
+$body$;
+
+create function {schema}.note_lines(p_lines jsonb) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    if p_lines is not null then
+        perform set_config('unstuck.lines', (current_setting('unstuck.lines')::jsonb || p_lines)::text, true);
+    end if;
+end
+$body$;
+
+create function {schema}.let_in_gathered() returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_noted constant text := current_setting('unstuck.lines');
+    v_more jsonb[];
+begin
+    perform set_config('unstuck.lines', '', true);
+    if v_noted = '[]' then
+        return '{}';
+    end if;
+    v_more := array(select e.value from jsonb_array_elements(v_noted::jsonb) with ordinality as e(value, n) order by e.n);
+    return {schema}.let_in(array(select m ->> 'line' from unnest(v_more) as m), v_more);
+end
+$body$;
+
+-- As `admit`, at once; `p_more` has what was said of the lines by those who joined them: the last word wins, but not over
+-- an operator's.
+create function {schema}.let_in(p_lines text[], p_more jsonb[]) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -72,6 +143,16 @@ begin
         order by u.line
         on conflict do nothing;
     end loop;
+    if p_more is not null then
+        update {schema}.lines l set places = u.places, changed_at = clock_timestamp()
+        from (
+            select distinct on (m.more ->> 'line') m.more ->> 'line' as line, (m.more ->> 'line_limit')::integer as places
+            from unnest(p_more) with ordinality as m(more, n)
+            where m.more ? 'line' and m.more ? 'line_limit' and not m.more ? 'later'
+            order by m.more ->> 'line', m.n desc
+        ) u
+        where l.key = u.line and l.pinned_by is null and l.places <> u.places;
+    end if;
     -- A statement of its own, with a snapshot taken after the locks were won.
     with room as materialized (
         select l.key, l.places - (
@@ -107,14 +188,14 @@ begin
     if v_lines is null then
         return;
     end if;
-    insert into {schema}.lines as l (key, places)
-    select distinct on (u.more ->> 'line') u.more ->> 'line', (u.more ->> 'line_limit')::integer
-    from unnest(p_more) with ordinality as u(more, n)
-    where u.more ? 'line' and u.more ? 'line_limit' and not u.more ? 'later'
-    order by u.more ->> 'line', u.n desc
-    on conflict (key) do update set places = excluded.places, changed_at = clock_timestamp()
-    where l.pinned_by is null and l.places <> excluded.places;
-    perform {schema}.admit(v_lines);
+    if {schema}.gathers_lines() then
+        perform {schema}.note_lines((
+            select jsonb_agg(jsonb_strip_nulls(jsonb_build_object('line', u.more -> 'line', 'line_limit', u.more -> 'line_limit'))
+                             order by u.n)
+            from unnest(p_more) with ordinality as u(more, n) where u.more ? 'line' and not u.more ? 'later'));
+    else
+        perform {schema}.let_in(v_lines, p_more);
+    end if;
 end
 $body$;
 

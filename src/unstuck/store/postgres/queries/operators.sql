@@ -27,6 +27,15 @@ insert into {schema}.events (kind, worker_id, message)
 select 'worker_asked_to_' || %(what)s::text, a.id, format('Asked to %%s by %%s', %(what)s::text, %(by)s::text) from asked a
 returning id;
 
+-- name: nodes_to_stop
+-- What still runs of these, if they are workflows, and was not asked to stop.
+select n.job_id
+from {schema}.workflows w
+join {schema}.nodes n on n.workflow_id = w.id
+join {schema}.jobs j on j.id = n.job_id
+where w.id = any (%(ids)s) and w.state = 'cancelled' and n.state = 'released' and n.kind = 'task' and j.held
+  and j.cancel_requested is not true;
+
 -- name: cancel
 select job_id, answer, worker_id from {schema}.cancel(%(ids)s, %(by)s);
 

@@ -33,7 +33,7 @@ FROM unstuck_signals WHERE taken_seq IS NULL AND job_id IN (SELECT value FROM js
 SELECT 1 FROM unstuck_signals WHERE job_id = ?1 AND name = ?2 AND taken_seq IS NULL LIMIT 1;
 
 -- name: job_to_signal
-SELECT state, awaits, queue, line FROM unstuck_jobs WHERE id = ?;
+SELECT state, awaits, queue, line, place FROM unstuck_jobs WHERE id = ?;
 
 -- name: count_signals
 SELECT count(*) FILTER (WHERE taken_seq IS NULL), coalesce(max(number), 0) FROM unstuck_signals WHERE job_id = ?;

@@ -55,7 +55,7 @@ WHERE workflow_id = ?1 AND place = ?2;
 
 -- name: nodes_inside
 SELECT place, parent, name, kind, state, on_error, blockers, open, source, job_id, error, spec
-FROM unstuck_nodes
+FROM unstuck_nodes INDEXED BY unstuck_nodes_inside
 WHERE workflow_id = ?1 AND parent = ?2
 ORDER BY coalesce(item, 0), place;
 
@@ -124,6 +124,12 @@ WHERE id = ?1 AND state = 'paused'
 -- name: go_on_workflow
 UPDATE unstuck_workflows SET state = 'running', finished_at = NULL WHERE id = ?1;
 
+-- name: owner_of_roots_key
+SELECT o.id
+FROM unstuck_jobs r
+JOIN unstuck_jobs o ON o.live_key = r.unique_key AND o.id <> r.id
+WHERE r.id = ?;
+
 -- name: reopen_root
 UPDATE unstuck_jobs
 SET state = 'waiting', ready = 0, blocked = 0, waiting = 0, awaits = 'workflow', finished_at = NULL, result = NULL,
@@ -145,7 +151,7 @@ SET blockers = (
     ),
     open = (
         SELECT count(*)
-        FROM unstuck_nodes m
+        FROM unstuck_nodes m INDEXED BY unstuck_nodes_inside
         WHERE m.workflow_id = ?1 AND m.parent = unstuck_nodes.place
             AND NOT (m.state = 'succeeded' OR m.state IN ('failed', 'cancelled') AND m.on_error = 'continue')
     )
