@@ -65,6 +65,8 @@ def test_a_schedule_is_shown_stopped_run_and_removed(browser: Browser, stand: Sh
         assert not schedules(stand)["nightly-report"].paused
         row.get_by_role("button", name="Run now").click()
         expect(page.get_by_role("status").filter(has_text="runs now, beside its ticks")).to_be_visible()
+        # It is a new page: who asks first must be there.
+        wait_live(page)
         row.get_by_role("button", name="Remove").click()
         page.get_by_role("dialog").get_by_role("button", name="Keep things as they are").click()
         assert "nightly-report" in schedules(stand)

@@ -215,8 +215,9 @@ def test_a_request_that_nobody_took_in_time_ends_with_a_last_word(
         assert "final" not in one(client.notice(NO_WORKERS, b"tag"))
         told = one(client.notice(NO_WORKERS, b"tag"))
         assert (told["final"], told["error"]) == (True, "NO_WORKERS")
+        # The other one may have come a moment later, and is looked at with the next beat at the latest.
+        assert old.is_silent(0.5)
         assert peers.worker().is_idle(), "it is not done any more"
-        assert old.is_silent(0.1)
         peers.close()
 
 

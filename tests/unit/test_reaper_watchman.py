@@ -89,9 +89,14 @@ def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.
     reaper = Scripted(TICK, Round(), down, down, down, Round())
     walk(started, reaper)
     reaper.await_rounds(6)
-    said = [record.getMessage() for record in caplog.records if record.name == "unstuck.reaper"]
-    assert said.count("The watchman cannot reach the ledger and keeps trying") == 1
-    assert said.count("The watchman is back on his rounds") == 1
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "unstuck.reaper"]
+
+    # He says so when the round is over.
+    wait_for(lambda: "The watchman is back on his rounds" in said(), "his word")
+    assert said().count("The watchman cannot reach the ledger and keeps trying") == 1
+    assert said().count("The watchman is back on his rounds") == 1
 
 
 def test_a_bug_in_one_round_does_not_end_the_watch(started: list[Any]) -> None:
