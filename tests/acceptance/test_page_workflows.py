@@ -63,12 +63,15 @@ def test_going_on_and_giving_up_are_asked_about_first(browser: Browser, stand: S
     stand.fail(stand.claim(start=True)[0])
     with looking(browser, served.url) as page:
         page.goto(f"/workflows/{number}")
+        wait_live(page)
         page.get_by_role("button", name="Go on past it").click()
         page.get_by_role("dialog").get_by_role("button", name="Keep things as they are").click()
         expect(page.locator("h1")).to_contain_text("paused")
         page.get_by_role("button", name="Go on past it").click()
         page.get_by_role("dialog").get_by_role("button", name="Go on").click()
         expect(page.locator("h1")).to_contain_text("running")
+        # It is a new page: who asks first must be there.
+        wait_live(page)
         page.get_by_role("button", name="Cancel").click()
         page.get_by_role("dialog").get_by_role("button", name="Cancel the workflow").click()
         expect(page.locator("h1")).to_contain_text("cancelled")
