@@ -188,6 +188,32 @@ def test_a_broker_that_leaves_gives_piles_back() -> None:
     assert not pile(floor, b"w")
 
 
+def test_a_broker_that_wakes_late_hands_out_nothing_of_a_pile_that_others_may_have() -> None:
+    floor = Floor(b"w")
+    floor.ask(60)
+    floor.warm_up(b"w")
+    assert pile(floor, b"w")
+    floor.reply(b"w", after_s=200.0)
+    assert not floor.hands
+    assert not pile(floor, b"w")
+
+
+def test_a_broker_that_wakes_late_hands_out_nothing_that_it_asked_for_before() -> None:
+    floor = Floor(b"w")
+    floor.ask(1)
+    order = floor.core.take_order(floor.now_s)
+    assert order is not None
+    answer = floor.ledger.do(order)
+    assert answer.claimed
+    floor.now_s += 200.0
+    floor.core.on_answer(answer, floor.now_s)
+    floor.look()
+    assert not floor.hands
+    floor.commit()
+    floor.commit()
+    assert floor.hands, "it is taken anew, if it is still to be had"
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -133,6 +133,7 @@ class Broker(ClientSide, WorkerSide):
             hand.holds = self._held_by(worker_id)
         order, self._order = self._order, Order()
         self._under_way = order
+        self._ordered_s = now_s
         return order
 
     def next_tick_s(self, now_s: float) -> float:

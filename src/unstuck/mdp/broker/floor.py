@@ -41,6 +41,8 @@ class Floor:
         """Messages that made no sense, by what was wrong with them."""
         self._order = Order()
         self._under_way: Order | None = None
+        self._ordered_s = float("inf")
+        """When that was sent."""
         self._sends: list[Send] = []
         self._parted: dict[str, Death | None] = {}
         """Who left while a job was looked for on its behalf: that one goes back first. None left in order."""

@@ -55,6 +55,8 @@ class Peer:
     """A job is being looked for on its behalf."""
     pile: deque[Claimed] = field(default_factory=deque)
     """What is its own already, and lies here until it has done what it does."""
+    piled_s: float = 0.0
+    """When something was last laid there."""
     reach: int = 0
     """How high its pile may be."""
     satisfied: bool = False

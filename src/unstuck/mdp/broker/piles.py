@@ -39,7 +39,7 @@ class Piles(Floor):
         peer.satisfied = len(jobs) >= wanted
         if not peer.satisfied:
             peer.reach //= 2
-        if self._closing:
+        if self._closing or self._slept(self._ordered_s, now_s):
             self._give_back(peer, jobs, now_s)
             return
         if peer.doing is None:
@@ -52,6 +52,7 @@ class Piles(Floor):
         assert peer.doing is not None
         if all(_may_lie(job) for job in (peer.doing.job, *jobs)):
             peer.pile.extend(jobs)
+            peer.piled_s = now_s
             for job in jobs:
                 self._held_here(job)
         elif jobs:
@@ -68,7 +69,7 @@ class Piles(Floor):
         elif peer.satisfied:
             peer.reach = min(max(1, 2 * peer.reach), HIGHEST)
             self._quick.add(peer.worker_id)
-        if peer.pile and not (peer.leaving or self._closing):
+        if peer.pile and not (peer.leaving or self._closing or self._slept(peer.piled_s, now_s)):
             self._give(peer, peer.pile.popleft(), now_s)
         else:
             self._clear_pile(peer, now_s)
@@ -92,6 +93,10 @@ class Piles(Floor):
             self._hand(peer.worker_id).release.extend(jobs)
         for job in jobs:
             self.requests.look_soon(job.job_id, now_s)
+
+    def _slept(self, since_s: float, now_s: float) -> bool:
+        """Say whether we were frozen for so long that others may have what we took then: it must not be handed out."""
+        return now_s - since_s > self._busy_timeout_s / 2
 
     def _clear_pile(self, peer: Peer, now_s: float) -> None:
         self._give_back(peer, tuple(peer.pile), now_s)
@@ -123,10 +128,10 @@ class Piles(Floor):
     def _gathers(self, now_s: float) -> bool:
         """Say whether to wait a moment for more, so that it goes with the same commit: only while nobody goes short."""
         if self._gather_until_s is None or now_s >= self._gather_until_s:
-            return False
+            return now_s - since_s > self._busy_timeout_s / 2
         order = self._order
         if order.births or order.deaths or order.questions or order.returned or self._closing:
-            return False
+            return now_s - since_s > self._busy_timeout_s / 2
         return not any(peer.free or (peer.reach and not peer.pile) for peer in self.peers)
 
     def _held_by(self, worker_id: str) -> frozenset[tuple[int, int]]:
