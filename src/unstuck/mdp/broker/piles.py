@@ -128,10 +128,10 @@ class Piles(Floor):
     def _gathers(self, now_s: float) -> bool:
         """Say whether to wait a moment for more, so that it goes with the same commit: only while nobody goes short."""
         if self._gather_until_s is None or now_s >= self._gather_until_s:
-            return now_s - since_s > self._busy_timeout_s / 2
+            return False
         order = self._order
         if order.births or order.deaths or order.questions or order.returned or self._closing:
-            return now_s - since_s > self._busy_timeout_s / 2
+            return False
         return not any(peer.free or (peer.reach and not peer.pile) for peer in self.peers)
 
     def _held_by(self, worker_id: str) -> frozenset[tuple[int, int]]:
