@@ -38,6 +38,15 @@ def look(ledger: PostgresLedger, workflow_id: int) -> WorkflowRecord:
     return found
 
 
+def waits(onlooker: "psycopg.Connection[tuple[object, ...]]") -> bool:
+    """Say whether a ledger waits for a lock just now."""
+    found = onlooker.execute(
+        "select 1 from pg_stat_activity where application_name like 'unstuck %%' and wait_event_type = 'Lock'"
+        " and datname = current_database()"
+    )
+    return found.fetchone() is not None
+
+
 def test_a_cancel_of_many_holds_nothing_while_it_waits_for_one(ledger: PostgresLedger, swept_pg_url: str) -> None:
     runs = running(ledger).job_id
     first, second, third = (job.job_id for job in ledger.enqueue([new_job()] * 3))
@@ -47,13 +56,7 @@ def test_a_cancel_of_many_holds_nothing_while_it_waits_for_one(ledger: PostgresL
         turn.execute("set lock_timeout = '5s'")
         turn.execute("select 1 from unstuck.jobs where id = %s for update", (second,))
         cancelling.start()
-        wait_for(
-            lambda: onlooker.execute(
-                "select 1 from pg_stat_activity where application_name = 'unstuck read' and wait_event_type = 'Lock'"
-                " and datname = current_database()"
-            ).fetchone(),
-            "the cancel waits",
-        )
+        wait_for(lambda: waits(onlooker), "the cancel waits")
         for job_id in (third, first, runs):
             turn.execute("select 1 from unstuck.jobs where id = %s for update", (job_id,))
         turn.commit()
@@ -85,13 +88,7 @@ def test_who_waits_for_a_workflow_holds_no_line(ledger: PostgresLedger, swept_pg
     with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
         other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
         ending.start()
-        wait_for(
-            lambda: onlooker.execute(
-                "select 1 from pg_stat_activity where application_name like 'unstuck %%' and wait_event_type = 'Lock'"
-                " and datname = current_database()"
-            ).fetchone(),
-            "the turn waits",
-        )
+        wait_for(lambda: waits(onlooker), "the turn waits")
         other.execute("select 1 from unstuck.lines where key = 'k' for update nowait")
     ending.join()
     assert look(ledger, number).state is WorkflowState.SUCCEEDED
@@ -103,10 +100,12 @@ def test_who_cancels_a_workflow_waits_for_no_node_that_is_just_ending(
     number = workflow_of(ledger, new_job())
     [held] = claim(ledger, start=1)
     cancelling = threading.Thread(target=ledger.cancel, args=([number], "me"))
-    with psycopg.connect(swept_pg_url) as other:
+    with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
         other.execute("select 1 from unstuck.jobs where id = %s for update", (held.job_id,))
         cancelling.start()
-        wait_for(lambda: look(ledger, number).state is WorkflowState.CANCELLED, "it is cancelled")
+        # Not through the ledger: its connection is with the one who cancels, and waits there for the node.
+        state = "select state from unstuck.jobs where id = %s"
+        wait_for(lambda: onlooker.execute(state, (number,)).fetchone() == ("cancelled",), "it is cancelled")
         other.execute("select 1 from unstuck.workflows where id = %s for update nowait", (number,))
     cancelling.join()
     # It was only in hand: it is asked all the same.
@@ -126,13 +125,7 @@ def test_lines_are_taken_in_their_order_by_who_goes_from_one_to_another(
         onlooker.execute("insert into unstuck.lines (key) values ('a')")
         other.execute("select 1 from unstuck.lines where key = 'a' for update")
         ending.start()
-        wait_for(
-            lambda: onlooker.execute(
-                "select 1 from pg_stat_activity where application_name like 'unstuck %%' and wait_event_type = 'Lock'"
-                " and datname = current_database()"
-            ).fetchone(),
-            "the turn waits",
-        )
+        wait_for(lambda: waits(onlooker), "the turn waits")
         other.execute("select 1 from unstuck.lines where key = 'b' for update nowait")
     ending.join()
     [second] = claim(ledger, start=1)
