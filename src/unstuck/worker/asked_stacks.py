@@ -13,7 +13,7 @@ from unstuck.worker.roster import Crew
 
 LOOP_S = 0.1
 """So long an event loop has to say where a job of it waits: else it does not turn."""
-PULSE_S = 2.0
+PULSE_S = 3.0
 """So long the pulse has. Among many busy threads, or with little of a processor, it waits for its turn."""
 SILENT_PULSE_S = 0.1
 """The same where no Python code has run for long: it will not answer, unless that has just ended."""

@@ -12,7 +12,7 @@ from unstuck.runner.trace import Trace
 from unstuck.worker.holds import Hold, Stop
 from unstuck.worker.roster import Crew
 
-NOTING_S = 0.25
+NOTING_S = 0.5
 """So long the pulse of a runner is given to write its stacks down. With many busy threads it waits for its turn."""
 MEMORY_GRACE_S = 0.1
 MEMORY_NOTING_S = 0.05
