@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from unstuck import App, Context, Retry, StopRequested, current_context
 
@@ -73,18 +72,12 @@ def nap(seconds: float, path: str = "") -> str:
 
 
 def _churn(done: threading.Event) -> None:
-    """Make frames, code and strings and throw them away, as fast as it goes."""
-
-    def fall(depth: int) -> list[Any]:
-        return [fall(depth - 1)] if depth else []
-
+    """Go in and out of functions as fast as it goes."""
     number = 0
     while not done.is_set():
-        for depth in range(20):
-            fall(depth)
-        source = f"def made_{number}(a, b=3):\n    return [a for _ in range(b)]\nmade_{number}(2)"
-        exec(compile(source, f"made-{number}.py", "exec"), {})
-        number += 1
+        for _ in range(1000):
+            Path("/a/b/c").joinpath(str(number)).with_suffix(".x").parts  # noqa: B018 - what it gives is of no use
+            number += 1
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ class Stopper:
     def begin(self, crew: Crew, hold: Hold, fate: Outcome, kind: DeathKind, now_s: float) -> None:
         """Seal the fate of a job that a runner is in, and take the first step."""
         stop = Stop(fate, kind, now_s, kill_at_s=now_s + self._grace(kind))
-        alone = all(other is hold or other.stop is None for other in crew.jobs.values())
+        others = [other.stop for other in crew.jobs.values() if other is not hold and other.stop is not None]
         hold.stop = stop
         crew.look_at_s = now_s
         if kind in AT_ONCE and not crew.is_async:
@@ -44,9 +44,10 @@ class Stopper:
             # Whoever cancels a job knows why; for all else the stack is the answer to it.
             self._cancel(crew, hold, stop)
             return
-        if alone:
+        if not others:
             crew.runner.stacks.forget()
-        if not woken and crew.runner.stacks.ask():
+        # Asked once for all whose time is over at the same moment.
+        if not woken and (any(other.noting_until_s for other in others) or crew.runner.stacks.ask()):
             stop.noting_until_s = now_s + (MEMORY_NOTING_S if kind is DeathKind.MEMORY_LIMIT else NOTING_S)
         else:
             # One that was stopped shall not move before it is seen where it stood.
