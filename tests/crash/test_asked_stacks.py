@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,7 @@ def test_a_job_with_busy_threads_may_be_asked_as_often_as_one_likes(fleet: Fleet
             return False
 
     for known in range(QUESTIONS):
-        wait_for(lambda known=known: asked(known), f"stack {known + 1}")
+        wait_for(partial(asked, known), f"stack {known + 1}")
     # A signal shows the job's thread alone: on a machine that is so busy that the pulse does not come in time.
     by_pulse = [stack for stack in told() if not stack.startswith("Stack (")]
     assert by_pulse

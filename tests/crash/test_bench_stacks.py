@@ -115,8 +115,8 @@ def test_who_holds_the_interpreter_in_another_thread_is_seen_by_a_signal(
     wait_for((tmp_path / "in").exists, "the thread")
     assert runner.stacks.ask()
     assert runner.dump_stack(silent=True)
-    stack = wait_for(lambda: "in hold_it" in runner.stacks.text() and runner.stacks.text(), "the stack of that thread")
-    assert "in evaluate" in stack
+    both = ("in hold_it", "in evaluate")
+    wait_for(lambda: all(words in runner.stacks.text() for words in both), "the stacks of both threads")
     assert not hear(runner)
     runner.kill()
     assert home.exit_of(runner).signal == signal.SIGKILL
