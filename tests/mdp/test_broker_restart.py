@@ -102,6 +102,7 @@ def test_a_broker_that_ends_in_order_takes_what_an_old_worker_has_just_done(scen
     call = client.submit("echo", f"job 0 {gate}".encode(), timeout=ACROSS_S)
     scene.wait_begun("job")
     with closing(RawWorker(scene.endpoint, b"other")) as idle:
+        wait_for(lambda: scene.living("other"), "an idle worker")
         scene.broker.terminate()
         idle.is_sent_away()
     gate.touch()

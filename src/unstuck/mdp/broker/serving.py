@@ -62,7 +62,9 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
 
         def bound(at: str) -> None:
             nonlocal address
-            if not address:
+            if address:
+                log.info("The socket is open again", address=at)
+            else:
                 # Only now: whoever ends us before must not wait for a loop that has not begun.
                 for name in (signal.SIGTERM, signal.SIGINT):
                     stack.callback(signal.signal, name, signal.signal(name, end.ask))
