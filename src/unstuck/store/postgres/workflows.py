@@ -20,7 +20,13 @@ from unstuck.store.postgres.lanes import Row
 from unstuck.store.records import Enqueued, NewJob, NewWorkflow, NodeRecord, Repaired, WorkflowRecord
 
 
+REPAIR_LOOK = 20_000
+"""How many nodes one round of repair looks at; the next goes on behind them."""
+
+
 class WorkflowVerbs(ClientVerbs):
+    _repaired_up_to = 0
+
     def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
         check_workflow(workflow)
         with self.client_lane.hold():
@@ -64,9 +70,10 @@ class WorkflowVerbs(ClientVerbs):
         return self._act("resume_workflow", id=workflow_id, by=by)
 
     def repair_workflows(self, limit: int) -> list[Repaired]:
-        rows = self.serve_once("repair_workflows", limit=limit)
-        self.ring({f"queue:{queue}" for _, _, queues in rows for queue in queues or ()})
-        return [Repaired(workflow_id, what) for workflow_id, what, _ in rows]
+        rows = self.serve_once("repair_workflows", after=self._repaired_up_to, look=REPAIR_LOOK, limit=limit)
+        self._repaired_up_to = rows[-1][3] or 0
+        self.ring({f"queue:{queue}" for _, _, queues, _ in rows for queue in queues or ()})
+        return [Repaired(workflow_id, what) for workflow_id, what, _, _ in rows[:-1]]
 
     def _act(self, query: str, **values: Any) -> bool:
         rows = self.read_lane.write(self.sql[query], values)
@@ -104,6 +111,7 @@ def _node(row: Row) -> NodeRecord:
 
 def _values(workflow: NewWorkflow) -> dict[str, str]:
     blockers, members = workflow.blockers(), workflow.members()
+    given = {edge.target for edge in workflow.edges if edge.data}
     nodes = [
         {
             "place": node.place,
@@ -114,6 +122,7 @@ def _values(workflow: NewWorkflow) -> dict[str, str]:
             "blockers": blockers.get(node.place, 0),
             "open": members.get(node.place, 0),
             "source": node.source,
+            "needs": True if node.kind == "map" or node.place in given else None,
             "spec": None if node.job is None else _spec(node.job),
         }
         for node in workflow.nodes

@@ -12,6 +12,8 @@ alter table {schema}.jobs
     add column line text,
     add column workflow_id bigint,
     add column place integer,
+    -- It is given results of others with its claim.
+    add column needs boolean,
     -- The tasks that follow its ends, by kind of end.
     add column hooks jsonb,
     -- It wrote something down on its way, or was sent a signal: whoever tries it again needs that.
@@ -196,7 +198,7 @@ $body$;
 --
 -- Given back are only the jobs that were not stored because a live job has their unique key, by their place in the
 -- batch (from 1), with the id of that job. NULL for a whole array stands for the default in every row. `p_more` has what
--- few jobs have: line and line_limit, workflow_id and place, hooks, expires_in_s, keep_s, and for their unique keys unique,
+-- few jobs have: line and line_limit, hooks, expires_in_s, keep_s, and for their unique keys unique,
 -- unique_for_s and on_duplicate (see 0025).
 drop function {schema}.enqueue(
     bigint[], text[], text[], bytea[], text[], bytea[], text[], boolean[], double precision[], double precision[], integer[],
@@ -239,15 +241,14 @@ begin
         -- as the client puts in order what it sends in several pieces.
         insert into {schema}.jobs (
             id, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s, timeout_s, rank,
-            enqueued_at, run_at, ready, waiting, blocked, unique_key, live_key, enqueued_by, tied, line, workflow_id, place,
+            enqueued_at, run_at, ready, waiting, blocked, unique_key, live_key, enqueued_by, tied, line,
             hooks, expires_at, keep_s, line_limit, unique_for)
         select u.id, u.queue, u.task, u.payload, u.payload_type, u.policy, u.on_crash, u.heartbeat,
                u.heartbeat_timeout_s, u.timeout_s, coalesce(u.rank, 0), t.now, r.run_at,
                coalesce(r.run_at <= t.now, true) and m.line is null, coalesce(r.run_at > t.now, false) or m.later,
                case when m.line is not null and coalesce(r.run_at <= t.now, true) and not m.later then true end, u.unique_key,
                case when m.unique_for is distinct from 'period' then u.unique_key end,
-               u.enqueued_by, case when m.line is not null or m.workflow_id is not null or m.hooks is not null then true end,
-               m.line, m.workflow_id, m.place, m.hooks,
+               u.enqueued_by, case when m.line is not null or m.hooks is not null then true end, m.line, m.hooks,
                greatest(t.now, r.run_at) + make_interval(secs => m.expires_in_s), m.keep_s, m.line_limit, m.unique_for
         from unnest(p_ids, p_queues, p_tasks, p_payloads, p_payload_types, p_policies, p_on_crash, p_heartbeats,
                     p_heartbeat_timeouts_s, p_timeouts_s, p_ranks, p_delays_s, p_runs_at, p_unique_keys, p_enqueued_by, p_more)
@@ -260,8 +261,7 @@ begin
                             case when u.more ? 'later' then t.now end) as run_at
         ) r
         cross join lateral (
-            select u.more ->> 'line' as line, (u.more ->> 'workflow_id')::bigint as workflow_id,
-                   (u.more ->> 'place')::integer as place, u.more -> 'hooks' as hooks,
+            select u.more ->> 'line' as line, u.more -> 'hooks' as hooks,
                    (u.more ->> 'expires_in_s')::double precision as expires_in_s,
                    (u.more ->> 'keep_s')::double precision as keep_s, (u.more ->> 'line_limit')::integer as line_limit,
                    case when u.more ? 'unique_for_s' then 'period' else u.more ->> 'unique' end as unique_for,
@@ -547,6 +547,12 @@ begin
         v_queues := null;
         v_limited := null;
     end if;
+    -- Workflows before jobs (`lock_workflows`). Where there are none, jobs are not read for it.
+    if v_writes and exists (select 1 from {schema}.workflows) then
+        perform {schema}.lock_workflows(
+            p_done_ids || array(select e.job_id from jsonb_to_recordset(p_endings) as e(job_id bigint))
+            || array(select e.job_id from jsonb_to_recordset(p_releases) as e(job_id bigint)));
+    end if;
     v_now := clock_timestamp();
 
     -- Before what ended: the last entry of an attempt may come with its end.
@@ -627,15 +633,14 @@ begin
     end if;
 
     -- Once for all that ended in this turn: whoever else is concerned is told in the same commit.
-    if cardinality(v_tied) > 0 or p_follow is not null then
+    if p_follow is not null then
         v_outer := {schema}.gather_lines();
-        v_woken := {schema}.settled(v_tied, v_tied_as);
-        if p_follow is not null then
-            v_woken := v_woken || {schema}.follow_up(p_follow, v_ended);
-        end if;
+        v_woken := {schema}.settled(v_tied, v_tied_as) || {schema}.follow_up(p_follow, v_ended);
         if v_outer then
             v_woken := v_woken || {schema}.let_in_gathered();
         end if;
+    elsif cardinality(v_tied) > 0 then
+        v_woken := {schema}.settled(v_tied, v_tied_as);
     end if;
 
     if cardinality(v_queues) > 0 then
@@ -680,7 +685,7 @@ begin
             from unnest(v_ids) with ordinality as u(id, n)
             where j.id = u.id and (j.expires_at is null or j.expires_at > v_now)
             returning j.id, j.token, j.task, j.queue, j.state, j.payload, j.payload_type, j.policy, j.failures,
-                      j.crash_count, j.attempt, j.suspicions, j.alone, j.journal, j.workflow_id, j.place,
+                      j.crash_count, j.attempt, j.suspicions, j.alone, j.journal, j.needs,
                       coalesce(j.run_at, j.enqueued_at) as due_at, u.n
         )
         select t.id, t.token, t.task, t.queue, t.state = 'running',
@@ -689,12 +694,7 @@ begin
                t.attempt + (t.state = 'claimed')::integer, coalesce(t.suspicions, 0), coalesce(t.alone, false),
                'claimed', greatest(0, date_part('epoch', v_now - t.due_at)),
                coalesce(t.journal, false)::integer
-                   + case when t.workflow_id is null then 0
-                          when exists (select 1 from {schema}.edges e
-                                       where e.workflow_id = t.workflow_id and e.target = t.place and e.data)
-                            or exists (select 1 from {schema}.nodes n
-                                       where n.workflow_id = t.workflow_id and n.place = t.place and n.item is not null)
-                          then 2 else 0 end
+                   + case when t.needs then 2 else 0 end
         from taken t
         -- In the order in which they were found, whatever plan the join above was given.
         order by t.n;
@@ -973,21 +973,49 @@ $body$;
 -- `drained`, `cancelled`, `suspended`). In the transaction that ended them, whoever that was. Gives the queues in which
 -- jobs became ready by it.
 --
--- Workflows first, and lines last and all at once (`gather_lines`): a node that a workflow releases may stand in the
--- line that another node of it leaves, and whoever held the line and waited for the workflow would wait for ever.
+-- Whoever calls has locked the workflows, before the jobs (`lock_workflows`). Lines come last and all at once
+-- (`gather_lines`): a node that a workflow releases may stand in the line that another node of it leaves, and who holds a line
+-- waits for nobody.
 create function {schema}.settled(p_ids bigint[], p_as text[]) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set cpu_tuple_cost = 10
+set join_collapse_limit = 1
 as $body$
 declare
     v_outer boolean;
-    v_woken text[];
+    v_woken text[] := '{}';
+    v_ids bigint[];
+    v_workflows bigint[];
+    v_places integer[];
+    v_hooked boolean;
+    v_lined boolean;
 begin
     if cardinality(p_ids) = 0 then
         return '{}';
     end if;
     v_outer := {schema}.gather_lines();
-    v_woken := {schema}.advance(p_ids) || {schema}.fire_hooks(p_ids, p_as) || {schema}.leave_lines(p_ids);
+    select array_agg(j.id) filter (where j.workflow_id is not null and j.finished_at is not null),
+           array_agg(j.workflow_id) filter (where j.workflow_id is not null and j.finished_at is not null),
+           array_agg(j.place) filter (where j.workflow_id is not null and j.finished_at is not null),
+           bool_or(j.hooks is not null), bool_or(j.line is not null or k.concurrency is not null)
+    into v_ids, v_workflows, v_places, v_hooked, v_lined
+    from unnest(p_ids) as u(id)
+    join {schema}.jobs j on j.id = u.id
+    left join {schema}.queues k on k.name = j.queue;
+    if v_ids is not null then
+        v_woken := {schema}.advance(v_ids, v_workflows, v_places);
+    end if;
+    if v_hooked then
+        v_woken := v_woken || {schema}.fire_hooks(p_ids, p_as);
+    end if;
+    if v_lined then
+        v_woken := v_woken || {schema}.leave_lines(p_ids);
+    end if;
     return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
 end
 $body$;

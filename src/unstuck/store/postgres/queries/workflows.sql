@@ -13,12 +13,14 @@ from {schema}.workflows where id = %(id)s;
 
 -- name: workflow_nodes
 select n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.job_id, j.state,
-       case when n.kind <> 'group' then n.spec ->> 'task' end,
+       d.task,
        extract(epoch from j.started_at)::double precision, extract(epoch from n.finished_at)::double precision, n.error,
        n.item, n.blockers,
        array(select e.source from {schema}.edges e where e.workflow_id = n.workflow_id and e.target = n.place order by 1)
 from {schema}.nodes n
 left join {schema}.jobs j on j.id = n.job_id
+left join {schema}.drafts d
+    on d.workflow_id = n.workflow_id and d.place = case when n.item is null then n.place else n.parent end
 where n.workflow_id = %(id)s and n.place > 0
 order by n.place;
 
@@ -45,12 +47,12 @@ select {schema}.resume_workflow(%(id)s, %(by)s);
 
 -- name: repair_workflows
 with repaired as materialized (
-    select workflow_id, what, queues from {schema}.repair_workflows(%(limit)s)
+    select workflow_id, what, queues, next_after from {schema}.repair_workflows(%(after)s, %(look)s, %(limit)s)
 ), told as (
     insert into {schema}.events (kind, job_id, message)
-    select 'workflow_repaired', r.workflow_id, 'Repaired: ' || r.what from repaired r
+    select 'workflow_repaired', r.workflow_id, 'Repaired: ' || r.what from repaired r where r.workflow_id is not null
 )
-select workflow_id, what, queues from repaired;
+select workflow_id, what, queues, next_after from repaired;
 
 -- name: inputs
 select job_id, place, is_list, item, result, error from {schema}.inputs(%(ids)s);
