@@ -1002,18 +1002,17 @@ begin
     select array_agg(j.id) filter (where j.workflow_id is not null and j.finished_at is not null),
            array_agg(j.workflow_id) filter (where j.workflow_id is not null and j.finished_at is not null),
            array_agg(j.place) filter (where j.workflow_id is not null and j.finished_at is not null),
-           bool_or(j.hooks is not null), bool_or(j.line is not null or k.concurrency is not null)
+           bool_or(j.hooks is not null), bool_or(j.line is not null)
     into v_ids, v_workflows, v_places, v_hooked, v_lined
     from unnest(p_ids) as u(id)
-    join {schema}.jobs j on j.id = u.id
-    left join {schema}.queues k on k.name = j.queue;
+    join {schema}.jobs j on j.id = u.id;
     if v_ids is not null then
         v_woken := {schema}.advance(v_ids, v_workflows, v_places);
     end if;
     if v_hooked then
         v_woken := v_woken || {schema}.fire_hooks(p_ids, p_as);
     end if;
-    if v_lined then
+    if v_lined or exists (select 1 from {schema}.queues k where k.concurrency is not null) then
         v_woken := v_woken || {schema}.leave_lines(p_ids);
     end if;
     return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;

@@ -392,7 +392,10 @@ $body$;
 --
 -- Move workflows on after these nodes ended, round by round: those that waited for them are released, scopes in which
 -- nothing is left end, scopes that may not go on are closed. Whoever calls has locked the workflows, and gathers lines.
-create function {schema}.move_on(p_workflows bigint[], p_places integer[]) returns text[]
+--
+-- `p_parents` and `p_good` say of each what it is in and whether it ended well enough, where that is known already.
+create function {schema}.move_on(
+    p_workflows bigint[], p_places integer[], p_parents integer[] default null, p_good boolean[] default null) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -409,6 +412,10 @@ as $body$
 declare
     v_workflows bigint[] := p_workflows;
     v_places integer[] := p_places;
+    v_parents integer[] := p_parents;
+    v_good boolean[] := p_good;
+    v_closed_workflows bigint[];
+    v_closed_places integer[];
     v_good_workflows bigint[];
     v_good_places integer[];
     v_good_parents integer[];
@@ -432,16 +439,27 @@ begin
                 cross join lateral unnest({schema}.finish_workflow(u.workflow_id)) as q
                 where u.place = 0) into v_woken;
         end if;
+        if v_parents is null then
+            select array_agg(n.workflow_id), array_agg(n.place), array_agg(n.parent),
+                   array_agg(n.state = 'succeeded' or n.on_error = 'continue')
+            into v_workflows, v_places, v_parents, v_good
+            from unnest(v_workflows, v_places) as u(workflow_id, place)
+            join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
+            where n.parent is not null;
+        end if;
         -- What is left counts only while the scope around it is open.
-        select array_agg(n.workflow_id) filter (where g.good), array_agg(n.place) filter (where g.good),
-               array_agg(n.parent) filter (where g.good),
-               array_agg(n.workflow_id) filter (where not g.good), array_agg(n.place) filter (where not g.good)
+        select array_agg(p.workflow_id), array_agg(p.place) into v_closed_workflows, v_closed_places
+        from (select u.workflow_id, u.place from unnest(v_workflows, v_parents) as u(workflow_id, place) group by 1, 2) s
+        join {schema}.nodes p on p.workflow_id = s.workflow_id and p.place = s.place
+        where coalesce(p.state <> 'released', false);
+        select array_agg(u.workflow_id) filter (where u.good), array_agg(u.place) filter (where u.good),
+               array_agg(u.parent) filter (where u.good),
+               array_agg(u.workflow_id) filter (where not u.good), array_agg(u.place) filter (where not u.good)
         into v_good_workflows, v_good_places, v_good_parents, v_bad_workflows, v_bad_places
-        from unnest(v_workflows, v_places) as u(workflow_id, place)
-        join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
-        join {schema}.nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
-        cross join lateral (select n.state = 'succeeded' or n.on_error = 'continue' as good) g
-        where p.state = 'released';
+        from unnest(v_workflows, v_places, v_parents, v_good) as u(workflow_id, place, parent, good)
+        where v_closed_places is null
+           or (u.workflow_id, u.parent) not in (
+               select c.workflow_id, c.place from unnest(v_closed_workflows, v_closed_places) as c(workflow_id, place));
         -- Sorted before the join: an order behind it makes the planner walk through all nodes that there are.
         for v_bad in
             select n.workflow_id, n.place, n.parent, n.name, n.on_error, n.error
@@ -519,6 +537,7 @@ begin
         end if;
         v_workflows := v_next_workflows;
         v_places := v_next_places;
+        v_parents := null;
     end loop;
     return v_woken;
 end
@@ -569,6 +588,8 @@ as $body$
 declare
     v_workflows bigint[];
     v_places integer[];
+    v_parents integer[];
+    v_good boolean[];
     v_woken text[] := '{}';
     v_root bigint;
 begin
@@ -591,11 +612,12 @@ begin
         join {schema}.jobs j on j.id = u.id
         where n.workflow_id = u.workflow_id and n.place = u.place
           and coalesce(u.place > 0 and j.finished_at is not null and n.state = 'released' and n.job_id = j.id, false)
-        returning n.workflow_id, n.place
+        returning n.workflow_id, n.place, n.parent, n.state = 'succeeded' or n.on_error = 'continue' as good
     )
-    select array_agg(e.workflow_id), array_agg(e.place) into v_workflows, v_places from ended e;
+    select array_agg(e.workflow_id), array_agg(e.place), array_agg(e.parent), array_agg(e.good)
+    into v_workflows, v_places, v_parents, v_good from ended e;
     if v_workflows is not null then
-        v_woken := v_woken || {schema}.move_on(v_workflows, v_places);
+        v_woken := v_woken || {schema}.move_on(v_workflows, v_places, v_parents, v_good);
     end if;
     return v_woken;
 end
