@@ -64,7 +64,11 @@ class WorkflowVerbs(ClientVerbs):
         return _packed(self.read("inputs", ids=arrays.int8s(list(job_ids)))) if job_ids else {}
 
     def retry_workflow(self, workflow_id: int, by: str) -> bool:
-        return self._act("retry_workflow", id=workflow_id, by=by)
+        taken_up = self._act("retry_workflow", id=workflow_id, by=by)
+        for (job_id,) in self.read("nodes_to_unstop", id=workflow_id) if taken_up else ():
+            # Each alone: who waits for one while holding another might wait for ever.
+            self.read_lane.write(self.sql["unstop"], {"ids": arrays.int8s([job_id])})
+        return taken_up
 
     def resume_workflow(self, workflow_id: int, by: str) -> bool:
         return self._act("resume_workflow", id=workflow_id, by=by)

@@ -111,12 +111,15 @@ begin
         -- A job that somebody asked to cancel does not go back to the queue.
         select j.id, j.token, j.state as was, j.claimed_at, j.started_at, a.attempt, a.error, a.result,
                a.delay_s, a.counter, a.event, a.message, a.autopsy,
-               case when coalesce(a.state, 'pending') not in ('pending', 'waiting') then a.state
+               case -- What it was asked was taken back meanwhile: it is tried again.
+                    when a.state = 'cancelled' and not j.cancel_requested then 'pending'
+                    when coalesce(a.state, 'pending') not in ('pending', 'waiting') then a.state
                     when coalesce(j.cancel_requested, false) then 'cancelled'
                     -- A signal that came while it ran is there already: nothing to wait for.
                     when a.awaits is not null and {schema}.has_signal(j.id, a.awaits) then 'pending'
                     else coalesce(a.state, 'pending') end as becomes,
                coalesce(a.state, 'pending') in ('pending', 'waiting') and coalesce(j.cancel_requested, false) as stopped,
+               coalesce(a.state = 'cancelled' and not j.cancel_requested, false) as unstopped,
                a.awaits, a.wakes, coalesce(a.state = 'waiting', false) as suspends,
                -- What goes back without having run keeps its place in its line.
                a.attempt is not null and j.line is not null as lines_up, j.tied,
@@ -145,10 +148,11 @@ begin
         on conflict (job_id, token) do update set body = excluded.body
     ), told as (
         insert into {schema}.events (at, kind, job_id, worker_id, message)
-        select v_now, case when b.stopped then 'cancelled' else b.event end, b.id, p_worker,
-               case when b.stopped then left('CANCELLED: ' || b.stop_cause, 500) else b.message end
+        select v_now, case when b.stopped then 'cancelled' when b.unstopped then 'retried' else b.event end, b.id, p_worker,
+               case when b.stopped then left('CANCELLED: ' || b.stop_cause, 500)
+                    when b.unstopped then 'Stopped, though that was taken back: it is tried again' else b.message end
         from before b
-        where b.event is not null or b.stopped
+        where b.event is not null or b.stopped or b.unstopped
     ), ended as (
         update {schema}.jobs j set
             state = b.becomes,
@@ -173,6 +177,7 @@ begin
             suspicions = case when b.counter in ('suspicion', 'company') then coalesce(j.suspicions, 0) + 1
                               else j.suspicions end,
             alone = case when b.counter = 'suspicion' then true else j.alone end,
+            cancel_requested = case when b.final then j.cancel_requested when j.cancel_requested then true end,
             result = decode(b.result, 'base64'),
             ended_as = case when b.stopped then 'cancelled' when b.final then b.attempt end,
             live_key = case when not b.final then j.live_key end,
@@ -418,6 +423,9 @@ begin
     if p_guard <> 'none' and not {schema}.guard_holds(p_worker, p_guard, p_silent_s) then
         return;
     end if;
+    perform {schema}.lock_workflows(
+        array(select e.job_id from jsonb_to_recordset(p_endings) as e(job_id bigint))
+        || array(select e.job_id from jsonb_to_recordset(p_releases) as e(job_id bigint)));
     foreach v_part in array array[p_endings, p_releases] loop
         continue when v_part is null;
         select array_agg(e.job_id), array_agg(e.token), v_tied || array_agg(e.job_id) filter (where e.tied_as is not null),
@@ -700,7 +708,7 @@ begin
         order by t.n;
         get diagnostics v_taken = row_count;
         if v_taken < cardinality(v_ids) then
-            v_woken := v_woken || {schema}.expire_those(v_ids);
+            v_woken := v_woken || {schema}.expire_found(v_ids, cardinality(v_tied) > 0 or p_follow is not null);
         end if;
     end if;
 
@@ -762,8 +770,7 @@ declare
     v_free bigint[];
     v_tied bigint[];
 begin
-    -- The end of a workflow is written by who has locked it, and then its own job: in the same order here.
-    perform 1 from {schema}.workflows w where w.id = any (p_ids) order by w.id for update;
+    perform {schema}.lock_workflows(p_ids);
     if cardinality(p_ids) = 1 then
         perform 1 from {schema}.jobs j where j.id = p_ids[1] for update;
     end if;
@@ -816,15 +823,14 @@ begin
 end
 $body$;
 
--- Cancel some of what waits in a queue, and give how many. What a worker is claiming at this moment is its own.
-create function {schema}.purge(p_queue text, p_limit integer, p_cause text) returns integer
+-- Some of what waits in a queue, and is in nobody's hands. What a worker is claiming at this moment is its own.
+create function {schema}.to_purge(p_queue text, p_limit integer) returns bigint[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $body$
 declare
     v_ids bigint[];
-    v_tied bigint[];
 begin
     select array_agg(x.id) into v_ids from (
         select j.id from {schema}.jobs j where j.ready and j.queue = p_queue limit p_limit for update skip locked) x;
@@ -836,6 +842,25 @@ begin
         select array_agg(x.id) into v_ids from (
             select j.id from {schema}.jobs j where j.blocked and j.queue = p_queue limit p_limit for update skip locked) x;
     end if;
+    return v_ids;
+end
+$body$;
+
+-- Cancel those of these jobs that still wait, and give how many. Found in a transaction of its own (`to_purge`): here
+-- workflows are locked before jobs.
+create function {schema}.purge(p_ids bigint[], p_cause text) returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_ids bigint[];
+    v_tied bigint[];
+begin
+    perform {schema}.lock_workflows(p_ids);
+    select array_agg(x.id) into v_ids from (
+        select j.id from {schema}.jobs j where j.id = any (p_ids) and (j.ready or j.waiting or j.blocked)
+        for update skip locked) x;
     with stopped as (
         update {schema}.jobs j set
             state = 'cancelled', ready = false, waiting = false, blocked = null, awaits = null,
@@ -851,17 +876,48 @@ begin
 end
 $body$;
 
--- Queue a finished job again with fresh counters; its last attempt becomes history.
+-- Queue jobs that have ended again with fresh counters; their last attempts become history. Whoever calls has locked them.
+create function {schema}.requeue(p_ids bigint[], p_by text) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_now constant timestamptz := clock_timestamp();
+begin
+    insert into {schema}.attempts (
+        job_id, token, worker_id, state, claimed_at, started_at, ended_at, last_heartbeat_at, code, cause)
+    select j.id, j.token, j.worker_id, coalesce(j.ended_as, j.state), j.claimed_at, j.started_at, j.finished_at,
+           least(b.beat_at, j.finished_at), j.error_code, coalesce(j.error_cause, j.error_message)
+    from {schema}.jobs j left join {schema}.beats b on b.worker_id = j.worker_id
+    where j.id = any (p_ids) and j.token is not null
+    on conflict do nothing;
+    insert into {schema}.events (at, kind, job_id, message)
+    select v_now, 'retried', j.id, format('Queued again by %s (it was %s)', p_by, j.state)
+    from {schema}.jobs j where j.id = any (p_ids) order by j.id;
+    update {schema}.jobs j set
+        state = 'pending', ready = j.line is null, blocked = case when j.line is not null then true end, waiting = false,
+        run_at = v_now, expires_at = null, token = null, worker_id = null,
+        claimed_at = null, started_at = null, finished_at = null, failures = 0, crash_count = 0,
+        -- What was quarantined runs alone: it killed every process that it was in.
+        suspicions = null, alone = case when j.state = 'quarantined' then true end,
+        cancel_requested = null, result = null, ended_as = null, error_code = null, error_message = null,
+        error_cause = null, error_details = null,
+        -- One that is good for a period lives in a table of its own.
+        live_key = case when j.unique_for is distinct from 'period' then j.unique_key end
+    where j.id = any (p_ids);
+end
+$body$;
+
+-- Queue a finished job again.
 create or replace function {schema}.retry(p_id bigint, p_by text) returns text
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
 declare
     v_job record;
-    v_now timestamptz;
 begin
-    -- Of one that stands for a workflow, that first: in the order of those who end it.
-    perform 1 from {schema}.workflows w where w.id = p_id for update;
+    perform {schema}.lock_workflows(array[p_id]);
     select j.state, j.token, j.tied into v_job from {schema}.jobs j where j.id = p_id for update;
     if not found then
         return 'missing';
@@ -870,28 +926,7 @@ begin
     elsif v_job.state = 'succeeded' then
         return 'succeeded';
     end if;
-    v_now := clock_timestamp();
-    if v_job.token is not null then
-        insert into {schema}.attempts (
-            job_id, token, worker_id, state, claimed_at, started_at, ended_at, last_heartbeat_at, code, cause)
-        select j.id, j.token, j.worker_id, coalesce(j.ended_as, j.state), j.claimed_at, j.started_at, j.finished_at,
-               least(b.beat_at, j.finished_at), j.error_code, coalesce(j.error_cause, j.error_message)
-        from {schema}.jobs j left join {schema}.beats b on b.worker_id = j.worker_id
-        where j.id = p_id
-        on conflict do nothing;
-    end if;
-    update {schema}.jobs j set
-        state = 'pending', ready = j.line is null, blocked = case when j.line is not null then true end, waiting = false,
-        run_at = v_now, expires_at = null, token = null, worker_id = null,
-        claimed_at = null, started_at = null, finished_at = null, failures = 0, crash_count = 0,
-        -- What was quarantined runs alone: it killed every process that it was in.
-        suspicions = null, alone = case when v_job.state = 'quarantined' then true end,
-        cancel_requested = null, result = null, ended_as = null, error_code = null, error_message = null,
-        error_cause = null, error_details = null,
-        -- One that is good for a period lives in a table of its own.
-        live_key = case when j.unique_for is distinct from 'period' then j.unique_key end
-    where j.id = p_id;
-    insert into {schema}.events (at, kind, job_id, message) values (v_now, 'retried', p_id, format('Queued again by %s (it was %s)', p_by, v_job.state));
+    perform {schema}.requeue(array[p_id], p_by);
     if v_job.tied then
         perform {schema}.revived(p_id);
     end if;
@@ -945,12 +980,16 @@ declare
     v_seen bigint;
     v_young boolean;
     v_old bigint[];
+    v_flows bigint[];
 begin
     select count(*), max(x.id), coalesce(bool_or(x.enqueued_at > v_before), false)
     into v_seen, next_after, v_young
     from (select j.id, j.enqueued_at from {schema}.jobs j where j.id > p_after order by j.id limit p_look) x;
     removed := 0;
     if v_seen > 0 then
+        v_flows := {schema}.free_workflows(array(
+            select j.id from {schema}.jobs j
+            where j.id > p_after and j.id <= next_after and coalesce(j.place = 0 and j.finished_at < v_before, false)));
         select array_agg(y.id) into v_old from (
             select j.id from {schema}.jobs j
             where j.id > p_after and j.id <= next_after
@@ -959,6 +998,7 @@ begin
               and (j.keep_s is null or j.finished_at < clock_timestamp() - make_interval(secs => j.keep_s))
               -- Others may still need its result.
               and (j.workflow_id is null or not {schema}.is_open(j.workflow_id))
+              and (j.place is null or j.place > 0 or j.id = any (v_flows))
             for update skip locked
         ) y;
         removed := {schema}.forget(v_old);

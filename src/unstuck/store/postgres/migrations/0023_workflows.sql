@@ -569,6 +569,17 @@ begin
 end
 $body$;
 
+-- Lock those of these workflows that nobody has in hand, and give them.
+create function {schema}.free_workflows(p_workflows bigint[]) returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+begin
+    return array(select w.id from {schema}.workflows w where w.id = any (p_workflows) for update skip locked);
+end
+$body$;
+
 -- These jobs are over, and so are their nodes, at these places; where the job of a workflow itself was cancelled, nothing of
 -- it is begun any more. Whoever calls has locked the workflows, and gathers lines.
 create function {schema}.advance(p_ids bigint[], p_workflows bigint[], p_places integer[]) returns text[]
@@ -759,6 +770,19 @@ begin
 end
 $body$;
 
+-- Take back that these were asked to stop. Should one stop all the same, since its worker had heard of it, it is tried again:
+-- `apply_endings` knows it by the false.
+create function {schema}.unstop(p_ids bigint[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+begin
+    update {schema}.jobs j set cancel_requested = false
+    where j.id = any (p_ids) and coalesce(j.held and j.cancel_requested, false);
+end
+$body$;
+
 -- Open a workflow that has ended again, or that is paused: what failed is tried again, what was cancelled may begin.
 create function {schema}.reopen_workflow(p_workflow bigint, p_by text) returns text[]
 language plpgsql volatile
@@ -771,7 +795,7 @@ declare
     v_scopes integer[] := array[0];
     v_jobs bigint[] := '{}';
     v_more bigint[];
-    v_job bigint;
+    v_there bigint[];
     v_outer boolean;
     v_woken text[];
 begin
@@ -819,13 +843,21 @@ begin
         select array_agg(n.place) into v_scopes from {schema}.nodes n
         where n.workflow_id = p_workflow and n.parent = any (v_scopes) and n.kind <> 'task' and n.state = 'released';
     end loop;
-    foreach v_job in array v_jobs loop
-        -- Removed just now, since its workflow was over: its node gets another.
-        if {schema}.retry(v_job, p_by) = 'missing' then
-            update {schema}.nodes n set state = 'waiting', job_id = null
-            where n.workflow_id = p_workflow and n.job_id = v_job and n.state = 'released';
-        end if;
-    end loop;
+    -- Removed just now, since its workflow was over: its node gets another.
+    v_there := array(
+        select j.id from {schema}.jobs j where j.id = any (v_jobs) and j.finished_at is not null order by j.id for update);
+    if cardinality(v_there) < cardinality(v_jobs) then
+        update {schema}.nodes n set state = 'waiting', job_id = null
+        where n.workflow_id = p_workflow and n.state = 'released' and n.job_id = any (v_jobs) and n.job_id <> all (v_there);
+    end if;
+    perform {schema}.requeue(v_there, p_by);
+    perform {schema}.admit(array(select distinct j.line from {schema}.jobs j where j.id = any (v_there) and j.line is not null));
+    -- What runs still was asked to stop, where the workflow was cancelled.
+    v_more := array(
+        select j.id from {schema}.nodes n join {schema}.jobs j on j.id = n.job_id
+        where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.held and j.cancel_requested
+        for update of j skip locked);
+    perform {schema}.unstop(v_more);
     insert into {schema}.events (kind, job_id, message)
     values ('retried', p_workflow, format('Workflow was taken up again by %s', p_by));
     v_woken := {schema}.recount(p_workflow);

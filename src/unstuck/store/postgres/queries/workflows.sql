@@ -42,6 +42,16 @@ select workflow_id, place from {schema}.jobs where id = %(id)s;
 with locked as materialized (select id from {schema}.workflows where id = %(id)s for update)
 select {schema}.reopen_workflow(id, %(by)s) from locked;
 
+-- name: nodes_to_unstop
+-- What was in somebody's hands when its workflow was taken up again, and has been asked to stop.
+select n.job_id
+from {schema}.nodes n
+join {schema}.jobs j on j.id = n.job_id
+where n.workflow_id = %(id)s and n.state = 'released' and n.kind = 'task' and j.held and j.cancel_requested;
+
+-- name: unstop
+select {schema}.unstop(%(ids)s);
+
 -- name: resume_workflow
 select {schema}.resume_workflow(%(id)s, %(by)s);
 
