@@ -13,12 +13,11 @@ from unstuck.domain import inputs
 from unstuck.domain.inputs import NodeError, Part
 from unstuck.domain.states import JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
-from unstuck.store.checks import check_workflow
+from unstuck.store.checks import LARGEST_ID, check_workflow
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.records import Enqueued, NewJob, NewWorkflow, NodeRecord, Repaired, WorkflowRecord
-
 
 REPAIR_LOOK = 20_000
 """How many nodes one round of repair looks at; the next goes on behind them."""
@@ -53,7 +52,8 @@ class WorkflowVerbs(ClientVerbs):
     def workflows(
         self, state: str | None = None, before_id: int | None = None, limit: int = 100
     ) -> list[WorkflowRecord]:
-        rows = self.read("workflows", state=state, before_id=before_id, limit=limit)
+        page = {"before_id": LARGEST_ID if before_id is None else before_id, "limit": limit}
+        rows = self.read("workflows", **page) if state is None else self.read("workflows_in_state", state=state, **page)
         return [WorkflowRecord(*_head(row), counts=row[5] or {}) for row in rows]
 
     def place_of(self, job_id: int) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from unstuck.domain.errors import DuplicateJob
 from unstuck.domain.inputs import NodeError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
-from unstuck.store.checks import check_workflow
+from unstuck.store.checks import LARGEST_ID, check_workflow
 from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, Repaired, WorkflowRecord
 from unstuck.store.sqlite.advancing import advance, begin, recount, resolve
 from unstuck.store.sqlite.client import insert_jobs
@@ -51,8 +51,12 @@ class WorkflowVerbs(Verbs):
     def workflows(
         self, state: str | None = None, before_id: int | None = None, limit: int = 100
     ) -> list[WorkflowRecord]:
+        page = (LARGEST_ID if before_id is None else before_id, limit)
         with self.db.read() as cursor:
-            rows = fetch(cursor, "workflows", (before_id, state, limit))
+            if state is None:
+                rows = fetch(cursor, "workflows", page)
+            else:
+                rows = fetch(cursor, "workflows_in_state", (*page, state))
             return [WorkflowRecord(*_head(row), counts=dict(fetch(cursor, "count_nodes", (row[0],)))) for row in rows]
 
     def place_of(self, job_id: int) -> tuple[int, int] | None:
@@ -143,6 +147,7 @@ def reopen_workflow(cursor: apsw.Cursor, workflow_id: int, by: str) -> set[str] 
     cursor.execute(SQL["reopen_root"], (workflow_id,))
     cursor.execute(SQL["reopen_node"], (workflow_id, 0, NodeState.RELEASED.value, None))
     _reopen_scope(cursor, workflow_id, 0, by)
+    cursor.execute(SQL["unstop_nodes"], (workflow_id,))
     write_event(cursor, "retried", f"Workflow was taken up again by {by}", job_id=workflow_id)
     return recount(cursor, workflow_id)
 

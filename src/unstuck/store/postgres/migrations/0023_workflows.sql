@@ -15,6 +15,7 @@ create table {schema}.workflows (
     constraint ended_when_finished check ((finished_at is not null) = (state in ('succeeded', 'failed', 'cancelled')))
 ) with (fillfactor = 70);
 create index workflows_open on {schema}.workflows (id) where finished_at is null;
+create index workflows_by_state on {schema}.workflows (state, id);
 
 create table {schema}.nodes (
     workflow_id bigint not null references {schema}.workflows (id) on delete cascade,

@@ -31,8 +31,20 @@ select w.id, w.name, w.state, extract(epoch from w.created_at)::double precision
             select n.state, count(*) as n from {schema}.nodes n
             where n.workflow_id = w.id and n.kind = 'task' group by n.state) c)
 from {schema}.workflows w
-where (%(before_id)s::bigint is null or w.id < %(before_id)s) and (%(state)s::text is null or w.state = %(state)s)
+where w.id < %(before_id)s
 order by w.id desc
+limit %(limit)s;
+
+-- name: workflows_in_state
+select w.id, w.name, w.state, extract(epoch from w.created_at)::double precision,
+       extract(epoch from w.finished_at)::double precision,
+       (select jsonb_object_agg(c.state, c.n) from (
+            select n.state, count(*) as n from {schema}.nodes n
+            where n.workflow_id = w.id and n.kind = 'task' group by n.state) c)
+from {schema}.workflows w
+-- Ordered by the whole key of the index, so that it is walked from its end whatever the statistics say.
+where w.state = %(state)s and w.id < %(before_id)s
+order by w.state desc, w.id desc
 limit %(limit)s;
 
 -- name: job_place

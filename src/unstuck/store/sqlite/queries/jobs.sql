@@ -127,7 +127,7 @@ SET state = 'succeeded', held = 0, result = ?4, finished_at = ?5, live_key = NUL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'running';
 
 -- name: attempt_in_hand
-SELECT state, cancel_requested, tied, line FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
+SELECT state, cancel_requested, tied, unstopped FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: archive_attempt
 INSERT INTO unstuck_attempts (
@@ -144,7 +144,7 @@ SET state = 'pending', ready = (?4 AND line IS NULL), blocked = (?4 AND line IS 
     run_at = ?5, token = NULL, worker_id = NULL,
     claimed_at = NULL, started_at = NULL, started_boot_s = NULL, failures = failures + ?6,
     crash_count = crash_count + ?7, suspicions = suspicions + ?8, alone = max(alone, ?9), error_code = ?10,
-    error_message = ?11, error_cause = ?12, error_details = ?13,
+    error_message = ?11, error_cause = ?12, error_details = ?13, unstopped = NULL,
     -- What has begun does not expire any more.
     expires_at = iif(state = 'running', NULL, expires_at)
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
@@ -154,7 +154,7 @@ WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 UPDATE unstuck_jobs
 SET state = 'waiting', expires_at = NULL, waiting = ?4 IS NOT NULL, held = 0, run_at = coalesce(?4, run_at), awaits = ?5, token = NULL,
     worker_id = NULL, claimed_at = NULL, started_at = NULL, started_boot_s = NULL, error_code = NULL,
-    error_message = NULL, error_cause = NULL, error_details = NULL
+    error_message = NULL, error_cause = NULL, error_details = NULL, unstopped = NULL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: end_job
@@ -168,7 +168,7 @@ WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 -- User code never ran: no attempt is spent, and the job goes back to its old place.
 UPDATE unstuck_jobs
 SET state = 'pending', ready = 1, held = 0, token = NULL, worker_id = NULL, claimed_at = NULL, started_at = NULL,
-    started_boot_s = NULL, attempt = attempt - (state = 'running')
+    started_boot_s = NULL, unstopped = NULL, attempt = attempt - (state = 'running')
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: store_output
