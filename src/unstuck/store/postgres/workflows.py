@@ -17,7 +17,16 @@ from unstuck.store.checks import LARGEST_ID, check_workflow
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.lanes import Row
-from unstuck.store.records import Enqueued, NewJob, NewWorkflow, NodeRecord, Repaired, WorkflowRecord
+from unstuck.store.records import (
+    Enqueued,
+    NewJob,
+    NewWorkflow,
+    NodeRecord,
+    OnceAnswer,
+    Repaired,
+    Request,
+    WorkflowRecord,
+)
 
 REPAIR_LOOK = 20_000
 """How many nodes one round of repair looks at; the next goes on behind them."""
@@ -41,6 +50,28 @@ class WorkflowVerbs(ClientVerbs):
                 found = self.client_lane.ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
                 if found:
                     return Enqueued(found[0][0], fresh=False)
+
+    def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
+        check_workflow(workflow)
+        with self.client_lane.hold():
+            [workflow_id] = self.job_ids.take(1)
+            values = {
+                "id": workflow_id,
+                "name": workflow.name,
+                "unique_key": workflow.root.unique_key,
+                "key": request.key,
+                "fingerprint": request.fingerprint,
+                "keep_s": request.keep_s,
+                **_values(workflow),
+            }
+            first, fingerprint, job_ids, fresh, queues = self.repeat_uncertain(
+                lambda: self.client_lane.write(self.sql["begin_workflow_once"], values)
+            )[0]
+        if fingerprint != request.fingerprint:
+            return OnceAnswer((), repeated=True)
+        self.ring(f"queue:{queue}" for queue in queues or ())
+        # Where our own id is there it was us, in a try whose answer was lost.
+        return OnceAnswer((Enqueued(job_ids[0], fresh[0]),), repeated=not first and job_ids != [workflow_id])
 
     def workflow(self, workflow_id: int) -> WorkflowRecord | None:
         rows = self.read("workflow", id=workflow_id)

@@ -12,11 +12,12 @@ from unstuck.domain.inputs import NodeError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
 from unstuck.store.checks import LARGEST_ID, check_workflow
-from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, Repaired, WorkflowRecord
+from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, OnceAnswer, Repaired, Request, WorkflowRecord
 from unstuck.store.sqlite.advancing import advance, begin, recount, resolve
 from unstuck.store.sqlite.client import insert_jobs
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.nodes import Node, end_node, find_node, inputs_of, nodes_inside
+from unstuck.store.sqlite.requests import once
 from unstuck.store.sqlite.reviving import queue_again
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
@@ -28,14 +29,20 @@ class WorkflowVerbs(Verbs):
     def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
         check_workflow(workflow)
         refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
+        woken: set[str] = set()
         with self.db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
-            [stored] = insert_jobs(cursor, [workflow.root])
-            if not stored.fresh:
-                return stored
-            _insert(cursor, stored.job_id, workflow)
-            woken = begin(cursor, stored.job_id)
+            stored = _begin(cursor, workflow, woken)
         self.ring_queues(woken)
         return stored
+
+    def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
+        check_workflow(workflow)
+        refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
+        woken: set[str] = set()
+        with self.db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
+            answer = once(cursor, request, lambda: [_begin(cursor, workflow, woken)])
+        self.ring_queues(woken)
+        return answer
 
     def workflow(self, workflow_id: int) -> WorkflowRecord | None:
         with self.db.read() as cursor:
@@ -208,6 +215,14 @@ def _is_node(cursor: apsw.Cursor, job_id: int) -> bool:
 def _state(cursor: apsw.Cursor, workflow_id: int) -> WorkflowState | None:
     found = cursor.execute(SQL["workflow"], (workflow_id,)).fetchone()
     return None if found is None else WorkflowState(found[2])
+
+
+def _begin(cursor: apsw.Cursor, workflow: NewWorkflow, woken: set[str]) -> Enqueued:
+    [stored] = insert_jobs(cursor, [workflow.root])
+    if stored.fresh:
+        _insert(cursor, stored.job_id, workflow)
+        woken |= begin(cursor, stored.job_id)
+    return stored
 
 
 def _insert(cursor: apsw.Cursor, workflow_id: int, workflow: NewWorkflow) -> None:

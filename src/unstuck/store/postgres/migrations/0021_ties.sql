@@ -303,6 +303,27 @@ begin
 end
 $body$;
 
+-- Say whether it is the first request with this key within so many seconds, and keep the key.
+create function {schema}.is_first(p_key bytea, p_fingerprint bytea, p_keep_s double precision) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    -- Whoever comes clears away a few that are too old: so the table stays as small as what comes in.
+    c_cleared constant integer := 20;
+    v_before constant timestamptz := clock_timestamp() - make_interval(secs => p_keep_s);
+begin
+    delete from {schema}.requests r
+    where r.key in (
+        select o.key from {schema}.requests o where o.at < v_before order by o.at limit c_cleared for update skip locked);
+    -- The second of two who come at once with the same key waits here until the first has committed.
+    insert into {schema}.requests as r (key, fingerprint, job_ids, fresh)
+    values (p_key, p_fingerprint, array[]::bigint[], array[]::boolean[])
+    on conflict (key) do update set fingerprint = excluded.fingerprint, at = clock_timestamp() where r.at < v_before;
+    return found;
+end
+$body$;
+
 -- As it was (0018), with `p_more`.
 drop function {schema}.enqueue_once(
     bytea, bytea, double precision, bigint[], text[], text[], bytea[], text[], bytea[], text[], boolean[], double precision[], double precision[], integer[],
@@ -319,19 +340,8 @@ set search_path = pg_catalog, pg_temp
 as $body$
 #variable_conflict use_column
 declare
-    -- Whoever comes clears away a few that are too old: so the table stays as small as what comes in.
-    c_cleared constant integer := 20;
-    v_first boolean;
-    v_before constant timestamptz := clock_timestamp() - make_interval(secs => p_keep_s);
+    v_first constant boolean := {schema}.is_first(p_key, p_fingerprint, p_keep_s);
 begin
-    delete from {schema}.requests r
-    where r.key in (
-        select o.key from {schema}.requests o where o.at < v_before order by o.at limit c_cleared for update skip locked);
-    -- The second of two who come at once with the same key waits here until the first has committed.
-    insert into {schema}.requests as r (key, fingerprint, job_ids, fresh)
-    values (p_key, p_fingerprint, array[]::bigint[], array[]::boolean[])
-    on conflict (key) do update set fingerprint = excluded.fingerprint, at = clock_timestamp() where r.at < v_before;
-    v_first := found;
     if v_first then
         update {schema}.requests r
         set (job_ids, fresh) = (

@@ -723,6 +723,40 @@ begin
 end
 $body$;
 
+-- The same once per request, however often it is sent (see `enqueue_once`).
+create function {schema}.begin_workflow_once(
+    p_key bytea, p_fingerprint bytea, p_keep_s double precision, p_id bigint, p_unique_key text, p_name text, p_root jsonb,
+    p_nodes jsonb, p_edges jsonb)
+returns table (first boolean, fingerprint bytea, job_ids bigint[], fresh boolean[], queues text[])
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+#variable_conflict use_column
+declare
+    c_rounds constant integer := 100;
+    v_first constant boolean := {schema}.is_first(p_key, p_fingerprint, p_keep_s);
+    v_queues text[];
+    v_owner bigint;
+begin
+    if v_first then
+        for i in 1 .. c_rounds loop
+            v_queues := {schema}.begin_workflow(p_id, p_name, p_root, p_nodes, p_edges);
+            exit when v_queues is not null;
+            -- Another one has its key, unless that ended in between.
+            select j.id into v_owner from {schema}.jobs j where j.live_key = p_unique_key;
+            exit when found;
+            if i = c_rounds then
+                raise exception 'a unique key changed hands % times during one request', c_rounds using errcode = '40001';
+            end if;
+        end loop;
+        update {schema}.requests r set job_ids = array[coalesce(v_owner, p_id)], fresh = array[v_owner is null]
+        where r.key = p_key;
+    end if;
+    return query
+    select v_first, r.fingerprint, r.job_ids, r.fresh, v_queues from {schema}.requests r where r.key = p_key;
+end
+$body$;
+
 -- Count anew what each node and scope of a workflow waits for, from what is known of its nodes, and go on from there. For
 -- operators who retry or resume, and for what should be impossible. Whoever calls gathers lines.
 create function {schema}.recount(p_workflow bigint) returns text[]

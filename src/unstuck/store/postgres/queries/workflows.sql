@@ -4,6 +4,11 @@
 -- Under an id that was drawn before: repeated as it was, it stores nothing twice.
 select {schema}.begin_workflow(%(id)s, %(name)s, %(root)s, %(nodes)s, %(edges)s);
 
+-- name: begin_workflow_once
+select first, fingerprint, job_ids, fresh, queues
+from {schema}.begin_workflow_once(
+    %(key)s, %(fingerprint)s, %(keep_s)s, %(id)s, %(unique_key)s, %(name)s, %(root)s, %(nodes)s, %(edges)s);
+
 -- name: owner_of_key
 select id from {schema}.jobs where live_key = %(key)s;
 
