@@ -12,7 +12,7 @@ from unstuck.domain.inputs import NodeError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
 from unstuck.store.checks import LARGEST_ID, check_workflow
-from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, OnceAnswer, Repaired, Request, WorkflowRecord
+from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, OnceAnswer, Repaired, Request, Ties, WorkflowRecord
 from unstuck.store.sqlite.advancing import advance, begin, recount, resolve
 from unstuck.store.sqlite.client import insert_jobs
 from unstuck.store.sqlite.errors import refuse_nul
@@ -229,10 +229,14 @@ def _insert(cursor: apsw.Cursor, workflow_id: int, workflow: NewWorkflow) -> Non
     blockers, members = workflow.blockers(), workflow.members()
     cursor.execute(SQL["insert_workflow"], (workflow_id, workflow.name, time.time()))
     cursor.execute(SQL["stand_for_workflow"], (workflow_id,))
+    given = {edge.target for edge in workflow.edges if edge.data}
     rows = []
     for node in workflow.nodes:
         state = NodeState.RELEASED if node.kind == "group" else NodeState.WAITING
-        spec = None if node.job is None else msgspec.json.encode(node.job).decode()
+        job = node.job
+        if job is not None and (node.kind == "map" or node.place in given):
+            job = msgspec.structs.replace(job, more=msgspec.structs.replace(job.more or Ties(), needs=True))
+        spec = None if job is None else msgspec.json.encode(job).decode()
         counts = (blockers.get(node.place, 0), members.get(node.place, 0))
         rows.append(
             (

@@ -14,6 +14,8 @@ alter table {schema}.jobs
     add column place integer,
     -- It is given results of others with its claim.
     add column needs boolean,
+    -- It was asked to stop with its workflow, and that was taken back: should it stop all the same, it is tried again.
+    add column unstopped boolean,
     -- The tasks that follow its ends, by kind of end.
     add column hooks jsonb,
     -- It wrote something down on its way, or was sent a signal: whoever tries it again needs that.
@@ -112,14 +114,14 @@ begin
         select j.id, j.token, j.state as was, j.claimed_at, j.started_at, a.attempt, a.error, a.result,
                a.delay_s, a.counter, a.event, a.message, a.autopsy,
                case -- What it was asked was taken back meanwhile: it is tried again.
-                    when a.state = 'cancelled' and not j.cancel_requested then 'pending'
+                    when a.state = 'cancelled' and j.unstopped then 'pending'
                     when coalesce(a.state, 'pending') not in ('pending', 'waiting') then a.state
                     when coalesce(j.cancel_requested, false) then 'cancelled'
                     -- A signal that came while it ran is there already: nothing to wait for.
                     when a.awaits is not null and {schema}.has_signal(j.id, a.awaits) then 'pending'
                     else coalesce(a.state, 'pending') end as becomes,
                coalesce(a.state, 'pending') in ('pending', 'waiting') and coalesce(j.cancel_requested, false) as stopped,
-               coalesce(a.state = 'cancelled' and not j.cancel_requested, false) as unstopped,
+               coalesce(a.state = 'cancelled' and j.unstopped, false) as unstopped,
                a.awaits, a.wakes, coalesce(a.state = 'waiting', false) as suspends,
                -- What goes back without having run keeps its place in its line.
                a.attempt is not null and j.line is not null as lines_up, j.tied,
@@ -177,7 +179,7 @@ begin
             suspicions = case when b.counter in ('suspicion', 'company') then coalesce(j.suspicions, 0) + 1
                               else j.suspicions end,
             alone = case when b.counter = 'suspicion' then true else j.alone end,
-            cancel_requested = case when b.final then j.cancel_requested when j.cancel_requested then true end,
+            unstopped = case when b.final then j.unstopped end,
             result = decode(b.result, 'base64'),
             ended_as = case when b.stopped then 'cancelled' when b.final then b.attempt end,
             live_key = case when not b.final then j.live_key end,
@@ -804,7 +806,7 @@ begin
         where j.id = f.id and f.state in ('pending', 'claimed', 'waiting')
         returning j.id
     ), asked_to_stop as (
-        update {schema}.jobs j set cancel_requested = true
+        update {schema}.jobs j set cancel_requested = true, unstopped = null
         from found f
         where j.id = f.id and f.state = 'running'
         returning j.id, j.worker_id
@@ -911,7 +913,7 @@ begin
         claimed_at = null, started_at = null, finished_at = null, failures = 0, crash_count = 0,
         -- What was quarantined runs alone: it killed every process that it was in.
         suspicions = null, alone = case when j.state = 'quarantined' then true end,
-        cancel_requested = null, result = null, ended_as = null, error_code = null, error_message = null,
+        cancel_requested = null, unstopped = null, result = null, ended_as = null, error_code = null, error_message = null,
         error_cause = null, error_details = null,
         -- One that is good for a period lives in a table of its own.
         live_key = case when j.unique_for is distinct from 'period' then j.unique_key end

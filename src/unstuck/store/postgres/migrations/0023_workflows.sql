@@ -651,7 +651,7 @@ begin
         where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.held
         for update of j skip locked
     ), asked as (
-        update {schema}.jobs j set cancel_requested = true from free f where j.id = f.id returning j.worker_id
+        update {schema}.jobs j set cancel_requested = true, unstopped = null from free f where j.id = f.id returning j.worker_id
     )
     update {schema}.beats b set cancels = true where b.worker_id in (select a.worker_id from asked a);
     update {schema}.nodes n set
@@ -805,15 +805,14 @@ begin
 end
 $body$;
 
--- Take back that these were asked to stop. Should one stop all the same, since its worker had heard of it, it is tried again:
--- `apply_endings` knows it by the false.
+-- Take back that these were asked to stop. Should one stop all the same, since its worker had heard of it, it is tried again.
 create function {schema}.unstop(p_ids bigint[]) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $body$
 begin
-    update {schema}.jobs j set cancel_requested = false
+    update {schema}.jobs j set cancel_requested = null, unstopped = true
     where j.id = any (p_ids) and coalesce(j.held and j.cancel_requested, false);
 end
 $body$;

@@ -52,6 +52,8 @@ CREATE TABLE unstuck_edges (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX unstuck_edges_into ON unstuck_edges (workflow_id, target);
 
+-- It is given results of others with its claim.
+ALTER TABLE unstuck_jobs ADD COLUMN needs INTEGER;
 -- It was asked to stop with its workflow, and that was taken back: should it stop all the same, it is tried again.
 ALTER TABLE unstuck_jobs ADD COLUMN unstopped INTEGER;
 

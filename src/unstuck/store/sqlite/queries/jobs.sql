@@ -15,10 +15,10 @@ INSERT INTO unstuck_jobs (
 INSERT INTO unstuck_jobs (
     id, state, ready, waiting, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
     enqueued_at, unique_key, live_key, enqueued_by, payload_type, policy, payload,
-    tied, line, workflow_id, place, hooks, expires_at, keep_s, line_limit, unique_for, blocked
+    tied, line, workflow_id, place, hooks, expires_at, keep_s, line_limit, unique_for, needs, blocked
 ) VALUES (
     ?1, 'pending', ?2 AND ?19 IS NULL, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?17, ?13, ?14, ?15, ?16,
-    ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?2 AND ?19 IS NOT NULL
+    ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?2 AND ?19 IS NOT NULL
 );
 
 -- name: tied_among
@@ -35,7 +35,7 @@ INSERT INTO unstuck_queues (name) VALUES (?) ON CONFLICT DO NOTHING;
 -- Pinned to the index of what is ready: statistics taken at a bad moment cannot make it scan.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id, expires_at, unique_for
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, needs, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -46,7 +46,7 @@ LIMIT ?3;
 -- a place by the index as far as the rank only, and would read all of that rank.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id, expires_at, unique_for
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, needs, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank > ?4 AND rank < ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -55,7 +55,7 @@ LIMIT ?3;
 -- name: peek_ready_of_rank
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id, expires_at, unique_for
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, needs, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank = ?4 AND id > ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY id

@@ -243,12 +243,7 @@ LIMIT ?1;
 SELECT j.id
 FROM json_each(?) i
 CROSS JOIN unstuck_jobs j ON j.id = i.value
-JOIN unstuck_nodes n ON n.workflow_id = j.workflow_id AND n.place = j.place
-WHERE n.item IS NOT NULL
-    OR EXISTS (
-        SELECT 1 FROM unstuck_edges e INDEXED BY unstuck_edges_into
-        WHERE e.workflow_id = n.workflow_id AND e.target = n.place AND e.data = 1
-    );
+WHERE j.needs = 1;
 
 -- name: inputs_of
 SELECT e.source FROM unstuck_edges e WHERE e.workflow_id = ?1 AND e.target = ?2 AND e.data = 1 ORDER BY e.source;
