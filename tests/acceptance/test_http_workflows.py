@@ -57,6 +57,25 @@ def test_a_workflow_from_a_description_hands_results_over(door: Door) -> None:
     assert door.get(f"/workflows/{number}")["state"] == "succeeded"
 
 
+def test_a_request_that_is_sent_again_starts_no_second_workflow(door: Door) -> None:
+    key = {"Idempotency-Key": "night of the 17th"}
+    body = {"name": "sums", "nodes": TWO}
+    first = door.client.post(f"{API}/workflows", json=body, headers=key)
+    assert first.status_code == 201
+    assert "idempotency-replayed" not in first.headers
+    number = first.json()["id"]
+    door.post(f"/workflows/{number}/cancel")
+    again = door.client.post(f"{API}/workflows", json=body, headers=key)
+    assert again.status_code == 200
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (again.json()["id"], again.headers["location"]) == (number, f"/api/v1/workflows/{number}")
+    other = [TWO[0], {**TWO[1], "args": [{"$node": "first"}, 5]}]
+    refused = door.client.post(f"{API}/workflows", json={"name": "sums", "nodes": other}, headers=key)
+    assert (refused.status_code, refused.json()["code"]) == (422, "key_used_before")
+    assert door.client.post(f"{API}/jobs", json={"task": "add"}, headers=key).status_code == 422
+    assert door.get("/workflows?limit=1")["workflows"][0]["id"] == number
+
+
 def test_a_foreign_worker_gets_a_node_as_a_plain_call(door: Door) -> None:
     nodes = [*TWO, {"name": "sum", "task": "add", "map": "list", "args": [{"$node": "first"}]}]
     nodes.insert(1, {"name": "list", "task": "add", "on_error": "continue"})

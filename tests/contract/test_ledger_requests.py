@@ -9,7 +9,7 @@ from tests.contract.hands import done, new_job, put, run, turn
 
 from unstuck.domain.errors import RefusedValue
 from unstuck.store.contract import Ledger
-from unstuck.store.records import OnceAnswer, Request
+from unstuck.store.records import NewNode, NewWorkflow, OnceAnswer, Request
 
 DAY_S = 86400.0
 
@@ -94,3 +94,32 @@ def test_many_who_send_the_same_request_at_once_store_it_once(open_again: OpenLe
     assert len({answer.stored for answer in answers}) == 1
     assert sorted(answer.repeated for answer in answers) == [False, True, True, True, True, True]
     assert count(ledger) == 3
+
+
+def flow(unique_key: str | None = None) -> NewWorkflow:
+    nodes = (NewNode(0, None, "all", "group", source=1), NewNode(1, 0, "one", "task", job=new_job()))
+    return NewWorkflow("all", new_job(task="unstuck.workflow", unique_key=unique_key), nodes, ())
+
+
+def test_a_workflow_that_is_asked_for_again_is_the_first_one(ledger: Ledger, w1: str) -> None:
+    first = ledger.begin_workflow_once(request(), flow())
+    assert (first.repeated, first.stored[0].fresh) == (False, True)
+    turn(ledger, done=[done(job) for job in run(ledger)])
+    assert ledger.begin_workflow_once(request(), flow()) == OnceAnswer(first.stored, repeated=True)
+    assert [one.id for one in ledger.workflows()] == [first.stored[0].job_id]
+    assert count(ledger) == 2
+
+
+def test_another_request_with_the_key_of_a_workflow_stores_nothing(ledger: Ledger) -> None:
+    ledger.enqueue_once(request(), [new_job(), new_job()])
+    assert ledger.begin_workflow_once(request(fingerprint=b"other"), flow()) == OnceAnswer((), repeated=True)
+    assert ledger.workflows() == []
+
+
+def test_a_workflow_whose_unique_key_is_in_use_is_remembered_as_the_one_that_has_it(ledger: Ledger) -> None:
+    owner = ledger.begin_workflow(flow("k")).job_id
+    first = ledger.begin_workflow_once(request(), flow("k"))
+    assert [(item.job_id, item.fresh) for item in first.stored] == [(owner, False)]
+    assert not first.repeated
+    ledger.cancel([owner], "me")
+    assert ledger.begin_workflow_once(request(), flow("k")) == OnceAnswer(first.stored, repeated=True)

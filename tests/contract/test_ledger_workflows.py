@@ -3,13 +3,14 @@
 from typing import Any
 
 import pytest
-from tests.contract.hands import claim, crash, crash_retry, done, new_job, state_of, turn
+from tests.contract.hands import claim, crash, crash_retry, done, new_job, put, state_of, turn
 
+from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.errors import DuplicateJob
-from unstuck.domain.states import JobState
+from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
 from unstuck.store.contract import Ledger
-from unstuck.store.records import Done, NewEdge, NewNode, NewWorkflow, WorkflowRecord
+from unstuck.store.records import Claimed, Done, Held, NewEdge, NewNode, NewWorkflow, Pulse, Ties, WorkflowRecord
 
 ROOT = "unstuck.workflow"
 
@@ -27,6 +28,12 @@ def look(ledger: Ledger, workflow_id: int) -> WorkflowRecord:
     found = ledger.workflow(workflow_id)
     assert found is not None
     return found
+
+
+def stopped(job: Claimed) -> Ending:
+    """End an attempt as a worker does that was asked to stop it."""
+    error = JobError("CANCELLED", "Job was cancelled", "it was asked to stop")
+    return Ending(job.job_id, job.token, JobState.CANCELLED, AttemptState.CANCELLED, error=error, event="cancelled")
 
 
 def test_a_signal_does_not_wake_the_job_that_stands_for_a_workflow(ledger: Ledger, w1: str) -> None:
@@ -88,3 +95,80 @@ def test_a_success_counts_also_beside_a_lost_attempt_at_the_same_job(ledger: Led
     answer = turn(ledger, done=[Done(lost.job_id, lost.token, b"1"), done(job)])
     assert answer.superseded == {(lost.job_id, lost.token)}
     assert [node.state for node in look(ledger, number).nodes] == [NodeState.SUCCEEDED, NodeState.RELEASED]
+
+
+def test_what_was_claimed_and_not_begun_is_taken_back_when_its_scope_fails(ledger: Ledger, w1: str) -> None:
+    number = begin(ledger, nodes=3)
+    first, second, third = claim(ledger, start=2)
+    turn(ledger, endings=[crash(first)])
+    found = look(ledger, number)
+    assert found.state is WorkflowState.FAILED
+    # The second runs to its end, the third does not begin any more.
+    assert [node.state for node in found.nodes] == [NodeState.FAILED, NodeState.RELEASED, NodeState.CANCELLED]
+    assert state_of(ledger, second.job_id) is JobState.RUNNING
+    assert state_of(ledger, third.job_id) is JobState.CANCELLED
+    answer = turn(ledger, start=[Held(third.job_id, third.token)], done=[done(second)])
+    assert answer.superseded == {(third.job_id, third.token)}
+    assert [node.state for node in look(ledger, number).nodes][1] is NodeState.SUCCEEDED
+    assert ledger.held("w1") == []
+
+
+def test_the_place_in_a_line_of_what_was_taken_back_is_free(ledger: Ledger, w1: str) -> None:
+    number = begin(ledger, nodes=2, more=Ties(line="k", line_limit=2))
+    first, _ = claim(ledger, start=1)
+    waits = put(ledger, more=Ties(line="k", line_limit=2))
+    turn(ledger, endings=[crash(first)])
+    assert look(ledger, number).state is WorkflowState.FAILED
+    assert [job.job_id for job in claim(ledger)] == [waits]
+
+
+def test_what_stops_after_its_workflow_was_taken_up_again_is_tried_again(ledger: Ledger, w1: str) -> None:
+    number = begin(ledger, (1, 2))
+    [runs] = claim(ledger, start=1)
+    ledger.cancel([number], "me")
+    assert ledger.beat(Pulse("w1", 1, 0)).cancel == ((runs.job_id, runs.token),)
+    assert ledger.retry_workflow(number, "me")
+    assert ledger.beat(Pulse("w1", 1, 0)).cancel == ()
+    # Its worker had heard of it already.
+    turn(ledger, endings=[stopped(runs)])
+    assert look(ledger, number).state is WorkflowState.RUNNING
+    [again] = claim(ledger, start=1)
+    assert again.job_id == runs.job_id
+    assert [one.state for one in ledger.attempts(runs.job_id)][:1] == ["cancelled"]
+    # Asked anew, it is cancelled for good.
+    assert ledger.cancel([again.job_id], "me") == {again.job_id: "requested"}
+    turn(ledger, endings=[stopped(again)])
+    assert look(ledger, number).state is WorkflowState.FAILED
+
+
+def test_what_had_not_heard_that_it_should_stop_goes_on_with_its_workflow(ledger: Ledger, w1: str) -> None:
+    number = begin(ledger, (1, 2))
+    [runs] = claim(ledger, start=1)
+    ledger.cancel([number], "me")
+    assert ledger.retry_workflow(number, "me")
+    turn(ledger, done=[done(runs)])
+    turn(ledger, done=[done(job) for job in claim(ledger, start=1)])
+    assert look(ledger, number).state is WorkflowState.SUCCEEDED
+
+
+def test_all_that_failed_in_a_wide_workflow_is_queued_again(ledger: Ledger, w1: str) -> None:
+    number = begin(ledger, nodes=5, on_crash="retry")
+    jobs = claim(ledger, start=5)
+    turn(ledger, endings=[crash(job) for job in jobs[:4]])
+    assert ledger.retry_workflow(number, "me")
+    assert {node.state for node in look(ledger, number).nodes} == {NodeState.RELEASED}
+    assert [state_of(ledger, job.job_id) for job in jobs[:4]] == [JobState.PENDING] * 4
+    assert [len(ledger.attempts(job.job_id)) for job in jobs[:4]] == [1] * 4
+    turn(ledger, done=[done(job) for job in [jobs[4], *claim(ledger, start=5)]])
+    assert look(ledger, number).state is WorkflowState.SUCCEEDED
+
+
+def test_workflows_of_one_state_are_listed_page_by_page(ledger: Ledger, w1: str) -> None:
+    numbers = [begin(ledger, nodes=1) for _ in range(6)]
+    ledger.cancel([numbers[1], numbers[3], numbers[5]], "me")
+    newest, *_ = page = ledger.workflows("cancelled", limit=2)
+    assert [one.id for one in page] == [numbers[5], numbers[3]]
+    assert newest.counts == {"cancelled": 1}
+    assert [one.id for one in ledger.workflows("cancelled", before_id=numbers[3], limit=2)] == [numbers[1]]
+    assert [one.id for one in ledger.workflows("running")] == [numbers[4], numbers[2], numbers[0]]
+    assert [one.id for one in ledger.workflows(before_id=numbers[2])] == [numbers[1], numbers[0]]

@@ -1,11 +1,12 @@
 """Who holds a lock never waits for another: what operators do at once with turns ends without a deadlock."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, claim, crash_retry, done, new_job, put, running, state_of, turn
+from tests.contract.hands import birth, claim, crash, crash_retry, done, new_job, put, running, state_of, turn
 from tests.fleet import wait_for
 
 from unstuck.config import Settings
@@ -94,9 +95,10 @@ def test_who_waits_for_a_workflow_holds_no_line(ledger: PostgresLedger, swept_pg
     assert look(ledger, number).state is WorkflowState.SUCCEEDED
 
 
-def test_who_cancels_a_workflow_waits_for_no_node_that_is_just_ending(
+def test_who_cancels_a_workflow_waits_for_no_node_that_somebody_has_in_hand(
     ledger: PostgresLedger, swept_pg_url: str
 ) -> None:
+    """One that is just starting, or writing something down: it may want another of the same worker next."""
     number = workflow_of(ledger, new_job())
     [held] = claim(ledger, start=1)
     cancelling = threading.Thread(target=ledger.cancel, args=([number], "me"))
@@ -106,11 +108,77 @@ def test_who_cancels_a_workflow_waits_for_no_node_that_is_just_ending(
         # Not through the ledger: its connection is with the one who cancels, and waits there for the node.
         state = "select state from unstuck.jobs where id = %s"
         wait_for(lambda: onlooker.execute(state, (number,)).fetchone() == ("cancelled",), "it is cancelled")
-        other.execute("select 1 from unstuck.workflows where id = %s for update nowait", (number,))
     cancelling.join()
     # It was only in hand: it is asked all the same.
     turn(ledger, endings=[crash_retry(held)])
     assert state_of(ledger, held.job_id) is JobState.CANCELLED
+
+
+WAYS: dict[str, tuple[dict[str, Any], Callable[[PostgresLedger, int], object]]] = {
+    "cancel": ({}, lambda ledger, job_id: ledger.cancel([job_id], "me")),
+    "cancel of many": ({}, lambda ledger, job_id: ledger.cancel([job_id, 10**6], "me")),
+    "purge": ({}, lambda ledger, _: ledger.purge("default", "me")),
+    "expiry": ({"more": Ties(expires_in_s=0.001)}, lambda ledger, _: ledger.expire_due(10)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_ends_a_node_that_waits_locks_its_workflow_first(
+    ledger: PostgresLedger, swept_pg_url: str, way: str
+) -> None:
+    """Whoever has the workflow may be about to end all that waits in it."""
+    changes, end = WAYS[way]
+    number = workflow_of(ledger, new_job(**changes))
+    job_id = look(ledger, number).nodes[0].job_id
+    assert job_id is not None
+    ending = threading.Thread(target=end, args=(ledger, job_id))
+    with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
+        other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
+        ending.start()
+        wait_for(lambda: waits(onlooker), "it waits for the workflow")
+        other.execute("select 1 from unstuck.jobs where id = %s for update nowait", (job_id,))
+    ending.join()
+    assert state_of(ledger, job_id) is JobState.CANCELLED
+    assert look(ledger, number).state is WorkflowState.FAILED
+
+
+def test_who_queues_a_node_again_locks_its_workflow_first(ledger: PostgresLedger, swept_pg_url: str) -> None:
+    number = workflow_of(ledger, new_job())
+    [held] = claim(ledger, start=1)
+    turn(ledger, endings=[crash(held)])
+    retrying = threading.Thread(target=ledger.retry, args=([held.job_id], "me"))
+    with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
+        other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
+        retrying.start()
+        wait_for(lambda: waits(onlooker), "it waits for the workflow")
+        other.execute("select 1 from unstuck.jobs where id = %s for update nowait", (held.job_id,))
+    retrying.join()
+    assert look(ledger, number).state is WorkflowState.RUNNING
+
+
+def test_who_removes_old_workflows_waits_for_none(ledger: PostgresLedger, swept_pg_url: str) -> None:
+    number, other_number = workflow_of(ledger, new_job()), workflow_of(ledger, new_job())
+    turn(ledger, done=[done(held) for held in claim(ledger, start=2)])
+    with psycopg.connect(swept_pg_url) as other:
+        other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
+        ledger.prune(0)
+        assert ledger.workflow(other_number) is None
+        # Whoever has it may be about to open it again, and goes on to its job.
+        other.execute("select 1 from unstuck.jobs where id = %s for update nowait", (number,))
+    ledger.prune(0)
+    assert ledger.workflow(number) is None
+
+
+def test_a_turn_that_finds_an_expired_node_does_not_wait_for_its_workflow(
+    ledger: PostgresLedger, swept_pg_url: str
+) -> None:
+    number = workflow_of(ledger, new_job(more=Ties(expires_in_s=0.001)))
+    with psycopg.connect(swept_pg_url) as other:
+        other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
+        wait_for(lambda: claim(ledger) == [], "it is not handed out")
+        assert look(ledger, number).state is WorkflowState.RUNNING
+    assert ledger.expire_due(10).count == 1
+    assert look(ledger, number).state is WorkflowState.FAILED
 
 
 def test_lines_are_taken_in_their_order_by_who_goes_from_one_to_another(

@@ -7,13 +7,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, claim, crash_retry, done, new_job, start
+from tests.contract.hands import birth, claim, crash, crash_retry, done, new_job, start
+from tests.fleet import wait_for
 
 from unstuck.store.gaps import Gap
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.postgres.turning import turn_values
-from unstuck.store.records import Held, Turn, Wish
+from unstuck.store.records import Held, NewEdge, NewNode, NewWorkflow, Turn, Wish
 
 FINISHED = 20_000
 PENDING = 5_000
@@ -214,6 +215,59 @@ def test_the_doctor_looks_at_no_more_than_it_was_told(worst: PostgresLedger) -> 
     assert is_lean(reads(worst, "look_coming", limits))
     assert is_lean(reads(worst, "look_overdue", {"late_s": 60.0, **limits}))
     assert is_lean(reads(worst, "look_quarantined", {"errors": BATCH, "groups": BATCH}))
+
+
+def test_a_page_of_workflows_reads_no_others(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    """The ones that are asked for are among the oldest."""
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute(
+            "insert into unstuck.workflows (id, name, state, created_at, finished_at)"
+            " select i, 'all', case when i <= 1000 then 'failed' else 'succeeded' end, now(), now()"
+            f" from generate_series(1, {FINISHED}) as g(i)"
+        )
+        connection.execute("vacuum analyze unstuck.workflows")
+    page = {"state": "failed", "before_id": 2**62, "limit": 50}
+    assert is_lean(reads(pg_ledger, "workflows_in_state", page, table="workflows"))
+    assert [one.id for one in pg_ledger.workflows("failed", limit=2)] == [1000, 999]
+    assert is_lean(reads(pg_ledger, "workflows", {"before_id": 500, "limit": 50}, table="workflows"))
+
+
+@pytest.mark.parametrize("kind", ["done", "endings"])
+def test_ends_of_nodes_read_their_own(pg_ledger: PostgresLedger, pg_url: str, kind: str) -> None:
+    """Planned while there was no workflow at all, and then there are many nodes."""
+    pg_ledger.register(birth("w1"))
+    chain = [NewNode(place, 0, f"n{place}", "task", job=new_job(), on_error="continue") for place in range(1, BATCH)]
+    edges = tuple(NewEdge(place, place + 1, False) for place in range(1, BATCH - 1))
+    whole = NewNode(0, None, "all", "group")
+    flow = NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *chain), edges)
+    for _ in range(FINISHED // BATCH // 4):
+        pg_ledger.begin_workflow(flow)
+    for table in ("nodes", "edges", "drafts", "workflows"):
+        held = claim(pg_ledger, limit=BATCH // 4, start=BATCH // 4)
+        ends = Turn("w1", done=tuple(done(job) for job in held))
+        if kind == "endings":
+            ends = Turn("w1", endings=tuple(crash(job) for job in held))
+        assert is_lean(reads(pg_ledger, "turn", turn_values(ends), table=table))
+
+
+def test_nodes_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    """Their releases and their ends are written where they are, and no index hears of it."""
+    pg_ledger.register(birth("w1"))
+    nodes = [NewNode(place, 0, f"n{place}", "task", job=new_job()) for place in range(1, BATCH + 1)]
+    edges = tuple(NewEdge(1, place, False) for place in range(2, BATCH + 1))
+    whole = NewNode(0, None, "all", "group", source=1)
+    pg_ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), edges))
+    for _ in range(2):
+        pg_ledger.turn(Turn("w1", done=tuple(done(job) for job in claim(pg_ledger, limit=BATCH, start=BATCH))))
+    [found] = pg_ledger.workflows("succeeded")
+    assert found.counts == {"succeeded": BATCH}
+    pg_ledger.close()
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        written = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'nodes'"
+        # Counters of a session are there at the latest when it is over.
+        wait_for(lambda: (connection.execute(written).fetchone() or (0,))[0] >= 2 * BATCH, "they are counted")
+        updated, hot = connection.execute(written).fetchone() or (0, 0)
+    assert hot >= updated * 0.95
 
 
 def test_beats_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:

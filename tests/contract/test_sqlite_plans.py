@@ -41,6 +41,7 @@ INDEX_OF = {
     "look_quarantined": "unstuck_jobs_error",
     "nodes_inside": "unstuck_nodes_inside",
     "recount_nodes": "unstuck_nodes_inside",
+    "workflows_in_state": "unstuck_workflows_by_state",
 }
 BY_KEY = (
     "claim_job",

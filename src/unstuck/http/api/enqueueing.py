@@ -1,39 +1,25 @@
 """Take jobs in: one, or many at once; a request that is sent again stores nothing twice."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import Annotated
 
-import msgspec
-from fastapi import Depends, Header, Response
+from fastapi import Depends, Response
 
 from unstuck.domain.errors import UnstuckError
 from unstuck.http.answers import answer
+from unstuck.http.api.once import REPEATED, IdempotencyKey, request_of, used_before
 from unstuck.http.api.ownership import mark_of
 from unstuck.http.bodies import api_router
 from unstuck.http.building import builder
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk, Desk
 from unstuck.http.models.jobs import JobsStored, JobStored, NewJobBody, NewJobsBody
-from unstuck.http.problems import Problem, problem_of
-from unstuck.store.records import Enqueued, NewJob, Request
-
-KEPT_S = 24 * 3600.0
-MAX_KEY_CHARS = 255
-REPEATED = {"Idempotency-Replayed": "true"}
+from unstuck.http.problems import problem_of
+from unstuck.store.records import Enqueued, NewJob
 
 router = api_router("jobs")
 
 Enqueuer = Annotated[Caller, Depends(needs(Scope.ENQUEUE))]
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        min_length=1,
-        max_length=MAX_KEY_CHARS,
-        description="A text of your own, new for each request. Sent again with the same key within a day, the request "
-        "stores nothing and gets the first answer, also where the job has ended by then.",
-    ),
-]
 _THERE = {"model": JobStored, "description": "It was there already: sent again, or `unique_key` is in use."}
 
 
@@ -86,36 +72,26 @@ def _store(
     if key is None:
         stored = parts.coalescer.enqueue(jobs)
     else:
-        once = parts.ledger.enqueue_once(_request(caller, kind, key, jobs), jobs)
+        once = parts.ledger.enqueue_once(request_of(caller, key, kind, _asked(jobs)), jobs)
         if not once.stored:
-            raise Problem(
-                422,
-                "key_used_before",
-                "This Idempotency-Key came with another request within the last day.",
-                cure="Use a new key for each request, and the same only to send the very same again.",
-            )
+            raise used_before()
         stored, repeated = once.stored, once.repeated
     if not repeated:
         parts.ringer.ring({f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0})
     return stored, repeated
 
 
-def _request(caller: Caller, kind: str, key: str, jobs: Sequence[NewJob]) -> Request:
+def _asked(jobs: Sequence[NewJob]) -> list[tuple[object, ...]]:
     # Not the policy: a worker with new code may have come in between, and it is the same request all the same.
-    asked = [
+    return [
         (job.task, job.queue, job.payload, job.priority, job.delay_s, job.run_at, job.unique_key, _unique(job))
         for job in jobs
     ]
-    return Request(_hash((caller.token_id, key)), _hash((kind, asked)), KEPT_S)
 
 
 def _unique(job: NewJob) -> tuple[object, ...]:
     more = job.more
     return () if more is None else (more.unique, more.unique_for_s, more.on_duplicate)
-
-
-def _hash(value: object) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode(value)).digest()
 
 
 def _views(desk: Desk, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> list[dict[str, object]]:

@@ -10,6 +10,7 @@ from unstuck.client.operator import PAGE, Operator
 from unstuck.client.workflow.described import NodeDescription, build
 from unstuck.domain.workflow import WorkflowState
 from unstuck.http.answers import answer
+from unstuck.http.api.once import REPEATED, IdempotencyKey, request_of, used_before
 from unstuck.http.api.ownership import JobId, mark_of, of_job
 from unstuck.http.bodies import api_router
 from unstuck.http.callers import Caller, Scope, needs
@@ -23,6 +24,7 @@ from unstuck.http.models.workflows import (
     WorkflowView,
 )
 from unstuck.http.problems import Problem
+from unstuck.store.records import NewNode, NewWorkflow
 
 router = api_router("workflows", "/workflows")
 
@@ -30,7 +32,7 @@ Reader = Annotated[Caller, Depends(needs(Scope.READ))]
 Enqueuer = Annotated[Caller, Depends(needs(Scope.ENQUEUE))]
 Onlooker = Annotated[Caller, Depends(of_job(Scope.READ))]
 Changer = Annotated[Caller, Depends(of_job(Scope.OPERATE))]
-_THERE = {"model": WorkflowStored, "description": "It was there already: its `unique_key` is in use."}
+_THERE = {"model": WorkflowStored, "description": "It was there already: sent again, or `unique_key` is in use."}
 
 
 @router.get("", summary="List workflows, newest first", response_model=WorkflowPage)
@@ -50,7 +52,7 @@ def workflows(
 
 
 @router.post("", summary="Start a workflow", status_code=201, response_model=WorkflowStored, responses={200: _THERE})
-def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer) -> Response:
+def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer, idempotency_key: IdempotencyKey = None) -> Response:
     """Store a workflow with the jobs of those nodes that wait for nobody; it is durable when the answer comes.
     Tasks are those that living or past workers know. Its result comes from `/jobs/{id}/result`."""
     new = build(
@@ -63,7 +65,14 @@ def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer) -> Response:
         priority=body.priority,
         by=mark_of(caller),
     )
-    stored = desk.ledger.begin_workflow(new)
+    repeated = False
+    if idempotency_key is None:
+        stored = desk.ledger.begin_workflow(new)
+    else:
+        once = desk.ledger.begin_workflow_once(request_of(caller, idempotency_key, "workflow", _asked(new)), new)
+        if not once.stored:
+            raise used_before()
+        [stored], repeated = once.stored, once.repeated
     jobs = [node.job for node in new.nodes if node.job is not None]
     warnings = [warning for warning in desk.counter.parts().lookout.warnings(jobs) if warning is not None]
     view = {
@@ -72,7 +81,21 @@ def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer) -> Response:
         "fresh": stored.fresh,
         "warning": warnings[0] if warnings else None,
     }
-    return answer(view, 201 if stored.fresh else 200, {"Location": f"/api/v1/workflows/{stored.job_id}"})
+    headers = {"Location": f"/api/v1/workflows/{stored.job_id}", **(REPEATED if repeated else {})}
+    return answer(view, 201 if stored.fresh and not repeated else 200, headers)
+
+
+def _asked(new: NewWorkflow) -> tuple[object, ...]:
+    # Not the policies: a worker with new code may have come in between, and it is the same request all the same.
+    nodes = [
+        (node.place, node.parent, node.name, node.kind, node.on_error, node.source, *_work(node)) for node in new.nodes
+    ]
+    edges = [(edge.source, edge.target, edge.data) for edge in new.edges]
+    return new.name, new.root.unique_key, new.root.priority, nodes, edges
+
+
+def _work(node: NewNode) -> tuple[object, ...]:
+    return () if node.job is None else (node.job.task, node.job.queue, node.job.payload)
 
 
 def _described(body: NewNodeBody) -> NodeDescription:

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from unstuck.store.records import Enqueued, NewWorkflow, Repaired, WorkflowRecord
+from unstuck.store.records import Enqueued, NewWorkflow, OnceAnswer, Repaired, Request, WorkflowRecord
 
 
 class WorkflowVerbs(Protocol):
     def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
         """Store a workflow and the jobs of those nodes that wait for nobody, all or none. Repeats itself safely."""
+        ...
+
+    def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
+        """The same, unless a request with this key did so before, also where that workflow has ended."""
         ...
 
     def workflow(self, workflow_id: int) -> WorkflowRecord | None:

@@ -47,10 +47,10 @@ class OperatorVerbs(ReadingVerbs):
 
     def purge(self, queue: str, by: str) -> int:
         count = 0
-        values = {"queue": queue, "limit": PURGE_BATCH, "cause": f"queue {queue!r} was purged by {by}"}
+        cause = f"queue {queue!r} was purged by {by}"
         # In short transactions: purging a million jobs must not make anybody wait.
-        while found := int(self.read_lane.write(self.sql["purge"], values)[0][0]):
-            count += found
+        while ids := self.read("to_purge", queue=queue, limit=PURGE_BATCH)[0][0]:
+            count += int(self.read_lane.write(self.sql["purge"], {"ids": arrays.int8s(ids), "cause": cause})[0][0])
         if count:
             message = f"{count} pending jobs of queue {queue!r} were cancelled by {by}"
             self.read_lane.write(self.sql["tell"], {"kind": "purged", "message": message})

@@ -13,14 +13,28 @@ from unstuck.domain import inputs
 from unstuck.domain.inputs import NodeError, Part
 from unstuck.domain.states import JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
-from unstuck.store.checks import check_workflow
+from unstuck.store.checks import LARGEST_ID, check_workflow
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.lanes import Row
-from unstuck.store.records import Enqueued, NewJob, NewWorkflow, NodeRecord, Repaired, WorkflowRecord
+from unstuck.store.records import (
+    Enqueued,
+    NewJob,
+    NewWorkflow,
+    NodeRecord,
+    OnceAnswer,
+    Repaired,
+    Request,
+    WorkflowRecord,
+)
+
+REPAIR_LOOK = 20_000
+"""How many nodes one round of repair looks at; the next goes on behind them."""
 
 
 class WorkflowVerbs(ClientVerbs):
+    _repaired_up_to = 0
+
     def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
         check_workflow(workflow)
         with self.client_lane.hold():
@@ -37,6 +51,28 @@ class WorkflowVerbs(ClientVerbs):
                 if found:
                     return Enqueued(found[0][0], fresh=False)
 
+    def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
+        check_workflow(workflow)
+        with self.client_lane.hold():
+            [workflow_id] = self.job_ids.take(1)
+            values = {
+                "id": workflow_id,
+                "name": workflow.name,
+                "unique_key": workflow.root.unique_key,
+                "key": request.key,
+                "fingerprint": request.fingerprint,
+                "keep_s": request.keep_s,
+                **_values(workflow),
+            }
+            first, fingerprint, job_ids, fresh, queues = self.repeat_uncertain(
+                lambda: self.client_lane.write(self.sql["begin_workflow_once"], values)
+            )[0]
+        if fingerprint != request.fingerprint:
+            return OnceAnswer((), repeated=True)
+        self.ring(f"queue:{queue}" for queue in queues or ())
+        # Where our own id is there it was us, in a try whose answer was lost.
+        return OnceAnswer((Enqueued(job_ids[0], fresh[0]),), repeated=not first and job_ids != [workflow_id])
+
     def workflow(self, workflow_id: int) -> WorkflowRecord | None:
         rows = self.read("workflow", id=workflow_id)
         if not rows:
@@ -47,7 +83,8 @@ class WorkflowVerbs(ClientVerbs):
     def workflows(
         self, state: str | None = None, before_id: int | None = None, limit: int = 100
     ) -> list[WorkflowRecord]:
-        rows = self.read("workflows", state=state, before_id=before_id, limit=limit)
+        page = {"before_id": LARGEST_ID if before_id is None else before_id, "limit": limit}
+        rows = self.read("workflows", **page) if state is None else self.read("workflows_in_state", state=state, **page)
         return [WorkflowRecord(*_head(row), counts=row[5] or {}) for row in rows]
 
     def place_of(self, job_id: int) -> tuple[int, int] | None:
@@ -58,15 +95,20 @@ class WorkflowVerbs(ClientVerbs):
         return _packed(self.read("inputs", ids=arrays.int8s(list(job_ids)))) if job_ids else {}
 
     def retry_workflow(self, workflow_id: int, by: str) -> bool:
-        return self._act("retry_workflow", id=workflow_id, by=by)
+        taken_up = self._act("retry_workflow", id=workflow_id, by=by)
+        for (job_id,) in self.read("nodes_to_unstop", id=workflow_id) if taken_up else ():
+            # Each alone: who waits for one while holding another might wait for ever.
+            self.read_lane.write(self.sql["unstop"], {"ids": arrays.int8s([job_id])})
+        return taken_up
 
     def resume_workflow(self, workflow_id: int, by: str) -> bool:
         return self._act("resume_workflow", id=workflow_id, by=by)
 
     def repair_workflows(self, limit: int) -> list[Repaired]:
-        rows = self.serve_once("repair_workflows", limit=limit)
-        self.ring({f"queue:{queue}" for _, _, queues in rows for queue in queues or ()})
-        return [Repaired(workflow_id, what) for workflow_id, what, _ in rows]
+        rows = self.serve_once("repair_workflows", after=self._repaired_up_to, look=REPAIR_LOOK, limit=limit)
+        self._repaired_up_to = rows[-1][3] or 0
+        self.ring({f"queue:{queue}" for _, _, queues, _ in rows for queue in queues or ()})
+        return [Repaired(workflow_id, what) for workflow_id, what, _, _ in rows[:-1]]
 
     def _act(self, query: str, **values: Any) -> bool:
         rows = self.read_lane.write(self.sql[query], values)
@@ -104,6 +146,7 @@ def _node(row: Row) -> NodeRecord:
 
 def _values(workflow: NewWorkflow) -> dict[str, str]:
     blockers, members = workflow.blockers(), workflow.members()
+    given = {edge.target for edge in workflow.edges if edge.data}
     nodes = [
         {
             "place": node.place,
@@ -114,6 +157,7 @@ def _values(workflow: NewWorkflow) -> dict[str, str]:
             "blockers": blockers.get(node.place, 0),
             "open": members.get(node.place, 0),
             "source": node.source,
+            "needs": True if node.kind == "map" or node.place in given else None,
             "spec": None if node.job is None else _spec(node.job),
         }
         for node in workflow.nodes

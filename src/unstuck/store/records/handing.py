@@ -40,6 +40,8 @@ class Ties(msgspec.Struct, frozen=True, omit_defaults=True):
     line_limit: int | None = None
     workflow_id: int | None = None
     place: int | None = None
+    needs: bool | None = None
+    """Of a node: it is given results of others with its claim."""
     hooks: dict[str, Any] | None = None
     """Work that follows its ends, by kind of end."""
     expires_in_s: float | None = None

@@ -231,7 +231,9 @@ def _fail_scope(cursor: apsw.Cursor, workflow_id: int, node: Node) -> set[str]:
 
 
 def _close(cursor: apsw.Cursor, workflow_id: int, scope: int, cause: str) -> set[str]:
-    """Cancel what is in a scope and was not begun. What runs goes on, and its end changes nothing any more."""
+    """Cancel what is in a scope and was not begun. What runs goes on, and its end changes nothing any more.
+
+    What was claimed and not begun is taken back: its worker finds out when it would start it."""
     woken: set[str] = set()
     for node in nodes_inside(cursor, workflow_id, scope):
         if node.kind != "task":

@@ -144,6 +144,7 @@ def _ties(job: NewJob, more: Ties, now: float) -> tuple[Any, ...]:
         more.keep_s,
         more.line_limit,
         unique_for(job),
+        more.needs,
     )
 
 

@@ -47,6 +47,8 @@ def _end(cursor: apsw.Cursor, worker_id: str, ending: Ending, tied: list[Ended])
         return False
     if ending.state in (JobState.PENDING, JobState.WAITING) and found[1]:
         ending = _as_cancelled(ending)
+    elif ending.state is JobState.CANCELLED and found[3]:
+        ending = _as_unstopped(ending)
     match ending.state:
         case JobState.PENDING:
             _requeue(cursor, fence, ending, ran=found[0] == JobState.RUNNING)
@@ -80,6 +82,12 @@ def _as_cancelled(ending: Ending) -> Ending:
         message=f"{error.code}: {error.cause}"[:500],
         autopsy=ending.autopsy,
     )
+
+
+def _as_unstopped(ending: Ending) -> Ending:
+    """It was asked to stop, and that was taken back before it had: it is tried again."""
+    message = "Stopped, though that was taken back: it is tried again"
+    return msgspec.structs.replace(ending, state=JobState.PENDING, delay_s=0.0, event="retried", message=message)
 
 
 def _suspend(cursor: apsw.Cursor, fence: tuple[int, int, str], ending: Ending) -> None:

@@ -1,7 +1,7 @@
 """Take jobs in once per request, however often it is sent."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import apsw
 import msgspec
@@ -25,6 +25,11 @@ class RequestVerbs(Verbs):
 
 def insert_once(cursor: apsw.Cursor, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
     """Insert jobs under the write lock that the caller holds, unless this request did so before."""
+    return once(cursor, request, lambda: insert_jobs(cursor, jobs))
+
+
+def once(cursor: apsw.Cursor, request: Request, store: Callable[[], Sequence[Enqueued]]) -> OnceAnswer:
+    """Store something under the write lock that the caller holds, unless this request did so before."""
     now = time.time()
     before = now - request.keep_s
     cursor.execute(SQL["clear_requests"], (before, CLEARED))
@@ -33,7 +38,7 @@ def insert_once(cursor: apsw.Cursor, request: Request, jobs: Sequence[NewJob]) -
         same = found[0] == request.fingerprint
         stored = tuple(Enqueued(*pair) for pair in _decode(found[1])) if same else ()
         return OnceAnswer(stored, repeated=True)
-    answer = insert_jobs(cursor, jobs)
+    answer = store()
     pairs = msgspec.json.encode([(item.job_id, item.fresh) for item in answer]).decode()
     cursor.execute(SQL["remember_request"], (request.key, request.fingerprint, now, pairs))
     return OnceAnswer(tuple(answer), repeated=False)

@@ -11,12 +11,13 @@ from unstuck.domain.errors import DuplicateJob
 from unstuck.domain.inputs import NodeError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
-from unstuck.store.checks import check_workflow
-from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, Repaired, WorkflowRecord
+from unstuck.store.checks import LARGEST_ID, check_workflow
+from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, OnceAnswer, Repaired, Request, Ties, WorkflowRecord
 from unstuck.store.sqlite.advancing import advance, begin, recount, resolve
 from unstuck.store.sqlite.client import insert_jobs
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.nodes import Node, end_node, find_node, inputs_of, nodes_inside
+from unstuck.store.sqlite.requests import once
 from unstuck.store.sqlite.reviving import queue_again
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
@@ -28,14 +29,20 @@ class WorkflowVerbs(Verbs):
     def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
         check_workflow(workflow)
         refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
+        woken: set[str] = set()
         with self.db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
-            [stored] = insert_jobs(cursor, [workflow.root])
-            if not stored.fresh:
-                return stored
-            _insert(cursor, stored.job_id, workflow)
-            woken = begin(cursor, stored.job_id)
+            stored = _begin(cursor, workflow, woken)
         self.ring_queues(woken)
         return stored
+
+    def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
+        check_workflow(workflow)
+        refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
+        woken: set[str] = set()
+        with self.db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
+            answer = once(cursor, request, lambda: [_begin(cursor, workflow, woken)])
+        self.ring_queues(woken)
+        return answer
 
     def workflow(self, workflow_id: int) -> WorkflowRecord | None:
         with self.db.read() as cursor:
@@ -51,8 +58,12 @@ class WorkflowVerbs(Verbs):
     def workflows(
         self, state: str | None = None, before_id: int | None = None, limit: int = 100
     ) -> list[WorkflowRecord]:
+        page = (LARGEST_ID if before_id is None else before_id, limit)
         with self.db.read() as cursor:
-            rows = fetch(cursor, "workflows", (before_id, state, limit))
+            if state is None:
+                rows = fetch(cursor, "workflows", page)
+            else:
+                rows = fetch(cursor, "workflows_in_state", (*page, state))
             return [WorkflowRecord(*_head(row), counts=dict(fetch(cursor, "count_nodes", (row[0],)))) for row in rows]
 
     def place_of(self, job_id: int) -> tuple[int, int] | None:
@@ -143,6 +154,7 @@ def reopen_workflow(cursor: apsw.Cursor, workflow_id: int, by: str) -> set[str] 
     cursor.execute(SQL["reopen_root"], (workflow_id,))
     cursor.execute(SQL["reopen_node"], (workflow_id, 0, NodeState.RELEASED.value, None))
     _reopen_scope(cursor, workflow_id, 0, by)
+    cursor.execute(SQL["unstop_nodes"], (workflow_id,))
     write_event(cursor, "retried", f"Workflow was taken up again by {by}", job_id=workflow_id)
     return recount(cursor, workflow_id)
 
@@ -205,14 +217,26 @@ def _state(cursor: apsw.Cursor, workflow_id: int) -> WorkflowState | None:
     return None if found is None else WorkflowState(found[2])
 
 
+def _begin(cursor: apsw.Cursor, workflow: NewWorkflow, woken: set[str]) -> Enqueued:
+    [stored] = insert_jobs(cursor, [workflow.root])
+    if stored.fresh:
+        _insert(cursor, stored.job_id, workflow)
+        woken |= begin(cursor, stored.job_id)
+    return stored
+
+
 def _insert(cursor: apsw.Cursor, workflow_id: int, workflow: NewWorkflow) -> None:
     blockers, members = workflow.blockers(), workflow.members()
     cursor.execute(SQL["insert_workflow"], (workflow_id, workflow.name, time.time()))
     cursor.execute(SQL["stand_for_workflow"], (workflow_id,))
+    given = {edge.target for edge in workflow.edges if edge.data}
     rows = []
     for node in workflow.nodes:
         state = NodeState.RELEASED if node.kind == "group" else NodeState.WAITING
-        spec = None if node.job is None else msgspec.json.encode(node.job).decode()
+        job = node.job
+        if job is not None and (node.kind == "map" or node.place in given):
+            job = msgspec.structs.replace(job, more=msgspec.structs.replace(job.more or Ties(), needs=True))
+        spec = None if job is None else msgspec.json.encode(job).decode()
         counts = (blockers.get(node.place, 0), members.get(node.place, 0))
         rows.append(
             (

@@ -12,6 +12,10 @@ alter table {schema}.jobs
     add column line text,
     add column workflow_id bigint,
     add column place integer,
+    -- It is given results of others with its claim.
+    add column needs boolean,
+    -- It was asked to stop with its workflow, and that was taken back: should it stop all the same, it is tried again.
+    add column unstopped boolean,
     -- The tasks that follow its ends, by kind of end.
     add column hooks jsonb,
     -- It wrote something down on its way, or was sent a signal: whoever tries it again needs that.
@@ -109,12 +113,15 @@ begin
         -- A job that somebody asked to cancel does not go back to the queue.
         select j.id, j.token, j.state as was, j.claimed_at, j.started_at, a.attempt, a.error, a.result,
                a.delay_s, a.counter, a.event, a.message, a.autopsy,
-               case when coalesce(a.state, 'pending') not in ('pending', 'waiting') then a.state
+               case -- What it was asked was taken back meanwhile: it is tried again.
+                    when a.state = 'cancelled' and j.unstopped then 'pending'
+                    when coalesce(a.state, 'pending') not in ('pending', 'waiting') then a.state
                     when coalesce(j.cancel_requested, false) then 'cancelled'
                     -- A signal that came while it ran is there already: nothing to wait for.
                     when a.awaits is not null and {schema}.has_signal(j.id, a.awaits) then 'pending'
                     else coalesce(a.state, 'pending') end as becomes,
                coalesce(a.state, 'pending') in ('pending', 'waiting') and coalesce(j.cancel_requested, false) as stopped,
+               coalesce(a.state = 'cancelled' and j.unstopped, false) as unstopped,
                a.awaits, a.wakes, coalesce(a.state = 'waiting', false) as suspends,
                -- What goes back without having run keeps its place in its line.
                a.attempt is not null and j.line is not null as lines_up, j.tied,
@@ -143,10 +150,11 @@ begin
         on conflict (job_id, token) do update set body = excluded.body
     ), told as (
         insert into {schema}.events (at, kind, job_id, worker_id, message)
-        select v_now, case when b.stopped then 'cancelled' else b.event end, b.id, p_worker,
-               case when b.stopped then left('CANCELLED: ' || b.stop_cause, 500) else b.message end
+        select v_now, case when b.stopped then 'cancelled' when b.unstopped then 'retried' else b.event end, b.id, p_worker,
+               case when b.stopped then left('CANCELLED: ' || b.stop_cause, 500)
+                    when b.unstopped then 'Stopped, though that was taken back: it is tried again' else b.message end
         from before b
-        where b.event is not null or b.stopped
+        where b.event is not null or b.stopped or b.unstopped
     ), ended as (
         update {schema}.jobs j set
             state = b.becomes,
@@ -171,6 +179,7 @@ begin
             suspicions = case when b.counter in ('suspicion', 'company') then coalesce(j.suspicions, 0) + 1
                               else j.suspicions end,
             alone = case when b.counter = 'suspicion' then true else j.alone end,
+            unstopped = case when b.final then j.unstopped end,
             result = decode(b.result, 'base64'),
             ended_as = case when b.stopped then 'cancelled' when b.final then b.attempt end,
             live_key = case when not b.final then j.live_key end,
@@ -196,7 +205,7 @@ $body$;
 --
 -- Given back are only the jobs that were not stored because a live job has their unique key, by their place in the
 -- batch (from 1), with the id of that job. NULL for a whole array stands for the default in every row. `p_more` has what
--- few jobs have: line and line_limit, workflow_id and place, hooks, expires_in_s, keep_s, and for their unique keys unique,
+-- few jobs have: line and line_limit, hooks, expires_in_s, keep_s, and for their unique keys unique,
 -- unique_for_s and on_duplicate (see 0025).
 drop function {schema}.enqueue(
     bigint[], text[], text[], bytea[], text[], bytea[], text[], boolean[], double precision[], double precision[], integer[],
@@ -239,15 +248,14 @@ begin
         -- as the client puts in order what it sends in several pieces.
         insert into {schema}.jobs (
             id, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s, timeout_s, rank,
-            enqueued_at, run_at, ready, waiting, blocked, unique_key, live_key, enqueued_by, tied, line, workflow_id, place,
+            enqueued_at, run_at, ready, waiting, blocked, unique_key, live_key, enqueued_by, tied, line,
             hooks, expires_at, keep_s, line_limit, unique_for)
         select u.id, u.queue, u.task, u.payload, u.payload_type, u.policy, u.on_crash, u.heartbeat,
                u.heartbeat_timeout_s, u.timeout_s, coalesce(u.rank, 0), t.now, r.run_at,
                coalesce(r.run_at <= t.now, true) and m.line is null, coalesce(r.run_at > t.now, false) or m.later,
                case when m.line is not null and coalesce(r.run_at <= t.now, true) and not m.later then true end, u.unique_key,
                case when m.unique_for is distinct from 'period' then u.unique_key end,
-               u.enqueued_by, case when m.line is not null or m.workflow_id is not null or m.hooks is not null then true end,
-               m.line, m.workflow_id, m.place, m.hooks,
+               u.enqueued_by, case when m.line is not null or m.hooks is not null then true end, m.line, m.hooks,
                greatest(t.now, r.run_at) + make_interval(secs => m.expires_in_s), m.keep_s, m.line_limit, m.unique_for
         from unnest(p_ids, p_queues, p_tasks, p_payloads, p_payload_types, p_policies, p_on_crash, p_heartbeats,
                     p_heartbeat_timeouts_s, p_timeouts_s, p_ranks, p_delays_s, p_runs_at, p_unique_keys, p_enqueued_by, p_more)
@@ -260,8 +268,7 @@ begin
                             case when u.more ? 'later' then t.now end) as run_at
         ) r
         cross join lateral (
-            select u.more ->> 'line' as line, (u.more ->> 'workflow_id')::bigint as workflow_id,
-                   (u.more ->> 'place')::integer as place, u.more -> 'hooks' as hooks,
+            select u.more ->> 'line' as line, u.more -> 'hooks' as hooks,
                    (u.more ->> 'expires_in_s')::double precision as expires_in_s,
                    (u.more ->> 'keep_s')::double precision as keep_s, (u.more ->> 'line_limit')::integer as line_limit,
                    case when u.more ? 'unique_for_s' then 'period' else u.more ->> 'unique' end as unique_for,
@@ -298,6 +305,27 @@ begin
 end
 $body$;
 
+-- Say whether it is the first request with this key within so many seconds, and keep the key.
+create function {schema}.is_first(p_key bytea, p_fingerprint bytea, p_keep_s double precision) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    -- Whoever comes clears away a few that are too old: so the table stays as small as what comes in.
+    c_cleared constant integer := 20;
+    v_before constant timestamptz := clock_timestamp() - make_interval(secs => p_keep_s);
+begin
+    delete from {schema}.requests r
+    where r.key in (
+        select o.key from {schema}.requests o where o.at < v_before order by o.at limit c_cleared for update skip locked);
+    -- The second of two who come at once with the same key waits here until the first has committed.
+    insert into {schema}.requests as r (key, fingerprint, job_ids, fresh)
+    values (p_key, p_fingerprint, array[]::bigint[], array[]::boolean[])
+    on conflict (key) do update set fingerprint = excluded.fingerprint, at = clock_timestamp() where r.at < v_before;
+    return found;
+end
+$body$;
+
 -- As it was (0018), with `p_more`.
 drop function {schema}.enqueue_once(
     bytea, bytea, double precision, bigint[], text[], text[], bytea[], text[], bytea[], text[], boolean[], double precision[], double precision[], integer[],
@@ -314,19 +342,8 @@ set search_path = pg_catalog, pg_temp
 as $body$
 #variable_conflict use_column
 declare
-    -- Whoever comes clears away a few that are too old: so the table stays as small as what comes in.
-    c_cleared constant integer := 20;
-    v_first boolean;
-    v_before constant timestamptz := clock_timestamp() - make_interval(secs => p_keep_s);
+    v_first constant boolean := {schema}.is_first(p_key, p_fingerprint, p_keep_s);
 begin
-    delete from {schema}.requests r
-    where r.key in (
-        select o.key from {schema}.requests o where o.at < v_before order by o.at limit c_cleared for update skip locked);
-    -- The second of two who come at once with the same key waits here until the first has committed.
-    insert into {schema}.requests as r (key, fingerprint, job_ids, fresh)
-    values (p_key, p_fingerprint, array[]::bigint[], array[]::boolean[])
-    on conflict (key) do update set fingerprint = excluded.fingerprint, at = clock_timestamp() where r.at < v_before;
-    v_first := found;
     if v_first then
         update {schema}.requests r
         set (job_ids, fresh) = (
@@ -418,6 +435,9 @@ begin
     if p_guard <> 'none' and not {schema}.guard_holds(p_worker, p_guard, p_silent_s) then
         return;
     end if;
+    perform {schema}.lock_workflows(
+        array(select e.job_id from jsonb_to_recordset(p_endings) as e(job_id bigint))
+        || array(select e.job_id from jsonb_to_recordset(p_releases) as e(job_id bigint)));
     foreach v_part in array array[p_endings, p_releases] loop
         continue when v_part is null;
         select array_agg(e.job_id), array_agg(e.token), v_tied || array_agg(e.job_id) filter (where e.tied_as is not null),
@@ -547,6 +567,12 @@ begin
         v_queues := null;
         v_limited := null;
     end if;
+    -- Workflows before jobs (`lock_workflows`). Where there are none, jobs are not read for it.
+    if v_writes and exists (select 1 from {schema}.workflows) then
+        perform {schema}.lock_workflows(
+            p_done_ids || array(select e.job_id from jsonb_to_recordset(p_endings) as e(job_id bigint))
+            || array(select e.job_id from jsonb_to_recordset(p_releases) as e(job_id bigint)));
+    end if;
     v_now := clock_timestamp();
 
     -- Before what ended: the last entry of an attempt may come with its end.
@@ -627,15 +653,14 @@ begin
     end if;
 
     -- Once for all that ended in this turn: whoever else is concerned is told in the same commit.
-    if cardinality(v_tied) > 0 or p_follow is not null then
+    if p_follow is not null then
         v_outer := {schema}.gather_lines();
-        v_woken := {schema}.settled(v_tied, v_tied_as);
-        if p_follow is not null then
-            v_woken := v_woken || {schema}.follow_up(p_follow, v_ended);
-        end if;
+        v_woken := {schema}.settled(v_tied, v_tied_as) || {schema}.follow_up(p_follow, v_ended);
         if v_outer then
             v_woken := v_woken || {schema}.let_in_gathered();
         end if;
+    elsif cardinality(v_tied) > 0 then
+        v_woken := {schema}.settled(v_tied, v_tied_as);
     end if;
 
     if cardinality(v_queues) > 0 then
@@ -680,7 +705,7 @@ begin
             from unnest(v_ids) with ordinality as u(id, n)
             where j.id = u.id and (j.expires_at is null or j.expires_at > v_now)
             returning j.id, j.token, j.task, j.queue, j.state, j.payload, j.payload_type, j.policy, j.failures,
-                      j.crash_count, j.attempt, j.suspicions, j.alone, j.journal, j.workflow_id, j.place,
+                      j.crash_count, j.attempt, j.suspicions, j.alone, j.journal, j.needs,
                       coalesce(j.run_at, j.enqueued_at) as due_at, u.n
         )
         select t.id, t.token, t.task, t.queue, t.state = 'running',
@@ -689,18 +714,13 @@ begin
                t.attempt + (t.state = 'claimed')::integer, coalesce(t.suspicions, 0), coalesce(t.alone, false),
                'claimed', greatest(0, date_part('epoch', v_now - t.due_at)),
                coalesce(t.journal, false)::integer
-                   + case when t.workflow_id is null then 0
-                          when exists (select 1 from {schema}.edges e
-                                       where e.workflow_id = t.workflow_id and e.target = t.place and e.data)
-                            or exists (select 1 from {schema}.nodes n
-                                       where n.workflow_id = t.workflow_id and n.place = t.place and n.item is not null)
-                          then 2 else 0 end
+                   + case when t.needs then 2 else 0 end
         from taken t
         -- In the order in which they were found, whatever plan the join above was given.
         order by t.n;
         get diagnostics v_taken = row_count;
         if v_taken < cardinality(v_ids) then
-            v_woken := v_woken || {schema}.expire_those(v_ids);
+            v_woken := v_woken || {schema}.expire_found(v_ids, cardinality(v_tied) > 0 or p_follow is not null);
         end if;
     end if;
 
@@ -762,8 +782,7 @@ declare
     v_free bigint[];
     v_tied bigint[];
 begin
-    -- The end of a workflow is written by who has locked it, and then its own job: in the same order here.
-    perform 1 from {schema}.workflows w where w.id = any (p_ids) order by w.id for update;
+    perform {schema}.lock_workflows(p_ids);
     if cardinality(p_ids) = 1 then
         perform 1 from {schema}.jobs j where j.id = p_ids[1] for update;
     end if;
@@ -787,7 +806,7 @@ begin
         where j.id = f.id and f.state in ('pending', 'claimed', 'waiting')
         returning j.id
     ), asked_to_stop as (
-        update {schema}.jobs j set cancel_requested = true
+        update {schema}.jobs j set cancel_requested = true, unstopped = null
         from found f
         where j.id = f.id and f.state = 'running'
         returning j.id, j.worker_id
@@ -816,15 +835,14 @@ begin
 end
 $body$;
 
--- Cancel some of what waits in a queue, and give how many. What a worker is claiming at this moment is its own.
-create function {schema}.purge(p_queue text, p_limit integer, p_cause text) returns integer
+-- Some of what waits in a queue, and is in nobody's hands. What a worker is claiming at this moment is its own.
+create function {schema}.to_purge(p_queue text, p_limit integer) returns bigint[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $body$
 declare
     v_ids bigint[];
-    v_tied bigint[];
 begin
     select array_agg(x.id) into v_ids from (
         select j.id from {schema}.jobs j where j.ready and j.queue = p_queue limit p_limit for update skip locked) x;
@@ -836,6 +854,25 @@ begin
         select array_agg(x.id) into v_ids from (
             select j.id from {schema}.jobs j where j.blocked and j.queue = p_queue limit p_limit for update skip locked) x;
     end if;
+    return v_ids;
+end
+$body$;
+
+-- Cancel those of these jobs that still wait, and give how many. Found in a transaction of its own (`to_purge`): here
+-- workflows are locked before jobs.
+create function {schema}.purge(p_ids bigint[], p_cause text) returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_ids bigint[];
+    v_tied bigint[];
+begin
+    perform {schema}.lock_workflows(p_ids);
+    select array_agg(x.id) into v_ids from (
+        select j.id from {schema}.jobs j where j.id = any (p_ids) and (j.ready or j.waiting or j.blocked)
+        for update skip locked) x;
     with stopped as (
         update {schema}.jobs j set
             state = 'cancelled', ready = false, waiting = false, blocked = null, awaits = null,
@@ -851,17 +888,48 @@ begin
 end
 $body$;
 
--- Queue a finished job again with fresh counters; its last attempt becomes history.
+-- Queue jobs that have ended again with fresh counters; their last attempts become history. Whoever calls has locked them.
+create function {schema}.requeue(p_ids bigint[], p_by text) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_now constant timestamptz := clock_timestamp();
+begin
+    insert into {schema}.attempts (
+        job_id, token, worker_id, state, claimed_at, started_at, ended_at, last_heartbeat_at, code, cause)
+    select j.id, j.token, j.worker_id, coalesce(j.ended_as, j.state), j.claimed_at, j.started_at, j.finished_at,
+           least(b.beat_at, j.finished_at), j.error_code, coalesce(j.error_cause, j.error_message)
+    from {schema}.jobs j left join {schema}.beats b on b.worker_id = j.worker_id
+    where j.id = any (p_ids) and j.token is not null
+    on conflict do nothing;
+    insert into {schema}.events (at, kind, job_id, message)
+    select v_now, 'retried', j.id, format('Queued again by %s (it was %s)', p_by, j.state)
+    from {schema}.jobs j where j.id = any (p_ids) order by j.id;
+    update {schema}.jobs j set
+        state = 'pending', ready = j.line is null, blocked = case when j.line is not null then true end, waiting = false,
+        run_at = v_now, expires_at = null, token = null, worker_id = null,
+        claimed_at = null, started_at = null, finished_at = null, failures = 0, crash_count = 0,
+        -- What was quarantined runs alone: it killed every process that it was in.
+        suspicions = null, alone = case when j.state = 'quarantined' then true end,
+        cancel_requested = null, unstopped = null, result = null, ended_as = null, error_code = null, error_message = null,
+        error_cause = null, error_details = null,
+        -- One that is good for a period lives in a table of its own.
+        live_key = case when j.unique_for is distinct from 'period' then j.unique_key end
+    where j.id = any (p_ids);
+end
+$body$;
+
+-- Queue a finished job again.
 create or replace function {schema}.retry(p_id bigint, p_by text) returns text
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
 declare
     v_job record;
-    v_now timestamptz;
 begin
-    -- Of one that stands for a workflow, that first: in the order of those who end it.
-    perform 1 from {schema}.workflows w where w.id = p_id for update;
+    perform {schema}.lock_workflows(array[p_id]);
     select j.state, j.token, j.tied into v_job from {schema}.jobs j where j.id = p_id for update;
     if not found then
         return 'missing';
@@ -870,28 +938,7 @@ begin
     elsif v_job.state = 'succeeded' then
         return 'succeeded';
     end if;
-    v_now := clock_timestamp();
-    if v_job.token is not null then
-        insert into {schema}.attempts (
-            job_id, token, worker_id, state, claimed_at, started_at, ended_at, last_heartbeat_at, code, cause)
-        select j.id, j.token, j.worker_id, coalesce(j.ended_as, j.state), j.claimed_at, j.started_at, j.finished_at,
-               least(b.beat_at, j.finished_at), j.error_code, coalesce(j.error_cause, j.error_message)
-        from {schema}.jobs j left join {schema}.beats b on b.worker_id = j.worker_id
-        where j.id = p_id
-        on conflict do nothing;
-    end if;
-    update {schema}.jobs j set
-        state = 'pending', ready = j.line is null, blocked = case when j.line is not null then true end, waiting = false,
-        run_at = v_now, expires_at = null, token = null, worker_id = null,
-        claimed_at = null, started_at = null, finished_at = null, failures = 0, crash_count = 0,
-        -- What was quarantined runs alone: it killed every process that it was in.
-        suspicions = null, alone = case when v_job.state = 'quarantined' then true end,
-        cancel_requested = null, result = null, ended_as = null, error_code = null, error_message = null,
-        error_cause = null, error_details = null,
-        -- One that is good for a period lives in a table of its own.
-        live_key = case when j.unique_for is distinct from 'period' then j.unique_key end
-    where j.id = p_id;
-    insert into {schema}.events (at, kind, job_id, message) values (v_now, 'retried', p_id, format('Queued again by %s (it was %s)', p_by, v_job.state));
+    perform {schema}.requeue(array[p_id], p_by);
     if v_job.tied then
         perform {schema}.revived(p_id);
     end if;
@@ -945,12 +992,16 @@ declare
     v_seen bigint;
     v_young boolean;
     v_old bigint[];
+    v_flows bigint[];
 begin
     select count(*), max(x.id), coalesce(bool_or(x.enqueued_at > v_before), false)
     into v_seen, next_after, v_young
     from (select j.id, j.enqueued_at from {schema}.jobs j where j.id > p_after order by j.id limit p_look) x;
     removed := 0;
     if v_seen > 0 then
+        v_flows := {schema}.free_workflows(array(
+            select j.id from {schema}.jobs j
+            where j.id > p_after and j.id <= next_after and coalesce(j.place = 0 and j.finished_at < v_before, false)));
         select array_agg(y.id) into v_old from (
             select j.id from {schema}.jobs j
             where j.id > p_after and j.id <= next_after
@@ -959,6 +1010,7 @@ begin
               and (j.keep_s is null or j.finished_at < clock_timestamp() - make_interval(secs => j.keep_s))
               -- Others may still need its result.
               and (j.workflow_id is null or not {schema}.is_open(j.workflow_id))
+              and (j.place is null or j.place > 0 or j.id = any (v_flows))
             for update skip locked
         ) y;
         removed := {schema}.forget(v_old);
@@ -973,21 +1025,48 @@ $body$;
 -- `drained`, `cancelled`, `suspended`). In the transaction that ended them, whoever that was. Gives the queues in which
 -- jobs became ready by it.
 --
--- Workflows first, and lines last and all at once (`gather_lines`): a node that a workflow releases may stand in the
--- line that another node of it leaves, and whoever held the line and waited for the workflow would wait for ever.
+-- Whoever calls has locked the workflows, before the jobs (`lock_workflows`). Lines come last and all at once
+-- (`gather_lines`): a node that a workflow releases may stand in the line that another node of it leaves, and who holds a line
+-- waits for nobody.
 create function {schema}.settled(p_ids bigint[], p_as text[]) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set cpu_tuple_cost = 10
+set join_collapse_limit = 1
 as $body$
 declare
     v_outer boolean;
-    v_woken text[];
+    v_woken text[] := '{}';
+    v_ids bigint[];
+    v_workflows bigint[];
+    v_places integer[];
+    v_hooked boolean;
+    v_lined boolean;
 begin
     if cardinality(p_ids) = 0 then
         return '{}';
     end if;
     v_outer := {schema}.gather_lines();
-    v_woken := {schema}.advance(p_ids) || {schema}.fire_hooks(p_ids, p_as) || {schema}.leave_lines(p_ids);
+    select array_agg(j.id) filter (where j.workflow_id is not null and j.finished_at is not null),
+           array_agg(j.workflow_id) filter (where j.workflow_id is not null and j.finished_at is not null),
+           array_agg(j.place) filter (where j.workflow_id is not null and j.finished_at is not null),
+           bool_or(j.hooks is not null), bool_or(j.line is not null)
+    into v_ids, v_workflows, v_places, v_hooked, v_lined
+    from unnest(p_ids) as u(id)
+    join {schema}.jobs j on j.id = u.id;
+    if v_ids is not null then
+        v_woken := {schema}.advance(v_ids, v_workflows, v_places);
+    end if;
+    if v_hooked then
+        v_woken := v_woken || {schema}.fire_hooks(p_ids, p_as);
+    end if;
+    if v_lined or exists (select 1 from {schema}.queues k where k.concurrency is not null) then
+        v_woken := v_woken || {schema}.leave_lines(p_ids);
+    end if;
     return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
 end
 $body$;

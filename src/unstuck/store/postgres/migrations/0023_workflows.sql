@@ -15,6 +15,7 @@ create table {schema}.workflows (
     constraint ended_when_finished check ((finished_at is not null) = (state in ('succeeded', 'failed', 'cancelled')))
 ) with (fillfactor = 70);
 create index workflows_open on {schema}.workflows (id) where finished_at is null;
+create index workflows_by_state on {schema}.workflows (state, id);
 
 create table {schema}.nodes (
     workflow_id bigint not null references {schema}.workflows (id) on delete cascade,
@@ -37,15 +38,14 @@ create table {schema}.nodes (
     job_id      bigint,
     finished_at timestamptz,
     error       jsonb,
-    -- What its job will be.
-    spec        jsonb,
     primary key (workflow_id, place),
     constraint outermost check ((parent is null) = (place = 0)),
     constraint only_tasks_have_jobs check (kind = 'task' or job_id is null)
-) with (fillfactor = 70);
+-- A node is written when it is released and when it ends. No index has a column that changes then, and there is room on
+-- the page: both are HOT.
+) with (fillfactor = 40);
 -- The parent first: else a plan made for an empty table might look for a place by it, and read the whole workflow.
 create index nodes_inside on {schema}.nodes (parent, workflow_id);
-create index nodes_released on {schema}.nodes (workflow_id, place) where state = 'released' and kind = 'task';
 
 create table {schema}.edges (
     workflow_id bigint not null references {schema}.workflows (id) on delete cascade,
@@ -56,6 +56,28 @@ create table {schema}.edges (
     primary key (workflow_id, source, target)
 );
 create index edges_into on {schema}.edges (workflow_id, target);
+
+-- What the job of a node will be, or those of a map's members. Written once, beside the row that changes.
+create table {schema}.drafts (
+    workflow_id         bigint not null,
+    place               integer not null,
+    -- It gets results of others.
+    needs               boolean,
+    queue               text not null,
+    task                text not null,
+    payload             bytea not null,
+    payload_type        text,
+    policy              bytea,
+    on_crash            text,
+    heartbeat           boolean,
+    heartbeat_timeout_s double precision,
+    timeout_s           double precision,
+    rank                integer,
+    delay_s             double precision,
+    enqueued_by         text,
+    more                jsonb,
+    primary key (workflow_id, place)
+);
 
 -- Whether the results of its jobs may still be needed.
 create function {schema}.is_open(p_workflow bigint) returns boolean
@@ -110,10 +132,8 @@ declare
     v_count integer;
     v_first integer;
     v_trouble text;
-    v_ids bigint[];
-    v_specs jsonb[];
-    v_task_workflows bigint[];
-    v_task_places integer[];
+    v_lined jsonb[];
+    v_now constant timestamptz := clock_timestamp();
 begin
     queues := '{}';
     ended_workflows := '{}';
@@ -170,9 +190,9 @@ begin
         end if;
         select max(n.place) + 1 into v_first from {schema}.nodes n where n.workflow_id = v_map.workflow_id;
         insert into {schema}.nodes (
-            workflow_id, place, parent, name, kind, state, on_error, blockers, open, item, item_value, item_of, spec)
+            workflow_id, place, parent, name, kind, state, on_error, blockers, open, item, item_value, item_of)
         select v_map.workflow_id, v_first + i, v_map.place, format('%s[%s]', v_map.name, i), 'task', 'waiting',
-               v_map.on_error, 0, 0, i, v_values[i + 1], v_members[i + 1], v_map.spec
+               v_map.on_error, 0, 0, i, v_values[i + 1], v_members[i + 1]
         from generate_series(0, v_count - 1) as g(i);
         -- Members need what their map was given beside its list.
         insert into {schema}.edges (workflow_id, source, target, data)
@@ -185,45 +205,42 @@ begin
         v_places := v_places || array(select v_first + g.i from generate_series(0, v_count - 1) as g(i));
     end loop;
 
-    -- Their jobs stand in the order of their places. Sorted once, before they are gathered: an order within each
-    -- `array_agg` sorts for each.
+    -- Their jobs stand in the order of their places.
     with due as materialized (
         select d.workflow_id, d.place, nextval('{schema}.job_ids'::regclass) as job_id
         from (
             select u.workflow_id, u.place from unnest(v_workflows, v_places) as u(workflow_id, place)
             order by u.workflow_id, u.place
         ) d
-    ), ready as (
+    ), released as (
         update {schema}.nodes n set state = 'released', blockers = 0, job_id = d.job_id
         from due d
         where n.workflow_id = d.workflow_id and n.place = d.place and n.kind = 'task' and n.state = 'waiting'
-        returning n.workflow_id, n.place, n.job_id, n.spec
+        returning n.workflow_id, n.place, n.job_id, case when n.item is null then n.place else n.parent end as draft
+    ), drafted as materialized (
+        select r.workflow_id as of_workflow, r.place as at_place, r.job_id, t.*
+        from released r join {schema}.drafts t on t.workflow_id = r.workflow_id and t.place = r.draft
+    ), stored as (
+        -- As `enqueue` does it, without what no node has: keys, and times of their own.
+        insert into {schema}.jobs (
+            id, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s, timeout_s, rank,
+            enqueued_at, run_at, ready, waiting, blocked, enqueued_by, tied, line, workflow_id, place, needs, hooks, expires_at,
+            keep_s, line_limit)
+        select d.job_id, d.queue, d.task, d.payload, d.payload_type, d.policy, d.on_crash, d.heartbeat, d.heartbeat_timeout_s,
+               d.timeout_s, coalesce(d.rank, 0), v_now, v_now + make_interval(secs => d.delay_s),
+               coalesce(d.delay_s <= 0, true) and not coalesce(d.more ? 'line', false), coalesce(d.delay_s > 0, false),
+               case when d.more ? 'line' and coalesce(d.delay_s <= 0, true) then true end,
+               d.enqueued_by, true, d.more ->> 'line', d.of_workflow, d.at_place, d.needs, d.more -> 'hooks',
+               v_now + make_interval(secs => coalesce(d.delay_s, 0) + (d.more ->> 'expires_in_s')::double precision),
+               (d.more ->> 'keep_s')::double precision, (d.more ->> 'line_limit')::integer
+        from drafted d
     )
-    select array_agg(r.job_id), array_agg(r.spec),
-           array_agg(r.workflow_id), array_agg(r.place)
-    into v_ids, v_specs, v_task_workflows, v_task_places
-    from (select * from ready order by job_id) r;
-    if v_ids is null then
-        return;
+    select coalesce(array_agg(distinct d.queue), '{}'), array_agg(d.more order by d.job_id) filter (where d.more ? 'line')
+    into queues, v_lined
+    from drafted d;
+    if v_lined is not null then
+        perform {schema}.line_up(v_lined);
     end if;
-    perform {schema}.enqueue(
-        v_ids, array_agg(s.queue), array_agg(s.task),
-        array_agg(decode(s.payload, 'base64')), array_agg(s.payload_type),
-        array_agg(decode(s.policy, 'base64')), array_agg(s.on_crash),
-        array_agg(s.heartbeat), array_agg(s.heartbeat_timeout_s),
-        array_agg(s.timeout_s), array_agg(coalesce(s.rank, 0)),
-        array_agg(s.delay_s), null, null, array_agg(s.enqueued_by),
-        array_agg(coalesce(s.more, '{}') || jsonb_build_object('workflow_id', v_task_workflows[s.n], 'place', v_task_places[s.n])
-                 ))
-    from (
-        select u.n, t.* from unnest(v_specs) with ordinality as u(spec, n)
-        cross join lateral jsonb_to_record(u.spec) as t(
-            queue text, task text, payload text, payload_type text, policy text, on_crash text, heartbeat boolean,
-            heartbeat_timeout_s double precision, timeout_s double precision, rank integer, delay_s double precision,
-            enqueued_by text, more jsonb)
-        order by u.n
-    ) s;
-    queues := array(select distinct s ->> 'queue' from unnest(v_specs) as s);
 end
 $body$;
 
@@ -238,6 +255,7 @@ as $body$
 #variable_conflict use_column
 declare
     v_places integer[];
+    v_inside bigint[];
     v_jobs bigint[];
     v_now timestamptz := clock_timestamp();
 begin
@@ -247,16 +265,30 @@ begin
         select n.place, n.job_id from inside i
         join {schema}.nodes n on n.workflow_id = p_workflow and n.parent = i.place
     )
-    select array_agg(i.place), array_agg(i.job_id) filter (where i.job_id is not null) into v_places, v_jobs from inside i;
+    select array_agg(i.place), array_agg(i.job_id) filter (where i.job_id is not null) into v_places, v_inside from inside i;
     with stopped as (
         update {schema}.jobs j set
             state = 'cancelled', ready = false, waiting = false, blocked = null, awaits = null, finished_at = v_now,
             live_key = null, error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = p_cause,
             error_details = null
-        where j.id = any (v_jobs) and j.state in ('pending', 'waiting')
+        where j.id = any (v_inside) and j.state in ('pending', 'waiting')
         returning j.id
     )
     select array_agg(s.id order by s.id) into v_jobs from stopped s;
+    -- What was claimed and not begun is taken back: its worker finds out when it would start it. What is in somebody's hands
+    -- at this moment is just beginning; and to wait for those, with others of that worker in hand, may be to wait for ever.
+    with unbegun as materialized (
+        select j.id from {schema}.jobs j where j.id = any (v_inside) and j.state = 'claimed' for update skip locked
+    ), stopped as (
+        update {schema}.jobs j set
+            state = 'cancelled', held = false, token = null, worker_id = null, claimed_at = null, finished_at = v_now,
+            live_key = null, error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = p_cause,
+            error_details = null
+        from unbegun u
+        where j.id = u.id
+        returning j.id
+    )
+    select v_jobs || array_agg(s.id order by s.id) into v_jobs from stopped s;
     insert into {schema}.events (at, kind, job_id, message)
     select v_now, 'cancelled', u.id, left('CANCELLED: ' || p_cause, 500) from unnest(v_jobs) as u(id);
     update {schema}.nodes n set
@@ -360,8 +392,11 @@ $body$;
 -- tables that were empty a moment ago must not turn that round.
 --
 -- Move workflows on after these nodes ended, round by round: those that waited for them are released, scopes in which
--- nothing is left end, scopes that may not go on are closed. Whoever calls has locked the workflows.
-create function {schema}.move_on(p_workflows bigint[], p_places integer[]) returns text[]
+-- nothing is left end, scopes that may not go on are closed. Whoever calls has locked the workflows, and gathers lines.
+--
+-- `p_parents` and `p_good` say of each what it is in and whether it ended well enough, where that is known already.
+create function {schema}.move_on(
+    p_workflows bigint[], p_places integer[], p_parents integer[] default null, p_good boolean[] default null) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -378,8 +413,13 @@ as $body$
 declare
     v_workflows bigint[] := p_workflows;
     v_places integer[] := p_places;
+    v_parents integer[] := p_parents;
+    v_good boolean[] := p_good;
+    v_closed_workflows bigint[];
+    v_closed_places integer[];
     v_good_workflows bigint[];
     v_good_places integer[];
+    v_good_parents integer[];
     v_bad_workflows bigint[];
     v_bad_places integer[];
     v_next_workflows bigint[];
@@ -389,25 +429,38 @@ declare
     v_bad record;
     v_released record;
     v_woken text[] := '{}';
-    v_outer constant boolean := {schema}.gather_lines();
 begin
     while cardinality(v_workflows) > 0 loop
         v_next_workflows := '{}';
         v_next_places := '{}';
         -- The outermost scope is over: so is its workflow.
-        select v_woken || array(
-            select q from unnest(v_workflows, v_places) as u(workflow_id, place)
-            cross join lateral unnest({schema}.finish_workflow(u.workflow_id)) as q
-            where u.place = 0) into v_woken;
+        if 0 = any (v_places) then
+            select v_woken || array(
+                select q from unnest(v_workflows, v_places) as u(workflow_id, place)
+                cross join lateral unnest({schema}.finish_workflow(u.workflow_id)) as q
+                where u.place = 0) into v_woken;
+        end if;
+        if v_parents is null then
+            select array_agg(n.workflow_id), array_agg(n.place), array_agg(n.parent),
+                   array_agg(n.state = 'succeeded' or n.on_error = 'continue')
+            into v_workflows, v_places, v_parents, v_good
+            from unnest(v_workflows, v_places) as u(workflow_id, place)
+            join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
+            where n.parent is not null;
+        end if;
         -- What is left counts only while the scope around it is open.
-        select array_agg(n.workflow_id) filter (where g.good), array_agg(n.place) filter (where g.good),
-               array_agg(n.workflow_id) filter (where not g.good), array_agg(n.place) filter (where not g.good)
-        into v_good_workflows, v_good_places, v_bad_workflows, v_bad_places
-        from unnest(v_workflows, v_places) as u(workflow_id, place)
-        join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
-        join {schema}.nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
-        cross join lateral (select n.state = 'succeeded' or n.on_error = 'continue' as good) g
-        where p.state = 'released';
+        select array_agg(p.workflow_id), array_agg(p.place) into v_closed_workflows, v_closed_places
+        from (select u.workflow_id, u.place from unnest(v_workflows, v_parents) as u(workflow_id, place) group by 1, 2) s
+        join {schema}.nodes p on p.workflow_id = s.workflow_id and p.place = s.place
+        where coalesce(p.state <> 'released', false);
+        select array_agg(u.workflow_id) filter (where u.good), array_agg(u.place) filter (where u.good),
+               array_agg(u.parent) filter (where u.good),
+               array_agg(u.workflow_id) filter (where not u.good), array_agg(u.place) filter (where not u.good)
+        into v_good_workflows, v_good_places, v_good_parents, v_bad_workflows, v_bad_places
+        from unnest(v_workflows, v_places, v_parents, v_good) as u(workflow_id, place, parent, good)
+        where v_closed_places is null
+           or (u.workflow_id, u.parent) not in (
+               select c.workflow_id, c.place from unnest(v_closed_workflows, v_closed_places) as c(workflow_id, place));
         -- Sorted before the join: an order behind it makes the planner walk through all nodes that there are.
         for v_bad in
             select n.workflow_id, n.place, n.parent, n.name, n.on_error, n.error
@@ -461,10 +514,9 @@ begin
             select array_agg(w.workflow_id), array_agg(w.place) into v_due_workflows, v_due_places
             from waiting w where w.due;
             with left_open as (
-                select n.workflow_id, n.parent, count(*) as n
-                from unnest(v_good_workflows, v_good_places) as u(workflow_id, place)
-                join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
-                group by n.workflow_id, n.parent
+                select u.workflow_id, u.parent, count(*) as n
+                from unnest(v_good_workflows, v_good_parents) as u(workflow_id, parent)
+                group by u.workflow_id, u.parent
             ), told as (
                 update {schema}.nodes s set
                     open = s.open - l.n,
@@ -486,14 +538,52 @@ begin
         end if;
         v_workflows := v_next_workflows;
         v_places := v_next_places;
+        v_parents := null;
     end loop;
-    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
+    return v_woken;
 end
 $body$;
 
--- Attempts at these jobs ended. Where a job is over, so is its node; where the job of a workflow itself was cancelled,
--- nothing of it is begun any more.
-create function {schema}.advance(p_ids bigint[]) returns text[]
+-- Lock the workflows of these jobs, in their order: two who end nodes of one workflow come one after the other.
+--
+-- The order of locks is: workers, workflows, jobs, lines. Whoever ends a job, cancels it, gives it back or queues it again
+-- calls this before it touches the job; for whoever moves a workflow on goes from its row to jobs of it. Who only claims
+-- or starts jobs, or makes them ready, waits for no workflow afterwards and needs no lock on it.
+create function {schema}.lock_workflows(p_ids bigint[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set cpu_tuple_cost = 10
+as $body$
+declare
+    v_workflows bigint[];
+begin
+    select array_agg(distinct j.workflow_id) into v_workflows
+    from unnest(p_ids) as u(id) join {schema}.jobs j on j.id = u.id
+    where coalesce(j.workflow_id is not null, false);
+    if v_workflows is not null then
+        perform 1 from {schema}.workflows w where w.id = any (v_workflows) order by w.id for update;
+    end if;
+end
+$body$;
+
+-- Lock those of these workflows that nobody has in hand, and give them.
+create function {schema}.free_workflows(p_workflows bigint[]) returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+begin
+    return array(select w.id from {schema}.workflows w where w.id = any (p_workflows) for update skip locked);
+end
+$body$;
+
+-- These jobs are over, and so are their nodes, at these places; where the job of a workflow itself was cancelled, nothing of
+-- it is begun any more. Whoever calls has locked the workflows, and gathers lines.
+create function {schema}.advance(p_ids bigint[], p_workflows bigint[], p_places integer[]) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -508,42 +598,38 @@ set join_collapse_limit = 1
 as $body$
 #variable_conflict use_column
 declare
-    v_concerned bigint[];
     v_workflows bigint[];
     v_places integer[];
+    v_parents integer[];
+    v_good boolean[];
     v_woken text[] := '{}';
     v_root bigint;
 begin
-    select array_agg(distinct j.workflow_id) into v_concerned from unnest(p_ids) as u(id)
-    join {schema}.jobs j on j.id = u.id
-    where coalesce(j.workflow_id is not null and j.finished_at is not null, false);
-    if v_concerned is null then
-        return '{}';
-    end if;
-    -- In their order, and each of them for one at a time: two who end nodes of one workflow come one after the other.
-    perform 1 from {schema}.workflows w where w.id = any (v_concerned) order by w.id for update;
     -- The whole before its parts: who gave up both gave up the workflow, it did not fail.
-    for v_root in
-        select w.id from {schema}.workflows w join {schema}.jobs j on j.id = w.id
-        where w.id = any (p_ids) and w.finished_at is null and j.finished_at is not null
-        order by w.id
-    loop
-        v_woken := v_woken || {schema}.cancel_workflow(v_root);
-    end loop;
+    if 0 = any (p_places) then
+        for v_root in
+            select w.id from {schema}.workflows w join {schema}.jobs j on j.id = w.id
+            where w.id = any (p_ids) and w.finished_at is null and j.finished_at is not null
+            order by w.id
+        loop
+            v_woken := v_woken || {schema}.cancel_workflow(v_root);
+        end loop;
+    end if;
     with ended as (
         update {schema}.nodes n set
             state = case j.state when 'succeeded' then 'succeeded' when 'cancelled' then 'cancelled' else 'failed' end,
             finished_at = j.finished_at,
             error = case when j.state <> 'succeeded' then {schema}.node_error(n.name, j) end
-        from unnest(p_ids) as u(id)
+        from unnest(p_ids, p_workflows, p_places) as u(id, workflow_id, place)
         join {schema}.jobs j on j.id = u.id
-        where n.workflow_id = j.workflow_id and n.place = j.place
-          and coalesce(j.place > 0 and j.finished_at is not null and n.state = 'released' and n.job_id = j.id, false)
-        returning n.workflow_id, n.place
+        where n.workflow_id = u.workflow_id and n.place = u.place
+          and coalesce(u.place > 0 and j.finished_at is not null and n.state = 'released' and n.job_id = j.id, false)
+        returning n.workflow_id, n.place, n.parent, n.state = 'succeeded' or n.on_error = 'continue' as good
     )
-    select array_agg(e.workflow_id), array_agg(e.place) into v_workflows, v_places from ended e;
+    select array_agg(e.workflow_id), array_agg(e.place), array_agg(e.parent), array_agg(e.good)
+    into v_workflows, v_places, v_parents, v_good from ended e;
     if v_workflows is not null then
-        v_woken := v_woken || {schema}.move_on(v_workflows, v_places);
+        v_woken := v_woken || {schema}.move_on(v_workflows, v_places, v_parents, v_good);
     end if;
     return v_woken;
 end
@@ -565,7 +651,7 @@ begin
         where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.held
         for update of j skip locked
     ), asked as (
-        update {schema}.jobs j set cancel_requested = true from free f where j.id = f.id returning j.worker_id
+        update {schema}.jobs j set cancel_requested = true, unstopped = null from free f where j.id = f.id returning j.worker_id
     )
     update {schema}.beats b set cancels = true where b.worker_id in (select a.worker_id from asked a);
     update {schema}.nodes n set
@@ -590,6 +676,7 @@ declare
     v_places integer[];
     v_released record;
     v_woken text[];
+    v_outer boolean;
 begin
     insert into {schema}.jobs (
         id, queue, task, payload, rank, enqueued_at, run_at, state, ready, waiting, awaits, unique_key, live_key, enqueued_by,
@@ -605,28 +692,73 @@ begin
     end if;
     insert into {schema}.workflows (id, name, created_at) values (p_id, p_name, v_now);
     insert into {schema}.nodes (
-        workflow_id, place, parent, name, kind, state, on_error, blockers, open, source, spec)
+        workflow_id, place, parent, name, kind, state, on_error, blockers, open, source)
     select p_id, n.place, n.parent, n.name, n.kind, case when n.kind = 'group' then 'released' else 'waiting' end,
-           n.on_error, n.blockers, n.open, n.source, n.spec
+           n.on_error, n.blockers, n.open, n.source
     from jsonb_to_recordset(p_nodes) as n(
-        place integer, parent integer, name text, kind text, on_error text, blockers integer, open integer, source integer,
-        spec jsonb);
+        place integer, parent integer, name text, kind text, on_error text, blockers integer, open integer, source integer);
+    insert into {schema}.drafts (
+        workflow_id, place, needs, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s,
+        timeout_s, rank, delay_s, enqueued_by, more)
+    select p_id, n.place, n.needs, s.queue, s.task, decode(s.payload, 'base64'), s.payload_type, decode(s.policy, 'base64'),
+           s.on_crash, s.heartbeat, s.heartbeat_timeout_s, s.timeout_s, s.rank, s.delay_s, s.enqueued_by, s.more
+    from jsonb_to_recordset(p_nodes) as n(place integer, needs boolean, spec jsonb)
+    cross join lateral jsonb_to_record(n.spec) as s(
+        queue text, task text, payload text, payload_type text, policy text, on_crash text, heartbeat boolean,
+        heartbeat_timeout_s double precision, timeout_s double precision, rank integer, delay_s double precision,
+        enqueued_by text, more jsonb)
+    where n.spec is not null;
     insert into {schema}.edges (workflow_id, source, target, data)
     select p_id, (e.value ->> 0)::integer, (e.value ->> 1)::integer, (e.value ->> 2)::boolean
     from jsonb_array_elements(p_edges) as e(value);
     select array_agg(n.place order by n.place) into v_places from {schema}.nodes n
     where n.workflow_id = p_id and n.state = 'waiting' and n.blockers = 0;
+    v_outer := {schema}.gather_lines();
     select r.* into v_released from {schema}.release(array_fill(p_id, array[cardinality(v_places)]), v_places) r;
     v_woken := v_released.queues;
     if cardinality(v_released.ended_places) > 0 then
         v_woken := v_woken || {schema}.move_on(v_released.ended_workflows, v_released.ended_places);
     end if;
-    return v_woken;
+    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
+end
+$body$;
+
+-- The same once per request, however often it is sent (see `enqueue_once`).
+create function {schema}.begin_workflow_once(
+    p_key bytea, p_fingerprint bytea, p_keep_s double precision, p_id bigint, p_unique_key text, p_name text, p_root jsonb,
+    p_nodes jsonb, p_edges jsonb)
+returns table (first boolean, fingerprint bytea, job_ids bigint[], fresh boolean[], queues text[])
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+#variable_conflict use_column
+declare
+    c_rounds constant integer := 100;
+    v_first constant boolean := {schema}.is_first(p_key, p_fingerprint, p_keep_s);
+    v_queues text[];
+    v_owner bigint;
+begin
+    if v_first then
+        for i in 1 .. c_rounds loop
+            v_queues := {schema}.begin_workflow(p_id, p_name, p_root, p_nodes, p_edges);
+            exit when v_queues is not null;
+            -- Another one has its key, unless that ended in between.
+            select j.id into v_owner from {schema}.jobs j where j.live_key = p_unique_key;
+            exit when found;
+            if i = c_rounds then
+                raise exception 'a unique key changed hands % times during one request', c_rounds using errcode = '40001';
+            end if;
+        end loop;
+        update {schema}.requests r set job_ids = array[coalesce(v_owner, p_id)], fresh = array[v_owner is null]
+        where r.key = p_key;
+    end if;
+    return query
+    select v_first, r.fingerprint, r.job_ids, r.fresh, v_queues from {schema}.requests r where r.key = p_key;
 end
 $body$;
 
 -- Count anew what each node and scope of a workflow waits for, from what is known of its nodes, and go on from there. For
--- operators who retry or resume, and for what should be impossible.
+-- operators who retry or resume, and for what should be impossible. Whoever calls gathers lines.
 create function {schema}.recount(p_workflow bigint) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -673,6 +805,18 @@ begin
 end
 $body$;
 
+-- Take back that these were asked to stop. Should one stop all the same, since its worker had heard of it, it is tried again.
+create function {schema}.unstop(p_ids bigint[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+begin
+    update {schema}.jobs j set cancel_requested = null, unstopped = true
+    where j.id = any (p_ids) and coalesce(j.held and j.cancel_requested, false);
+end
+$body$;
+
 -- Open a workflow that has ended again, or that is paused: what failed is tried again, what was cancelled may begin.
 create function {schema}.reopen_workflow(p_workflow bigint, p_by text) returns text[]
 language plpgsql volatile
@@ -685,7 +829,7 @@ declare
     v_scopes integer[] := array[0];
     v_jobs bigint[] := '{}';
     v_more bigint[];
-    v_job bigint;
+    v_there bigint[];
     v_outer boolean;
     v_woken text[];
 begin
@@ -733,13 +877,21 @@ begin
         select array_agg(n.place) into v_scopes from {schema}.nodes n
         where n.workflow_id = p_workflow and n.parent = any (v_scopes) and n.kind <> 'task' and n.state = 'released';
     end loop;
-    foreach v_job in array v_jobs loop
-        -- Removed just now, since its workflow was over: its node gets another.
-        if {schema}.retry(v_job, p_by) = 'missing' then
-            update {schema}.nodes n set state = 'waiting', job_id = null
-            where n.workflow_id = p_workflow and n.job_id = v_job and n.state = 'released';
-        end if;
-    end loop;
+    -- Removed just now, since its workflow was over: its node gets another.
+    v_there := array(
+        select j.id from {schema}.jobs j where j.id = any (v_jobs) and j.finished_at is not null order by j.id for update);
+    if cardinality(v_there) < cardinality(v_jobs) then
+        update {schema}.nodes n set state = 'waiting', job_id = null
+        where n.workflow_id = p_workflow and n.state = 'released' and n.job_id = any (v_jobs) and n.job_id <> all (v_there);
+    end if;
+    perform {schema}.requeue(v_there, p_by);
+    perform {schema}.admit(array(select distinct j.line from {schema}.jobs j where j.id = any (v_there) and j.line is not null));
+    -- What runs still was asked to stop, where the workflow was cancelled.
+    v_more := array(
+        select j.id from {schema}.nodes n join {schema}.jobs j on j.id = n.job_id
+        where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.held and j.cancel_requested
+        for update of j skip locked);
+    perform {schema}.unstop(v_more);
     insert into {schema}.events (kind, job_id, message)
     values ('retried', p_workflow, format('Workflow was taken up again by %s', p_by));
     v_woken := {schema}.recount(p_workflow);
@@ -755,6 +907,8 @@ as $body$
 #variable_conflict use_column
 declare
     v_places integer[];
+    v_woken text[];
+    v_outer constant boolean := {schema}.gather_lines();
 begin
     perform 1 from {schema}.workflows w where w.id = p_workflow and w.state = 'paused' for update;
     if not found then
@@ -768,7 +922,8 @@ begin
     update {schema}.workflows w set state = 'running' where w.id = p_workflow;
     insert into {schema}.events (kind, job_id, message)
     values ('workflow_resumed', p_workflow, format('Resumed by %s, past what failed', p_by));
-    return {schema}.move_on(array_fill(p_workflow, array[cardinality(v_places)]), v_places);
+    v_woken := {schema}.move_on(array_fill(p_workflow, array[cardinality(v_places)]), v_places);
+    return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;
 end
 $body$;
 
@@ -809,35 +964,60 @@ end
 $body$;
 
 -- Find what should be impossible (rows edited by hand, restored from a backup), repair it by the same ways, and say so.
--- Gives the workflows, what was wrong, and the queues in which jobs became ready.
-create function {schema}.repair_workflows(p_limit integer)
-returns table (workflow_id bigint, what text, queues text[])
+--
+-- Looked at are the workflows behind `p_after` that go on, as many as have so many nodes together, in the order of ids: a
+-- stretch at a time, so that a round costs the same however much there is. Gives the workflows, what was wrong, and the
+-- queues in which jobs became ready; in a last row, without a workflow, where to go on (NULL: it was the end).
+create function {schema}.repair_workflows(p_after bigint, p_look integer, p_limit integer)
+returns table (workflow_id bigint, what text, queues text[], next_after bigint)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set random_page_cost = 1
+set cpu_tuple_cost = 10
+set join_collapse_limit = 1
 as $body$
 #variable_conflict use_column
 declare
     v_found record;
-    v_ids bigint[];
+    v_ids bigint[] := '{}';
+    v_left integer := p_look;
+    v_end bigint;
+    v_outer constant boolean := {schema}.gather_lines();
 begin
+    for v_found in
+        select w.id, (select max(n.place) from {schema}.nodes n where n.workflow_id = w.id) as nodes
+        from {schema}.workflows w where w.finished_at is null and w.id > p_after order by w.id
+    loop
+        v_ids := v_ids || v_found.id;
+        v_left := v_left - coalesce(v_found.nodes, 0) - 1;
+        if v_left <= 0 then
+            v_end := v_found.id;
+            exit;
+        end if;
+    end loop;
     -- Jobs that are over, or gone, while their nodes wait for them.
     for v_found in
         select n.workflow_id, n.place, n.name, n.job_id, j.id as there, j.state
-        from {schema}.nodes n
-        join {schema}.workflows w on w.id = n.workflow_id
+        from unnest(v_ids) with ordinality as u(id, n)
+        join {schema}.nodes n on n.workflow_id = u.id
         left join {schema}.jobs j on j.id = n.job_id
-        where n.state = 'released' and n.kind = 'task' and w.finished_at is null
-          and (j.id is null or j.finished_at is not null)
-        order by n.workflow_id, n.place
+        where coalesce(n.state = 'released' and n.kind = 'task', false) and (j.id is null or j.finished_at is not null)
+        order by u.n, n.place
         limit p_limit
     loop
         workflow_id := v_found.workflow_id;
+        perform 1 from {schema}.workflows w where w.id = v_found.workflow_id for update;
         if v_found.there is not null then
             what := format('node %s waited for job %s, which is %s', v_found.name, v_found.job_id, v_found.state);
-            queues := {schema}.advance(array[v_found.job_id]);
+            queues := {schema}.advance(array[v_found.job_id], array[v_found.workflow_id], array[v_found.place]);
         else
             what := format('node %s waited for job %s, which is not there any more', v_found.name, v_found.job_id);
-            perform 1 from {schema}.workflows w where w.id = v_found.workflow_id for update;
             update {schema}.nodes n set state = 'failed', finished_at = clock_timestamp(), error = {schema}.node_error(n.name, null)
             where n.workflow_id = v_found.workflow_id and n.place = v_found.place and n.state = 'released';
             continue when not found;
@@ -848,9 +1028,9 @@ begin
     -- Workflows that go on in which nothing does.
     for v_found in
         select w.id from {schema}.workflows w
-        where w.state = 'running'
+        where w.id = any (v_ids) and w.state = 'running'
           and not exists (select 1 from {schema}.nodes n
-                          where n.workflow_id = w.id and n.state = 'released' and n.kind = 'task')
+                          where n.workflow_id = w.id and coalesce(n.state = 'released' and n.kind = 'task', false))
         order by w.id
         limit p_limit
         for update skip locked
@@ -860,6 +1040,11 @@ begin
         queues := {schema}.recount(v_found.id);
         return next;
     end loop;
+    workflow_id := null;
+    what := null;
+    queues := case when v_outer then {schema}.let_in_gathered() else '{}' end;
+    next_after := v_end;
+    return next;
 end
 $body$;
 
@@ -922,6 +1107,7 @@ create function {schema}.forget_workflows(p_ids bigint[]) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
+    delete from {schema}.drafts d where d.workflow_id = any (p_ids);
     delete from {schema}.workflows w where w.id = any (p_ids)
 $body$;
 

@@ -534,7 +534,8 @@ $body$;
 
 -- Expiry ----------------------------------------------------------------------------------------
 
--- Cancel those of these jobs that were not begun in time; gives the queues in which others became ready by it.
+-- Cancel those of these jobs that were not begun in time; gives the queues in which others became ready by it. Whoever calls
+-- has locked them, and their workflows.
 create function {schema}.expire_those(p_ids bigint[]) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -563,6 +564,27 @@ begin
 end
 $body$;
 
+-- The same of jobs that a turn found instead of work. It has them in hand, and may not wait for a workflow any more; and
+-- where it has held lines (`p_late`), not for lines either. What it leaves, the sweep finds.
+create function {schema}.expire_found(p_ids bigint[], p_late boolean) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_flows bigint[];
+begin
+    if not p_late then
+        v_flows := {schema}.free_workflows(array(
+            select j.workflow_id from {schema}.jobs j
+            where j.id = any (p_ids) and j.workflow_id is not null and j.expires_at <= clock_timestamp()));
+    end if;
+    return {schema}.expire_those(array(
+        select j.id from {schema}.jobs j
+        where j.id = any (p_ids) and (j.tied is null or not p_late and (j.workflow_id is null or j.workflow_id = any (v_flows)))));
+end
+$body$;
+
 -- The sweep for them; what somebody has in hand just now is looked at when it is claimed.
 create function {schema}.expire_due(
     p_limit integer, out expired integer, out next_in_s double precision, out queues text[])
@@ -574,10 +596,14 @@ as $body$
 declare
     v_ids bigint[];
 begin
-    select array_agg(x.id) into v_ids from (
+    v_ids := array(
         select j.id from {schema}.jobs j
         where j.expires_at is not null and (j.ready or j.waiting or j.blocked) and j.expires_at <= now()
-        order by j.expires_at limit p_limit for update skip locked) x;
+        order by j.expires_at limit p_limit);
+    perform {schema}.lock_workflows(v_ids);
+    select array_agg(x.id) into v_ids from (
+        select j.id from {schema}.jobs j
+        where j.id = any (v_ids) and j.state = 'pending' and j.expires_at <= now() for update skip locked) x;
     expired := coalesce(cardinality(v_ids), 0);
     queues := case when v_ids is null then '{}' else {schema}.expire_those(v_ids) end;
     select greatest(0, date_part('epoch', x.expires_at - clock_timestamp())) into next_in_s from (
@@ -676,6 +702,7 @@ as $body$
 declare
     v_keep_s double precision := -1;
     v_ids bigint[] := '{}';
+    v_flows bigint[];
 begin
     delete from {schema}.kept_keys k where k.key in (
         select o.key from {schema}.kept_keys o where o.until < now() order by o.until limit p_limit for update skip locked);
@@ -683,10 +710,16 @@ begin
         select j.keep_s into v_keep_s from {schema}.jobs j
         where j.keep_s is not null and j.finished_at is not null and j.keep_s > v_keep_s order by j.keep_s limit 1;
         exit when v_keep_s is null or cardinality(v_ids) >= p_limit;
+        v_flows := {schema}.free_workflows(array(
+            select j.id from {schema}.jobs j
+            where j.keep_s = v_keep_s and j.finished_at is not null and j.finished_at < now() - make_interval(secs => v_keep_s)
+              and coalesce(j.place = 0, false)
+            order by j.finished_at limit p_limit));
         v_ids := v_ids || array(
             select j.id from {schema}.jobs j
             where j.keep_s = v_keep_s and j.finished_at is not null and j.finished_at < now() - make_interval(secs => v_keep_s)
               and (j.workflow_id is null or not {schema}.is_open(j.workflow_id))
+              and (j.place is null or j.place > 0 or j.id = any (v_flows))
             order by j.finished_at limit p_limit - cardinality(v_ids) for update skip locked);
     end loop;
     return {schema}.forget(v_ids);

@@ -43,7 +43,10 @@ select job_id, answer, worker_id from {schema}.cancel(%(ids)s, %(by)s);
 select {schema}.retry(%(job_id)s, %(by)s);
 
 -- name: purge
-select {schema}.purge(%(queue)s, %(limit)s, %(cause)s);
+select {schema}.purge(%(ids)s, %(cause)s);
+
+-- name: to_purge
+select {schema}.to_purge(%(queue)s, %(limit)s);
 
 -- name: tell
 insert into {schema}.events (kind, message) values (%(kind)s, %(message)s) returning id;

@@ -52,6 +52,14 @@ CREATE TABLE unstuck_edges (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX unstuck_edges_into ON unstuck_edges (workflow_id, target);
 
+-- It is given results of others with its claim.
+ALTER TABLE unstuck_jobs ADD COLUMN needs INTEGER;
+-- It was asked to stop with its workflow, and that was taken back: should it stop all the same, it is tried again.
+ALTER TABLE unstuck_jobs ADD COLUMN unstopped INTEGER;
+
+-- Of one state, the newest first.
+CREATE INDEX unstuck_workflows_by_state ON unstuck_workflows (state, id);
+
 -- Workflows that wait for an operator are told by alert, as quarantined jobs are.
 DROP INDEX unstuck_events_to_tell;
 CREATE INDEX unstuck_events_to_tell ON unstuck_events (id) WHERE job_id IS NULL OR kind IN ('quarantined', 'workflow_paused');

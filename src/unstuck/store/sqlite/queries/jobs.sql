@@ -15,10 +15,10 @@ INSERT INTO unstuck_jobs (
 INSERT INTO unstuck_jobs (
     id, state, ready, waiting, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
     enqueued_at, unique_key, live_key, enqueued_by, payload_type, policy, payload,
-    tied, line, workflow_id, place, hooks, expires_at, keep_s, line_limit, unique_for, blocked
+    tied, line, workflow_id, place, hooks, expires_at, keep_s, line_limit, unique_for, needs, blocked
 ) VALUES (
     ?1, 'pending', ?2 AND ?19 IS NULL, 1 - ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?17, ?13, ?14, ?15, ?16,
-    ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?2 AND ?19 IS NOT NULL
+    ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?2 AND ?19 IS NOT NULL
 );
 
 -- name: tied_among
@@ -35,7 +35,7 @@ INSERT INTO unstuck_queues (name) VALUES (?) ON CONFLICT DO NOTHING;
 -- Pinned to the index of what is ready: statistics taken at a bad moment cannot make it scan.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id, expires_at, unique_for
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, needs, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -46,7 +46,7 @@ LIMIT ?3;
 -- a place by the index as far as the rank only, and would read all of that rank.
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id, expires_at, unique_for
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, needs, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank > ?4 AND rank < ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY rank, id
@@ -55,7 +55,7 @@ LIMIT ?3;
 -- name: peek_ready_of_rank
 SELECT
     rank, id, on_crash, task, queue, payload, coalesce(payload_type, 'json'), coalesce(policy, x''), failures, crash_count,
-    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, workflow_id, expires_at, unique_for
+    attempt, suspicions, alone, coalesce(run_at, enqueued_at), journal, needs, expires_at, unique_for
 FROM unstuck_jobs INDEXED BY unstuck_jobs_ready
 WHERE ready = 1 AND queue = ?1 AND rank = ?4 AND id > ?5 AND task IN (SELECT value FROM json_each(?2))
 ORDER BY id
@@ -127,7 +127,7 @@ SET state = 'succeeded', held = 0, result = ?4, finished_at = ?5, live_key = NUL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND state = 'running';
 
 -- name: attempt_in_hand
-SELECT state, cancel_requested, tied, line FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
+SELECT state, cancel_requested, tied, unstopped FROM unstuck_jobs WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: archive_attempt
 INSERT INTO unstuck_attempts (
@@ -144,7 +144,7 @@ SET state = 'pending', ready = (?4 AND line IS NULL), blocked = (?4 AND line IS 
     run_at = ?5, token = NULL, worker_id = NULL,
     claimed_at = NULL, started_at = NULL, started_boot_s = NULL, failures = failures + ?6,
     crash_count = crash_count + ?7, suspicions = suspicions + ?8, alone = max(alone, ?9), error_code = ?10,
-    error_message = ?11, error_cause = ?12, error_details = ?13,
+    error_message = ?11, error_cause = ?12, error_details = ?13, unstopped = NULL,
     -- What has begun does not expire any more.
     expires_at = iif(state = 'running', NULL, expires_at)
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
@@ -154,7 +154,7 @@ WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 UPDATE unstuck_jobs
 SET state = 'waiting', expires_at = NULL, waiting = ?4 IS NOT NULL, held = 0, run_at = coalesce(?4, run_at), awaits = ?5, token = NULL,
     worker_id = NULL, claimed_at = NULL, started_at = NULL, started_boot_s = NULL, error_code = NULL,
-    error_message = NULL, error_cause = NULL, error_details = NULL
+    error_message = NULL, error_cause = NULL, error_details = NULL, unstopped = NULL
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: end_job
@@ -168,7 +168,7 @@ WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 -- User code never ran: no attempt is spent, and the job goes back to its old place.
 UPDATE unstuck_jobs
 SET state = 'pending', ready = 1, held = 0, token = NULL, worker_id = NULL, claimed_at = NULL, started_at = NULL,
-    started_boot_s = NULL, attempt = attempt - (state = 'running')
+    started_boot_s = NULL, unstopped = NULL, attempt = attempt - (state = 'running')
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: store_output

@@ -256,14 +256,14 @@ SET state = 'cancelled', held = 0, token = NULL, worker_id = NULL, claimed_at = 
 WHERE id = ?1 AND token = ?2 AND worker_id = ?3 AND held = 1;
 
 -- name: ask_cancel
-UPDATE unstuck_jobs SET cancel_requested = 1 WHERE id = ? AND state = 'running';
+UPDATE unstuck_jobs SET cancel_requested = 1, unstopped = NULL WHERE id = ? AND state = 'running';
 
 -- name: retry_job
 -- What was quarantined runs alone: it killed every process that it was in.
 UPDATE unstuck_jobs
 SET state = 'pending', ready = line IS NULL, blocked = line IS NOT NULL, waiting = 0, run_at = ?2, expires_at = NULL, token = NULL, worker_id = NULL, claimed_at = NULL,
     started_at = NULL, started_boot_s = NULL, finished_at = NULL, ended_as = NULL, failures = 0,
-    live_key = iif(unique_for = 'period', NULL, unique_key), crash_count = 0, suspicions = 0, alone = (state = 'quarantined'), cancel_requested = 0, error_code = NULL, error_message = NULL, error_cause = NULL,
+    live_key = iif(unique_for = 'period', NULL, unique_key), crash_count = 0, suspicions = 0, alone = (state = 'quarantined'), cancel_requested = 0, unstopped = NULL, error_code = NULL, error_message = NULL, error_cause = NULL,
     error_details = NULL, result = NULL
 WHERE id = ?1 AND state IN ('failed', 'cancelled', 'quarantined');
 

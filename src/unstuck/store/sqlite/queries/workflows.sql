@@ -93,13 +93,21 @@ SELECT max(place) FROM unstuck_nodes WHERE workflow_id = ?;
 
 -- name: stop_job_of_workflow
 UPDATE unstuck_jobs
-SET state = 'cancelled', ready = 0, waiting = 0, blocked = 0, awaits = NULL, finished_at = ?2, live_key = NULL,
-    error_code = 'CANCELLED', error_message = 'Job was cancelled', error_cause = ?3, error_details = NULL
-WHERE id = ?1 AND state IN ('pending', 'waiting');
+SET state = 'cancelled', ready = 0, waiting = 0, blocked = 0, awaits = NULL, held = 0, token = NULL, worker_id = NULL,
+    claimed_at = NULL, finished_at = ?2, live_key = NULL, error_code = 'CANCELLED', error_message = 'Job was cancelled',
+    error_cause = ?3, error_details = NULL
+WHERE id = ?1 AND state IN ('pending', 'claimed', 'waiting');
 
 -- name: ask_nodes_to_stop
-UPDATE unstuck_jobs SET cancel_requested = 1
+UPDATE unstuck_jobs SET cancel_requested = 1, unstopped = NULL
 WHERE held = 1 AND id IN (
+    SELECT job_id FROM unstuck_nodes WHERE workflow_id = ?1 AND state = 'released' AND kind = 'task'
+);
+
+-- name: unstop_nodes
+-- Take back that what still runs was asked to stop. Should it stop all the same, it is tried again.
+UPDATE unstuck_jobs SET cancel_requested = 0, unstopped = 1
+WHERE held = 1 AND cancel_requested = 1 AND id IN (
     SELECT job_id FROM unstuck_nodes WHERE workflow_id = ?1 AND state = 'released' AND kind = 'task'
 );
 
@@ -195,9 +203,16 @@ SELECT target, source FROM unstuck_edges WHERE workflow_id = ?1 ORDER BY target,
 -- name: workflows
 SELECT id, name, state, created_at, finished_at
 FROM unstuck_workflows
-WHERE (?1 IS NULL OR id < ?1) AND (?2 IS NULL OR state = ?2)
+WHERE id < ?1
 ORDER BY id DESC
-LIMIT ?3;
+LIMIT ?2;
+
+-- name: workflows_in_state
+SELECT id, name, state, created_at, finished_at
+FROM unstuck_workflows INDEXED BY unstuck_workflows_by_state
+WHERE state = ?3 AND id < ?1
+ORDER BY id DESC
+LIMIT ?2;
 
 -- name: count_nodes
 SELECT state, count(*) FROM unstuck_nodes WHERE workflow_id = ?1 AND kind = 'task' GROUP BY state;
@@ -228,12 +243,7 @@ LIMIT ?1;
 SELECT j.id
 FROM json_each(?) i
 CROSS JOIN unstuck_jobs j ON j.id = i.value
-JOIN unstuck_nodes n ON n.workflow_id = j.workflow_id AND n.place = j.place
-WHERE n.item IS NOT NULL
-    OR EXISTS (
-        SELECT 1 FROM unstuck_edges e INDEXED BY unstuck_edges_into
-        WHERE e.workflow_id = n.workflow_id AND e.target = n.place AND e.data = 1
-    );
+WHERE j.needs = 1;
 
 -- name: inputs_of
 SELECT e.source FROM unstuck_edges e WHERE e.workflow_id = ?1 AND e.target = ?2 AND e.data = 1 ORDER BY e.source;
