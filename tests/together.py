@@ -1,8 +1,8 @@
 """Keep tests that share a server or a browser of their file in one process: else each process starts its own.
 
-A plugin of pytest, given with `-p tests.together` beside `-n`. Everything else goes to whoever is free, in an order that
-mixes those who wait with those who calculate: folder by folder, the machine would be idle in one and crowded in the
-next. When a process dies, the test that it was in has failed, and the others of its file go to its heir.
+A plugin of pytest, given with `-p tests.together` beside `-n`. Everything else goes to whoever is free, in an order
+that mixes those who wait with those who calculate: folder by folder, the machine would be idle in one and crowded in
+the next. When a process dies, the test that it was in has failed, and the others of its file go to its heir.
 """
 
 import zlib
@@ -14,8 +14,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-SHARING = ('scope="module"', "door: Door")
-"""How a file says so: by a fixture of its own, or by the door of `tests/acceptance/conftest.py`."""
+SHARING = ('scope="module"', "door: Door", "browser: Browser")
+"""How a file says so: by a fixture of its own, or by the door or the browser of `tests/acceptance/conftest.py`."""
 DIALECTS = ("sqlite", "postgres")
 SHORT = "tests/unit/"
 """Tests of a moment come last: they fill the time in which others end."""

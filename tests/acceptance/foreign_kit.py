@@ -30,7 +30,7 @@ def empty_database(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"sqlite:///{folder}/jobs.db"
         return
     server = request.getfixturevalue("pg_server")
-    url = server.new_database()
+    url = server.new_ledger()
     yield url
     server.drop_database(url)
 

@@ -1,4 +1,4 @@
-"""Tests of a file that share something stay together; one that ends its process costs the suite one test, and no wait."""
+"""Tests that share something of their file stay together; one that ends its process costs one test, and no wait."""
 
 import os
 import subprocess
@@ -41,7 +41,9 @@ def test_a_file_that_shares_has_one_turn_on_each_database_and_short_tests_come_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    shared = [f"tests/acceptance/test_http_schema.py::test_{name}" for name in ("a[sqlite]", "b[sqlite]", "a[postgres]")]
+    shared = [
+        f"tests/acceptance/test_http_schema.py::test_{name}" for name in ("a[sqlite]", "b[sqlite]", "a[postgres]")
+    ]
     assert scope_of(shared[0]) == scope_of(shared[1]) != scope_of(shared[2])
     assert turn_of(shared[0]) == turn_of(shared[1]) < 0.5
     alone = [f"tests/crash/test_chaos.py::test_{number}" for number in range(50)]
