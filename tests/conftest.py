@@ -58,6 +58,11 @@ def ready_pg_url(pg_server: PgServer) -> Iterator[str]:
 
 
 @pytest.fixture
+def untouched() -> None:
+    """Asked for by who wants to see the tables being made, where others find them there."""
+
+
+@pytest.fixture
 def pg_ledger(pg_url: str) -> Iterator[PostgresLedger]:
     """A ledger on PostgreSQL with its tables and nothing in them."""
     ledger = PostgresLedger(Settings(url=pg_url))

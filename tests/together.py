@@ -14,8 +14,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-SHARING = ('scope="module"', "door: Door", "browser: Browser")
-"""How a file says so: by a fixture of its own, or by the door or the browser of `tests/acceptance/conftest.py`."""
+SHARING = ('scope="module"', "door: Door", "browser: Browser", "http: httpx.Client")
+"""How a file says so: by a fixture of its own, or by a door or the browser of `tests/acceptance/conftest.py`."""
 DIALECTS = ("sqlite", "postgres")
 SHORT = "tests/unit/"
 """Tests of a moment come last: they fill the time in which others end."""

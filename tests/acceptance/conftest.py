@@ -1,16 +1,21 @@
 """A shop on SQLite for every test, and on PostgreSQL for those that ask; doors and browsers for all tests of a file."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser
+from tests.acceptance import foreign_kit
 from tests.acceptance.browsing import browsing
 from tests.acceptance.door import Door
 from tests.acceptance.quick import Forker
 from tests.acceptance.shop import Shop
 from tests.pg import PgServer
 from tests.web import Served, opened, serving
+
+from unstuck.store.contract import Ledger
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +34,8 @@ def shop(tmp_path: Path, forker: Forker) -> Shop:
 def either_shop(request: pytest.FixtureRequest, tmp_path: Path, forker: Forker) -> Shop:
     if request.param == "sqlite":
         return Shop(f"sqlite:///{tmp_path}/jobs.db", tmp_path, forker=forker)
-    return Shop(request.getfixturevalue("ready_pg_url"), tmp_path, forker=forker)
+    fresh = "pg_url" if "untouched" in request.fixturenames else "ready_pg_url"
+    return Shop(request.getfixturevalue(fresh), tmp_path, forker=forker)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -67,3 +73,29 @@ def served(stand: Shop) -> Iterator[Served]:
     """The web door of that ledger."""
     with opened(stand.url) as served:
         yield served
+
+
+# Workers over HTTP ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=foreign_kit.DATABASES, scope="module")
+def open_door(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Ledger]]:
+    """A web door for workers over HTTP, for all tests of a file, and the ledger behind it."""
+    with foreign_kit.empty_database(request) as url, foreign_kit.door(url) as made:
+        yield made
+
+
+@pytest.fixture
+def http(open_door: tuple[Served, Ledger]) -> httpx.Client:
+    return open_door[0].client
+
+
+@pytest.fixture
+def ledger(open_door: tuple[Served, Ledger]) -> Ledger:
+    return open_door[1]
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """Every test has a queue of its own."""
+    return re.sub(r"\W+", "-", request.node.name).strip("-")

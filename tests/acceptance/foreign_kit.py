@@ -18,7 +18,8 @@ from unstuck.store.records import NewJob
 LARGEST_RESULT = 20_000
 LARGEST_OUTPUT = 1_000
 PLAIN = Policy()
-TIGHT = {"heartbeat_interval": 0.2, "heartbeat_timeout": 1}
+TIGHT = {"heartbeat_interval": 0.2, "heartbeat_timeout": 3}
+"""Soon given up, yet not between two requests on a machine that others use too."""
 DATABASES = ("sqlite", "postgresql")
 
 

@@ -1,55 +1,26 @@
 """Workers over HTTP, at a real `unstuck serve`: the heartbeat, registering, and the life of a job in their hands."""
 
 import base64
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from tests.acceptance.foreign_kit import (
-    DATABASES,
     LARGEST_OUTPUT,
     LARGEST_RESULT,
     TIGHT,
     Worker,
     done,
-    door,
-    empty_database,
     key,
     put,
     state,
 )
 from tests.fleet import wait_for
-from tests.web import Served
 
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.store.contract import Ledger
-
-
-@pytest.fixture(params=DATABASES, scope="module")
-def open_door(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Ledger]]:
-    with empty_database(request) as url, door(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def http(open_door: tuple[Served, Ledger]) -> httpx.Client:
-    return open_door[0].client
-
-
-@pytest.fixture
-def ledger(open_door: tuple[Served, Ledger]) -> Ledger:
-    return open_door[1]
-
-
-@pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """Every test has a queue of its own."""
-    return re.sub(r"\W+", "-", request.node.name).strip("-")
-
 
 # The heartbeat ----------------------------------------------------------------------------------
 
