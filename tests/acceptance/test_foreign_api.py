@@ -87,7 +87,7 @@ def test_a_beat_after_death_opens_a_new_life_and_never_revives_the_old(
     assert new is not None
     assert (old.state, new.state) == (WorkerState.DEAD, WorkerState.ACTIVE)
     assert (new.queues, new.tasks, new.concurrency) == ((queue,), ("resize",), 3)
-    assert new.suspect_after_s == 1
+    assert new.suspect_after_s == TIGHT["heartbeat_timeout"]
     assert worker.call("settle", jobs=[done(job)]).status_code == 409
     # A beat by the old id comes to the new life too.
     assert http.post("/api/workers/heartbeat", json={"worker_id": worker.id}).json()["id"] == said["id"]
