@@ -99,15 +99,16 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def catches(pid: int, signal_number: int) -> bool:
-    """Say whether a process has a handler for a signal; where that cannot be read, believe that it has."""
+def catches(pid: int, *signal_numbers: int) -> bool:
+    """Say whether a process has a handler for each of these signals; where that cannot be read, believe that it has."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return True
     for line in status.splitlines():
         if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (signal_number - 1) & 1)
+            caught = int(line.split()[1], 16)
+            return all(caught >> (number - 1) & 1 for number in signal_numbers)
     return True
 
 

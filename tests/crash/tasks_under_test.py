@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.crash import dying_tasks
@@ -67,6 +68,49 @@ def nap(seconds: float, path: str = "") -> str:
     if path:
         _note(path, f"ended {os.getpid()}")
     return "rested"
+
+
+def _churn(done: threading.Event) -> None:
+    """Go in and out of functions as fast as it goes."""
+    number = 0
+    while not done.is_set():
+        for _ in range(1000):
+            Path("/a/b/c").joinpath(str(number)).with_suffix(".x").parts  # noqa: B018 - what it gives is of no use
+            number += 1
+
+
+@contextlib.contextmanager
+def _busy_threads(count: int) -> Iterator[None]:
+    done = threading.Event()
+    threads = [threading.Thread(target=_churn, args=(done,)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+@app.task
+def wait_among_busy_threads(count: int, path: str) -> str:
+    """Run until there is a file `path`.end."""
+    with _busy_threads(count):
+        _note(path, f"begun {os.getpid()}")
+        while not Path(f"{path}.end").exists():
+            time.sleep(0.01)
+    return "ended well"
+
+
+@app.task
+async def await_among_busy_threads(count: int, path: str) -> str:
+    """Run until there is a file `path`.end."""
+    with _busy_threads(count):
+        _note(path, f"begun {os.getpid()}")
+        while not Path(f"{path}.end").exists():  # noqa: ASYNC240, ASYNC110 - it takes no time
+            await asyncio.sleep(0.01)
+    return "ended well"
 
 
 @app.task(on_crash="retry", max_crash_retries=3)

@@ -3,12 +3,21 @@
 import json
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
+import pytest
+from tests.crash.conftest import MakeFleet
 from tests.fleet import ROOT, Fleet, wait_for
 
+from unstuck import DeadlineExceeded
+from unstuck.client.job import Job
 from unstuck.client.operator import Operator
 from unstuck.domain.events import EventKind
 from unstuck.domain.states import JobState
+
+QUESTIONS = 30
+BUSY_THREADS = 5
 
 
 def stack_of(fleet: Fleet, job_id: int) -> str:
@@ -108,3 +117,60 @@ def test_the_command_shows_where_a_job_stands(fleet: Fleet) -> None:
 def test_what_does_not_run_has_no_stack(fleet: Fleet) -> None:
     job = fleet.task("add").enqueue(1, 2)
     assert not Operator(fleet.ledger, fleet.app.settings).ask_stack(job.id)
+
+
+def begin_among_busy_threads(fleet: Fleet, task: str) -> tuple[Job, Path]:
+    """Begin a job that ends with a file, and give both."""
+    notes = fleet.folder / task
+    job = fleet.task(task).enqueue(BUSY_THREADS, str(notes))
+    wait_for(lambda: notes.exists() and "\n" in notes.read_text(), f"job {job.id} to begin")
+    return job, notes.with_suffix(".end")
+
+
+def test_a_job_with_busy_threads_may_be_asked_as_often_as_one_likes(fleet: Fleet) -> None:
+    fleet.start()
+    job, end = begin_among_busy_threads(fleet, "wait_among_busy_threads")
+    operator = Operator(fleet.ledger, fleet.app.settings)
+
+    def told() -> list[str]:
+        events = fleet.ledger.events(job_id=job.id, limit=1000)
+        return [event.message for event in events if event.kind == EventKind.STACK]
+
+    def asked(known: int) -> bool:
+        # A ring may be lost: whoever hears nothing asks again.
+        assert operator.ask_stack(job.id), f"it does not run any more: {job.record()}"
+        try:
+            return wait_for(lambda: len(told()) > known, "a stack more", 3.0)
+        except AssertionError:
+            return False
+
+    for known in range(QUESTIONS):
+        wait_for(partial(asked, known), f"stack {known + 1}")
+    # A signal shows the job's thread alone: on a machine that is so busy that the pulse does not come in time.
+    by_pulse = [stack for stack in told() if not stack.startswith("Stack (")]
+    assert by_pulse
+    for stack in by_pulse:
+        head, *threads = stack.split("\n\n")
+        assert head.startswith("Current thread 0x"), "the job's own comes first"
+        assert "in wait_among_busy_threads" in head
+        assert [thread.count(" in _churn") for thread in threads] == [1] * BUSY_THREADS, stack
+    end.touch()
+    assert job.result(timeout=30) == "ended well"
+    assert len(fleet.ledger.attempts(job.id)) == 1
+
+
+def test_the_deadlines_of_others_do_not_kill_a_loop_with_busy_threads(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(stop_grace="60s")
+    fleet.start("--concurrency", str(QUESTIONS + 1))
+    sibling, end = begin_among_busy_threads(fleet, "await_among_busy_threads")
+    late = [fleet.task("hang_async").enqueue("sleep") for _ in range(QUESTIONS)]
+    for job in late:
+        with pytest.raises(DeadlineExceeded):
+            job.result(timeout=60)
+        autopsy = fleet.ledger.attempts(job.id)[-1].autopsy
+        assert autopsy is not None
+        assert autopsy.signals[0] == "stack noted"
+        assert "in hang_async" in autopsy.stack
+    end.touch()
+    assert sibling.result(timeout=30) == "ended well"
+    assert len(fleet.ledger.attempts(sibling.id)) == 1

@@ -54,7 +54,7 @@ def test_a_segfault_leaves_its_stack(plain: House) -> None:
     assert found.cause == "killed by SIGSEGV (signal 11)"
     assert len(runner.read()) == 1
     assert runner.last_output() == (b"before the fall\n", b"")
-    stack = runner.stack()
+    stack = runner.stacks.text()
     assert stack.startswith("Fatal Python error: Segmentation fault")
     assert "in segfault" in stack
     # Neither our own frames nor our own threads are of use to anybody.
@@ -67,7 +67,7 @@ def test_the_stack_of_code_stuck_in_c_can_be_asked_for(plain: House, tmp_path: P
     wait_for((tmp_path / "in").exists, "the job is entered")
     plain.born(runner)
     assert runner.dump_stack()
-    wait_for(lambda: "in hold_the_gil" in runner.stack(), "the stack")
+    wait_for(lambda: "in hold_the_gil" in runner.stacks.text(), "the stack")
     runner.kill()
     assert plain.exit_of(runner).signal == signal.SIGKILL
 

@@ -179,7 +179,7 @@ def test_a_job_that_wants_its_stacks_elsewhere_does_not_take_those_of_the_next_o
     wait_for(lambda: home.trace.last_pulse_s(3) > since_s, "a pulse, and one before it")
     runner.send([frame(1, "segfault")])
     home.exit_of(runner)
-    assert "in segfault" in runner.stack()
+    assert "in segfault" in runner.stacks.text()
     runner.close()
 
 

@@ -103,7 +103,10 @@ def test_code_that_reset_every_signal_is_ended_all_the_same(make_fleet: MakeFlee
     job = fleet.task("hang").enqueue("reset")
     with pytest.raises(DeadlineExceeded):
         job.result(timeout=MOST_S)
-    assert last_autopsy(fleet, job.id).kind is DeathKind.DEADLINE
+    autopsy = last_autopsy(fleet, job.id)
+    assert autopsy.kind is DeathKind.DEADLINE
+    assert autopsy.signals[0] == "stack noted", "no signal is needed for that"
+    assert "in _hang" in autopsy.stack
 
 
 def test_an_async_job_past_its_deadline_is_cancelled_and_its_siblings_go_on(fleet: Fleet, tmp_path: Path) -> None:

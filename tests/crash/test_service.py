@@ -142,7 +142,8 @@ def test_the_stacks_of_a_living_fleet_can_be_asked_for(service: Service) -> None
     service.wait_heard("READY=1")
     process.send_signal(signal.SIGUSR1)
     wait_for(lambda: "supervisor.py" in service.log.read_text(), "the supervisor's stacks")
-    wait_for(lambda: "floor.py" in service.log.read_text(), "the worker's stacks")
+    wait_for(lambda: "floor.py" in service.log.read_text(), "the stack of the worker's main thread")
+    wait_for(lambda: "heartbeat.py" in service.log.read_text(), "the stacks of its other threads")
     assert len(service.active()) == 1
     assert process.poll() is None
 

@@ -46,16 +46,17 @@ class Scene:
         self._clients: list[Told] = []
         self.open()
 
-    def open(self) -> None:
+    def open(self, **settings: object) -> None:
         """Start a broker; a second one comes where the first one was."""
-        log = self.folder / f"broker-{len(self._processes)}.log"
-        with log.open("wb") as file:
+        self.log = self.folder / f"broker-{len(self._processes)}.log"
+        self._settings = {f"UNSTUCK_MDP_{name.upper()}": str(value) for name, value in settings.items()}
+        with self.log.open("wb") as file:
             self.broker = self._start(
                 "unstuck.cli.main", "broker", "--bind", self.endpoint, stdout=subprocess.PIPE, stderr=file
             )
         assert self.broker.stdout is not None
         said = self.broker.stdout.readline().decode().split()
-        assert said[:1] == ["Serving"], (said, log.read_text())
+        assert said[:1] == ["Serving"], (said, self.log.read_text())
         self.endpoint = said[1]
 
     def kill_broker(self) -> None:
@@ -130,7 +131,7 @@ class Scene:
             module,
             *words,
             cwd=ROOT,
-            env={**self.fleet.surroundings(), "UNSTUCK_MDP_BUSY_TIMEOUT": BUSY_TIMEOUT},
+            env={**self.fleet.surroundings(), "UNSTUCK_MDP_BUSY_TIMEOUT": BUSY_TIMEOUT, **self._settings},
             stdin=subprocess.DEVNULL,
             **more,
         )

@@ -14,7 +14,7 @@ def test_random_frames_do_not_end_the_broker_and_others_are_served(
 ) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
-    with broker_on(request, tmp_path, dialect) as broker:
+    with broker_on(request, tmp_path, dialect, max_memory_bytes=fuzz.MAX_MEMORY_BYTES) as broker:
         seen = fuzz.run(broker, 5, seed)
     assert seen["said"] > 500
     assert seen["served"] >= 1

@@ -3,12 +3,14 @@
 import itertools
 import signal
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import zmq
 from tests.fleet import PATIENCE_S, wait_for
 from tests.mdp.scene import Scene, Work, as_cbor
+from tests.mdp.wire import RawWorker
 
 from unstuck.domain.states import FINAL, JobState
 from unstuck.mdp.broker.piles import HIGHEST
@@ -90,6 +92,23 @@ def test_who_works_while_the_broker_is_away_hands_in_what_it_did(
     if kind == "ours":
         assert client.call("echo", b"next") == [b"done next"]
         assert before.id in {worker.id for worker in scene.living("echo")}
+
+
+def test_a_broker_that_ends_in_order_takes_what_an_old_worker_has_just_done(scene: Scene, tmp_path: Path) -> None:
+    """A reply on its way to a socket that closes would be lost, and it would not say it again."""
+    gate = tmp_path / "gate"
+    scene.worker("echo", "--plain")
+    client = scene.client()
+    call = client.submit("echo", f"job 0 {gate}".encode(), timeout=ACROSS_S)
+    scene.wait_begun("job")
+    with closing(RawWorker(scene.endpoint, b"other")) as idle:
+        scene.broker.terminate()
+        idle.is_sent_away()
+    gate.touch()
+    assert scene.broker.wait(PATIENCE_S) == 0
+    assert scene.job().state is JobState.SUCCEEDED
+    scene.open()
+    assert call.result() == [b"done job"]
 
 
 def test_a_job_that_was_done_while_the_broker_was_away_is_handed_in_at_once(scene: Scene, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class Mdp:
     max_frames: int = 1000
     max_requests_per_client: int = 10_000
     """That were taken and not answered."""
+    max_memory_bytes: int = 1024 * 1024 * 1024
+    """Of the broker's process: above it the socket is closed and opened again, which frees what nobody can take."""
     handshake_timeout: Duration = "5s"
     insecure: bool = False
     """Listen beyond this machine without CURVE: everybody who reaches the port may call and serve."""
@@ -61,6 +63,7 @@ class Mdp:
             ("max_message_bytes", 1024),
             ("max_frames", 8),
             ("max_requests_per_client", 1),
+            ("max_memory_bytes", 1024 * 1024),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -158,9 +158,9 @@ class Conversation:
 
     def _repeat(self) -> None:
         # What was on its way when the connection broke may never have arrived. With a key it runs once, however often
-        # it is sent.
+        # it is sent, and a question to the broker itself runs nothing.
         for call in self._correlated.values():
-            if call.idempotency_key is not None:
+            if call.idempotency_key is not None or call.service.startswith("mmi."):
                 self._say(call)
 
     def _move(self, now_s: float) -> None:

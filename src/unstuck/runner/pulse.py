@@ -1,4 +1,5 @@
-"""Prove that Python code can run here, and end this process when its lease has ended or its worker is gone."""
+"""Prove that Python code can run here, say where it stands when the worker asks, and end this process when its lease
+has ended or its worker is gone."""
 
 import os
 import select
@@ -10,6 +11,7 @@ from typing import NoReturn
 
 from unstuck import host
 from unstuck.runner import stacks
+from unstuck.runner.answering import Answering
 from unstuck.runner.loop_watch import Blocked
 from unstuck.runner.signs import Signs
 from unstuck.runner.trace import Trace
@@ -48,9 +50,11 @@ def _beat(
     look: Look | None,
     flush: Callable[[], None],
 ) -> None:
+    answering = Answering(signs, stack_fd)
     poller = select.poll()
     poller.register(stream_fd, 0)  # hang-up alone: the worker closed its end, or died
-    watching = True
+    poller.register(answering, select.POLLIN)
+    watched = {stream_fd, answering.fileno()}
     while True:
         now_s = host.boottime_s()
         kill_at_s = trace.kill_at_s(slot)
@@ -62,14 +66,16 @@ def _beat(
         if look is not None and (blocked := look(now_s)) is not None:
             signs.blocked(blocked.token, blocked.since_s)
         stacks.put_in_order(stack_fd)
-        if not watching:
+        if not watched:
             time.sleep(interval_s)
             continue
-        for _, event in poller.poll(interval_s * 1000):
-            if event & select.POLLNVAL:
-                watching = False  # user code closed our descriptor; the nursery still watches over us
-            else:
+        for fd, event in poller.poll(interval_s * 1000):
+            if fd == stream_fd and not event & select.POLLNVAL:
                 _die()
+            if fd == stream_fd or not answering.answer():
+                # User code closed our descriptor; the nursery still watches over us, and there are signals.
+                watched.discard(fd)
+                poller.unregister(fd)
 
 
 def _die() -> NoReturn:

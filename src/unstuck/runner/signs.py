@@ -5,6 +5,7 @@ fit, or comes too soon after the last one, is kept and sent with the next pulse:
 """
 
 import socket
+import struct
 import threading
 
 import msgspec
@@ -16,6 +17,8 @@ MAX_MESSAGE_CHARS = 500
 MAX_PACKET_BYTES = 4096
 LEAST_GAP_S = 0.02
 """A loop that calls `ctx.heartbeat()` a million times a second must not pay for a million packets."""
+QUESTION = struct.Struct("=q")
+"""The only packet that goes the other way: where do your threads stand? With a number, for the answer."""
 
 
 class Sign(msgspec.Struct, array_like=True, gc=False):
@@ -30,6 +33,8 @@ class Sign(msgspec.Struct, array_like=True, gc=False):
     is_progress: bool = False
     blocks: bool = False
     """No sign of the job, but of the pulse: it has kept its event loop from turning since `at_s`."""
+    noted: bool = False
+    """No sign of the job, but of the pulse: the stacks are written; `token` is the number of the question."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -44,7 +49,11 @@ class Signs:
         self._socket = sock
         self._sent_s: dict[int, float] = {}
         self._kept: dict[int, Sign] = {}
+        self._noted = 0
         self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def heartbeat(self, token: int) -> None:
         now_s = host.boottime_s()
@@ -73,8 +82,29 @@ class Signs:
         except OSError:
             pass
 
+    def question(self) -> int | None:
+        """Give the number of the next question of the worker, 0 where there is none; None when none will ever come."""
+        try:
+            packet = self._socket.recv(QUESTION.size)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return None
+        return int(QUESTION.unpack(packet)[0]) if len(packet) == QUESTION.size else None
+
+    def noted(self, number: int) -> None:
+        """Say that the stacks are written which the worker asked for."""
+        self._noted = number
+        try:
+            self._socket.send(_encode(Sign(number, host.boottime_s(), noted=True)))
+            self._noted = 0
+        except OSError:
+            pass
+
     def flush(self) -> None:
         """Send what was kept; called with every pulse."""
+        if self._noted:
+            self.noted(self._noted)
         if self._kept:
             with self._lock:
                 kept, self._kept = self._kept, {}

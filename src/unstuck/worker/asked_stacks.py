@@ -1,17 +1,28 @@
-"""Note where a running job stands when somebody asks: its runner writes its stacks down and goes on undisturbed."""
+"""Note where a running job stands when somebody asks: its runner writes its stacks down and goes on undisturbed.
+
+Of an async job the event loop knows best where it waits. Else the pulse says where all threads stand, and nobody
+notices. Only where it has no chance to, because C code holds the GIL, the job's thread is asked by a signal.
+"""
 
 from collections import deque
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from unstuck.domain.events import EventKind
 from unstuck.worker.roster import Crew
 
-READ_AFTER_S = 0.1
-"""How long a runner usually takes to write them."""
+LOOP_S = 0.1
+"""So long an event loop has to say where a job of it waits: else it does not turn."""
+PULSE_S = 3.0
+"""So long the pulse has. Among many busy threads, or with little of a processor, it waits for its turn."""
+SILENT_PULSE_S = 0.1
+"""The same where no Python code has run for long: it will not answer, unless that has just ended."""
+SIGNAL_S = 0.1
+"""How long the handler of a signal usually takes."""
 GIVEN_UP_AFTER_S = 5.0
 """A machine that is very busy lets it wait for its turn."""
 MAX_ASKED = 100
-NOTHING = "Its stack could not be noted: the job took the signal for it away."
+NOTHING = "Its stack could not be noted: the job closed what it is asked by, and took the signal for it away."
 TOO_LATE = "Its stack was not noted within 5s: its process is frozen, gets no time, or took the signal for it away."
 ENDING = "A job of its process is being ended just now, and the stack is kept for its autopsy; ask again in a moment."
 BLOCKED = "The event loop of its runner does not turn, so that it cannot say where this job waits. It stands here:\n\n"
@@ -34,12 +45,19 @@ def read_word(word: str, worker_id: str) -> StackAsked | None:
     return StackAsked(int(parts[1]), int(parts[2]))
 
 
+class _Way(Enum):
+    """Who writes it."""
+
+    LOOP = 1
+    PULSE = 2
+    SIGNAL = 3
+
+
 @dataclass(frozen=True)
 class _Reading:
     asked: StackAsked
+    way: _Way
     read_at_s: float
-    by_loop: bool
-    """The event loop writes it, and not the handler of a signal."""
     until_s: float
 
 
@@ -60,7 +78,7 @@ class AskedStacks:
         """Give the jobs whose stacks are there now, with them; and begin with the next ones."""
         told: list[tuple[int, str]] = []
         for crew, reading in list(self._reading.items()):
-            if now_s >= reading.read_at_s:
+            if now_s >= reading.read_at_s or (reading.way is _Way.PULSE and crew.runner.stacks.told):
                 del self._reading[crew]
                 told += self._read(crew, reading, now_s)
         for _ in range(len(self._waiting)):
@@ -75,25 +93,40 @@ class AskedStacks:
         # Whoever is being ended has a stack of its own noted for its autopsy.
         if any(job.stop is not None for job in crew.jobs.values()):
             return [(asked.job_id, ENDING)]
-        by_loop = crew.runner.ask_stack(asked.token)
-        if not by_loop and not crew.runner.dump_stack():
-            return [(asked.job_id, NOTHING)]
-        self._reading[crew] = _Reading(asked, now_s + READ_AFTER_S, by_loop, now_s + GIVEN_UP_AFTER_S)
-        return []
+        crew.runner.stacks.forget()
+        found = self._ask(crew, asked, _Way.LOOP, now_s, now_s + GIVEN_UP_AFTER_S)
+        return [] if found else [(asked.job_id, NOTHING)]
+
+    def _ask(self, crew: Crew, asked: StackAsked, way: _Way, now_s: float, until_s: float) -> bool:
+        """Ask in this way, or in the next one that there is; False where there is none."""
+        if way is _Way.LOOP and crew.runner.ask_stack(asked.token):
+            patience_s = LOOP_S
+        elif way is not _Way.SIGNAL and crew.runner.stacks.ask():
+            way, patience_s = _Way.PULSE, SILENT_PULSE_S if crew.silent else PULSE_S
+        elif crew.runner.dump_stack(silent=crew.silent):
+            way, patience_s = _Way.SIGNAL, SIGNAL_S
+        else:
+            return False
+        self._reading[crew] = _Reading(asked, way, now_s + patience_s, until_s)
+        return True
 
     def _read(self, crew: Crew, reading: _Reading, now_s: float) -> list[tuple[int, str]]:
-        asked = reading.asked
-        if asked.token not in crew.jobs or any(job.stop is not None for job in crew.jobs.values()):
+        asked, way = reading.asked, reading.way
+        if any(job.stop is not None for job in crew.jobs.values()):
             return []
-        stack = crew.runner.stack()
-        if reading.by_loop and not stack and crew.runner.dump_stack():
-            # Another job blocks the loop, or this one does: the signal shows where.
-            self._reading[crew] = replace(reading, read_at_s=now_s + READ_AFTER_S, by_loop=False)
+        if asked.token not in crew.jobs:
+            if crew.gone_s is None:
+                crew.runner.stacks.forget()
             return []
+        stack = crew.runner.stacks.text()
         if not stack and now_s < reading.until_s:
-            self._reading[crew] = replace(reading, read_at_s=now_s + READ_AFTER_S)
-            return []
+            if way is _Way.SIGNAL:
+                self._reading[crew] = replace(reading, read_at_s=now_s + SIGNAL_S)
+                return []
+            # Another job blocks the loop, or this one does; or C code holds the GIL.
+            if self._ask(crew, asked, _Way(way.value + 1), now_s, reading.until_s):
+                return []
         # What it dies of later must not be told with where it stood now.
-        crew.runner.forget_stack()
-        before = BLOCKED if stack and crew.is_async and not reading.by_loop else ""
+        crew.runner.stacks.forget()
+        before = BLOCKED if stack and crew.is_async and way is not _Way.LOOP else ""
         return [(asked.job_id, f"{before}{stack}" or TOO_LATE)]

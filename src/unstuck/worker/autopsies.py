@@ -42,7 +42,7 @@ def of_death(crew: Crew, exit: RunnerExit, now_s: float) -> Autopsy:
         memory_bytes=crew.memory_bytes or None,
         max_memory_bytes=max(exit.max_rss_bytes, crew.memory_bytes) or None,
         cpu_s=round(exit.cpu_s, 3) if exit.pid else None,
-        stack=crew.runner.stack(),
+        stack=crew.runner.stacks.text(),
         stdout=_tail(stdout),
         stderr=_tail(stderr),
     )
@@ -57,7 +57,7 @@ def of_stop(crew: Crew, item: Finished) -> Autopsy:
         pid=crew.runner.pid,
         memory_bytes=crew.memory_bytes or None,
         max_memory_bytes=crew.memory_bytes or None,
-        stack=item.stack or crew.runner.stack(),
+        stack=item.stack or crew.runner.stacks.text(),
         stdout=_tail(item.stdout),
         stderr=_tail(item.stderr),
     )

@@ -74,7 +74,7 @@ class Hands:
         else:
             self._outbox.endings.append(conclude(hold.attempt(), self._meaning(crew, hold, item, ran_s)))
         if hold.stop is not None and crew.shared and all(other.stop is None for other in crew.jobs.values()):
-            crew.runner.forget_stack()
+            crew.runner.stacks.forget()
         if item.stdout or item.stderr:
             self._outbox.put_output(Output(job.job_id, job.token, item.stdout, item.stderr))
         self._count_one()

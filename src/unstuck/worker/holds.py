@@ -18,6 +18,8 @@ class Stop:
     """What it becomes when it is really over."""
     kind: DeathKind
     begun_s: float = 0.0
+    noting_until_s: float = 0.0
+    """So long its stack is waited for, before anything else is done to it; 0: not, or no longer."""
     kill_at_s: float = 0.0
     """When its runner is killed, whatever it does; 0: never by this, somebody else sees to it."""
     tried: list[str] = field(default_factory=list)

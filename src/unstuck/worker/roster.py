@@ -90,6 +90,11 @@ class Crew:
         """Many jobs at once are in it."""
         return self.is_async and not self.alone
 
+    @property
+    def silent(self) -> bool:
+        """No Python code has run in its process for long: C code holds the GIL."""
+        return any(hold.busy_since_s for hold in self.jobs.values())
+
     def outgrew(self, bound_bytes: float, now_s: float) -> bool:
         """Say whether its process is larger than that; it is weighed only if it could have become so."""
         if self.inherited_bytes + (now_s - self.inherited_s) * FASTEST_GROWTH_BYTES_PER_S > bound_bytes:

@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from unstuck import host
-from unstuck.domain.autopsy import MAX_STACK_CHARS
 from unstuck.domain.outcomes import Cancelled, NotStorable, Raised, Succeeded, Suspended
 from unstuck.runner import kernel, wire
 from unstuck.runner.pausing import Written
 from unstuck.runner.signs import Sign, read_signs
-from unstuck.runner.stacks import STACK_SIGNAL
+from unstuck.runner.stacks import ALL_STACKS_SIGNAL, STACK_SIGNAL
 from unstuck.runner.wire import JobFrame, Kind, Report
 from unstuck.store.records import NewJob
 from unstuck.worker.bench_output import OutputFile
 from unstuck.worker.line_end import LineEnd
-from unstuck.worker.stack_text import tidy
+from unstuck.worker.runner_stacks import RunnerStacks
 
 _PACK_HEADER = wire.HEADER.pack
 _PACK_TOKEN = wire.TOKEN.pack
@@ -71,7 +70,7 @@ class Runner:
             end.setblocking(False)
         self.stdout = OutputFile("unstuck-stdout", limit_bytes)
         self.stderr = OutputFile("unstuck-stderr", limit_bytes)
-        self._stack = OutputFile("unstuck-stack", MAX_STACK_CHARS)
+        self.stacks = RunnerStacks(self.signs)
         self._buffer = wire.FrameBuffer()
         self._unsent: deque[tuple[int | None, memoryview]] = deque()
         """(token, frame) that the stream did not take yet; the token is None for what is no job."""
@@ -82,7 +81,7 @@ class Runner:
     def descriptors(self) -> list[int]:
         """Give what the nursery passes on to the runner: stream, permits, stdout, stderr, stacks, signs, line."""
         ends = [self._theirs.fileno(), self._permits_theirs.fileno()]
-        return [*ends, self.stdout.fd, self.stderr.fd, self._stack.fd, self._signs_theirs.fileno(), self.line.their_fd]
+        return [*ends, self.stdout.fd, self.stderr.fd, self.stacks.fd, self._signs_theirs.fileno(), self.line.their_fd]
 
     def handed_over(self) -> None:
         """Let go of the runner's ends, so that we see the end of them."""
@@ -257,19 +256,15 @@ class Runner:
 
     def terminate(self) -> None:
         """Send SIGTERM: user code that handles it can clean up; all other code does not notice."""
-        self._signal(signal.SIGTERM)
+        self._signal_job(signal.SIGTERM)
 
-    def interrupt(self) -> bool:
-        """Have the runner write down its stacks and, in the same moment, send SIGTERM; False where it has no stack to
-        show. A C call that waits is cut short by either signal: what it returns must find the job asked to stop."""
-        noted = self.pid is not None and host.catches(self.pid, STACK_SIGNAL)
-        self.forget_stack()
-        # Stopped meanwhile, it takes both at once and runs nothing in between; the later one is handled first. To its
-        # main thread, where the job is: what is for a whole process falls to any thread of one that was stopped.
+    def interrupt(self, *, silent: bool = False) -> bool:
+        """Have a signal note the stack (`dump_stack`) and, in the same moment, send SIGTERM; False where there is no
+        stack to show. A C call that waits is cut short by either: what it returns must find the job asked to stop."""
+        # Stopped meanwhile, it takes both at once and runs nothing in between; the later one is handled first.
         self._signal(signal.SIGSTOP)
-        for number in (signal.SIGTERM, *([STACK_SIGNAL] if noted else [])):
-            if self.pid is None or not self.lives() or not kernel.signal_main_thread(self.pid, number):
-                self._signal(number)
+        self._signal_job(signal.SIGTERM)
+        noted = self.dump_stack(silent=silent)
         self._signal(signal.SIGCONT)
         return noted
 
@@ -279,29 +274,23 @@ class Runner:
             return False
         return self._signal(signal.SIGCONT)
 
-    def dump_stack(self) -> bool:
-        """Have the runner write down the stacks of its threads, even from inside C code; False where it cannot."""
+    def dump_stack(self, *, silent: bool = False) -> bool:
+        """Have a signal write down where the job's thread stands, even inside C code; False where it cannot. Where the
+        interpreter is `silent`, all threads: while it is not, reading the stacks of others may kill the process."""
+        number = ALL_STACKS_SIGNAL if silent else STACK_SIGNAL
         # Without its handler the signal would kill: user code may have reset all of them.
-        if self.pid is None or not host.catches(self.pid, STACK_SIGNAL):
+        if self.pid is None or not host.catches(self.pid, number):
             return False
-        self.forget_stack()
-        return self._signal(STACK_SIGNAL)
+        self.stacks.expect()
+        return self._signal_job(number)
 
     def ask_stack(self, token: int) -> bool:
         """Have the event loop write down where an async job waits; if it cannot turn, nothing is written."""
         if self.kind != "async" or self.pid is None:
             return False
-        self.forget_stack()
+        self.stacks.expect()
         self._enqueue(wire.frame(wire.STACK, wire.TOKEN.pack(token)))
         return True
-
-    def forget_stack(self) -> None:
-        """Leave behind the stacks of one job: a loop that others share lives on, and they are not theirs."""
-        self._stack.skip()
-
-    def stack(self) -> str:
-        """Give the stacks that were written down since: on our word, or in the moment of a fatal signal."""
-        return tidy(self._stack.peek(tail_only=False).decode("utf-8", "backslashreplace"))
 
     def memory_bytes(self) -> int:
         return 0 if self.pid is None else host.memory_bytes(self.pid)
@@ -318,7 +307,7 @@ class Runner:
         for end in ends:
             end.close()
         self.line.close()
-        for file in (self.stdout, self.stderr, self._stack):
+        for file in (self.stdout, self.stderr, self.stacks):
             file.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
@@ -389,6 +378,13 @@ class Runner:
 
     def _is_begun(self, part: memoryview) -> bool:
         return part.obj is not None and len(part) < len(part.obj)  # type: ignore[arg-type]
+
+    def _signal_job(self, number: int) -> bool:
+        """Signal the main thread, where the job is: what is for a whole process falls to any thread of one that was
+        stopped."""
+        if self.pid is not None and self.lives() and kernel.signal_main_thread(self.pid, number):
+            return True
+        return self._signal(number)
 
     def _signal(self, number: int) -> bool:
         try:

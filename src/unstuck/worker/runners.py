@@ -235,6 +235,10 @@ class Runners(Deaths):
             # Readable and empty: user code closed its end, and nothing will ever come.
             self._selector.unregister(crew.runner.signs)
         for sign in signs:
+            if sign.noted:
+                crew.runner.stacks.heard(sign.token)
+                crew.look_at_s = self.look_at_s = 0.0  # a job may wait for this to be stopped
+                continue
             if sign.blocks:
                 self._note_blocker(crew, Blocker(sign.token, sign.at_s, host.boottime_s()))
                 continue

@@ -44,8 +44,10 @@ class StopSignals:
         self._wishes = Wishes()
         for number in heeded():
             signal.signal(number, self._note)
-        # "What are you doing?": the stacks of all threads, to stderr. By default this signal would kill.
-        faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+        # "What are you doing?": by default this signal would kill. The main thread's stack at once, even from inside C
+        # code; those of all threads as soon as it has the GIL: to read them while they run may kill.
+        signal.signal(signal.SIGUSR1, lambda *_: faulthandler.dump_traceback())
+        faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
 
     def __call__(self) -> int:
         return self._wishes.count

@@ -5,8 +5,8 @@ from itertools import takewhile
 from pathlib import Path
 
 _ROOM = str(Path(__file__).parent.parent / "runner")
-_BLOCK = re.compile(r"^(?:Current thread|Thread) 0x|^Task of job ", re.MULTILINE)
-_FIRST = {"Task": 0, "Current": 1}
+_BLOCK = re.compile(r"^(?:Current thread|Thread) 0x|^Stack \(|^Task of job ", re.MULTILINE)
+_FIRST = {"Task": 0, "Current": 1, "Stack": 1}
 _ATTEMPT = f"{_ROOM}/async_loop.py"
 _PULSE = f"{_ROOM}/pulse.py"
 

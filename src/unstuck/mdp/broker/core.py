@@ -112,6 +112,11 @@ class Broker(ClientSide, WorkerSide):
     def busy_with_ledger(self) -> bool:
         return self._under_way is not None or not self._order.empty
 
+    @property
+    def awaits_replies(self) -> bool:
+        """An old worker is at work: unlike ours, it will not say again what is lost on its way to a closed socket."""
+        return any(peer.doing is not None and not peer.ours for peer in self.peers)
+
     # What goes out --------------------------------------------------------------------------------
 
     def take_sends(self) -> list[Send]:

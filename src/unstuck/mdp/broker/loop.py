@@ -14,6 +14,7 @@ from unstuck.mdp import frames
 from unstuck.mdp.broker.client_lines import ClientLines
 from unstuck.mdp.broker.core import Broker
 from unstuck.mdp.broker.orders import Answer, Order
+from unstuck.mdp.broker.scales import Scales
 
 MAX_DRAINED = 5_000
 """Messages taken at once, before anything else gets its turn."""
@@ -81,6 +82,9 @@ class Loop:
         self._answers: deque[Answer] = deque()
         self._words: deque[frozenset[str]] = deque()
         self._stopping = False
+        self._scales = Scales(settings.max_memory_bytes, time.monotonic())
+        self.is_too_heavy = False
+        """It ended since its socket holds too much."""
         self._error: BaseException | None = None
         self._poller = zmq.Poller()
         for one in (self._router, self._monitor, self._wakeup):
@@ -114,6 +118,7 @@ class Loop:
     def run(self) -> None:
         while not self._stopping:
             self.round()
+            self._weigh()
         if self._error is not None:
             raise self._error
 
@@ -175,6 +180,10 @@ class Loop:
         self._monitor.close(0)
         self._router.close()
         os.close(self._wakeup)
+
+    def _weigh(self) -> None:
+        if self._scales.is_over(time.monotonic()):
+            self.is_too_heavy = self._stopping = True
 
     def _take_all(self) -> tuple[list[Message], bool]:
         """Give all that came, and whether that was really all. Only with READY the connection is told."""

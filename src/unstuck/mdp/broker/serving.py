@@ -5,28 +5,49 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from types import FrameType
 
 import zmq
 
 from unstuck.config import IN_MEMORY, Settings
 from unstuck.domain.errors import ConfigError
+from unstuck.logs import logger
 from unstuck.mdp.broker.clerk import Clerk
 from unstuck.mdp.broker.core import Broker
 from unstuck.mdp.broker.desk import BY, Desk
 from unstuck.mdp.broker.loop import Loop, open_router
+from unstuck.mdp.broker.scales import give_back
 from unstuck.mdp.security import check_place, secured
 from unstuck.metrics.tallies import Tallies
 from unstuck.notify.ear import Ear
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.watchman import Watchman
 from unstuck.store.bookkeeping import Bookkeeper
+from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
 from unstuck.worker.identity import new_worker_id
 
 SWITCH_S = 0.0005
 """The socket and the ledger have a thread each, and hand over to each other all the time."""
 STOP_S = 5.0
+REPLIES_S = 1.0
+"""For what old workers have in hand that work on small things. Who takes longer is unlikely to say it just then."""
+
+log = logger("unstuck.mdp")
+
+
+class _End:
+    """Told by a signal that all must end, whichever loop is running."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self.loop: Loop | None = None
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        self.is_asked = True
+        if self.loop is not None:
+            self.loop.stop()
 
 
 def serve(settings: Settings, ready: Callable[[str], None]) -> None:
@@ -35,6 +56,48 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         ledger = ready_ledger(settings)
         stack.callback(ledger.close)
+        tallies = Tallies()
+        end = _End()
+        address = ""
+
+        def bound(at: str) -> None:
+            nonlocal address
+            if not address:
+                # Only now: whoever ends us before must not wait for a loop that has not begun.
+                for name in (signal.SIGTERM, signal.SIGINT):
+                    stack.callback(signal.signal, name, signal.signal(name, end.ask))
+                ready(at)
+            address = at
+
+        if settings.mdp.reap:
+            _watch(stack, settings, ledger, tallies)
+        sys.setswitchinterval(SWITCH_S)
+        while not end.is_asked:
+            # What comes after the first is at the same address, where its peers come back to.
+            place = replace(settings, mdp=replace(settings.mdp, bind=address or settings.mdp.bind))
+            _sit(place, ledger, tallies, end, bound)
+            give_back()
+
+
+def _watch(stack: ExitStack, settings: Settings, ledger: Ledger, tallies: Tallies) -> None:
+    watch = ledger
+    if settings.url != IN_MEMORY:
+        # On connections of its own: a look at ten thousand workers must not stand before anybody's request.
+        watch = ready_ledger(settings)
+        stack.callback(watch.close)
+    watchman = Watchman(
+        Reaper(watch, settings.recovery, by=BY, tallies=tallies),
+        Bookkeeper(watch, tallies, settings.recovery.heartbeat_interval_s),
+    )
+    watchman.start()
+    stack.callback(watchman.join)
+    stack.callback(watchman.stop)
+
+
+def _sit(settings: Settings, ledger: Ledger, tallies: Tallies, end: _End, bound: Callable[[str], None]) -> None:
+    """Serve with one socket, until the end or until it holds too much. The next one is to its peers what a broker is
+    that was started again."""
+    with ExitStack() as stack:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.term)
         router = open_router(context, settings.mdp)
@@ -42,20 +105,6 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         stack.callback(router.close)
         stack.enter_context(secured(context, router, settings.mdp))
         address = _bind(router, settings.mdp.bind)
-        tallies = Tallies()
-        if settings.mdp.reap:
-            watch = ledger
-            if settings.url != IN_MEMORY:
-                # On connections of its own: a look at ten thousand workers must not stand before anybody's request.
-                watch = ready_ledger(settings)
-                stack.callback(watch.close)
-            watchman = Watchman(
-                Reaper(watch, settings.recovery, by=BY, tallies=tallies),
-                Bookkeeper(watch, tallies, settings.recovery.heartbeat_interval_s),
-            )
-            watchman.start()
-            stack.callback(watchman.join)
-            stack.callback(watchman.stop)
         desk = Desk(ledger, settings, Reaper(ledger, settings.recovery, by=BY, tallies=tallies))
         stack.callback(desk.close)
         core = Broker(settings.mdp, new_worker_id, time.time)
@@ -66,15 +115,18 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         ear = Ear(lambda: ledger, loop.heard)
         ear.start()
         stack.callback(ear.stop)
-        before = {name: signal.signal(name, _stopper(loop)) for name in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            sys.setswitchinterval(SWITCH_S)
-            ready(address)
-            loop.run()
-            _say_goodbye(core, loop, clerk)
-        finally:
-            for name, handler in before.items():
-                signal.signal(name, handler)
+        bound(address)
+        end.loop = loop
+        if end.is_asked:
+            loop.stop()
+        loop.run()
+        if loop.is_too_heavy:
+            log.warning(
+                "The socket holds more than it may, and begins afresh. Peers that share a routing id, or never end a "
+                "message, leave what they said in it",
+                max_memory_bytes=settings.mdp.max_memory_bytes,
+            )
+        _say_goodbye(core, loop, clerk)
 
 
 def _bind(router: "zmq.Socket[bytes]", bind: str) -> str:
@@ -90,14 +142,12 @@ def _bind(router: "zmq.Socket[bytes]", bind: str) -> str:
     return endpoint.decode().rstrip("\0")
 
 
-def _stopper(loop: Loop) -> Callable[[int, FrameType | None], None]:
-    return lambda number, frame: loop.stop()
-
-
 def _say_goodbye(core: Broker, loop: Loop, clerk: Clerk) -> None:
-    """Send idle workers away in order. Those that work go on: their replies find the next broker."""
+    """Send idle workers away in order. Those that work on go on: their replies find the next broker."""
     core.leave()
-    until_s = time.monotonic() + STOP_S
-    while core.busy_with_ledger and time.monotonic() < until_s:
+    begun_s = time.monotonic()
+    while (passed_s := time.monotonic() - begun_s) < STOP_S and (
+        core.busy_with_ledger or (core.awaits_replies and passed_s < REPLIES_S)
+    ):
         loop.round()
     clerk.stop(STOP_S)
