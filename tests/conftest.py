@@ -51,10 +51,15 @@ def pg_url(pg_server: PgServer, request: pytest.FixtureRequest) -> Iterator[str]
 
 @pytest.fixture
 def ready_pg_url(pg_server: PgServer) -> Iterator[str]:
-    """The address of a fresh database with the ledger's tables and nothing in them."""
-    url = pg_server.new_ledger()
+    """The address of a database with the ledger's tables and nothing in them."""
+    url = pg_server.lend_ledger()
     yield url
-    pg_server.drop_database(url)
+    pg_server.take_back(url)
+
+
+@pytest.fixture
+def untouched() -> None:
+    """Asked for by who wants to see the tables being made, where others find them there."""
 
 
 @pytest.fixture

@@ -44,6 +44,15 @@ fsync = off
 full_page_writes = off
 log_line_prefix = '%m [%p] %a '
 """
+_SHAPE = """
+select (select count(*) from pg_class), (select count(*) from pg_attribute), (select count(*) from pg_proc),
+       (select count(*) from pg_trigger), (select string_agg(reloptions::text, ' ' order by oid) from pg_class),
+       (select count(*) from pg_prepared_xacts where database = current_database()),
+       (select count(*) from pg_db_role_setting join pg_database d on d.oid = setdatabase
+        where d.datname = current_database()),
+       (select string_agg(m::text, ' ' order by m::text) from unstuck.migrations m)
+"""
+"""All of a database that is not rows of the ledger."""
 _HBA = f"""
 local all all trust
 host replication all 127.0.0.1/32 trust
@@ -61,6 +70,8 @@ class PgServer:
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._model: str | None = None
+        self._shape: tuple[object, ...] | None = None
+        self._swept: list[str] = []
         self.folder = folder
         self.data = folder / "data"
         self.port = _free_port()
@@ -93,10 +104,27 @@ class PgServer:
             ledger = PostgresLedger(Settings(url=model))
             ledger.migrate()
             ledger.close()
+            with psycopg.connect(model) as connection:
+                self._shape = connection.execute(_SHAPE).fetchone()
             self._model = model.rpartition("/")[2]
         name = f"t{next(self._numbers)}"
         self.execute(f"create database {name} template {self._model}")
         return self.url(name)
+
+    def lend_ledger(self) -> str:
+        """Give a database with the ledger's tables and nothing in them: that of somebody before, or a new one."""
+        return self._swept.pop() if self._swept else self.new_ledger()
+
+    def take_back(self, url: str) -> None:
+        """Sweep what was lent, a third of the work for a new one; drop it where more than rows changed."""
+        self.terminate_all(url.rpartition("/")[2])
+        with psycopg.connect(url) as connection:
+            changed = connection.execute(_SHAPE).fetchone() != self._shape
+        if changed:
+            self.drop_database(url)
+        else:
+            sweep(url)
+            self._swept.append(url)
 
     def drop_database(self, url: str) -> None:
         self.execute(f"drop database if exists {url.rpartition('/')[2]} with (force)")
@@ -105,12 +133,14 @@ class PgServer:
         with psycopg.connect(self.url(dbname), autocommit=True) as connection:
             connection.execute(sql)  # type: ignore[call-overload]
 
-    def terminate_all(self) -> int:
-        """Cut every session but our own, wait until they are gone, and say how many."""
+    def terminate_all(self, dbname: str | None = None) -> int:
+        """Cut every session, or those of one database, but our own; wait until they are gone, and say how many."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             cut = connection.execute(
                 "select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity"
                 " where backend_type = 'client backend' and pid <> pg_backend_pid()"
+                " and datname = coalesce(%s, datname)",
+                (dbname,),
             ).fetchone()
         assert cut is not None
         return int(cut[0])
@@ -181,6 +211,22 @@ class PgServer:
         if self._account is None:
             return {}
         return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": ()}
+
+
+def sweep(url: str) -> None:
+    """Leave a ledger as it was when its tables were new."""
+    with psycopg.connect(url) as connection:
+        connection.execute("set search_path = unstuck")
+        tables = connection.execute(
+            "select tablename from pg_tables where schemaname = 'unstuck' and tablename not in ('migrations', 'ledger')"
+        ).fetchall()
+        sequences = connection.execute("select sequencename from pg_sequences where schemaname = 'unstuck'").fetchall()
+        for (table,) in tables:
+            connection.execute(f"delete from {table}")  # type: ignore[arg-type]
+        connection.execute("delete from ledger")
+        connection.execute("insert into ledger default values")
+        for (sequence,) in sequences:
+            connection.execute(f"alter sequence {sequence} restart")  # type: ignore[arg-type]
 
 
 @contextmanager

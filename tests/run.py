@@ -31,7 +31,8 @@ EVERY_TEST = (
 PASSED, FAILED, INTERRUPTED, NOTHING = 0, 1, 2, 5
 """Exit codes of pytest: all passed, some failed, it was ended, there were none; others are trouble of another kind."""
 SUITES = (
-    ("-n", "4", "-p", "tests.together", "-m", "not long", "tests"),
+    # Most tests wait for others most of the time: three for each of two processors keep these busy.
+    ("-n", "6", "-p", "tests.together", "-m", "not long", "tests"),
     ("-n", "2", "-m", "not long", "tests/qt"),
 )
 

@@ -1,14 +1,21 @@
-"""A shop on SQLite for every test, and on PostgreSQL for those that ask."""
+"""A shop on SQLite for every test, and on PostgreSQL for those that ask; doors and browsers for all tests of a file."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from playwright.sync_api import Browser
+from tests.acceptance import foreign_kit
+from tests.acceptance.browsing import browsing
 from tests.acceptance.door import Door
 from tests.acceptance.quick import Forker
 from tests.acceptance.shop import Shop
 from tests.pg import PgServer
-from tests.web import serving
+from tests.web import Served, opened, serving
+
+from unstuck.store.contract import Ledger
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +34,8 @@ def shop(tmp_path: Path, forker: Forker) -> Shop:
 def either_shop(request: pytest.FixtureRequest, tmp_path: Path, forker: Forker) -> Shop:
     if request.param == "sqlite":
         return Shop(f"sqlite:///{tmp_path}/jobs.db", tmp_path, forker=forker)
-    return Shop(request.getfixturevalue("pg_url"), tmp_path, forker=forker)
+    fresh = "pg_url" if "untouched" in request.fixturenames else "ready_pg_url"
+    return Shop(request.getfixturevalue(fresh), tmp_path, forker=forker)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -38,8 +46,56 @@ def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         url = f"sqlite:///{folder}/jobs.db"
     else:
         server: PgServer = request.getfixturevalue("pg_server")
-        url = server.new_database()
+        url = server.new_ledger()
     shop = Shop(url, folder, forker=forker)
     with serving(url) as client:
         shop.worker()
         yield Door(shop, client)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """One ledger for all tests of a file, with a worker for those queues that the file names."""
+    folder = tmp_path_factory.mktemp("shop")
+    shop = Shop(f"sqlite:///{folder}/jobs.db", folder)
+    shop.worker(queues=getattr(request.module, "QUEUES", ("default",)))
+    return shop
+
+
+@pytest.fixture(scope="module")
+def served(stand: Shop) -> Iterator[Served]:
+    """The web door of that ledger."""
+    with opened(stand.url) as served:
+        yield served
+
+
+# Workers over HTTP ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=foreign_kit.DATABASES, scope="module")
+def open_door(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Ledger]]:
+    """A web door for workers over HTTP, for all tests of a file, and the ledger behind it."""
+    with foreign_kit.empty_database(request) as url, foreign_kit.door(url) as made:
+        yield made
+
+
+@pytest.fixture
+def http(open_door: tuple[Served, Ledger]) -> httpx.Client:
+    return open_door[0].client
+
+
+@pytest.fixture
+def ledger(open_door: tuple[Served, Ledger]) -> Ledger:
+    return open_door[1]
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """Every test has a queue of its own."""
+    return re.sub(r"\W+", "-", request.node.name).strip("-")

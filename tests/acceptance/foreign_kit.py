@@ -18,7 +18,8 @@ from unstuck.store.records import NewJob
 LARGEST_RESULT = 20_000
 LARGEST_OUTPUT = 1_000
 PLAIN = Policy()
-TIGHT = {"heartbeat_interval": 0.2, "heartbeat_timeout": 1}
+TIGHT = {"heartbeat_interval": 0.2, "heartbeat_timeout": 3}
+"""Soon given up, yet not between two requests on a machine that others use too."""
 DATABASES = ("sqlite", "postgresql")
 
 
@@ -30,7 +31,7 @@ def empty_database(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"sqlite:///{folder}/jobs.db"
         return
     server = request.getfixturevalue("pg_server")
-    url = server.new_database()
+    url = server.new_ledger()
     yield url
     server.drop_database(url)
 

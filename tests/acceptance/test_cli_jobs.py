@@ -4,6 +4,7 @@ import json
 import re
 import threading
 
+import pytest
 from tests.acceptance.shop import Shop
 from tests.fleet import wait_for
 
@@ -277,6 +278,7 @@ def test_after_a_restore_every_token_is_void(either_shop: Shop) -> None:
     assert [job["state"] for job in shop.run("jobs", "--json").json] == ["pending", "pending"]
 
 
+@pytest.mark.usefixtures("untouched")
 def test_migrate_twice_is_as_good_as_once(either_shop: Shop) -> None:
     first = either_shop.run("migrate", "--json").json
     assert first["applied"]

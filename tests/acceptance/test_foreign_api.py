@@ -1,55 +1,26 @@
 """Workers over HTTP, at a real `unstuck serve`: the heartbeat, registering, and the life of a job in their hands."""
 
 import base64
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from tests.acceptance.foreign_kit import (
-    DATABASES,
     LARGEST_OUTPUT,
     LARGEST_RESULT,
     TIGHT,
     Worker,
     done,
-    door,
-    empty_database,
     key,
     put,
     state,
 )
 from tests.fleet import wait_for
-from tests.web import Served
 
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.store.contract import Ledger
-
-
-@pytest.fixture(params=DATABASES, scope="module")
-def open_door(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Ledger]]:
-    with empty_database(request) as url, door(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def http(open_door: tuple[Served, Ledger]) -> httpx.Client:
-    return open_door[0].client
-
-
-@pytest.fixture
-def ledger(open_door: tuple[Served, Ledger]) -> Ledger:
-    return open_door[1]
-
-
-@pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """Every test has a queue of its own."""
-    return re.sub(r"\W+", "-", request.node.name).strip("-")
-
 
 # The heartbeat ----------------------------------------------------------------------------------
 
@@ -116,7 +87,7 @@ def test_a_beat_after_death_opens_a_new_life_and_never_revives_the_old(
     assert new is not None
     assert (old.state, new.state) == (WorkerState.DEAD, WorkerState.ACTIVE)
     assert (new.queues, new.tasks, new.concurrency) == ((queue,), ("resize",), 3)
-    assert new.suspect_after_s == 1
+    assert new.suspect_after_s == TIGHT["heartbeat_timeout"]
     assert worker.call("settle", jobs=[done(job)]).status_code == 409
     # A beat by the old id comes to the new life too.
     assert http.post("/api/workers/heartbeat", json={"worker_id": worker.id}).json()["id"] == said["id"]

@@ -34,7 +34,7 @@ LEDGERS = {"node": "sqlite", "bash": "postgresql"}
 def url(request: pytest.FixtureRequest, tmp_path: Path, command: list[str]) -> str:
     if LEDGERS[command[0]] == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
-    return str(request.getfixturevalue("pg_url"))
+    return str(request.getfixturevalue("ready_pg_url"))
 
 
 @pytest.fixture(params=EXAMPLES)

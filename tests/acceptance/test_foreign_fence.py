@@ -1,46 +1,20 @@
 """Workers over HTTP that wait, are woken, lose answers, come too late, or speak for somebody else."""
 
-import re
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from tests.acceptance.foreign_kit import DATABASES, TIGHT, Worker, done, door, empty_database, key, put
+from tests.acceptance.foreign_kit import TIGHT, Worker, done, key, put
 from tests.contract.hands import birth
 from tests.fleet import wait_for
-from tests.web import Served
 
 from unstuck.client.operator import Operator
 from unstuck.config import Settings
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import WorkerState
 from unstuck.store.contract import Ledger
-
-
-@pytest.fixture(params=DATABASES, scope="module")
-def open_door(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Ledger]]:
-    with empty_database(request) as url, door(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def http(open_door: tuple[Served, Ledger]) -> httpx.Client:
-    return open_door[0].client
-
-
-@pytest.fixture
-def ledger(open_door: tuple[Served, Ledger]) -> Ledger:
-    return open_door[1]
-
-
-@pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """Every test has a queue of its own."""
-    return re.sub(r"\W+", "-", request.node.name).strip("-")
-
 
 # Waiting ----------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from unstuck.store.opening import ready_ledger
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
-    return str(request.getfixturevalue("pg_url"))
+    return str(request.getfixturevalue("ready_pg_url"))
 
 
 def test_jobs_of_foreign_workers_are_counted(url: str) -> None:

@@ -11,7 +11,7 @@ from tests.web import opened
 def test_a_ledger_that_is_away_is_a_problem_for_a_moment() -> None:
     token = secrets.token_urlsafe(32)
     with start_postgres() as server:
-        url = server.new_database()
+        url = server.new_ledger()
         # A token that is not in the ledger: else nobody would come as far as the handlers.
         bearer = {"Authorization": f"Bearer {token}"}
         with opened(url, env={"UNSTUCK_WEB_TOKEN": token}, headers=bearer) as served:

@@ -1,40 +1,16 @@
 """Jobs of several steps in the hands of workers over HTTP: the journal, sleeps, signals, and what follows."""
 
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from tests.acceptance.foreign_kit import DATABASES, TIGHT, Worker, door, empty_database, key, put, state
+from tests.acceptance.foreign_kit import TIGHT, Worker, key, put, state
 from tests.fleet import wait_for
-from tests.web import Served
 
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import JobState
 from unstuck.store.contract import Ledger
 from unstuck.store.records import JobFilter
-
-
-@pytest.fixture(params=DATABASES, scope="module")
-def open_door(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Ledger]]:
-    with empty_database(request) as url, door(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def http(open_door: tuple[Served, Ledger]) -> httpx.Client:
-    return open_door[0].client
-
-
-@pytest.fixture
-def ledger(open_door: tuple[Served, Ledger]) -> Ledger:
-    return open_door[1]
-
-
-@pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    return re.sub(r"\W+", "-", request.node.name).strip("-")
 
 
 def steps(worker: Worker, *items: dict[str, Any]) -> list[str]:

@@ -38,7 +38,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         url = f"sqlite:///{folder}/jobs.db"
     else:
         server: PgServer = request.getfixturevalue("pg_server")
-        url = server.new_database()
+        url = server.new_ledger()
     fleet = Fleet(url, folder)
     try:
         fleet.start("--concurrency", "2")

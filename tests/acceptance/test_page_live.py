@@ -8,18 +8,12 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
-from tests.acceptance.browsing import browsing, looking, wait_live
+from tests.acceptance.browsing import looking, wait_live
 from tests.fleet import Fleet, WorkerProcess, at_best
 from tests.web import Served, opened
 
 from unstuck.domain.states import JobState
 from unstuck.store.records import NewJob
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

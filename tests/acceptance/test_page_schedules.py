@@ -1,12 +1,9 @@
 """Schedules, limits of queues and lines on the page: shown as they are, changed with a mouse, asked about first."""
 
-from collections.abc import Iterator
-
-import pytest
 from playwright.sync_api import Browser, expect
-from tests.acceptance.browsing import browsing, looking, wait_live
+from tests.acceptance.browsing import looking, wait_live
 from tests.acceptance.shop import Shop
-from tests.web import Served, opened
+from tests.web import Served
 
 from unstuck.client.operator import Operator
 from unstuck.domain.limits import read_limit
@@ -14,25 +11,7 @@ from unstuck.domain.schedules import ScheduleDefinition
 from unstuck.domain.ticking import Timing
 from unstuck.store.records import ScheduleRecord, Ties
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    folder = tmp_path_factory.mktemp("shop")
-    shop = Shop(f"sqlite:///{folder}/jobs.db", folder)
-    shop.worker(queues=("default", "scrapes"))
-    return shop
-
-
-@pytest.fixture(scope="module")
-def served(stand: Shop) -> Iterator[Served]:
-    with opened(stand.url) as served:
-        yield served
+QUEUES = ("default", "scrapes")
 
 
 def schedules(shop: Shop) -> dict[str, ScheduleRecord]:

@@ -1,36 +1,16 @@
 """The operator's verbs on the page: with a mouse, with the keyboard alone, and without any script."""
 
-from collections.abc import Iterator
-
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.acceptance.browsing import browsing, looking, wait_live
+from tests.acceptance.browsing import looking, wait_live
 from tests.acceptance.shop import Shop
-from tests.web import Served, opened
+from tests.web import Served
 
 from unstuck.domain.states import JobState
 from unstuck.store.records import JobFilter
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    """One ledger for all of these tests: each works in a queue of its own."""
-    folder = tmp_path_factory.mktemp("shop")
-    shop = Shop(f"sqlite:///{folder}/jobs.db", folder)
-    shop.worker(queues=("default", "keys", "bulk"))
-    return shop
-
-
-@pytest.fixture(scope="module")
-def served(stand: Shop) -> Iterator[Served]:
-    with opened(stand.url) as served:
-        yield served
+QUEUES = ("default", "keys", "bulk")
+"""Each test works in a queue of its own."""
 
 
 def state_of(shop: Shop, job_id: int) -> JobState:

@@ -1,33 +1,10 @@
 """Workflows on the page: drawn, live, told in words, taken up again with a mouse and with the keyboard."""
 
-from collections.abc import Iterator
-
-import pytest
 from playwright.sync_api import Browser, expect
-from tests.acceptance.browsing import browsing, looking, wait_live
+from tests.acceptance.browsing import looking, wait_live
 from tests.acceptance.flows import start, start_mapped
 from tests.acceptance.shop import Shop
-from tests.web import Served, opened
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def stand(tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    folder = tmp_path_factory.mktemp("shop")
-    shop = Shop(f"sqlite:///{folder}/jobs.db", folder)
-    shop.worker()
-    return shop
-
-
-@pytest.fixture(scope="module")
-def served(stand: Shop) -> Iterator[Served]:
-    with opened(stand.url) as served:
-        yield served
+from tests.web import Served
 
 
 def test_the_drawing_follows_the_workflow_without_a_reload(browser: Browser, stand: Shop, served: Served) -> None:

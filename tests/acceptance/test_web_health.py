@@ -14,7 +14,7 @@ from tests.web import serving
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
     if request.param == "sqlite":
         return Shop(f"sqlite:///{tmp_path}/jobs.db", tmp_path)
-    return Shop(str(request.getfixturevalue("pg_url")), tmp_path)
+    return Shop(str(request.getfixturevalue("ready_pg_url")), tmp_path)
 
 
 def codes(client: httpx.Client) -> list[str]:

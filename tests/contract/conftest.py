@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from tests.contract.hands import birth
 from tests.contract.meddling import Meddler, PostgresMeddler, SqliteMeddler
-from tests.pg import PgServer
+from tests.pg import PgServer, sweep
 
 from unstuck.config import Settings
 from unstuck.store.contract import Ledger
@@ -45,17 +44,7 @@ def shared_pg_url(pg_server: PgServer) -> Iterator[str]:
 @pytest.fixture
 def swept_pg_url(shared_pg_url: str) -> str:
     """The shared database as it was when its tables were new."""
-    with psycopg.connect(shared_pg_url) as connection:
-        connection.execute("set search_path = unstuck")
-        tables = connection.execute(
-            "select tablename from pg_tables where schemaname = 'unstuck' and tablename not in ('migrations', 'ledger')"
-        ).fetchall()
-        for (table,) in tables:
-            connection.execute(f"delete from {table}")
-        connection.execute("delete from ledger")
-        connection.execute("insert into ledger default values")
-        for sequence in ("job_ids", "tokens"):
-            connection.execute(f"alter sequence {sequence} restart")
+    sweep(shared_pg_url)
     return shared_pg_url
 
 

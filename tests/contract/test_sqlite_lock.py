@@ -87,7 +87,7 @@ def test_a_process_killed_inside_its_write_holds_up_nobody(ledger: SqliteLedger,
     assert victim.returncode == -signal.SIGKILL
     before = time.monotonic()
     put(ledger)
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 10, "one that waits for the lock waits half a minute"
     assert ledger.count_jobs() == {"pending": 1}
 
 

@@ -28,11 +28,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def untouched() -> None:
-    """Asked for by who wants to see the tables being made, with a fleet."""
-
-
-@pytest.fixture
 def make_fleet(url: str, tmp_path: Path) -> Iterator[MakeFleet]:
     """Make fleets with settings of their own; all their processes end with the test."""
     made: list[Fleet] = []

@@ -40,7 +40,7 @@ def test_every_way_of_dying_is_explained(fleet: Fleet) -> None:
         assert (autopsy.kind, autopsy.detector, autopsy.sure) == (kind, Detector.RUNNER, True)
         assert words in autopsy.summary
         assert autopsy.stack.startswith(stack)
-        assert ("in _die" in autopsy.stack) == bool(stack)
+        assert ("in end_by" in autopsy.stack) == bool(stack)
         assert autopsy.pid is not None
         assert (autopsy.max_memory_bytes or 0) > 1_000_000
         assert autopsy.cpu_s is not None

@@ -5,7 +5,9 @@ import json
 import threading
 from collections.abc import Iterator
 
+import apsw
 import httpx
+import psycopg
 import pytest
 from tests.crash.conftest import MakeFleet
 from tests.fleet import Fleet, wait_for
@@ -105,6 +107,27 @@ def test_a_reader_that_does_not_read_slows_nobody(fleet: Fleet) -> None:
         for _ in range(3_000):
             assert next(quick)["event"] == "failed"
         assert httpx.get(f"{served.url}/healthz", trust_env=False).status_code == 200
+
+
+def test_a_job_in_a_transaction_of_its_callers_is_told_of_without_an_event(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be rolled back; and on SQLite whoever wrote the event would wait for the transaction that waits for it."""
+    fleet.app.migrate()
+    if fleet.url.startswith("sqlite"):
+        own = apsw.Connection(fleet.url.removeprefix("sqlite:///"))
+        own.execute("begin immediate")
+    else:
+        own = psycopg.connect(fleet.url)
+    job = fleet.task("add").options(connection=own).enqueue(1, 2)
+    own.execute("rollback")
+    own.close()
+    assert "No living worker takes task 'add'" in (job.warning or "")
+    assert "No living worker takes task 'add'" in caplog.text
+    assert "Could not write" not in caplog.text
+    assert [event.kind for event in fleet.ledger.events(limit=100)] == []
+    assert fleet.task("add").enqueue(1, 2).warning is not None
+    assert [event.kind for event in fleet.ledger.events(limit=100)] == ["no_workers"]
 
 
 def test_enqueueing_to_a_queue_that_nobody_serves_is_told_at_once(make_fleet: MakeFleet) -> None:

@@ -23,11 +23,11 @@ def proxy(pg_server: PgServer) -> Iterator[Proxy]:
 
 
 def test_a_worker_cut_off_stops_its_job_before_somebody_else_begins_it(
-    pg_server: PgServer, pg_url: str, proxy: Proxy, tmp_path: Path
+    pg_server: PgServer, ready_pg_url: str, proxy: Proxy, tmp_path: Path
 ) -> None:
-    fleet = Fleet(pg_url, tmp_path, **SETTINGS)
+    fleet = Fleet(ready_pg_url, tmp_path, **SETTINGS)
     try:
-        far = fleet.start("--concurrency", "1", UNSTUCK_URL=pg_url.replace(str(pg_server.port), str(proxy.port)))
+        far = fleet.start("--concurrency", "1", UNSTUCK_URL=ready_pg_url.replace(str(pg_server.port), str(proxy.port)))
         far_id = far.id
         notes = tmp_path / "notes"
         job = fleet.task("nap_once_then_quick").enqueue(60.0, str(notes))
@@ -52,10 +52,10 @@ def test_a_worker_cut_off_stops_its_job_before_somebody_else_begins_it(
         fleet.close()
 
 
-def test_a_short_cut_costs_nothing(pg_server: PgServer, pg_url: str, proxy: Proxy, tmp_path: Path) -> None:
-    fleet = Fleet(pg_url, tmp_path)
+def test_a_short_cut_costs_nothing(pg_server: PgServer, ready_pg_url: str, proxy: Proxy, tmp_path: Path) -> None:
+    fleet = Fleet(ready_pg_url, tmp_path)
     try:
-        address = pg_url.replace(str(pg_server.port), str(proxy.port))
+        address = ready_pg_url.replace(str(pg_server.port), str(proxy.port))
         far = fleet.start("--concurrency", "2", UNSTUCK_URL=address)
         fleet.start("--queues", "other")
         jobs = [fleet.begin("nap", 4)[0], fleet.begin("nap_again", 4)[0]]

@@ -20,12 +20,12 @@ class Foreign(Reaper):
         self.witness.is_neighbour = lambda worker: False  # type: ignore[method-assign]
 
 
-def test_a_living_worker_whose_session_is_cut_is_not_taken_for_dead(pg_url: str, tmp_path: Path) -> None:
-    fleet = Fleet(pg_url, tmp_path)
+def test_a_living_worker_whose_session_is_cut_is_not_taken_for_dead(ready_pg_url: str, tmp_path: Path) -> None:
+    fleet = Fleet(ready_pg_url, tmp_path)
     try:
         worker_id = fleet.start("--no-reaper").id
         reaper = Foreign(fleet)
-        with psycopg.connect(pg_url, autocommit=True) as admin:
+        with psycopg.connect(ready_pg_url, autocommit=True) as admin:
 
             def session() -> int:
                 row = admin.execute("select session_pid from unstuck.vitals where worker_id = %s", (worker_id,))

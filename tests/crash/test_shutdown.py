@@ -30,10 +30,10 @@ def test_sigterm_lets_what_runs_end_and_gives_back_the_rest(fleet: Fleet) -> Non
 
 
 def test_a_draining_worker_is_seen_draining_and_still_beats(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(heartbeat_interval="0.2s", heartbeat_timeout="1s", check_interval="0.2s", evidence="none")
+    fleet = make_fleet(heartbeat_interval="0.2s", heartbeat_timeout="2s", check_interval="0.2s", evidence="none")
     worker = fleet.start("--concurrency", "1")
     fleet.start("--queues", "other")
-    job, _ = fleet.begin("nap", 4.0)
+    job, _ = fleet.begin("nap", 6.0)
     worker.process.send_signal(signal.SIGTERM)
     wait_for(lambda: worker.record().state is WorkerState.DRAINING, "draining")  # type: ignore[union-attr]
     # It drains for several timeouts; nobody may take it for dead meanwhile.

@@ -1,10 +1,12 @@
-"""A broker of ours on a ledger of each kind."""
+"""Brokers: one of ours on a ledger of each kind, and one that the test plays itself."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.mdp.scene import Scene
+from tests.mdp.stage import Played, played
+from tests.mdp.wire import Broker, Peers
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -16,3 +18,18 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def broker() -> Iterator[Played]:
+    """One that says what the test has it say; files that need a real one have it under the same name."""
+    with played() as broker:
+        yield broker
+
+
+@pytest.fixture
+def peers(broker: Broker) -> Iterator[Peers]:
+    """Those who talk to the real broker of a file."""
+    peers = Peers(broker)
+    yield peers
+    peers.close()

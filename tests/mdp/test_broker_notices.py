@@ -18,13 +18,6 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield broker
 
 
-@pytest.fixture
-def peers(broker: Broker) -> Iterator[Peers]:
-    peers = Peers(broker)
-    yield peers
-    peers.close()
-
-
 def one(maps: list[dict[str, Any]]) -> dict[str, Any]:
     (only,) = maps
     return only

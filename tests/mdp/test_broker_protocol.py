@@ -22,13 +22,6 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield broker
 
 
-@pytest.fixture
-def peers(broker: Broker) -> Iterator[Peers]:
-    peers = Peers(broker)
-    yield peers
-    peers.close()
-
-
 @pytest.mark.parametrize("body", [[b"one"], [b"", b"two", b""], [b"x" * 1_000_000], [b"\x00", bytes(range(256))]])
 def test_a_request_goes_to_a_worker_and_its_reply_comes_back_as_it_was(peers: Peers, body: list[bytes]) -> None:
     worker, client = peers.worker(), peers.client()

@@ -21,12 +21,6 @@ QUICK_S = 0.3
 READY, REQUEST, REPLY, BEAT, BYE, PROCESSES, FINISHED = (bytes([number]) for number in range(1, 8))
 
 
-@pytest.fixture
-def broker() -> Iterator[Played]:
-    with played() as broker:
-        yield broker
-
-
 @contextmanager
 def serving(endpoint: str, services: Any, function: Any = None, **options: Any) -> Iterator[Worker]:
     """Run a worker in a thread; what ended it is raised here."""

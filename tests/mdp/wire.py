@@ -198,7 +198,7 @@ def broker_on(request: pytest.FixtureRequest, folder: Path, dialect: str, **sett
     server = None
     if dialect == "postgres":
         server = request.getfixturevalue("pg_server")
-        url = server.new_database()
+        url = server.new_ledger()
     broker = Broker(url, folder / "broker.log", **settings)
     try:
         yield broker

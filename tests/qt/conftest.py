@@ -25,7 +25,9 @@ def shop(tmp_path: Path) -> Shop:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def either_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/jobs.db" if request.param == "sqlite" else str(request.getfixturevalue("pg_url"))
+    return (
+        f"sqlite:///{tmp_path}/jobs.db" if request.param == "sqlite" else str(request.getfixturevalue("ready_pg_url"))
+    )
 
 
 @pytest.fixture

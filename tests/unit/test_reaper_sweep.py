@@ -23,7 +23,7 @@ QUICK = Recovery(heartbeat_interval=0.05, heartbeat_timeout=SHORT_S, check_inter
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    url = f"sqlite:///{tmp_path}/jobs.db" if request.param == "sqlite" else request.getfixturevalue("pg_url")
+    url = f"sqlite:///{tmp_path}/jobs.db" if request.param == "sqlite" else request.getfixturevalue("ready_pg_url")
     with a_stage(url) as made:
         yield made
 

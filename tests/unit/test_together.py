@@ -1,9 +1,12 @@
-"""A test that ends its process costs the suite one test, and no wait."""
+"""Tests that share something of their file stay together; one that ends its process costs one test, and no wait."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from tests.together import scope_of, turn_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = """
@@ -32,3 +35,17 @@ def test_a_process_that_dies_costs_one_test(tmp_path: Path) -> None:
     )
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "crashed while running 'test_deadly.py::test_that_ends_its_process'" in done.stdout
+
+
+def test_a_file_that_shares_has_one_turn_on_each_database_and_short_tests_come_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    shared = [
+        f"tests/acceptance/test_http_schema.py::test_{name}" for name in ("a[sqlite]", "b[sqlite]", "a[postgres]")
+    ]
+    assert scope_of(shared[0]) == scope_of(shared[1]) != scope_of(shared[2])
+    assert turn_of(shared[0]) == turn_of(shared[1]) < 0.5
+    alone = [f"tests/crash/test_chaos.py::test_{number}" for number in range(50)]
+    assert len({scope_of(nodeid) for nodeid in alone}) == len({turn_of(nodeid) for nodeid in alone}) == 50
+    assert max(map(turn_of, alone)) < 1 <= turn_of("tests/unit/test_order.py::test_a")

@@ -29,10 +29,13 @@ class Lookout:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._known: dict[Pair, tuple[float, bool]] = {}
-        self._told: dict[Pair, float] = {}
+        self._told: dict[tuple[Pair, bool], float] = {}
 
-    def warnings(self, jobs: Sequence[NewJob]) -> list[str | None]:
-        """Give a sentence for each job that nobody would take now. Never raises: the jobs are stored already."""
+    def warnings(self, jobs: Sequence[NewJob], *, committed: bool = True) -> list[str | None]:
+        """Give a sentence for each job that nobody would take now. Never raises: the jobs are stored already.
+
+        What is not committed yet is no event: it may never be. And on SQLite whoever writes it would wait for the
+        transaction that waits for them."""
         pairs = {(job.queue, job.task) for job in jobs}
         try:
             unserved = self._unserved(pairs)
@@ -42,7 +45,7 @@ class Lookout:
         if not unserved:
             return [None] * len(jobs)
         for pair in unserved:
-            self._tell(pair)
+            self._tell(pair, committed)
         return [_sentence((job.queue, job.task)) if (job.queue, job.task) in unserved else None for job in jobs]
 
     def _unserved(self, pairs: set[Pair]) -> set[Pair]:
@@ -60,15 +63,17 @@ class Lookout:
         with self._lock:
             return {pair for pair in pairs if not self._known.get(pair, (0.0, True))[1]}
 
-    def _tell(self, pair: Pair) -> None:
+    def _tell(self, pair: Pair, committed: bool) -> None:
         now_s = time.monotonic()
         with self._lock:
-            if self._told.get(pair, 0.0) > now_s:
+            if self._told.get((pair, committed), 0.0) > now_s:
                 return
-            self._told[pair] = now_s + TOLD_AGAIN_S
+            self._told[pair, committed] = now_s + TOLD_AGAIN_S
         queue, task = pair
         sentence = _sentence(pair)
         log.warning(sentence, queue=queue, task=task)
+        if not committed:
+            return
         try:
             # Whoever comes first tells it for every client of this ledger.
             if self._ledger.take_ticket(f"no_workers:{queue}:{task}", TOLD_AGAIN_S):

@@ -196,7 +196,10 @@ class Task(Generic[P, R]):
 
     def _handles(self, stored: list[Enqueued], jobs: list[NewJob]) -> list[Job[Any]]:
         mode = self._counter.settings.no_workers
-        warnings = [None] * len(jobs) if mode == "ignore" else self._counter.parts().lookout.warnings(jobs)
+        warnings: list[str | None] = [None] * len(jobs)
+        if mode != "ignore":
+            committed = self._options.connection is None
+            warnings = self._counter.parts().lookout.warnings(jobs, committed=committed)
         handles: list[Job[Any]] = [
             Job(self._counter, item.job_id, fresh=item.fresh, warning=warning)
             for item, warning in zip(stored, warnings, strict=True)
