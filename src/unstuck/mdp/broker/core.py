@@ -102,7 +102,11 @@ class Broker(ClientSide, WorkerSide):
         for peer in self.peers:
             peer.leaving = True
             self._clear_pile(peer, peer.seen_s)
-            if peer.doing is None and not peer.asking:
+        self._send_idle_away()
+
+    def _send_idle_away(self) -> None:
+        for peer in self.peers:
+            if peer.doing is None and not peer.asking and peer.holding is None:
                 self.peers.remove(peer)
                 self._send(peer.identity, frames.disconnect())
                 if peer.born:
@@ -186,7 +190,7 @@ class Broker(ClientSide, WorkerSide):
             if peer is not None:
                 if beat.state not in LIVING:
                     self._lose(peer)
-                peer.leaving = peer.draining or beat.request is not None or beat.disabled
+                peer.leaving = self._closing or peer.draining or beat.request is not None or beat.disabled
         for death, record in answer.buried:
             if death.job_id is not None:
                 self._died(death, record, now_s)
@@ -209,6 +213,9 @@ class Broker(ClientSide, WorkerSide):
         for question, body in answer.replies:
             self._send(question.client, frames.broker_reply(question.name.encode("ascii"), body, question.correlation))
         self._send_notices(now_s)
+        if self._closing:
+            # Something was being looked for on their behalf, or they have just done what they had in hand.
+            self._send_idle_away()
 
     def _hands_answered(self, order: Order, answer: Answer, now_s: float) -> None:
         for worker_id, hand in order.hands.items():
