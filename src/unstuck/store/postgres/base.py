@@ -39,7 +39,8 @@ class Verbs:
 
     `turn` carries turns alone, so that nothing delays them. `service` carries beats, the bell and the reaper;
     its session is the worker's proof of life. `client` carries enqueues, `read` what people ask, `bell` the rings
-    of those who are no worker. Each is opened on first use: a worker has two, a client two or three.
+    of those who are no worker, `beats` those of workers over HTTP, so that they wait for nothing that a page asks. Each
+    is opened on first use: a worker has two, a client two or three.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -54,6 +55,7 @@ class Verbs:
         self.client_lane = self._lane("client")
         self.read_lane = self._lane("read")
         self.bell_lane = self._lane("bell")
+        self.beats_lane = self._lane("beats")
         self.listen_lane = self._lane("listen", settings.listen_url) if settings.listen_url else None
         self.ringer = Ringer(self.sql["ring"], self.schema)
         self.worker_id: str | None = None
@@ -67,7 +69,7 @@ class Verbs:
         return Lane(purpose, address, self.schema, self.settings.connect_timeout_s)
 
     def lanes(self) -> list[Lane]:
-        lanes = [self.turn_lane, self.service_lane, self.client_lane, self.read_lane, self.bell_lane]
+        lanes = [self.turn_lane, self.service_lane, self.client_lane, self.read_lane, self.bell_lane, self.beats_lane]
         return lanes if self.listen_lane is None else [*lanes, self.listen_lane]
 
     def read(self, name: str, /, **values: Any) -> list[Row]:

@@ -27,7 +27,7 @@ class ForeignVerbs(WorkerVerbs):
 
     def beat_foreign(self, pulses: Sequence[ForeignPulse]) -> list[BeatAnswer]:
         # A beat may be given twice; what it adds to the count of settled jobs is for people.
-        return beat_answers(self.serve("beat_foreign", **beat_values(pulses)))
+        return beat_answers(self.beats_lane.ask(self.sql["beat_foreign"], beat_values(pulses)))
 
     def overhear(self) -> PostgresBell:
         return PostgresBell(self._bell_source(), self.schema, lambda word: True)
