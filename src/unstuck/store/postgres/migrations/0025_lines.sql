@@ -710,16 +710,18 @@ begin
         select j.keep_s into v_keep_s from {schema}.jobs j
         where j.keep_s is not null and j.finished_at is not null and j.keep_s > v_keep_s order by j.keep_s limit 1;
         exit when v_keep_s is null or cardinality(v_ids) >= p_limit;
+        -- Whoever opens one again has it in hand, and needs the results of its nodes.
         v_flows := {schema}.free_workflows(array(
-            select j.id from {schema}.jobs j
+            select j.workflow_id from {schema}.jobs j
             where j.keep_s = v_keep_s and j.finished_at is not null and j.finished_at < now() - make_interval(secs => v_keep_s)
-              and coalesce(j.place = 0, false)
+              and coalesce(j.workflow_id is not null, false)
             order by j.finished_at limit p_limit));
         v_ids := v_ids || array(
             select j.id from {schema}.jobs j
             where j.keep_s = v_keep_s and j.finished_at is not null and j.finished_at < now() - make_interval(secs => v_keep_s)
-              and (j.workflow_id is null or not {schema}.is_open(j.workflow_id))
-              and (j.place is null or j.place > 0 or j.id = any (v_flows))
+              and not exists (
+                  select 1 from {schema}.workflows w
+                  where w.id = j.workflow_id and (w.finished_at is null or w.id <> all (v_flows)))
             order by j.finished_at limit p_limit - cardinality(v_ids) for update skip locked);
     end loop;
     return {schema}.forget(v_ids);
