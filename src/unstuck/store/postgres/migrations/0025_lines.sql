@@ -108,6 +108,37 @@ begin
 end
 $body$;
 
+-- Several turns, and what came in beside them, are one transaction: it takes the locks of all of them at once and in their
+-- order, as one turn does (`lock_workflows`), and lines when it is done (`end_exchange`).
+create function {schema}.begin_exchange(p_workers text[], p_ids bigint[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_flows constant boolean := exists (select 1 from {schema}.workflows);
+    v_lines constant boolean := exists (select 1 from {schema}.lines);
+begin
+    if v_flows or v_lines then
+        perform 1 from {schema}.workers w where w.id = any (p_workers) order by w.id for share;
+    end if;
+    if v_flows then
+        perform {schema}.lock_workflows(p_ids);
+    end if;
+    perform {schema}.gather_lines();
+end
+$body$;
+
+-- Gives the queues in which jobs became ready.
+create function {schema}.end_exchange() returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    return {schema}.let_in_gathered();
+end
+$body$;
+
 -- As `admit`, at once; `p_more` has what was said of the lines by those who joined them: the last word wins, but not over
 -- an operator's.
 create function {schema}.let_in(p_lines text[], p_more jsonb[]) returns text[]
