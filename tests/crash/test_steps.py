@@ -103,7 +103,7 @@ def test_at_the_worst_moments_of_the_worker_no_step_is_lost_or_doubled(
 def test_a_sleep_gives_the_slot_back_and_survives_the_end_of_all_workers(fleet: Fleet, tmp_path: Path) -> None:
     worker = fleet.start("--concurrency", "1", target=TASKS)
     place = folder(tmp_path, "a")
-    job = fleet.task("naps").enqueue(place, 2)
+    job = fleet.task("naps").enqueue(place, 4)
     fleet.wait_state(job, JobState.WAITING)
     # Its slot is free meanwhile.
     assert fleet.task("follows").enqueue("x").result(timeout=PATIENCE_S) == "x"
@@ -115,7 +115,7 @@ def test_a_sleep_gives_the_slot_back_and_survives_the_end_of_all_workers(fleet: 
     assert (record.failures, record.crash_count, record.attempt) == (0, 0, 2)
     assert [one.kind for one in fleet.ledger.journal(job.id)] == ["step", "sleep", "step", "step"]
     assert record.finished_at is not None
-    assert record.finished_at >= record.enqueued_at + 2
+    assert record.finished_at >= record.enqueued_at + 4
 
 
 def test_signals_before_while_and_after_waiting(fleet: Fleet, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> s
             error = msgspec.json.encode(node_error(name, job_id, code, message, cause)).decode()
         state = _NODE_STATES.get(job_state, NodeState.FAILED).value
         rows.append((workflow_id, place, state, at, error))
-        node = Node(place, parent, name, "task", state, on_error, 0, 0, None, job_id, error, None)
+        node = Node(place, parent, name, "task", state, on_error, 0, 0, None, job_id, error)
         over.setdefault(workflow_id, []).append(node)
     cursor.executemany(SQL["end_node"], rows)
     return woken | move_on(cursor, over)
@@ -119,13 +119,14 @@ def release(cursor: apsw.Cursor, workflow_id: int, places: Sequence[int]) -> tup
     woken: set[str] = set()
     over: list[int] = []
     due: list[tuple[int, NewJob]] = []
+    drafts = dict(fetch(cursor, "drafts_at", (workflow_id, msgspec.json.encode(places).decode())))
     for node in find_nodes(cursor, workflow_id, places):
         if node.state != NodeState.WAITING:
             continue
-        assert node.spec is not None
+        job = _spec_decoder.decode(drafts[node.place])
         if node.kind == "task":
-            due.append((node.place, _spec_decoder.decode(node.spec)))
-        elif (members := _open_map(cursor, workflow_id, node)) is None:
+            due.append((node.place, job))
+        elif (members := _open_map(cursor, workflow_id, node, job)) is None:
             over.append(node.place)
         else:
             due += members
@@ -143,10 +144,9 @@ def _placed(job: NewJob, workflow_id: int, place: int) -> NewJob:
     return msgspec.structs.replace(job, more=more)
 
 
-def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node) -> list[tuple[int, NewJob]] | None:
+def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node, job: NewJob) -> list[tuple[int, NewJob]] | None:
     """Make the members of a map; give their places with what their jobs will be, or None where it ended at once."""
     assert node.source is not None
-    assert node.spec is not None
     values, members, trouble = _items(cursor, workflow_id, node.source)
     count = len(values) + len(members)
     if trouble is None and count > MAX_ITEMS:
@@ -164,11 +164,10 @@ def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node) -> list[tuple[i
     for n in range(count):
         value, member = (values[n], None) if values else (None, members[n])
         name = f"{node.name}[{n}]"
-        rows.append((workflow_id, first + n, node.place, name, node.on_error, n, value, member, node.spec))
+        rows.append((workflow_id, first + n, node.place, name, node.on_error, n, value, member))
         edges.append((workflow_id, node.place, first + n, node.source))
     cursor.executemany(SQL["insert_member"], rows)
     cursor.executemany(SQL["copy_edges"], edges)
-    job = _spec_decoder.decode(node.spec)
     return [(first + n, job) for n in range(count)]
 
 

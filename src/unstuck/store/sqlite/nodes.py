@@ -25,7 +25,6 @@ class Node(msgspec.Struct, frozen=True):
     source: int | None
     job_id: int | None
     error: str | None
-    spec: str | None
 
     @property
     def ended_well(self) -> bool:

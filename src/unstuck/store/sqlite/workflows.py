@@ -230,13 +230,14 @@ def _insert(cursor: apsw.Cursor, workflow_id: int, workflow: NewWorkflow) -> Non
     cursor.execute(SQL["insert_workflow"], (workflow_id, workflow.name, time.time()))
     cursor.execute(SQL["stand_for_workflow"], (workflow_id,))
     given = {edge.target for edge in workflow.edges if edge.data}
-    rows = []
+    rows, drafts = [], []
     for node in workflow.nodes:
         state = NodeState.RELEASED if node.kind == "group" else NodeState.WAITING
         job = node.job
         if job is not None and (node.kind == "map" or node.place in given):
             job = msgspec.structs.replace(job, more=msgspec.structs.replace(job.more or Ties(), needs=True))
-        spec = None if job is None else msgspec.json.encode(job).decode()
+        if job is not None:
+            drafts.append((workflow_id, node.place, msgspec.json.encode(job).decode()))
         counts = (blockers.get(node.place, 0), members.get(node.place, 0))
         rows.append(
             (
@@ -249,10 +250,10 @@ def _insert(cursor: apsw.Cursor, workflow_id: int, workflow: NewWorkflow) -> Non
                 node.on_error,
                 *counts,
                 node.source,
-                spec,
             )
         )
     cursor.executemany(SQL["insert_node"], rows)
+    cursor.executemany(SQL["insert_draft"], drafts)
     cursor.executemany(
         SQL["insert_edge"], [(workflow_id, edge.source, edge.target, edge.data) for edge in workflow.edges]
     )

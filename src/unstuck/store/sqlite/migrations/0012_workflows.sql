@@ -33,14 +33,21 @@ CREATE TABLE unstuck_nodes (
     job_id INTEGER,
     finished_at REAL,
     error TEXT CHECK (error IS NULL OR json_valid(error)),
-    -- What its job will be, as JSON.
-    spec TEXT CHECK (spec IS NULL OR json_valid(spec)),
     PRIMARY KEY (workflow_id, place),
     CHECK ((parent IS NULL) = (place = 0)),
     CHECK (kind = 'task' OR job_id IS NULL)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX unstuck_nodes_inside ON unstuck_nodes (workflow_id, parent);
 CREATE INDEX unstuck_nodes_released ON unstuck_nodes (workflow_id, place) WHERE state = 'released' AND kind = 'task';
+
+-- What the job of a node will be, as JSON; of a map, those of its members. Beside the nodes, whose rows are written anew
+-- whenever something happens to them.
+CREATE TABLE unstuck_drafts (
+    workflow_id INTEGER NOT NULL REFERENCES unstuck_workflows (id) ON DELETE CASCADE,
+    place INTEGER NOT NULL,
+    spec TEXT NOT NULL CHECK (json_valid(spec)),
+    PRIMARY KEY (workflow_id, place)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE unstuck_edges (
     workflow_id INTEGER NOT NULL REFERENCES unstuck_workflows (id) ON DELETE CASCADE,

@@ -10,14 +10,17 @@ SET state = 'waiting', ready = 0, blocked = 0, waiting = 0, awaits = 'workflow',
 WHERE id = ?1;
 
 -- name: insert_node
-INSERT INTO unstuck_nodes (workflow_id, place, parent, name, kind, state, on_error, blockers, open, source, spec)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11);
+INSERT INTO unstuck_nodes (workflow_id, place, parent, name, kind, state, on_error, blockers, open, source)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10);
+
+-- name: insert_draft
+INSERT INTO unstuck_drafts (workflow_id, place, spec) VALUES (?1, ?2, ?3);
 
 -- name: insert_member
 INSERT INTO unstuck_nodes (
-    workflow_id, place, parent, name, kind, state, on_error, blockers, open, item, item_value, item_of, spec
+    workflow_id, place, parent, name, kind, state, on_error, blockers, open, item, item_value, item_of
 )
-VALUES (?1, ?2, ?3, ?4, 'task', 'waiting', ?5, 0, 0, ?6, ?7, ?8, ?9);
+VALUES (?1, ?2, ?3, ?4, 'task', 'waiting', ?5, 0, 0, ?6, ?7, ?8);
 
 -- name: insert_edge
 INSERT INTO unstuck_edges (workflow_id, source, target, data) VALUES (?1, ?2, ?3, ?4);
@@ -49,21 +52,28 @@ WHERE w.finished_at IS NULL AND j.finished_at IS NOT NULL;
 UPDATE unstuck_nodes SET state = ?3, finished_at = ?4, error = ?5 WHERE workflow_id = ?1 AND place = ?2;
 
 -- name: node
-SELECT place, parent, name, kind, state, on_error, blockers, open, source, job_id, error, spec
+SELECT place, parent, name, kind, state, on_error, blockers, open, source, job_id, error
 FROM unstuck_nodes
 WHERE workflow_id = ?1 AND place = ?2;
 
 -- name: nodes_inside
-SELECT place, parent, name, kind, state, on_error, blockers, open, source, job_id, error, spec
+SELECT place, parent, name, kind, state, on_error, blockers, open, source, job_id, error
 FROM unstuck_nodes INDEXED BY unstuck_nodes_inside
 WHERE workflow_id = ?1 AND parent = ?2
 ORDER BY coalesce(item, 0), place;
 
 -- name: nodes_at
-SELECT n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.blockers, n.open, n.source, n.job_id, n.error, n.spec
+SELECT n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.blockers, n.open, n.source, n.job_id, n.error
 FROM json_each(?2) i
 CROSS JOIN unstuck_nodes n ON n.workflow_id = ?1 AND n.place = i.value
 ORDER BY n.place;
+
+-- name: drafts_at
+-- What the jobs of these nodes will be. Members of a map are all alike.
+SELECT n.place, d.spec
+FROM json_each(?2) i
+CROSS JOIN unstuck_nodes n ON n.workflow_id = ?1 AND n.place = i.value
+CROSS JOIN unstuck_drafts d ON d.workflow_id = ?1 AND d.place = iif(n.item IS NULL, n.place, n.parent);
 
 -- name: freed_by
 -- Who waits for these, and for how many others beside them.
@@ -191,9 +201,10 @@ SELECT id, name, state, created_at, finished_at FROM unstuck_workflows WHERE id 
 -- name: workflow_nodes
 SELECT
     n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.job_id, j.state,
-    iif(n.kind <> 'group', n.spec ->> 'task', NULL), j.started_at, n.finished_at, n.error, n.item, n.blockers
+    iif(n.kind <> 'group', d.spec ->> 'task', NULL), j.started_at, n.finished_at, n.error, n.item, n.blockers
 FROM unstuck_nodes n
 LEFT JOIN unstuck_jobs j ON j.id = n.job_id
+LEFT JOIN unstuck_drafts d ON d.workflow_id = n.workflow_id AND d.place = iif(n.item IS NULL, n.place, n.parent)
 WHERE n.workflow_id = ?1 AND n.place > 0
 ORDER BY n.place;
 
