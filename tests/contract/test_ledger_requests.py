@@ -123,3 +123,30 @@ def test_a_workflow_whose_unique_key_is_in_use_is_remembered_as_the_one_that_has
     assert not first.repeated
     ledger.cancel([owner], "me")
     assert ledger.begin_workflow_once(request(), flow("k")) == OnceAnswer(first.stored, repeated=True)
+
+
+def test_many_who_ask_for_the_same_workflow_at_once_begin_it_once(open_again: OpenLedger, ledger: Ledger) -> None:
+    ledgers = [open_again() for _ in range(10)]
+    start = threading.Barrier(len(ledgers))
+    answers: list[OnceAnswer] = []
+
+    def send(mine: Ledger) -> None:
+        start.wait()
+        answers.append(mine.begin_workflow_once(request(), flow()))
+
+    threads = [threading.Thread(target=send, args=(mine,)) for mine in ledgers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({answer.stored for answer in answers}) == 1
+    assert sorted(answer.repeated for answer in answers) == [False, *[True] * 9]
+    assert (len(ledger.workflows()), count(ledger)) == (1, 2)
+
+
+def test_a_workflow_that_was_removed_is_not_begun_again_by_the_same_request(ledger: Ledger, w1: str) -> None:
+    first = ledger.begin_workflow_once(request(), flow())
+    turn(ledger, done=[done(job) for job in run(ledger)])
+    ledger.prune(0)
+    assert ledger.begin_workflow_once(request(), flow()) == OnceAnswer(first.stored, repeated=True)
+    assert (ledger.workflows(), count(ledger)) == ([], 0)

@@ -8,14 +8,26 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.hands import birth, claim, crash, crash_retry, done, new_job, release
+from tests.contract.hands import QUEUE, TASK, birth, claim, crash, crash_retry, done, new_job, release
 from tests.fleet import wait_for
 
 from unstuck.config import Settings
 from unstuck.domain.errors import DuplicateJob
+from unstuck.domain.states import Door
 from unstuck.domain.workflow import WorkflowState
 from unstuck.store.postgres.ledger import PostgresLedger
-from unstuck.store.records import Claimed, Held, NewEdge, NewNode, NewWorkflow, Ties, Turn
+from unstuck.store.records import (
+    Claimed,
+    Exchange,
+    ForeignPulse,
+    Held,
+    NewEdge,
+    NewNode,
+    NewWorkflow,
+    Ties,
+    Turn,
+    Wish,
+)
 
 FLOWS = 4
 WIDE = 6
@@ -105,6 +117,20 @@ def meddle(ledger: PostgresLedger, chance: random.Random) -> None:
         pytest.fail("no workflow here has a key")
 
 
+def broker(ledger: PostgresLedger, worker_ids: list[str], chance: random.Random) -> None:
+    """Do what a broker does: beats, new jobs, and the turns of several workers are one commit."""
+    wish = Wish((QUEUE,), (TASK,), 2, start=2)
+    found = ledger.exchange(Exchange(turns=tuple(Turn(one, wish=wish) for one in worker_ids))).turns or ()
+    turns = []
+    for worker_id, answer in zip(worker_ids, found, strict=True):
+        bad = [job for job in answer.claimed if chance.random() < 0.3]
+        good = tuple(done(job) for job in answer.claimed if job not in bad)
+        turns.append(Turn(worker_id, done=good, endings=tuple(crash(job) for job in bad)))
+    chance.shuffle(turns)
+    lined = new_job(more=Ties(line=f"line {chance.randrange(2)}", line_limit=2))
+    ledger.exchange(Exchange(jobs=(lined,), turns=tuple(turns), pulses=tuple(ForeignPulse(one) for one in worker_ids)))
+
+
 def deadlocks(url: str) -> int:
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute("select deadlocks from pg_stat_database where datname = current_database()").fetchone()
@@ -112,11 +138,14 @@ def deadlocks(url: str) -> int:
     return int(row[0])
 
 
-def test_nobody_deadlocks(open_ledger: Callable[[], PostgresLedger], swept_pg_url: str) -> None:
+@pytest.mark.parametrize("brokers", [0, 2])
+def test_nobody_deadlocks(open_ledger: Callable[[], PostgresLedger], swept_pg_url: str, brokers: int) -> None:
     before = deadlocks(swept_pg_url)
     ledgers = [open_ledger() for _ in range(WORKERS + 3)]
     for n in range(WORKERS):
         ledgers[n].register(birth(f"w{n}"))
+        for m in range(3):
+            ledgers[n].register(birth(f"f{n}{m}", door=Door.MDP, suspect_after_s=60.0, running_stale_after_s=60.0))
     for _ in range(FLOWS):
         ledgers[0].begin_workflow(flow())
     until = time.monotonic() + SPAN_S
@@ -126,7 +155,9 @@ def test_nobody_deadlocks(open_ledger: Callable[[], PostgresLedger], swept_pg_ur
         chance = random.Random(place)
         try:
             while time.monotonic() < until:
-                if place < WORKERS:
+                if place < brokers:
+                    broker(ledgers[place], [f"f{place}{m}" for m in range(3)], chance)
+                elif place < WORKERS:
                     work(ledgers[place], f"w{place}", chance)
                 else:
                     meddle(ledgers[place], chance)

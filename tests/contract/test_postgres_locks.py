@@ -10,10 +10,21 @@ from tests.contract.hands import birth, claim, crash, crash_retry, done, new_job
 from tests.fleet import wait_for
 
 from unstuck.config import Settings
-from unstuck.domain.states import JobState
+from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import WorkflowState
 from unstuck.store.postgres.ledger import PostgresLedger
-from unstuck.store.records import NewEdge, NewJob, NewNode, NewWorkflow, Progress, Ties, WorkflowRecord
+from unstuck.store.records import (
+    Claimed,
+    NewEdge,
+    NewJob,
+    NewNode,
+    NewWorkflow,
+    Progress,
+    Pulse,
+    Ties,
+    WorkflowRecord,
+)
 
 
 @pytest.fixture
@@ -31,6 +42,19 @@ def workflow_of(ledger: PostgresLedger, *jobs: NewJob) -> int:
     edges = tuple(NewEdge(place, place + 1, False) for place in places[:-1])
     whole = NewNode(0, None, "all", "group", source=1)
     return ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), edges)).job_id
+
+
+def workflow_of_many(ledger: PostgresLedger, count: int) -> int:
+    """Begin a workflow of jobs that do not wait for each other."""
+    nodes = [NewNode(place, 0, f"n{place}", "task", job=new_job()) for place in range(1, count + 1)]
+    whole = NewNode(0, None, "all", "group", source=1)
+    return ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *nodes), ())).job_id
+
+
+def stopped(job: Claimed) -> Ending:
+    """End an attempt as a worker does that was asked to stop it."""
+    error = JobError("CANCELLED", "Job was cancelled", "it was asked to stop")
+    return Ending(job.job_id, job.token, JobState.CANCELLED, AttemptState.CANCELLED, error=error, event="cancelled")
 
 
 def look(ledger: PostgresLedger, workflow_id: int) -> WorkflowRecord:
@@ -167,6 +191,151 @@ def test_who_removes_old_workflows_waits_for_none(ledger: PostgresLedger, swept_
         other.execute("select 1 from unstuck.jobs where id = %s for update nowait", (number,))
     ledger.prune(0)
     assert ledger.workflow(number) is None
+
+
+def test_who_removes_old_jobs_leaves_those_of_a_workflow_that_is_just_taken_up_again(
+    ledger: PostgresLedger, swept_pg_url: str
+) -> None:
+    """Its nodes that ended well are not touched by that, but those that come after them need their results."""
+    kept = Ties(keep_s=0.001)
+    plain, brief = (workflow_of(ledger, new_job(more=more), new_job()) for more in (None, kept))
+    turn(ledger, done=[done(job) for job in claim(ledger, start=2)])
+    turn(ledger, endings=[crash(job) for job in claim(ledger, start=2)])
+    firsts = [look(ledger, number).nodes[0].job_id for number in (plain, brief)]
+    with psycopg.connect(swept_pg_url) as other:
+        for number in (plain, brief):
+            other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
+            other.execute("select unstuck.reopen_workflow(%s, 'me')", (number,))
+        ledger.prune(0)
+        ledger.sweep_kept(100)
+    assert [state_of(ledger, job_id) for job_id in firsts if job_id is not None] == [JobState.SUCCEEDED] * 2
+    turn(ledger, done=[done(job) for job in claim(ledger, start=2)])
+    # They are over: nothing stays behind, whichever goes first.
+    ledger.prune(0)
+    with psycopg.connect(swept_pg_url) as onlooker:
+        assert onlooker.execute("select count(*) from unstuck.jobs").fetchone() == (0,)
+
+
+def interrupt(ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch, query: str, act: Callable[[], object]) -> None:
+    """Let something else happen just before (or, of a look, just after) the ledger comes to this query, once."""
+    read = ledger.read
+    left = [act]
+
+    def late(name: str, **values: Any) -> Any:
+        rows = read(name, **values)
+        if name == query and left:
+            left.pop()()
+        return rows
+
+    monkeypatch.setattr(ledger, "read", late)
+
+
+@pytest.mark.parametrize("what", ["workflow", "node"])
+@pytest.mark.parametrize("in_hand", [True, False])
+def test_who_cancels_after_a_workflow_was_taken_up_again_is_heard(
+    ledger: PostgresLedger, swept_pg_url: str, monkeypatch: pytest.MonkeyPatch, what: str, in_hand: bool
+) -> None:
+    number = workflow_of(ledger, new_job())
+    [runs] = claim(ledger, start=1)
+    ledger.cancel([number], "me")
+    other_ledger = PostgresLedger(Settings(url=swept_pg_url))
+    holder = psycopg.connect(swept_pg_url)
+
+    def cancel() -> None:
+        holder.rollback()
+        other_ledger.cancel([number if what == "workflow" else runs.job_id], "me")
+
+    if in_hand:
+        holder.execute("select 1 from unstuck.jobs where id = %s for update", (runs.job_id,))
+    interrupt(ledger, monkeypatch, "nodes_to_unstop", cancel)
+    assert ledger.retry_workflow(number, "me")
+    holder.close()
+    other_ledger.close()
+    assert ledger.beat(Pulse("w1", 1, 0)).cancel == ((runs.job_id, runs.token),)
+    turn(ledger, endings=[stopped(runs)])
+    assert state_of(ledger, runs.job_id) is JobState.CANCELLED
+    assert claim(ledger) == []
+
+
+@pytest.mark.parametrize("by", ["workflow", "job"])
+def test_what_is_in_hand_while_its_workflow_is_taken_up_again_need_not_stop(
+    ledger: PostgresLedger, swept_pg_url: str, by: str
+) -> None:
+    number = workflow_of(ledger, new_job())
+    [runs] = claim(ledger, start=1)
+    ledger.cancel([number], "me")
+
+    def retry() -> None:
+        if by == "workflow":
+            ledger.retry_workflow(number, "me")
+        else:
+            ledger.retry([number], "me")
+
+    retrying = threading.Thread(target=retry)
+    with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
+        other.execute("select 1 from unstuck.jobs where id = %s for update", (runs.job_id,))
+        retrying.start()
+        wait_for(lambda: waits(onlooker), "it waits for the node, and for it alone")
+    retrying.join()
+    assert ledger.beat(Pulse("w1", 1, 0)).cancel == ()
+    turn(ledger, endings=[stopped(runs)])
+    assert [job.job_id for job in claim(ledger, start=1)] == [runs.job_id]
+
+
+def test_what_was_in_hand_when_its_workflow_was_cancelled_is_not_stopped_after_a_retry(
+    ledger: PostgresLedger, swept_pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = workflow_of(ledger, new_job())
+    [runs] = claim(ledger, start=1)
+    other_ledger = PostgresLedger(Settings(url=swept_pg_url))
+    holder = psycopg.connect(swept_pg_url)
+    holder.execute("select 1 from unstuck.jobs where id = %s for update", (runs.job_id,))
+
+    def retry() -> None:
+        holder.rollback()
+        assert other_ledger.retry_workflow(number, "me")
+
+    interrupt(ledger, monkeypatch, "nodes_to_stop", retry)
+    ledger.cancel([number], "me")
+    holder.close()
+    other_ledger.close()
+    assert ledger.beat(Pulse("w1", 1, 0)).cancel == ()
+    turn(ledger, done=[done(runs)])
+    assert look(ledger, number).state is WorkflowState.SUCCEEDED
+
+
+def test_a_repair_waits_for_no_workflow(ledger: PostgresLedger, swept_pg_url: str) -> None:
+    """It has jobs of those in hand that it repaired before."""
+    numbers = [workflow_of(ledger, new_job()) for _ in range(2)]
+    spoil = (
+        "update unstuck.jobs set state = 'succeeded', ready = false, finished_at = now()"
+        " where workflow_id = %s and place = 1"
+    )
+    with psycopg.connect(swept_pg_url) as other, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
+        for number in numbers:
+            onlooker.execute(spoil, (number,))
+        other.execute("select 1 from unstuck.workflows where id = %s for update", (numbers[1],))
+        found: list[int] = []
+        repairing = threading.Thread(target=lambda: found.extend(one.workflow_id for one in ledger.repair_workflows(9)))
+        repairing.start()
+        wait_for(lambda: found == [numbers[0]], "the other one is repaired")
+    repairing.join()
+    assert [one.workflow_id for one in ledger.repair_workflows(9)] == [numbers[1]]
+
+
+def test_workers_are_told_of_cancels_in_one_order(ledger: PostgresLedger, swept_pg_url: str) -> None:
+    """Beats of many workers come together, and two who cancel may concern the same ones."""
+    ledger.register(birth("w0"))
+    number = workflow_of_many(ledger, 2)
+    [_], [_] = claim(ledger, "w1", limit=1, start=1), claim(ledger, "w0", limit=1, start=1)
+    cancelling = threading.Thread(target=ledger.cancel, args=([number], "me"))
+    with psycopg.connect(swept_pg_url) as beats, psycopg.connect(swept_pg_url, autocommit=True) as onlooker:
+        beats.execute("select 1 from unstuck.beats where worker_id = 'w0' for update")
+        cancelling.start()
+        wait_for(lambda: waits(onlooker), "the cancel waits")
+        beats.execute("select 1 from unstuck.beats where worker_id = 'w1' for update nowait")
+    cancelling.join()
+    assert [len(ledger.beat(Pulse(worker, 1, 0)).cancel) for worker in ("w0", "w1")] == [1, 1]
 
 
 def test_a_turn_that_finds_an_expired_node_does_not_wait_for_its_workflow(

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from unstuck import failpoints
 from unstuck.domain.errors import UncertainCommit
 from unstuck.store.checks import check_exchange
@@ -11,18 +13,28 @@ from unstuck.store.postgres.foreign import ForeignVerbs, beat_answers, beat_valu
 from unstuck.store.postgres.lanes import Row, Statement
 from unstuck.store.postgres.letters import letter_columns, letter_values
 from unstuck.store.postgres.requests import RequestVerbs
-from unstuck.store.records import BeatAnswer, Enqueued, Exchange, ExchangeAnswer, OnceJob
+from unstuck.store.records import BeatAnswer, Enqueued, Exchange, ExchangeAnswer, OnceJob, Turn
 
 
 class ExchangeVerbs(RequestVerbs, ForeignVerbs):
     def exchange(self, exchange: Exchange) -> ExchangeAnswer:
         check_exchange(exchange)
+        beats: tuple[BeatAnswer, ...] | None = None
+        if exchange.pulses and any(map(_writes, exchange.turns)):
+            # In a commit of their own: who cancels goes from a job to the beat of its worker, and turns go to jobs.
+            beats = tuple(self.beat_foreign(exchange.pulses))
+            exchange = msgspec.structs.replace(exchange, pulses=())
+        answer = self._exchange(exchange)
+        return answer if beats is None else msgspec.structs.replace(answer, beats=beats)
+
+    def _exchange(self, exchange: Exchange) -> ExchangeAnswer:
         intake = Intake(self.sql, exchange, self._ids(len(exchange.jobs) + len(exchange.once)))
         turns: list[Statement] = [(self.sql["turn"], self._turn_values(turn)) for turn in exchange.turns]
+        first, last = self._around(exchange)
         if failpoints.active:
             failpoints.reached("exchange.before_commit")
         try:
-            rows = iter(self.turn_lane.write_all([*intake.statements, *turns]))
+            rows = iter(self.turn_lane.write_all([*first, *intake.statements, *turns, *last])[len(first) :])
         except UncertainCommit:
             if not intake.statements:
                 raise
@@ -33,8 +45,20 @@ class ExchangeVerbs(RequestVerbs, ForeignVerbs):
         if failpoints.active:
             failpoints.reached("exchange.after_commit")
         enqueued, once, beats = intake.read(rows)
-        answers = tuple(self._turn_answer(turn, found) for turn, found in zip(exchange.turns, rows, strict=True))
+        # Behind the answers to the turns may be what their end has to say.
+        answers = tuple(self._turn_answer(turn, next(rows)) for turn in exchange.turns)
+        for [(queues,)] in rows:
+            self.ring(f"queue:{queue}" for queue in queues)
         return ExchangeAnswer(enqueued, once, answers, beats)
+
+    def _around(self, exchange: Exchange) -> tuple[list[Statement], list[Statement]]:
+        """Give what takes all locks of several turns before them, and lines after them; one alone does so itself."""
+        ends = [job_id for turn in exchange.turns for job_id in _ends(turn)]
+        if not ends or (len(exchange.turns) == 1 and not exchange.jobs and not exchange.once):
+            return [], []
+        workers = arrays.texts(tuple({turn.worker_id for turn in exchange.turns}))
+        begin = (self.sql["begin_exchange"], {"worker_ids": workers, "ids": arrays.int8s(ends)})
+        return [begin], [(self.sql["end_exchange"], {})]
 
     def _ids(self, count: int) -> list[int]:
         if count == 0:
@@ -92,6 +116,15 @@ class Intake:
         if exchange.pulses:
             # Before the turns: who changes an identity row must not hold it more weakly already.
             yield sql["beat_foreign_along"], beat_values(exchange.pulses)
+
+
+def _writes(turn: Turn) -> bool:
+    return bool(turn.done or turn.start or turn.endings or turn.release or turn.entries)
+
+
+def _ends(turn: Turn) -> list[int]:
+    done, ended, back = turn.done, turn.endings, turn.release
+    return [*(one.job_id for one in done), *(one.job_id for one in ended), *(one.job_id for one in back)]
 
 
 def _once_answer(once: OnceJob, own_id: int, row: Row) -> Enqueued | None:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from unstuck.store.checks import check_ids
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.people import ReadingVerbs
+from unstuck.store.postgres.unstopping import unstop_nodes
 
 PURGE_BATCH = 2_000
 CANCEL_BATCH = 1_000
@@ -34,16 +35,18 @@ class OperatorVerbs(ReadingVerbs):
         stopped = [job_id for job_id, answer in answers.items() if answer == "cancelled"]
         for (job_id,) in self.read("nodes_to_stop", ids=arrays.int8s(stopped)) if stopped else ():
             # It was in hand when its workflow was cancelled. Each alone, for the same reason.
-            self._cancel([job_id], by)
+            self.read_lane.write(self.sql["stop_node"], {"id": job_id, "by": by})
         return {job_id: answers[job_id] for job_id in ids}
 
     def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
         check_ids(job_ids)
         # One at a time: a unique key in use stops one job and not the others.
-        return {
+        answers = {
             job_id: str(self.read_lane.write(self.sql["retry"], {"job_id": job_id, "by": by})[0][0])
             for job_id in dict.fromkeys(job_ids)
         }
+        unstop_nodes(self, [job_id for job_id, answer in answers.items() if answer == "queued"])
+        return answers
 
     def purge(self, queue: str, by: str) -> int:
         count = 0

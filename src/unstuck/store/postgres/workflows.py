@@ -17,6 +17,7 @@ from unstuck.store.checks import LARGEST_ID, check_workflow
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.lanes import Row
+from unstuck.store.postgres.unstopping import unstop_nodes
 from unstuck.store.records import (
     Enqueued,
     NewJob,
@@ -96,9 +97,8 @@ class WorkflowVerbs(ClientVerbs):
 
     def retry_workflow(self, workflow_id: int, by: str) -> bool:
         taken_up = self._act("retry_workflow", id=workflow_id, by=by)
-        for (job_id,) in self.read("nodes_to_unstop", id=workflow_id) if taken_up else ():
-            # Each alone: who waits for one while holding another might wait for ever.
-            self.read_lane.write(self.sql["unstop"], {"ids": arrays.int8s([job_id])})
+        if taken_up:
+            unstop_nodes(self, [workflow_id])
         return taken_up
 
     def resume_workflow(self, workflow_id: int, by: str) -> bool:

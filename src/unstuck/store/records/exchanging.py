@@ -41,7 +41,8 @@ class Exchange(msgspec.Struct, frozen=True):
     """What happened at a broker between two looks at its sockets: all of it is one commit.
 
     Done in this order: answered, jobs, once, pulses, turns. So a job that comes in can be claimed at once, and a letter
-    that is answered is never the one that replaces it."""
+    that is answered is never the one that replaces it. On PostgreSQL beats may be a commit of their own before it, and
+    who stands in a line is let in when the turns are over: locks have an order."""
 
     jobs: tuple[NewJob, ...] = ()
     letters: tuple[Letter | None, ...] = ()

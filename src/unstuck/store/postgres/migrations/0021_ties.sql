@@ -762,6 +762,21 @@ begin
 end
 $body$;
 
+-- Let these workers hear at their next beats that jobs of theirs were asked to stop. In the order of their ids, as those beat
+-- whose beats come together: two who took them as they came to them would wait for each other.
+create function {schema}.flag_cancels(p_workers text[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+begin
+    if p_workers is not null then
+        perform 1 from {schema}.beats b where b.worker_id = any (p_workers) order by b.worker_id for update;
+        update {schema}.beats b set cancels = true where b.worker_id = any (p_workers);
+    end if;
+end
+$body$;
+
 -- Cancel what waits or was only claimed; ask for what runs, and tell its worker at its next beat.
 --
 -- Of several jobs those that somebody has in hand just now are left alone ('busy'): a turn locks jobs in an order of its
@@ -781,6 +796,7 @@ as $body$
 declare
     v_free bigint[];
     v_tied bigint[];
+    v_workers text[];
 begin
     perform {schema}.lock_workflows(p_ids);
     if cardinality(p_ids) = 1 then
@@ -789,8 +805,10 @@ begin
     select array_agg(x.id) into v_free from (
         select j.id from unnest(p_ids) as u(id) join {schema}.jobs j on j.id = u.id for update of j skip locked
     ) x;
-    select array_agg(j.id order by j.id) into v_tied from {schema}.jobs j
-    where j.id = any (v_free) and j.tied and j.state in ('pending', 'claimed', 'waiting');
+    select array_agg(j.id order by j.id) filter (where j.tied and j.state in ('pending', 'claimed', 'waiting')),
+           array_agg(j.worker_id) filter (where j.state = 'running')
+    into v_tied, v_workers
+    from {schema}.jobs j where j.id = any (v_free);
     return query
     with asked as materialized (
         select distinct u.id from unnest(p_ids) as u(id)
@@ -809,10 +827,11 @@ begin
         update {schema}.jobs j set cancel_requested = true, unstopped = null
         from found f
         where j.id = f.id and f.state = 'running'
-        returning j.id, j.worker_id
-    ), flagged as (
-        update {schema}.beats b set cancels = true
-        where b.worker_id = any (array(select distinct s.worker_id from asked_to_stop s))
+        returning j.workflow_id, j.place
+    ), meant as (
+        update {schema}.nodes n set unstop = null
+        from asked_to_stop s
+        where n.workflow_id = s.workflow_id and n.place = s.place and coalesce(n.unstop, false)
     ), told as (
         insert into {schema}.events (kind, job_id, worker_id, message)
         select case when f.state = 'running' then 'cancel_requested' else 'cancelled' end, f.id, f.worker_id,
@@ -829,6 +848,7 @@ begin
                 else 'finished' end,
            case when f.state in ('claimed', 'running') then f.worker_id end
     from asked a left join found f on f.id = a.id;
+    perform {schema}.flag_cancels(v_workers);
     if v_tied is not null then
         perform {schema}.settled(v_tied, array_fill('cancelled'::text, array[cardinality(v_tied)]));
     end if;
@@ -999,9 +1019,11 @@ begin
     from (select j.id, j.enqueued_at from {schema}.jobs j where j.id > p_after order by j.id limit p_look) x;
     removed := 0;
     if v_seen > 0 then
+        -- Whoever opens one again has it in hand, and needs the results of its nodes.
         v_flows := {schema}.free_workflows(array(
-            select j.id from {schema}.jobs j
-            where j.id > p_after and j.id <= next_after and coalesce(j.place = 0 and j.finished_at < v_before, false)));
+            select distinct j.workflow_id from {schema}.jobs j
+            where j.id > p_after and j.id <= next_after
+              and coalesce(j.workflow_id is not null and j.finished_at < v_before, false)));
         select array_agg(y.id) into v_old from (
             select j.id from {schema}.jobs j
             where j.id > p_after and j.id <= next_after
@@ -1009,8 +1031,9 @@ begin
               -- Its task may have asked to keep it for longer.
               and (j.keep_s is null or j.finished_at < clock_timestamp() - make_interval(secs => j.keep_s))
               -- Others may still need its result.
-              and (j.workflow_id is null or not {schema}.is_open(j.workflow_id))
-              and (j.place is null or j.place > 0 or j.id = any (v_flows))
+              and not exists (
+                  select 1 from {schema}.workflows w
+                  where w.id = j.workflow_id and (w.finished_at is null or w.id <> all (v_flows)))
             for update skip locked
         ) y;
         removed := {schema}.forget(v_old);

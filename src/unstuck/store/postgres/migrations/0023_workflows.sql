@@ -38,6 +38,8 @@ create table {schema}.nodes (
     job_id      bigint,
     finished_at timestamptz,
     error       jsonb,
+    -- That its job was asked to stop was taken back while that was in somebody's hands: it is still to be told (`unstop`).
+    unstop      boolean,
     primary key (workflow_id, place),
     constraint outermost check ((parent is null) = (place = 0)),
     constraint only_tasks_have_jobs check (kind = 'task' or job_id is null)
@@ -78,14 +80,6 @@ create table {schema}.drafts (
     more                jsonb,
     primary key (workflow_id, place)
 );
-
--- Whether the results of its jobs may still be needed.
-create function {schema}.is_open(p_workflow bigint) returns boolean
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $body$
-    select exists (select 1 from {schema}.workflows w where w.id = p_workflow and w.finished_at is null)
-$body$;
 
 -- What a failed node is to those who depend on it.
 create function {schema}.node_error(p_name text, p_job {schema}.jobs) returns jsonb
@@ -644,6 +638,7 @@ set search_path = pg_catalog, pg_temp
 as $body$
 declare
     v_woken text[];
+    v_workers text[];
 begin
     v_woken := {schema}.close_scope(p_workflow, 0, format('workflow %s was cancelled', p_workflow));
     with free as materialized (
@@ -653,7 +648,9 @@ begin
     ), asked as (
         update {schema}.jobs j set cancel_requested = true, unstopped = null from free f where j.id = f.id returning j.worker_id
     )
-    update {schema}.beats b set cancels = true where b.worker_id in (select a.worker_id from asked a);
+    select array_agg(a.worker_id) into v_workers from asked a;
+    perform {schema}.flag_cancels(v_workers);
+    update {schema}.nodes n set unstop = null where n.workflow_id = p_workflow and coalesce(n.unstop, false);
     update {schema}.nodes n set
         state = 'cancelled', finished_at = clock_timestamp(),
         error = jsonb_build_object('node', n.name, 'code', 'TASK_CANCELLED', 'message', 'Workflow was cancelled')
@@ -805,15 +802,22 @@ begin
 end
 $body$;
 
--- Take back that these were asked to stop. Should one stop all the same, since its worker had heard of it, it is tried again.
-create function {schema}.unstop(p_ids bigint[]) returns void
+-- Take back that this job was asked to stop, where `reopen_workflow` could not. Whoever asked anew since then took the mark
+-- away, under the same lock on the workflow, and was later: that stands.
+create function {schema}.unstop(p_id bigint) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $body$
 begin
-    update {schema}.jobs j set cancel_requested = null, unstopped = true
-    where j.id = any (p_ids) and coalesce(j.held and j.cancel_requested, false);
+    perform {schema}.lock_workflows(array[p_id]);
+    update {schema}.nodes n set unstop = null from {schema}.jobs j
+    where j.id = p_id and n.workflow_id = j.workflow_id and n.place = j.place
+      and coalesce(n.unstop and n.job_id = p_id, false);
+    if found then
+        update {schema}.jobs j set cancel_requested = null, unstopped = true
+        where j.id = p_id and coalesce(j.held and j.cancel_requested, false);
+    end if;
 end
 $body$;
 
@@ -886,12 +890,17 @@ begin
     end if;
     perform {schema}.requeue(v_there, p_by);
     perform {schema}.admit(array(select distinct j.line from {schema}.jobs j where j.id = any (v_there) and j.line is not null));
-    -- What runs still was asked to stop, where the workflow was cancelled.
+    -- What runs still was asked to stop, where the workflow was cancelled. That is taken back: should it stop all the same,
+    -- since its worker had heard of it, it is tried again. What is in somebody's hands just now is marked, and told by
+    -- whoever asked us, each alone: who waits for one while holding another might wait for ever.
     v_more := array(
         select j.id from {schema}.nodes n join {schema}.jobs j on j.id = n.job_id
         where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.held and j.cancel_requested
         for update of j skip locked);
-    perform {schema}.unstop(v_more);
+    update {schema}.jobs j set cancel_requested = null, unstopped = true where j.id = any (v_more);
+    update {schema}.nodes n set unstop = true from {schema}.jobs j
+    where n.workflow_id = p_workflow and n.state = 'released' and n.kind = 'task' and j.id = n.job_id
+      and coalesce(j.held and j.cancel_requested, false);
     insert into {schema}.events (kind, job_id, message)
     values ('retried', p_workflow, format('Workflow was taken up again by %s', p_by));
     v_woken := {schema}.recount(p_workflow);
@@ -1012,14 +1021,17 @@ begin
         limit p_limit
     loop
         workflow_id := v_found.workflow_id;
-        perform 1 from {schema}.workflows w where w.id = v_found.workflow_id for update;
+        -- Not waited for: what was repaired before it is in our hands.
+        perform 1 from {schema}.workflows w where w.id = v_found.workflow_id for update skip locked;
+        continue when not found;
         if v_found.there is not null then
             what := format('node %s waited for job %s, which is %s', v_found.name, v_found.job_id, v_found.state);
             queues := {schema}.advance(array[v_found.job_id], array[v_found.workflow_id], array[v_found.place]);
         else
             what := format('node %s waited for job %s, which is not there any more', v_found.name, v_found.job_id);
             update {schema}.nodes n set state = 'failed', finished_at = clock_timestamp(), error = {schema}.node_error(n.name, null)
-            where n.workflow_id = v_found.workflow_id and n.place = v_found.place and n.state = 'released';
+            where n.workflow_id = v_found.workflow_id and n.place = v_found.place and n.state = 'released'
+              and n.job_id is not distinct from v_found.job_id;
             continue when not found;
             queues := {schema}.move_on(array[v_found.workflow_id], array[v_found.place]);
         end if;

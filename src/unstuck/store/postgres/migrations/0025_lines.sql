@@ -108,6 +108,37 @@ begin
 end
 $body$;
 
+-- Several turns, and what came in beside them, are one transaction: it takes the locks of all of them at once and in their
+-- order, as one turn does (`lock_workflows`), and lines when it is done (`end_exchange`).
+create function {schema}.begin_exchange(p_workers text[], p_ids bigint[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+declare
+    v_flows constant boolean := exists (select 1 from {schema}.workflows);
+    v_lines constant boolean := exists (select 1 from {schema}.lines);
+begin
+    if v_flows or v_lines then
+        perform 1 from {schema}.workers w where w.id = any (p_workers) order by w.id for share;
+    end if;
+    if v_flows then
+        perform {schema}.lock_workflows(p_ids);
+    end if;
+    perform {schema}.gather_lines();
+end
+$body$;
+
+-- Gives the queues in which jobs became ready.
+create function {schema}.end_exchange() returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    return {schema}.let_in_gathered();
+end
+$body$;
+
 -- As `admit`, at once; `p_more` has what was said of the lines by those who joined them: the last word wins, but not over
 -- an operator's.
 create function {schema}.let_in(p_lines text[], p_more jsonb[]) returns text[]
@@ -710,16 +741,18 @@ begin
         select j.keep_s into v_keep_s from {schema}.jobs j
         where j.keep_s is not null and j.finished_at is not null and j.keep_s > v_keep_s order by j.keep_s limit 1;
         exit when v_keep_s is null or cardinality(v_ids) >= p_limit;
+        -- Whoever opens one again has it in hand, and needs the results of its nodes.
         v_flows := {schema}.free_workflows(array(
-            select j.id from {schema}.jobs j
+            select j.workflow_id from {schema}.jobs j
             where j.keep_s = v_keep_s and j.finished_at is not null and j.finished_at < now() - make_interval(secs => v_keep_s)
-              and coalesce(j.place = 0, false)
+              and coalesce(j.workflow_id is not null, false)
             order by j.finished_at limit p_limit));
         v_ids := v_ids || array(
             select j.id from {schema}.jobs j
             where j.keep_s = v_keep_s and j.finished_at is not null and j.finished_at < now() - make_interval(secs => v_keep_s)
-              and (j.workflow_id is null or not {schema}.is_open(j.workflow_id))
-              and (j.place is null or j.place > 0 or j.id = any (v_flows))
+              and not exists (
+                  select 1 from {schema}.workflows w
+                  where w.id = j.workflow_id and (w.finished_at is null or w.id <> all (v_flows)))
             order by j.finished_at limit p_limit - cardinality(v_ids) for update skip locked);
     end loop;
     return {schema}.forget(v_ids);

@@ -28,6 +28,12 @@ update {schema}.letters set answered_at = clock_timestamp()
 where job_id = any (%(ids)s) and answered_at is null
 returning job_id;
 
+-- name: begin_exchange
+select {schema}.begin_exchange(%(worker_ids)s, %(ids)s);
+
+-- name: end_exchange
+select {schema}.end_exchange();
+
 -- name: beat_foreign_along
 select n, state, was_suspect, request, cancel_ids, cancel_tokens, disabled
 from {schema}.beat_foreign_along(%(worker_ids)s, %(running)s, %(settled)s, %(metadata)s)

@@ -39,6 +39,17 @@ where w.id = any (%(ids)s) and w.state = 'cancelled' and n.state = 'released' an
 -- name: cancel
 select job_id, answer, worker_id from {schema}.cancel(%(ids)s, %(by)s);
 
+-- name: stop_node
+-- Of a workflow that is still cancelled: meanwhile it may have been taken up again.
+with locked as materialized (
+    select j.id
+    from {schema}.jobs j
+    join {schema}.workflows w on w.id = j.workflow_id
+    where j.id = %(id)s and w.state = 'cancelled'
+    for update of w
+)
+select c.job_id, c.answer from locked l cross join lateral {schema}.cancel(array[l.id], %(by)s) c;
+
 -- name: retry
 select {schema}.retry(%(job_id)s, %(by)s);
 

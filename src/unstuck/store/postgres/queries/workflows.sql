@@ -60,14 +60,13 @@ with locked as materialized (select id from {schema}.workflows where id = %(id)s
 select {schema}.reopen_workflow(id, %(by)s) from locked;
 
 -- name: nodes_to_unstop
--- What was in somebody's hands when its workflow was taken up again, and has been asked to stop.
+-- What was in somebody's hands when the workflows of these jobs were taken up again, and had been asked to stop.
 select n.job_id
 from {schema}.nodes n
-join {schema}.jobs j on j.id = n.job_id
-where n.workflow_id = %(id)s and n.state = 'released' and n.kind = 'task' and j.held and j.cancel_requested;
+where n.workflow_id in (select j.workflow_id from {schema}.jobs j where j.id = any (%(ids)s)) and n.unstop;
 
 -- name: unstop
-select {schema}.unstop(%(ids)s);
+select {schema}.unstop(%(id)s);
 
 -- name: resume_workflow
 select {schema}.resume_workflow(%(id)s, %(by)s);
