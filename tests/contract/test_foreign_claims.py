@@ -8,7 +8,7 @@ from tests.contract.hands import QUEUE, TASK, birth, put
 from tests.fleet import PATIENCE_S
 
 from unstuck.domain.states import Door, JobState
-from unstuck.http.foreign.claiming import Presence, claim
+from unstuck.http.foreign.claiming import Presence, claim, line_of
 from unstuck.http.foreign.seats import Seat
 from unstuck.http.foreign.waking import Wakeups
 from unstuck.store.contract import Ledger
@@ -38,11 +38,13 @@ def test_whoever_is_told_something_gets_no_job_of_the_same_moment(ledger: Ledger
 
     async def scene() -> tuple[tuple[Claimed, ...], int]:
         wakeups, presence = Wakeups(PATIENCE_S), Watched()
-        waiting = asyncio.create_task(claim(ledger, wakeups, seat, presence, limit=1, wait_s=PATIENCE_S, start=False))
-        await asyncio.wait_for(presence.resting.wait(), PATIENCE_S)
-        job_id = put(ledger)
-        wakeups.heard(frozenset({"worker:w1", f"queue:{QUEUE}"}))
-        got = await waiting
+        with wakeups.line(line_of(seat), seat.id) as waiter:
+            claiming = claim(ledger, wakeups, waiter, seat, presence, limit=1, wait_s=PATIENCE_S, start=False)
+            waiting = asyncio.create_task(claiming)
+            await asyncio.wait_for(presence.resting.wait(), PATIENCE_S)
+            job_id = put(ledger)
+            wakeups.heard(frozenset({"worker:w1", f"queue:{QUEUE}"}))
+            got = await waiting
         presence.close()
         return got, job_id
 

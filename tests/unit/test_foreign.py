@@ -16,7 +16,7 @@ from unstuck.http.foreign.beating import Beats
 from unstuck.http.foreign.bodies import RegisterBody
 from unstuck.http.foreign.claiming import Gone, Presence, claim
 from unstuck.http.foreign.seats import Seat, Seats
-from unstuck.http.foreign.waking import Wakeups
+from unstuck.http.foreign.waking import Waiter, Wakeups
 from unstuck.http.problems import Problem
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
@@ -140,7 +140,7 @@ def test_what_was_claimed_for_a_client_that_is_gone_goes_back_at_once(seats: Sea
         presence = Presence(gone)
         await asyncio.sleep(0)
         with pytest.raises(Gone):
-            await claim(ledger, Wakeups(60), seat, presence, limit=1, wait_s=0, start=True)
+            await claim(ledger, Wakeups(60), Waiter(seat.id), seat, presence, limit=1, wait_s=0, start=True)
 
     asyncio.run(scene())
     record = ledger.job(job_id)
@@ -157,7 +157,9 @@ def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Seat
         return {}
 
     async def scene() -> None:
-        task = asyncio.ensure_future(claim(ledger, Wakeups(60), seat, Presence(there), limit=1, wait_s=0, start=False))
+        waiter = Waiter(seat.id)
+        claiming = claim(ledger, Wakeups(60), waiter, seat, Presence(there), limit=1, wait_s=0, start=False)
+        task = asyncio.ensure_future(claiming)
         while ledger.job(job_id).state is JobState.PENDING:  # type: ignore[union-attr]
             # The commit is made in another thread; whoever is in the middle of it is cut off.
             await asyncio.sleep(0)

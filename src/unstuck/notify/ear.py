@@ -16,11 +16,18 @@ log = logger("unstuck.notify")
 
 class Ear:
     """`heard` is called from its thread: with the words that were rung, and with none when nothing was heard for a
-    while, since a ring may have been lost."""
+    while, since a ring may have been lost. `opened` is called whenever it begins to hear, also after a failure: what
+    was rung before is lost."""
 
-    def __init__(self, ledger: Callable[[], Ledger], heard: Callable[[frozenset[str]], None]) -> None:
+    def __init__(
+        self,
+        ledger: Callable[[], Ledger],
+        heard: Callable[[frozenset[str]], None],
+        opened: Callable[[], None] = lambda: None,
+    ) -> None:
         self._ledger = ledger
         self._heard = heard
+        self._opened = opened
         self._bell: Bell | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unstuck-ear", daemon=True)
@@ -49,6 +56,7 @@ class Ear:
     def _listen(self) -> None:
         bell = self._bell = self._ledger().overhear()
         try:
+            self._opened()
             while not self._stopping.is_set():
                 self._heard(bell.wait(LISTEN_S))
         finally:

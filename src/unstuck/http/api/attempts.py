@@ -37,35 +37,38 @@ async def claim(request: Request, worker_id: str, body: ClaimBody, crew: AtCrew,
             f"Worker {seat.name!r} has registered no tasks, so there is nothing for it to claim.",
             cure="Register with POST /api/v1/workers, naming its tasks and queues.",
         )
-    answer = await crew.beat(seat)
-    jobs: list[dict[str, Any]] = []
-    if body.have is not None:
-        known = frozenset(body.have)
-        jobs = await anyio.to_thread.run_sync(claiming.handed_out_again, crew.ledger, seat, known, body.limit)
-    if not jobs and may_claim(answer):
-        presence = claiming.Presence(request.receive)
-        try:
-            taken = await claiming.claim(
-                crew.ledger,
-                crew.wakeups,
-                seat,
-                presence,
-                limit=body.limit,
-                wait_s=body.wait,
-                start=body.start,
-            )
-        except claiming.Gone:
-            raise Problem(CLIENT_CLOSED, "client_gone", "The client closed its connection.") from None
-        except claiming.Dead:
-            await anyio.to_thread.run_sync(crew.say_gone, seat)
-            taken = ()
-        finally:
-            presence.close()
-        count_claimed(crew.tallies, taken)
-        jobs = [claiming.job_view(job, seat, unpack(job.journal)) for job in taken]
-        if not jobs and body.wait:
-            # It may have been woken for a word: to drain, to stop, to cancel.
-            answer = await crew.beat(seat)
+    # In line from here: whoever asks it to drain while its beat is written is heard.
+    with crew.wakeups.line(claiming.line_of(seat), seat.id) as waiter:
+        answer = await crew.beat(seat)
+        jobs: list[dict[str, Any]] = []
+        if body.have is not None:
+            known = frozenset(body.have)
+            jobs = await anyio.to_thread.run_sync(claiming.handed_out_again, crew.ledger, seat, known, body.limit)
+        if not jobs and may_claim(answer):
+            presence = claiming.Presence(request.receive)
+            try:
+                taken = await claiming.claim(
+                    crew.ledger,
+                    crew.wakeups,
+                    waiter,
+                    seat,
+                    presence,
+                    limit=body.limit,
+                    wait_s=body.wait,
+                    start=body.start,
+                )
+            except claiming.Gone:
+                raise Problem(CLIENT_CLOSED, "client_gone", "The client closed its connection.") from None
+            except claiming.Dead:
+                await anyio.to_thread.run_sync(crew.say_gone, seat)
+                taken = ()
+            finally:
+                presence.close()
+            count_claimed(crew.tallies, taken)
+            jobs = [claiming.job_view(job, seat, unpack(job.journal)) for job in taken]
+            if not jobs and body.wait:
+                # It may have been woken for a word: to drain, to stop, to cancel.
+                answer = await crew.beat(seat)
     soon_s = next_beat_s(seat, [job["heartbeat_timeout_s"] for job in jobs])
     return JSONResponse({**orders(seat, answer), "next_heartbeat_in": soon_s, "jobs": jobs})
 

@@ -17,7 +17,7 @@ from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.http.foreign.journaling import journal_of, journal_view, signals_view
 from unstuck.http.foreign.seats import Seat
-from unstuck.http.foreign.waking import Wakeups
+from unstuck.http.foreign.waking import Key, Waiter, Wakeups
 from unstuck.store.contract import Ledger
 from unstuck.store.holding import claimed_again
 from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
@@ -59,37 +59,49 @@ class Presence:
 
 
 async def claim(
-    ledger: Ledger, wakeups: Wakeups, seat: Seat, presence: Presence, *, limit: int, wait_s: float, start: bool
+    ledger: Ledger,
+    wakeups: Wakeups,
+    waiter: Waiter,
+    seat: Seat,
+    presence: Presence,
+    *,
+    limit: int,
+    wait_s: float,
+    start: bool,
 ) -> tuple[Claimed, ...]:
-    """Claim what is there, waiting for it if need be; nothing when the time is up or somebody has a word for it."""
+    """Claim what is there, waiting for it if need be; nothing when the time is up or somebody has a word for it.
+
+    It stands in line already, from before it was asked whether it may claim: a word in between is heard."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + wait_s
-    key = (seat.queues, seat.tasks)
     wish = Wish(seat.queues, seat.tasks, limit, start=limit if start else 0)
-    with wakeups.line(key, seat.id) as waiter:
-        while True:
-            if waiter.told:
-                # Asked to drain or switched off, it must get no job that came in the same moment.
-                return ()
-            waiter.rest()
-            answer = await _turn(ledger, seat, wish)
-            if not answer.alive:
-                raise Dead
-            # One round of the loop, so that an end of the connection is seen.
-            await asyncio.sleep(0)
-            if presence.gone:
-                await give_back(ledger, seat, answer.claimed)
-                raise Gone
-            if answer.claimed:
-                if len(answer.claimed) == limit:
-                    wakeups.wake_next(key)
-                return answer.claimed
-            left_s = until_s - loop.time()
-            if left_s <= 0 or waiter.told or wakeups.hushed:
-                return ()
-            if answer.next_due_in_s is not None:
-                left_s = min(left_s, max(answer.next_due_in_s, LEAST_NAP_S))
-            await presence.rest(waiter.wait(), left_s)
+    while True:
+        if waiter.told:
+            # Asked to drain or switched off, it must get no job that came in the same moment.
+            return ()
+        waiter.rest()
+        answer = await _turn(ledger, seat, wish)
+        if not answer.alive:
+            raise Dead
+        # One round of the loop, so that an end of the connection is seen.
+        await asyncio.sleep(0)
+        if presence.gone:
+            await give_back(ledger, seat, answer.claimed)
+            raise Gone
+        if answer.claimed:
+            if len(answer.claimed) == limit:
+                wakeups.wake_next(line_of(seat))
+            return answer.claimed
+        left_s = until_s - loop.time()
+        if left_s <= 0 or waiter.told or wakeups.hushed:
+            return ()
+        if answer.next_due_in_s is not None:
+            left_s = min(left_s, max(answer.next_due_in_s, LEAST_NAP_S))
+        await presence.rest(waiter.wait(), left_s)
+
+
+def line_of(seat: Seat) -> Key:
+    return (seat.queues, seat.tasks)
 
 
 LEAST_NAP_S = 0.05

@@ -132,9 +132,13 @@ class Crew:
                 reaper = Reaper(self._own, self.desk.settings.recovery, by=BY, tallies=self.tallies)
                 self._watchman = Watchman(reaper, self.books)
                 self._watchman.start()
-            ear = Ear(lambda: self.ledger, partial(self._heard, loop))
+            ear = Ear(lambda: self.ledger, partial(self._heard, loop), partial(self._hears, loop))
             ear.start()
             self._ear = ear
+
+    def _hears(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self.wakeups.doubt)
 
     def _heard(self, loop: asyncio.AbstractEventLoop, words: frozenset[str]) -> None:
         if words:

@@ -67,6 +67,13 @@ class Wakeups:
                 waiter.wake()
                 return
 
+    def doubt(self) -> None:
+        """A word for anybody may have been lost: let all who wait ask what is wanted of them."""
+        for line in self._lines.values():
+            for waiter in line:
+                waiter.told = True
+                waiter.wake()
+
     def heard(self, words: frozenset[str]) -> None:
         """Wake whom these words concern."""
         queues = {word.partition(":")[2] for word in words if word.startswith("queue:")}
