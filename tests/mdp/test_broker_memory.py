@@ -1,6 +1,9 @@
 """What the socket keeps and nobody can take is given back, and whoever is at work goes on."""
 
+import os
+import signal
 import socket
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -11,7 +14,12 @@ from tests.fleet import PATIENCE_S, wait_for
 from tests.mdp.scene import Scene
 from tests.mdp.wire import Raw
 
+from unstuck.config import Mdp
 from unstuck.domain.states import JobState
+from unstuck.mdp.broker.core import Broker
+from unstuck.mdp.broker.loop import Loop, open_router
+from unstuck.mdp.broker.orders import Answer
+from unstuck.worker.identity import new_worker_id
 
 ACROSS_S = 2 * PATIENCE_S
 LEAST_BYTES = 1024 * 1024
@@ -91,3 +99,34 @@ def test_a_socket_that_holds_too_much_begins_afresh_and_all_go_on(
     assert (job.state, job.attempt, job.crash_count) == (JobState.SUCCEEDED, 1, 0)
     assert client.call("echo", b"next", timeout=ACROSS_S) == [b"done next"]
     assert scene.times() == {"job": 1, "next": 1}
+
+
+def test_whoever_wakes_a_loop_that_is_closed_writes_into_nobody_elses_file() -> None:
+    """A clerk that the ledger kept waiting, or a second signal: the number is another file's by then."""
+    settings = Mdp()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        loop = Loop(open_router(context, settings), Broker(settings, new_worker_id, time.time), print, settings)
+        loop.close()
+        theirs = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(50)]
+        loop.answered(Answer())
+        loop.stop()
+        for fd in theirs:
+            with pytest.raises(BlockingIOError):
+                os.eventfd_read(fd)
+            os.close(fd)
+    finally:
+        context.destroy(0)
+
+
+def test_a_broker_that_is_told_again_and_again_to_end_ends_in_order(scene: Scene) -> None:
+    gate = scene.folder / "gate"
+    scene.worker("echo", "--plain")
+    scene.client().submit("echo", f"job 0 {gate}".encode(), timeout=ACROSS_S)
+    scene.wait_begun("job")
+    while scene.broker.poll() is None:
+        scene.broker.send_signal(signal.SIGTERM)
+        time.sleep(0.001)
+    # When all is written and closed, the signal has its usual meaning again.
+    assert scene.broker.returncode in (0, -signal.SIGTERM), scene.log.read_text()[-2000:]
+    assert "Traceback" not in scene.log.read_text()

@@ -123,10 +123,11 @@ def test_a_given_token_has_every_scope_and_locks_the_door() -> None:
 
 def test_a_token_that_was_made_while_all_were_read_is_found(book: Book) -> None:
     """The read that is under way when it comes began before it was made."""
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     def load() -> list[ApiTokenRecord]:
         found = list(book.records)
+        begun.set()
         go_on.wait(60)
         return found
 
@@ -134,7 +135,7 @@ def test_a_token_that_was_made_while_all_were_read_is_found(book: Book) -> None:
         book.records = []
         keys = Keyring(load, None, book.clock)
         under_way = asyncio.create_task(keys.keys())
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(begun.wait, 60)
         book.records, book.now_s = [record()], 0.05
         coming = asyncio.create_task(keys.find(TOKEN))
         await asyncio.sleep(0)

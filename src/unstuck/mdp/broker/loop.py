@@ -1,6 +1,7 @@
 """The broker's socket: take what comes, hand it to the rules, send what they say. Nothing here knows what it means."""
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -79,6 +80,10 @@ class Loop:
         self._clients = ClientLines()
         """Rounds in which more came than was taken."""
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closed = False
+        # A clerk that the ledger kept waiting, or a second signal, may come when another file has the number already.
+        # Held by this thread too when a signal comes in the midst of it.
+        self._ending = threading.RLock()
         self._answers: deque[Answer] = deque()
         self._words: deque[frozenset[str]] = deque()
         self._stopping = False
@@ -93,7 +98,9 @@ class Loop:
     # From other threads -----------------------------------------------------------------------
 
     def wake(self) -> None:
-        os.eventfd_write(self._wakeup, 1)
+        with self._ending:
+            if not self._closed:
+                os.eventfd_write(self._wakeup, 1)
 
     def answered(self, answer: Answer) -> None:
         self._answers.append(answer)
@@ -179,7 +186,9 @@ class Loop:
         self._router.disable_monitor()
         self._monitor.close(0)
         self._router.close()
-        os.close(self._wakeup)
+        with self._ending:
+            self._closed = True
+            os.close(self._wakeup)
 
     def _weigh(self) -> None:
         if self._scales.is_over(time.monotonic()):

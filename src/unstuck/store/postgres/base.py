@@ -39,8 +39,8 @@ class Verbs:
 
     `turn` carries turns alone, so that nothing delays them. `service` carries beats, the bell and the reaper;
     its session is the worker's proof of life. `client` carries enqueues, `read` what people ask, `bell` the rings
-    of those who are no worker, `beats` those of workers over HTTP, so that they wait for nothing that a page asks. Each
-    is opened on first use: a worker has two, a client two or three.
+    of those who are no worker, `beats` what workers at other doors beat, so that it waits for nothing that a page
+    asks. Each is opened on first use: a worker has two, a client two or three.
     """
 
     def __init__(self, settings: Settings) -> None:
