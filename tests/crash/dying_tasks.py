@@ -1,13 +1,12 @@
 """Tasks that die, that take more than there is, and that leave something behind when they end."""
 
-import asyncio
 import ctypes
 import os
 import signal
 import time
 from pathlib import Path
 
-from tests.crash.notes import note
+from tests.crash.notes import note, noted
 
 from unstuck import App
 
@@ -112,8 +111,7 @@ def die_if_sick() -> int:
 
 
 @app.task(on_crash="retry", max_crash_retries=2)
-async def poison_async(path: str) -> None:
-    """Kill the process that it shares with others, each time."""
-    note(path, f"begun {os.getpid()}")
-    await asyncio.sleep(0.2)  # Others have begun beside it by then.
+async def poison_async(beside: list[str]) -> None:
+    """Kill the process that it shares with others, each time; at first when all of these have begun."""
+    await noted(*beside)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.crash import dying_tasks
-from tests.crash.notes import note as _note
+from tests.crash.notes import note, noted
 
 from unstuck import App, Context, Retry, StopRequested, current_context
 
@@ -63,10 +63,10 @@ async def add_async_again(a: int, b: int) -> int:
 def nap(seconds: float, path: str = "") -> str:
     """Sleep; leave `begun`/`ended` lines in a file."""
     if path:
-        _note(path, f"begun {os.getpid()}")
+        note(path, f"begun {os.getpid()}")
     time.sleep(seconds)
     if path:
-        _note(path, f"ended {os.getpid()}")
+        note(path, f"ended {os.getpid()}")
     return "rested"
 
 
@@ -97,7 +97,7 @@ def _busy_threads(count: int) -> Iterator[None]:
 def wait_among_busy_threads(count: int, path: str) -> str:
     """Run until there is a file `path`.end."""
     with _busy_threads(count):
-        _note(path, f"begun {os.getpid()}")
+        note(path, f"begun {os.getpid()}")
         while not Path(f"{path}.end").exists():
             time.sleep(0.01)
     return "ended well"
@@ -107,7 +107,7 @@ def wait_among_busy_threads(count: int, path: str) -> str:
 async def await_among_busy_threads(count: int, path: str) -> str:
     """Run until there is a file `path`.end."""
     with _busy_threads(count):
-        _note(path, f"begun {os.getpid()}")
+        note(path, f"begun {os.getpid()}")
         while not Path(f"{path}.end").exists():  # noqa: ASYNC240, ASYNC110 - it takes no time
             await asyncio.sleep(0.01)
     return "ended well"
@@ -122,17 +122,17 @@ def nap_again(seconds: float, path: str = "") -> str:
 def nap_once_then_quick(seconds: float, path: str) -> str:
     """Sleep the first time only: the second attempt returns at once."""
     first = not Path(path).exists()
-    _note(path, f"begun {os.getpid()}")
+    note(path, f"begun {os.getpid()}")
     if first:
         time.sleep(seconds)
-    _note(path, f"ended {os.getpid()}")
+    note(path, f"ended {os.getpid()}")
     return "late" if first else "quick"
 
 
 @app.task
 async def nap_async(seconds: float, path: str = "") -> str:
     if path:
-        _note(path, f"begun {os.getpid()}")
+        note(path, f"begun {os.getpid()}")
     await asyncio.sleep(seconds)
     return "rested"
 
@@ -145,7 +145,7 @@ async def nap_async_again(seconds: float, path: str = "") -> str:
 @app.task(on_crash="retry")
 async def nap_async_once_then_quick(seconds: float, path: str) -> str:
     first = not os.path.exists(path)  # noqa: ASYNC240 - it takes no time
-    _note(path, f"begun {os.getpid()}")
+    note(path, f"begun {os.getpid()}")
     if first:
         await asyncio.sleep(seconds)
     return "late" if first else "quick"
@@ -193,14 +193,14 @@ def about(ctx: Context) -> dict[str, object]:
 def hang(how: str, path: str = "") -> None:
     """Run past the deadline in one of the ways that code hangs."""
     if path:
-        _note(path, f"begun {os.getpid()}")
+        note(path, f"begun {os.getpid()}")
     _hang(how, path)
 
 
 @app.task(timeout="1s")
 async def hang_async(how: str, path: str = "") -> None:
     if path:
-        _note(path, f"begun {os.getpid()}")
+        note(path, f"begun {os.getpid()}")
     try:
         if how == "sleep":
             await asyncio.sleep(600)
@@ -212,16 +212,17 @@ async def hang_async(how: str, path: str = "") -> None:
         _hang(how, path)
     finally:
         if path:
-            _note(path, "cleaned up")
+            note(path, "cleaned up")
 
 
 @app.task(on_crash="retry", max_crash_retries=0)
-async def block_the_loop(seconds: float, path: str, where: str = "itself") -> None:
-    """Sleep without letting go of the event loop: in itself, or in a task that it started."""
-    _note(path, f"begun {os.getpid()}")
+async def block_the_loop(seconds: float, path: str, where: str = "itself", beside: str = "") -> None:
+    """Sleep without letting go of the event loop, in itself or in a task that it started, when another has begun."""
+    note(path, f"begun {os.getpid()}")
 
     async def block() -> None:
-        await asyncio.sleep(0.2)  # Others have begun beside it by then.
+        if beside:
+            await noted(beside)
         time.sleep(seconds)  # noqa: ASYNC251 - that is the point
 
     if where == "itself":
@@ -232,7 +233,7 @@ async def block_the_loop(seconds: float, path: str, where: str = "itself") -> No
 
 @app.task
 async def wait_for_many(seconds: float, path: str) -> None:
-    _note(path, f"begun {os.getpid()}")
+    note(path, f"begun {os.getpid()}")
     await asyncio.gather(_wait_inside(), asyncio.sleep(seconds))
 
 
@@ -251,7 +252,7 @@ def _hang(how: str, path: str) -> None:
                 time.sleep(600)
             finally:
                 if path:
-                    _note(path, "cleaned up")
+                    note(path, "cleaned up")
         case "loop":
             while True:
                 pass
@@ -286,7 +287,7 @@ def _hang(how: str, path: str) -> None:
 @app.task(timeout="1s", retry=2)
 def end_late(path: str) -> str:
     """Come to an end only when the deadline is over and we are asked to stop."""
-    _note(path, f"begun {os.getpid()}")
+    note(path, f"begun {os.getpid()}")
     try:
         time.sleep(600)
     except StopRequested:
@@ -304,7 +305,7 @@ def work_with_signs(ctx: Context, signs: int, path: str = "", how: str = "heartb
         else:
             current_context().progress(number + 1, signs, f"step {number + 1}")
     if path:
-        _note(path, f"begun {os.getpid()}")
+        note(path, f"begun {os.getpid()}")
         time.sleep(600)
     return "done"
 
@@ -339,7 +340,7 @@ def eat_over_limit(megabytes: int, path: str = "") -> int:
         eaten.append(bytearray(os.urandom(1) * 1_000_000))
         time.sleep(0.001)
     if path:
-        _note(path, f"begun {os.getpid()}")
+        note(path, f"begun {os.getpid()}")
         time.sleep(600)
     return len(eaten)
 

@@ -151,8 +151,9 @@ def test_the_one_that_blocks_the_loop_is_blamed_and_not_the_one_that_ran_out_of_
     fleet = make_fleet(stop_grace="2s", runner_heartbeat_interval="0.2s")
     fleet.start("--concurrency", "10")
     sibling, _ = fleet.begin("nap_async_once_then_quick", 600)
-    blocker = fleet.task("block_the_loop").enqueue(600, str(tmp_path / "blocker"), where)
-    late = fleet.task("hang_async").enqueue("sleep", str(tmp_path / "late"))
+    notes = str(tmp_path / "late")
+    blocker = fleet.task("block_the_loop").enqueue(600, str(tmp_path / "blocker"), where, notes)
+    late = fleet.task("hang_async").enqueue("sleep", notes)
     with pytest.raises(DeadlineExceeded) as overran:
         late.result(timeout=MOST_S)
     assert f"job {blocker.id} kept the event loop" in str(overran.value.cause)

@@ -28,12 +28,12 @@ def test_a_job_that_always_kills_its_runner_is_quarantined_while_others_finish(f
 
 
 def test_a_poison_job_among_fifty_on_one_loop_is_found_by_running_alone(fleet: Fleet, tmp_path: Path) -> None:
-    notes = tmp_path / "poison"
+    notes = [str(tmp_path / f"other-{number}") for number in range(50)]
     worker = fleet.start("--concurrency", "60")
-    others = fleet.task("nap_async_again").enqueue_many([(0.5,)] * 50)
-    poison = fleet.task("poison_async").enqueue(str(notes))
+    others = fleet.task("nap_async_once_then_quick").enqueue_many([(600, path) for path in notes])
+    poison = fleet.task("poison_async").enqueue(notes)
     for job in others:
-        assert job.result(timeout=MOST_S) == "rested"
+        assert job.result(timeout=MOST_S) == "quick"
         record = job.record()
         # In company it proves nothing, so nobody is charged with it.
         assert record.crash_count == 0
@@ -45,7 +45,7 @@ def test_a_poison_job_among_fifty_on_one_loop_is_found_by_running_alone(fleet: F
     assert record.crash_count == 3
     first, *alone = [attempt.autopsy for attempt in fleet.ledger.attempts(poison.id)]
     assert first is not None
-    assert first.beside_count > 0
+    assert first.beside_count == 50
     assert "runs alone next" in first.rule
     assert [autopsy.beside_count for autopsy in alone if autopsy is not None] == [0, 0, 0]
     assert worker.process.poll() is None
