@@ -12,7 +12,7 @@ from unstuck.runner.signs import Signs
 
 
 class Answering:
-    """Questions come on the socket of the signs. Used by the pulse alone."""
+    """Questions come on the socket of the signs. Made before any job runs; used by the pulse alone."""
 
     def __init__(self, signs: Signs, stack_fd: int) -> None:
         self._signs = signs

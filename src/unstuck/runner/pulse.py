@@ -36,7 +36,9 @@ def start_pulse(
     # The first one here, before any job: who dies without it began none, and who gave it may have, even if a job never
     # lets go of the interpreter again.
     trace.pulse(slot, host.boottime_s())
-    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs, look, flush)
+    # Here too: a job that is quicker than the thread may put a file of its own where ours was, and it would pass as ours.
+    answering = Answering(signs, stack_fd)
+    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs, answering, look, flush)
     threading.Thread(target=_beat, args=arguments, name="unstuck-pulse", daemon=True).start()
 
 
@@ -47,10 +49,10 @@ def _beat(
     stream_fd: int,
     stack_fd: int,
     signs: Signs,
+    answering: Answering,
     look: Look | None,
     flush: Callable[[], None],
 ) -> None:
-    answering = Answering(signs, stack_fd)
     poller = select.poll()
     poller.register(stream_fd, 0)  # hang-up alone: the worker closed its end, or died
     poller.register(answering, select.POLLIN)
