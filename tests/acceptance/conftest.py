@@ -13,6 +13,7 @@ from tests.acceptance.door import Door
 from tests.acceptance.quick import Forker
 from tests.acceptance.shop import Shop
 from tests.pg import PgServer
+from tests.sqlite_model import ready_sqlite
 from tests.web import Served, opened, serving
 
 from unstuck.store.contract import Ledger
@@ -32,10 +33,13 @@ def shop(tmp_path: Path, forker: Forker) -> Shop:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def either_shop(request: pytest.FixtureRequest, tmp_path: Path, forker: Forker) -> Shop:
+    """One whose tables are there, unless the test wants to see them made."""
+    untouched = "untouched" in request.fixturenames
     if request.param == "sqlite":
-        return Shop(f"sqlite:///{tmp_path}/jobs.db", tmp_path, forker=forker)
-    fresh = "pg_url" if "untouched" in request.fixturenames else "ready_pg_url"
-    return Shop(request.getfixturevalue(fresh), tmp_path, forker=forker)
+        url = f"sqlite:///{tmp_path}/jobs.db" if untouched else ready_sqlite(tmp_path)
+    else:
+        url = request.getfixturevalue("pg_url" if untouched else "ready_pg_url")
+    return Shop(url, tmp_path, forker=forker)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.broom import Broom
 from tests.contract.hands import birth
 from tests.contract.meddling import Meddler, PostgresMeddler, SqliteMeddler
-from tests.pg import PgServer, sweep
+from tests.pg import PgServer
+from tests.sqlite_model import ready_sqlite
 
 from unstuck.config import Settings
 from unstuck.store.contract import Ledger
@@ -24,28 +26,28 @@ def dialect(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def url(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty database of each kind. Without a PostgreSQL the fixture fails; it never skips."""
+    # Making the tables takes longer than most of these tests: those that do not migrate find them there.
+    ready = "ledger" in request.fixturenames
     if dialect == "sqlite":
-        return f"sqlite:///{tmp_path}/jobs.db"
-    # Making a database takes longer than most of these tests: those that do not migrate share one.
-    return str(request.getfixturevalue("swept_pg_url" if "ledger" in request.fixturenames else "pg_url"))
+        return ready_sqlite(tmp_path) if ready else f"sqlite:///{tmp_path}/jobs.db"
+    return str(request.getfixturevalue("swept_pg_url" if ready else "pg_url"))
 
 
 @pytest.fixture(scope="session")
-def shared_pg_url(pg_server: PgServer) -> Iterator[str]:
-    """A database with the ledger's tables, made once."""
-    url = pg_server.new_database()
-    ledger = open_ledger(Settings(url=url))
-    ledger.migrate()
-    ledger.close()
-    yield url
-    pg_server.drop_database(url)
+def shared_pg_ledger(pg_server: PgServer) -> Iterator[tuple[str, Broom]]:
+    """A database with the ledger's tables, made once, and what sweeps it."""
+    url = pg_server.new_ledger()
+    broom = Broom(url)
+    yield url, broom
+    broom.close()
 
 
 @pytest.fixture
-def swept_pg_url(shared_pg_url: str) -> str:
+def swept_pg_url(shared_pg_ledger: tuple[str, Broom]) -> str:
     """The shared database as it was when its tables were new."""
-    sweep(shared_pg_url)
-    return shared_pg_url
+    url, broom = shared_pg_ledger
+    broom.sweep()
+    return url
 
 
 @pytest.fixture
@@ -70,8 +72,7 @@ def empty_ledger(open_again: OpenLedger) -> Ledger:
 
 @pytest.fixture
 def ledger(empty_ledger: Ledger) -> Ledger:
-    """A ledger with its tables and nothing in them."""
-    empty_ledger.migrate()
+    """A ledger with its tables and nothing in them: whoever asks for it finds them made, see `url`."""
     return empty_ledger
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.fleet import Fleet, WorkerProcess, wait_for
+from tests.sqlite_model import ready_sqlite
 
 from unstuck.runner import cgroups
 
@@ -20,10 +21,10 @@ CGROUP_MB = 320
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty ledger: each test that asks runs on both databases.
 
-    To make the tables is the same work every time, and shown elsewhere: a fleet on PostgreSQL finds them there."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/jobs.db"
+    To make the tables is the same work every time, and shown elsewhere: a fleet finds them there."""
     ready = "make_fleet" in request.fixturenames and "untouched" not in request.fixturenames
+    if request.param == "sqlite":
+        return ready_sqlite(tmp_path) if ready else f"sqlite:///{tmp_path}/jobs.db"
     return str(request.getfixturevalue("ready_pg_url" if ready else "pg_url"))
 
 

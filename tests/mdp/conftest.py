@@ -7,13 +7,14 @@ import pytest
 from tests.mdp.scene import Scene
 from tests.mdp.stage import Played, played
 from tests.mdp.wire import Broker, Peers
+from tests.sqlite_model import ready_sqlite
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     """Each test that asks runs on both databases."""
-    sqlite = f"sqlite:///{tmp_path}/jobs.db"
-    made = Scene(sqlite if request.param == "sqlite" else str(request.getfixturevalue("ready_pg_url")), tmp_path)
+    sqlite = request.param == "sqlite"
+    made = Scene(ready_sqlite(tmp_path) if sqlite else str(request.getfixturevalue("ready_pg_url")), tmp_path)
     try:
         yield made
     finally:
