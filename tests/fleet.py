@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,10 +78,15 @@ class WorkerProcess:
     def family(self) -> list[psutil.Process]:
         """The worker, its nursery and its runners, eldest first."""
         try:
-            parent = psutil.Process(self.pid)
-            return [parent, *parent.children(recursive=True)]
+            found = [psutil.Process(self.pid)]
         except psutil.NoSuchProcess:
             return []
+        # Grown while it is read: children follow their parents, and theirs follow them.
+        for process in found:
+            for pid in _children(process.pid):
+                with suppress(psutil.NoSuchProcess):
+                    found.append(psutil.Process(pid))
+        return found
 
     def runners(self) -> list[psutil.Process]:
         """Grandchildren: whom the nursery forked."""
@@ -109,6 +115,15 @@ class WorkerProcess:
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
+
+
+def _children(pid: int) -> list[int]:
+    """Ask the kernel: to look for them among all processes of a busy machine takes a hundred times as long."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(child) for child in thread.read_text().split()]
+    return sorted(found)
 
 
 class Fleet:

@@ -12,7 +12,15 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 PATIENCE_MS = 60_000
 expect.set_options(timeout=PATIENCE_MS)
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    # Half of what a look costs is the start of a process for it: one draws for all windows.
+    "--renderer-process-limit=1",
+    "--disable-site-isolation-trials",
+]
 
 
 def chromium() -> str:

@@ -84,7 +84,8 @@ def test_it_walks_again_and_again_and_stops_when_told(started: list[Any]) -> Non
 
 
 def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    # By name: a command that ran in this process before may have chosen a level for all of ours.
+    caplog.set_level("INFO", "unstuck.reaper")
     down = LedgerUnavailable("no route to host")
     reaper = Scripted(TICK, Round(), down, down, down, Round())
     walk(started, reaper)
