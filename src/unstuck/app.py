@@ -10,13 +10,11 @@ import msgspec
 
 from unstuck import config
 from unstuck.client.counter import Counter
-from unstuck.client.events import GATHER, Events, listen
 from unstuck.client.following import Follower, Following
 from unstuck.client.hooking import names_of
 from unstuck.client.job import Job
 from unstuck.client.planning import Planning
 from unstuck.client.task import Task
-from unstuck.client.workflow import Workflow, WorkflowRun
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
@@ -30,10 +28,15 @@ from unstuck.domain.retry import Retry, RetryRule
 from unstuck.domain.sizes import Size, size_bytes
 from unstuck.runner.context import Context
 from unstuck.runner.tasks import TaskDefinition
-from unstuck.store.contract import Ledger
 
 if TYPE_CHECKING:
+    from unstuck.client.events import Events
     from unstuck.client.operator import Operator, StaleAction
+    from unstuck.client.workflow import Workflow, WorkflowRun
+    from unstuck.store.contract import Ledger
+
+GATHER = "500ms"
+"""A burst of events is over when nothing came for so long; ten seconds at the most."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -221,7 +224,7 @@ class App(Planning, Following):
     # The ledger -------------------------------------------------------------------------------
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> "Ledger":
         return self._counter.parts().ledger
 
     @property
@@ -236,12 +239,16 @@ class App(Planning, Following):
         """Signal a job: 'woken' (it waited for it) or 'kept' (until it does); SignalRefused when it is over."""
         return Job[Any](self._counter, job_id).signal(name, value)
 
-    def workflow(self, name: str) -> Workflow:
+    def workflow(self, name: str) -> "Workflow":
         """Begin to build a workflow; nothing is stored before its `start()`."""
+        from unstuck.client.workflow import Workflow
+
         return Workflow(self._counter, name)
 
-    def workflow_run(self, workflow_id: int) -> WorkflowRun:
+    def workflow_run(self, workflow_id: int) -> "WorkflowRun":
         """Give a handle on a workflow that was started."""
+        from unstuck.client.workflow import WorkflowRun
+
         return WorkflowRun(self._counter, workflow_id)
 
     def events(
@@ -251,11 +258,13 @@ class App(Planning, Following):
         worker: str | None = None,
         after: str | None = None,
         gather: Duration | None = GATHER,
-    ) -> Events:
+    ) -> "Events":
         """Listen to what happens, with `for` or `async for`: deaths, requeues, failures, queues that nobody serves.
 
         `kinds` and `worker` choose; `after` goes on behind the cursor of an earlier event. A burst of one kind is told
         as one event with its count, once nothing more came for `gather` (None: each by itself, at once)."""
+        from unstuck.client.events import listen
+
         return listen(self._counter, kinds, worker, after, gather)
 
     def stale(self, older_than: Duration = 0) -> "list[StaleAction]":

@@ -6,29 +6,28 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from unstuck.client.coalescing import Coalescer
-from unstuck.client.lookout import Lookout
 from unstuck.config import Settings
 from unstuck.domain.errors import JobNotFound
-from unstuck.notify.feed import Feed
-from unstuck.notify.ringer import Ringer
-from unstuck.notify.waiting import Watcher
-from unstuck.store.contract import Ledger
-from unstuck.store.opening import ready_ledger
 
 if TYPE_CHECKING:
+    from unstuck.client.coalescing import Coalescer
+    from unstuck.client.lookout import Lookout
     from unstuck.client.operator import Operator
+    from unstuck.notify.feed import Feed
+    from unstuck.notify.ringer import Ringer
+    from unstuck.notify.waiting import Watcher
+    from unstuck.store.contract import Ledger
 
 
 @dataclass(frozen=True)
 class Parts:
-    ledger: Ledger
-    coalescer: Coalescer
-    ringer: Ringer
-    watcher: Watcher
+    ledger: "Ledger"
+    coalescer: "Coalescer"
+    ringer: "Ringer"
+    watcher: "Watcher"
     operator: "Operator"
-    feed: Feed
-    lookout: Lookout
+    feed: "Feed"
+    lookout: "Lookout"
 
 
 class Counter:
@@ -71,8 +70,14 @@ class Counter:
 
 
 def _make(settings: Settings) -> Parts:
-    # What operators know is much to load, and not needed where tasks are only defined.
+    # Much to load, and not needed where tasks are only defined: in each nursery, for one.
+    from unstuck.client.coalescing import Coalescer
+    from unstuck.client.lookout import Lookout
     from unstuck.client.operator import Operator
+    from unstuck.notify.feed import Feed
+    from unstuck.notify.ringer import Ringer
+    from unstuck.notify.waiting import Watcher
+    from unstuck.store.opening import ready_ledger
 
     ledger = ready_ledger(settings)
     operator = Operator(ledger, settings)

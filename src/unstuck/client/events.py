@@ -13,9 +13,6 @@ from unstuck.notify.subscription import Choice, JobSubscription, Reading, Subscr
 
 Open = Callable[[Wake], Reading]
 
-GATHER = "500ms"
-"""A burst is over when nothing came for so long; ten seconds at the most."""
-
 
 class Events:
     """A stream of events. It begins when it is iterated, and ends with the iteration."""
@@ -61,10 +58,10 @@ class Events:
 
 def listen(
     counter: Counter,
-    kinds: Collection[str] = (),
-    worker: str | None = None,
-    after: str | None = None,
-    gather: Duration | None = GATHER,
+    kinds: Collection[str],
+    worker: str | None,
+    after: str | None,
+    gather: Duration | None,
 ) -> Events:
     """Give what happens in the whole ledger."""
     choice = Choice(_kinds(kinds), worker)

@@ -6,18 +6,19 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from unstuck.client.counter import Counter
-from unstuck.client.events import Events, follow
 from unstuck.domain.durations import Duration, brief, seconds
 from unstuck.domain.errors import JobNotFound, LedgerError, ResultTimeout, exception_for
 from unstuck.domain.meaning import is_packed, read_reply
 from unstuck.domain.payload import decode, encode
 from unstuck.domain.states import JobState
-from unstuck.notify.waiting import Answer
 from unstuck.store.records import JobRecord, Outcome
 
 if TYPE_CHECKING:
     # The type checker knows defaults of type variables on every Python: a bare `Job` stays a good annotation.
     from typing_extensions import TypeVar
+
+    from unstuck.client.events import Events
+    from unstuck.notify.waiting import Answer
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
 else:
@@ -51,8 +52,10 @@ class Job(Generic[R_co]):
     def state(self) -> JobState:
         return self.record().state
 
-    def events(self, kinds: Collection[str] = (), *, after: str | None = None) -> Events:
+    def events(self, kinds: Collection[str] = (), *, after: str | None = None) -> "Events":
         """Follow its life until it ends, with `for` or `async for`; `after` is the cursor of an earlier event."""
+        from unstuck.client.events import follow
+
         return follow(self._counter, self.id, kinds, after)
 
     def cancel(self) -> str:
@@ -72,7 +75,7 @@ class Job(Generic[R_co]):
         answers: list[Answer] = []
         told = threading.Event()
 
-        def tell(answer: Answer) -> None:
+        def tell(answer: "Answer") -> None:
             answers.append(answer)
             told.set()
 
@@ -91,7 +94,7 @@ class Job(Generic[R_co]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
 
-        def tell(answer: Answer) -> None:
+        def tell(answer: "Answer") -> None:
             loop.call_soon_threadsafe(_fulfil, future, answer)
 
         parts = await asyncio.to_thread(self._counter.parts)
@@ -104,7 +107,7 @@ class Job(Generic[R_co]):
             parts.watcher.remove(waiter)
         return cast(R_co, await asyncio.to_thread(self._value, answer) if _is_packed(answer) else self._value(answer))
 
-    def _value(self, answer: Answer) -> Any:
+    def _value(self, answer: "Answer") -> Any:
         if not isinstance(answer, Outcome):
             raise answer
         if answer.state is JobState.SUCCEEDED:
@@ -123,11 +126,11 @@ class Job(Generic[R_co]):
         return ResultTimeout(f"Job {self.id} did not end within {brief(patience_s or 0.0)}: {doing}")
 
 
-def _fulfil(future: asyncio.Future[Answer], answer: Answer) -> None:
+def _fulfil(future: "asyncio.Future[Answer]", answer: "Answer") -> None:
     if not future.done():
         future.set_result(answer)
 
 
-def _is_packed(answer: Answer) -> bool:
+def _is_packed(answer: "Answer") -> bool:
     """Say whether it came over ZeroMQ: what its frames mean depends on the request."""
     return isinstance(answer, Outcome) and answer.result is not None and is_packed(answer.result)

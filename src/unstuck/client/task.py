@@ -43,8 +43,12 @@ class Task(Generic[P, R]):
         self._options = options or Options()
         # Asked for at each enqueue: what follows its ends may be registered later than it.
         self._policy = policy or (lambda: definition.policy)
-        self._signature = _signature(definition)
         functools.update_wrapper(self, definition.function)
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature | None:
+        # When it is first called so: most processes that define a task only run it, or enqueue another.
+        return _signature(self.definition)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,6 @@ which win over the defaults. Commands without an app read the same places.
 """
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from datetime import timedelta
@@ -99,16 +98,20 @@ def _from_file(directory: Path) -> dict[str, Any]:
         return _read_toml(own)
     project = directory / "pyproject.toml"
     if project.is_file():
-        section = _read_toml(project).get("tool", {}).get("unstuck", {})
+        # Read in every process that starts; most say nothing of us, and need not be understood.
+        section = _read_toml(project, mentioning="unstuck").get("tool", {}).get("unstuck", {})
         if not isinstance(section, dict):
             raise ConfigError(f"{project}: [tool.unstuck] must be a table, not {section!r}.")
         return section
     return {}
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path, mentioning: str = "") -> dict[str, Any]:
+    import tomllib
+
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text) if mentioning in text else {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 

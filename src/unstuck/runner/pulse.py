@@ -36,7 +36,7 @@ def start_pulse(
     # The first one here, before any job: who dies without it began none, and who gave it may have, even if a job never
     # lets go of the interpreter again.
     trace.pulse(slot, host.boottime_s())
-    # Here too: a job that is quicker than the thread may put a file of its own where ours was, and it would pass as ours.
+    # Here too: a job that is quicker than the thread may put a file of its own in the place of ours.
     answering = Answering(signs, stack_fd)
     arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs, answering, look, flush)
     threading.Thread(target=_beat, args=arguments, name="unstuck-pulse", daemon=True).start()
