@@ -81,8 +81,8 @@ def root(
 
 app = typer.Typer(cls=_Root, callback=root, invoke_without_command=True, add_completion=False)
 
-# Numbers below zero are arguments of the task, not options.
-app.command("enqueue", rich_help_panel=ACT, context_settings={"ignore_unknown_options": True})(enqueue.enqueue)
+NEGATIVE: dict[Any, Any] = {"ignore_unknown_options": True}
+"""Numbers below zero are arguments of the task, not options."""
 
 for panel, commands in {
     RUN: (serve.worker, serve.up, serve.reaper, web.serve, broker.broker),
@@ -98,11 +98,21 @@ for panel, commands in {
         audit.audit,
         popups.popups,
     ),
-    ACT: (recovery.retry, recovery.cancel, signals.signal, recovery.stale, queues.pause, queues.resume, queues.purge),
+    ACT: (
+        enqueue.enqueue,
+        recovery.retry,
+        recovery.cancel,
+        signals.signal,
+        recovery.stale,
+        queues.pause,
+        queues.resume,
+        queues.purge,
+    ),
     CARE: (ledger.migrate, recovery.prune, ledger.version, broker.keygen),
 }.items():
     for function in commands:
-        app.command(function.__name__, rich_help_panel=panel)(function)
+        context = NEGATIVE if function is enqueue.enqueue else None
+        app.command(function.__name__, rich_help_panel=panel, context_settings=context)(function)
 
 _workers = typer.Typer(invoke_without_command=True)
 _workers.callback()(workers.workers)
@@ -140,7 +150,7 @@ app.add_typer(_quarantine, name="quarantine", rich_help_panel=ACT)
 _schedules = typer.Typer(invoke_without_command=True)
 _schedules.callback()(schedules.schedules)
 _schedules.command("list")(schedules.list_schedules)
-_schedules.command("add", context_settings={"ignore_unknown_options": True})(schedules.add)
+_schedules.command("add", context_settings=NEGATIVE)(schedules.add)
 _schedules.command("pause")(schedules.pause)
 _schedules.command("resume")(schedules.resume)
 _schedules.command("run")(schedules.run)
