@@ -44,10 +44,7 @@ def pg_server() -> Iterator[PgServer]:
 @pytest.fixture
 def pg_url(pg_server: PgServer, request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a fresh, empty database; it has the ledger's tables where the ledger is asked for as well."""
-    if "pg_ledger" in request.fixturenames:
-        yield request.getfixturevalue("ready_pg_url")
-        return
-    url = pg_server.new_database()
+    url = pg_server.new_ledger() if "pg_ledger" in request.fixturenames else pg_server.new_database()
     yield url
     pg_server.drop_database(url)
 
