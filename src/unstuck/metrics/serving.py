@@ -9,12 +9,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unstuck import logs
 from unstuck.metrics.exposition import CONTENT_TYPE, OF_ONE_PROCESS, expose
 from unstuck.metrics.tallies import Tallies
+
+if TYPE_CHECKING:
+    from http.server import BaseHTTPRequestHandler
 
 LOOPBACK = "127.0.0.1"
 REQUEST_TIMEOUT_S = 5.0
@@ -56,7 +58,7 @@ class _Server(socketserver.TCPServer):
     # Not the one of http.server: that asks DNS for our own name before it listens.
     allow_reuse_address = True
 
-    def __init__(self, listen: Listen, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, listen: Listen, handler: "type[BaseHTTPRequestHandler]") -> None:
         self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         super().__init__((listen.host, listen.port), handler)
 
@@ -70,6 +72,9 @@ class _Server(socketserver.TCPServer):
 
 
 def _open(tallies: Tallies, listen: Listen) -> _Server | None:
+    # Here, and not with every command: few workers are asked for metrics of their own.
+    from http.server import BaseHTTPRequestHandler
+
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_TIMEOUT_S
         server_version = "unstuck"

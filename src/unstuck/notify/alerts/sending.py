@@ -4,7 +4,7 @@ import queue
 import threading
 
 from unstuck.config import Alerts
-from unstuck.notify.alerts import apprise_target, webhook
+from unstuck.notify.alerts import apprise_target
 from unstuck.notify.alerts.message import Message
 from unstuck.notify.alerts.outcomes import Lost, Outcome
 from unstuck.notify.alerts.targets import Target
@@ -41,6 +41,9 @@ class Send:
 def deliver(target: Target, message: Message, delivery: str, rules: Alerts) -> Outcome:
     try:
         if target.is_webhook:
+            # With the first message: it brings HTTP and TLS, and most processes that could send never do.
+            from unstuck.notify.alerts import webhook
+
             return webhook.post(
                 target,
                 message.facts,
