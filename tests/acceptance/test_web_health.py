@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.acceptance.shop import Shop
 from tests.fleet import wait_for
-from tests.web import serving
+from tests.web import opened, serving
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -64,3 +64,17 @@ def test_a_door_whose_ledger_is_gone_is_alive_and_not_ready_and_says_why(tmp_pat
         assert problem["cure"]
         assert client.get("/healthz").status_code == 200
         assert client.get("/metrics").status_code == 503
+
+
+def test_whoever_asks_for_the_first_lines_alone_gets_those_of_a_get(shop: Shop) -> None:
+    with opened(shop.url) as served:
+        for path in ("/healthz", "/readyz", "/metrics", "/", "/api/v1/queues", "/static/style.css"):
+            head, whole = served.client.head(path), served.client.get(path)
+            assert (path, head.status_code, head.content) == (path, 200, b"")
+            assert head.headers["content-type"] == whole.headers["content-type"]
+        for path in ("/api/v1/events", "/live?room=overview"):
+            # Streams, which would not end.
+            assert served.client.head(path).status_code == 200, path
+        assert served.client.head("/nowhere").status_code == 404
+        assert served.client.head("/api/v1/jobs/cancel").status_code in (404, 405, 422)
+        assert "Traceback" not in served.said()
