@@ -32,6 +32,10 @@ class PatientProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP as every other error; Uvicorn's own words are plain text."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Whoever answers a request whose body turned to rubbish speaks to nobody from now on.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             # An answer is on its way already, and nobody can be told two things at once.
             self.transport.close()
