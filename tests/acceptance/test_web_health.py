@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from tests.acceptance.shop import Shop
 from tests.fleet import wait_for
+from tests.proxy import Proxy
 from tests.web import opened, serving
 
 
@@ -78,3 +80,20 @@ def test_whoever_asks_for_the_first_lines_alone_gets_those_of_a_get(shop: Shop) 
         assert served.client.head("/nowhere").status_code == 404
         assert served.client.head("/api/v1/jobs/cancel").status_code in (404, 405, 422)
         assert "Traceback" not in served.said()
+
+
+def test_whether_it_is_ready_is_said_also_where_the_database_is_silent(ready_pg_url: str) -> None:
+    port = urlsplit(ready_pg_url).port
+    assert port is not None
+    proxy = Proxy(port)
+    try:
+        with opened(ready_pg_url.replace(f":{port}/", f":{proxy.port}/")) as served:
+            assert served.client.get("/readyz").status_code == 200
+            proxy.cut()
+            answer = served.client.get("/readyz")
+            assert (answer.status_code, answer.json()["code"]) == (503, "ledger_silent")
+            assert served.client.get("/healthz").status_code == 200
+            proxy.heal()
+            wait_for(lambda: served.client.get("/readyz").status_code == 200, "the ledger's return")
+    finally:
+        proxy.close()
