@@ -9,7 +9,7 @@ import pytest
 from tests.acceptance.shop import Shop
 from tests.fleet import wait_for
 from tests.proxy import Proxy
-from tests.web import opened, serving
+from tests.web import PATIENCE_S, opened, serving
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -95,5 +95,23 @@ def test_whether_it_is_ready_is_said_also_where_the_database_is_silent(ready_pg_
             assert served.client.get("/healthz").status_code == 200
             proxy.heal()
             wait_for(lambda: served.client.get("/readyz").status_code == 200, "the ledger's return")
+    finally:
+        proxy.close()
+
+
+def test_a_door_that_is_asked_to_end_ends_also_where_the_database_is_silent(ready_pg_url: str) -> None:
+    port = urlsplit(ready_pg_url).port
+    assert port is not None
+    proxy = Proxy(port)
+    try:
+        with opened(ready_pg_url.replace(f":{port}/", f":{proxy.port}/")) as served:
+            # From the first beat on somebody looks after workers here, once a second.
+            assert served.client.post("/api/workers/heartbeat", json={"worker_id": "one"}).status_code == 200
+            proxy.cut()
+            with pytest.raises(httpx.ReadTimeout):
+                served.client.get("/metrics", timeout=2.0)
+            served.process.terminate()
+            assert served.process.wait(PATIENCE_S) == 1
+            assert "Ended without waiting" in served.said()
     finally:
         proxy.close()
