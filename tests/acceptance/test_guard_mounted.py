@@ -86,6 +86,21 @@ def test_a_login_is_for_this_door_alone_and_leads_back_into_it(url: str) -> None
     assert "path=/ops/" in answer.headers["Set-Cookie"].lower()
 
 
+def test_a_defect_is_a_page_for_people_and_a_problem_for_programs_and_tells_nothing_from_the_inside(url: str) -> None:
+    door = create_app(url, open=True)
+
+    def broken() -> None:
+        raise RuntimeError("the password is hunter2")
+
+    door.add_api_route("/broken", broken)
+    person, program = ask(door, get("/broken", Accept="text/html"), get("/broken"))
+    assert (person.status_code, person.headers["content-type"][:9]) == (500, "text/html")
+    assert (program.status_code, program.json()["code"]) == (500, "internal_error")
+    assert program.json()["cure"]
+    assert "hunter2" not in person.text + program.text
+    assert 'href="/ops/broken"' in person.text
+
+
 HOST = """
 import os
 from fastapi import FastAPI
