@@ -181,6 +181,9 @@ def test_a_person_who_is_refused_sees_a_page_and_nothing_that_is_for_others(door
         assert "allowed_hosts" in shown.text
         assert "csrf" not in shown.text
         assert 'href="//' not in shown.text
+    back = door.served.client.get('/jobs?state=failed&x="><script>', headers=asked).text
+    assert 'href="/jobs?state=failed&amp;x=' in back
+    assert "<script>" not in back
     assert door.served.client.get("/api/v1/jobs", headers=asked).headers["content-type"] == "application/problem+json"
 
 

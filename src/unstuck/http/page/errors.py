@@ -45,16 +45,19 @@ def refused(scope: Scope, made: Response) -> Response:
     problem = msgspec.json.decode(bytes(made.body))
     root = root_of(Request(scope))
     shown = {name: problem[name] for name in ("title", "detail", "cure")}
-    # What was sent is not sent again by a link: after a form one looks at the place again.
-    # And none of them leads elsewhere: two slashes would be the name of a host.
-    again = f"/{scope['path'].lstrip('/')}" if scope["method"] == "GET" else f"{root}/"
-    screen = HTMLResponse(
-        render_fragment("refused.html", {"root": root, "again": quote(again), **shown}), made.status_code
-    )
+    # What was sent is not sent again by a link: after a form one looks at the beginning.
+    again = _address(scope) if scope["method"] == "GET" else f"{root}/"
+    screen = HTMLResponse(render_fragment("refused.html", {"root": root, "again": again, **shown}), made.status_code)
     screen.headers.update(
         {name: value for name, value in made.headers.items() if name.lower() not in ("content-type", "content-length")}
     )
     return screen
+
+
+def _address(scope: Scope) -> str:
+    """Give where they asked, as a link that leads nowhere else: two slashes would be the name of a host."""
+    query = scope.get("query_string", b"").decode("latin-1")
+    return quote(f"/{scope['path'].lstrip('/')}") + (f"?{query}" if query else "")
 
 
 def _is_person(request: Request) -> bool:
