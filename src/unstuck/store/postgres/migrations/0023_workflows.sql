@@ -376,7 +376,8 @@ begin
         select n.workflow_id as id, n.state, n.error,
                case when n.state = 'succeeded' then convert_to({schema}.node_result(n.workflow_id, 0), 'UTF8') end as result
         from unnest(p_workflows) as u(id)
-        join {schema}.nodes n on n.workflow_id = u.id and n.place = 0
+        -- With a limit, or the planner might look for the place in all workflows that there are.
+        cross join lateral (select m.* from {schema}.nodes m where m.workflow_id = u.id and m.place = 0 limit 1) n
     ), outcomes as materialized (
         select r.id, r.state, case when octet_length(r.result) <= c_bytes then r.result end as result,
                case when octet_length(r.result) > c_bytes then jsonb_build_object(
