@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import ResultNotStorable as ResultNotStorable
     from unstuck.domain.errors import ResultTimeout as ResultTimeout
     from unstuck.domain.errors import SchemaAhead as SchemaAhead
+    from unstuck.domain.errors import SchemaForked as SchemaForked
     from unstuck.domain.errors import SchemaMismatch as SchemaMismatch
     from unstuck.domain.errors import SignalRefused as SignalRefused
     from unstuck.domain.errors import SignalTimeout as SignalTimeout
@@ -101,6 +102,7 @@ __all__ = [
     "Retention",
     "Retry",
     "SchemaAhead",
+    "SchemaForked",
     "SchemaMismatch",
     "SignalRefused",
     "SignalTimeout",

@@ -117,7 +117,7 @@ class SqliteMeddler:
         self.rows("UPDATE unstuck_tickets SET until_boot_s = 0 WHERE name = ?", (name,))
 
     def age_schema(self, number: int) -> None:
-        self.rows("INSERT INTO unstuck_migrations VALUES (?, 'from_the_future', 0)", (number,))
+        self.rows("INSERT INTO unstuck_migrations VALUES (?, 'from_the_future', 0, '')", (number,))
 
 
 class PostgresMeddler:

@@ -251,6 +251,14 @@ class TestTheLedger:
         expected = "schema-behind" if len(applied) > 1 else "no-ledger"
         assert visit(config.build({"url": url}))[0].code == expected
 
+    def test_the_tables_were_made_by_another_draft_of_a_migration(
+        self, open_again: OpenLedger, url: str, meddler: Meddler
+    ) -> None:
+        open_again().migrate()
+        table = "unstuck_migrations" if meddler.dialect == "sqlite" else "migrations"
+        meddler.rows(f"update {table} set digest = 'another' where number = 2")
+        assert visit(config.build({"url": url}))[0].code == "schema-forked"
+
     @pytest.mark.parametrize("address", ["postgresql://u:secret@127.0.0.1:1/x", "sqlite:////nowhere/at/all.db"])
     def test_nobody_answers(self, address: str) -> None:
         finding = visit(config.build({"url": address}))[0]

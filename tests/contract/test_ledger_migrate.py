@@ -14,7 +14,7 @@ from tests.contract.meddling import Meddler
 from tests.fleet import wait_for
 
 from unstuck.config import Settings
-from unstuck.domain.errors import SchemaMismatch
+from unstuck.domain.errors import SchemaForked, SchemaMismatch
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import open_ledger
 from unstuck.store.postgres.ledger import PostgresLedger
@@ -45,6 +45,20 @@ def test_a_ledger_without_tables_names_the_cure(empty_ledger: Ledger) -> None:
         empty_ledger.check_schema()
     with pytest.raises(SchemaMismatch, match="unstuck migrate"):
         put(empty_ledger)
+
+
+@pytest.mark.parametrize(
+    "how", ["update {table} set digest = 'another' where number = 2", "alter table {table} drop column digest"]
+)
+def test_tables_of_a_draft_that_was_never_released_are_refused_and_left_alone(
+    empty_ledger: Ledger, open_again: OpenLedger, meddler: Meddler, how: str
+) -> None:
+    empty_ledger.migrate()
+    meddler.rows(how.format(table="unstuck_migrations" if meddler.dialect == "sqlite" else "migrations"))
+    for check in (open_again().check_schema, open_again().migrate):
+        with pytest.raises(SchemaForked, match=r"never released: its 000\d_.*another ledger"):
+            check()
+    assert meddler.count("jobs") == 0
 
 
 def test_newer_tables_are_refused_and_left_alone(

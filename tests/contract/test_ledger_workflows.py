@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.contract.hands import claim, crash, crash_retry, done, new_job, put, state_of, turn
+from tests.contract.meddling import Meddler
 
 from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.errors import DuplicateJob
@@ -34,6 +35,23 @@ def stopped(job: Claimed) -> Ending:
     """End an attempt as a worker does that was asked to stop it."""
     error = JobError("CANCELLED", "Job was cancelled", "it was asked to stop")
     return Ending(job.job_id, job.token, JobState.CANCELLED, AttemptState.CANCELLED, error=error, event="cancelled")
+
+
+def test_a_repair_looks_at_so_many_nodes_and_the_next_goes_on_behind_them(
+    ledger: Ledger, w1: str, dialect: str, meddler: Meddler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = "sqlite" if dialect == "sqlite" else "postgres"
+    monkeypatch.setattr(f"unstuck.store.{package}.workflows.REPAIR_LOOK", 6)
+    numbers = [begin(ledger, (1, 2)) for _ in range(5)]
+    table, off = ("unstuck_jobs", 0) if dialect == "sqlite" else ("unstuck.jobs", False)
+    now = "unixepoch('subsec')" if dialect == "sqlite" else "now()"
+    for number in numbers[1:]:
+        meddler.rows(
+            f"UPDATE {table} SET state = 'succeeded', ready = {off}, finished_at = {now} "
+            f"WHERE workflow_id = {number} AND place = 1 RETURNING id"
+        )
+    found = [[one.workflow_id for one in ledger.repair_workflows(10)] for _ in range(4)]
+    assert found == [numbers[1:2], numbers[2:4], numbers[4:], []]
 
 
 def test_a_signal_does_not_wake_the_job_that_stands_for_a_workflow(ledger: Ledger, w1: str) -> None:

@@ -94,3 +94,43 @@ def test_people_are_told_the_truth_of_such_workers_and_jobs(scene: Scene, tmp_pa
     scene.worker("echo")
     assert call.result() == [b"done job"]
     wait_for(lambda: told(scene, "job", str(job.id))["result"] == "done job", "the text of its reply")
+
+
+def test_requests_keep_to_the_limits_of_the_task_that_they_call(scene: Scene, tmp_path: Path) -> None:
+    """One at a time for each account; those of which nobody knows the account stand in one line."""
+    scene.fleet.start("--concurrency", "4", target="tests.mdp.limited:app")
+    wait_for(lambda: scene.living("draw"), "a worker that is limited")
+    client, path = scene.client(), str(tmp_path / "drawn")
+    calls = [client.submit("draw", as_cbor(path=path, account=f"a{number % 2}")) for number in range(8)]
+    calls += [client.submit("draw", as_cbor(path=path, account="other"), concurrency_key="account:a1")]
+    calls += [client.submit("draw", b"no map"), client.submit("draw_computed", as_cbor(path=path, account="b"))]
+    calls += [client.submit("draw_computed", as_cbor(path=path, account="b"), concurrency_key="mine")]
+    for call in calls:
+        call.result()
+    drawn = [line.split() for line in Path(path).read_text().splitlines()]
+    for line in ({"a0"}, {"a1", "other"}):
+        steps = [step for step, account in drawn if account in line]
+        assert steps == ["begin", "end"] * (len(steps) // 2), drawn
+    ties = [scene.fleet.ledger.ties(job.id) for job in scene.jobs()]
+    lines = sorted((one.line or "", one.line_limit, one.keep_s) for one in ties if one is not None)
+    kept = ("account:a0", 1, 7200.0), ("account:a1", 1, 7200.0), ("draw", 1, 7200.0)
+    assert lines == [kept[0]] * 4 + [kept[1]] * 5 + [kept[2]] + [("draw_computed", 2, None), ("mine", 2, None)]
+
+
+@pytest.mark.parametrize("kind", ["ours", "plain"])
+def test_a_majordomo_worker_serves_nodes_of_a_workflow(scene: Scene, kind: str) -> None:
+    app = App(scene.fleet.url)
+
+    @app.task(name="echo", queue="echo")
+    def echo(**words: Any) -> Any:
+        raise AssertionError("the worker of the other door does it")
+
+    try:
+        scene.worker("echo", *(["--plain"] if kind == "plain" else []))
+        flow = app.workflow("pair")
+        first = flow.add(echo, word="hello")
+        flow.add(echo, before=first)
+        before = {"seen": {"kwargs": {"word": "hello"}}}
+        assert flow.start().result(PATIENCE_S) == {"seen": {"args": [], "kwargs": {"before": before}}}
+    finally:
+        app.close()

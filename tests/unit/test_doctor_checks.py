@@ -41,6 +41,7 @@ def test_every_code_is_on_the_page_and_the_page_knows_no_other() -> None:
         ("none", "no-ledger"),
         ("behind", "schema-behind"),
         ("ahead", "schema-ahead"),
+        ("forked", "schema-forked"),
     ],
 )
 def test_a_ledger_that_cannot_be_looked_at_is_the_finding(kind: Any, code: str) -> None:

@@ -103,6 +103,10 @@ class SchemaAhead(SchemaMismatch):
     """The tables are newer than this code."""
 
 
+class SchemaForked(SchemaMismatch):
+    """The tables were made by a version of Unstuck that was never released."""
+
+
 class NoLedger(SchemaMismatch):
     """There are no tables yet."""
 

@@ -23,6 +23,7 @@ class PendingCall:
         idempotency_key: str | None = None,
         priority: int | None = None,
         job_id: str | None = None,
+        concurrency_key: str | None = None,
     ) -> None:
         self.service = service
         self.body = body
@@ -33,7 +34,12 @@ class PendingCall:
         self.ledger_id: int | str | None = None
         """The broker's, as soon as a notice named it."""
         self.id = os.urandom(ID_BYTES)
-        options = {"idempotency_key": idempotency_key, "priority": priority, "job_id": job_id}
+        options = {
+            "idempotency_key": idempotency_key,
+            "priority": priority,
+            "job_id": job_id,
+            "concurrency_key": concurrency_key,
+        }
         given = {name: value for name, value in options.items() if value is not None}
         self.correlation = cbor2.dumps({"id": self.id, **given})
         self.expires_at_s: float | None = None

@@ -63,13 +63,20 @@ class Client(Hears):
         idempotency_key: str | None = None,
         priority: int | None = None,
         job_id: str | None = None,
+        concurrency_key: str | None = None,
     ) -> list[bytes]:
         """Send a request and give the frames of its reply. Bytes are sent as they are, other values as CBOR.
 
         Raises `ReplyTimeout` when there is none within `timeout` seconds (the client's own if not given), `CallFailed`
         when the broker says that there will be none."""
         return self.submit(
-            service, *body, timeout=timeout, idempotency_key=idempotency_key, priority=priority, job_id=job_id
+            service,
+            *body,
+            timeout=timeout,
+            idempotency_key=idempotency_key,
+            priority=priority,
+            job_id=job_id,
+            concurrency_key=concurrency_key,
         ).result()
 
     def submit(
@@ -80,10 +87,11 @@ class Client(Hears):
         idempotency_key: str | None = None,
         priority: int | None = None,
         job_id: str | None = None,
+        concurrency_key: str | None = None,
     ) -> PendingCall:
         """Send a request and do not wait: `result()` of what it gives does. Many may be on their way at once.
 
-        The key, the priority and the id are for a broker of ours; others never see them. A timeout
+        The keys, the priority and the id are for a broker of ours; others never see them. A timeout
         of `math.inf` is patience without end."""
         if not frames.is_service(service.encode()):
             raise ConfigError(f"A service is printable ASCII without blanks, not {service!r}.")
@@ -94,6 +102,7 @@ class Client(Hears):
             idempotency_key=idempotency_key,
             priority=priority,
             job_id=job_id,
+            concurrency_key=concurrency_key,
         )
         self._line.submit(call)
         return call

@@ -18,6 +18,7 @@ class Code(StrEnum):
     NO_LEDGER = "no-ledger"
     SCHEMA_BEHIND = "schema-behind"
     SCHEMA_AHEAD = "schema-ahead"
+    SCHEMA_FORKED = "schema-forked"
     # Jobs that wait
     NO_WORKER_FOR_QUEUE = "no-worker-for-queue"
     TASK_UNKNOWN = "task-unknown"

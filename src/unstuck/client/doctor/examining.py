@@ -58,6 +58,9 @@ def in_trouble(trouble: Trouble) -> Finding:
         case "ahead":
             code, what = Code.SCHEMA_AHEAD, "The tables are newer than this code"
             cure = "Upgrade Unstuck here, or name another ledger with --url or --app."
+        case "forked":
+            code, what = Code.SCHEMA_FORKED, "The tables were made by a version that was never released"
+            cure = "Name another ledger with --url or --app, or drop these tables if nothing in them is needed."
         case "unreachable":
             code, what = Code.LEDGER_UNREACHABLE, "The ledger cannot be reached"
             cure = (

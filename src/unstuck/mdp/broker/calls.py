@@ -7,13 +7,16 @@ from typing import Any
 import msgspec
 
 from unstuck.domain.envelope import FRAMES, pack, read_map, read_object
-from unstuck.domain.meaning import OWN_ID
+from unstuck.domain.errors import ConfigError, PayloadError
+from unstuck.domain.meaning import OWN_ID, arguments
+from unstuck.domain.order import Order, line_of
 from unstuck.domain.policy import Policy, decode_policy, encode_policy, without_hooks
 from unstuck.domain.recovery import printable
 from unstuck.mdp.frames import Request
 from unstuck.store.records import NewJob, TaskRecord, Ties
 
 MAX_KEY_CHARS = 200
+MAX_LINE_CHARS = 500
 MAX_OWN_ID_CHARS = 200
 MAX_OWN_ID_BITS = 128
 LEAST_PRIORITY, MOST_PRIORITY = -1000, 1000
@@ -26,12 +29,15 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     own_id: str | None = None
     key: str | None = None
     """With the same key from the same client it is done once."""
+    line: str | None = None
+    """The concurrency key, where its client said one."""
 
 
 class Options(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     key: str | None = None
     own_id: str | None = None
+    line: str | None = None
 
 
 def bare_policy(retry_attempts: int) -> Policy:
@@ -55,14 +61,19 @@ def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts
                 tasks,
                 retry_attempts,
                 by,
-                Options(options.priority, options.key and f"{options.key}#{place}", _own_id(value) or options.own_id),
+                Options(
+                    options.priority,
+                    options.key and f"{options.key}#{place}",
+                    _own_id(value) or options.own_id,
+                    options.line,
+                ),
             )
             for place, (frame, value) in enumerate(calls)
         ]
     own_id = said.own_id
     if len(request.body) == 1:
         own_id = _own_id(read_object(request.body[0])) or own_id
-    options = Options(said.priority, said.key, own_id)
+    options = Options(said.priority, said.key, own_id, said.line)
     return [_call(service, request.body, tasks, retry_attempts, by, options)]
 
 
@@ -76,26 +87,28 @@ def _call(
 ) -> Call:
     known = tasks.get(service)
     rules = _bare_rules(retry_attempts) if known is None else _rules(known.policy)
-    return Call(
-        _job(service, service if known is None else known.queue, pack(frames), rules, options.priority, by),
-        options.own_id,
-        options.key,
-    )
+    queue, payload = service if known is None else known.queue, pack(frames)
+    job = _job(service, queue, payload, rules, options.priority, by, options.line)
+    return Call(job, options.own_id, options.key, options.line)
 
 
 def as_task(call: Call, known: TaskRecord) -> Call:
     """Give the same call by the rules of a task that was not known when it came."""
     job = call.job
     rules = _rules(known.policy)
-    return msgspec.structs.replace(
-        call, job=_job(job.task, known.queue, job.payload, rules, job.priority, job.enqueued_by or "")
-    )
+    again = _job(job.task, known.queue, job.payload, rules, job.priority, job.enqueued_by or "", call.line)
+    return msgspec.structs.replace(call, job=again)
 
 
 class _Rules(msgspec.Struct, frozen=True):
     policy: Policy
     encoded: bytes
     more: Ties | None
+    """What is the same for every job of the task."""
+
+    @property
+    def has_lines(self) -> bool:
+        return self.policy.order.key is not None or self.policy.order.computed
 
 
 @lru_cache(1_000)
@@ -110,10 +123,28 @@ def _bare_rules(retry_attempts: int) -> _Rules:
 
 def _made(given: Policy) -> _Rules:
     policy, hooks = without_hooks(given)
-    return _Rules(policy, encode_policy(policy), None if hooks is None else Ties(hooks=hooks))
+    ties = Ties(hooks=hooks, expires_in_s=policy.order.expires_s, keep_s=policy.order.keep_s)
+    return _Rules(policy, encode_policy(policy), None if ties == Ties() else ties)
 
 
-def _job(service: str, queue: str, payload: bytes, rules: _Rules, priority: int, by: str) -> NewJob:
+def _ties(service: str, payload: bytes, rules: _Rules, line: str | None) -> Ties | None:
+    if line is None and not rules.has_lines:
+        return rules.more
+    ties = rules.more or Ties()
+    limit = rules.policy.order.limit if rules.has_lines else None
+    return msgspec.structs.replace(ties, line=line or _line(service, payload, rules.policy.order), line_limit=limit)
+
+
+def _line(service: str, payload: bytes, order: Order) -> str:
+    """Give the line in which a request stands. Where nobody can say its key, because the app computes it or the body
+    has no such arguments, all of those stand in one line: better one after the other than two that should not meet."""
+    try:
+        return line_of(order, (), arguments(payload), service) or service
+    except (ConfigError, PayloadError):
+        return service
+
+
+def _job(service: str, queue: str, payload: bytes, rules: _Rules, priority: int, by: str, line: str | None) -> NewJob:
     policy = rules.policy
     return NewJob(
         task=service,
@@ -127,7 +158,7 @@ def _job(service: str, queue: str, payload: bytes, rules: _Rules, priority: int,
         timeout_s=policy.timeout_s,
         priority=priority,
         enqueued_by=by,
-        more=rules.more,
+        more=_ties(service, payload, rules, line),
     )
 
 
@@ -138,12 +169,14 @@ def _options(given: dict[str, Any] | None, before: Options | None = None) -> Opt
     priority = given.get("priority", before.priority)
     key = given.get("idempotency_key", before.key)
     own_id = given.get("job_id", before.own_id)
+    line = given.get("concurrency_key", before.line)
     return Options(
         min(max(priority, LEAST_PRIORITY), MOST_PRIORITY)
         if isinstance(priority, int) and not isinstance(priority, bool)
         else before.priority,
         printable(key, MAX_KEY_CHARS) if isinstance(key, str) and key else before.key,
         printable(own_id, MAX_OWN_ID_CHARS) if isinstance(own_id, str) and own_id else before.own_id,
+        printable(line[:MAX_LINE_CHARS], MAX_LINE_CHARS) if isinstance(line, str) and line else before.line,
     )
 
 

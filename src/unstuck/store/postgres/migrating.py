@@ -4,7 +4,7 @@ import zlib
 
 from unstuck import failpoints
 from unstuck.domain.errors import SchemaMismatch
-from unstuck.store.migrations import Migration, check_applied, pending, read_migrations, refuse_newer
+from unstuck.store.migrations import Applied, Migration, check_applied, pending, read_migrations
 from unstuck.store.postgres.connecting import Address, Connection
 from unstuck.store.postgres.lanes import Lane
 from unstuck.store.sql import in_schema
@@ -14,8 +14,11 @@ _LOCK_CLASS = 0x756E7374
 
 _TABLE = """
 create table if not exists {schema}.migrations (
-    number integer primary key, name text not null, applied_at timestamptz not null default clock_timestamp())
+    number integer primary key, name text not null, applied_at timestamptz not null default clock_timestamp(),
+    digest text)
 """
+# Digests were not always kept.
+_APPLIED = "select m.number, to_jsonb(m) ->> 'digest' from {schema}.migrations m"
 
 
 def migrate(lane: Lane, schema: str, quoted: str, migrations: tuple[Migration, ...] = MIGRATIONS) -> list[str]:
@@ -32,7 +35,7 @@ def migrate(lane: Lane, schema: str, quoted: str, migrations: tuple[Migration, .
         with lane.transaction() as connection:
             # Taken anew for each file and given back by its commit: a pooler may change the session in between.
             _lock(connection, schema)
-            left = pending(migrations, _applied(connection, quoted))
+            left = pending(migrations, _applied(connection, quoted), f"schema {schema!r}")
             if not left:
                 return done
             _apply(connection, left[0], quoted)
@@ -45,26 +48,23 @@ def check_schema(lane: Lane, address: Address, schema: str, quoted: str) -> None
     """Raise SchemaMismatch unless the tables fit."""
     where = f"schema {schema!r} of {address.where}"
     try:
-        rows = lane.ask(in_schema("select number from {schema}.migrations", quoted).encode())
+        rows = lane.ask(in_schema(_APPLIED, quoted).encode())
     except SchemaMismatch:
-        check_applied(MIGRATIONS, (), where)
+        check_applied(MIGRATIONS, {}, where)
         raise
-    applied = {int(row[0]) for row in rows}
-    refuse_newer(MIGRATIONS, applied)
-    check_applied(MIGRATIONS, applied, where)
+    check_applied(MIGRATIONS, dict(rows), where)
 
 
 def _apply(connection: Connection, migration: Migration, quoted: str) -> None:
     connection.execute(in_schema(migration.sql, quoted).encode())
     connection.execute(
-        in_schema("insert into {schema}.migrations (number, name) values (%s, %s)", quoted).encode(),
-        (migration.number, migration.name),
+        in_schema("insert into {schema}.migrations (number, name, digest) values (%s, %s, %s)", quoted).encode(),
+        (migration.number, migration.name, migration.digest),
     )
 
 
-def _applied(connection: Connection, quoted: str) -> set[int]:
-    rows = connection.execute(in_schema("select number from {schema}.migrations", quoted).encode()).fetchall()
-    return {int(row[0]) for row in rows}
+def _applied(connection: Connection, quoted: str) -> Applied:
+    return dict(connection.execute(in_schema(_APPLIED, quoted).encode()).fetchall())
 
 
 def _lock(connection: Connection, schema: str) -> None:

@@ -5,7 +5,7 @@ All of it in the transaction that ended the job, under the one write lock, whoev
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apsw
@@ -15,8 +15,7 @@ from unstuck.domain.errors import ErrorCode
 from unstuck.domain.inputs import NodeError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import MAX_ITEMS, NodeState, WorkflowState
-from unstuck.store.records import NewJob, Ties
-from unstuck.store.sqlite.client import insert_jobs
+from unstuck.store.sqlite.drafts import enqueue_drafts
 from unstuck.store.sqlite.hooks import fire_hooks
 from unstuck.store.sqlite.lines import leave_lines
 from unstuck.store.sqlite.nodes import (
@@ -33,8 +32,10 @@ from unstuck.store.sqlite.verbs import SQL, fetch, write_event
 
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 _NODE_STATES = {JobState.SUCCEEDED: NodeState.SUCCEEDED, JobState.CANCELLED: NodeState.CANCELLED}
-_spec_decoder = msgspec.json.Decoder(NewJob)
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+Due = tuple[int, str]
+"""A node whose time has come: its place and kind."""
 
 
 def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> set[str]:
@@ -112,40 +113,25 @@ def _is_open(cursor: apsw.Cursor, workflow_id: int, scope: int) -> bool:
     return find_node(cursor, workflow_id, scope).state == NodeState.RELEASED
 
 
-def release(cursor: apsw.Cursor, workflow_id: int, places: Sequence[int]) -> tuple[set[str], list[int]]:
+def release(cursor: apsw.Cursor, workflow_id: int, due: Iterable[Due]) -> tuple[set[str], list[int]]:
     """Enqueue the jobs of nodes whose time has come, and open maps whose list is known.
 
     Gives the queues, and the maps that ended at once: of an empty list, or without one."""
-    woken: set[str] = set()
+    in_order = sorted(due)
+    tasks = [place for place, kind in in_order if kind == "task"]
+    maps = [place for place, kind in in_order if kind != "task"]
+    woken = enqueue_drafts(cursor, workflow_id, tasks) if tasks else set()
     over: list[int] = []
-    due: list[tuple[int, NewJob]] = []
-    drafts = dict(fetch(cursor, "drafts_at", (workflow_id, msgspec.json.encode(places).decode())))
-    for node in find_nodes(cursor, workflow_id, places):
-        if node.state != NodeState.WAITING:
-            continue
-        job = _spec_decoder.decode(drafts[node.place])
-        if node.kind == "task":
-            due.append((node.place, job))
-        elif (members := _open_map(cursor, workflow_id, node, job)) is None:
+    for node in find_nodes(cursor, workflow_id, maps) if maps else ():
+        if (members := _open_map(cursor, workflow_id, node)) is None:
             over.append(node.place)
         else:
-            due += members
-    if due:
-        jobs = [_placed(job, workflow_id, place) for place, job in due]
-        stored = insert_jobs(cursor, jobs)
-        rows = [(workflow_id, place, one.job_id) for (place, _), one in zip(due, stored, strict=True)]
-        cursor.executemany(SQL["release_node"], rows)
-        woken = {job.queue for job in jobs}
+            woken |= enqueue_drafts(cursor, workflow_id, members, of_map=node.place)
     return woken, over
 
 
-def _placed(job: NewJob, workflow_id: int, place: int) -> NewJob:
-    more = msgspec.structs.replace(job.more or Ties(), workflow_id=workflow_id, place=place)
-    return msgspec.structs.replace(job, more=more)
-
-
-def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node, job: NewJob) -> list[tuple[int, NewJob]] | None:
-    """Make the members of a map; give their places with what their jobs will be, or None where it ended at once."""
+def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node) -> range | None:
+    """Make the members of a map; give their places, or None where it ended at once."""
     assert node.source is not None
     values, members, trouble = _items(cursor, workflow_id, node.source)
     count = len(values) + len(members)
@@ -168,7 +154,7 @@ def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node, job: NewJob) ->
         edges.append((workflow_id, node.place, first + n, node.source))
     cursor.executemany(SQL["insert_member"], rows)
     cursor.executemany(SQL["copy_edges"], edges)
-    return [(first + n, job) for n in range(count)]
+    return range(first, first + count)
 
 
 def _items(cursor: apsw.Cursor, workflow_id: int, source: int) -> tuple[list[bytes], list[int], str | None]:
@@ -187,19 +173,19 @@ def _items(cursor: apsw.Cursor, workflow_id: int, source: int) -> tuple[list[byt
         return [], [], "the result that it maps over is no list"
 
 
-def _unblock(cursor: apsw.Cursor, workflow_id: int, ended: list[int]) -> list[int]:
+def _unblock(cursor: apsw.Cursor, workflow_id: int, ended: list[int]) -> list[Due]:
     """Tell those who wait for these; give whose time has come."""
-    due: list[int] = []
+    due: list[Due] = []
     rows: list[tuple[int, int, int]] = []
     for place, blockers, state, kind in fetch(cursor, "freed_by", (workflow_id, msgspec.json.encode(ended).decode())):
         is_due = blockers == 0 and state == NodeState.WAITING
         if is_due:
-            due.append(place)
+            due.append((place, kind))
         if not (is_due and kind == "task"):
             # Whose job is enqueued in a moment is written then.
             rows.append((workflow_id, place, blockers))
     cursor.executemany(SQL["wait_for_fewer"], rows)
-    return sorted(due)
+    return due
 
 
 def _leave_scope(cursor: apsw.Cursor, workflow_id: int, scope: int, count: int) -> bool:
@@ -289,8 +275,7 @@ def _finish(cursor: apsw.Cursor, workflow_id: int, root: Node) -> set[str]:
 
 def begin(cursor: apsw.Cursor, workflow_id: int) -> set[str]:
     """Release what waits for nobody."""
-    due = [place for (place,) in fetch(cursor, "nodes_due", (workflow_id,))]
-    woken, over = release(cursor, workflow_id, due)
+    woken, over = release(cursor, workflow_id, fetch(cursor, "nodes_due", (workflow_id,)))
     return woken | resolve(cursor, workflow_id, over)
 
 

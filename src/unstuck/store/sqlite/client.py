@@ -133,7 +133,7 @@ def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
 def _ties(job: NewJob, more: Ties, now: float) -> tuple[Any, ...]:
     refuse_nul(more.line)
     due_at = max(now, job.run_at if job.run_at is not None else now + job.delay_s)
-    hooks = None if more.hooks is None else msgspec.json.encode(more.hooks).decode()
+    hooks = hooks_text(more)
     return (
         not (more.line is None and more.workflow_id is None and hooks is None),
         more.line,
@@ -146,6 +146,11 @@ def _ties(job: NewJob, more: Ties, now: float) -> tuple[Any, ...]:
         unique_for(job),
         more.needs,
     )
+
+
+def hooks_text(more: Ties) -> str | None:
+    """Give what follows the ends of a job as it is stored."""
+    return None if more.hooks is None else msgspec.json.encode(more.hooks).decode()
 
 
 def _json(job_ids: Collection[int]) -> str:

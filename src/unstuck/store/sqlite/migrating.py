@@ -3,7 +3,7 @@
 import apsw
 
 from unstuck import failpoints
-from unstuck.store.migrations import check_applied, pending, read_migrations
+from unstuck.store.migrations import Applied, check_applied, pending, read_migrations
 from unstuck.store.sqlite.database import Database
 
 MIGRATIONS = read_migrations("unstuck.store.sqlite.migrations")
@@ -20,15 +20,16 @@ def migrate(db: Database) -> list[str]:
         with db.write(LIMIT_S) as cursor:
             cursor.execute(
                 "CREATE TABLE IF NOT EXISTS unstuck_migrations "
-                "(number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL) STRICT"
+                "(number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL, digest TEXT) STRICT"
             )
-            left = pending(MIGRATIONS, _applied(cursor))
+            left = pending(MIGRATIONS, _applied(cursor), str(db.path))
             if not left:
                 return done
             for _ in cursor.execute(left[0].sql):
                 pass
             cursor.execute(
-                "INSERT INTO unstuck_migrations VALUES (?, ?, unixepoch('subsec'))", (left[0].number, left[0].name)
+                "INSERT INTO unstuck_migrations VALUES (?, ?, unixepoch('subsec'), ?)",
+                (left[0].number, left[0].name, left[0].digest),
             )
             if failpoints.active:
                 failpoints.reached("migrate.before_commit")
@@ -43,9 +44,13 @@ def check(db: Database) -> None:
         try:
             applied = _applied(cursor)
         except apsw.SQLError:
-            applied = set()
+            applied = {}
     check_applied(MIGRATIONS, applied, str(db.path))
 
 
-def _applied(cursor: apsw.Cursor) -> set[int]:
-    return {number for (number,) in cursor.execute("SELECT number FROM unstuck_migrations")}
+def _applied(cursor: apsw.Cursor) -> Applied:
+    try:
+        return dict(cursor.execute("SELECT number, digest FROM unstuck_migrations"))
+    except apsw.SQLError:
+        # Digests were not always kept.
+        return {number: None for (number,) in cursor.execute("SELECT number FROM unstuck_migrations")}

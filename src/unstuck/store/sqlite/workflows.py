@@ -12,9 +12,10 @@ from unstuck.domain.inputs import NodeError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
 from unstuck.store.checks import LARGEST_ID, check_workflow
-from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, OnceAnswer, Repaired, Request, Ties, WorkflowRecord
+from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, OnceAnswer, Repaired, Request, WorkflowRecord
 from unstuck.store.sqlite.advancing import advance, begin, recount, resolve
 from unstuck.store.sqlite.client import insert_jobs
+from unstuck.store.sqlite.drafts import keep_drafts
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.nodes import Node, end_node, find_node, inputs_of, nodes_inside
 from unstuck.store.sqlite.requests import once
@@ -22,10 +23,14 @@ from unstuck.store.sqlite.reviving import queue_again
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 SLOWEST_NODE_S = 0.002
+REPAIR_LOOK = 20_000
+"""How many nodes one round of repair looks at; the next goes on behind them."""
 _ENDED_BADLY = (WorkflowState.FAILED, WorkflowState.CANCELLED, WorkflowState.PAUSED)
 
 
 class WorkflowVerbs(Verbs):
+    _repaired_up_to = 0
+
     def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
         check_workflow(workflow)
         refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
@@ -99,19 +104,32 @@ class WorkflowVerbs(Verbs):
     def repair_workflows(self, limit: int) -> list[Repaired]:
         with self.db.read() as cursor:
             # Most look in vain: they must not queue for the write lock to hear it.
-            if not fetch(cursor, "nodes_of_the_gone", (1,)) and not fetch(cursor, "workflows_at_rest", (1,)):
+            ids, self._repaired_up_to = _next_open(cursor, self._repaired_up_to)
+            if not fetch(cursor, "nodes_of_the_gone", (ids, 1)) and not fetch(cursor, "workflows_at_rest", (ids, 1)):
                 return []
         found: list[Repaired] = []
         woken: set[str] = set()
         with self.db.write() as cursor:
-            found += [_repair_node(cursor, woken, *row) for row in fetch(cursor, "nodes_of_the_gone", (limit,))]
-            for (workflow_id,) in fetch(cursor, "workflows_at_rest", (limit,)):
+            found += [_repair_node(cursor, woken, *row) for row in fetch(cursor, "nodes_of_the_gone", (ids, limit))]
+            for (workflow_id,) in fetch(cursor, "workflows_at_rest", (ids, limit)):
                 woken |= recount(cursor, workflow_id)
                 found.append(Repaired(workflow_id, "nothing of it went on"))
             for one in found:
                 write_event(cursor, "workflow_repaired", f"Repaired: {one.what}", job_id=one.workflow_id)
         self.ring_queues(woken)
         return found
+
+
+def _next_open(cursor: apsw.Cursor, after: int) -> tuple[str, int]:
+    """Give the workflows that one round of repair looks at, and behind which the next one goes on."""
+    ids: list[int] = []
+    left = REPAIR_LOOK
+    for workflow_id, nodes in cursor.execute(SQL["open_workflows"], (after,)):
+        ids.append(workflow_id)
+        left -= (nodes or 0) + 1
+        if left <= 0:
+            return msgspec.json.encode(ids).decode(), workflow_id
+    return msgspec.json.encode(ids).decode(), 0
 
 
 def may_reopen(cursor: apsw.Cursor, job_id: int) -> bool:
@@ -233,11 +251,8 @@ def _insert(cursor: apsw.Cursor, workflow_id: int, workflow: NewWorkflow) -> Non
     rows, drafts = [], []
     for node in workflow.nodes:
         state = NodeState.RELEASED if node.kind == "group" else NodeState.WAITING
-        job = node.job
-        if job is not None and (node.kind == "map" or node.place in given):
-            job = msgspec.structs.replace(job, more=msgspec.structs.replace(job.more or Ties(), needs=True))
-        if job is not None:
-            drafts.append((workflow_id, node.place, msgspec.json.encode(job).decode()))
+        if node.job is not None:
+            drafts.append((node.place, node.job, node.kind == "map" or node.place in given))
         counts = (blockers.get(node.place, 0), members.get(node.place, 0))
         rows.append(
             (
@@ -253,7 +268,7 @@ def _insert(cursor: apsw.Cursor, workflow_id: int, workflow: NewWorkflow) -> Non
             )
         )
     cursor.executemany(SQL["insert_node"], rows)
-    cursor.executemany(SQL["insert_draft"], drafts)
+    keep_drafts(cursor, workflow_id, drafts)
     cursor.executemany(
         SQL["insert_edge"], [(workflow_id, edge.source, edge.target, edge.data) for edge in workflow.edges]
     )

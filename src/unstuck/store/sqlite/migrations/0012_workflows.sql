@@ -38,14 +38,31 @@ CREATE TABLE unstuck_nodes (
     CHECK (kind = 'task' OR job_id IS NULL)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX unstuck_nodes_inside ON unstuck_nodes (workflow_id, parent);
-CREATE INDEX unstuck_nodes_released ON unstuck_nodes (workflow_id, place) WHERE state = 'released' AND kind = 'task';
 
--- What the job of a node will be, as JSON; of a map, those of its members. Beside the nodes, whose rows are written anew
--- whenever something happens to them.
+-- What the job of a node will be; of a map, those of its members. Beside the nodes, whose rows are written anew
+-- whenever something happens to them, and column by column as in a job: it is enqueued without being unpacked.
 CREATE TABLE unstuck_drafts (
     workflow_id INTEGER NOT NULL REFERENCES unstuck_workflows (id) ON DELETE CASCADE,
     place INTEGER NOT NULL,
-    spec TEXT NOT NULL CHECK (json_valid(spec)),
+    rank INTEGER NOT NULL,
+    queue TEXT NOT NULL,
+    task TEXT NOT NULL,
+    delay_s REAL NOT NULL CHECK (delay_s >= 0),
+    on_crash TEXT,
+    heartbeat INTEGER NOT NULL,
+    heartbeat_timeout_s REAL,
+    timeout_s REAL,
+    enqueued_by TEXT,
+    payload_type TEXT,
+    line TEXT,
+    line_limit INTEGER,
+    -- It gets results of others.
+    needs INTEGER,
+    hooks TEXT,
+    expires_in_s REAL,
+    keep_s REAL,
+    policy BLOB,
+    payload BLOB NOT NULL,
     PRIMARY KEY (workflow_id, place)
 ) STRICT, WITHOUT ROWID;
 

@@ -14,7 +14,32 @@ INSERT INTO unstuck_nodes (workflow_id, place, parent, name, kind, state, on_err
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10);
 
 -- name: insert_draft
-INSERT INTO unstuck_drafts (workflow_id, place, spec) VALUES (?1, ?2, ?3);
+INSERT INTO unstuck_drafts (
+    workflow_id, place, rank, queue, task, delay_s, on_crash, heartbeat, heartbeat_timeout_s, timeout_s, enqueued_by,
+    payload_type, line, line_limit, needs, hooks, expires_in_s, keep_s, policy, payload
+)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: enqueue_drafts
+-- As `insert_tied_job` does it, without what no node has: a unique key, and a time of its own. Of a list of places, whose
+-- drafts have the same or, being members, that of their map.
+INSERT INTO unstuck_jobs (
+    id, state, ready, waiting, held, rank, queue, task, run_at, on_crash, heartbeat, heartbeat_timeout_s, timeout_s,
+    enqueued_at, enqueued_by, payload_type, policy, payload, tied, line, workflow_id, place, hooks, expires_at, keep_s,
+    line_limit, needs, blocked
+)
+SELECT
+    ?4 + i.key, 'pending', d.delay_s = 0 AND d.line IS NULL, d.delay_s > 0, 0, d.rank, d.queue, d.task, ?5 + d.delay_s,
+    d.on_crash, d.heartbeat, d.heartbeat_timeout_s, d.timeout_s, ?5, d.enqueued_by, d.payload_type, d.policy, d.payload,
+    1, d.line, ?1, i.value, d.hooks, ?5 + d.delay_s + d.expires_in_s, d.keep_s, d.line_limit, d.needs,
+    d.delay_s = 0 AND d.line IS NOT NULL
+FROM json_each(?2) i
+CROSS JOIN unstuck_drafts d ON d.workflow_id = ?1 AND d.place = coalesce(?3, i.value);
+
+-- name: where_drafts_go
+SELECT DISTINCT d.queue, d.line, d.line_limit
+FROM json_each(?2) i
+CROSS JOIN unstuck_drafts d ON d.workflow_id = ?1 AND d.place = i.value;
 
 -- name: insert_member
 INSERT INTO unstuck_nodes (
@@ -67,13 +92,6 @@ SELECT n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.blockers, n.ope
 FROM json_each(?2) i
 CROSS JOIN unstuck_nodes n ON n.workflow_id = ?1 AND n.place = i.value
 ORDER BY n.place;
-
--- name: drafts_at
--- What the jobs of these nodes will be. Members of a map are all alike.
-SELECT n.place, d.spec
-FROM json_each(?2) i
-CROSS JOIN unstuck_nodes n ON n.workflow_id = ?1 AND n.place = i.value
-CROSS JOIN unstuck_drafts d ON d.workflow_id = ?1 AND d.place = iif(n.item IS NULL, n.place, n.parent);
 
 -- name: freed_by
 -- Who waits for these, and for how many others beside them.
@@ -176,7 +194,7 @@ SET blockers = (
 WHERE workflow_id = ?1;
 
 -- name: nodes_due
-SELECT n.place
+SELECT n.place, n.kind
 FROM unstuck_nodes n
 JOIN unstuck_nodes p ON p.workflow_id = n.workflow_id AND p.place = n.parent
 WHERE n.workflow_id = ?1 AND n.state = 'waiting' AND n.blockers = 0 AND p.state = 'released'
@@ -201,7 +219,7 @@ SELECT id, name, state, created_at, finished_at FROM unstuck_workflows WHERE id 
 -- name: workflow_nodes
 SELECT
     n.place, n.parent, n.name, n.kind, n.state, n.on_error, n.job_id, j.state,
-    iif(n.kind <> 'group', d.spec ->> 'task', NULL), j.started_at, n.finished_at, n.error, n.item, n.blockers
+    d.task, j.started_at, n.finished_at, n.error, n.item, n.blockers
 FROM unstuck_nodes n
 LEFT JOIN unstuck_jobs j ON j.id = n.job_id
 LEFT JOIN unstuck_drafts d ON d.workflow_id = n.workflow_id AND d.place = iif(n.item IS NULL, n.place, n.parent)
@@ -228,27 +246,34 @@ LIMIT ?2;
 -- name: count_nodes
 SELECT state, count(*) FROM unstuck_nodes WHERE workflow_id = ?1 AND kind = 'task' GROUP BY state;
 
+-- name: open_workflows
+-- With how many nodes each has about.
+SELECT w.id, (SELECT max(n.place) FROM unstuck_nodes n WHERE n.workflow_id = w.id)
+FROM unstuck_workflows w INDEXED BY unstuck_workflows_open
+WHERE w.finished_at IS NULL AND w.id > ?1
+ORDER BY w.id;
+
 -- name: nodes_of_the_gone
 -- Nodes that wait for jobs which are over, or not there any more.
 SELECT n.workflow_id, n.place, n.name, n.job_id, j.id, j.state
-FROM unstuck_workflows w INDEXED BY unstuck_workflows_open
-JOIN unstuck_nodes n INDEXED BY unstuck_nodes_released ON n.workflow_id = w.id
+FROM json_each(?1) i
+CROSS JOIN unstuck_nodes n ON n.workflow_id = i.value
 LEFT JOIN unstuck_jobs j ON j.id = n.job_id
-WHERE w.finished_at IS NULL AND n.state = 'released' AND n.kind = 'task' AND (j.id IS NULL OR j.finished_at IS NOT NULL)
+WHERE n.state = 'released' AND n.kind = 'task' AND (j.id IS NULL OR j.finished_at IS NOT NULL)
 ORDER BY n.workflow_id, n.place
-LIMIT ?1;
+LIMIT ?2;
 
 -- name: workflows_at_rest
 -- They go on, and nothing in them does.
 SELECT w.id
-FROM unstuck_workflows w INDEXED BY unstuck_workflows_open
+FROM json_each(?1) i
+CROSS JOIN unstuck_workflows w ON w.id = i.value
 WHERE w.finished_at IS NULL AND w.state = 'running'
     AND NOT EXISTS (
-        SELECT 1 FROM unstuck_nodes n INDEXED BY unstuck_nodes_released
-        WHERE n.workflow_id = w.id AND n.state = 'released' AND n.kind = 'task'
+        SELECT 1 FROM unstuck_nodes n WHERE n.workflow_id = w.id AND n.state = 'released' AND n.kind = 'task'
     )
 ORDER BY w.id
-LIMIT ?1;
+LIMIT ?2;
 
 -- name: jobs_that_need_others
 SELECT j.id
