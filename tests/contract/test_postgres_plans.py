@@ -250,6 +250,23 @@ def test_ends_of_nodes_read_their_own(pg_ledger: PostgresLedger, pg_url: str, ki
         assert is_lean(reads(pg_ledger, "turn", turn_values(ends), table=table))
 
 
+def test_ends_of_workflows_read_their_own(pg_ledger: PostgresLedger) -> None:
+    """Planned when the first one ended, and there was no other; then few of many end at once."""
+    pg_ledger.register(birth("w1"))
+    nodes = (NewNode(0, None, "all", "group", source=1), NewNode(1, 0, "n1", "task", job=new_job()))
+    flow = NewWorkflow("all", new_job(task="unstuck.workflow"), nodes, ())
+    pg_ledger.begin_workflow(flow)
+    pg_ledger.turn(Turn("w1", done=(done(claim(pg_ledger, limit=1, start=1)[0]),)))
+    for _ in range(2 * BATCH):
+        pg_ledger.begin_workflow(flow)
+    few = BATCH // 10
+    ends = Turn("w1", done=tuple(done(job) for job in claim(pg_ledger, limit=few, start=few)))
+    scanned, fetched = reads(pg_ledger, "turn", turn_values(ends), table="nodes")
+    assert len(pg_ledger.workflows("succeeded")) == few + 1
+    assert scanned == 0
+    assert fetched <= few * TIMES_EACH
+
+
 def test_nodes_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
     """Their releases and their ends are written where they are, and no index hears of it."""
     pg_ledger.register(birth("w1"))
