@@ -17,7 +17,7 @@ const SERVER = process.env.UNSTUCK_SERVER ?? "http://127.0.0.1:8642";
 const TOKEN = process.env.UNSTUCK_TOKEN;
 const QUEUE = process.env.UNSTUCK_QUEUE ?? "default";
 const SLOTS = Number(process.env.UNSTUCK_CONCURRENCY ?? 2);
-const TIMEOUT = process.env.UNSTUCK_HEARTBEAT_TIMEOUT; // The server's default is five minutes.
+const TIMEOUT = process.env.UNSTUCK_HEARTBEAT_TIMEOUT; // "30s", or seconds. The server's default is five minutes.
 const GRACE_MS = 1000 * Number(process.env.UNSTUCK_GRACE ?? 30);
 const WAIT_S = 20;
 
@@ -70,7 +70,7 @@ async function register() {
     tasks: Object.keys(tasks).map((name) => ({ name, queue: QUEUE, on_crash: "retry" })),
     concurrency: SLOTS,
     metadata: { hostname: hostname(), pid: process.pid, version: "example", language: "JavaScript" },
-    ...(TIMEOUT && { heartbeat_timeout: Number(TIMEOUT) }),
+    ...(TIMEOUT && { heartbeat_timeout: TIMEOUT }),
   });
   if (!ok) throw new Error(answer.detail);
   worker = answer;

@@ -12,7 +12,7 @@ set -uo pipefail
 
 server=${UNSTUCK_SERVER:-http://127.0.0.1:8642}
 queue=${UNSTUCK_QUEUE:-default}
-heartbeat_timeout=${UNSTUCK_HEARTBEAT_TIMEOUT:-300}
+heartbeat_timeout=${UNSTUCK_HEARTBEAT_TIMEOUT:-5m}   # "30s", or seconds.
 main=$$
 room=$(mktemp -d)   # Where the beating process and the working one leave notes for each other.
 trap 'rm -rf "$room"' EXIT
@@ -62,7 +62,7 @@ told() { jq -r "$1" "$answer"; }
 register() {
   local body
   body=$(jq -n --arg name "$(hostname)-$main-$RANDOM" --arg instance "$RANDOM$RANDOM$RANDOM$RANDOM" --arg queue "$queue" \
-    --argjson tasks "$tasks" --argjson timeout "$heartbeat_timeout" --arg host "$(hostname)" --argjson pid "$main" '{
+    --argjson tasks "$tasks" --arg timeout "$heartbeat_timeout" --arg host "$(hostname)" --argjson pid "$main" '{
       name: $name, instance: $instance, queues: [$queue], concurrency: 1, heartbeat_timeout: $timeout,
       tasks: [$tasks[] | {name: ., queue: $queue, on_crash: "retry"}],
       metadata: {hostname: $host, pid: $pid, version: "example", language: "bash"}}')

@@ -146,7 +146,7 @@ def guarded_door(url: str, *arguments: str, **env: str) -> Iterator[Guarded]:
         door.close()
 
 
-def raw(url: str, data: bytes, *, then_wait: bool = True) -> bytes:
+def raw(url: str, data: bytes, *, then_wait: bool = True, to_the_end: bool = False) -> bytes:
     """Send bytes as they are, and give what comes back until the other side hangs up or has answered."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S) as line:
@@ -158,7 +158,7 @@ def raw(url: str, data: bytes, *, then_wait: bool = True) -> bytes:
             except ConnectionResetError:
                 break
             answer += part
-            if not part or b"\r\n\r\n" in answer:
+            if not part or (b"\r\n\r\n" in answer and not to_the_end):
                 break
         return answer
 

@@ -35,6 +35,7 @@ class Door:
         assert problem["status"] == status
         assert problem["type"] == f"urn:unstuck:problem:{problem['code']}"
         assert problem["detail"]
+        assert problem["cure"]
         return problem
 
     def enqueue(self, **body: Any) -> int:

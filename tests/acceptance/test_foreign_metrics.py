@@ -40,14 +40,16 @@ def test_jobs_of_foreign_workers_are_counted(url: str) -> None:
         failed = {"outcome": "failed", "error": {"type": "IOError", "message": "no such file"}}
         answer = worker.call("settle", jobs=[*settled, {**key(third), **failed}, {**key(again), **failed}])
         assert answer.status_code == 200, answer.text
-        lost = {"job_id": first["job_id"], "token": first["token"] + 1000, "outcome": "succeeded"}
-        assert worker.call("settle", jobs=[lost]).status_code == 409
+        lost = {"job_id": first["job_id"], "token": first["token"] + 1000}
+        step = {"seq": 1, "name": "charge", "value": 1}
+        for verb, more in (("settle", {"outcome": "succeeded"}), ("start", {}), ("progress", {}), ("steps", step)):
+            assert worker.call(verb, jobs=[{**lost, **more}]).status_code == 409
         for line in (
             'unstuck_jobs_ended_total{queue="pictures",state="succeeded"} 2',
             'unstuck_jobs_ended_total{queue="pictures",state="failed"} 1',
             'unstuck_job_retries_total{code="TASK_FAILED",queue="pictures"} 1',
             'unstuck_job_wait_seconds_count{queue="pictures",task="resize"} 4',
             'unstuck_job_run_seconds_count{queue="pictures",task="resize"} 4',
-            "unstuck_superseded_writes_total 1",
+            "unstuck_superseded_writes_total 4",
         ):
             wait_for(lambda line=line: shows(client, line), line)  # type: ignore[misc]

@@ -3,6 +3,7 @@
 import secrets
 import signal
 
+import httpx
 from tests.fleet import wait_for
 from tests.pg import start_postgres
 from tests.web import opened
@@ -45,6 +46,12 @@ def test_a_ledger_that_is_away_is_a_problem_for_a_moment() -> None:
                 assert answer.json()["code"] == "ledger_unavailable"
             for path in ("/api/v1/workers", "/api/v1/jobs/1/result?wait=5", "/api/v1/events", "/metrics", "/jobs", "/"):
                 assert http.get(path).status_code == 503, path
+            with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as person:
+                # Whoever logged in with a token of the ledger comes as far as the guard, and sees a page of words.
+                answer = person.get("/jobs", headers={"Accept": "text/html", "Cookie": "unstuck_session=none"})
+                assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+                assert answer.headers["Content-Type"].startswith("text/html")
+                assert "The ledger cannot be used" in answer.text
             server.start()
             wait_for(lambda: http.post("/api/workers/heartbeat", json=beat).status_code == 200, "the ledger's return")
             # What it said of itself meanwhile was not written then, and is now.

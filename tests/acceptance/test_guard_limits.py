@@ -1,5 +1,6 @@
 """Too much, too deep, too slow, malformed, or with dots in its path: refused, and the door goes on serving."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -144,6 +145,46 @@ def test_pages_have_bounds(door: Guarded, query: str) -> None:
 def test_what_is_no_http_is_refused(door: Guarded, data: bytes) -> None:
     answer = raw(door.url, data + b"Host: localhost\r\n\r\n")
     assert answer == b"" or status_of(answer) == 400
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+    ],
+)
+def test_who_speaks_no_http_is_told_so_like_of_every_other_problem(door: Guarded, data: bytes) -> None:
+    head, _, body = raw(door.url, data, to_the_end=True).partition(b"\r\n\r\n")
+    assert status_of(head) == 400
+    assert b"content-type: application/problem+json" in head.lower()
+    problem = json.loads(body)
+    assert (problem["code"], problem["status"]) == ("not_http", 400)
+    assert problem["cure"]
+
+
+def test_rubbish_in_a_body_behind_an_answer_hangs_up_and_breaks_nothing(door: Guarded) -> None:
+    lines = (b"POST /api/v1/jobs HTTP/1.1", f"Host: {door.host}".encode(), b"Transfer-Encoding: chunked", b"", b"")
+    # It lacks a token, and what follows is no chunk: whichever is seen first, one answer is given.
+    answer = raw(door.url, b"\r\n".join(lines) + b"zz\r\nrubbish\r\n\r\n", to_the_end=True)
+    assert status_of(answer) in (400, 401)
+    assert answer.count(b"HTTP/1.1 4") == 1
+
+
+def test_a_person_who_is_refused_sees_a_page_and_nothing_that_is_for_others(door: Guarded) -> None:
+    asked = {"Accept": "text/html,*/*;q=0.8", "Host": "elsewhere.example"}
+    for path in ("/jobs", "//elsewhere.example/"):
+        shown = door.served.client.get(path, headers=asked)
+        assert (shown.status_code, shown.headers["content-type"][:9]) == (421, "text/html")
+        assert "allowed_hosts" in shown.text
+        assert "csrf" not in shown.text
+        assert 'href="//' not in shown.text
+    back = door.served.client.get('/jobs?state=failed&x="><script>', headers=asked).text
+    assert 'href="/jobs?state=failed&amp;x=' in back
+    assert "<script>" not in back
+    assert door.served.client.get("/api/v1/jobs", headers=asked).headers["content-type"] == "application/problem+json"
 
 
 # Paths ------------------------------------------------------------------------------------------

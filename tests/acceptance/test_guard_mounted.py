@@ -1,12 +1,19 @@
 """A door inside another app: closed unless that app says that it asks for itself; its links know where it stands."""
 
 import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
 from tests.guarded import make_token
+from tests.web import PATIENCE_S
 
 from unstuck.domain.api_tokens import Scope
 from unstuck.http import create_app
@@ -77,3 +84,48 @@ def test_a_login_is_for_this_door_alone_and_leads_back_into_it(url: str) -> None
     answer = ask(create_app(url), form)[0]
     assert answer.headers["Location"] == "/ops/jobs"
     assert "path=/ops/" in answer.headers["Set-Cookie"].lower()
+
+
+def test_a_defect_is_a_page_for_people_and_a_problem_for_programs_and_tells_nothing_from_the_inside(url: str) -> None:
+    door = create_app(url, open=True)
+
+    def broken() -> None:
+        raise RuntimeError("the password is hunter2")
+
+    door.add_api_route("/broken", broken)
+    person, program = ask(door, get("/broken", Accept="text/html"), get("/broken"))
+    assert (person.status_code, person.headers["content-type"][:9]) == (500, "text/html")
+    assert (program.status_code, program.json()["code"]) == (500, "internal_error")
+    assert program.json()["cure"]
+    assert "hunter2" not in person.text + program.text
+    assert 'href="/ops/broken"' in person.text
+
+
+HOST = """
+import os
+from fastapi import FastAPI
+from unstuck.http import create_app
+
+app = FastAPI()
+app.mount("/ops", create_app(os.environ["LEDGER"], open=True))
+"""
+
+
+def test_a_server_that_is_asked_to_end_does_not_wait_for_open_pages(url: str, tmp_path: Path) -> None:
+    (tmp_path / "host.py").write_text(HOST)
+    command = [sys.executable, "-m", "uvicorn", "--port", "0", "--app-dir", str(tmp_path), "host:app"]
+    with subprocess.Popen(command, env={**os.environ, "LEDGER": url}, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            found = next(match for line in server.stderr if (match := re.search(r"running on (\S+)", line)))
+            streams = ("/ops/api/v1/events", "/ops/live?room=overview")
+            with ExitStack() as stack:
+                client = stack.enter_context(httpx.Client(base_url=found[1], timeout=PATIENCE_S, trust_env=False))
+                answers = [stack.enter_context(client.stream("GET", path)) for path in streams]
+                assert [answer.status_code for answer in answers] == [200, 200]
+                server.send_signal(signal.SIGTERM)
+                # Both end in order, and with them the server.
+                assert [bool(answer.read()) for answer in answers] == [True, True]
+            server.wait(PATIENCE_S)
+        finally:
+            server.kill()

@@ -37,10 +37,11 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
     failed, running, quarantined = evil_jobs(shop)
     shop.jobs(queue="nobody")
     evil_order(shop)
+    shop.worker("long", "x" * 200, queues=("q" * 200,))
     shop.worker("w2", "grace")
     shop.bury("w2")
     paths = ["/jobs", "/", "/jobs?state=failed&queue=x&older=1m", "/workers", "/queues", "/quarantine", "/events"]
-    paths += ["/doctor", "/upkeep", "/audit", f"/workers/{evil}", "/workers/w2", "/schedules"]
+    paths += ["/doctor", "/upkeep", "/audit", f"/workers/{evil}", "/workers/w2", "/workers/long", "/schedules"]
     paths += ["/workflows", *(f"/workflows/{number}" for number in evil_workflows(shop))]
     paths += [f"/jobs/{job_id}" for job_id in (failed, running, quarantined)]
     with opened(shop.url, env={"UNSTUCK_WEB_REDACT": "pin"}) as served:
@@ -159,6 +160,18 @@ def test_nothing_scrolls_sideways_in_a_window_at_twice_the_size_and_on_a_phone(
                 assert page.evaluate("innerWidth") == size["width"]
                 over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
                 assert over <= 0, (path, size, over)
+
+
+def test_a_name_of_two_hundred_letters_leaves_its_neighbours_in_sight(
+    browser: Browser, screens: tuple[Served, list[str]]
+) -> None:
+    served, _ = screens
+    with looking(browser, served.url) as page:
+        page.set_viewport_size({"width": 1280, "height": 800})
+        for path in ("/", "/queues", "/workers"):
+            page.goto(path)
+            hidden = "[...document.querySelectorAll('.scroll')].map(one => one.scrollWidth - one.clientWidth)"
+            assert max(page.evaluate(hidden)) <= 0, path
 
 
 def test_nothing_that_a_job_wrote_is_obeyed(browser: Browser, screens: tuple[Served, list[str]]) -> None:

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from tests.acceptance.shop import Shop
 from tests.fleet import wait_for
-from tests.web import serving
+from tests.proxy import Proxy
+from tests.web import PATIENCE_S, opened, serving
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -64,3 +66,52 @@ def test_a_door_whose_ledger_is_gone_is_alive_and_not_ready_and_says_why(tmp_pat
         assert problem["cure"]
         assert client.get("/healthz").status_code == 200
         assert client.get("/metrics").status_code == 503
+
+
+def test_whoever_asks_for_the_first_lines_alone_gets_those_of_a_get(shop: Shop) -> None:
+    with opened(shop.url) as served:
+        for path in ("/healthz", "/readyz", "/metrics", "/", "/api/v1/queues", "/static/style.css"):
+            head, whole = served.client.head(path), served.client.get(path)
+            assert (path, head.status_code, head.content) == (path, 200, b"")
+            assert head.headers["content-type"] == whole.headers["content-type"]
+        for path in ("/api/v1/events", "/live?room=overview"):
+            # Streams, which would not end.
+            assert served.client.head(path).status_code == 200, path
+        assert served.client.head("/nowhere").status_code == 404
+        assert served.client.head("/api/v1/jobs/cancel").status_code in (404, 405, 422)
+        assert "Traceback" not in served.said()
+
+
+def test_whether_it_is_ready_is_said_also_where_the_database_is_silent(ready_pg_url: str) -> None:
+    port = urlsplit(ready_pg_url).port
+    assert port is not None
+    proxy = Proxy(port)
+    try:
+        with opened(ready_pg_url.replace(f":{port}/", f":{proxy.port}/")) as served:
+            assert served.client.get("/readyz").status_code == 200
+            proxy.cut()
+            answer = served.client.get("/readyz")
+            assert (answer.status_code, answer.json()["code"]) == (503, "ledger_silent")
+            assert served.client.get("/healthz").status_code == 200
+            proxy.heal()
+            wait_for(lambda: served.client.get("/readyz").status_code == 200, "the ledger's return")
+    finally:
+        proxy.close()
+
+
+def test_a_door_that_is_asked_to_end_ends_also_where_the_database_is_silent(ready_pg_url: str) -> None:
+    port = urlsplit(ready_pg_url).port
+    assert port is not None
+    proxy = Proxy(port)
+    try:
+        with opened(ready_pg_url.replace(f":{port}/", f":{proxy.port}/")) as served:
+            # From the first beat on somebody looks after workers here, once a second.
+            assert served.client.post("/api/workers/heartbeat", json={"worker_id": "one"}).status_code == 200
+            proxy.cut()
+            with pytest.raises(httpx.ReadTimeout):
+                served.client.get("/metrics", timeout=2.0)
+            served.process.terminate()
+            assert served.process.wait(PATIENCE_S) == 1
+            assert "Ended without waiting" in served.said()
+    finally:
+        proxy.close()

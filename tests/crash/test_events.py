@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 
@@ -86,6 +87,27 @@ def test_a_job_can_be_followed_from_its_beginning_to_its_end(fleet: Fleet) -> No
     with serving(fleet.url) as client:
         told = [fields.get("event") for fields in lines(client, f"/api/v1/events?job={job.id}")]
         assert told == [None, "succeeded"]
+
+
+def test_who_comes_back_to_a_job_hears_its_end_once_and_is_then_sent_home(fleet: Fleet) -> None:
+    fleet.start()
+    with serving(fleet.url) as client:
+        for task, arguments, end in (("nap", (0.0,), "succeeded"), ("fail", ("boom",), "failed")):
+            job = fleet.task(task).enqueue(*arguments)
+            assert [event.kind for event in job.events()][-1] == end
+            path = f"/api/v1/events?job={job.id}"
+            # Cut off before it ended, and from a place that this ledger never had: both hear how it ended.
+            for place, gap in (("0", []), ("4711", ["gap"])):
+                told = [fields.get("event") for fields in lines(client, path, {"Last-Event-ID": place})]
+                assert (told[: 1 + len(gap)], told[-1]) == ([None, *gap], end)
+            place = re.findall(r"^id: (.+)$", client.get(path).text, re.MULTILINE)[-1]
+            # A browser would else come back every second, for ever.
+            assert client.get(path, headers={"Last-Event-ID": place}).status_code == 204
+            # An operator has it begin anew: there is something to tell again.
+            if end == "failed":
+                fleet.ledger.note_event("retried", "once more", job_id=job.id)
+                told = [fields.get("event") for fields in lines(client, path, {"Last-Event-ID": place})]
+                assert told == [None, "retried"]
 
 
 def test_a_job_that_does_not_exist_and_a_place_that_is_none_are_refused(fleet: Fleet) -> None:

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from unstuck.config import Web
+from unstuck.domain.errors import ConfigError
 from unstuck.http.server import listening_socket
 
 
@@ -31,3 +32,9 @@ def test_the_body_of_an_answer_does_not_wait_until_its_head_is_confirmed(host: s
                     writer.close()
 
     assert asyncio.run(switched_off()) == 1
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "198.51.100.7"])
+def test_an_address_that_is_not_of_this_machine_is_refused_with_its_own_cure(host: str) -> None:
+    with pytest.raises(ConfigError, match="--host an address of this machine"):
+        listening_socket(Web(host=host, port=0))

@@ -13,11 +13,13 @@ from unstuck.app import App
 from unstuck.client.counter import Counter
 from unstuck.config import Settings, Web
 from unstuck.http import api, page
+from unstuck.http.carrier import Carried
 from unstuck.http.desk import Desk
 from unstuck.http.foreign.crew import Crew
 from unstuck.http.foreign.quick import QuickBeats
 from unstuck.http.guard import stand_guard
 from unstuck.http.guard.place import Place, mounted
+from unstuck.http.heads import Heads
 from unstuck.http.openapi import describe
 from unstuck.http.problems import explain_errors
 from unstuck.http.timing import Timing
@@ -30,7 +32,9 @@ def open_door(app: App | str | None = None, *, open: bool = False, **web: Any) -
     """Give the ASGI app of a web door; nothing is connected before its first use."""
     settings = app.settings if isinstance(app, App) else config.load({"url": app})
     settings_of_door = replace(settings.web, **web)
-    return door_of(settings, settings_of_door, mounted(settings_of_door, open=open))
+    door = door_of(settings, settings_of_door, mounted(settings_of_door, open=open))
+    door.add_middleware(Carried, farewell=lambda: say_goodbye(door))
+    return door
 
 
 def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
@@ -51,6 +55,7 @@ def door_of(settings: Settings, web: Web, place: Place) -> FastAPI:
     explain_errors(door)
     api.add_to(door)
     page.add_to(door)
+    door.add_middleware(Heads)
     door.add_middleware(QuickBeats, crew=door.state.crew)
     stand_guard(door, place)
     describe(door)

@@ -8,7 +8,8 @@ from fastapi.openapi.utils import get_openapi
 from unstuck.http.models.problem import ProblemDetails
 from unstuck.http.problems import MEDIA_TYPE
 
-API = "/api/"
+OPEN = ("/healthz", "/readyz")
+"""Nobody is asked who they are there."""
 PROBLEMS = {
     "400": "The request cannot be read.",
     "401": "A token is needed, or this one is not valid.",
@@ -20,8 +21,9 @@ PROBLEMS = {
     "422": "A value is not valid or cannot be stored; the problem says which, and the cure.",
     "429": "Too many requests; `Retry-After` says when to come again.",
     "503": "The ledger is away. Try again: `Retry-After` says when.",
+    "default": "Anything else that went wrong, told like every other problem.",
 }
-EVERYWHERE = ("400", "401", "403", "422", "429", "503")
+EVERYWHERE = ("400", "401", "403", "422", "429", "503", "default")
 WITH_BODY = ("413", "415")
 _SECURITY: list[dict[str, list[str]]] = [{"token": []}, {}]
 """Where no token is asked for (see `host`), none is needed."""
@@ -64,7 +66,7 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
 def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
     answers = operation["responses"]
     answers.pop("422", None)
-    if not path.startswith(API):
+    if path in OPEN:
         answers["503"] = {"$ref": "#/components/responses/503"}
         return
     statuses = [*EVERYWHERE, *(WITH_BODY if "requestBody" in operation else ())]

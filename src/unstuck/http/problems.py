@@ -55,10 +55,29 @@ class Problem(Exception):
             "status": self.status,
             "code": self.code,
             "detail": _text(self.detail[:MAX_DETAIL_CHARS]),
-            **({"cure": self.cure} if self.cure else {}),
+            "cure": self.cure or _cure_of(self.status),
             **self.facts,
         }
         return JSONResponse(body, self.status, self.headers, MEDIA_TYPE)
+
+
+_CURES: dict[int, str] = {
+    400: "Send it as HTTP/1.1 and /api/v1/openapi.json ask for it.",
+    403: "Ask from the page itself, or with a token that may do this.",
+    404: "Look it up: /api/v1/jobs, /workers, /queues and /tasks list what there is, /api/v1/openapi.json all paths.",
+    405: "See /api/v1/openapi.json for what this path takes.",
+    409: "Look at the state it is in now, and decide anew.",
+    414: "Send what is long in the body.",
+    422: "Put right the value that is named, and send it again.",
+    431: "Send fewer and shorter headers.",
+    500: "Look into the log of the server, and report it.",
+    503: "Try again after the time in Retry-After.",
+}
+"""What to do where nobody could say it better."""
+
+
+def _cure_of(status: int) -> str:
+    return _CURES.get(status, "Send it again as /api/v1/openapi.json describes it.")
 
 
 def _text(said: str) -> str:
@@ -115,7 +134,12 @@ def explain_errors(app: FastAPI) -> None:
     def _http(request: Request, error: HTTPException) -> JSONResponse:
         code = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
         headers = dict(error.headers or {})
-        return Problem(error.status_code, code, str(error.detail), headers=headers).response()
+        detail, cure = str(error.detail), ""
+        if error.status_code == 404:
+            detail = f"There is nothing at {request.url.path}."
+        elif error.status_code == 405 and "Allow" in headers:
+            detail, cure = f"{request.method} is not for {request.url.path}.", f"Use {headers['Allow']}."
+        return Problem(error.status_code, code, detail, cure=cure, headers=headers).response()
 
     @app.exception_handler(Exception)
     def _bug(request: Request, error: Exception) -> JSONResponse:

@@ -1,8 +1,11 @@
 """Run the web door by itself: `unstuck serve`."""
 
+import errno
 import gc
+import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 
 import uvicorn
@@ -12,13 +15,19 @@ from unstuck.domain.errors import ConfigError
 from unstuck.http.door import door_of, say_goodbye
 from unstuck.http.guard.place import check_token_exists, listening
 from unstuck.http.patience import PatientProtocol
+from unstuck.logs import logger
 from unstuck.store.contract import Ledger
+
+log = logger("unstuck.http")
 
 BACKLOG = 1024
 MAX_HEAD_BYTES = 64 * 1024
 """What one connection may make us remember before a request is whole; the guard counts more closely."""
 SWITCH_S = 0.0001
 GARBAGE = 10_000
+GRACE_S = 5
+ENDS_WITHIN_S = 10.0
+"""So long after it was asked to end it ends, whatever its threads wait for."""
 KEEP_ALIVE_S = 65
 """Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
 
@@ -35,10 +44,10 @@ def listening_socket(web: Web) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"Cannot listen on {web.host} port {web.port}: {error.strerror}. "
-            "Choose another with --port (0: any free one)."
-        ) from error
+        cure = "Choose another with --port (0: any free one)."
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            cure = "Give --host an address of this machine: 127.0.0.1, or 0.0.0.0 for all that it has."
+        raise ConfigError(f"Cannot listen on {web.host} port {web.port}: {error.strerror}. {cure}") from error
     return listener
 
 
@@ -61,9 +70,23 @@ class PoliteServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._farewell()
+        _end_within(ENDS_WITHIN_S)
         # Whoever asked us to end in order gets an end in order: the signal is not raised again behind it.
         self._captured_signals.clear()
         await super().shutdown(sockets)
+
+
+def _end_within(patience_s: float) -> None:
+    """Have this process end by itself: threads that wait for a database which says nothing would keep it for as long as
+    that does. What they would still write is counts; everything else was answered or is asked for again."""
+    last_resort = threading.Timer(patience_s, _end_now)
+    last_resort.daemon = True
+    last_resort.start()
+
+
+def _end_now() -> None:
+    log.warning("Ended without waiting any longer for threads that wait for the ledger")
+    os._exit(1)
 
 
 def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
@@ -76,7 +99,7 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             log_config=None,
             access_log=False,
             lifespan="on",
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=GRACE_S,
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             http=PatientProtocol,

@@ -9,6 +9,7 @@ import msgspec
 
 from unstuck.domain.errors import LedgerUnavailable
 from unstuck.domain.events import Event, EventKind, gathered
+from unstuck.domain.states import FINAL
 from unstuck.notify.cursor import Cursor
 from unstuck.notify.feed import PAGE, Feed, Wake, event_of
 from unstuck.notify.following import Follower
@@ -64,6 +65,7 @@ class JobSubscription:
         self._ledger = ledger
         self._job_id = job_id
         self._choice = Choice(kinds)
+        self._after = after
         self._at = 0 if after is None else after.at
         self._follower = Follower([job_id])
         self._written: list[Event] = []
@@ -76,6 +78,14 @@ class JobSubscription:
     def over(self) -> bool:
         return self._complete and self._follower.over
 
+    def is_told(self) -> bool:
+        """The reader comes back and knows the end of the job already: nothing was written of it since."""
+        if self._after is None or not self._after.ended:
+            return False
+        ledger = self._ledger()
+        ended = all(glance.state in FINAL for glance in ledger.glance([self._job_id]))
+        return ended and not ledger.events(job_id=self._job_id, after_id=self._after.at, limit=1)
+
     def take(self) -> list[Event]:
         try:
             self._look(self._ledger())
@@ -85,13 +95,18 @@ class JobSubscription:
             # It comes back, and so do we: what was found meanwhile is kept.
             return []
         self._met = True
-        self.cursor = str(self._at)
-        events = self._written + [msgspec.structs.replace(event, cursor=self.cursor) for event in self._steps]
+        self.cursor = str(Cursor(self._at, ended=self.over))
+        events = self._written + [msgspec.structs.replace(event, cursor=str(self._at)) for event in self._steps]
         self._written, self._steps = [], []
         return [event for event in events if self._choice.wants(event)]
 
     def _look(self, ledger: Ledger) -> None:
         self._complete = False
+        if self._after is not None and not is_known(ledger, self._after):
+            # Its whole life once more: whoever comes back from nowhere must still hear how it ended.
+            self._written.append(_gap(_UNKNOWN, "0"))
+            self._at = 0
+        self._after = None
         # Looked at first: the end of a job and its event are one commit, so the event is found below.
         self._steps += self._follower.look(ledger, time.time())
         while True:
@@ -190,10 +205,8 @@ class Subscription:
     def _catch_up(self, after: Cursor, joined: Cursor) -> tuple[Cursor, list[Event]]:
         """Read from the ledger what came between the reader's place and ours; give from where on the rest is news."""
         found: list[Event] = []
-        if not self._is_known(after):
-            found.append(
-                _gap("Events may have been passed over: the ledger does not know this place (any more)", str(after))
-            )
+        if not is_known(self._ledger(), after):
+            found.append(_gap(_UNKNOWN, str(after)))
             if after.at > joined.at:
                 # Of another ledger, or of this one before it was emptied: numbers so high may never come.
                 return joined, [msgspec.structs.replace(found[0], cursor=str(joined))]
@@ -217,11 +230,10 @@ class Subscription:
         missed = max(1, len(found))
         return after, [_gap(f"At least {missed} events were passed over: {_SLOW}", str(joined), missed)]
 
-    def _is_known(self, place: Cursor) -> bool:
-        """A place is the number of an event, and events leave the ledger from the oldest on."""
-        return place.at == 0 or [record.id for record in self._ledger().events(after_id=place.at - 1, limit=1)] == [
-            place.at
-        ]
+
+def is_known(ledger: Ledger, place: Cursor) -> bool:
+    """A place is the number of an event, and events leave the ledger from the oldest on."""
+    return place.at == 0 or [record.id for record in ledger.events(after_id=place.at - 1, limit=1)] == [place.at]
 
 
 _SLOW = "this reader was away or too slow"

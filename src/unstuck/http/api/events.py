@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from unstuck.domain.durations import seconds
 from unstuck.domain.events import Event, EventKind
@@ -35,7 +35,8 @@ _STREAM: dict[int | str, dict[str, Any]] = {
         + ", ".join(EventKind)
         + ".",
         "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
-    }
+    },
+    204: {"description": "With `job`, resumed: the job has ended and its end was told. A browser stops coming back."},
 }
 
 
@@ -57,7 +58,7 @@ async def events(
     gather: Annotated[
         str, Query(description="A burst of one kind is one event, told when nothing came for so long.", max_length=20)
     ] = "500ms",
-) -> StreamingResponse:
+) -> Response:
     """Events of the whole ledger, or the life of one job. Resume with `Last-Event-ID`; a `gap` event says that some
     were passed over. No reader slows another."""
     place = last_event_id or after
@@ -72,6 +73,9 @@ async def events(
 
     reading = await asyncio.to_thread(_open, desk, wake, kinds, job, worker, cursor, gather_s)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    if isinstance(reading, JobSubscription) and await asyncio.to_thread(reading.is_told):
+        # A browser that is cut off comes back for ever, also to a job that has ended; this alone ends it.
+        return Response(status_code=204)
     told = _lines(reading, woken, lambda: request.app.state.leaving)
     return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
@@ -103,6 +107,9 @@ async def _lines(reading: Reading, woken: asyncio.Event, is_leaving: Callable[[]
             for start in range(0, len(events), PIECE):
                 # Many at once: of a burst each reader would else take a turn of the loop for every single event.
                 yield "".join(map(line_of, events[start : start + PIECE]))
+            if reading.over:
+                # Whoever comes back with this place has heard it all.
+                yield f"id: {reading.cursor}\n\n"
             if reading.over or is_leaving():
                 return
             silent_s = 0.0 if events else silent_s

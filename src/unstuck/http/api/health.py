@@ -4,20 +4,24 @@ The first two are for load balancers and service managers and need no token; the
 works must not be restarted because workers are missing. The third is for monitors.
 """
 
+import asyncio
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
+from starlette.datastructures import State
 
 from unstuck.client.vitality import judge
 from unstuck.domain.errors import LedgerError
 from unstuck.http.callers import Caller, Scope, needs
-from unstuck.http.desk import AtDesk
+from unstuck.http.desk import AtDesk, Desk
 from unstuck.http.problems import Problem, problem_of
 from unstuck.logs import logger
 
 log = logger("unstuck.http")
 router = APIRouter(tags=["health"])
+
+READY_WITHIN_S = 5.0
 
 
 class Alive(BaseModel):
@@ -50,9 +54,20 @@ async def healthz() -> Alive:
 
 
 @router.get("/readyz", summary="Ready: the ledger can be reached and its tables fit")
-def readyz(desk: AtDesk) -> Alive:
+async def readyz(request: Request, desk: AtDesk) -> Alive:
+    """An answer comes within some seconds, also where the database is silent and does not even refuse."""
     try:
-        desk.ledger.check_schema()
+        async with asyncio.timeout(READY_WITHIN_S):
+            await asyncio.shield(_look(request.app.state, desk))
+    except TimeoutError as error:
+        log.warning("Not ready", reason=f"the ledger has said nothing for {READY_WITHIN_S:g}s")
+        raise Problem(
+            503,
+            "ledger_silent",
+            f"The ledger has said nothing for {READY_WITHIN_S:g} seconds.",
+            cure="See whether the database is overloaded, frozen or cut off.",
+            headers={"Retry-After": "1"},
+        ) from error
     except LedgerError as error:
         # Whoever asks needs no token, so they hear what kind of trouble it is, and not where the database is.
         log.warning("Not ready", reason=str(error))
@@ -62,6 +77,17 @@ def readyz(desk: AtDesk) -> Alive:
             503, code, "The ledger cannot be used; the log says why.", cure=cure, headers={"Retry-After": "1"}
         ) from error
     return Alive()
+
+
+def _look(state: State, desk: Desk) -> "asyncio.Future[None]":
+    """Give the look at the ledger that is under way, or begin one: probes that come meanwhile must not pile up."""
+    looking: asyncio.Future[None] | None = getattr(state, "looking", None)
+    if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
+        looking = asyncio.ensure_future(asyncio.to_thread(lambda: desk.ledger.check_schema()))
+        # All who waited for it may be gone when it fails.
+        looking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        state.looking = looking
+    return looking
 
 
 @router.get("/api/v1/health", summary="Are workers and a reaper there, and are they on time?")

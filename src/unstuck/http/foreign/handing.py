@@ -148,8 +148,6 @@ class Hands:
             else:
                 outcomes[key] = self._outcome(item)
         results |= self._write(items, held, outcomes)
-        if refused := sum(result["status"] == "superseded" for result in results.values()):
-            self._tallies.add(SUPERSEDED, by=refused)
         return [results[key] for key in items]
 
     # ------------------------------------------------------------------------------------------
@@ -259,6 +257,8 @@ class Hands:
         return self._lost(key)
 
     def _lost(self, key: Key) -> Result:
+        """Answer a write that is refused, whichever it was: each of them is a zombie's."""
+        self._tallies.add(SUPERSEDED)
         worker = self._ledger.foreign_worker(self._seat.id)
         return {"ok": False, "status": "superseded", **superseded(self._ledger, worker, *key)}
 

@@ -30,6 +30,7 @@ from unstuck.http.guard.origins import SAFE, Origin, judge
 from unstuck.http.guard.place import Place
 from unstuck.http.guard.rates import Rates
 from unstuck.http.guard.watch import Watch
+from unstuck.http.page.errors import refused
 from unstuck.http.problems import Problem, bug, problem_of
 
 HEALTH = frozenset({"/healthz", "/readyz"})
@@ -96,10 +97,10 @@ class Doorman:
                 await RedirectResponse(elsewhere.url, 303)(scope, receive, send)
                 return
             except Problem as problem:
-                await _refuse(problem.response(), scope, heard, send)
+                await _refuse(refused(scope, problem.response()), scope, heard, send)
                 return
             except UnstuckError as error:
-                await _refuse(_unsaid(error).response(), scope, heard, send)
+                await _refuse(refused(scope, _unsaid(error).response()), scope, heard, send)
                 return
             scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
             await self._pass_on(identity, scope, receive, send)
@@ -179,7 +180,7 @@ class Doorman:
             problem = bug(scope["path"], error)
             if watch.started:
                 raise
-            await problem.response()(scope, receive, send)
+            await refused(scope, problem.response())(scope, receive, send)
 
 
 class _Elsewhere(Exception):

@@ -20,5 +20,5 @@ class ProblemDetails(Given):
     status: int = Field(examples=[404])
     code: str = Field(description="For programs; stable.", examples=["not_found"])
     detail: str = Field(description="What happened, for people.")
-    cure: str = Field(default="", description="What to do about it.")
+    cure: str = Field(description="What to do about it.")
     errors: list[WrongPlace] = Field(default=[], description="Which parts of the request are wrong.")

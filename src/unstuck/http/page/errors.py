@@ -2,16 +2,18 @@
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
+from starlette.types import Scope
 
 from unstuck.domain.errors import UnstuckError
-from unstuck.http.page.templating import render, root_of
+from unstuck.http.page.templating import render, render_fragment, root_of
 from unstuck.http.problems import Problem
 
 Handler = Callable[[Request, Any], Response | Awaitable[Response]]
@@ -35,10 +37,33 @@ def _for_people(plain: Handler) -> Handler:
     return answer
 
 
+def refused(scope: Scope, made: Response) -> Response:
+    """Give what somebody gets who was not let in, or for whom nothing could be done: people a screen, programs the
+    problem as it is. Nothing is known of them, so it shows no rooms and holds nothing that is for them alone."""
+    if not _is_person(Request(scope)):
+        return made
+    problem = msgspec.json.decode(bytes(made.body))
+    root = root_of(Request(scope))
+    shown = {name: problem[name] for name in ("title", "detail", "cure")}
+    # What was sent is not sent again by a link: after a form one looks at the beginning.
+    again = _address(scope) if scope["method"] == "GET" else f"{root}/"
+    screen = HTMLResponse(render_fragment("refused.html", {"root": root, "again": again, **shown}), made.status_code)
+    screen.headers.update(
+        {name: value for name, value in made.headers.items() if name.lower() not in ("content-type", "content-length")}
+    )
+    return screen
+
+
+def _address(scope: Scope) -> str:
+    """Give where they asked, as a link that leads nowhere else: two slashes would be the name of a host."""
+    query = scope.get("query_string", b"").decode("latin-1")
+    return quote(f"/{scope['path'].lstrip('/')}") + (f"?{query}" if query else "")
+
+
 def _is_person(request: Request) -> bool:
     path = request.scope["path"].removeprefix(root_of(request))
     wants = "text/html" in request.headers.get("accept", "")
-    return wants and not path.startswith(("/api/", "/static/", "/metrics", "/live"))
+    return wants and not path.startswith(("/api/", "/static/", "/metrics", "/live", "/healthz", "/readyz"))
 
 
 def _screen(request: Request, made: Response) -> Response:
