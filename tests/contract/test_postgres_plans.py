@@ -52,6 +52,23 @@ def worst(pg_ledger: PostgresLedger, pg_url: str) -> PostgresLedger:
     return pg_ledger
 
 
+@pytest.fixture
+def unknown(pg_ledger: PostgresLedger, pg_url: str) -> PostgresLedger:
+    """Nobody has gathered statistics yet."""
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute("alter table unstuck.jobs set (autovacuum_enabled = off)")
+    pg_ledger.register(birth("w1"))
+    pg_ledger.enqueue([new_job(timeout_s=60.0) for _ in range(PENDING)])
+    return pg_ledger
+
+
+def test_a_reaper_looks_only_at_what_is_held_also_where_there_are_no_statistics(unknown: PostgresLedger) -> None:
+    claim(unknown, limit=BATCH, start=BATCH)
+    scanned, fetched = reads(unknown, "overdue", {"grace_s": 1.0, "lost_grace_s": 1.0, "limit": 100})
+    assert scanned == 0
+    assert fetched <= BATCH * TIMES_EACH
+
+
 def reads(
     ledger: PostgresLedger, name: str, values: dict[str, Any], repeat: int = 1, table: str = "jobs"
 ) -> tuple[int, int]:
