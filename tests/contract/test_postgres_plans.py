@@ -52,6 +52,23 @@ def worst(pg_ledger: PostgresLedger, pg_url: str) -> PostgresLedger:
     return pg_ledger
 
 
+@pytest.fixture
+def unknown(pg_ledger: PostgresLedger, pg_url: str) -> PostgresLedger:
+    """Nobody has gathered statistics yet."""
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute("alter table unstuck.jobs set (autovacuum_enabled = off)")
+    pg_ledger.register(birth("w1"))
+    pg_ledger.enqueue([new_job(timeout_s=60.0) for _ in range(PENDING)])
+    return pg_ledger
+
+
+def test_a_reaper_looks_only_at_what_is_held_also_where_there_are_no_statistics(unknown: PostgresLedger) -> None:
+    claim(unknown, limit=BATCH, start=BATCH)
+    scanned, fetched = reads(unknown, "overdue", {"grace_s": 1.0, "lost_grace_s": 1.0, "limit": 100})
+    assert scanned == 0
+    assert fetched <= BATCH * TIMES_EACH
+
+
 def reads(
     ledger: PostgresLedger, name: str, values: dict[str, Any], repeat: int = 1, table: str = "jobs"
 ) -> tuple[int, int]:
@@ -248,6 +265,23 @@ def test_ends_of_nodes_read_their_own(pg_ledger: PostgresLedger, pg_url: str, ki
         if kind == "endings":
             ends = Turn("w1", endings=tuple(crash(job) for job in held))
         assert is_lean(reads(pg_ledger, "turn", turn_values(ends), table=table))
+
+
+def test_ends_of_workflows_read_their_own(pg_ledger: PostgresLedger) -> None:
+    """Planned when the first one ended, and there was no other; then few of many end at once."""
+    pg_ledger.register(birth("w1"))
+    nodes = (NewNode(0, None, "all", "group", source=1), NewNode(1, 0, "n1", "task", job=new_job()))
+    flow = NewWorkflow("all", new_job(task="unstuck.workflow"), nodes, ())
+    pg_ledger.begin_workflow(flow)
+    pg_ledger.turn(Turn("w1", done=(done(claim(pg_ledger, limit=1, start=1)[0]),)))
+    for _ in range(2 * BATCH):
+        pg_ledger.begin_workflow(flow)
+    few = BATCH // 10
+    ends = Turn("w1", done=tuple(done(job) for job in claim(pg_ledger, limit=few, start=few)))
+    scanned, fetched = reads(pg_ledger, "turn", turn_values(ends), table="nodes")
+    assert len(pg_ledger.workflows("succeeded")) == few + 1
+    assert scanned == 0
+    assert fetched <= few * TIMES_EACH
 
 
 def test_nodes_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:

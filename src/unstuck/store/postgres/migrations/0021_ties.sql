@@ -510,6 +510,11 @@ declare
     v_disabled boolean;
     v_taken integer;
     v_outer boolean;
+    v_nodes bigint[];
+    v_workflows bigint[];
+    v_places integer[];
+    v_hooked boolean;
+    v_lined boolean;
 begin
     if p_limit > 0 then
         select array_agg(u.q order by u.n) filter (where k.concurrency is null and k.rate is null),
@@ -601,8 +606,13 @@ begin
                 error_code = null, error_message = null, error_cause = null, error_details = null
             from unnest(p_done_ids, p_done_tokens, p_done_results) as u(id, token, result)
             where j.id = u.id and coalesce(j.token = u.token and j.state = 'running' and j.worker_id = p_worker, false)
-            returning j.id, j.token, j.tied
-        ) select array_agg(token), array_agg(id) filter (where tied) into v_written, v_more_tied from ended;
+            returning j.id, j.token, j.tied, j.workflow_id, j.place, j.hooks is not null as hooked, j.line is not null as lined
+        )
+        select array_agg(token), array_agg(id) filter (where tied), array_agg(id) filter (where workflow_id is not null),
+               array_agg(workflow_id) filter (where workflow_id is not null),
+               array_agg(place) filter (where workflow_id is not null), bool_or(hooked), bool_or(lined)
+        into v_written, v_more_tied, v_nodes, v_workflows, v_places, v_hooked, v_lined
+        from ended;
         if v_more_tied is not null then
             v_tied := v_more_tied;
             v_tied_as := array_fill('succeeded'::text, array[cardinality(v_tied)]);
@@ -659,6 +669,9 @@ begin
         if v_outer then
             v_woken := v_woken || {schema}.let_in_gathered();
         end if;
+    elsif p_endings is null and p_releases is null and v_more_tied is not null then
+        -- They all succeeded, and what they are tied to is known.
+        v_woken := {schema}.pass_on(v_tied, v_tied_as, v_nodes, v_workflows, v_places, v_hooked, v_lined, v_now);
     elsif cardinality(v_tied) > 0 then
         v_woken := {schema}.settled(v_tied, v_tied_as);
     end if;
@@ -1062,9 +1075,7 @@ set cpu_tuple_cost = 10
 set join_collapse_limit = 1
 as $body$
 declare
-    v_outer boolean;
-    v_woken text[] := '{}';
-    v_ids bigint[];
+    v_nodes bigint[];
     v_workflows bigint[];
     v_places integer[];
     v_hooked boolean;
@@ -1073,21 +1084,36 @@ begin
     if cardinality(p_ids) = 0 then
         return '{}';
     end if;
-    v_outer := {schema}.gather_lines();
     select array_agg(j.id) filter (where j.workflow_id is not null and j.finished_at is not null),
            array_agg(j.workflow_id) filter (where j.workflow_id is not null and j.finished_at is not null),
            array_agg(j.place) filter (where j.workflow_id is not null and j.finished_at is not null),
            bool_or(j.hooks is not null), bool_or(j.line is not null)
-    into v_ids, v_workflows, v_places, v_hooked, v_lined
+    into v_nodes, v_workflows, v_places, v_hooked, v_lined
     from unnest(p_ids) as u(id)
     join {schema}.jobs j on j.id = u.id;
-    if v_ids is not null then
-        v_woken := {schema}.advance(v_ids, v_workflows, v_places);
+    return {schema}.pass_on(p_ids, p_as, v_nodes, v_workflows, v_places, v_hooked, v_lined, null);
+end
+$body$;
+
+-- As `settled`, for whoever knows what these jobs are tied to: which of them are over and nodes of workflows, and at which
+-- places; whether any has hooks or stands in a line; and, where all of them succeeded, when.
+create function {schema}.pass_on(
+    p_ids bigint[], p_as text[], p_nodes bigint[], p_workflows bigint[], p_places integer[], p_hooked boolean,
+    p_lined boolean, p_succeeded_at timestamptz) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_outer constant boolean := {schema}.gather_lines();
+    v_woken text[] := '{}';
+begin
+    if p_nodes is not null then
+        v_woken := {schema}.advance(p_nodes, p_workflows, p_places, p_succeeded_at);
     end if;
-    if v_hooked then
+    if p_hooked then
         v_woken := v_woken || {schema}.fire_hooks(p_ids, p_as);
     end if;
-    if v_lined or exists (select 1 from {schema}.queues k where k.concurrency is not null) then
+    if p_lined or exists (select 1 from {schema}.queues k where k.concurrency is not null) then
         v_woken := v_woken || {schema}.leave_lines(p_ids);
     end if;
     return v_woken || case when v_outer then {schema}.let_in_gathered() else '{}' end;

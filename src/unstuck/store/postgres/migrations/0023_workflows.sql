@@ -17,8 +17,10 @@ create table {schema}.workflows (
 create index workflows_open on {schema}.workflows (id) where finished_at is null;
 create index workflows_by_state on {schema}.workflows (state, id);
 
+-- No foreign keys from here on: these rows are written with their workflow by `begin_workflow` and removed with it by
+-- `forget_workflows`, and to look for the workflow once more with every row was a third of the price of a start.
 create table {schema}.nodes (
-    workflow_id bigint not null references {schema}.workflows (id) on delete cascade,
+    workflow_id bigint not null,
     place       integer not null check (place >= 0),
     parent      integer,
     name        text not null,
@@ -50,7 +52,7 @@ create table {schema}.nodes (
 create index nodes_inside on {schema}.nodes (parent, workflow_id);
 
 create table {schema}.edges (
-    workflow_id bigint not null references {schema}.workflows (id) on delete cascade,
+    workflow_id bigint not null,
     source      integer not null,
     target      integer not null,
     -- The target gets the source's result; otherwise it only comes after it.
@@ -95,15 +97,18 @@ as $body$
         'cause', (p_job).error_cause)
 $body$;
 
--- Enqueue the jobs of nodes whose time has come, and open maps whose list is known. Gives the queues, and the maps that
--- ended at once: those of an empty list, and those without one.
+-- So many of those that these nodes wait for (`p_freed`; NULL: none any more) have ended. Enqueue the jobs of nodes whose time
+-- has come by that, and open maps whose list is known. Gives the queues, and the maps that ended at once: those of an
+-- empty list, and those without one.
 --
 -- Plans of this function and those below are made when these tables are empty, and kept for as long as a session lasts. A
 -- high price for every row that is read keeps them to the keys that were asked for, however few rows there were then.
 create function {schema}.release(
-    p_workflows bigint[], p_places integer[], out queues text[], out ended_workflows bigint[], out ended_places integer[])
+    p_workflows bigint[], p_places integer[], p_freed integer[],
+    out queues text[], out ended_workflows bigint[], out ended_places integer[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -119,6 +124,9 @@ declare
     c_items constant integer := 10000;
     v_workflows bigint[] := p_workflows;
     v_places integer[] := p_places;
+    v_freed integer[] := p_freed;
+    v_opens bigint[];
+    v_maps integer[];
     v_map record;
     v_source record;
     v_values bytea[];
@@ -132,109 +140,121 @@ begin
     queues := '{}';
     ended_workflows := '{}';
     ended_places := '{}';
-    for v_map in
-        select n.* from unnest(p_workflows, p_places) as u(workflow_id, place)
-        join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
-        where n.kind = 'map' and n.state = 'waiting'
-    loop
-        -- Whose list it is: a group's is that of the node that stands for it.
-        with recursive way as (
-            select s.place, s.kind, s.state, s.source, s.job_id, 1 as depth from {schema}.nodes s
-            where s.workflow_id = v_map.workflow_id and s.place = v_map.source
-            union all
-            select s.place, s.kind, s.state, s.source, s.job_id, w.depth + 1
-            from way w join {schema}.nodes s on s.workflow_id = v_map.workflow_id and s.place = w.source
-            where w.kind = 'group' and w.state = 'succeeded'
-        )
-        select w.* into v_source from way w order by w.depth desc limit 1;
-        v_values := null;
-        v_members := null;
-        v_trouble := null;
-        v_count := 0;
-        if v_source.kind = 'map' and v_source.state = 'succeeded' then
-            select array_agg(m.place order by m.item), count(*) into v_members, v_count from {schema}.nodes m
-            where m.workflow_id = v_map.workflow_id and m.parent = v_source.place;
-        elsif v_source.kind = 'task' and v_source.state = 'succeeded' then
-            begin
-                select array_agg(convert_to(e.value::text, 'UTF8') order by e.n), count(*) into v_values, v_count
-                from {schema}.jobs j
-                cross join lateral json_array_elements(convert_from(j.result, 'UTF8')::json) with ordinality as e(value, n)
-                where j.id = v_source.job_id;
-            exception when data_exception or feature_not_supported then
-                v_trouble := 'the result that it maps over is no list';
-            end;
-            if v_trouble is null and not exists (select 1 from {schema}.jobs j where j.id = v_source.job_id) then
-                v_trouble := 'the result that it maps over is not there any more';
-            end if;
-        else
-            v_trouble := 'there is no result to map over: the node before it did not succeed';
-        end if;
-        if v_count > c_items then
-            v_trouble := format('a map has at most %s items, and the list has %s', c_items, v_count);
-        end if;
-        if v_trouble is not null or v_count = 0 then
+    while cardinality(v_workflows) > 0 loop
+        -- Their jobs stand in the order of their places. One statement for all of it: each node is looked up once.
+        with due as materialized (
+            select d.workflow_id, d.place, d.freed, nextval('{schema}.job_ids'::regclass) as job_id
+            from (
+                select u.workflow_id, u.place, coalesce(u.freed, 0) as freed
+                from unnest(v_workflows, v_places, v_freed) as u(workflow_id, place, freed)
+                order by u.workflow_id, u.place
+            ) d
+        ), told as (
             update {schema}.nodes n set
-                state = case when v_trouble is null then 'succeeded' else 'failed' end, finished_at = clock_timestamp(),
-                error = case when v_trouble is not null then jsonb_build_object(
-                    'node', n.name, 'code', 'RESULT_NOT_AVAILABLE', 'message', 'The map could not begin', 'cause', v_trouble) end
-            where n.workflow_id = v_map.workflow_id and n.place = v_map.place;
-            ended_workflows := ended_workflows || v_map.workflow_id;
-            ended_places := ended_places || v_map.place;
-            continue;
+                blockers = n.blockers - d.freed,
+                state = case when n.kind = 'task' and n.state = 'waiting' and n.blockers = d.freed then 'released' else n.state end,
+                job_id = case when n.kind = 'task' and n.state = 'waiting' and n.blockers = d.freed then d.job_id else n.job_id end
+            from due d
+            where n.workflow_id = d.workflow_id and n.place = d.place
+            returning n.workflow_id, n.place, d.job_id, coalesce(n.job_id = d.job_id, false) as released,
+                      case when n.item is null then n.place else n.parent end as draft,
+                      n.kind = 'map' and n.state = 'waiting' and n.blockers = 0 as opens
+        ), stored as (
+            -- As `enqueue` does it, without what no node has: keys, and times of their own.
+            insert into {schema}.jobs (
+                id, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s, timeout_s, rank,
+                enqueued_at, run_at, ready, waiting, blocked, enqueued_by, tied, line, workflow_id, place, needs, hooks,
+                expires_at, keep_s, line_limit)
+            select r.job_id, d.queue, d.task, d.payload, d.payload_type, d.policy, d.on_crash, d.heartbeat,
+                   d.heartbeat_timeout_s, d.timeout_s, coalesce(d.rank, 0), v_now, v_now + make_interval(secs => d.delay_s),
+                   coalesce(d.delay_s <= 0, true) and not coalesce(d.more ? 'line', false), coalesce(d.delay_s > 0, false),
+                   case when d.more ? 'line' and coalesce(d.delay_s <= 0, true) then true end,
+                   d.enqueued_by, true, d.more ->> 'line', r.workflow_id, r.place, d.needs, d.more -> 'hooks',
+                   v_now + make_interval(secs => coalesce(d.delay_s, 0) + (d.more ->> 'expires_in_s')::double precision),
+                   (d.more ->> 'keep_s')::double precision, (d.more ->> 'line_limit')::integer
+            from told r join {schema}.drafts d on d.workflow_id = r.workflow_id and d.place = r.draft
+            where r.released
+            returning id, queue, line, line_limit
+        )
+        select queues || array(select s.queue from stored s group by s.queue),
+               (select array_agg(jsonb_strip_nulls(jsonb_build_object('line', s.line, 'line_limit', s.line_limit)) order by s.id)
+                from stored s where s.line is not null),
+               m.workflows, m.places
+        into queues, v_lined, v_opens, v_maps
+        from (select array_agg(t.workflow_id) as workflows, array_agg(t.place) as places from told t where t.opens) m;
+        if v_lined is not null then
+            perform {schema}.line_up(v_lined);
         end if;
-        select max(n.place) + 1 into v_first from {schema}.nodes n where n.workflow_id = v_map.workflow_id;
-        insert into {schema}.nodes (
-            workflow_id, place, parent, name, kind, state, on_error, blockers, open, item, item_value, item_of)
-        select v_map.workflow_id, v_first + i, v_map.place, format('%s[%s]', v_map.name, i), 'task', 'waiting',
-               v_map.on_error, 0, 0, i, v_values[i + 1], v_members[i + 1]
-        from generate_series(0, v_count - 1) as g(i);
-        -- Members need what their map was given beside its list.
-        insert into {schema}.edges (workflow_id, source, target, data)
-        select e.workflow_id, e.source, v_first + g.i, true
-        from {schema}.edges e cross join generate_series(0, v_count - 1) as g(i)
-        where e.workflow_id = v_map.workflow_id and e.target = v_map.place and e.data and e.source <> v_map.source;
-        update {schema}.nodes n set state = 'released', open = v_count
-        where n.workflow_id = v_map.workflow_id and n.place = v_map.place;
-        v_workflows := v_workflows || array_fill(v_map.workflow_id, array[v_count]);
-        v_places := v_places || array(select v_first + g.i from generate_series(0, v_count - 1) as g(i));
+        exit when v_opens is null;
+        v_workflows := '{}';
+        v_places := '{}';
+        v_freed := null;
+        for v_map in
+            select n.* from unnest(v_opens, v_maps) as u(workflow_id, place)
+            join {schema}.nodes n on n.workflow_id = u.workflow_id and n.place = u.place
+        loop
+            -- Whose list it is: a group's is that of the node that stands for it.
+            with recursive way as (
+                select s.place, s.kind, s.state, s.source, s.job_id, 1 as depth from {schema}.nodes s
+                where s.workflow_id = v_map.workflow_id and s.place = v_map.source
+                union all
+                select s.place, s.kind, s.state, s.source, s.job_id, w.depth + 1
+                from way w join {schema}.nodes s on s.workflow_id = v_map.workflow_id and s.place = w.source
+                where w.kind = 'group' and w.state = 'succeeded'
+            )
+            select w.* into v_source from way w order by w.depth desc limit 1;
+            v_values := null;
+            v_members := null;
+            v_trouble := null;
+            v_count := 0;
+            if v_source.kind = 'map' and v_source.state = 'succeeded' then
+                select array_agg(m.place order by m.item), count(*) into v_members, v_count from {schema}.nodes m
+                where m.workflow_id = v_map.workflow_id and m.parent = v_source.place;
+            elsif v_source.kind = 'task' and v_source.state = 'succeeded' then
+                begin
+                    select array_agg(convert_to(e.value::text, 'UTF8') order by e.n), count(*) into v_values, v_count
+                    from {schema}.jobs j
+                    cross join lateral json_array_elements(convert_from(j.result, 'UTF8')::json) with ordinality as e(value, n)
+                    where j.id = v_source.job_id;
+                exception when data_exception or feature_not_supported then
+                    v_trouble := 'the result that it maps over is no list';
+                end;
+                if v_trouble is null and not exists (select 1 from {schema}.jobs j where j.id = v_source.job_id) then
+                    v_trouble := 'the result that it maps over is not there any more';
+                end if;
+            else
+                v_trouble := 'there is no result to map over: the node before it did not succeed';
+            end if;
+            if v_count > c_items then
+                v_trouble := format('a map has at most %s items, and the list has %s', c_items, v_count);
+            end if;
+            if v_trouble is not null or v_count = 0 then
+                update {schema}.nodes n set
+                    state = case when v_trouble is null then 'succeeded' else 'failed' end, finished_at = clock_timestamp(),
+                    error = case when v_trouble is not null then jsonb_build_object(
+                        'node', n.name, 'code', 'RESULT_NOT_AVAILABLE', 'message', 'The map could not begin', 'cause', v_trouble) end
+                where n.workflow_id = v_map.workflow_id and n.place = v_map.place;
+                ended_workflows := ended_workflows || v_map.workflow_id;
+                ended_places := ended_places || v_map.place;
+                continue;
+            end if;
+            select max(n.place) + 1 into v_first from {schema}.nodes n where n.workflow_id = v_map.workflow_id;
+            insert into {schema}.nodes (
+                workflow_id, place, parent, name, kind, state, on_error, blockers, open, item, item_value, item_of)
+            select v_map.workflow_id, v_first + i, v_map.place, format('%s[%s]', v_map.name, i), 'task', 'waiting',
+                   v_map.on_error, 0, 0, i, v_values[i + 1], v_members[i + 1]
+            from generate_series(0, v_count - 1) as g(i);
+            -- Members need what their map was given beside its list.
+            insert into {schema}.edges (workflow_id, source, target, data)
+            select e.workflow_id, e.source, v_first + g.i, true
+            from {schema}.edges e cross join generate_series(0, v_count - 1) as g(i)
+            where e.workflow_id = v_map.workflow_id and e.target = v_map.place and e.data and e.source <> v_map.source;
+            update {schema}.nodes n set state = 'released', open = v_count
+            where n.workflow_id = v_map.workflow_id and n.place = v_map.place;
+            v_workflows := v_workflows || array_fill(v_map.workflow_id, array[v_count]);
+            v_places := v_places || array(select v_first + g.i from generate_series(0, v_count - 1) as g(i));
+        end loop;
     end loop;
-
-    -- Their jobs stand in the order of their places.
-    with due as materialized (
-        select d.workflow_id, d.place, nextval('{schema}.job_ids'::regclass) as job_id
-        from (
-            select u.workflow_id, u.place from unnest(v_workflows, v_places) as u(workflow_id, place)
-            order by u.workflow_id, u.place
-        ) d
-    ), released as (
-        update {schema}.nodes n set state = 'released', blockers = 0, job_id = d.job_id
-        from due d
-        where n.workflow_id = d.workflow_id and n.place = d.place and n.kind = 'task' and n.state = 'waiting'
-        returning n.workflow_id, n.place, n.job_id, case when n.item is null then n.place else n.parent end as draft
-    ), drafted as materialized (
-        select r.workflow_id as of_workflow, r.place as at_place, r.job_id, t.*
-        from released r join {schema}.drafts t on t.workflow_id = r.workflow_id and t.place = r.draft
-    ), stored as (
-        -- As `enqueue` does it, without what no node has: keys, and times of their own.
-        insert into {schema}.jobs (
-            id, queue, task, payload, payload_type, policy, on_crash, heartbeat, heartbeat_timeout_s, timeout_s, rank,
-            enqueued_at, run_at, ready, waiting, blocked, enqueued_by, tied, line, workflow_id, place, needs, hooks, expires_at,
-            keep_s, line_limit)
-        select d.job_id, d.queue, d.task, d.payload, d.payload_type, d.policy, d.on_crash, d.heartbeat, d.heartbeat_timeout_s,
-               d.timeout_s, coalesce(d.rank, 0), v_now, v_now + make_interval(secs => d.delay_s),
-               coalesce(d.delay_s <= 0, true) and not coalesce(d.more ? 'line', false), coalesce(d.delay_s > 0, false),
-               case when d.more ? 'line' and coalesce(d.delay_s <= 0, true) then true end,
-               d.enqueued_by, true, d.more ->> 'line', d.of_workflow, d.at_place, d.needs, d.more -> 'hooks',
-               v_now + make_interval(secs => coalesce(d.delay_s, 0) + (d.more ->> 'expires_in_s')::double precision),
-               (d.more ->> 'keep_s')::double precision, (d.more ->> 'line_limit')::integer
-        from drafted d
-    )
-    select coalesce(array_agg(distinct d.queue), '{}'), array_agg(d.more order by d.job_id) filter (where d.more ? 'line')
-    into queues, v_lined
-    from drafted d;
-    if v_lined is not null then
-        perform {schema}.line_up(v_lined);
-    end if;
 end
 $body$;
 
@@ -333,52 +353,66 @@ exception when data_exception then
 end
 $body$;
 
--- Write the end of a whole workflow: of its row, and of the job that stands for it.
-create function {schema}.finish_workflow(p_workflow bigint) returns text[]
+-- Write the ends of whole workflows: of their rows, and of the jobs that stand for them. Gives the queues in which there is
+-- work by it.
+create function {schema}.finish_workflows(p_workflows bigint[]) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set cpu_tuple_cost = 10
+set join_collapse_limit = 1
 as $body$
+#variable_conflict use_column
 declare
     c_bytes constant integer := 67108864;
-    v_now timestamptz := clock_timestamp();
-    v_root {schema}.nodes;
-    v_result bytea;
-    v_error jsonb;
-    v_hooked boolean;
+    v_now constant timestamptz := clock_timestamp();
+    v_hooked bigint[];
+    v_hooked_as text[];
 begin
-    select n.* into v_root from {schema}.nodes n where n.workflow_id = p_workflow and n.place = 0;
-    v_error := v_root.error;
-    if v_root.state = 'succeeded' then
-        v_result := convert_to({schema}.node_result(p_workflow, 0), 'UTF8');
-        if octet_length(v_result) > c_bytes then
-            v_result := null;
-            v_error := jsonb_build_object(
-                'code', 'RESULT_NOT_STORABLE', 'message', 'Result cannot be stored',
-                'cause', format('the results of the workflow together are over %s bytes', c_bytes));
-        end if;
-    end if;
-    update {schema}.workflows w set
-        state = case when v_error is null then 'succeeded' when v_root.state = 'cancelled' then 'cancelled' else 'failed' end,
-        finished_at = v_now
-    where w.id = p_workflow;
-    update {schema}.jobs j set
-        state = case when v_error is null then 'succeeded' when v_root.state = 'cancelled' then 'cancelled' else 'failed' end,
-        waiting = false, awaits = null, finished_at = v_now, result = v_result, live_key = null,
-        error_code = case when v_root.state = 'cancelled' then 'CANCELLED' else v_error ->> 'code' end,
-        error_message = v_error ->> 'message', error_cause = v_error ->> 'cause',
-        error_details = case when v_error is not null then jsonb_build_object('node', v_error ->> 'node', 'node_job_id', v_error -> 'job_id') end
-    where j.id = p_workflow and j.finished_at is null
-    returning j.hooks is not null into v_hooked;
-    if v_error is not null then
+    with roots as materialized (
+        select n.workflow_id as id, n.state, n.error,
+               case when n.state = 'succeeded' then convert_to({schema}.node_result(n.workflow_id, 0), 'UTF8') end as result
+        from unnest(p_workflows) as u(id)
+        -- With a limit, or the planner might look for the place in all workflows that there are.
+        cross join lateral (select m.* from {schema}.nodes m where m.workflow_id = u.id and m.place = 0 limit 1) n
+    ), outcomes as materialized (
+        select r.id, r.state, case when octet_length(r.result) <= c_bytes then r.result end as result,
+               case when octet_length(r.result) > c_bytes then jsonb_build_object(
+                        'code', 'RESULT_NOT_STORABLE', 'message', 'Result cannot be stored',
+                        'cause', format('the results of the workflow together are over %s bytes', c_bytes))
+                    else r.error end as error
+        from roots r
+    ), ends as materialized (
+        select o.id, o.result, o.error,
+               case when o.error is null then 'succeeded' when o.state = 'cancelled' then 'cancelled' else 'failed' end as state
+        from outcomes o
+    ), flows as (
+        update {schema}.workflows w set state = e.state, finished_at = v_now from ends e where w.id = e.id
+    ), stands as (
+        update {schema}.jobs j set
+            state = e.state, waiting = false, awaits = null, finished_at = v_now, result = e.result, live_key = null,
+            error_code = case when e.state = 'cancelled' then 'CANCELLED' else e.error ->> 'code' end,
+            error_message = e.error ->> 'message', error_cause = e.error ->> 'cause',
+            error_details = case when e.error is not null then jsonb_build_object(
+                'node', e.error ->> 'node', 'node_job_id', e.error -> 'job_id') end
+        from ends e
+        where j.id = e.id and coalesce(j.finished_at is null, false)
+        returning j.id, j.state, j.hooks is not null as hooked
+    ), told as (
         insert into {schema}.events (at, kind, job_id, message)
-        values (v_now, case when v_root.state = 'cancelled' then 'cancelled' else 'failed' end, p_workflow,
-                left(concat_ws(': ', v_error ->> 'code', 'node ' || (v_error ->> 'node'), coalesce(v_error ->> 'cause', v_error ->> 'message')), 500));
-    end if;
-    if v_hooked then
-        return {schema}.fire_hooks(array[p_workflow], array[case when v_error is null then 'succeeded'
-                                                             when v_root.state = 'cancelled' then 'cancelled' else 'failed' end]);
-    end if;
-    return '{}';
+        select v_now, e.state, e.id,
+               left(concat_ws(': ', e.error ->> 'code', 'node ' || (e.error ->> 'node'),
+                              coalesce(e.error ->> 'cause', e.error ->> 'message')), 500)
+        from ends e where e.error is not null
+    )
+    select array_agg(s.id order by s.id), array_agg(s.state order by s.id) into v_hooked, v_hooked_as
+    from stands s where s.hooked;
+    return case when v_hooked is null then '{}' else {schema}.fire_hooks(v_hooked, v_hooked_as) end;
 end
 $body$;
 
@@ -418,8 +452,9 @@ declare
     v_bad_places integer[];
     v_next_workflows bigint[];
     v_next_places integer[];
-    v_due_workflows bigint[];
-    v_due_places integer[];
+    v_freed_workflows bigint[];
+    v_freed_places integer[];
+    v_freed integer[];
     v_bad record;
     v_released record;
     v_woken text[] := '{}';
@@ -429,10 +464,8 @@ begin
         v_next_places := '{}';
         -- The outermost scope is over: so is its workflow.
         if 0 = any (v_places) then
-            select v_woken || array(
-                select q from unnest(v_workflows, v_places) as u(workflow_id, place)
-                cross join lateral unnest({schema}.finish_workflow(u.workflow_id)) as q
-                where u.place = 0) into v_woken;
+            v_woken := v_woken || {schema}.finish_workflows(array(
+                select u.workflow_id from unnest(v_workflows, v_places) as u(workflow_id, place) where u.place = 0));
         end if;
         if v_parents is null then
             select array_agg(n.workflow_id), array_agg(n.place), array_agg(n.parent),
@@ -447,66 +480,64 @@ begin
         from (select u.workflow_id, u.place from unnest(v_workflows, v_parents) as u(workflow_id, place) group by 1, 2) s
         join {schema}.nodes p on p.workflow_id = s.workflow_id and p.place = s.place
         where coalesce(p.state <> 'released', false);
-        select array_agg(u.workflow_id) filter (where u.good), array_agg(u.place) filter (where u.good),
-               array_agg(u.parent) filter (where u.good),
-               array_agg(u.workflow_id) filter (where not u.good), array_agg(u.place) filter (where not u.good)
-        into v_good_workflows, v_good_places, v_good_parents, v_bad_workflows, v_bad_places
-        from unnest(v_workflows, v_places, v_parents, v_good) as u(workflow_id, place, parent, good)
-        where v_closed_places is null
-           or (u.workflow_id, u.parent) not in (
-               select c.workflow_id, c.place from unnest(v_closed_workflows, v_closed_places) as c(workflow_id, place));
-        -- Sorted before the join: an order behind it makes the planner walk through all nodes that there are.
-        for v_bad in
-            select n.workflow_id, n.place, n.parent, n.name, n.on_error, n.error
-            from (
-                select x.workflow_id, x.place from unnest(v_bad_workflows, v_bad_places) as x(workflow_id, place)
-                order by x.workflow_id, x.place
-            ) u
-            cross join lateral (
-                select m.* from {schema}.nodes m where m.workflow_id = u.workflow_id and m.place = u.place limit 1
-            ) n
-            where coalesce(n.state in ('failed', 'cancelled'), false)
-        loop
-            if v_bad.on_error = 'pause' then
-                update {schema}.nodes n set state = 'paused' where n.workflow_id = v_bad.workflow_id and n.place = v_bad.place;
-                update {schema}.workflows w set state = 'paused' where w.id = v_bad.workflow_id and w.state = 'running';
-                insert into {schema}.events (kind, job_id, message)
-                values ('workflow_paused', v_bad.workflow_id, left(format(
-                    'Node %s failed (%s) and waits for an operator: %s', v_bad.name, v_bad.error ->> 'code',
-                    coalesce(v_bad.error ->> 'cause', v_bad.error ->> 'message')), 500));
-                continue;
-            end if;
-            -- Of several that failed at once the first one decides.
-            update {schema}.nodes n set state = 'failed', finished_at = clock_timestamp(), error = v_bad.error
-            where n.workflow_id = v_bad.workflow_id and n.place = v_bad.parent and n.state = 'released';
-            if found then
-                v_woken := v_woken || {schema}.close_scope(
-                    v_bad.workflow_id, v_bad.parent, format('node %s failed before it', v_bad.name));
-                v_next_workflows := v_next_workflows || v_bad.workflow_id;
-                v_next_places := v_next_places || v_bad.parent;
-            end if;
-        end loop;
+        v_good_workflows := v_workflows;
+        v_good_places := v_places;
+        v_good_parents := v_parents;
+        v_bad_workflows := null;
+        if v_closed_places is not null or false = any (v_good) then
+            select array_agg(u.workflow_id) filter (where u.good), array_agg(u.place) filter (where u.good),
+                   array_agg(u.parent) filter (where u.good),
+                   array_agg(u.workflow_id) filter (where not u.good), array_agg(u.place) filter (where not u.good)
+            into v_good_workflows, v_good_places, v_good_parents, v_bad_workflows, v_bad_places
+            from unnest(v_workflows, v_places, v_parents, v_good) as u(workflow_id, place, parent, good)
+            where v_closed_places is null
+               or (u.workflow_id, u.parent) not in (
+                   select c.workflow_id, c.place from unnest(v_closed_workflows, v_closed_places) as c(workflow_id, place));
+        end if;
+        if v_bad_workflows is not null then
+            -- Sorted before the join: an order behind it makes the planner walk through all nodes that there are.
+            for v_bad in
+                select n.workflow_id, n.place, n.parent, n.name, n.on_error, n.error
+                from (
+                    select x.workflow_id, x.place from unnest(v_bad_workflows, v_bad_places) as x(workflow_id, place)
+                    order by x.workflow_id, x.place
+                ) u
+                cross join lateral (
+                    select m.* from {schema}.nodes m where m.workflow_id = u.workflow_id and m.place = u.place limit 1
+                ) n
+                where coalesce(n.state in ('failed', 'cancelled'), false)
+            loop
+                if v_bad.on_error = 'pause' then
+                    update {schema}.nodes n set state = 'paused' where n.workflow_id = v_bad.workflow_id and n.place = v_bad.place;
+                    update {schema}.workflows w set state = 'paused' where w.id = v_bad.workflow_id and w.state = 'running';
+                    insert into {schema}.events (kind, job_id, message)
+                    values ('workflow_paused', v_bad.workflow_id, left(format(
+                        'Node %s failed (%s) and waits for an operator: %s', v_bad.name, v_bad.error ->> 'code',
+                        coalesce(v_bad.error ->> 'cause', v_bad.error ->> 'message')), 500));
+                    continue;
+                end if;
+                -- Of several that failed at once the first one decides.
+                update {schema}.nodes n set state = 'failed', finished_at = clock_timestamp(), error = v_bad.error
+                where n.workflow_id = v_bad.workflow_id and n.place = v_bad.parent and n.state = 'released';
+                if found then
+                    v_woken := v_woken || {schema}.close_scope(
+                        v_bad.workflow_id, v_bad.parent, format('node %s failed before it', v_bad.name));
+                    v_next_workflows := v_next_workflows || v_bad.workflow_id;
+                    v_next_places := v_next_places || v_bad.parent;
+                end if;
+            end loop;
+        end if;
 
-        v_due_workflows := null;
+        v_freed_workflows := null;
         if v_good_workflows is not null then
-            with freed as (
-                select e.workflow_id, e.target, count(*) as n
+            select array_agg(f.workflow_id), array_agg(f.target), array_agg(f.n)
+            into v_freed_workflows, v_freed_places, v_freed
+            from (
+                select e.workflow_id, e.target, count(*)::integer as n
                 from unnest(v_good_workflows, v_good_places) as u(workflow_id, place)
                 join {schema}.edges e on e.workflow_id = u.workflow_id and e.source = u.place
                 group by e.workflow_id, e.target
-            ), waiting as materialized (
-                select f.workflow_id, f.target as place, t.blockers - f.n as blockers, t.kind,
-                       t.blockers = f.n and t.state = 'waiting' as due
-                from freed f
-                join {schema}.nodes t on t.workflow_id = f.workflow_id and t.place = f.target
-            ), told as (
-                -- Whose job is enqueued in a moment is written then.
-                update {schema}.nodes t set blockers = w.blockers
-                from waiting w
-                where t.workflow_id = w.workflow_id and t.place = w.place and not (w.due and w.kind = 'task')
-            )
-            select array_agg(w.workflow_id), array_agg(w.place) into v_due_workflows, v_due_places
-            from waiting w where w.due;
+            ) f;
             with left_open as (
                 select u.workflow_id, u.parent, count(*) as n
                 from unnest(v_good_workflows, v_good_parents) as u(workflow_id, parent)
@@ -524,8 +555,8 @@ begin
             into v_next_workflows, v_next_places
             from told t where t.open = 0 and t.state = 'succeeded';
         end if;
-        if v_due_workflows is not null then
-            select r.* into v_released from {schema}.release(v_due_workflows, v_due_places) r;
+        if v_freed_workflows is not null then
+            select r.* into v_released from {schema}.release(v_freed_workflows, v_freed_places, v_freed) r;
             v_woken := v_woken || v_released.queues;
             v_next_workflows := v_next_workflows || v_released.ended_workflows;
             v_next_places := v_next_places || v_released.ended_places;
@@ -577,7 +608,10 @@ $body$;
 
 -- These jobs are over, and so are their nodes, at these places; where the job of a workflow itself was cancelled, nothing of
 -- it is begun any more. Whoever calls has locked the workflows, and gathers lines.
-create function {schema}.advance(p_ids bigint[], p_workflows bigint[], p_places integer[]) returns text[]
+--
+-- `p_succeeded_at` says that all of them succeeded, and when, where that is known: then their jobs are not read again.
+create function {schema}.advance(
+    p_ids bigint[], p_workflows bigint[], p_places integer[], p_succeeded_at timestamptz default null) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -609,19 +643,32 @@ begin
             v_woken := v_woken || {schema}.cancel_workflow(v_root);
         end loop;
     end if;
-    with ended as (
-        update {schema}.nodes n set
-            state = case j.state when 'succeeded' then 'succeeded' when 'cancelled' then 'cancelled' else 'failed' end,
-            finished_at = j.finished_at,
-            error = case when j.state <> 'succeeded' then {schema}.node_error(n.name, j) end
-        from unnest(p_ids, p_workflows, p_places) as u(id, workflow_id, place)
-        join {schema}.jobs j on j.id = u.id
-        where n.workflow_id = u.workflow_id and n.place = u.place
-          and coalesce(u.place > 0 and j.finished_at is not null and n.state = 'released' and n.job_id = j.id, false)
-        returning n.workflow_id, n.place, n.parent, n.state = 'succeeded' or n.on_error = 'continue' as good
-    )
-    select array_agg(e.workflow_id), array_agg(e.place), array_agg(e.parent), array_agg(e.good)
-    into v_workflows, v_places, v_parents, v_good from ended e;
+    if p_succeeded_at is not null then
+        with ended as (
+            update {schema}.nodes n set state = 'succeeded', finished_at = p_succeeded_at, error = null
+            from unnest(p_ids, p_workflows, p_places) as u(id, workflow_id, place)
+            where n.workflow_id = u.workflow_id and n.place = u.place
+              and coalesce(u.place > 0 and n.state = 'released' and n.job_id = u.id, false)
+            returning n.workflow_id, n.place, n.parent
+        )
+        select array_agg(e.workflow_id), array_agg(e.place), array_agg(e.parent) into v_workflows, v_places, v_parents
+        from ended e;
+        v_good := array_fill(true, array[coalesce(cardinality(v_workflows), 0)]);
+    else
+        with ended as (
+            update {schema}.nodes n set
+                state = case j.state when 'succeeded' then 'succeeded' when 'cancelled' then 'cancelled' else 'failed' end,
+                finished_at = j.finished_at,
+                error = case when j.state <> 'succeeded' then {schema}.node_error(n.name, j) end
+            from unnest(p_ids, p_workflows, p_places) as u(id, workflow_id, place)
+            join {schema}.jobs j on j.id = u.id
+            where n.workflow_id = u.workflow_id and n.place = u.place
+              and coalesce(u.place > 0 and j.finished_at is not null and n.state = 'released' and n.job_id = j.id, false)
+            returning n.workflow_id, n.place, n.parent, n.state = 'succeeded' or n.on_error = 'continue' as good
+        )
+        select array_agg(e.workflow_id), array_agg(e.place), array_agg(e.parent), array_agg(e.good)
+        into v_workflows, v_places, v_parents, v_good from ended e;
+    end if;
     if v_workflows is not null then
         v_woken := v_woken || {schema}.move_on(v_workflows, v_places, v_parents, v_good);
     end if;
@@ -711,7 +758,7 @@ begin
     select array_agg(n.place order by n.place) into v_places from {schema}.nodes n
     where n.workflow_id = p_id and n.state = 'waiting' and n.blockers = 0;
     v_outer := {schema}.gather_lines();
-    select r.* into v_released from {schema}.release(array_fill(p_id, array[cardinality(v_places)]), v_places) r;
+    select r.* into v_released from {schema}.release(array_fill(p_id, array[cardinality(v_places)]), v_places, null) r;
     v_woken := v_released.queues;
     if cardinality(v_released.ended_places) > 0 then
         v_woken := v_woken || {schema}.move_on(v_released.ended_workflows, v_released.ended_places);
@@ -783,7 +830,7 @@ begin
     join {schema}.nodes p on p.workflow_id = n.workflow_id and p.place = n.parent
     where n.workflow_id = p_workflow and n.state = 'waiting' and n.blockers = 0 and p.state = 'released';
     if v_places is not null then
-        select r.* into v_released from {schema}.release(array_fill(p_workflow, array[cardinality(v_places)]), v_places) r;
+        select r.* into v_released from {schema}.release(array_fill(p_workflow, array[cardinality(v_places)]), v_places, null) r;
         v_woken := v_released.queues;
         if cardinality(v_released.ended_places) > 0 then
             v_woken := v_woken || {schema}.move_on(v_released.ended_workflows, v_released.ended_places);
@@ -1119,7 +1166,9 @@ create function {schema}.forget_workflows(p_ids bigint[]) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
+    delete from {schema}.edges e where e.workflow_id = any (p_ids);
     delete from {schema}.drafts d where d.workflow_id = any (p_ids);
+    delete from {schema}.nodes n where n.workflow_id = any (p_ids);
     delete from {schema}.workflows w where w.id = any (p_ids)
 $body$;
 

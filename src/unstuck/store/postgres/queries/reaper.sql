@@ -36,11 +36,7 @@ select job_id, token, woken from {schema}.settle(%(worker_id)s, %(endings)s, %(r
 -- name: overdue
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
        heartbeat_timeout_s, held_s, running_s, silent_s, suspicions
-from {schema}.held_jobs
-where state = 'running' and timeout_s is not null
-  and running_s > timeout_s + case when worker_state in ('active', 'draining') then %(grace_s)s else %(lost_grace_s)s end
-order by job_id
-limit %(limit)s;
+from {schema}.overdue(%(grace_s)s, %(lost_grace_s)s, %(limit)s);
 
 -- name: stale
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
