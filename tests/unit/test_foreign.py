@@ -182,6 +182,9 @@ class Book:
     def __init__(self) -> None:
         self.batches: list[list[ForeignPulse]] = []
 
+    def launch_beats(self, pulses: list[ForeignPulse]) -> None:
+        pass
+
     def beat_foreign(self, pulses: list[ForeignPulse]) -> list[BeatAnswer]:
         self.batches.append(pulses)
         if any(pulse.worker_id == "away" for pulse in pulses):

@@ -1,8 +1,9 @@
 """Write the beats of many workers in one commit: those that come while one is being written go with the next.
 
-A thread of its own writes them, so that no beat waits for a claim or for somebody's page. It takes them from a queue
-and hands all answers back in one call: an executor would pass each through futures and locks of two kinds, and beside a
-thread that draws a page every pass is a wait.
+Where the ledger can, they fly: the event loop sends them and takes in the answer itself. Else a thread of its own
+writes them, so that no beat waits for a claim or for somebody's page. It takes them from a queue and hands all answers
+back in one call: an executor would pass each through futures and locks of two kinds, and beside a thread that draws a
+page every pass is a wait.
 """
 
 import asyncio
@@ -12,13 +13,14 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from unstuck.domain.errors import RefusedValue
-from unstuck.store.contract import Ledger
+from unstuck.store.contract import BeatsInFlight, Ledger
 from unstuck.store.records import BeatAnswer, ForeignPulse
 
 MAX_BATCH = 500
 
 Waiting = tuple[ForeignPulse, "asyncio.Future[BeatAnswer]"]
-Batch = tuple[asyncio.AbstractEventLoop, list[Waiting]]
+Batch = tuple[asyncio.AbstractEventLoop, list[Waiting], list[ForeignPulse]]
+"""Whose loop it is, who waits in it, and what is written for them."""
 
 
 class Beats:
@@ -30,6 +32,7 @@ class Beats:
         self._is_writing = False
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._flight: BeatsInFlight | None = None
         self._settled: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -50,35 +53,94 @@ class Beats:
         return await answered
 
     def close(self) -> None:
+        """Not from the event loop, and when nobody beats any more."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.drop()
         if self._thread is not None:
             self._batches.put(None)
             self._thread.join()
             self._thread = None
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        waiting, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+        batch = loop, waiting, [self._with_settled(pulse) for pulse, _ in waiting]
+        if not self._fly(batch):
+            self._walk(batch)
+
+    def _fly(self, batch: Batch) -> bool:
+        """Have it written without waiting, if that can be done now."""
+        loop, _, pulses = batch
+        try:
+            flight = self._ledger().launch_beats(pulses)
+        except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
+            return False
+        if flight is None:
+            return False
+        try:
+            loop.add_reader(flight.fd, self._land, batch, flight)
+            if flight.unsent:
+                loop.add_writer(flight.fd, self._push, batch, flight)
+        except NotImplementedError:
+            # Some loops cannot wait for what they did not open.
+            flight.drop()
+            return False
+        self._flight = flight
+        return True
+
+    def _push(self, batch: Batch, flight: BeatsInFlight) -> None:
+        try:
+            flight.push()
+        except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
+            self._fall(batch, flight)
+            return
+        if not flight.unsent:
+            batch[0].remove_writer(flight.fd)
+
+    def _land(self, batch: Batch, flight: BeatsInFlight) -> None:
+        loop, waiting, _ = batch
+        try:
+            answers = flight.land()
+        except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
+            self._fall(batch, flight)
+            return
+        if answers is not None:
+            self._flight = None
+            loop.remove_reader(flight.fd)
+            self._written(loop, waiting, answers)
+
+    def _fall(self, batch: Batch, flight: BeatsInFlight) -> None:
+        """Give a flight up. A beat may be written twice."""
+        loop = batch[0]
+        self._flight = None
+        loop.remove_reader(flight.fd)
+        loop.remove_writer(flight.fd)
+        flight.drop()
+        self._walk(batch)
+
+    def _walk(self, batch: Batch) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="unstuck-beats", daemon=True)
             self._thread.start()
-        batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
-        self._batches.put((loop, batch))
+        self._batches.put(batch)
 
     def _run(self) -> None:
         while (given := self._batches.get()) is not None:
-            loop, batch = given
-            answers = self._answer([pulse for pulse, _ in batch])
+            loop, waiting, pulses = given
+            answers = self._answer(pulses)
             try:
-                loop.call_soon_threadsafe(self._written, loop, batch, answers)
+                loop.call_soon_threadsafe(self._written, loop, waiting, answers)
             except RuntimeError:
                 # A loop that is closed has nobody who waits.
                 self._is_writing = False
 
     def _written(
-        self, loop: asyncio.AbstractEventLoop, batch: list[Waiting], answers: Sequence[BeatAnswer | Exception]
+        self, loop: asyncio.AbstractEventLoop, waiting: list[Waiting], answers: Sequence[BeatAnswer | Exception]
     ) -> None:
         self._is_writing = bool(self._waiting)
         if self._is_writing:
             self._hand_over(loop)
-        for (_, answered), answer in zip(batch, answers, strict=True):
+        for (_, answered), answer in zip(waiting, answers, strict=True):
             if answered.done():
                 # Whoever asked is gone.
                 continue
@@ -88,14 +150,13 @@ class Beats:
                 answered.set_result(answer)
 
     def _answer(self, pulses: Sequence[ForeignPulse]) -> Sequence[BeatAnswer | Exception]:
-        counted = [self._with_settled(pulse) for pulse in pulses]
         try:
-            return self._ledger().beat_foreign(counted)
+            return self._ledger().beat_foreign(pulses)
         except RefusedValue as error:
             # One worker's bad metadata must not cost another its life.
-            return [error] if len(counted) == 1 else [self._answer([pulse])[0] for pulse in counted]
+            return [error] if len(pulses) == 1 else [self._answer([pulse])[0] for pulse in pulses]
         except Exception as error:  # noqa: BLE001 - handed to everybody whose beat this was
-            for pulse in counted:
+            for pulse in pulses:
                 if pulse.settled:
                     self.note_settled(pulse.worker_id, pulse.settled)
             return [error] * len(pulses)

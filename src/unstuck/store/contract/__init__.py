@@ -17,6 +17,7 @@ from unstuck.store.contract.bell import Bell as Bell
 from unstuck.store.contract.clients import ClientVerbs
 from unstuck.store.contract.counting import CountingVerbs
 from unstuck.store.contract.exchanging import ExchangeVerbs
+from unstuck.store.contract.foreign import BeatsInFlight as BeatsInFlight
 from unstuck.store.contract.foreign import ForeignVerbs
 from unstuck.store.contract.health import HealthVerbs
 from unstuck.store.contract.journal import JournalVerbs

@@ -7,6 +7,31 @@ from unstuck.store.contract.bell import Bell
 from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
 
 
+class BeatsInFlight(Protocol):
+    """Beats that were sent and are not answered yet. Whatever goes wrong (any exception): drop it, and beat again with
+    `beat_foreign`, which says what is wrong."""
+
+    @property
+    def fd(self) -> int:
+        """What to wait for: it can be read when there is something to take in."""
+        ...
+
+    @property
+    def unsent(self) -> bool:
+        """Some of it could not be sent yet: `push` when `fd` can be written."""
+        ...
+
+    def push(self) -> None: ...
+
+    def land(self) -> list[BeatAnswer] | None:
+        """Take in what has come; None while that is not all of it."""
+        ...
+
+    def drop(self) -> None:
+        """Give it up; nobody knows whether they were written."""
+        ...
+
+
 class ForeignVerbs(Protocol):
     def foreign_worker(self, worker_id: str) -> WorkerRecord | None:
         """Give one of them, whatever its state."""
@@ -21,6 +46,10 @@ class ForeignVerbs(Protocol):
         """Like `beat`, for many in one commit; the answers are in the same order. That one of them is late says nothing
         of the ledger, so nobody is forgiven for it. No disk is waited for: a beat that a crash forgets is forgiven by
         the restart."""
+        ...
+
+    def launch_beats(self, pulses: Sequence[ForeignPulse]) -> BeatsInFlight | None:
+        """Begin to do the same without waiting, for an event loop; None where `beat_foreign` must be called."""
         ...
 
     def overhear(self) -> Bell:

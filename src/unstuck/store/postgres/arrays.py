@@ -22,39 +22,39 @@ BOOL, BYTEA, INT8, INT4, TEXT, FLOAT8, JSONB = 16, 17, 20, 23, 25, 701, 3802
 JSONB_VERSION = b"\x01"
 
 
-class _Array(bytes):
+class Array(bytes):
     __slots__ = ()
 
 
-class BoolArray(_Array):
+class BoolArray(Array):
     __slots__ = ()
 
 
-class ByteaArray(_Array):
+class ByteaArray(Array):
     __slots__ = ()
 
 
-class Int8Array(_Array):
+class Int8Array(Array):
     __slots__ = ()
 
 
-class Int4Array(_Array):
+class Int4Array(Array):
     __slots__ = ()
 
 
-class TextArray(_Array):
+class TextArray(Array):
     __slots__ = ()
 
 
-class Float8Array(_Array):
+class Float8Array(Array):
     __slots__ = ()
 
 
-class JsonbArray(_Array):
+class JsonbArray(Array):
     __slots__ = ()
 
 
-_ARRAY_OIDS: dict[type[_Array], int] = {
+_ARRAY_OIDS: dict[type[Array], int] = {
     BoolArray: 1000,
     ByteaArray: 1001,
     Int8Array: 1016,
@@ -101,6 +101,11 @@ def jsonbs(values: Sequence[object | None]) -> JsonbArray:
     return JsonbArray(_variable(JSONB, encoded))
 
 
+def oid_of(array: Array) -> int:
+    """Say of what type an array is, to who sends it without the driver."""
+    return _ARRAY_OIDS[type(array)]
+
+
 def teach(adapters: AdaptersMap) -> None:
     """Let a connection or cursor accept these arrays as parameters."""
     for dumper in _DUMPERS:
@@ -134,14 +139,14 @@ def _header(oid: int, count: int, nulls: bool) -> bytes:
 
 
 class _ArrayDumper(Dumper):
-    kind: type[_Array]
+    kind: type[Array]
     format = Format.BINARY
 
     def dump(self, obj: Any) -> bytes:
         return obj  # type: ignore[no-any-return]
 
 
-def _dumper(kind: type[_Array], oid: int) -> type[_ArrayDumper]:
+def _dumper(kind: type[Array], oid: int) -> type[_ArrayDumper]:
     return type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"kind": kind, "oid": oid})
 
 

@@ -8,6 +8,7 @@ import msgspec
 from unstuck.domain.states import WorkerState
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.bell import PostgresBell
+from unstuck.store.postgres.flights import Flight, Texts, launch
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import worker_record
 from unstuck.store.postgres.workers import WorkerVerbs
@@ -29,6 +30,11 @@ class ForeignVerbs(WorkerVerbs):
         # A beat may be given twice; what it adds to the count of settled jobs is for people.
         return beat_answers(self.beats_lane.ask(self.sql["beat_foreign"], beat_values(pulses)))
 
+    def launch_beats(self, pulses: Sequence[ForeignPulse]) -> Flight[list[BeatAnswer]] | None:
+        return launch(
+            self.beats_lane, self.sql["beat_foreign_in_flight"], [*beat_values(pulses).values()], _answers_read
+        )
+
     def overhear(self) -> PostgresBell:
         return PostgresBell(self._bell_source(), self.schema, lambda word: True)
 
@@ -45,6 +51,25 @@ def beat_values(pulses: Sequence[ForeignPulse]) -> dict[str, Any]:
         "settled": arrays.int8s([one.settled for one in pulses]),
         "metadata": arrays.texts(metadata),
     }
+
+
+def _answers_read(rows: list[Texts]) -> list[BeatAnswer]:
+    return beat_answers(
+        [
+            (n, _text(state), suspect == b"t", _text(request), _numbers(ids), _numbers(tokens), off == b"t")
+            for n, state, suspect, request, ids, tokens, off in rows
+        ]
+    )
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
+
+
+def _numbers(value: bytes | None) -> list[int]:
+    """Read an array of numbers as the server writes it: {1,2}."""
+    inside = (value or b"{}")[1:-1]
+    return [int(one) for one in inside.split(b",")] if inside else []
 
 
 def beat_answers(rows: list[Row]) -> list[BeatAnswer]:

@@ -138,6 +138,35 @@ class Lane:
             self._changed()
             return session
 
+    def lend(self) -> Session | None:
+        """Give the session to somebody who has it alone until `give_back`; None where none is open, well and free.
+        Never waits. Whoever asks meanwhile gets another."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            session = self._session
+            if session is None or self._closed or self._owner_pid != os.getpid():
+                return None
+            if not self._is_alive(session):
+                self._drop()
+                return None
+            self._session = None
+            return session
+        finally:
+            self._lock.release()
+
+    def give_back(self, session: Session) -> None:
+        """Take a session back, unless there is another one by now, or nobody wants it any more."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._session is None and not self._closed:
+                    self._session = session
+                    return
+            finally:
+                self._lock.release()
+        with suppress(psycopg.Error):
+            session.connection.close()
+
     def socket_fd(self) -> int | None:
         """Give the socket of the open connection, without waiting for the lock; it may be replaced at any moment."""
         session = self._session

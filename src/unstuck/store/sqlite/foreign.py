@@ -28,6 +28,9 @@ class ForeignVerbs(WorkerVerbs):
             clock = read_clock()
             return [beat_one(cursor, pulse, clock) for pulse in pulses]
 
+    def launch_beats(self, pulses: Sequence[ForeignPulse]) -> None:
+        """There is nothing to wait for but the disk, and that is waited for in a thread."""
+
     def overhear(self) -> SqliteBell:
         bell = SqliteBell(bell_address(self.db.path, f"listener-{os.getpid()}-{secrets.token_hex(8)}"))
         try:
