@@ -1,0 +1,180 @@
+"""Beats that an event loop sends and takes in itself: the same as others, and whatever goes wrong, they are beaten."""
+
+import asyncio
+import os
+import select
+import signal
+from typing import Any
+
+import psycopg
+import pytest
+from tests.contract.hands import put, run, verdict
+from tests.contract.test_ledger_foreign import foreign
+from tests.fleet import PATIENCE_S, wait_for
+
+from unstuck.domain.errors import LedgerUnavailable, RefusedValue
+from unstuck.domain.states import WorkerState
+from unstuck.http.foreign.beating import Beats
+from unstuck.store.contract import BeatsInFlight
+from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.records import BeatAnswer, ForeignPulse, GuardNone
+
+BIG = {"words": "x" * 1_000_000}
+
+
+@pytest.fixture
+def crew(pg_ledger: PostgresLedger) -> PostgresLedger:
+    for number in range(1, 5):
+        pg_ledger.register(foreign(f"f{number}", f"node-{number}"))
+    # It opens the connection: a flight never does.
+    pg_ledger.beat_foreign([ForeignPulse("f1")])
+    return pg_ledger
+
+
+def launched(ledger: PostgresLedger, *pulses: ForeignPulse) -> BeatsInFlight:
+    flight = ledger.launch_beats(pulses)
+    assert flight is not None
+    return flight
+
+
+def landed(flight: BeatsInFlight) -> list[BeatAnswer]:
+    while True:
+        assert select.select([flight.fd], [flight.fd] if flight.unsent else [], [], PATIENCE_S) != ([], [], [])
+        flight.push()
+        answers = flight.land()
+        if answers is not None:
+            return answers
+
+
+def backend(url: str) -> int:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(
+            "select pid from pg_stat_activity where application_name = 'unstuck beats' and datname = current_database()"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def beaten(ledger: PostgresLedger, *pulses: ForeignPulse) -> list[Any]:
+    async def scene() -> list[Any]:
+        beats = Beats(lambda: ledger)
+        try:
+            return await asyncio.gather(*(beats.beat(pulse) for pulse in pulses), return_exceptions=True)
+        finally:
+            await asyncio.to_thread(beats.close)
+
+    return asyncio.run(scene())
+
+
+def test_what_flies_is_answered_as_what_walks(crew: PostgresLedger) -> None:
+    job_id = put(crew)
+    other_id = put(crew)
+    run(crew, "f1")
+    crew.cancel([job_id, other_id], "me")
+    crew.request("f2", "drain", "me")
+    crew.condemn("f3", verdict(), GuardNone())
+    pulses = [ForeignPulse(one, metadata={"n": "ä"}) for one in ("f1", "f2", "f3", "f4", "nobody")]
+    flown = landed(launched(crew, *pulses))
+    assert flown == crew.beat_foreign(pulses)
+    assert {job for job, _ in flown[0].cancel} == {job_id, other_id}
+    assert (flown[1].request, flown[2].state, flown[3].state) == ("drain", WorkerState.DEAD, WorkerState.ACTIVE)
+
+
+def test_there_is_no_flight_without_a_connection_that_is_free(pg_ledger: PostgresLedger) -> None:
+    pg_ledger.register(foreign())
+    assert pg_ledger.launch_beats([ForeignPulse("f1")]) is None
+    pg_ledger.beat_foreign([ForeignPulse("f1")])
+    flight = launched(pg_ledger, ForeignPulse("f1"))
+    assert pg_ledger.launch_beats([ForeignPulse("f1")]) is None
+    # Who does not fly meanwhile has another connection, and that one stays.
+    assert pg_ledger.beat_foreign([ForeignPulse("f1")])[0].state is WorkerState.ACTIVE
+    assert landed(flight)[0].state is WorkerState.ACTIVE
+    assert landed(launched(pg_ledger, ForeignPulse("f1")))[0].state is WorkerState.ACTIVE
+    flight = launched(pg_ledger, ForeignPulse("f1"))
+    pg_ledger.close()
+    assert landed(flight)[0].state is WorkerState.ACTIVE
+
+
+def test_what_is_longer_than_the_socket_takes_is_pushed_when_there_is_room(crew: PostgresLedger, pg_url: str) -> None:
+    pid = backend(pg_url)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        flight = launched(crew, *[ForeignPulse(f"f{number % 4 + 1}", metadata=BIG) for number in range(20)])
+        assert flight.unsent
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert [answer.state for answer in landed(flight)] == [WorkerState.ACTIVE] * 20
+    assert beaten(crew, *[ForeignPulse("f1", metadata=BIG) for _ in range(20)]) == [BeatAnswer(WorkerState.ACTIVE)] * 20
+
+
+def test_a_connection_that_was_cut_costs_nobody_the_beat(crew: PostgresLedger, pg_url: str) -> None:
+    cut(pg_url, pid := backend(pg_url))
+    assert beaten(crew, ForeignPulse("f2")) == [BeatAnswer(WorkerState.ACTIVE)]
+    assert backend(pg_url) != pid
+
+
+def test_a_connection_that_is_cut_in_flight_costs_nobody_the_beat(crew: PostgresLedger, pg_url: str) -> None:
+    pid = backend(pg_url)
+    with psycopg.connect(pg_url) as other:
+        other.execute("select 1 from unstuck.workers where id = 'f2' for update")
+
+        async def scene() -> BeatAnswer:
+            beats = Beats(lambda: crew)
+            beating = asyncio.create_task(beats.beat(ForeignPulse("f2")))
+            try:
+                await asyncio.to_thread(wait_for, lambda: waits(pg_url, pid), "the beat waits for the row")
+                await asyncio.to_thread(cut, pg_url, pid)
+                await asyncio.to_thread(other.rollback)
+                return await beating
+            finally:
+                await asyncio.to_thread(beats.close)
+
+        assert asyncio.run(scene()).state is WorkerState.ACTIVE
+    assert backend(pg_url) != pid
+
+
+def waits(url: str, pid: int) -> bool:
+    with psycopg.connect(url) as connection:
+        row = connection.execute("select wait_event_type from pg_stat_activity where pid = %s", (pid,)).fetchone()
+    return row is not None and row[0] == "Lock"
+
+
+def cut(url: str, pid: int) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+
+
+def test_one_that_is_refused_fails_alone(crew: PostgresLedger) -> None:
+    answers = beaten(
+        crew, ForeignPulse("f1"), ForeignPulse("f2", metadata={"nul": "\0"}), ForeignPulse("f3", metadata={"n": 1})
+    )
+    assert [type(answer) for answer in answers] == [BeatAnswer, RefusedValue, BeatAnswer]
+
+
+def test_a_server_that_is_gone_is_said_to_everybody(crew: PostgresLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(pulses: object) -> list[BeatAnswer]:
+        raise LedgerUnavailable("away")
+
+    flight = launched(crew, ForeignPulse("f1"))
+    flight.drop()
+    monkeypatch.setattr(crew, "beat_foreign", gone)
+    answers = beaten(crew, ForeignPulse("f1"), ForeignPulse("f2"))
+    assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
+
+
+def test_who_closes_with_beats_in_the_air_does_not_wait_for_them(crew: PostgresLedger, pg_url: str) -> None:
+    pid = backend(pg_url)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+
+        async def scene() -> None:
+            beats = Beats(lambda: crew)
+            beating = asyncio.create_task(beats.beat(ForeignPulse("f1")))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await asyncio.wait_for(asyncio.to_thread(beats.close), PATIENCE_S)
+            beating.cancel()
+
+        asyncio.run(scene())
+    finally:
+        os.kill(pid, signal.SIGCONT)
