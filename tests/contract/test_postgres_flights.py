@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import signal
+import socket
 from typing import Any
 
 import psycopg
@@ -173,8 +174,88 @@ def test_who_closes_with_beats_in_the_air_does_not_wait_for_them(crew: PostgresL
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             await asyncio.wait_for(asyncio.to_thread(beats.close), PATIENCE_S)
-            beating.cancel()
+            # Nor does who beats.
+            with pytest.raises(LedgerUnavailable):
+                await asyncio.wait_for(beating, PATIENCE_S)
 
         asyncio.run(scene())
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def test_a_connection_comes_back_as_the_driver_wants_it(crew: PostgresLedger) -> None:
+    assert landed(launched(crew, ForeignPulse("f1")))[0].state is WorkerState.ACTIVE
+    assert crew.beats_lane.open().connection.pgconn.nonblocking == 1
+
+
+def test_a_beat_that_is_refused_costs_nobody_the_connection(crew: PostgresLedger, pg_url: str) -> None:
+    pid = backend(pg_url)
+    assert [type(answer) for answer in beaten(crew, ForeignPulse("f2", metadata={"nul": "\0"}))] == [RefusedValue]
+    assert beaten(crew, ForeignPulse("f1")) == [BeatAnswer(WorkerState.ACTIVE)]
+    assert backend(pg_url) == pid
+
+
+def test_a_loop_that_is_closed_with_beats_in_the_air_costs_the_next_one_nothing(
+    crew: PostgresLedger, pg_url: str
+) -> None:
+    beats = Beats(lambda: crew)
+
+    async def given_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(beats.beat(ForeignPulse("f1")), 0.1)
+
+    async def beaten_anew() -> BeatAnswer:
+        return await asyncio.wait_for(beats.beat(ForeignPulse("f1")), PATIENCE_S)
+
+    pid = backend(pg_url)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asyncio.run(given_up())
+        assert asyncio.run(beaten_anew()) == BeatAnswer(WorkerState.ACTIVE)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        beats.close()
+
+
+def test_a_loop_that_will_not_wait_for_the_connection_lets_them_walk(crew: PostgresLedger) -> None:
+    async def scene() -> BeatAnswer:
+        def used_already(*given: object) -> None:
+            raise RuntimeError("this descriptor is a transport's")
+
+        asyncio.get_running_loop().add_reader = used_already  # type: ignore[assignment]
+        beats = Beats(lambda: crew)
+        try:
+            return await asyncio.wait_for(beats.beat(ForeignPulse("f1")), PATIENCE_S)
+        finally:
+            await asyncio.to_thread(beats.close)
+
+    assert asyncio.run(scene()) == BeatAnswer(WorkerState.ACTIVE)
+
+
+class SentUnnoticed:
+    """A flight whose last bytes went with something that was taken in, before the socket was said to be writable."""
+
+    unsent = True
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def push(self) -> None: ...
+
+    def land(self) -> list[BeatAnswer]:
+        return [BeatAnswer(WorkerState.ACTIVE)]
+
+    def drop(self) -> None: ...
+
+
+def test_nobody_waits_to_write_what_has_landed() -> None:
+    mine, theirs = socket.socketpair()
+    ledger: Any = type("Sky", (), {"launch_beats": lambda self, pulses: SentUnnoticed(mine.fileno())})()
+
+    async def scene() -> bool:
+        theirs.send(b"!")
+        await asyncio.wait_for(Beats(lambda: ledger).beat(ForeignPulse("f1")), PATIENCE_S)
+        return asyncio.get_running_loop().remove_writer(mine.fileno())
+
+    with mine, theirs:
+        assert asyncio.run(scene()) is False

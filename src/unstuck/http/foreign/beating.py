@@ -10,9 +10,10 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 
-from unstuck.domain.errors import RefusedValue
+from unstuck.domain.errors import LedgerUnavailable, RefusedValue
 from unstuck.store.contract import BeatsInFlight, Ledger
 from unstuck.store.records import BeatAnswer, ForeignPulse
 
@@ -24,7 +25,7 @@ Batch = tuple[asyncio.AbstractEventLoop, list[Waiting], list[ForeignPulse]]
 
 
 class Beats:
-    """Of one event loop."""
+    """Of one event loop; of the next one when that is closed."""
 
     def __init__(self, ledger: Callable[[], Ledger]) -> None:
         self._ledger = ledger
@@ -32,7 +33,8 @@ class Beats:
         self._is_writing = False
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._flight: BeatsInFlight | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._flight: tuple[Batch, BeatsInFlight] | None = None
         self._settled: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -44,6 +46,8 @@ class Beats:
     async def beat(self, pulse: ForeignPulse) -> BeatAnswer:
         """Give the ledger's answer, when the beat is written."""
         loop = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._begin_in(loop)
         answered: asyncio.Future[BeatAnswer] = loop.create_future()
         self._waiting.append((pulse, answered))
         if not self._is_writing:
@@ -54,13 +58,33 @@ class Beats:
 
     def close(self) -> None:
         """Not from the event loop, and when nobody beats any more."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.drop()
+        if self._flight is not None and self._loop is not None:
+            # Its loop may be taking in the answer at this moment. One that is closed takes in nothing.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._let_go)
         if self._thread is not None:
             self._batches.put(None)
             self._thread.join()
             self._thread = None
+
+    def _begin_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Leave a loop that is closed: nobody waits there, and nothing that was under way there ends."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight[1].drop()
+        self._loop, self._is_writing = loop, False
+        self._waiting.clear()
+
+    def _let_go(self) -> None:
+        """Give up what flies, and have nobody wait for it."""
+        if self._flight is None:
+            return
+        (loop, waiting, _), flight = self._flight
+        self._quit(loop, flight)
+        flight.drop()
+        waiting += self._waiting
+        self._waiting = []
+        self._written(loop, waiting, [LedgerUnavailable("This door is closing. Beat again.")] * len(waiting))
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         waiting, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
@@ -81,11 +105,12 @@ class Beats:
             loop.add_reader(flight.fd, self._land, batch, flight)
             if flight.unsent:
                 loop.add_writer(flight.fd, self._push, batch, flight)
-        except NotImplementedError:
-            # Some loops cannot wait for what they did not open.
+        except Exception:  # noqa: BLE001 - some loops cannot wait for what they did not open, or not for this
+            with suppress(NotImplementedError):
+                self._quit(loop, flight)
             flight.drop()
             return False
-        self._flight = flight
+        self._flight = batch, flight
         return True
 
     def _push(self, batch: Batch, flight: BeatsInFlight) -> None:
@@ -105,18 +130,21 @@ class Beats:
             self._fall(batch, flight)
             return
         if answers is not None:
-            self._flight = None
-            loop.remove_reader(flight.fd)
+            self._quit(loop, flight)
             self._written(loop, waiting, answers)
 
     def _fall(self, batch: Batch, flight: BeatsInFlight) -> None:
         """Give a flight up. A beat may be written twice."""
-        loop = batch[0]
+        self._quit(batch[0], flight)
+        flight.drop()
+        self._walk(batch)
+
+    def _quit(self, loop: asyncio.AbstractEventLoop, flight: BeatsInFlight) -> None:
+        """Wait for it no longer. Also not to write: the driver may have sent the rest when it took something in, and
+        who comes next may have the same descriptor."""
         self._flight = None
         loop.remove_reader(flight.fd)
         loop.remove_writer(flight.fd)
-        flight.drop()
-        self._walk(batch)
 
     def _walk(self, batch: Batch) -> None:
         if self._thread is None:
@@ -128,11 +156,9 @@ class Beats:
         while (given := self._batches.get()) is not None:
             loop, waiting, pulses = given
             answers = self._answer(pulses)
-            try:
+            # A loop that is closed has nobody who waits.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._written, loop, waiting, answers)
-            except RuntimeError:
-                # A loop that is closed has nobody who waits.
-                self._is_writing = False
 
     def _written(
         self, loop: asyncio.AbstractEventLoop, waiting: list[Waiting], answers: Sequence[BeatAnswer | Exception]

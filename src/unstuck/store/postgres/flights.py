@@ -27,13 +27,14 @@ class Flight(Generic[T]):
         self._session = session
         self._read = read
         self._results: list[PGresult] = []
+        self._is_down = False
         self.fd = session.connection.pgconn.socket
         self.unsent = False
         """Some of it is still here: `push` when the socket can be written."""
 
     def send(self, query: bytes, values: Sequence[Array]) -> None:
         pgconn = self._session.connection.pgconn
-        # Else a network that stands still would stop whoever sends.
+        # As the driver has all of its connections; else a network that stands still would stop whoever sends.
         pgconn.nonblocking = 1
         types, formats = [oid_of(value) for value in values], [Format.BINARY] * len(values)
         pgconn.send_query_params(query, values, types, formats, Format.TEXT)
@@ -51,13 +52,16 @@ class Flight(Generic[T]):
             if result is not None:
                 self._results.append(result)
                 continue
-            pgconn.nonblocking = 0
+            self._is_down = True
             self._lane.give_back(self._session)
             return self._read(self._rows())
         return None
 
     def drop(self) -> None:
-        """Give it up; nobody knows whether it was done."""
+        """Give it up; nobody knows whether it was done. One that was refused has landed, and its connection is the
+        lane's again."""
+        if self._is_down:
+            return
         with suppress(psycopg.Error):
             self._session.connection.close()
 
