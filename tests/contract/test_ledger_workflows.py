@@ -140,6 +140,16 @@ def test_the_place_in_a_line_of_what_was_taken_back_is_free(ledger: Ledger, w1: 
     assert [job.job_id for job in claim(ledger)] == [waits]
 
 
+def test_of_what_nodes_say_of_their_line_the_last_word_wins(ledger: Ledger, w1: str) -> None:
+    nodes = tuple(
+        NewNode(place, 0, f"n{place}", "task", job=new_job(more=Ties(line="mail", line_limit=limit)))
+        for place, limit in enumerate((2, 1, 2), 1)
+    )
+    root = NewNode(0, None, "mails", "group", source=1)
+    ledger.begin_workflow(NewWorkflow("mails", new_job(task="unstuck.workflow"), (root, *nodes), ()))
+    assert len(claim(ledger)) == 2
+
+
 def test_what_stops_after_its_workflow_was_taken_up_again_is_tried_again(ledger: Ledger, w1: str) -> None:
     number = begin(ledger, (1, 2))
     [runs] = claim(ledger, start=1)

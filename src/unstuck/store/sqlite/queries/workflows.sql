@@ -37,9 +37,12 @@ FROM json_each(?2) i
 CROSS JOIN unstuck_drafts d ON d.workflow_id = ?1 AND d.place = coalesce(?3, i.value);
 
 -- name: where_drafts_go
-SELECT DISTINCT d.queue, d.line, d.line_limit
+-- In the order of the last that says so: its word on a line wins.
+SELECT d.queue, d.line, d.line_limit
 FROM json_each(?2) i
-CROSS JOIN unstuck_drafts d ON d.workflow_id = ?1 AND d.place = i.value;
+CROSS JOIN unstuck_drafts d ON d.workflow_id = ?1 AND d.place = i.value
+GROUP BY d.queue, d.line, d.line_limit
+ORDER BY max(i.key);
 
 -- name: insert_member
 INSERT INTO unstuck_nodes (
