@@ -19,3 +19,8 @@ def draw(path: str, account: str) -> str:
 @app.task(concurrency_key=lambda path, account: account.upper(), concurrency_limit=2)
 def draw_computed(path: str, account: str) -> str:
     return account
+
+
+@app.task(concurrency_key="{account:.2}")
+def draw_short(path: str, account: str | None) -> str:
+    return str(account)

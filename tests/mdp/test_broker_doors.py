@@ -117,6 +117,17 @@ def test_requests_keep_to_the_limits_of_the_task_that_they_call(scene: Scene, tm
     assert lines == [kept[0]] * 4 + [kept[1]] * 5 + [kept[2]] + [("draw_computed", 2, None), ("mine", 2, None)]
 
 
+def test_a_request_of_which_no_key_can_be_made_stands_in_the_line_of_its_task(scene: Scene) -> None:
+    """Nothing has no first letters: that is no reason for a broker to end."""
+    scene.fleet.start("--concurrency", "1", target="tests.mdp.limited:app")
+    wait_for(lambda: scene.living("draw_short"), "a worker that is limited")
+    client = scene.client()
+    for account in ("abc", None):
+        assert cbor2.loads(client.call("draw_short", as_cbor(path="", account=account))[0]) == str(account)
+    ties = [scene.fleet.ledger.ties(job.id) for job in scene.jobs()]
+    assert sorted(one.line or "" for one in ties if one is not None) == ["ab", "draw_short"]
+
+
 @pytest.mark.parametrize("kind", ["ours", "plain"])
 def test_a_majordomo_worker_serves_nodes_of_a_workflow(scene: Scene, kind: str) -> None:
     app = App(scene.fleet.url)

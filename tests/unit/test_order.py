@@ -113,6 +113,12 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: s
         Options.checked(None, options)
 
 
+@pytest.mark.parametrize(("key", "customer"), [("{customer:.2}", None), ("{customer[0]}", 7), ("{customer:>4}", [])])
+def test_a_key_that_cannot_be_made_of_such_a_value_is_refused(key: str, customer: object) -> None:
+    with pytest.raises(ConfigError, match="cannot be filled in"):
+        line_of(app_with(concurrency_key=key), customer)
+
+
 def test_what_follows_a_job_cannot_be_refused_where_nobody_hears_it() -> None:
     task = app_with().options(unique_key="k", on_duplicate="refuse")
     with pytest.raises(ConfigError, match="nobody would hear of it"):

@@ -96,7 +96,7 @@ def _fill(order: Order, args: tuple[Any, ...], named: Mapping[str, Any], task: s
     assert order.key is not None
     try:
         return order.key.format(*args, **named)
-    except (LookupError, ValueError, AttributeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         known = f" Its arguments: {', '.join(order.parameters)}." if order.parameters else ""
         raise ConfigError(
             f"The concurrency_key {order.key!r} of task {task!r} cannot be filled in: {error!r}.{known}"
