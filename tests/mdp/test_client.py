@@ -15,6 +15,7 @@ from tests.mdp.stage import Played, foreign_broker, notice, played, running
 
 from unstuck.domain.errors import CallFailed, ConfigError, JobNotFound, LineClosed, PayloadError, ReplyTimeout
 from unstuck.mdp import AsyncClient, Client, CurveKeys, Worker
+from unstuck.mdp.conversation import Mode
 
 PATIENT_S = 60.0
 
@@ -151,6 +152,8 @@ def test_after_a_restart_calls_with_a_key_are_sent_again_and_others_are_not() ->
         identity = before.admit()
         calls = [client.submit("echo", b"bare"), client.submit("echo", b"keyed", idempotency_key="k")]
         sent = [before.request() for _ in calls]
+    # What is said before the client has seen the end is in the hands of the socket, and goes out at once.
+    wait_for(lambda: client._conversation.mode is Mode.ASKING, "the client to see that the broker is gone")
     with client, played(endpoint) as after:
         later = client.submit("echo", b"later")
         # Nothing is said before it is known who this is: a foreign broker would break on the correlation.
