@@ -1,60 +1,165 @@
-"""A TCP proxy between a worker and its database that can fall silent, as a cut network does."""
+"""A TCP proxy between a client and its database: the client's own road, which can fail in the ways that roads do.
+
+It can fall silent as a cut network does, break, be slow, lose one answer, and lead to another server, as a virtual
+address does after a failover.
+"""
 
 import select
 import socket
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+LOOK_S = 0.05
+CHUNK_BYTES = 65536
+CONNECT_S = 2.0
+_RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+"""`struct linger`: on, with no seconds. A close sends RST instead of FIN."""
 
 
 class Proxy:
-    """Forwards connections to a port of this machine. While `cut`, bytes are neither refused nor delivered."""
+    """Forwards connections to the server of a URL; `url` is the same address by way of the proxy."""
 
-    def __init__(self, port: int) -> None:
-        self._target = ("127.0.0.1", port)
+    def __init__(self, url: str) -> None:
+        port = urlsplit(url).port
+        assert port is not None, url
+        self._target_port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
+        self.url = url.replace(f":{port}/", f":{self.port}/")
         self._flowing = threading.Event()
         self._flowing.set()
         self._ended = threading.Event()
-        self._sockets: list[socket.socket] = []
+        self._delay_s = 0.0
+        self._word: bytes | None = None
+        self.lost = threading.Event()
+        """Set when the answer that `lose_answer_to` named is lost."""
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
     def cut(self) -> None:
+        """Lose every packet in silence: connections stay open, nothing arrives, nothing is refused."""
         self._flowing.clear()
+
+    def server_gives_up(self) -> None:
+        """End the server's side of every connection while the client hears nothing: its keepalive found nobody."""
+        assert not self._flowing.is_set(), "a server gives up on a road that is cut"
+        for _, server in self._pairs:
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
 
     def heal(self) -> None:
         self._flowing.set()
 
+    def reset(self) -> None:
+        """Break every connection at both ends, as a router or firewall does that forgot them."""
+        for pair in self._pairs:
+            for each in pair:
+                with suppress(OSError):
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                end(each)
+        self._pairs.clear()
+
+    def delay(self, seconds: float) -> None:
+        """Hold back each packet for this long."""
+        self._delay_s = seconds
+
+    def point_to(self, port: int) -> None:
+        """Lead new connections to another server. Those that exist stay where they are."""
+        self._target_port = port
+
+    def lose_answer_to(self, word: bytes) -> None:
+        """Let the next request that contains the word reach the server, then lose its answer and the connection."""
+        self.lost.clear()
+        self._word = word
+
     def close(self) -> None:
         self._ended.set()
         self._flowing.set()
-        for each in (self._listener, *self._sockets):
-            each.close()
+        end(self._listener)
+        for pair in self._pairs:
+            for each in pair:
+                end(each)
+
+    def filter_answers(self) -> Callable[[bytes], bytes]:
+        """Return what changes the answers of one connection on their way; subclasses replace it."""
+        return lambda data: data
 
     def _accept(self) -> None:
         while not self._ended.is_set():
             try:
-                near, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(self._target)
-            self._sockets += [near, far]
-            threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
+            threading.Thread(target=self._join, args=(client,), daemon=True).start()
 
-    def _carry(self, near: socket.socket, far: socket.socket) -> None:
-        other = {near: far, far: near}
+    def _join(self, client: socket.socket) -> None:
+        self._flowing.wait()
         try:
+            server = socket.create_connection(("127.0.0.1", self._target_port), timeout=CONNECT_S)
+        except OSError:
+            end(client)
+            return
+        server.settimeout(None)
+        self._pairs.append((client, server))
+        answer_lost = threading.Event()
+        threading.Thread(target=self._requests, args=(client, server, answer_lost), daemon=True).start()
+        threading.Thread(target=self._answers, args=(server, client, answer_lost), daemon=True).start()
+
+    def _requests(self, client: socket.socket, server: socket.socket, answer_lost: threading.Event) -> None:
+        while data := self._carried(client):
+            if self._word is not None and self._word in data:
+                self._word = None
+                answer_lost.set()
+            _send(server, data)
+        end(server)
+
+    def _answers(self, server: socket.socket, client: socket.socket, answer_lost: threading.Event) -> None:
+        changed = self.filter_answers()
+        while data := self._carried(server):
+            if answer_lost.is_set():
+                # The server has answered: it is committed, and only we know.
+                end(client)
+                self.lost.set()
+                return
+            _send(client, changed(data))
+        end(client)
+
+    def _carried(self, source: socket.socket) -> bytes:
+        """Return the next bytes, or none at the end of the connection, as soon as the road lets them pass."""
+        try:
+            # Not taken from the socket while the road is cut: its buffers fill up, as they would.
             while not self._ended.is_set():
                 self._flowing.wait()
-                ready, _, _ = select.select([near, far], [], [], 0.2)
-                for source in ready:
-                    if not self._flowing.is_set():
-                        break
-                    data = source.recv(65536)
-                    if not data:
-                        return
-                    other[source].sendall(data)
+                if select.select([source], [], [], LOOK_S)[0] and self._flowing.is_set():
+                    break
+            data = source.recv(CHUNK_BYTES)
         except (OSError, ValueError):
-            pass
-        finally:
-            near.close()
-            far.close()
+            data = b""
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        # An end of the connection is a packet as well: while the road is cut, the other side does not learn of it.
+        self._flowing.wait()
+        return data
+
+
+def _send(to: socket.socket, data: bytes) -> None:
+    with suppress(OSError):
+        to.sendall(data)
+
+
+def end(one: socket.socket) -> None:
+    """Shut down and close, whatever state the socket is in."""
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -83,11 +82,9 @@ def test_whoever_asks_for_the_first_lines_alone_gets_those_of_a_get(shop: Shop) 
 
 
 def test_whether_it_is_ready_is_said_also_where_the_database_is_silent(ready_pg_url: str) -> None:
-    port = urlsplit(ready_pg_url).port
-    assert port is not None
-    proxy = Proxy(port)
+    proxy = Proxy(ready_pg_url)
     try:
-        with opened(ready_pg_url.replace(f":{port}/", f":{proxy.port}/")) as served:
+        with opened(proxy.url) as served:
             assert served.client.get("/readyz").status_code == 200
             proxy.cut()
             answer = served.client.get("/readyz")
@@ -100,11 +97,9 @@ def test_whether_it_is_ready_is_said_also_where_the_database_is_silent(ready_pg_
 
 
 def test_a_door_that_is_asked_to_end_ends_also_where_the_database_is_silent(ready_pg_url: str) -> None:
-    port = urlsplit(ready_pg_url).port
-    assert port is not None
-    proxy = Proxy(port)
+    proxy = Proxy(ready_pg_url)
     try:
-        with opened(ready_pg_url.replace(f":{port}/", f":{proxy.port}/")) as served:
+        with opened(proxy.url) as served:
             # From the first beat on somebody looks after workers here, once a second.
             assert served.client.post("/api/workers/heartbeat", json={"worker_id": "one"}).status_code == 200
             proxy.cut()

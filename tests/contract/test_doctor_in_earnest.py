@@ -7,15 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.proxy import Proxy, _end, _receive, _send
 from tests.fleet import ROOT, Fleet, wait_for
+from tests.proxy import Proxy
 
 from unstuck import config
 from unstuck.client.doctor.visiting import visit
@@ -114,17 +113,22 @@ class Swallows(Proxy):
         self.swallowed = 0
         super().__init__(url)
 
-    def _answers(self, server: socket.socket, client: socket.socket, cut: threading.Event) -> None:
+    def filter_answers(self) -> Callable[[bytes], bytes]:
         held = b""
-        while data := _receive(server):
+
+        def changed(data: bytes) -> bytes:
+            nonlocal held
             held += data
+            passed = b""
             while len(held) >= 5 and len(held) >= (size := 1 + int.from_bytes(held[1:5], "big")):
                 message, held = held[:size], held[size:]
                 if message[:1] == b"A":
                     self.swallowed += 1
                 else:
-                    _send(client, message)
-        _end(client)
+                    passed += message
+            return passed
+
+        return changed
 
 
 def test_a_line_that_swallows_notifications_is_found_and_jobs_run_by_the_poll(fleet: Fleet) -> None:

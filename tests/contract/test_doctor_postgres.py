@@ -1,10 +1,8 @@
 """What the doctor finds on PostgreSQL alone: clocks, the bell, poolers, vacuum and what holds it back."""
 
-import socket
 import struct
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +11,8 @@ import pytest
 from tests.contract.doctor_kit import CALM, HOST_S_OWN, codes
 from tests.contract.hands import birth
 from tests.contract.meddling import PostgresMeddler
-from tests.contract.proxy import Proxy, _end, _receive, _send
 from tests.fleet import wait_for
+from tests.proxy import Proxy
 
 from unstuck import config
 from unstuck.client.doctor.examining import examine
@@ -28,16 +26,14 @@ from unstuck.store.opening import open_ledger
 class FalsePid(Proxy):
     """A pooler as far as a client can tell: it names a process of its own as the backend."""
 
-    def _answers(self, server: socket.socket, client: socket.socket, cut: threading.Event) -> None:
+    def filter_answers(self) -> Callable[[bytes], bytes]:
         backend_key = b"K\x00\x00\x00\x0c"
-        told = False
-        while data := _receive(server):
-            if not told and backend_key in data:
-                told = True
-                at = data.index(backend_key) + len(backend_key)
-                data = data[:at] + (1).to_bytes(4, "big") + data[at + 4 :]
-            _send(client, data)
-        _end(client)
+
+        def changed(data: bytes) -> bytes:
+            before, key, after = data.partition(backend_key)
+            return before + key + (1).to_bytes(4, "big") + after[4:] if key else data
+
+        return changed
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import time
 import psycopg
 import pytest
 from tests.contract.hands import birth, claim, new_job, put, running, turn
-from tests.contract.proxy import Proxy
 from tests.fleet import wait_for
 from tests.pg import GUARDED, PgServer
+from tests.proxy import Proxy
 
 from unstuck import failpoints
 from unstuck.config import Settings

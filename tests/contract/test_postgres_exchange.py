@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 from tests.contract.hands import QUEUE, TASK, birth, done, new_job, put, running, state_of
-from tests.contract.proxy import Proxy
 from tests.fleet import wait_for
+from tests.proxy import Proxy
 
 from unstuck.config import Settings
 from unstuck.domain.errors import LedgerError, RefusedValue, UncertainCommit

@@ -6,7 +6,6 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.fleet import Fleet, wait_for
-from tests.pg import PgServer
 from tests.proxy import Proxy
 
 from unstuck.domain.liveness import Detector
@@ -16,18 +15,17 @@ SETTINGS = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "3s", "check_inte
 
 
 @pytest.fixture
-def proxy(pg_server: PgServer) -> Iterator[Proxy]:
-    made = Proxy(pg_server.port)
-    yield made
-    made.close()
+def proxy(ready_pg_url: str) -> Iterator[Proxy]:
+    with Proxy(ready_pg_url) as made:
+        yield made
 
 
 def test_a_worker_cut_off_stops_its_job_before_somebody_else_begins_it(
-    pg_server: PgServer, ready_pg_url: str, proxy: Proxy, tmp_path: Path
+    ready_pg_url: str, proxy: Proxy, tmp_path: Path
 ) -> None:
     fleet = Fleet(ready_pg_url, tmp_path, **SETTINGS)
     try:
-        far = fleet.start("--concurrency", "1", UNSTUCK_URL=ready_pg_url.replace(str(pg_server.port), str(proxy.port)))
+        far = fleet.start("--concurrency", "1", UNSTUCK_URL=proxy.url)
         far_id = far.id
         notes = tmp_path / "notes"
         job = fleet.task("nap_once_then_quick").enqueue(60.0, str(notes))
@@ -52,11 +50,10 @@ def test_a_worker_cut_off_stops_its_job_before_somebody_else_begins_it(
         fleet.close()
 
 
-def test_a_short_cut_costs_nothing(pg_server: PgServer, ready_pg_url: str, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_short_cut_costs_nothing(ready_pg_url: str, proxy: Proxy, tmp_path: Path) -> None:
     fleet = Fleet(ready_pg_url, tmp_path)
     try:
-        address = ready_pg_url.replace(str(pg_server.port), str(proxy.port))
-        far = fleet.start("--concurrency", "2", UNSTUCK_URL=address)
+        far = fleet.start("--concurrency", "2", UNSTUCK_URL=proxy.url)
         fleet.start("--queues", "other")
         jobs = [fleet.begin("nap", 4)[0], fleet.begin("nap_again", 4)[0]]
         proxy.cut()
