@@ -78,6 +78,10 @@ class LedgerUnavailable(LedgerError, ConnectionError):
     """The database is down, unreachable, locked or full; trying again later may help."""
 
 
+class LedgerBusy(LedgerUnavailable):
+    """Another session held a lock for longer than this call may wait. Nothing was written; try again later."""
+
+
 class UncertainCommit(LedgerUnavailable):
     """The connection broke while a write was on its way: it may or may not have happened."""
 

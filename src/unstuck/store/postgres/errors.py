@@ -4,6 +4,7 @@ import psycopg
 
 from unstuck.domain.errors import (
     DuplicateJob,
+    LedgerBusy,
     LedgerError,
     LedgerUnavailable,
     RefusedValue,
@@ -13,6 +14,7 @@ from unstuck.domain.errors import (
 from unstuck.store.migrations import CURE_OLD
 
 MAX_REASON_CHARS = 300
+LOCK_TIMEOUT = "55P03"
 DUPLICATE = "UQ001"
 """Our own, from `refuse_duplicate`: another job has the unique key."""
 
@@ -73,6 +75,11 @@ def statement_error(error: psycopg.Error, where: str, schema: str) -> LedgerErro
     if code == "25006":
         return LedgerUnavailable(
             f"PostgreSQL at {where} is read-only (a standby?): {reason}. Point the URL at the primary."
+        )
+    if code == LOCK_TIMEOUT:
+        return LedgerBusy(
+            f"Another session of PostgreSQL at {where} held a lock for too long: {reason}. Nothing was written. Try "
+            "again when its transaction has ended."
         )
     if code == "53100":
         return LedgerUnavailable(f"The disk of PostgreSQL at {where} is full: {reason}. Make room, then try again.")
