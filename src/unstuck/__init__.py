@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import JobFailed as JobFailed
     from unstuck.domain.errors import JobNotFound as JobNotFound
     from unstuck.domain.errors import JobQuarantined as JobQuarantined
+    from unstuck.domain.errors import LedgerBusy as LedgerBusy
     from unstuck.domain.errors import LedgerError as LedgerError
     from unstuck.domain.errors import LedgerUnavailable as LedgerUnavailable
     from unstuck.domain.errors import LineClosed as LineClosed
@@ -85,6 +86,7 @@ __all__ = [
     "JobNotFound",
     "JobQuarantined",
     "JobState",
+    "LedgerBusy",
     "LedgerError",
     "LedgerUnavailable",
     "LineClosed",

@@ -79,7 +79,9 @@ class LedgerUnavailable(LedgerError, ConnectionError):
 
 
 class LedgerBusy(LedgerUnavailable):
-    """Another session held a lock for longer than this call may wait. Nothing was written; try again later."""
+    """The database answered, and a lock or another call stood in the way for longer than this call may wait.
+
+    Nothing was written. The work is deferred: try it again soon, and do not count it as an outage."""
 
 
 class UncertainCommit(LedgerUnavailable):

@@ -1,6 +1,7 @@
 """Open one connection to PostgreSQL so that it notices a cut network, and learn what stands behind it."""
 
 import math
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +16,8 @@ from unstuck.domain.errors import LedgerError
 from unstuck.store.postgres import arrays, errors
 
 OLDEST_SERVER = 140000
+_KNOWS_PRIMARY = 140000
+"""The first libpq that knows `target_session_attrs=primary`."""
 
 # A cut network is noticed in about ten seconds, whether we wait for an answer or for an acknowledgement.
 _NETWORK = {
@@ -40,6 +43,19 @@ SESSION_SETTINGS = (
     ("default_transaction_isolation", "read committed"),
 )
 
+_WHO_ANSWERS = b"""
+select pg_backend_pid(), (select backend_start from pg_stat_get_activity(pg_backend_pid())), pg_is_in_recovery(),
+       has_function_privilege('pg_catalog.pg_control_system()', 'execute')
+"""
+_INCARNATION_WITHOUT_SYSTEM = b"""
+select '-' || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
+       || '/' || extract(epoch from pg_postmaster_start_time())::text
+"""
+# Some services forbid the function, and to name it is refused already.
+_INCARNATION = _INCARNATION_WITHOUT_SYSTEM.replace(
+    b"'-' ||", b"(select c.system_identifier::text from pg_control_system() c) ||"
+)
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -52,6 +68,8 @@ class Session:
     started: datetime | None
     pooled: bool
     """A pooler stands between: no session settings, no LISTEN, and the session proves nothing."""
+    server: str
+    """The identity of this run of the server, equal to the SQL function `incarnation()`."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +97,7 @@ def connect(address: Address, purpose: str, timeout_s: float) -> Session:
     """Open a connection in autocommit: one statement is one transaction and one round trip."""
     parameters = {
         **_NETWORK,
+        **_primary_first(),
         "connect_timeout": max(2, math.ceil(timeout_s)),
         "application_name": f"unstuck {purpose}",
         **address.parameters,
@@ -99,6 +118,12 @@ def connect(address: Address, purpose: str, timeout_s: float) -> Session:
         raise
 
 
+def _primary_first() -> dict[str, str]:
+    """Have every host and address tried until one is the primary, unless the user chose otherwise."""
+    chosen = "PGTARGETSESSIONATTRS" in os.environ or psycopg.pq.version() < _KNOWS_PRIMARY
+    return {} if chosen else {"target_session_attrs": "primary"}
+
+
 def _introduce(connection: Connection, address: Address) -> Session:
     if connection.info.server_version < OLDEST_SERVER:
         raise LedgerError(
@@ -107,16 +132,18 @@ def _introduce(connection: Connection, address: Address) -> Session:
     arrays.teach(connection.adapters)
     # Python's own reader takes longer for a list of workers than the server does.
     set_json_loads(msgspec.json.decode, connection)
-    row = connection.execute(
-        "select pg_backend_pid(), (select backend_start from pg_stat_get_activity(pg_backend_pid()))",
-        # Times as text would come in whatever DateStyle the server has.
-        binary=True,
-    ).fetchone()
+    # Times as text would come in whatever DateStyle the server has.
+    row = connection.execute(_WHO_ANSWERS, binary=True).fetchone()
     assert row is not None
-    pooled = row[0] != connection.info.backend_pid
+    pid, started, is_standby, may_name_system = row
+    if is_standby:
+        raise errors.standby_error(address.where)
+    server = connection.execute(_INCARNATION if may_name_system else _INCARNATION_WITHOUT_SYSTEM).fetchone()
+    assert server is not None
+    pooled = pid != connection.info.backend_pid
     if not pooled:
         for name, value in SESSION_SETTINGS:
             # Servers on some systems cannot do some of this; the ledger works without.
             with suppress(psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject):
                 connection.execute("select set_config(%s, %s, false)", (name, value))
-    return Session(connection, row[0], row[1], pooled)
+    return Session(connection, pid, started, pooled, server[0])

@@ -15,6 +15,8 @@ from unstuck.store.migrations import CURE_OLD
 
 MAX_REASON_CHARS = 300
 LOCK_TIMEOUT = "55P03"
+STATEMENT_TIMEOUT = "57014"
+"""Or somebody cancelled the statement."""
 DUPLICATE = "UQ001"
 """Our own, from `refuse_duplicate`: another job has the unique key."""
 
@@ -25,6 +27,7 @@ _CONNECT_CURES = (
     ("role", "Create the role (createuser), or name another user in the URL."),
     ("database", "Create it (createdb), or name another database in the URL."),
 )
+_STANDBY = "server is in hot standby mode"
 _BUSY = ("too many clients", "remaining connection slots", "starting up", "shutting down", "recovery mode")
 
 
@@ -32,6 +35,8 @@ def connect_error(error: psycopg.Error, where: str) -> LedgerError:
     """Say why no connection could be opened."""
     reason = _reason(error)
     lower = reason.lower()
+    if _STANDBY in lower:
+        return standby_error(where)
     if any(words in lower for words in _BUSY):
         return LedgerUnavailable(
             f"PostgreSQL at {where} takes no connection just now: {reason}. Try again, or raise max_connections."
@@ -42,6 +47,14 @@ def connect_error(error: psycopg.Error, where: str) -> LedgerError:
     return LedgerUnavailable(
         f"PostgreSQL at {where} cannot be reached: {reason}. Check that the server runs and that the URL names its "
         "host and port."
+    )
+
+
+def standby_error(where: str) -> LedgerUnavailable:
+    """Return the error for a server in recovery: what it knows may be old, and it cannot be written to."""
+    return LedgerUnavailable(
+        f"PostgreSQL at {where} is a standby (in recovery). Unstuck talks to the primary only and waits until this "
+        "server is promoted. List all servers in the URL (postgresql://a,b/database) to find the primary at once."
     )
 
 
@@ -83,6 +96,11 @@ def statement_error(error: psycopg.Error, where: str, schema: str) -> LedgerErro
         )
     if code == "53100":
         return LedgerUnavailable(f"The disk of PostgreSQL at {where} is full: {reason}. Make room, then try again.")
+    if code == STATEMENT_TIMEOUT:
+        return LedgerBusy(
+            f"PostgreSQL at {where} did not finish a statement in the time it had: {reason}. Nothing was written. Try "
+            "again soon."
+        )
     if code.startswith(("53", "40", "55", "57", "58", "08")):
         return LedgerUnavailable(f"PostgreSQL at {where} could not do it just now: {reason}. Try again.")
     return LedgerError(f"PostgreSQL at {where} refused a statement of the ledger: {reason} ({code or 'no code'}).")

@@ -159,3 +159,23 @@ begin
     end if;
 end
 $body$;
+
+-- The identity of this run of this server: system identifier, timeline, start of the postmaster. A session proves
+-- something only while this is the same as when the session was registered: after a failover, a promotion, a restart or
+-- a restore it differs. `_INCARNATION` in connecting.py computes the same text before there are any tables.
+create function {schema}.incarnation() returns text
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_system text := '-';
+begin
+    -- Asked before, because a function is refused as soon as a statement names it.
+    if has_function_privilege('pg_catalog.pg_control_system()', 'execute') then
+        select c.system_identifier::text into v_system from pg_control_system() c;
+    end if;
+    return v_system
+        || '/' || case when pg_is_in_recovery() then '-' else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end
+        || '/' || extract(epoch from pg_postmaster_start_time())::text;
+end
+$body$;
