@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from tests.contract.conftest import OpenLedger
@@ -25,7 +26,7 @@ from unstuck.domain.errors import DuplicateJob
 from unstuck.domain.limits import QueueLimit
 from unstuck.domain.states import JobState
 from unstuck.store.contract import Ledger
-from unstuck.store.records import Claimed, QueueLimitRecord, Ties
+from unstuck.store.records import Claimed, Enqueued, QueueLimitRecord, Ties
 
 
 def ids(jobs: list[Claimed]) -> list[int]:
@@ -176,6 +177,44 @@ def test_a_key_for_a_period_outlives_its_job_and_ends_with_the_period(
     meddler.age_keys(601.0)
     ledger.sweep_kept(10)
     assert meddler.count("kept_keys") == 0
+
+
+def remove_by_retention(ledger: Ledger) -> int:
+    return ledger.sweep_old(0.0, 1e6, 1e6, 100).jobs
+
+
+def remove_by_its_own_keep(ledger: Ledger) -> int:
+    return ledger.sweep_kept(100)
+
+
+def remove_by_hand(ledger: Ledger) -> int:
+    return ledger.prune(0.0)
+
+
+@pytest.mark.parametrize("remove", [remove_by_retention, remove_by_its_own_keep, remove_by_hand])
+def test_a_key_is_good_for_its_whole_period_although_its_job_was_removed(
+    ledger: Ledger, w1: str, meddler: Meddler, remove: Callable[[Ledger], int]
+) -> None:
+    keep_s = 1.0 if remove is remove_by_its_own_keep else None
+    once = {"unique_key": "k", "more": Ties(unique_for_s=3600.0, keep_s=keep_s)}
+    first = put(ledger, **once)
+    [job] = run(ledger)
+    turn(ledger, done=[done(job)])
+    meddler.age_job(first, 60.0)
+    assert remove(ledger) == 1
+    assert ledger.missing([first]) == {first}
+
+    assert ledger.enqueue([new_job(**once)]) == [Enqueued(first, fresh=False)], "the removed job still has the key"
+    with pytest.raises(DuplicateJob) as caught:
+        put(ledger, unique_key="k", more=Ties(unique_for_s=3600.0, on_duplicate="refuse"))
+    assert caught.value.job_id == first
+    assert put(ledger, unique_key="k", more=Ties(unique_for_s=3600.0, on_duplicate="replace")) == first
+    assert ledger.count_jobs() == {}
+
+    meddler.age_keys(3601.0)
+    ledger.sweep_kept(100)
+    assert meddler.count("kept_keys") == 0, "an expired key is removed"
+    assert put(ledger, **once) != first
 
 
 def test_an_operator_may_retry_a_job_whose_period_is_over(ledger: Ledger, w1: str, meddler: Meddler) -> None:

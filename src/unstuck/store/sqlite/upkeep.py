@@ -138,7 +138,6 @@ def forget(cursor: apsw.Cursor, found: list[int]) -> int:
     wanted = {job_id for (job_id,) in fetch(cursor, "jobs_of_open_workflows", (_json(found),))}
     found = [job_id for job_id in found if job_id not in wanted]
     cursor.execute(SQL["forget_workflows"], (_json(found),))
-    cursor.execute(SQL["forget_kept_keys"], (_json(found),))
     cursor.execute(SQL["delete_jobs"], (_json(found),))
     return len(found)
 

@@ -439,7 +439,8 @@ $body$;
 
 -- Unique keys in other ways -----------------------------------------------------------------------
 
--- Keys that are good for a period from their enqueue, however their job ended.
+-- Keys that are good for a period from their enqueue, however their job ended. A key stays when retention removes its job:
+-- the period is a promise of its own, and `job_id` then names a job that is gone.
 create table {schema}.kept_keys (
     key    text primary key,
     job_id bigint not null,
@@ -713,8 +714,6 @@ begin
     delete from {schema}.attempts a where a.job_id = any (p_ids);
     delete from {schema}.outputs o where o.job_id = any (p_ids);
     delete from {schema}.letters l where l.job_id = any (p_ids);
-    delete from {schema}.kept_keys k using {schema}.jobs j
-    where j.id = any (p_ids) and j.unique_for = 'period' and k.key = j.unique_key and k.job_id = j.id;
     perform {schema}.forget_journals(p_ids);
     perform {schema}.forget_workflows(p_ids);
     delete from {schema}.jobs j where j.id = any (p_ids);

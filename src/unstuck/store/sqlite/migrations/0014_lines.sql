@@ -31,7 +31,8 @@ ALTER TABLE unstuck_queues ADD COLUMN refilled_at REAL;
 -- The operator who chose them; NULL: an app did, or nobody.
 ALTER TABLE unstuck_queues ADD COLUMN limited_by TEXT;
 
--- Keys that are good for a period from their enqueue, however their job ended.
+-- Keys that are good for a period from their enqueue, however their job ended. A key stays when retention removes its job:
+-- the period is a promise of its own, and `job_id` then names a job that is gone.
 CREATE TABLE unstuck_kept_keys (
     key TEXT PRIMARY KEY,
     job_id INTEGER NOT NULL,

@@ -98,12 +98,6 @@ ON CONFLICT (key) DO UPDATE SET job_id = ?2, until = ?3;
 -- name: find_kept_key
 SELECT job_id FROM unstuck_kept_keys WHERE key = ?1 AND until > ?2;
 
--- name: forget_kept_keys
-DELETE FROM unstuck_kept_keys
-WHERE (key, job_id) IN (
-    SELECT j.unique_key, j.id FROM json_each(?) i CROSS JOIN unstuck_jobs j ON j.id = i.value WHERE j.unique_for = 'period'
-);
-
 -- name: displace_job
 UPDATE unstuck_jobs
 SET state = 'cancelled', ready = 0, waiting = 0, blocked = 0, finished_at = ?2, live_key = NULL, error_code = 'CANCELLED',
