@@ -86,6 +86,23 @@ def test_a_rate_gives_as_many_at_once_and_then_tells_when_the_next_comes(
     assert len(claim(ledger)) == 2
 
 
+def test_a_rate_goes_on_evenly_when_the_clock_is_set_back_and_forward(
+    ledger: Ledger, w1: str, meddler: Meddler
+) -> None:
+    ledger.declare_limits({"default": QueueLimit(rate=3, window_s=300.0)})
+    for _ in range(12):
+        put(ledger)
+    told: list[tuple[int, float | None]] = []
+    # Seconds by which the clock moves before each look: an hour back or forward is a step, 101 s bring one token.
+    for moved_s in (0.0, -3600.0, 101.0, -3600.0, 50.0, 51.0, 3600.0, 0.0):
+        meddler.age_tokens("default", moved_s)
+        answer = wish(ledger)
+        waits_s = answer.next_due_in_s
+        told.append((len(answer.claimed), None if waits_s is None else round(waits_s, -1)))
+    # A step back counts as no time, and time counts again from there; a step forward fills the bucket at most.
+    assert told == [(3, 100.0), (0, 100.0), (1, 100.0), (0, 100.0), (0, 50.0), (1, 100.0), (3, 100.0), (0, 100.0)]
+
+
 def test_the_urgent_go_first_also_between_limited_and_other_queues(ledger: Ledger, w1: str) -> None:
     ledger.declare_limits({"mail": QueueLimit(rate=10, window_s=1000.0)})
     low, high = put(ledger, queue="mail", priority=-5), put(ledger, queue="mail", priority=5)

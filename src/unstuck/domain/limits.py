@@ -75,13 +75,13 @@ def limit_in_words(limit: QueueLimit) -> str:
 
 
 def room(limit: QueueLimit, held: int, tokens: float | None, since_s: float) -> Room:
-    """Say how many more may be taken, with so many in hand and a bucket that had so many tokens `since_s` ago.
+    """Return how many more may be taken, with `held` in hand and a bucket that had `tokens` tokens `since_s` ago.
 
-    A bucket that nobody ever took from is full; so is one whose clock was set back: nobody knows for how long."""
+    A bucket that was never taken from is full. A clock that was set back (`since_s` below zero) counts as no time."""
     jobs = UNLIMITED if limit.concurrency is None else max(0, limit.concurrency - held)
     if limit.rate is None or limit.window_s is None:
         return Room(jobs)
-    full = tokens is None or since_s < 0
-    now = limit.rate if full or tokens is None else min(limit.rate, tokens + since_s * limit.rate / limit.window_s)
+    filled = max(0.0, since_s) * limit.rate / limit.window_s
+    now = limit.rate if tokens is None else min(limit.rate, tokens + filled)
     missing_s = (1 - now) * limit.window_s / limit.rate if now < 1 and jobs > 0 else None
     return Room(min(jobs, int(now)), missing_s, now)

@@ -30,6 +30,16 @@ class Gates:
         """Say when the rate of a queue allows the next job; None where that is not what is missing."""
         return self._room(queue).in_s if queue in self._limited else None
 
+    def filled_in_future(self, queue: str) -> bool:
+        """Return whether the bucket of a queue was last filled in the future: the clock was set back."""
+        refilled_at = self._limited[queue][4] if queue in self._limited else None
+        return refilled_at is not None and refilled_at > time.time()
+
+    def reset_future(self) -> None:
+        """Let such buckets fill from now on, or their queues would stand still until the clock catches up."""
+        for queue in [name for name in self._limited if self.filled_in_future(name)]:
+            self._spend(queue, self._limited[queue][3])
+
     def take(self, chosen: Sequence[tuple[int, str]]) -> None:
         """Note that jobs (with their queues) are being taken."""
         if not self._limited:
@@ -42,9 +52,13 @@ class Gates:
             tokens = self._room(queue).tokens
             count = sum(1 for _, of in chosen if of == queue)
             if tokens is not None and count:
-                self._cursor.execute(SQL["spend_tokens"], (queue, tokens - count, time.time()))
-                del self._rooms[queue]
-                self._limited[queue] = (*self._limited[queue][:3], tokens - count, time.time())
+                self._spend(queue, tokens - count)
+
+    def _spend(self, queue: str, left: float | None) -> None:
+        now = time.time()
+        self._cursor.execute(SQL["spend_tokens"], (queue, left, now))
+        self._rooms.pop(queue, None)
+        self._limited[queue] = (*self._limited[queue][:3], left, now)
 
     def _room(self, queue: str) -> Room:
         if queue not in self._rooms:

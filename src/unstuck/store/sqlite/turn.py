@@ -42,7 +42,7 @@ def answer_if_nothing(cursor: apsw.Cursor, worker_id: str, look: Look) -> TurnAn
         begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
         for queue in gates.open:
             if look.any(cursor.connection, queue):
-                if gates.room(queue) > 0:
+                if gates.room(queue) > 0 or gates.filled_in_future(queue):
                     return None
                 held_back.append(queue)
         if was_long(time.thread_time() - begun_cpu_s, 0):
@@ -85,6 +85,7 @@ def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None, woken: set[st
     next_due_in_s = None
     if look is not None and look.wish.limit > 0 and not disabled:
         gates = Gates(cursor, look.wish.queues)
+        gates.reset_future()
         claimed = _claim(cursor, turn.worker_id, gates, look, woken)
         if len(claimed) < look.wish.limit:
             next_due_in_s = _next_due_in_s(cursor, gates, gates.open)

@@ -366,6 +366,16 @@ begin
 end
 $body$;
 
+-- Whether the bucket of a queue was last filled in the future: the clock was set back. The next turn that may write sets the
+-- bucket's time to now. Time before the step counts as none, or the queue would stand still until the clock catches up.
+create function {schema}.filled_in_future(p_queue text) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+    select exists (
+        select 1 from {schema}.queues k where k.name = p_queue and k.rate is not null and k.refilled_at > clock_timestamp())
+$body$;
+
 create function {schema}.any_ready_within(p_queues text[], p_tasks text[]) returns boolean
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -374,7 +384,8 @@ declare
     v_queue text;
 begin
     foreach v_queue in array p_queues loop
-        if {schema}.any_ready(array[v_queue], p_tasks) and (select r.room from {schema}.room_of(v_queue) r) > 0 then
+        if {schema}.any_ready(array[v_queue], p_tasks)
+           and ((select r.room from {schema}.room_of(v_queue) r) > 0 or {schema}.filled_in_future(v_queue)) then
             return true;
         end if;
     end loop;
@@ -412,8 +423,11 @@ begin
     payload_bytes := 0;
     foreach v_queue in array p_queues loop
         -- Without a lock first: who finds nothing must not wait for those who do.
-        continue when not {schema}.any_ready(array[v_queue], p_tasks) or (select r.room from {schema}.room_of(v_queue) r) <= 0;
+        continue when not {schema}.any_ready(array[v_queue], p_tasks)
+            or (select r.room from {schema}.room_of(v_queue) r) <= 0 and not {schema}.filled_in_future(v_queue);
         perform 1 from {schema}.queues k where k.name = v_queue for update;
+        update {schema}.queues k set refilled_at = clock_timestamp()
+        where k.name = v_queue and k.rate is not null and k.refilled_at > clock_timestamp();
         select r.room into v_room from {schema}.room_of(v_queue) r;
         continue when v_room <= 0;
         select r.ids, r.payload_bytes into v_ids, v_bytes
