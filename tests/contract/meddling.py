@@ -49,6 +49,12 @@ class Meddler(Protocol):
 
     def expire_ticket(self, name: str) -> None: ...
 
+    def numbers(self) -> dict[str, int]:
+        """Return the last number of every sequence, as a backup taken now would have it."""
+        ...
+
+    def set_numbers(self, numbers: dict[str, int]) -> None: ...
+
     def age_schema(self, number: int) -> None:
         """As if a later version had migrated the tables."""
         ...
@@ -115,6 +121,15 @@ class SqliteMeddler:
 
     def expire_ticket(self, name: str) -> None:
         self.rows("UPDATE unstuck_tickets SET until_boot_s = 0 WHERE name = ?", (name,))
+
+    def numbers(self) -> dict[str, int]:
+        [(job_id, token)] = self.rows("SELECT last_job_id, last_token FROM unstuck_ledger")
+        return {"job": job_id, "token": token, **dict(self.rows("SELECT name, seq FROM sqlite_sequence"))}
+
+    def set_numbers(self, numbers: dict[str, int]) -> None:
+        self.rows("UPDATE unstuck_ledger SET last_job_id = ?, last_token = ?", (numbers["job"], numbers["token"]))
+        for name, number in numbers.items():
+            self.rows("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (number, name))
 
     def age_schema(self, number: int) -> None:
         self.rows("INSERT INTO unstuck_migrations VALUES (?, 'from_the_future', 0, '')", (number,))
@@ -187,6 +202,14 @@ class PostgresMeddler:
 
     def expire_ticket(self, name: str) -> None:
         self.rows("update tickets set until = 'epoch' where name = %s", (name,))
+
+    def numbers(self) -> dict[str, int]:
+        found = self.rows("select sequencename, coalesce(last_value, 1) from pg_sequences where schemaname = 'unstuck'")
+        return dict(found)
+
+    def set_numbers(self, numbers: dict[str, int]) -> None:
+        for name, number in numbers.items():
+            self.rows("select setval(%s::regclass, %s)", (name, number))
 
     def age_schema(self, number: int) -> None:
         self.rows("insert into migrations (number, name) values (%s, 'from_the_future')", (number,))

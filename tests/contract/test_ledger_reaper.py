@@ -186,6 +186,39 @@ def test_a_ticket_expires_by_itself(ledger: Ledger, open_again: OpenLedger, medd
     wait_for(lambda: ledger.take_ticket("sweep", 3600.0), "the end of a ticket")
 
 
+def numbers_after_restore(ledger: Ledger, name: str) -> dict[str, int]:
+    """Void the tokens of a ledger that was just restored, and return the first numbers that it gives out then."""
+    ledger.void_tokens()
+    last = ledger.events(limit=1)[-1].id
+    audit_id = ledger.begin_audit("ops", "cli", "prune", "jobs")
+    ledger.register(birth(name))
+    job_id = put(ledger)
+    claimed = max(claim(ledger, name), key=lambda job: job.token)
+    return {"job": job_id, "token": claimed.token, "event": last, "audit": audit_id}
+
+
+def test_numbers_given_out_since_the_backup_are_never_given_out_again(
+    ledger: Ledger, w1: str, open_again: OpenLedger, meddler: Meddler
+) -> None:
+    audit_id = ledger.begin_audit("ops", "cli", "prune", "jobs")
+    ran = running(ledger)
+    ledger.condemn("w1", verdict(), GuardNone())
+    backup = meddler.numbers()
+    # A day at 600 jobs per second, after the backup was taken.
+    day = 24 * 3600 * 600
+    event_id = ledger.events(limit=1)[-1].id
+    issued = {"job": ran.job_id, "token": ran.token, "event": event_id, "audit": audit_id}
+    ledger.register(birth("w2"))
+    first = numbers_after_restore(open_again(), "w3")
+    assert all(first[kind] > issued[kind] + day for kind in issued), f"{first} must be beyond {issued} + {day}"
+    # The same backup is restored once more: it knows nothing of the first restore.
+    meddler.set_numbers(backup)
+    second = numbers_after_restore(open_again(), "w4")
+    assert all(second[kind] > first[kind] for kind in first), f"{second} must be beyond {first}"
+    # JSON numbers are exact up to here, in JavaScript too.
+    assert max(second.values()) < 2**53
+
+
 def test_after_a_restore_every_token_is_void(ledger: Ledger, w1: str, w2: str, open_again: OpenLedger) -> None:
     ran = running(ledger)
     put(ledger)

@@ -20,7 +20,8 @@ def migrate(
         bool,
         typer.Option(
             "--after-restore",
-            help="The database was restored from a backup: every worker in it is dead, every token is void.",
+            help="The database was restored from a backup: every worker in it is dead, every token is void, and no "
+            "number of a job is given out twice.",
         ),
     ] = False,
 ) -> None:

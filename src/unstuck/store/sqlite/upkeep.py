@@ -15,8 +15,9 @@ from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 WINDOW_ROWS = 10_000
 """How many rows one retention step looks at; bounds the time that it keeps the write lock."""
-SKIPPED_NUMBERS = 1_000_000
-"""How far ids and tokens jump after a restore, past everything handed out since the backup."""
+SKIPPED_AT_LEAST = 1_000_000_000
+"""How far numbers jump after a restore even if the clock is wrong."""
+NUMBERED_TABLES = ("unstuck_events", "unstuck_audit")
 
 
 class UpkeepVerbs(Verbs):
@@ -77,6 +78,8 @@ class UpkeepVerbs(Verbs):
 
     def void_tokens(self) -> int:
         with self.db.write() as cursor:
+            # Before the events below: a client that remembers the last event it saw must hear of them.
+            _skip_numbers(cursor)
             workers = [worker_id for (worker_id,) in fetch(cursor, "living_worker_ids")]
             evidence = "the ledger was restored from a backup"
             text = msgspec.json.encode(
@@ -88,12 +91,30 @@ class UpkeepVerbs(Verbs):
                     cursor, "worker_dead", f"Dead worker detected: {worker_id} ({evidence})", worker_id=worker_id
                 )
             cursor.execute(SQL["release_all_claimed"])
-            cursor.execute(SQL["skip_numbers"], (SKIPPED_NUMBERS,))
             running = [job_id for (job_id,) in fetch(cursor, "running_job_ids")]
             if running:
                 first = cursor.execute(SQL["reserve_tokens"], (len(running),)).get - len(running) + 1
                 cursor.executemany(SQL["replace_token"], [(job_id, first + n) for n, job_id in enumerate(running)])
         return len(workers)
+
+
+def first_after_restore(last: int, now: float) -> int:
+    """Return the number from which a sequence goes on after a restore: the time in microseconds since 1970.
+
+    A sequence that hands out fewer than a million numbers per second is always behind that. So whatever was handed out
+    before is lower, however old the backup is, however fast jobs came, and even if the same backup is restored twice.
+    Such a number is below 2^53 until the year 2255, so that JSON carries it exactly."""
+    return max(last + SKIPPED_AT_LEAST, int(now * 1_000_000))
+
+
+def _skip_numbers(cursor: apsw.Cursor) -> None:
+    now = time.time()
+    job_id, token = cursor.execute(SQL["last_numbers"]).get
+    cursor.execute(SQL["set_last_numbers"], (first_after_restore(job_id, now), first_after_restore(token, now)))
+    for table in NUMBERED_TABLES:
+        last = cursor.execute(SQL["last_row_number"], (table,)).get or 0
+        cursor.execute(SQL["forget_row_number"], (table,))
+        cursor.execute(SQL["set_row_number"], (table, first_after_restore(last, now)))
 
 
 def _look_at_waiting(cursor: apsw.Cursor, now: float) -> tuple[list[str], float | None]:

@@ -144,17 +144,37 @@ begin
 end
 $body$;
 
+-- The number from which a sequence goes on after a restore: the time in microseconds since 1970. A sequence that hands out
+-- fewer than a million numbers per second is always behind that. So whatever was handed out before is lower, however old
+-- the backup is, however fast jobs came, and even if the same backup is restored twice. Such a number is below 2^53 until the
+-- year 2255, so that JSON carries it exactly.
+create function {schema}.first_after_restore(p_last bigint) returns bigint
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+    -- Should the clock be wrong, a billion is skipped.
+    select greatest(p_last + 1000000000, floor(extract(epoch from clock_timestamp()) * 1000000)::bigint)
+$body$;
+
 -- After a restore from a backup: whoever lived then is dead, and what was handed out since is void.
 create function {schema}.void_tokens() returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
 declare
-    c_gap constant integer := 1000000;
+    v_sequence regclass;
     c_evidence constant text := 'the ledger was restored from a backup';
     v_now timestamptz := clock_timestamp();
     v_count integer;
 begin
+    -- Numbers that were given out after the backup was taken must never be given out again. Before the events below: a
+    -- client that remembers the last event it saw must hear of them.
+    foreach v_sequence in array array[
+        '{schema}.tokens'::regclass, '{schema}.job_ids'::regclass, pg_get_serial_sequence('{schema}.events', 'id')::regclass,
+        pg_get_serial_sequence('{schema}.audit', 'id')::regclass]
+    loop
+        perform setval(v_sequence, {schema}.first_after_restore(nextval(v_sequence)));
+    end loop;
     -- Workers first, then jobs: the order of every turn and every settlement.
     with buried as (
         update {schema}.workers w set
@@ -169,9 +189,6 @@ begin
     get diagnostics v_count = row_count;
     -- Against those who lock rows too, not only against those who change them already.
     lock table {schema}.jobs in exclusive mode;
-    -- Ids and tokens that were given out after the backup was taken must never be given out again.
-    perform setval('{schema}.tokens'::regclass, nextval('{schema}.tokens'::regclass) + c_gap);
-    perform setval('{schema}.job_ids'::regclass, nextval('{schema}.job_ids'::regclass) + c_gap);
     update {schema}.jobs j set
         state = 'pending', ready = true, waiting = false, held = false, token = null, worker_id = null, claimed_at = null
     where j.held and j.state = 'claimed';

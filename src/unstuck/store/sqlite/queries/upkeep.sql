@@ -79,5 +79,17 @@ SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_held WHERE held = 1 AND stat
 -- name: replace_token
 UPDATE unstuck_jobs SET token = ?2 WHERE id = ?1 AND state = 'running';
 
--- name: skip_numbers
-UPDATE unstuck_ledger SET last_job_id = last_job_id + ?1, last_token = last_token + ?1;
+-- name: last_numbers
+SELECT last_job_id, last_token FROM unstuck_ledger;
+
+-- name: set_last_numbers
+UPDATE unstuck_ledger SET last_job_id = ?1, last_token = ?2;
+
+-- name: last_row_number
+SELECT seq FROM sqlite_sequence WHERE name = ?;
+
+-- name: forget_row_number
+DELETE FROM sqlite_sequence WHERE name = ?;
+
+-- name: set_row_number
+INSERT INTO sqlite_sequence (name, seq) VALUES (?1, ?2);
