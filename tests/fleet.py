@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import psutil
 from tests import forked
+from tests.elsewhere import HERE, Place
 
 from unstuck import App
 from unstuck.client.job import Job
@@ -154,7 +155,14 @@ class Fleet:
         """The environment of a process that uses this ledger."""
         return {**os.environ, "UNSTUCK_URL": self.url, **self.environment}
 
-    def start(self, *arguments: str, wait: bool = True, target: str | None = None, **environment: str) -> WorkerProcess:
+    def start(
+        self,
+        *arguments: str,
+        wait: bool = True,
+        target: str | None = None,
+        place: Place = HERE,
+        **environment: str,
+    ) -> WorkerProcess:
         log = self.folder / f"worker-{len(self.workers)}.log"
         with log.open("wb") as file:
             process = forked.start(
@@ -167,6 +175,7 @@ class Fleet:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                place=place,
             )
         worker = WorkerProcess(self, process, log)
         self.workers.append(worker)

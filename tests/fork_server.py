@@ -16,6 +16,8 @@ import signal
 import socket
 import sys
 
+from tests.elsewhere import Place
+
 from unstuck import failpoints
 
 MAX_ASK_BYTES = 1 << 18
@@ -92,6 +94,7 @@ def _become(ask: dict[str, object], streams: list[int]) -> None:
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.closerange(FIRST_OTHER_FD, os.sysconf("SC_OPEN_MAX"))
+    Place(*ask["place"]).enter()  # type: ignore[misc]
     os.chdir(str(ask["cwd"]))
     os.environ.clear()
     os.environ.update(ask["env"])  # type: ignore[call-overload]

@@ -21,6 +21,7 @@ from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Self
 
+from tests.elsewhere import HERE, Place
 from tests.fork_server import MAX_ASK_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -157,13 +158,16 @@ def start(
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
     text: bool = False,
+    place: Place = HERE,
 ) -> Any:
-    """Run `python -m module words...` in a process of its own."""
+    """Run `python -m module words...` in a process of its own, on a host of its own if a place is given."""
     command = [sys.executable, "-m", module, *words]
     surroundings = dict(os.environ if env is None else env)
     if _fixed(surroundings) != _fixed(dict(os.environ)):
-        return subprocess.Popen(command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=text)
-    ask = {"module": module, "words": words, "cwd": str(cwd or Path.cwd()), "env": surroundings}
+        return subprocess.Popen(
+            command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=text, preexec_fn=place.enter
+        )
+    ask = {"module": module, "words": words, "cwd": str(cwd or Path.cwd()), "env": surroundings, "place": place}
     ours: list[int] = []
     try:
         own_stdout, its_stdout = _stream(stdout, 1, text, ours)

@@ -20,9 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import psycopg
 from tests.broom import MAX_GROWTH_BYTES, Broom
 
@@ -31,6 +33,8 @@ from unstuck.store.postgres.ledger import PostgresLedger
 
 START_TIMEOUT_S = 60.0
 SUPERUSER = "postgres"
+NAMESPACES = "10.213.0.0/16"
+"""Addresses of network namespaces: a server listens there if a test tells it to."""
 GUARDED = "guarded"
 """A role of this name must give a password over TCP; all others are trusted."""
 
@@ -50,15 +54,25 @@ local all all trust
 host replication all 127.0.0.1/32 trust
 host all {GUARDED} 127.0.0.1/32 scram-sha-256
 host all all 127.0.0.1/32 trust
+host all all {NAMESPACES} trust
 """
 
 
 class PgServer:
     """One server; `stop` and `start` keep its data, port and socket."""
 
-    def __init__(self, binaries: Path, folder: Path, account: pwd.struct_passwd | None) -> None:
+    def __init__(
+        self,
+        binaries: Path,
+        folder: Path,
+        account: pwd.struct_passwd | None,
+        settings: str = "",
+        copy_of: "PgServer | None" = None,
+    ) -> None:
         self.binaries = binaries
-        self._account = account
+        self.account = account
+        self.environment: dict[str, str] = {}
+        """Words that the server finds in its environment when it starts."""
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._model: str | None = None
@@ -69,8 +83,11 @@ class PgServer:
         self._swept: list[str] = []
         self.folder = folder
         self.data = folder / "data"
-        self.port = _free_port()
-        self._initdb()
+        self.port = free_port()
+        if copy_of is None:
+            self._initdb(settings)
+        else:
+            self._copy(copy_of)
 
     @property
     def pid(self) -> int:
@@ -154,8 +171,9 @@ class PgServer:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
+                env={**os.environ, **self.environment},
                 preexec_fn=_die_with_parent,
-                **self._as_account(),
+                **as_account(self.account),
             )
         self._wait_until_ready()
 
@@ -164,14 +182,43 @@ class PgServer:
         for broom in self._brooms.values():
             broom.close()
         if self._process is not None:
+            self.resume()
             self._process.send_signal(how)
             self._process.wait(START_TIMEOUT_S)
             self._process = None
 
+    def hang(self) -> None:
+        """Stop every process of the server where it stands. The kernel goes on answering TCP for it."""
+        for process in self._family():
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+    def resume(self) -> None:
+        for process in self._family():
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+    def kill(self) -> None:
+        """End every process of the server as a power cut does: no word to anybody, no checkpoint."""
+        for process in self._family():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert self._process is not None
+        self._process.wait(START_TIMEOUT_S)
+        self._process = None
+
+    def _family(self) -> list[psutil.Process]:
+        """The postmaster first: stopped first, it can start nobody whom we do not see."""
+        try:
+            postmaster = psutil.Process(self.pid)
+            return [postmaster, *postmaster.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
-    def _initdb(self) -> None:
+    def _initdb(self, settings: str) -> None:
         subprocess.run(
             [
                 self.binaries / "initdb",
@@ -189,11 +236,19 @@ class PgServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd=self.folder,
-            **self._as_account(),
+            **as_account(self.account),
         )
         with (self.data / "postgresql.conf").open("a") as config:
-            config.write(_CONFIG)
+            config.write(f"{_CONFIG}{settings}\n")
         (self.data / "pg_hba.conf").write_text(_HBA)
+
+    def _copy(self, other: "PgServer") -> None:
+        """Copy the data of a server that does not run: that needs no backup."""
+        assert other._process is None, "its files change while it runs"
+        shutil.copytree(other.data, self.data)
+        if self.account is not None:
+            for path in (self.data, *self.data.rglob("*")):
+                os.chown(path, self.account.pw_uid, self.account.pw_gid)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -208,29 +263,38 @@ class PgServer:
             else:
                 return
 
-    def _as_account(self) -> dict[str, object]:
-        if self._account is None:
-            return {}
-        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": ()}
+
+@contextmanager
+def start_postgres(settings: str = "") -> Iterator[PgServer]:
+    """Run a server for as long as the block lasts; `settings` are added to its postgresql.conf."""
+    with prepare_postgres(settings) as server:
+        server.start()
+        yield server
 
 
 @contextmanager
-def start_postgres() -> Iterator[PgServer]:
-    """Run a server for as long as the block lasts."""
+def prepare_postgres(settings: str = "", copy_of: PgServer | None = None) -> Iterator[PgServer]:
+    """Make a server that is not started yet; it is stopped and removed when the block ends."""
     account = _account()
     # A unix socket's path may have about a hundred characters: the folder is as short as can be.
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     try:
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
-        server = PgServer(_binaries(folder, account), folder, account)
-        server.start()
+        server = PgServer(_binaries(folder, account), folder, account, settings, copy_of)
         try:
             yield server
         finally:
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def as_account(account: pwd.struct_passwd | None) -> dict[str, Any]:
+    """Return how `subprocess` runs a program as this account."""
+    if account is None:
+        return {}
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": ()}
 
 
 def _binaries(folder: Path, account: pwd.struct_passwd | None) -> Path:
@@ -276,7 +340,7 @@ def _account() -> pwd.struct_passwd | None:
     raise RuntimeError("PostgreSQL refuses to run as root, and there is no account 'postgres' or 'nobody' here.")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -20,6 +20,9 @@ CONNECT_S = 2.0
 _RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"
 """`struct linger`: on, with no seconds. A close sends RST instead of FIN."""
 
+Pair = tuple[socket.socket, socket.socket]
+"""The client's end and the server's end of one connection."""
+
 
 class Proxy:
     """Forwards connections to the server of a URL; `url` is the same address by way of the proxy."""
@@ -38,7 +41,8 @@ class Proxy:
         self._word: bytes | None = None
         self.lost = threading.Event()
         """Set when the answer that `lose_answer_to` named is lost."""
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._pairs: list[Pair] = []
+        self._stranded: list[Pair] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -61,14 +65,19 @@ class Proxy:
     def heal(self) -> None:
         self._flowing.set()
 
+    def strand(self) -> None:
+        """Let the connections that exist fall silent for ever: the host that they lead to is lost. New ones work."""
+        self._stranded += self._pairs
+        self._pairs = []
+
     def reset(self) -> None:
         """Break every connection at both ends, as a router or firewall does that forgot them."""
-        for pair in self._pairs:
+        broken, self._pairs, self._stranded = self._pairs + self._stranded, [], []
+        for pair in broken:
             for each in pair:
                 with suppress(OSError):
                     each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 end(each)
-        self._pairs.clear()
 
     def delay(self, seconds: float) -> None:
         """Hold back each packet for this long."""
@@ -87,7 +96,7 @@ class Proxy:
         self._ended.set()
         self._flowing.set()
         end(self._listener)
-        for pair in self._pairs:
+        for pair in self._pairs + self._stranded:
             for each in pair:
                 end(each)
 
@@ -111,22 +120,25 @@ class Proxy:
             end(client)
             return
         server.settimeout(None)
-        self._pairs.append((client, server))
+        pair = (client, server)
+        self._pairs.append(pair)
         answer_lost = threading.Event()
-        threading.Thread(target=self._requests, args=(client, server, answer_lost), daemon=True).start()
-        threading.Thread(target=self._answers, args=(server, client, answer_lost), daemon=True).start()
+        threading.Thread(target=self._requests, args=(pair, answer_lost), daemon=True).start()
+        threading.Thread(target=self._answers, args=(pair, answer_lost), daemon=True).start()
 
-    def _requests(self, client: socket.socket, server: socket.socket, answer_lost: threading.Event) -> None:
-        while data := self._carried(client):
+    def _requests(self, pair: Pair, answer_lost: threading.Event) -> None:
+        client, server = pair
+        while data := self._carried(client, pair):
             if self._word is not None and self._word in data:
                 self._word = None
                 answer_lost.set()
             _send(server, data)
         end(server)
 
-    def _answers(self, server: socket.socket, client: socket.socket, answer_lost: threading.Event) -> None:
+    def _answers(self, pair: Pair, answer_lost: threading.Event) -> None:
+        client, server = pair
         changed = self.filter_answers()
-        while data := self._carried(server):
+        while data := self._carried(server, pair):
             if answer_lost.is_set():
                 # The server has answered: it is committed, and only we know.
                 end(client)
@@ -135,12 +147,12 @@ class Proxy:
             _send(client, changed(data))
         end(client)
 
-    def _carried(self, source: socket.socket) -> bytes:
+    def _carried(self, source: socket.socket, pair: Pair) -> bytes:
         """Return the next bytes, or none at the end of the connection, as soon as the road lets them pass."""
         try:
             # Not taken from the socket while the road is cut: its buffers fill up, as they would.
             while not self._ended.is_set():
-                self._flowing.wait()
+                self._wait_for_road(pair)
                 if select.select([source], [], [], LOOK_S)[0] and self._flowing.is_set():
                     break
             data = source.recv(CHUNK_BYTES)
@@ -149,8 +161,13 @@ class Proxy:
         if self._delay_s:
             time.sleep(self._delay_s)
         # An end of the connection is a packet as well: while the road is cut, the other side does not learn of it.
-        self._flowing.wait()
+        self._wait_for_road(pair)
         return data
+
+    def _wait_for_road(self, pair: Pair) -> None:
+        self._flowing.wait()
+        while pair in self._stranded and not self._ended.is_set():
+            time.sleep(LOOK_S)
 
 
 def _send(to: socket.socket, data: bytes) -> None:

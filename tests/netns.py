@@ -1,0 +1,99 @@
+"""A network of its own for one worker, on which packets can vanish in either direction.
+
+Both ends keep their connections open and hear nothing, as behind a dead switch: after a while the kernels give up by
+themselves, each for its own reasons. A packet vanishes because it is addressed to a network card that does not exist,
+which needs no firewall.
+"""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+from functools import cache
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+_NOBODY = "02:00:00:00:00:99"
+_numbers = itertools.count()
+
+
+class Network:
+    """One namespace with one cable to this machine; `here` is our address on it."""
+
+    def __init__(self) -> None:
+        number = next(_numbers)
+        self.name = f"unstuck-{os.getpid()}-{number}"
+        # Names of network cards have at most 15 characters.
+        self._near, self._far = f"ua{os.getpid()}n{number}", f"ub{os.getpid()}n{number}"
+        third, fourth = random.SystemRandom().randrange(256), 4 * random.SystemRandom().randrange(64)
+        self.here, self.there = f"10.213.{third}.{fourth + 1}", f"10.213.{third}.{fourth + 2}"
+        _ip("netns", "add", self.name)
+        try:
+            _ip("link", "add", self._near, "type", "veth", "peer", "name", self._far, "netns", self.name)
+            _ip("address", "add", f"{self.here}/30", "dev", self._near)
+            _ip("-n", self.name, "address", "add", f"{self.there}/30", "dev", self._far)
+            _ip("link", "set", self._near, "up")
+            _ip("-n", self.name, "link", "set", self._far, "up")
+            _ip("-n", self.name, "link", "set", "lo", "up")
+            self._near_card = _card(self._near)
+            self._far_card = _card(self._far, "-n", self.name)
+            self.heal()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def cut(self, *, requests: bool = True, answers: bool = True) -> None:
+        """Lose every packet from there (requests), from here (answers), or both."""
+        if requests:
+            self._lead_there(_NOBODY)
+        if answers:
+            self._lead_here(_NOBODY)
+
+    def heal(self) -> None:
+        self._lead_there(self._near_card)
+        self._lead_here(self._far_card)
+
+    def close(self) -> None:
+        _ip("netns", "delete", self.name)
+
+    def _lead_there(self, card: str) -> None:
+        words = ("neighbour", "replace", self.here, "lladdr", card, "dev", self._far, "nud", "permanent")
+        _ip("-n", self.name, *words)
+
+    def _lead_here(self, card: str) -> None:
+        _ip("neighbour", "replace", self.there, "lladdr", card, "dev", self._near, "nud", "permanent")
+
+
+def _ip(*words: str) -> str:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _card(name: str, *where: str) -> str:
+    words = _ip(*where, "-brief", "link", "show", name).split()
+    return words[2]
+
+
+@cache
+def _can() -> bool:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return False
+    try:
+        Network().close()
+    except OSError:
+        return False
+    return True
+
+
+needs_networks = pytest.mark.skipif(not _can(), reason="may not make network namespaces (root, Linux, iproute2)")

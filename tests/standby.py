@@ -1,0 +1,77 @@
+"""A primary with a streaming standby beside it, for failovers.
+
+with start_pair() as pair:
+    url = pair.primary.new_database()
+    pair.primary.kill()
+    pair.promote()
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from tests.fleet import wait_for
+from tests.pg import PgServer, prepare_postgres
+
+PROMOTION_S = 30
+
+
+@dataclass
+class Pair:
+    """Two servers with the same data; the second replays what the first writes until it is promoted."""
+
+    primary: PgServer
+    standby: PgServer
+
+    def url_of_both(self, url: str) -> str:
+        """Return the address of a database with both hosts in it, the primary first."""
+        host = f"127.0.0.1:{self.primary.port}"
+        assert host in url, url
+        return url.replace(host, f"{host},127.0.0.1:{self.standby.port}")
+
+    def url_of_standby(self, url: str) -> str:
+        return url.replace(f":{self.primary.port}/", f":{self.standby.port}/")
+
+    def catch_up(self) -> None:
+        """Wait until the standby has replayed everything that the primary has committed."""
+        with psycopg.connect(self.primary.url(), autocommit=True) as primary:
+            written = primary.execute("select pg_current_wal_flush_lsn()").fetchone()
+        assert written is not None
+        with psycopg.connect(self.standby.url(), autocommit=True) as standby:
+
+            def replayed() -> bool:
+                return standby.execute("select pg_last_wal_replay_lsn() >= %s::pg_lsn", written).fetchone() == (True,)
+
+            wait_for(replayed, "the standby to replay everything")
+
+    def promote(self) -> None:
+        """Make the standby a primary; it writes when this returns."""
+        with psycopg.connect(self.standby.url(), autocommit=True) as standby:
+            assert standby.execute("select pg_promote(true, %s)", (PROMOTION_S,)).fetchone() == (True,)
+
+    def lag(self, seconds: float) -> None:
+        """Let the standby replay each commit this much later, from now on."""
+        with (self.standby.data / "postgresql.conf").open("a") as config:
+            config.write(f"recovery_min_apply_delay = {int(seconds * 1000)}ms\n")
+        self.standby.execute("select pg_reload_conf()")
+
+
+@contextmanager
+def start_pair(settings: str = "") -> Iterator[Pair]:
+    """Run a primary and its standby for as long as the block lasts."""
+    with prepare_postgres(settings) as primary, prepare_postgres(copy_of=primary) as standby:
+        _follow(primary, standby)
+        primary.start()
+        standby.start()
+        pair = Pair(primary, standby)
+        pair.catch_up()
+        yield pair
+
+
+def _follow(primary: PgServer, standby: PgServer) -> None:
+    (standby.data / "standby.signal").touch()
+    with (standby.data / "postgresql.conf").open("a") as config:
+        config.write(f"primary_conninfo = 'host=127.0.0.1 port={primary.port} user=postgres'\n")
+        # A standby of ours comes back at once when it lost its primary for a moment.
+        config.write("wal_retrieve_retry_interval = 100ms\nwal_receiver_timeout = 2s\n")
