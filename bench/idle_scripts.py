@@ -5,6 +5,7 @@ neighbours, round of the watchman, count of the crowd, books. Of `Floor`, `Heart
 the timetable is here; `bench.measure_idle` compares it with real workers, statement by statement.
 """
 
+import time
 from dataclasses import dataclass
 
 from bench.recording import RecordingLedger
@@ -13,9 +14,10 @@ from unstuck.config import DEFAULT_QUEUE, Settings
 from unstuck.metrics.catalogue import BEAT_DELAY
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.health import HEALTH_EVERY_S
+from unstuck.reaper.retention import RETENTION_EVERY_S
 from unstuck.reaper.ring import LOOKED_AT
 from unstuck.reaper.sweep import Reaper
-from unstuck.reaper.upkeep import RETENTION_EVERY_S
+from unstuck.reaper.upkeep import ORDER_EVERY_S
 from unstuck.reaper.watchman import ASKING_PER_INTERVAL, COUNT_AFTER_LOSSES, COUNT_EVERY_S, SLOWEST, pace
 from unstuck.runner.tasks import Manifest
 from unstuck.store.bookkeeping import FLUSH_S, ROUTINE_S, Bookkeeper
@@ -79,7 +81,9 @@ def _service_script(
         raise ValueError(f"a watchman who asks every {asks_s}s and a beat every {lap_s}s do not make one lap")
     beat = ledger.recorded(lambda: ledger.beat(Pulse(born.id, 0, 0)))
     ring = ledger.recorded(lambda: ledger.ring_of(born.id, host.hostname(), LOOKED_AT))
-    round_ = _by_ticket(ledger.recorded(Reaper(ledger, settings.recovery, by=born.id).round))
+    reaper = Reaper(ledger, settings.recovery, by=born.id)
+    sweep, order, retention, health = _by_ticket(ledger.recorded(reaper.round))
+    retention += ledger.recorded(lambda: _finish_retention(reaper))
     crowd = ledger.recorded(ledger.fleet)
     crowd_laps = max(COUNT_EVERY_S, workers / ASKING_PER_INTERVAL) / lap_s
     tallies = Tallies()
@@ -92,6 +96,7 @@ def _service_script(
             f'listen "{ledger.schema}";',
             r"\set losses 0",
             r"\set retention_lap 0",
+            r"\set order_lap 0",
             r"\set health_lap 0",
             rf"\set crowd_lap random(0, {2 * crowd_laps:.0f})",
             rf"\set books_lap random(0, {ROUTINE_S / lap_s:.0f})",
@@ -107,10 +112,11 @@ def _service_script(
         _sleep(lap_s / 3),
         r"\set losses :losses + 1",
         _with_ticket(
-            round_[0],
+            sweep,
             r"\set losses 0",
-            _now_and_then("retention", RETENTION_EVERY_S / lap_s, _with_ticket(round_[1])),
-            _now_and_then("health", HEALTH_EVERY_S / lap_s, _with_ticket(round_[2])),
+            _now_and_then("order", ORDER_EVERY_S / lap_s, _with_ticket(order)),
+            _now_and_then("retention", RETENTION_EVERY_S / lap_s, _with_ticket(retention)),
+            _now_and_then("health", HEALTH_EVERY_S / lap_s, _with_ticket(health)),
         ),
         _if(
             f":losses >= {COUNT_AFTER_LOSSES} and :lap >= :crowd_lap",
@@ -139,15 +145,20 @@ def _beginning(schema: str, apart_s: float, *then: str) -> str:
 
 
 def _by_ticket(statements: list[str]) -> list[list[str]]:
-    """Part a round where it asks for a ticket: the sweep itself, retention, health."""
+    """Split a round where it asks for a ticket: the sweep itself, order in queues, retention, health."""
     parts: list[list[str]] = []
     for statement in statements:
         if "as taken" in statement:
             parts.append([])
         parts[-1].append(statement)
-    if len(parts) != 3:
-        raise RuntimeError(f"a first round asks for {len(parts)} tickets and not for three")
+    if len(parts) != 4:
+        raise RuntimeError(f"a first round asks for {len(parts)} tickets and not for four")
     return parts
+
+
+def _finish_retention(reaper: Reaper) -> None:
+    while (wait_s := reaper.keep_house().next_batch_in_s) is not None:
+        time.sleep(wait_s)
 
 
 def _with_ticket(statements: list[str], *then: str) -> str:

@@ -25,6 +25,16 @@ class Meddler(Protocol):
         """As if all that happened to the job had happened so much earlier; a scheduled one comes nearer."""
         ...
 
+    def age_all_jobs(self, seconds: float) -> None:
+        """As if every job had been enqueued, and had ended, so much earlier."""
+        ...
+
+    def copy_job(self, job_id: int, count: int) -> None:
+        """Make more jobs like this one, which has ended."""
+        ...
+
+    def add_events(self, count: int) -> None: ...
+
     def age_worker(self, worker_id: str, seconds: float) -> None: ...
 
     def age_tokens(self, queue: str, seconds: float) -> None:
@@ -87,6 +97,28 @@ class SqliteMeddler:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "started_boot_s", "finished_at")
         changes = ", ".join(f"{c} = {c} - ?2" for c in columns)
         self.rows(f"UPDATE unstuck_jobs SET {changes} WHERE id = ?1", (job_id, seconds))
+
+    def age_all_jobs(self, seconds: float) -> None:
+        changes = "enqueued_at = enqueued_at - ?1, finished_at = finished_at - ?1"
+        self.rows(f"UPDATE unstuck_jobs SET {changes}", (seconds,))
+
+    def copy_job(self, job_id: int, count: int) -> None:
+        names = [name for (name,) in self.rows("SELECT name FROM pragma_table_info('unstuck_jobs') WHERE name <> 'id'")]
+        columns = ", ".join(names)
+        self.rows(
+            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?2) "
+            f"INSERT INTO unstuck_jobs (id, {columns}) SELECT (SELECT last_job_id FROM unstuck_ledger) + i, {columns} "
+            f"FROM n, (SELECT * FROM unstuck_jobs WHERE id = ?1)",
+            (job_id, count),
+        )
+        self.rows("UPDATE unstuck_ledger SET last_job_id = last_job_id + ?", (count,))
+
+    def add_events(self, count: int) -> None:
+        self.rows(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1) "
+            "INSERT INTO unstuck_events (at, kind, message) SELECT unixepoch('subsec'), 'test', 'one of many' FROM n",
+            (count,),
+        )
 
     def age_tokens(self, queue: str, seconds: float) -> None:
         self.rows("UPDATE unstuck_queues SET refilled_at = refilled_at - ? WHERE name = ?", (seconds, queue))
@@ -164,6 +196,29 @@ class PostgresMeddler:
                 f"update {self._schema}.jobs set {changes} where id = %(id)s",  # type: ignore[arg-type]
                 {"s": seconds, "id": job_id},
             )
+
+    def age_all_jobs(self, seconds: float) -> None:
+        self.rows(
+            "update jobs set enqueued_at = enqueued_at - make_interval(secs => %(s)s), "
+            "finished_at = finished_at - make_interval(secs => %(s)s)",
+            {"s": seconds},  # type: ignore[arg-type]
+        )
+
+    def copy_job(self, job_id: int, count: int) -> None:
+        [(columns,)] = self.rows(
+            "select string_agg(attname, ', ') from pg_attribute "
+            "where attrelid = 'jobs'::regclass and attnum > 0 and not attisdropped and attname <> 'id'"
+        )
+        self.rows(
+            f"insert into jobs (id, {columns}) select nextval('job_ids'), {columns} "
+            "from (select * from jobs where id = %s) j, generate_series(1, %s)",
+            (job_id, count),
+        )
+
+    def add_events(self, count: int) -> None:
+        self.rows(
+            "insert into events (kind, message) select 'test', 'one of many' from generate_series(1, %s)", (count,)
+        )
 
     def age_tokens(self, queue: str, seconds: float) -> None:
         self.rows(

@@ -201,7 +201,7 @@ def remove_by_retention(ledger: Ledger) -> int:
 
 
 def remove_by_its_own_keep(ledger: Ledger) -> int:
-    return ledger.sweep_kept(100)
+    return ledger.sweep_kept(100).jobs
 
 
 def remove_by_hand(ledger: Ledger) -> int:
@@ -403,10 +403,10 @@ def test_a_job_is_kept_as_long_as_its_task_says(ledger: Ledger, w1: str, meddler
     )
     jobs = run(ledger)
     turn(ledger, done=[done(job) for job in jobs])
-    assert ledger.sweep_kept(10) == 0
+    assert ledger.sweep_kept(10).total == 0
     for job_id in (short, longer, plain):
         meddler.age_job(job_id, 1000.0)
-    assert ledger.sweep_kept(10) == 1
+    assert ledger.sweep_kept(10).jobs == 1
     assert ledger.missing([short, longer, plain]) == {short}
     # The sweep of all others, and an operator's, leave alone what is to be kept for longer.
     assert ledger.sweep_old(500.0, 1e6, 1e6, 100).jobs == 1

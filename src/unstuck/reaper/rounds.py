@@ -37,6 +37,8 @@ class Round:
     """Queues that got something to do."""
     next_due_in_s: float | None = None
     """When the next scheduled job, or a job put back with a delay, becomes due."""
+    next_batch_in_s: float | None = None
+    """When retention wants to remove the next batch; None: it has removed all that there was."""
 
     @property
     def settled(self) -> int:

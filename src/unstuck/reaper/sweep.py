@@ -21,6 +21,7 @@ from unstuck.reaper.attention import Attention
 from unstuck.reaper.evidence import Witness, guard_for
 from unstuck.reaper.handover import Handover
 from unstuck.reaper.health import HealthWatch
+from unstuck.reaper.retention import Housekeeping
 from unstuck.reaper.rounds import Round
 from unstuck.reaper.settling import autopsy_of_worker
 from unstuck.store.contract import Ledger
@@ -49,7 +50,7 @@ class Reaper:
         self._reunion_s = max(recovery.session_grace_s, recovery.heartbeat_interval_s)
         self.witness = Witness(one_host=ledger.one_host)
         self._handover = Handover(ledger, recovery, self.witness, self.tallies)
-        self._housekeeping = upkeep.Housekeeping()
+        self._housekeeping = Housekeeping(recovery.heartbeat_interval_s)
         self._order = upkeep.Order()
         self._starvation_after_s = recovery.starvation_after_s
         self._health = HealthWatch(by)
@@ -89,6 +90,12 @@ class Reaper:
         upkeep.promote(self.ledger, done)
         upkeep.expire(self.ledger, done)
         self._ring(done)
+        return done
+
+    def keep_house(self) -> Round:
+        """Remove one batch of what was kept long enough, if one is due: what a watchman does between two rounds."""
+        done = Round()
+        self._housekeeping.run(self.ledger, self.recovery.kept, done)
         return done
 
     def bury(self, worker_id: str, detector: Detector, evidence: str, death: Autopsy | None = None) -> Round:

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable
 
 from unstuck import host, logs
@@ -9,6 +10,7 @@ from unstuck.config import Recovery
 from unstuck.domain.errors import LedgerUnavailable
 from unstuck.domain.states import LIVING
 from unstuck.metrics.tallies import Tallies
+from unstuck.reaper.retention import ONCE_S
 from unstuck.reaper.rounds import Round
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.timekeeper import Timekeeper
@@ -47,6 +49,8 @@ class Watchman:
         self._failures = 0
         self._tick_s = self._turned_s = host.boottime_s()
         self._promote_s: float | None = None
+        self._batch_s: float | None = None
+        """When retention goes on."""
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._stopping = False
@@ -98,9 +102,12 @@ class Watchman:
         elif self._promote_s is not None and now_s >= self._promote_s:
             self._promote_s = None
             self._guarded(self._reaper.promote)
+        elif self._batch_s is not None and now_s >= self._batch_s:
+            self._batch_s = None
+            self._guarded(self._reaper.keep_house)
         with self._lock:
-            next_s = self._tick_s if self._promote_s is None else min(self._tick_s, self._promote_s)
-        return max(0.0, next_s - host.boottime_s())
+            due_s = [at_s for at_s in (self._tick_s, self._promote_s, self._batch_s) if at_s is not None]
+        return max(0.0, min(due_s) - host.boottime_s())
 
     # ------------------------------------------------------------------------------------------
 
@@ -159,6 +166,8 @@ class Watchman:
             self._failures = 0
         if done.next_due_in_s is not None:
             self._promote_in(done.next_due_in_s)
+        if done.next_batch_in_s is not None:
+            self._batch_s = host.boottime_s() + done.next_batch_in_s
         return done
 
     def _promote_in(self, delay_s: float) -> None:
@@ -211,6 +220,18 @@ def run_once(
         (pause or threading.Event().wait)(wait_s)
     reaper.attention.confirm()
     try:
-        return reaper.round(ticket=False)
+        done = reaper.round(ticket=False)
+        _finish_retention(reaper, done)
+        return done
     finally:
         Bookkeeper(ledger, reaper.tallies).flush()
+
+
+def _finish_retention(reaper: Reaper, done: Round) -> None:
+    """Remove the backlog of retention for a bounded time: nothing goes on between two rounds of cron."""
+    deadline_s = host.boottime_s() + ONCE_S
+    while done.next_batch_in_s is not None and host.boottime_s() < deadline_s:
+        time.sleep(done.next_batch_in_s)
+        batch = reaper.keep_house()
+        done.pruned += batch.pruned
+        done.next_batch_in_s = batch.next_batch_in_s

@@ -46,7 +46,3 @@ class OrderVerbs(Protocol):
         """Bring jobs that waited too long behind more urgent ones to the front of their queues, so many at a time in
         each; give how many, by queue."""
         ...
-
-    def sweep_kept(self, limit: int) -> int:
-        """Remove ended jobs that were to be kept for a time of their own, and keys whose period is over."""
-        ...

@@ -12,7 +12,15 @@ class UpkeepVerbs(Protocol):
         ...
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
-        """Remove finished jobs, events and dead or stopped workers (that hold nothing) older than given."""
+        """Remove one short batch of finished jobs, events and dead or stopped workers (that hold nothing), by age.
+
+        Of jobs up to `limit` are looked at, going on where the last batch stopped. Of the others up to `limit` are
+        removed."""
+        ...
+
+    def sweep_kept(self, limit: int) -> Swept:
+        """Remove one short batch, up to `limit` each, of ended jobs that were to be kept for a time of their own and of
+        unique keys whose period is over."""
         ...
 
     def prune(self, older_than_s: float, states: Collection[str] = ()) -> int:

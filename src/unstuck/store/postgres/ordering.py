@@ -60,6 +60,3 @@ class OrderVerbs(Verbs):
 
     def lift_starving(self, waited_s: float, at_once: int) -> dict[str, int]:
         return dict(self.serve_once("lift_starving", waited_s=waited_s, front=FRONT_RANK, at_once=at_once))
-
-    def sweep_kept(self, limit: int) -> int:
-        return int(self.serve_once("sweep_kept", limit=limit)[0][0])

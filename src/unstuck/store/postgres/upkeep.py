@@ -1,5 +1,6 @@
 """Do the chores: due jobs and retention."""
 
+import time
 from collections.abc import Collection
 
 from unstuck.domain.states import FINAL
@@ -7,8 +8,6 @@ from unstuck.store.postgres import arrays
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.records import Promoted, Swept
 
-LOOK_PER_REMOVED = 5
-"""How many jobs a step of retention looks at for each that it may remove."""
 PRUNE_LOOK = 10_000
 
 
@@ -19,16 +18,17 @@ class UpkeepVerbs(Verbs):
         return Promoted(sum(counts.values()), frozenset(counts), next_due[0][0] if next_due else None)
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
-        """Walk on from where the last sweep stopped: what is not old yet, or not finished, is met again later."""
-        position = self.serve("sweep_position")[0][0]
-        after, jobs = self.serve_once(
-            "prune_batch", after=position, older_than_s=jobs_s, states=None, look=limit * LOOK_PER_REMOVED
-        )[0]
-        if (after or 0) != position:
-            self.serve("set_sweep_position", position=after or 0)
+        began_s = time.monotonic()
+        jobs, more = self.serve_once("sweep_jobs", older_than_s=jobs_s, limit=limit)[0]
         events = self.serve_once("sweep_events", older_than_s=events_s, limit=limit)[0][0]
         workers = self.serve_once("sweep_workers", older_than_s=workers_s, limit=limit)[0][0]
-        return Swept(jobs, events, workers)
+        more = more or events >= limit or workers >= limit
+        return Swept(jobs, events, workers, more=more, took_s=time.monotonic() - began_s)
+
+    def sweep_kept(self, limit: int) -> Swept:
+        began_s = time.monotonic()
+        jobs, keys = self.serve_once("sweep_kept", limit=limit)[0]
+        return Swept(jobs, keys=keys, more=max(jobs, keys) >= limit, took_s=time.monotonic() - began_s)
 
     def prune(self, older_than_s: float, states: Collection[str] = ()) -> int:
         wanted = arrays.texts(sorted(FINAL.intersection(states))) if states else None

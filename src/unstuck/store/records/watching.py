@@ -95,8 +95,18 @@ class Promoted(msgspec.Struct, frozen=True):
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What retention removed."""
+    """What one batch of retention removed."""
 
-    jobs: int
-    events: int
-    workers: int
+    jobs: int = 0
+    events: int = 0
+    workers: int = 0
+    keys: int = 0
+    """Unique keys whose period is over."""
+    more: bool = False
+    """There may be more to remove at once."""
+    took_s: float = 0.0
+    """How long the batch kept others from the database."""
+
+    @property
+    def total(self) -> int:
+        return self.jobs + self.events + self.workers + self.keys

@@ -13,7 +13,6 @@ from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.expiry import expire
 from unstuck.store.sqlite.limits import room_of, write_limits
 from unstuck.store.sqlite.lines import admit
-from unstuck.store.sqlite.upkeep import forget
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 LOOK_PER_LIFTED = 10
@@ -128,21 +127,6 @@ class OrderVerbs(Verbs):
                             cursor, "lifted", f"{waited}, and went to the front of queue {queue!r}", job_id=job_id
                         )
         return {queue: len(jobs) for queue, jobs in starving.items()}
-
-    def sweep_kept(self, limit: int) -> int:
-        now = time.time()
-        with self.db.write() as cursor:
-            cursor.execute(SQL["sweep_kept_keys"], (now, limit))
-            found: list[int] = []
-            keep_s = -1.0
-            while len(found) < limit:
-                keep_s = cursor.execute(SQL["next_keep_s"], (keep_s,)).get
-                if keep_s is None:
-                    break
-                found += [
-                    one for (one,) in fetch(cursor, "kept_long_enough", (keep_s, now - keep_s, limit - len(found)))
-                ]
-            return forget(cursor, found)
 
 
 def _in_line(stored: str) -> tuple[InLine, ...]:

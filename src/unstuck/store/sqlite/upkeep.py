@@ -54,15 +54,37 @@ class UpkeepVerbs(Verbs):
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         now = time.time()
-        with self.db.write() as cursor:
+        # What was removed and is lost with the power is removed again.
+        with self.db.write(durable=False) as cursor:
+            began_s = time.monotonic()
             start = cursor.execute(SQL["sweep_position"]).get
             jobs, position = _delete_finished(cursor, start, now - jobs_s, frozenset(FINAL), limit)
-            cursor.execute(SQL["set_sweep_position"], (position,))
-            cursor.execute(SQL["sweep_events"], (now - events_s, limit))
+            if position != start:
+                cursor.execute(SQL["set_sweep_position"], (position,))
+            cursor.execute(SQL["sweep_events"], (now - events_s, limit, now))
             events = cursor.connection.changes()
             cursor.execute(SQL["sweep_workers"], (now - workers_s, limit))
             workers = cursor.connection.changes()
-        return Swept(jobs, events, workers)
+        more = position > 0 or events >= limit or workers >= limit
+        return Swept(jobs, events, workers, more=more, took_s=time.monotonic() - began_s)
+
+    def sweep_kept(self, limit: int) -> Swept:
+        now = time.time()
+        with self.db.write(durable=False) as cursor:
+            began_s = time.monotonic()
+            cursor.execute(SQL["sweep_kept_keys"], (now, limit))
+            keys = cursor.connection.changes()
+            found: list[int] = []
+            keep_s = -1.0
+            while len(found) < limit:
+                keep_s = cursor.execute(SQL["next_keep_s"], (keep_s,)).get
+                if keep_s is None:
+                    break
+                found += [
+                    one for (one,) in fetch(cursor, "kept_long_enough", (keep_s, now - keep_s, limit - len(found)))
+                ]
+            jobs = forget(cursor, found)
+        return Swept(jobs, keys=keys, more=max(jobs, keys) >= limit, took_s=time.monotonic() - began_s)
 
     def prune(self, older_than_s: float, states: Collection[str] = ()) -> int:
         wanted = frozenset(states) & FINAL if states else FINAL
@@ -131,23 +153,20 @@ def _look_at_waiting(cursor: apsw.Cursor, now: float) -> tuple[list[str], float 
 
 
 def _delete_finished(
-    cursor: apsw.Cursor, after_id: int, before: float, states: Collection[str], limit: int
+    cursor: apsw.Cursor, after_id: int, before: float, states: Collection[str], look: int
 ) -> tuple[int, int]:
-    """Delete old jobs of the next stretch of ids; give the count, and where to go on (0: from the start)."""
-    found: list[int] = []
-    position = after_id
-    rows = fetch(cursor, "finished_window", (after_id, WINDOW_ROWS))
+    """Delete old jobs among the next `look` by id; return the count, and where to go on (0: from the start)."""
     now = time.time()
-    for job_id, finished_at, state, keep_s in rows:
-        if len(found) >= limit:
-            break
-        position = job_id
-        # Its task may have asked to keep it for longer.
-        if finished_at is not None and finished_at < min(before, now - (keep_s or 0.0)) and state in states:
-            found.append(job_id)
-    else:
-        if len(rows) < WINDOW_ROWS:
-            position = 0
+    rows = fetch(cursor, "finished_window", (after_id, look))
+    # Its task may have asked to keep it for longer.
+    found = [
+        job_id
+        for job_id, finished_at, state, keep_s, _ in rows
+        if finished_at is not None and finished_at < min(before, now - (keep_s or 0.0)) and state in states
+    ]
+    # Ids go with time. A job from the future (the clock was set back) says nothing of the age of those behind it.
+    young = any(before < enqueued_at <= now for *_, enqueued_at in rows)
+    position = rows[-1][0] if len(rows) == look and not young else 0
     return forget(cursor, found), position
 
 

@@ -170,11 +170,10 @@ create table {schema}.tickets (
     until timestamptz not null
 ) with (fillfactor = 50);
 
--- What concerns the ledger as a whole: when silence was last forgiven, and how far retention has walked.
+-- What concerns the ledger as a whole: when silence was last forgiven.
 create table {schema}.ledger (
     one           boolean primary key default true check (one),
     amnesty_at    timestamptz not null default '-infinity',
-    swept_up_to   bigint not null default 0,
     voided_at     timestamptz
 ) with (fillfactor = 50);
 insert into {schema}.ledger default values;

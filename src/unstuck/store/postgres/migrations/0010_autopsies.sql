@@ -10,8 +10,9 @@ alter table {schema}.jobs add column suspicions integer;
 alter table {schema}.jobs add column alone boolean;
 
 -- One per attempt that died or had to be ended: it is read by people, and no rule decides by it.
+-- Removed with its job by `forget` (0025): a foreign key would look for it with every job that is removed.
 create table {schema}.autopsies (
-    job_id bigint not null references {schema}.jobs (id) on delete cascade,
+    job_id bigint not null,
     token  bigint not null,
     body   jsonb not null,
     primary key (job_id, token)
@@ -19,7 +20,7 @@ create table {schema}.autopsies (
 
 -- One row per job that ever said how far it is, or whose interpreter fell silent; updated in place.
 create table {schema}.progress (
-    job_id     bigint primary key references {schema}.jobs (id) on delete cascade,
+    job_id     bigint primary key,
     token      bigint not null,
     at         double precision not null,
     done       double precision,

@@ -61,4 +61,4 @@ select expired, queues, next_in_s from {schema}.expire_due(%(limit)s);
 select queue, count from {schema}.lift_starving(%(waited_s)s, %(front)s, %(at_once)s);
 
 -- name: sweep_kept
-select {schema}.sweep_kept(%(limit)s);
+select jobs, keys from {schema}.sweep_kept(%(limit)s);

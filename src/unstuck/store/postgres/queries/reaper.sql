@@ -52,25 +52,14 @@ select queue, count from {schema}.promote_due(%(limit)s);
 select greatest(0, extract(epoch from run_at - clock_timestamp()))::double precision
 from {schema}.jobs where waiting order by run_at limit 1;
 
--- name: sweep_position
-select swept_up_to from {schema}.ledger;
-
--- name: set_sweep_position
-update {schema}.ledger set swept_up_to = %(position)s returning swept_up_to;
+-- name: sweep_jobs
+select removed, more from {schema}.sweep_jobs(%(older_than_s)s, %(limit)s);
 
 -- name: prune_batch
 select next_after, removed from {schema}.prune_batch(%(after)s, %(older_than_s)s, %(states)s, %(look)s);
 
 -- name: sweep_events
--- Ids go with time: looking at the first few is enough.
-with first as (
-    select id, at from {schema}.events order by id limit %(limit)s
-), gone as (
-    delete from {schema}.events e using first f
-    where e.id = f.id and f.at < clock_timestamp() - make_interval(secs => %(older_than_s)s)
-    returning 1
-)
-select count(*) from gone;
+select {schema}.sweep_events(%(older_than_s)s, %(limit)s);
 
 -- name: sweep_workers
 -- The tombstone stays until everything that the worker held is settled.

@@ -159,8 +159,13 @@ ORDER BY keep_s
 LIMIT 1;
 
 -- name: kept_long_enough
-SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_kept
+-- Those of open workflows are passed over, or they would stand before all others.
+SELECT id FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
 WHERE keep_s = ?1 AND finished_at IS NOT NULL AND finished_at < ?2
+    AND (
+        workflow_id IS NULL
+        OR NOT EXISTS (SELECT 1 FROM unstuck_workflows w WHERE w.id = j.workflow_id AND w.finished_at IS NULL)
+    )
 ORDER BY finished_at
 LIMIT ?3;
 

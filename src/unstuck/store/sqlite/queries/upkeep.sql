@@ -43,14 +43,15 @@ UPDATE unstuck_ledger SET swept_job_id = ?;
 
 -- name: finished_window
 -- Walks a bounded stretch of ids instead of needing an index that every job would pay for.
-SELECT id, finished_at, state, keep_s FROM unstuck_jobs WHERE id > ?1 ORDER BY id LIMIT ?2;
+SELECT id, finished_at, state, keep_s, enqueued_at FROM unstuck_jobs WHERE id > ?1 ORDER BY id LIMIT ?2;
 
 -- name: delete_jobs
 DELETE FROM unstuck_jobs WHERE id IN (SELECT value FROM json_each(?)) AND finished_at IS NOT NULL;
 
 -- name: sweep_events
--- Ids go with time: looking at the first few is enough.
-DELETE FROM unstuck_events WHERE id IN (SELECT id FROM unstuck_events ORDER BY id LIMIT ?2) AND at < ?1;
+-- Ids go with time: looking at the first few is enough. An event from the future (the clock was set back) is passed over.
+DELETE FROM unstuck_events
+WHERE id IN (SELECT id FROM unstuck_events WHERE at <= ?3 ORDER BY id LIMIT ?2) AND at < ?1;
 
 -- name: sweep_workers
 -- The tombstone stays until everything that the worker held is settled.
