@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unstuck.store.postgres.bounds import Bounds, bounds_of
 from unstuck.store.postgres.connecting import Address, read_address
 from unstuck.store.postgres.lanes import Lane, Row
 from unstuck.store.postgres.ledger import PostgresLedger
@@ -21,8 +22,8 @@ class Sent:
 
 
 class RecordingLane(Lane):
-    def __init__(self, purpose: str, address: Address, schema: str, connect_timeout_s: float) -> None:
-        super().__init__(purpose, address, schema, connect_timeout_s)
+    def __init__(self, purpose: str, address: Address, schema: str, bounds: Bounds) -> None:
+        super().__init__(purpose, address, schema, bounds)
         self.sent: list[Sent] = []
 
     def ask(self, query: bytes, values: Mapping[str, Any] | None = None) -> list[Row]:
@@ -48,7 +49,7 @@ class RecordingLedger(PostgresLedger):
 
     def _lane(self, purpose: str, url: str | None = None) -> Lane:
         address = self.address if url is None else read_address(url)
-        return RecordingLane(purpose, address, self.schema, self.settings.connect_timeout_s)
+        return RecordingLane(purpose, address, self.schema, bounds_of(purpose, self.settings))
 
     def _scripted(self, sent: Sent) -> str:
         query = sent.query.decode()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.pg import PgServer
 
 from unstuck.client.doctor.visiting import visit
 from unstuck.config import Settings
+from unstuck.domain.errors import LedgerBusy
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.store.postgres.ledger import PostgresLedger
@@ -97,6 +99,22 @@ def test_a_worker_lives_its_whole_life_behind_a_pooler(pooled: PostgresLedger) -
     assert pooled.take_ticket("sweep", 60)
     pooled.enqueue([])
     pooled.retire("w1")
+
+
+def test_behind_a_pooler_a_lock_holds_a_worker_up_for_a_moment_only(pooled: PostgresLedger, pg_url: str) -> None:
+    pooled.register(birth("w1"))
+    put(pooled)
+    with psycopg.connect(pg_url) as stranger:
+        stranger.execute("lock table unstuck.jobs in access exclusive mode")
+        for call in (lambda: pooled.promote_due(10), lambda: claim(pooled)):
+            begun_s = time.monotonic()
+            with pytest.raises(LedgerBusy):
+                call()
+            assert time.monotonic() - begun_s < pooled.service_lane.bounds.statement_s + 1
+        assert pooled.beat(Pulse("w1", 0, 0)).state is WorkerState.ACTIVE
+    assert len(claim(pooled)) == 1
+    # Others who get the same session of the server do not get our limits with it.
+    assert pooled.read_lane.ask(b"select current_setting('lock_timeout')") == [("0",)]
 
 
 def test_without_a_direct_address_the_bell_only_waits(pooled: PostgresLedger) -> None:

@@ -79,7 +79,7 @@ class LedgerUnavailable(LedgerError, ConnectionError):
 
 
 class LedgerBusy(LedgerUnavailable):
-    """The database answered, and a lock or another call stood in the way for longer than this call may wait.
+    """The database answered, and a lock or the statement itself took longer than this call may wait.
 
     Nothing was written. The work is deferred: try it again soon, and do not count it as an outage."""
 

@@ -6,6 +6,7 @@ from typing import Any
 from unstuck.config import Settings
 from unstuck.store.gaps import Gaps
 from unstuck.store.postgres.bell import Ringer
+from unstuck.store.postgres.bounds import bounds_of
 from unstuck.store.postgres.connecting import Session, read_address
 from unstuck.store.postgres.lanes import Lane, Row
 from unstuck.store.sql import load_queries
@@ -63,10 +64,11 @@ class Verbs:
         self.worker_queues: frozenset[str] = frozenset()
         self.gaps = Gaps()
         self.service_lane.on_open(self._stamp)
+        self.service_lane.on_open(self._follow_primary)
 
     def _lane(self, purpose: str, url: str | None = None) -> Lane:
         address = self.address if url is None else read_address(url)
-        return Lane(purpose, address, self.schema, self.settings.connect_timeout_s)
+        return Lane(purpose, address, self.schema, bounds_of(purpose, self.settings))
 
     def lanes(self) -> list[Lane]:
         lanes = [self.turn_lane, self.service_lane, self.client_lane, self.read_lane, self.bell_lane, self.beats_lane]
@@ -87,6 +89,13 @@ class Verbs:
         if self.settings.notify:
             # A worker rings on the connection that it has anyway; everybody else on one of their own.
             self.ringer.ring(words, self.service_lane if self.worker_id is not None else self.bell_lane)
+
+    def _follow_primary(self, session: Session) -> None:
+        """Take the other connections along to the server that answers now: this one has the shortest deadline."""
+        if not session.pooled:
+            for lane in self.lanes():
+                if lane is not self.service_lane:
+                    lane.leave_other_servers(session.server)
 
     def _stamp(self, session: Session) -> None:
         if self.worker_id is not None:

@@ -2,20 +2,27 @@
 
 import math
 import os
+import time
+import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 import psycopg
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_loads
 
 from unstuck.domain.errors import LedgerError
 from unstuck.store.postgres import arrays, errors
+from unstuck.store.postgres.bounds import Bounds
 
 OLDEST_SERVER = 140000
+POLL_S = 0.1
+"""How often a call that waits for its answer looks at its deadline."""
 _KNOWS_PRIMARY = 140000
 """The first libpq that knows `target_session_attrs=primary`."""
 
@@ -56,7 +63,42 @@ _INCARNATION = _INCARNATION_WITHOUT_SYSTEM.replace(
     b"'-' ||", b"(select c.system_identifier::text from pg_control_system() c) ||"
 )
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+# Who administers the server may have set less than we would.
+_LOWER = b"""
+select set_config(%(name)s, %(limit)s, false)
+where current_setting(%(name)s)::interval not between '1 ms' and %(limit)s::interval
+"""
+
+RV = TypeVar("RV")
+
+
+class NoAnswer(psycopg.OperationalError):
+    """The server did not answer a call in time. The connection is closed: what it would say next is anybody's guess."""
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection on which no call waits for ever: a hung server whose kernel still answers says nothing at all."""
+
+    answer_s = 60.0
+    """How long one call may take."""
+
+    def wait(self, gen: PQGen[RV], interval: float = POLL_S, timeout: float | None = None) -> RV:
+        """Do what the driver's own `wait` does, until the deadline. Newer drivers have a timeout, older ones not."""
+        bounded = self._until(time.monotonic() + self.answer_s, gen)
+        return super().wait(bounded, interval) if timeout is None else super().wait(bounded, interval, timeout)
+
+    def _until(self, deadline_s: float, gen: PQGen[RV]) -> PQGen[RV]:
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                # An answer that is there counts, however late we come to read it: we may have been frozen.
+                if not ready and time.monotonic() >= deadline_s:
+                    self.close()
+                    raise NoAnswer(f"no answer within {self.answer_s:.1f} s")
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            return cast(RV, done.value)
 
 
 @dataclass(frozen=True)
@@ -93,23 +135,27 @@ def read_address(url: str) -> Address:
     return Address(parameters, f"{host}{port}/{parameters.get('dbname') or parameters.get('user') or ''}")
 
 
-def connect(address: Address, purpose: str, timeout_s: float) -> Session:
+def connect(address: Address, purpose: str, bounds: Bounds) -> Session:
     """Open a connection in autocommit: one statement is one transaction and one round trip."""
     parameters = {
         **_NETWORK,
         **_primary_first(),
-        "connect_timeout": max(2, math.ceil(timeout_s)),
+        "connect_timeout": max(2, math.ceil(bounds.connect_s)),
         "application_name": f"unstuck {purpose}",
         **address.parameters,
         "client_encoding": "UTF8",
     }
     try:
         # Never a prepared statement by name: behind a pooler it would be prepared in somebody else's session.
-        connection: Connection = psycopg.connect(autocommit=True, prepare_threshold=None, **parameters)
+        connection = Connection.connect(autocommit=True, prepare_threshold=None, **parameters)
     except psycopg.Error as error:
+        # An attempt that timed out stands in a cycle with its own error: its socket would stay open until the garbage
+        # is collected, and the server would wait for us there.
+        traceback.clear_frames(error.__traceback__)
         raise errors.connect_error(error, address.where) from None
+    connection.answer_s = bounds.answer_s
     try:
-        return _introduce(connection, address)
+        return _introduce(connection, address, bounds)
     except psycopg.Error as error:
         connection.close()
         raise errors.lost_error(error, address.where, uncertain=False) from None
@@ -124,7 +170,7 @@ def _primary_first() -> dict[str, str]:
     return {} if chosen else {"target_session_attrs": "primary"}
 
 
-def _introduce(connection: Connection, address: Address) -> Session:
+def _introduce(connection: Connection, address: Address, bounds: Bounds) -> Session:
     if connection.info.server_version < OLDEST_SERVER:
         raise LedgerError(
             f"PostgreSQL at {address.where} is older than 14, which Unstuck does not support. Upgrade the server."
@@ -142,8 +188,22 @@ def _introduce(connection: Connection, address: Address) -> Session:
     assert server is not None
     pooled = pid != connection.info.backend_pid
     if not pooled:
-        for name, value in SESSION_SETTINGS:
-            # Servers on some systems cannot do some of this; the ledger works without.
-            with suppress(psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject):
-                connection.execute("select set_config(%s, %s, false)", (name, value))
+        _settle_in(connection, bounds)
     return Session(connection, pid, started, pooled, server[0])
+
+
+def _settle_in(connection: Connection, bounds: Bounds) -> None:
+    try:
+        _set(connection, SESSION_SETTINGS)
+    except (psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject):
+        # Servers on some systems cannot do some of this; the ledger works without.
+        for setting in SESSION_SETTINGS:
+            with suppress(psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject):
+                _set(connection, (setting,))
+    for name, limit_s in (("lock_timeout", bounds.lock_s), ("statement_timeout", bounds.statement_s)):
+        connection.execute(_LOWER, {"name": name, "limit": f"{limit_s * 1000:.0f}ms"})
+
+
+def _set(connection: Connection, settings: Sequence[tuple[str, str]]) -> None:
+    calls = ", ".join(["set_config(%s, %s, false)"] * len(settings))
+    connection.execute(f"select {calls}".encode(), [word for setting in settings for word in setting])

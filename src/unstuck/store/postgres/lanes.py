@@ -4,7 +4,6 @@ import os
 import random
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,30 +12,43 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.pq import ConnStatus
 
+from unstuck import logs
 from unstuck.domain.errors import LedgerError, LedgerUnavailable
 from unstuck.store.manners import give_way
 from unstuck.store.postgres import errors
-from unstuck.store.postgres.connecting import Address, Connection, Session, connect
+from unstuck.store.postgres.bounds import PATIENT_S, Bounds
+from unstuck.store.postgres.call_lock import CallLock
+from unstuck.store.postgres.connecting import Address, Connection, NoAnswer, Session, connect
 
 Row = tuple[Any, ...]
 Statement = tuple[bytes, Mapping[str, Any]]
 T = TypeVar("T")
 CONFLICT_TRIES = 8
 """How often a transaction that lost against another (deadlock, serialization) is repeated as it was."""
+CALLS_AHEAD = 3
+"""How many calls, each up to its deadline, one waits for that wants the same connection."""
 _MAX_READS = 100
 _AT_ONCE = 50
 _CONFLICTS = frozenset({"40001", "40P01"})
+_LIMITS = b"select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)"
+
+log = logs.logger("unstuck.ledger")
 
 
 class Lane:
     """A connection and its lock. Whoever calls waits for its turn, and gets our errors only."""
 
-    def __init__(self, purpose: str, address: Address, schema: str, connect_timeout_s: float) -> None:
+    def __init__(self, purpose: str, address: Address, schema: str, bounds: Bounds) -> None:
         self.purpose = purpose
+        self.bounds = bounds
         self._address = address
         self._schema = schema
-        self._connect_timeout_s = connect_timeout_s
-        self._lock = threading.RLock()
+        self._lock = CallLock(purpose, CALLS_AHEAD * bounds.answer_s)
+        self._limits = (
+            _LIMITS,
+            {"lock": f"{bounds.lock_s * 1000:.0f}", "statement": f"{bounds.statement_s * 1000:.0f}"},
+        )
+        self._missed = False
         self._session: Session | None = None
         self._owner_pid = 0
         self._closed = False
@@ -90,24 +102,39 @@ class Lane:
             self._on_change = [tell for tell in self._on_change if tell not in callbacks]
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep the lane for several calls."""
-        with self._lock:
+    def hold(self, *, urgent: bool = False) -> Iterator[None]:
+        """Keep the lane for several calls; `urgent` goes before everybody who waits for it."""
+        if not urgent:
+            with self._lock:
+                yield
+            return
+        self._lock.acquire_urgently()
+        try:
             yield
+        finally:
+            self._lock.release()
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """Give the connection inside one transaction, for the few things that need several statements."""
+    def transaction(self, *, patient: bool = False) -> Iterator[Connection]:
+        """Give the connection inside one transaction, for the few things that need several statements.
+
+        `patient` is for migrations and repairs: a statement may run for up to PATIENT_S."""
         with self._lock:
             session = self.open()
             try:
+                if patient:
+                    session.connection.answer_s = PATIENT_S
                 with session.connection.transaction():
+                    if patient:
+                        session.connection.execute(b"set local statement_timeout = 0")
                     yield session.connection
             except psycopg.Error as error:
                 raise self._translated(error, uncertain=True) from None
             except BaseException:
                 self._drop_if_broken()
                 raise
+            finally:
+                session.connection.answer_s = self.bounds.answer_s
 
     def open(self) -> Session:
         """Give the open session, or open one."""
@@ -123,7 +150,7 @@ class Lane:
                 if self._is_alive(self._session):
                     return self._session
                 self._drop()
-            session = connect(self._address, self.purpose, self._connect_timeout_s)
+            session = connect(self._address, self.purpose, self.bounds)
             try:
                 for greet in self._on_open:
                     greet(session)
@@ -136,12 +163,16 @@ class Lane:
             self._session = session
             self._owner_pid = os.getpid()
             self._changed()
+            if self._missed:
+                self._missed = False
+                info = session.connection.info
+                log.info("Connected to PostgreSQL again", connection=self.purpose, server=f"{info.host}:{info.port}")
             return session
 
     def lend(self) -> Session | None:
         """Give the session to somebody who has it alone until `give_back`; None where none is open, well and free.
         Never waits. Whoever asks meanwhile gets another."""
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.try_acquire():
             return None
         try:
             session = self._session
@@ -157,7 +188,7 @@ class Lane:
 
     def give_back(self, session: Session) -> None:
         """Take a session back, unless there is another one by now, or nobody wants it any more."""
-        if self._lock.acquire(blocking=False):
+        if self._lock.try_acquire():
             try:
                 if self._session is None and not self._closed:
                     self._session = session
@@ -182,10 +213,27 @@ class Lane:
             if self._session is not None and not self._is_alive(self._session):
                 self._drop()
 
+    def leave_other_servers(self, server: str) -> None:
+        """Drop a connection to any other run of a server than this one, even if a call waits for its answer.
+
+        Whoever found this one first found the primary. The other is hung, demoted or gone, and would only be noticed
+        when the deadline of the call passes."""
+        session = self._session
+        if session is None or session.pooled or session.server == server:
+            return
+        log.warning("Another server is the primary now; leaving the old one", connection=self.purpose)
+        if self._lock.try_acquire():
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+        else:
+            self._cut()
+
     def close(self) -> None:
         """Close for good, also when another thread waits for an answer on it."""
         self._closed = True
-        if not self._lock.acquire(timeout=0.05):
+        if not self._lock.acquire(0.05):
             self._cut()
             self._lock.acquire()
         try:
@@ -196,7 +244,12 @@ class Lane:
     # ------------------------------------------------------------------------------------------
 
     def _execute(self, query: bytes, values: Mapping[str, Any] | None, *, uncertain: bool) -> list[Row]:
-        return self._run(lambda connection: _all_of(connection.execute(query, values, binary=True)), uncertain)
+        def work(connection: Connection) -> list[Row]:
+            if self.bounds.each_transaction and self._session is not None and self._session.pooled:
+                return _pipelined(connection, [self._limits, (query, values or {})])[-1]
+            return _all_of(connection.execute(query, values, binary=True))
+
+        return self._run(work, uncertain)
 
     def _run(self, work: Callable[[Connection], T], uncertain: bool) -> T:
         for tries in range(1, CONFLICT_TRIES + 1):
@@ -218,6 +271,15 @@ class Lane:
         raise AssertionError("unreachable")
 
     def _translated(self, error: psycopg.Error, *, uncertain: bool) -> LedgerError:
+        if isinstance(error, NoAnswer):
+            if not self._missed:
+                log.warning(
+                    "PostgreSQL does not answer; dropping the connection",
+                    connection=self.purpose,
+                    server=self._address.where,
+                    waited_s=self.bounds.answer_s,
+                )
+            self._missed = True
         if self._drop_if_broken():
             return errors.lost_error(error, self._address.where, uncertain=uncertain)
         if error.sqlstate == "25006":

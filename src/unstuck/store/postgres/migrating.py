@@ -24,7 +24,7 @@ _APPLIED = "select m.number, to_jsonb(m) ->> 'digest' from {schema}.migrations m
 def migrate(lane: Lane, schema: str, quoted: str, migrations: tuple[Migration, ...] = MIGRATIONS) -> list[str]:
     """Give the names of what was applied."""
     done: list[str] = []
-    with lane.transaction() as connection:
+    with lane.transaction(patient=True) as connection:
         _lock(connection, schema)
         if not _one(connection, "select to_regnamespace(%s) is not null", (quoted,)):
             connection.execute(in_schema("create schema {schema}", quoted).encode())
@@ -32,7 +32,7 @@ def migrate(lane: Lane, schema: str, quoted: str, migrations: tuple[Migration, .
     while True:
         if done and failpoints.active:
             failpoints.reached("migrate.between")
-        with lane.transaction() as connection:
+        with lane.transaction(patient=True) as connection:
             # Taken anew for each file and given back by its commit: a pooler may change the session in between.
             _lock(connection, schema)
             left = pending(migrations, _applied(connection, quoted), f"schema {schema!r}")

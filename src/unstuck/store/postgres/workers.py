@@ -68,7 +68,7 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
             metadata = None if pulse.metadata is None else msgspec.json.encode(pulse.metadata).decode()
         except UnicodeEncodeError as error:
             raise errors.unwritable_text(error) from None
-        with self.service_lane.hold():
+        with self.service_lane.hold(urgent=True):
             # A beat may be given twice.
             return self.service_lane.again_if_cut(lambda: self._beat_once(pulse, metadata))
 

@@ -1,0 +1,239 @@
+"""A server that hangs is an outage: every call has a deadline, and the next one goes to whoever answers."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import psutil
+import psycopg
+import pytest
+from tests.contract.hands import birth, put, turn, wish
+from tests.fleet import wait_for
+from tests.pg import PgServer, start_postgres
+from tests.proxy import Proxy
+
+from unstuck import App
+from unstuck.config import Recovery, Settings
+from unstuck.domain.errors import LedgerBusy, LedgerUnavailable, UncertainCommit
+from unstuck.store.postgres import bounds
+from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.records import Pulse
+
+QUICK = Recovery(heartbeat_interval="0.5s", heartbeat_timeout="2s")
+MARGIN_S = 3.0
+"""What a busy machine may add to a deadline."""
+
+
+@pytest.fixture
+def own_server() -> Iterator[PgServer]:
+    with start_postgres() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """People wait longer than workers do; a test does not."""
+    monkeypatch.setattr(bounds, "CLIENT_STATEMENT_S", 1.0)
+    monkeypatch.setattr(bounds, "READ_STATEMENT_S", 1.0)
+    monkeypatch.setattr(bounds, "ANSWER_MARGIN_S", 0.5)
+    monkeypatch.setattr(bounds, "LEAST_TURN_ANSWER_S", 2.0)
+
+
+@contextmanager
+def hung(server: PgServer) -> Iterator[None]:
+    """Stop every process of the server where it stands; the kernel goes on answering TCP for it."""
+    postmaster = psutil.Process(server.pid)
+    postmaster.suspend()
+    family = [postmaster, *postmaster.children(recursive=True)]
+    try:
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        yield
+    finally:
+        for process in family:
+            with suppress(psutil.NoSuchProcess):  # it was about to end when it was stopped
+                process.resume()
+
+
+def open_ledger(url: str) -> PostgresLedger:
+    return PostgresLedger(Settings(url=url, recovery=QUICK, connect_timeout="2s"))
+
+
+def _took_s(call: Callable[[], object], kind: type[Exception] = LedgerUnavailable) -> float:
+    begun_s = time.monotonic()
+    with pytest.raises(kind):
+        call()
+    return time.monotonic() - begun_s
+
+
+def test_no_call_waits_for_ever_for_a_server_that_hangs(own_server: PgServer, caplog: pytest.LogCaptureFixture) -> None:
+    ledger = open_ledger(own_server.new_ledger())
+    ledger.register(birth("w1"))
+    calls: dict[str, Callable[[], object]] = {
+        "service": lambda: ledger.beat(Pulse("w1", 0, 0)),
+        "turn": lambda: turn(ledger),
+        "client": lambda: put(ledger),
+        "read": ledger.count_jobs,
+    }
+    for call in calls.values():
+        call()
+    with hung(own_server), caplog.at_level(logging.INFO, "unstuck"):
+        with ThreadPoolExecutor(len(calls)) as pool:
+            took = dict(zip(calls, pool.map(_took_s, calls.values()), strict=True))
+        for lane in ledger.lanes():
+            if lane.purpose in took:
+                # What may be asked again is, on a new connection, which cannot be opened either.
+                assert took[lane.purpose] < lane.bounds.answer_s + lane.bounds.connect_s + MARGIN_S
+        # A connection that cannot be opened is bounded as well, and does not stay behind half open.
+        assert _took_s(calls["read"]) < 2 + MARGIN_S
+        opened = psutil.Process().net_connections()
+        assert [one for one in opened if one.raddr and one.raddr.port == own_server.port] == []
+    for call in calls.values():
+        call()
+    assert caplog.text.count("PostgreSQL does not answer; dropping the connection") == len(calls)
+    ledger.close()
+
+
+def test_a_write_to_a_server_that_hangs_is_uncertain(own_server: PgServer) -> None:
+    ledger = open_ledger(own_server.new_ledger())
+    ledger.register(birth("w1"))
+    turn(ledger)
+    with hung(own_server):
+        assert _took_s(lambda: turn(ledger), UncertainCommit) < ledger.turn_lane.bounds.answer_s + MARGIN_S
+    assert turn(ledger).alive
+    ledger.close()
+
+
+def test_when_the_first_host_hangs_every_connection_moves_on_to_the_next_primary(
+    own_server: PgServer, pg_server: PgServer, ready_pg_url: str
+) -> None:
+    name = ready_pg_url.rpartition("/")[2]
+    model = own_server.new_ledger().rpartition("/")[2]
+    own_server.execute(f"alter database {model} rename to tables")
+    own_server.execute(f"drop database if exists {name}")
+    own_server.execute(f"create database {name} template tables")
+    url = f"postgresql://postgres@127.0.0.1:{own_server.port},127.0.0.1:{pg_server.port}/{name}"
+    ledger = open_ledger(url)
+    ledger.register(birth("w1"))
+    turn(ledger)
+    other = PostgresLedger(Settings(url=ready_pg_url))
+    other.register(birth("w1"))
+    answered: list[BaseException] = []
+
+    def take_turn() -> None:
+        try:
+            turn(ledger)
+        except UncertainCommit as error:
+            answered.append(error)
+
+    # The deadline of a turn is not what saves it here.
+    ledger.turn_lane.open().connection.answer_s = 600
+    with hung(own_server):
+        waiting = threading.Thread(target=take_turn)
+        waiting.start()
+        ledger.beat(Pulse("w1", 0, 0))
+        waiting.join(MARGIN_S)
+        assert answered
+        assert turn(ledger).alive
+        for lane in (ledger.service_lane, ledger.turn_lane):
+            assert lane.open().connection.info.port == pg_server.port
+    ledger.close()
+    other.close()
+
+
+def test_a_road_that_falls_silent_is_left_for_one_that_answers(ready_pg_url: str) -> None:
+    with Proxy(ready_pg_url) as silent, Proxy(ready_pg_url) as well:
+        ports = f"127.0.0.1:{silent.port},127.0.0.1:{well.port}"
+        ledger = open_ledger(f"postgresql://postgres@{ports}/{ready_pg_url.rpartition('/')[2]}")
+        ledger.register(birth("w1"))
+        silent.cut()
+        begun_s = time.monotonic()
+        ledger.beat(Pulse("w1", 0, 0))
+        limits = ledger.service_lane.bounds
+        assert time.monotonic() - begun_s < limits.answer_s + limits.connect_s + MARGIN_S
+        assert ledger.service_lane.open().connection.info.port == well.port
+        ledger.close()
+
+
+def test_clients_hear_of_a_server_that_hangs(own_server: PgServer) -> None:
+    url = own_server.new_ledger()
+    app = App(url, recovery=QUICK, connect_timeout="2s", no_workers="ignore")
+
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    job = add.enqueue(1, 2)
+    with hung(own_server):
+        assert _took_s(lambda: add.enqueue(1, 2)) < 30
+        assert _took_s(lambda: job.result(timeout=1), TimeoutError) < 1 + MARGIN_S
+        assert _took_s(lambda: job.record()) < 10
+    app.close()
+
+
+# Locks --------------------------------------------------------------------------------------
+
+
+def test_a_statement_of_the_service_connection_waits_for_a_lock_for_a_moment_only(
+    pg_url: str, pg_ledger: PostgresLedger
+) -> None:
+    ledger = open_ledger(pg_url)
+    ledger.register(birth("w1"))
+    with psycopg.connect(pg_url) as stranger:
+        stranger.execute("lock table unstuck.jobs in access exclusive mode")
+        assert _took_s(lambda: ledger.promote_due(10), LedgerBusy) < ledger.service_lane.bounds.statement_s + MARGIN_S
+        assert _took_s(lambda: wish(ledger), LedgerBusy) < ledger.turn_lane.bounds.lock_s + MARGIN_S
+    assert ledger.promote_due(10).count == 0
+    ledger.close()
+
+
+def test_a_heartbeat_waits_for_one_statement_at_most(pg_url: str, pg_ledger: PostgresLedger) -> None:
+    ledger = open_ledger(pg_url)
+    ledger.register(birth("w1"))
+    ended = threading.Event()
+
+    def sweep() -> None:
+        while not ended.is_set():
+            with suppress(LedgerUnavailable):
+                ledger.promote_due(10)
+
+    sweeps = [threading.Thread(target=sweep) for _ in range(4)]
+    with psycopg.connect(pg_url) as stranger:
+        stranger.execute("lock table unstuck.jobs in access exclusive mode")
+        for one in sweeps:
+            one.start()
+        try:
+            waits_s = []
+            for _ in range(3):
+                wait_for(lambda: _lock_waits(pg_url), "a sweep to wait for the lock")
+                begun_s = time.monotonic()
+                ledger.beat(Pulse("w1", 0, 0))
+                waits_s.append(time.monotonic() - begun_s)
+        finally:
+            ended.set()
+            for one in sweeps:
+                one.join()
+    assert max(waits_s) < ledger.service_lane.bounds.statement_s + 0.5, waits_s
+    ledger.close()
+
+
+def test_who_administers_the_server_may_set_less(pg_url: str, pg_ledger: PostgresLedger, pg_server: PgServer) -> None:
+    name = pg_url.rpartition("/")[2]
+    pg_server.execute(f"alter database {name} set lock_timeout = '90ms'")
+    pg_server.execute(f"alter database {name} set statement_timeout = '1h'")
+    ledger = PostgresLedger(Settings(url=pg_url))
+    connection = ledger.service_lane.open().connection
+    told = connection.execute("select current_setting('lock_timeout'), current_setting('statement_timeout')").fetchone()
+    assert told == ("90ms", "2500ms")
+    pg_server.execute(f"alter database {name} reset all")
+    ledger.close()
+
+
+def _lock_waits(url: str) -> bool:
+    with psycopg.connect(url) as connection:
+        row = connection.execute("select count(*) from pg_stat_activity where wait_event_type = 'Lock'").fetchone()
+    return row is not None and row[0] > 0
