@@ -18,6 +18,8 @@ from tests.proxy import Proxy
 from unstuck import App
 from unstuck.config import Recovery, Settings
 from unstuck.domain.errors import LedgerBusy, LedgerUnavailable, UncertainCommit
+from unstuck.reaper.health import HEALTH_TICKET
+from unstuck.reaper.sweep import Reaper
 from unstuck.store.postgres import bounds
 from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.records import Pulse
@@ -218,6 +220,23 @@ def test_a_heartbeat_waits_for_one_statement_at_most(pg_url: str, pg_ledger: Pos
             for one in sweeps:
                 one.join()
     assert max(waits_s) < ledger.service_lane.bounds.statement_s + 0.5, waits_s
+    ledger.close()
+
+
+def test_a_round_of_the_reaper_goes_on_with_what_no_lock_holds_up(
+    pg_url: str, pg_ledger: PostgresLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = open_ledger(pg_url)
+    reaper = Reaper(ledger, QUICK, by="test")
+    with psycopg.connect(pg_url) as stranger, caplog.at_level(logging.WARNING, "unstuck"):
+        stranger.execute("lock table unstuck.workflows in access exclusive mode")
+        done = reaper.round(ticket=False)
+        assert 1 <= done.deferred <= 2
+        assert not pg_ledger.take_ticket(HEALTH_TICKET, 60), "the last part had its turn"
+        assert reaper.round(ticket=False).deferred
+    assert reaper.round(ticket=False).deferred == 0
+    said = [one.getMessage() for one in caplog.records if one.name == "unstuck.reaper"]
+    assert said == ["A lock holds up the reaper; the next round tries again"]
     ledger.close()
 
 

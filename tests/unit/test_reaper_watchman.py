@@ -13,7 +13,7 @@ from tests.fleet import wait_for
 from tests.unit.reaper_kit import LONG_S, Stage, a_stage
 
 from unstuck.config import Recovery
-from unstuck.domain.errors import LedgerUnavailable
+from unstuck.domain.errors import LedgerBusy, LedgerUnavailable
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import JobState, WorkerState
@@ -98,6 +98,17 @@ def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.
     wait_for(lambda: "The watchman is back on his rounds" in said(), "his word")
     assert said().count("The watchman cannot reach the ledger and keeps trying") == 1
     assert said().count("The watchman is back on his rounds") == 1
+
+
+def test_a_lock_in_the_way_is_no_outage(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "unstuck.reaper")
+    reaper = Scripted(TICK, Round(), LedgerBusy("canceling statement due to lock timeout"))
+    watchman = walk(started, reaper)
+    # No growing pauses, as there are in an outage.
+    reaper.await_rounds(20)
+    assert not watchman.cut_off
+    said = [record.getMessage() for record in caplog.records if record.name == "unstuck.reaper"]
+    assert said == ["A lock holds up the reaper; the next round tries again"]
 
 
 def test_a_bug_in_one_round_does_not_end_the_watch(started: list[Any]) -> None:

@@ -33,6 +33,8 @@ class Round:
     """Workflows that could not have gone on, and lines with a free place to which nobody had been let in."""
     pruned: int = 0
     """Finished jobs, events and dead workers removed by retention."""
+    deferred: int = 0
+    """Parts of the round that a lock of another session held up. The next round tries them again."""
     queues: set[str] = field(default_factory=set)
     """Queues that got something to do."""
     next_due_in_s: float | None = None
@@ -65,5 +67,6 @@ class Round:
             "lifted": self.lifted,
             "repaired": self.repaired,
             "pruned": self.pruned,
+            "deferred": self.deferred,
         }
         return {name: count for name, count in every.items() if count}

@@ -11,7 +11,7 @@ from unstuck import failpoints, host, logs
 from unstuck.config import Recovery
 from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.durations import MAX_DURATION_S
-from unstuck.domain.errors import LedgerError, LedgerUnavailable
+from unstuck.domain.errors import LedgerBusy, LedgerError, LedgerUnavailable
 from unstuck.domain.liveness import KERNEL, Detector, Verdict, Vitals, judge
 from unstuck.domain.states import LIVING, WorkerState
 from unstuck.metrics.catalogue import DEATHS, DETECTION, SWEEP
@@ -30,6 +30,8 @@ from unstuck.store.records import WorkerVerdict, WorkerWatch
 SWEEP_TICKET = "sweep"
 # Shorter than the interval: whoever won the last round must be able to win the next one on time.
 TICKET_SHARE = 0.9
+MAX_DEFERRED = 5
+"""How many parts of a round may each wait for a lock in vain before the rest is left for the next round as well."""
 
 log = logs.logger("unstuck.reaper")
 
@@ -55,6 +57,7 @@ class Reaper:
         self._starvation_after_s = recovery.starvation_after_s
         self._health = HealthWatch(by)
         self._standing: dict[str, WorkerVerdict | None] = {}
+        self._said_deferred = False
 
     # What others call ---------------------------------------------------------------------------
 
@@ -69,15 +72,24 @@ class Reaper:
             done.watched = len(workers) + well
             self._forget_strangers(workers)
             self._attend(workers, well, done)
-            if self.attention.awake:
-                self._handover.end_overdue(workers, done)
-            upkeep.promote(self.ledger, done)
-            upkeep.expire(self.ledger, done)
-            self._order.run(self.ledger, self._starvation_after_s, done)
-            upkeep.mend_workflows(self.ledger, done)
-            self._housekeeping.run(self.ledger, self.recovery.kept, done)
-            if self.recovery.auto_disable_unhealthy and self.attention.awake:
-                self._health.run(self.ledger, done)
+            with self._unless_busy("overdue jobs", done):
+                if self.attention.awake:
+                    self._handover.end_overdue(workers, done)
+            with self._unless_busy("due jobs", done):
+                upkeep.promote(self.ledger, done)
+            with self._unless_busy("expired jobs", done):
+                upkeep.expire(self.ledger, done)
+            with self._unless_busy("order in queues", done):
+                self._order.run(self.ledger, self._starvation_after_s, done)
+            with self._unless_busy("workflows", done):
+                upkeep.mend_workflows(self.ledger, done)
+            with self._unless_busy("retention", done):
+                self._housekeeping.run(self.ledger, self.recovery.kept, done)
+            with self._unless_busy("health", done):
+                if self.recovery.auto_disable_unhealthy and self.attention.awake:
+                    self._health.run(self.ledger, done)
+            if not done.deferred:
+                self._said_deferred = False
         finally:
             # What was written before an error must still be heard.
             self._ring(done)
@@ -133,19 +145,37 @@ class Reaper:
         silent = sum(1 for _, vitals in living if self._is_silent(vitals))
         for worker in workers:
             if worker.state not in LIVING:
-                with self._apart(worker):
+                with self._apart(worker, done):
                     self._finish_burial(worker, done)
         for worker, vitals in living:
             if vitals.well:
                 continue
-            with self._apart(worker):
+            with self._apart(worker, done):
                 self._act(worker, vitals, most=silent * 2 > len(living) + well, done=done)
 
     @contextmanager
-    def _apart(self, worker: WorkerWatch) -> Iterator[None]:
-        """Keep the trouble with one worker from the others; an unreachable ledger is everybody's."""
+    def _unless_busy(self, what: str, done: Round) -> Iterator[None]:
+        """Leave a part of the round for the next one if a lock is in its way, so that the other parts go on."""
         try:
             yield
+        except LedgerBusy as error:
+            done.deferred += 1
+            if done.deferred >= MAX_DEFERRED:
+                raise
+            self.say_deferred(what, error)
+
+    def say_deferred(self, what: str, error: LedgerBusy) -> None:
+        """Log what a lock holds up: once, until a whole round went through."""
+        if not self._said_deferred:
+            log.warning("A lock holds up the reaper; the next round tries again", what=what, error=str(error))
+        self._said_deferred = True
+
+    @contextmanager
+    def _apart(self, worker: WorkerWatch, done: Round) -> Iterator[None]:
+        """Keep the trouble with one worker from the others; an unreachable ledger is everybody's."""
+        try:
+            with self._unless_busy(f"worker {worker.id}", done):
+                yield
         except LedgerUnavailable:
             raise
         except LedgerError:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from unstuck import host, logs
 from unstuck.config import Recovery
-from unstuck.domain.errors import LedgerUnavailable
+from unstuck.domain.errors import LedgerBusy, LedgerUnavailable
 from unstuck.domain.states import LIVING
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.retention import ONCE_S
@@ -147,6 +147,10 @@ class Watchman:
         attention = self._reaper.attention
         try:
             done = act()
+        except LedgerBusy as error:
+            # The ledger answered: this is no outage. What was in the way is tried again in the next round.
+            self._reaper.say_deferred("its round", error)
+            done = Round()
         except LedgerUnavailable as error:
             attention.lost(host.boottime_s())
             if self._failures == 0:

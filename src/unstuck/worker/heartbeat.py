@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unstuck import host
-from unstuck.domain.errors import LedgerError
+from unstuck.domain.errors import LedgerBusy, LedgerError
 from unstuck.domain.events import EventKind
 from unstuck.domain.states import WorkerState
 from unstuck.logs import logger
@@ -18,7 +18,10 @@ from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.movement import Movement
 
 FIRST_PAUSE_S = 0.1
+FIRST_PAUSE_SHARE = 0.05
 LONGEST_PAUSE_S = 1.0
+LONGEST_PAUSE_SHARE = 0.25
+"""Of the heartbeat interval, where that is shorter: a worker with a short lease must be back in time."""
 PROMOTE_BATCH = 1_000
 
 log = logger("unstuck.worker")
@@ -69,6 +72,8 @@ class Heartbeat:
         self._notes: list[Progress] = []
         self._news: list[tuple[EventKind, int, str]] = []
         self._drain = False
+        self._promises_at_s = 0.0
+        """When to try again what a lock held up."""
         self._beat_wanted = False
         self._stopping = threading.Event()
         self.movement = Movement()
@@ -136,8 +141,7 @@ class Heartbeat:
                 if self._stopping.is_set():
                     # Told to stop before there was a bell to interrupt.
                     break
-                wait_s = max(0.0, min(next_beat_s, self._promote_at_s or next_beat_s) - host.boottime_s())
-                words = bell.wait(wait_s)
+                words = bell.wait(max(0.0, min(next_beat_s, self._chore_s(next_beat_s)) - host.boottime_s()))
                 if self._stopping.is_set():
                     break
                 if self._hear(words) or self._beat_wanted or host.boottime_s() >= next_beat_s:
@@ -146,20 +150,30 @@ class Heartbeat:
                     self._beat(sent_s)
                     self._books.tallies.observe(BEAT_DELAY, host.boottime_s() - min(due_s, sent_s))
                     due_s = next_beat_s = sent_s + self._interval_s
-                self._keep_promises()
+                self._try_promises()
                 self._books.tend()
                 if pause_s:
                     log.info("The ledger is back")
                 pause_s = 0.0
+            except LedgerBusy as error:
+                # The ledger answered, and its connection is well: only this heartbeat must be repeated.
+                if not pause_s:
+                    log.warning("A lock holds up the heartbeat; trying again", error=str(error))
+                pause_s = self._next_pause_s(pause_s)
+                next_beat_s = host.boottime_s() + pause_s
             except LedgerError as error:
                 if not pause_s:
                     log.warning("Cannot reach the ledger; trying on", error=str(error))
-                pause_s = min(max(FIRST_PAUSE_S, pause_s * 2), LONGEST_PAUSE_S)
+                pause_s = self._next_pause_s(pause_s)
                 next_beat_s = host.boottime_s()
                 self._close_bell()
                 self._stopping.wait(pause_s)
         self.movement.busy = False
         self._close_bell()
+
+    def _next_pause_s(self, pause_s: float) -> float:
+        first_s = min(FIRST_PAUSE_S, FIRST_PAUSE_SHARE * self._interval_s)
+        return min(max(first_s, pause_s * 2), LONGEST_PAUSE_S, LONGEST_PAUSE_SHARE * self._interval_s)
 
     def _listen(self) -> Bell:
         if self._bell is None:
@@ -193,6 +207,24 @@ class Heartbeat:
         if answer.state in (WorkerState.DEAD, WorkerState.STOPPED):
             self._stopping.set()
 
+    def _try_promises(self) -> None:
+        """Keep promises, unless a lock is in the way: then they wait a little, and heartbeats do not wait for them."""
+        if host.boottime_s() < self._promises_at_s:
+            return
+        try:
+            self._keep_promises()
+        except LedgerBusy as error:
+            if not self._promises_at_s:
+                log.warning("A lock holds up what the heartbeat does beside; trying again", error=str(error))
+            self._promises_at_s = self._promote_at_s = host.boottime_s() + self._interval_s / 2
+        else:
+            self._promises_at_s = 0.0
+
+    def _chore_s(self, otherwise_s: float) -> float:
+        """Return when there is something to do beside heartbeats."""
+        promote_s = self._promote_at_s
+        return otherwise_s if promote_s is None else max(promote_s, self._promises_at_s)
+
     def _keep_promises(self) -> None:
         if self._drain:
             self._ledger.drain(self._worker_id)
@@ -203,8 +235,14 @@ class Heartbeat:
             self._ledger.note_progress(self._worker_id, list({note.token: note for note in notes}.values()))
         if self._news:
             news, self._news = self._news, []
-            for kind, job_id, text in news:
-                self._ledger.note_event(kind, text, job_id=job_id, worker_id=self._worker_id)
+            try:
+                while news:
+                    kind, job_id, text = news[0]
+                    self._ledger.note_event(kind, text, job_id=job_id, worker_id=self._worker_id)
+                    news = news[1:]
+            except LedgerBusy:
+                self._news = [*news, *self._news]
+                raise
         if self._to_ring:
             words, self._to_ring = self._to_ring, set()
             self._ledger.ring(words)

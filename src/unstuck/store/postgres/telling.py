@@ -18,7 +18,9 @@ class TellingVerbs(Verbs):
         about: str | None = None,
     ) -> int:
         values = {"kind": kind, "message": message, "job_id": job_id, "worker_id": worker_id, "about": about}
-        return int(self.client_lane.write(self.sql["note_event"], values)[0][0])
+        # A worker has few connections, and its heartbeat thread must not wait as long as a client does.
+        lane = self.client_lane if self.worker_id is None else self.service_lane
+        return int(lane.write(self.sql["note_event"], values)[0][0])
 
     def glance(self, job_ids: Collection[int]) -> list[Glance]:
         rows = self.read("glance", ids=list(job_ids)) if job_ids else []
