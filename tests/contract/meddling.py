@@ -164,7 +164,7 @@ class SqliteMeddler:
             self.rows("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (number, name))
 
     def age_schema(self, number: int) -> None:
-        self.rows("INSERT INTO unstuck_migrations VALUES (?, 'from_the_future', 0, '')", (number,))
+        self.rows("INSERT INTO unstuck_migrations VALUES (?1, 'from_the_future', 0, '', ?1, '9.9')", (number,))
 
 
 class PostgresMeddler:
@@ -267,4 +267,8 @@ class PostgresMeddler:
             self.rows("select setval(%s::regclass, %s)", (name, number))
 
     def age_schema(self, number: int) -> None:
-        self.rows("insert into migrations (number, name) values (%s, 'from_the_future')", (number,))
+        self.rows(
+            "insert into migrations (number, name, digest, works_with, version) "
+            "values (%s, 'from_the_future', '', %s, '9.9')",
+            (number, number),
+        )

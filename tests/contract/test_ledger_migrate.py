@@ -14,11 +14,14 @@ from tests.contract.meddling import Meddler
 from tests.fleet import wait_for
 
 from unstuck.config import Settings
-from unstuck.domain.errors import SchemaForked, SchemaMismatch
+from unstuck.domain.errors import SchemaAhead, SchemaForked, SchemaMismatch
 from unstuck.store.contract import Ledger
+from unstuck.store.migrations import Migration
 from unstuck.store.opening import open_ledger
+from unstuck.store.postgres import migrating as migrating_on_postgres
 from unstuck.store.postgres.ledger import PostgresLedger
-from unstuck.store.postgres.migrating import MIGRATIONS, migrate
+from unstuck.store.postgres.migrating import MIGRATIONS
+from unstuck.store.sqlite.migrating import MIGRATIONS as SQLITE_MIGRATIONS
 
 MIGRATE = (
     "import sys; from unstuck.config import Settings; from unstuck.store.opening import open_ledger; "
@@ -54,7 +57,7 @@ def test_tables_of_a_draft_that_was_never_released_are_refused_and_left_alone(
     empty_ledger: Ledger, open_again: OpenLedger, meddler: Meddler, how: str
 ) -> None:
     empty_ledger.migrate()
-    meddler.rows(how.format(table="unstuck_migrations" if meddler.dialect == "sqlite" else "migrations"))
+    meddler.rows(how.format(table=migrations_table(meddler)))
     for check in (open_again().check_schema, open_again().migrate):
         with pytest.raises(SchemaForked, match=r"never released: its 000\d_.*another ledger"):
             check()
@@ -70,6 +73,62 @@ def test_newer_tables_are_refused_and_left_alone(
         with pytest.raises(SchemaMismatch, match=r"newer.*Upgrade Unstuck"):
             check()
     assert meddler.count("jobs") == 0
+
+
+def next_migration(meddler: Meddler, works_with: int | None, sql: str = "select 1") -> tuple[Migration, ...]:
+    """The migrations of the next version: ours and one more, which says with which code it works."""
+    ours = SQLITE_MIGRATIONS if meddler.dialect == "sqlite" else MIGRATIONS
+    number = len(ours) + 1
+    said = "" if works_with is None else f"-- works with code from schema: {works_with}\n"
+    return (*ours, Migration(number, f"{number:04}_next", f"{said}{sql};", last_released=len(ours)))
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_code_of_the_last_release_works_with_newer_tables(
+    ledger: Ledger, open_again: OpenLedger, meddler: Meddler, said: bool
+) -> None:
+    known = len(SQLITE_MIGRATIONS if meddler.dialect == "sqlite" else MIGRATIONS)
+    wanted = next_migration(meddler, known if said else None)
+    try:
+        assert ledger.migrate(migrations=wanted) == [wanted[-1].name]
+        old = open_again()
+        old.check_schema()
+        assert old.migrate() == [], "there is nothing to do for older code"
+        assert put(old)
+    finally:
+        meddler.rows(f"delete from {migrations_table(meddler)} where number = {known + 1}")
+
+
+def test_code_that_is_older_than_the_tables_allow_is_refused_with_the_version_that_is_needed(
+    ledger: Ledger, open_again: OpenLedger, meddler: Meddler
+) -> None:
+    known = len(SQLITE_MIGRATIONS if meddler.dialect == "sqlite" else MIGRATIONS)
+    try:
+        ledger.migrate(migrations=next_migration(meddler, known + 1))
+        for check in (open_again().check_schema, open_again().migrate):
+            with pytest.raises(
+                SchemaAhead, match=rf"need code that knows {known + 1} or later.*knows {known}\. Upgrade"
+            ):
+                check()
+    finally:
+        meddler.rows(f"delete from {migrations_table(meddler)} where number = {known + 1}")
+
+
+def test_a_migration_cannot_need_code_that_is_newer_than_itself() -> None:
+    with pytest.raises(ValueError, match="newer than itself"):
+        Migration(3, "0003_x", "-- works with code from schema: 4\nselect 1").works_with  # noqa: B018
+
+
+@pytest.mark.parametrize("migrations", [MIGRATIONS, SQLITE_MIGRATIONS])
+def test_every_migration_since_the_last_release_works_with_its_code(migrations: tuple[Migration, ...]) -> None:
+    """Add first, remove one release later: see docs/contributing.md."""
+    released = migrations[0].last_released
+    late = [one.name for one in migrations[released:] if released and one.works_with > released]
+    assert not late, f"{late} would lock out the workers of the last release: add first, remove one release later"
+
+
+def migrations_table(meddler: Meddler) -> str:
+    return "unstuck_migrations" if meddler.dialect == "sqlite" else "migrations"
 
 
 def test_four_processes_migrate_at_once_and_each_step_is_applied_once(url: str, empty_ledger: Ledger) -> None:
@@ -106,9 +165,13 @@ def test_a_worker_whose_tables_were_migrated_under_it_hears_that_it_is_too_old(p
     ledger.close()
 
 
-def test_an_old_reaper_that_reads_while_the_tables_are_migrated_is_no_deadlock(pg_url: str) -> None:
+def test_an_old_reaper_that_reads_while_the_tables_are_migrated_is_no_deadlock(
+    pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than the server needs to find a deadlock.
+    monkeypatch.setattr(migrating_on_postgres, "LOCK_TIMEOUT_S", 30.0)
     ledger = PostgresLedger(Settings(url=pg_url))
-    migrate(ledger.client_lane, "unstuck", '"unstuck"', MIGRATIONS[:9])
+    ledger.migrate(migrations=MIGRATIONS[:9])
     migrating = threading.Thread(target=ledger.migrate)
     found: list[object] = []
 

@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 import unstuck
-from unstuck.cli.common import Common, command
+from unstuck.cli.common import Common, command, duration_s
 from unstuck.cli.show import Cell, count
 from unstuck.client.operator import Operator
 from unstuck.config import public_url
+from unstuck.domain.durations import brief
+from unstuck.store.migrations import WAIT_S
 from unstuck.store.opening import open_ledger
 
 
@@ -24,12 +26,17 @@ def migrate(
             "number of a job is given out twice.",
         ),
     ] = False,
+    wait: Annotated[
+        str,
+        typer.Option(help="How long to wait in all for locks that other sessions hold, such as 10m."),
+    ] = brief(WAIT_S),
 ) -> None:
-    """Make the ledger's tables or bring them up to date; safe to run twice, also at once."""
+    """Make the ledger's tables or bring them up to date; safe to run twice, even at once."""
     settings = common.settings()
+    wait_s = duration_s(wait, "--wait")
     ledger = open_ledger(settings)
     try:
-        applied = ledger.migrate()
+        applied = ledger.migrate(wait_s=WAIT_S if wait_s is None else wait_s)
         voided = Operator(ledger, settings, door="cli").void_attempt_tokens() if after_restore else None
     finally:
         ledger.close()

@@ -84,6 +84,10 @@ class LedgerBusy(LedgerUnavailable):
     Nothing was written. The work is deferred: try it again soon, and do not count it as an outage."""
 
 
+class MigrationBlocked(LedgerBusy):
+    """A migration could not get its locks in time. It changed nothing; run it again."""
+
+
 class UncertainCommit(LedgerUnavailable):
     """The connection broke while a write was on its way: it may or may not have happened."""
 
@@ -106,7 +110,7 @@ class SchemaMismatch(LedgerError):
 
 
 class SchemaAhead(SchemaMismatch):
-    """The tables are newer than this code."""
+    """The tables are newer than this code, and no longer work with it."""
 
 
 class SchemaForked(SchemaMismatch):

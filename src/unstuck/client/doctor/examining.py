@@ -56,7 +56,7 @@ def in_trouble(trouble: Trouble) -> Finding:
             code, what = Code.SCHEMA_BEHIND, "The tables are older than this code"
             cure = "Run `unstuck migrate`; workers of the last release keep working meanwhile."
         case "ahead":
-            code, what = Code.SCHEMA_AHEAD, "The tables are newer than this code"
+            code, what = Code.SCHEMA_AHEAD, "The tables are newer than this code and no longer work with it"
             cure = "Upgrade Unstuck here, or name another ledger with --url or --app."
         case "forked":
             code, what = Code.SCHEMA_FORKED, "The tables were made by a version that was never released"

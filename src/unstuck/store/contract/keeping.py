@@ -1,23 +1,26 @@
 """The life of the ledger itself: its tables, its health, its end."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from unstuck.store.diagnosis import Diagnosis
+from unstuck.store.migrations import WAIT_S, Migration
 
 
 class KeepingVerbs(Protocol):
     one_host: bool
     """Everybody who uses it shares one machine, and one boot of it: true of a file, not of a server."""
 
-    def migrate(self) -> list[str]:
-        """Bring the tables up to date and give the names of what was applied.
+    def migrate(self, *, wait_s: float = WAIT_S, migrations: Sequence[Migration] | None = None) -> list[str]:
+        """Bring the tables up to date and return the names of what was applied.
 
-        Under a lock, safe to run twice at once, each file in a transaction of its own. SchemaMismatch when
-        the tables are newer than this code knows."""
+        Under a lock, safe to run twice at once, each file in a transaction of its own. Locks of others are waited
+        for in short tries, for `wait_s` in all; then MigrationBlocked. SchemaMismatch if the tables no longer work
+        with this code. `migrations` are those of this version unless said."""
         ...
 
     def check_schema(self) -> None:
-        """Raise SchemaMismatch, naming the cure, unless the tables fit this code."""
+        """Raise SchemaMismatch, naming the cure, unless this code works with the tables."""
         ...
 
     def void_tokens(self) -> int:

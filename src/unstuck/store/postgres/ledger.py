@@ -5,8 +5,10 @@ trip and one commit, with plans that live in the session without a name, so that
 may stand in between.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+from unstuck.store.migrations import WAIT_S, Migration
 from unstuck.store.postgres.alerts import AlertVerbs
 from unstuck.store.postgres.api_tokens import ApiTokenVerbs
 from unstuck.store.postgres.audit import AuditVerbs
@@ -16,7 +18,7 @@ from unstuck.store.postgres.exchanging import ExchangeVerbs
 from unstuck.store.postgres.foreign import ForeignVerbs
 from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.letters import LetterVerbs
-from unstuck.store.postgres.migrating import check_schema, migrate
+from unstuck.store.postgres.migrating import MIGRATIONS, check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.ordering import OrderVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
@@ -48,8 +50,13 @@ class PostgresLedger(
 
     one_host = False
 
-    def migrate(self) -> list[str]:
-        return migrate(self.read_lane, self.schema, self.quoted_schema)
+    def migrate(self, *, wait_s: float = WAIT_S, migrations: Sequence[Migration] | None = None) -> list[str]:
+        onlooker = self._lane("doctor")
+        try:
+            files = MIGRATIONS if migrations is None else migrations
+            return migrate(self.read_lane, onlooker, self.schema, self.quoted_schema, files, wait_s)
+        finally:
+            onlooker.close()
 
     def check_schema(self) -> None:
         check_schema(self.read_lane, self.address, self.schema, self.quoted_schema)

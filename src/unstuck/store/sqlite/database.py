@@ -54,11 +54,14 @@ class Database:
     # What the verbs use -----------------------------------------------------------------------
 
     @contextmanager
-    def write(self, limit_s: float = 0.0, *, durable: bool = True) -> Iterator[apsw.Cursor]:
+    def write(
+        self, limit_s: float = 0.0, *, durable: bool = True, patience_s: float | None = None
+    ) -> Iterator[apsw.Cursor]:
         """Give a cursor inside a write transaction: committed at the end, rolled back on any error.
 
-        What is not durable does not wait for the disk: a loss of power may forget it, as a whole."""
-        deadline = time.monotonic() + self.patience_s
+        What is not durable does not wait for the disk: a loss of power may forget it, as a whole. LedgerBusy if the
+        lock is not free within `patience_s`."""
+        deadline = time.monotonic() + (self.patience_s if patience_s is None else patience_s)
         self._must_exist()
         while True:
             self._acquire(deadline, limit_s)

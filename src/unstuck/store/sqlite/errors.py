@@ -4,7 +4,14 @@ import errno
 
 import apsw
 
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch, UncertainCommit
+from unstuck.domain.errors import (
+    LedgerBusy,
+    LedgerError,
+    LedgerUnavailable,
+    RefusedValue,
+    SchemaMismatch,
+    UncertainCommit,
+)
 from unstuck.store.migrations import CURE_OLD
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -67,8 +74,8 @@ def translate(error: Exception, path: str, *, system_errno: int = 0, committing:
             return error
 
 
-def locked(path: str) -> LedgerUnavailable:
-    return LedgerUnavailable(
+def locked(path: str) -> LedgerBusy:
+    return LedgerBusy(
         f"{path} is locked by someone else who has a write under way. Close whatever has the file open "
         "(a database browser, a backup, a stopped process), or try again."
     )

@@ -1,6 +1,7 @@
 """The ledger in a SQLite file: one host, many processes, nothing to install."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -11,6 +12,7 @@ import msgspec
 from unstuck.config import IN_MEMORY, Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
+from unstuck.store.migrations import WAIT_S, Migration
 from unstuck.store.sqlite import migrating
 from unstuck.store.sqlite.alerts import AlertVerbs
 from unstuck.store.sqlite.api_tokens import ApiTokenVerbs
@@ -79,8 +81,8 @@ class SqliteLedger(
         self.ringer = Ringer(self._find_bells)
         watch_forks(self)
 
-    def migrate(self) -> list[str]:
-        return migrating.migrate(self.db)
+    def migrate(self, *, wait_s: float = WAIT_S, migrations: Sequence[Migration] | None = None) -> list[str]:
+        return migrating.migrate(self.db, migrating.MIGRATIONS if migrations is None else migrations, wait_s)
 
     def check_schema(self) -> None:
         migrating.check(self.db)

@@ -29,7 +29,9 @@ class MemoryDatabase(Database):
         self._closed = ""
 
     @contextmanager
-    def write(self, limit_s: float = 0.0, *, durable: bool = True) -> Iterator[apsw.Cursor]:
+    def write(
+        self, limit_s: float = 0.0, *, durable: bool = True, patience_s: float | None = None
+    ) -> Iterator[apsw.Cursor]:
         with self._alone() as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield from self._transact(connection)
