@@ -26,5 +26,10 @@ class Drain:
         self.give_up_s = now_s + LAST_WORDS_S
         return True
 
+    def nothing_runs(self, now_s: float, grace_s: float) -> None:
+        """Begin to count down: only outcomes are left, and whether they can be handed in is not known."""
+        if self.give_up_s is None:
+            self.give_up_s = now_s + min(LAST_WORDS_S, grace_s)
+
     def gives_up(self, now_s: float) -> bool:
         return self.give_up_s is not None and now_s > self.give_up_s

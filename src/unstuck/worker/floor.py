@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from unstuck import failpoints, host
 from unstuck.config import Settings
-from unstuck.domain.errors import UnstuckError
+from unstuck.domain.errors import SchemaMismatch, UnstuckError
 from unstuck.domain.outcomes import Cancelled, Died
 from unstuck.domain.recovery import conclude
 from unstuck.domain.states import JobState, WorkerState
@@ -104,6 +104,8 @@ class Floor:
         self._beats = 0
         self._drain: Drain | None = None
         self._declared_dead = False
+        self.outdated: SchemaMismatch | None = None
+        """A newer version took away what this one needs of the tables: the worker leaves."""
         self._stacks = AskedStacks()
         self.movement = Movement()
 
@@ -152,7 +154,9 @@ class Floor:
                 case TurnDone():
                     self._after_turn(message)
                 case TurnUncertain():
-                    if not message.again:
+                    if message.outdated is not None:
+                        self._leave_outdated(message.outdated)
+                    elif not message.again:
                         log.warning("The answer of a turn was lost; comparing with the ledger", error=message.error)
                     self._asked, self._uncertain = None, message.turn
                 case HeldAnswer():
@@ -391,9 +395,33 @@ class Floor:
             self._heartbeat.announce_drain()
         self._runners.retract_all()
 
+    def _leave_outdated(self, error: SchemaMismatch) -> None:
+        """Take nothing new, let what runs end, and go on trying to hand in what ended: a migration of several files
+        may bring back what is missing."""
+        if self.outdated is None:
+            log.error("The tables of the ledger no longer work with this version; draining", error=str(error))
+        self.outdated = error
+        if self._drain is None:
+            self._begin_drain(self._settings.shutdown_grace_s)
+
+    def _abandon_outcomes(self, error: SchemaMismatch) -> None:
+        turns = [turn for turn in (self._asked, self._uncertain) if turn is not None]
+        done = [*self._outbox.done, *(item for turn in turns for item in turn.done)]
+        endings = [*self._outbox.endings, *(item for turn in turns for item in turn.endings)]
+        for item in done:
+            log.error("The outcome of a job could not be recorded", job_id=item.job_id, outcome=JobState.SUCCEEDED)
+        for ending in endings:
+            log.error("The outcome of a job could not be recorded", job_id=ending.job_id, outcome=ending.state)
+        raise error
+
     def _is_empty(self) -> bool:
         assert self._drain is not None
-        if self._drain.gives_up(host.boottime_s()):
+        now_s = host.boottime_s()
+        if self.outdated is not None and not self._runners.given:
+            self._drain.nothing_runs(now_s, self._settings.shutdown_grace_s)
+        if self._drain.gives_up(now_s):
+            if self.outdated is not None:
+                self._abandon_outcomes(self.outdated)
             log.error("The ledger could not be reached; leaving the last outcomes to the reaper")
             return True
         busy = self._runners.given or self._hand or self._runners.ready or self._starting or len(self._outbox)

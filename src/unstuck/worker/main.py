@@ -251,6 +251,9 @@ class Incarnations:
             if drained:
                 self._herald.stopping("draining: takes nothing new")
                 self._retire(floor.pulse())
+            if floor.outdated is not None:
+                # Not code 0: a supervisor must fill the place, perhaps with a version that was installed meanwhile.
+                raise floor.outdated
             return drained
         finally:
             watchdog.stop()

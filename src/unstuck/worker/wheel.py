@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -15,7 +15,7 @@ from unstuck.domain.recovery import Attempt, conclude
 from unstuck.logs import logger
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Done, HeldJob, Turn, TurnAnswer
-from unstuck.worker.mailbox import Broken, Mailbox
+from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.movement import Movement
 
 FIRST_PAUSE_S = 0.05
@@ -41,6 +41,8 @@ class TurnUncertain:
     error: str
     again: bool = False
     """The turn before it failed too: it was told already."""
+    outdated: SchemaMismatch | None = None
+    """The tables no longer have what this version uses."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,13 @@ class Wheel:
             self._mailbox.post(self._compare() if isinstance(work, _Compare) else self._turn(work))
             self.movement.busy = False
 
-    def _turn(self, turn: Turn) -> TurnDone | TurnUncertain | Broken:
+    def _turn(self, turn: Turn) -> TurnDone | TurnUncertain:
         began_s = time.monotonic()
         self._refused = {}
         try:
             answer = self._split_if_refused(turn)
         except SchemaMismatch as error:
-            # The tables changed under us: trying again would mean to live and do nothing.
-            return Broken("wheel", error)
+            return replace(self._failed(turn, error), outdated=error)
         except LedgerUnavailable as error:
             return self._failed(turn, error)
         except LedgerError as error:

@@ -1,0 +1,139 @@
+"""The next version migrates the tables while processes of the last release run: they are our own code here."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import apsw
+import psycopg
+import pytest
+from tests.crash.conftest import MakeFleet
+from tests.crash.test_supervisor_deaths import Up
+from tests.fleet import ROOT, Fleet, wait_for
+from tests.next_version import migrate_to_next
+
+from unstuck.domain.states import JobState
+
+CLIENT = """
+from tests.crash import tasks_under_test as t
+from unstuck import App
+app = App()
+app.adopt(t.app.definitions["add"])
+print(app.task_by_name("add").enqueue(2, 3).result(timeout=30))
+"""
+pytestmark = pytest.mark.usefixtures("untouched")
+
+
+@pytest.fixture
+def up(fleet: Fleet) -> Iterator[Up]:
+    supervisor = Up(fleet, 1)
+    yield supervisor
+    supervisor.close()
+
+
+def run(fleet: Fleet, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a fresh process of the last release to its end."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=fleet.surroundings(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_running_worker_finishes_its_job_and_goes_on_when_the_next_version_migrates(fleet: Fleet) -> None:
+    worker = fleet.start("--concurrency", "2")
+    job, _ = fleet.begin("nap", 1.5)
+    migrate_to_next(fleet.url)
+    assert fleet.state(job) is JobState.RUNNING
+    assert job.result(timeout=30) == "rested"
+    assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
+    assert worker.stop() == 0
+
+
+def test_a_worker_that_dies_after_the_migration_is_replaced_by_its_supervisor(fleet: Fleet, up: Up) -> None:
+    [victim] = up.active()
+    migrate_to_next(fleet.url)
+    os.kill(victim.pid, signal.SIGKILL)
+    wait_for(lambda: [one for one in up.active() if one.pid != victim.pid], "a replacement")
+    assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
+
+
+def test_a_fresh_process_of_the_last_release_enqueues_and_gets_results(fleet: Fleet) -> None:
+    migrate_to_next(fleet.url)
+    fleet.start("--concurrency", "1")
+    client = run(fleet, "-c", CLIENT)
+    assert client.stdout == "5\n", client.stderr
+    again = run(fleet, "-m", "unstuck.cli.main", "migrate", "--json")
+    assert json.loads(again.stdout)["applied"] == [], again.stderr
+    found = run(fleet, "-m", "unstuck.cli.main", "doctor", "--json")
+    assert "schema" not in found.stdout, found.stdout
+
+
+def test_code_that_the_next_version_no_longer_works_with_is_refused_and_told_what_to_install(fleet: Fleet) -> None:
+    name = migrate_to_next(fleet.url, compatible=False)
+    number = int(name[:4])
+    for arguments in (
+        ("-c", CLIENT),
+        ("-m", "unstuck.cli.main", "worker", "tests.crash.tasks_under_test:app"),
+        ("-m", "unstuck.cli.main", "migrate"),
+    ):
+        refused = run(fleet, *arguments)
+        assert refused.returncode == 1, refused.stderr
+        assert f"need code that knows {number} or later" in " ".join(refused.stderr.split())
+        assert "Upgrade Unstuck here to" in " ".join(refused.stderr.split())
+    found = run(fleet, "-m", "unstuck.cli.main", "doctor", "--json")
+    assert "schema-ahead" in found.stdout
+
+
+def break_the_turn(url: str, *, whole: bool = True) -> None:
+    """Take away what our turns use, as an incompatible version would; or bring it back."""
+    if url.startswith("sqlite"):
+        connection = apsw.Connection(url.removeprefix("sqlite:///"))
+        connection.set_busy_timeout(5000)
+        old, new = ("result", "outcome") if whole else ("outcome", "result")
+        connection.execute(f"ALTER TABLE unstuck_jobs RENAME COLUMN {old} TO {new}")
+        connection.close()
+        return
+    with psycopg.connect(url, autocommit=True) as newer:
+        [(name,)] = newer.execute(
+            "select proname from pg_proc where pronamespace = 'unstuck'::regnamespace "
+            "and proname ~ '^(gone_)?turn(_v1)?$'"
+        ).fetchall()
+        new = f"gone_{name}" if whole else str(name).removeprefix("gone_")
+        newer.execute(f"alter function unstuck.{name} rename to {new}".encode())
+
+
+def test_a_worker_whose_functions_are_gone_drains_and_names_the_outcomes_that_it_could_not_record(
+    make_fleet: MakeFleet,
+) -> None:
+    fleet = make_fleet(shutdown_grace="3s")
+    worker = fleet.start("--concurrency", "2")
+    first, _ = fleet.begin("nap", 0.5)
+    second, _ = fleet.begin("nap", 1.5)
+    break_the_turn(fleet.url)
+    assert worker.process.wait(30) == 1
+    said = worker.said()
+    assert "The tables of the ledger no longer work with this version; draining" in said
+    lost = [line for line in said.splitlines() if "The outcome of a job could not be recorded" in line]
+    assert len(lost) == 2, said
+    assert all(any(f"job_id={job.id}" in line and "succeeded" in line for line in lost) for job in (first, second))
+    assert "upgrade Unstuck here" in said or "unstuck migrate" in said
+
+
+def test_outcomes_are_recorded_when_what_was_missing_comes_back(make_fleet: MakeFleet) -> None:
+    """A migration of several files may take a function away and bring it back."""
+    fleet = make_fleet(shutdown_grace="20s")
+    worker = fleet.start("--concurrency", "1")
+    job, _ = fleet.begin("nap", 0.3)
+    break_the_turn(fleet.url)
+    wait_for(lambda: "no longer work with this version" in worker.said(), "the worker to notice")
+    break_the_turn(fleet.url, whole=False)
+    assert job.result(timeout=30) == "rested"
+    assert worker.process.wait(30) == 1, "its place is filled by its supervisor, with the version that is installed"
