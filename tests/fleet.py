@@ -202,7 +202,7 @@ class Fleet:
         wait_for(lambda: self.state(job) in states, f"job {job.id} {' or '.join(states)}", patience_s)
         return time.monotonic()
 
-    def begin(self, task: str, seconds: float, queue: str = "default") -> tuple[Job, int]:
+    def begin(self, task: str, seconds: float | str, queue: str = "default") -> tuple[Job, int]:
         """Enqueue a nap and wait until user code is really in it; give the job and the pid of its runner."""
         notes = self.folder / f"begun-{next(self._numbers)}"
         job = self.task(task).options(queue=queue).enqueue(seconds, str(notes))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import LedgerError as LedgerError
     from unstuck.domain.errors import LedgerUnavailable as LedgerUnavailable
     from unstuck.domain.errors import LineClosed as LineClosed
+    from unstuck.domain.errors import MigrationBlocked as MigrationBlocked
     from unstuck.domain.errors import NoLedger as NoLedger
     from unstuck.domain.errors import NoWorkers as NoWorkers
     from unstuck.domain.errors import OutOfMemory as OutOfMemory
@@ -90,6 +91,7 @@ __all__ = [
     "LedgerError",
     "LedgerUnavailable",
     "LineClosed",
+    "MigrationBlocked",
     "NoLedger",
     "NoWorkers",
     "Node",

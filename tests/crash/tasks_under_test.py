@@ -70,6 +70,15 @@ def nap(seconds: float, path: str = "") -> str:
     return "rested"
 
 
+@app.task
+def wait_for_file(gate: str, path: str) -> str:
+    """Wait until the file is there: the test says when."""
+    note(path, f"begun {os.getpid()}")
+    while not os.path.exists(gate):
+        time.sleep(0.01)
+    return "rested"
+
+
 def _churn(done: threading.Event) -> None:
     """Go in and out of functions as fast as it goes."""
     number = 0

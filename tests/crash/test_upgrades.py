@@ -49,9 +49,11 @@ def run(fleet: Fleet, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_running_worker_finishes_its_job_and_goes_on_when_the_next_version_migrates(fleet: Fleet) -> None:
     worker = fleet.start("--concurrency", "2")
-    job, _ = fleet.begin("nap", 1.5)
+    gate = fleet.folder / "gate"
+    job, _ = fleet.begin("wait_for_file", str(gate))
     migrate_to_next(fleet.url)
     assert fleet.state(job) is JobState.RUNNING
+    gate.touch()
     assert job.result(timeout=30) == "rested"
     assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
     assert worker.stop() == 0
@@ -115,9 +117,11 @@ def test_a_worker_whose_functions_are_gone_drains_and_names_the_outcomes_that_it
 ) -> None:
     fleet = make_fleet(shutdown_grace="3s")
     worker = fleet.start("--concurrency", "2")
-    first, _ = fleet.begin("nap", 0.5)
-    second, _ = fleet.begin("nap", 1.5)
+    gate = fleet.folder / "gate"
+    first, _ = fleet.begin("wait_for_file", str(gate))
+    second, _ = fleet.begin("wait_for_file", str(gate))
     break_the_turn(fleet.url)
+    gate.touch()
     assert worker.process.wait(30) == 1
     said = worker.said()
     assert "The tables of the ledger no longer work with this version; draining" in said
@@ -131,8 +135,10 @@ def test_outcomes_are_recorded_when_what_was_missing_comes_back(make_fleet: Make
     """A migration of several files may take a function away and bring it back."""
     fleet = make_fleet(shutdown_grace="20s")
     worker = fleet.start("--concurrency", "1")
-    job, _ = fleet.begin("nap", 0.3)
+    gate = fleet.folder / "gate"
+    job, _ = fleet.begin("wait_for_file", str(gate))
     break_the_turn(fleet.url)
+    gate.touch()
     wait_for(lambda: "no longer work with this version" in worker.said(), "the worker to notice")
     break_the_turn(fleet.url, whole=False)
     assert job.result(timeout=30) == "rested"
