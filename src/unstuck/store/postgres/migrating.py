@@ -121,7 +121,6 @@ def _apply(lane: Lane, blockers: Blockers, schema: str, quoted: str, migration: 
 
 
 def _limits() -> bytes:
-    # The owner of a large table may have set a limit for statements, and an index takes as long as it takes.
     return (
         f"set local lock_timeout = {LOCK_TIMEOUT_S * 1000:.0f}; "
         f"set local idle_in_transaction_session_timeout = {IDLE_TIMEOUT_S * 1000:.0f}"
