@@ -138,6 +138,18 @@ def nap_once_then_quick(seconds: float, path: str) -> str:
     return "late" if first else "quick"
 
 
+@app.task(on_crash="retry", max_crash_retries=3)
+def tick_once_then_quick(seconds: float, path: str) -> str:
+    """Note the time again and again, the first time only: the notes tell when this process was really stopped."""
+    first = not Path(path).exists()
+    note(path, f"begun {os.getpid()} {time.monotonic()}")
+    end_s = time.monotonic() + seconds
+    while first and time.monotonic() < end_s:
+        time.sleep(0.01)
+        note(path, f"tick {os.getpid()} {time.monotonic()}")
+    return "late" if first else "quick"
+
+
 @app.task
 async def nap_async(seconds: float, path: str = "") -> str:
     if path:
