@@ -38,7 +38,7 @@ types: tools
 layers: tools
 	$(VENV)/bin/lint-imports
 
-chaos: tools ## 20 workers and 20,000 jobs while random processes are killed for a minute, on both databases
+chaos: tools ## failovers, cut networks, hung servers, full disks and random kills, on both databases (CHAOS="--scenario NAME")
 	$(PY) -m tests.crash.chaos --url sqlite $(CHAOS)
 	$(PY) -m tests.crash.chaos --url postgresql $(CHAOS)
 

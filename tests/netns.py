@@ -86,7 +86,8 @@ def _card(name: str, *where: str) -> str:
 
 
 @cache
-def _can() -> bool:
+def can_make_networks() -> bool:
+    """Return whether this system and this account allow it."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return False
     try:
@@ -96,4 +97,6 @@ def _can() -> bool:
     return True
 
 
-needs_networks = pytest.mark.skipif(not _can(), reason="may not make network namespaces (root, Linux, iproute2)")
+needs_networks = pytest.mark.skipif(
+    not can_make_networks(), reason="may not make network namespaces (root, Linux, iproute2)"
+)

@@ -1,22 +1,12 @@
 """Behind PgBouncer in transaction mode everything works but the bell, and that works with `listen_url`."""
 
-import os
-import pwd
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-import psycopg
 import pytest
 from tests.contract.hands import QUEUE, TASK, birth, claim, done, new_job, put, start, state_of, turn
-from tests.fleet import wait_for
-from tests.pg import PgServer
+from tests.pooler import needs_pgbouncer, start_pooler
 
 from unstuck.client.doctor.visiting import visit
 from unstuck.config import Settings
@@ -26,47 +16,13 @@ from unstuck.domain.states import JobState, WorkerState
 from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.records import Exchange, Pulse, Turn, Wish
 
-PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
+pytestmark = needs_pgbouncer
 
 
 @pytest.fixture
-def pooled_url(pg_server: PgServer, pg_url: str) -> Iterator[str]:
-    folder = Path(tempfile.mkdtemp(prefix="pgb"))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    config = folder / "pgbouncer.ini"
-    config.write_text(
-        f"[databases]\n* = host=127.0.0.1 port={pg_server.port}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        "pool_mode = transaction\nmax_client_conn = 100\ndefault_pool_size = 2\n"
-        "[users]\n"
-    )
-    config.write_text(config.read_text().replace("* = host", f"{pg_url.rpartition('/')[2]} = user=postgres host"))
-    account = {}
-    if os.geteuid() == 0:
-        nobody = pwd.getpwnam("nobody")
-        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-        account = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": ()}
-    assert PGBOUNCER is not None
-    log = (folder / "log").open("wb")
-    process = subprocess.Popen([PGBOUNCER, config], stdout=log, stderr=log, cwd=folder, **account)
-    url = f"postgresql://postgres@127.0.0.1:{port}/{pg_url.rpartition('/')[2]}"
-
-    def answers() -> bool:
-        assert process.poll() is None, (folder / "log").read_text()
-        try:
-            psycopg.connect(url, connect_timeout=2).close()
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    wait_for(answers, "pgbouncer to answer")
-    yield url
-    process.send_signal(signal.SIGTERM)
-    process.wait(10)
-    log.close()
-    shutil.rmtree(folder)
+def pooled_url(pg_url: str) -> Iterator[str]:
+    with start_pooler(pg_url) as pooler:
+        yield pooler.url
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
-"""Let random processes be killed while many jobs run, and check every story afterwards.
+"""Let disasters happen while jobs run, and check every story afterwards.
 
-As a program: `python -m tests.crash.chaos --url … --workers 20 --jobs 20000 --seconds 60 [--seed N]`.
+    python -m tests.crash.chaos --url postgresql [--scenario NAME …]
+
+`kills` ends random processes while many jobs run (`--workers 20 --jobs 20000 --seconds 60 --seed N`). In all other
+scenarios nobody is killed: see `scenarios`. Without `--scenario` all of them are played.
 """
 
 import argparse
@@ -10,15 +13,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import psutil
+from tests.crash import scenarios
 from tests.fleet import Fleet, wait_for
 from tests.history import check_history
+from tests.netns import can_make_networks
 from tests.pg import start_postgres
+from tests.pooler import PGBOUNCER
 
 QUICK = ("add", "add_again", "add_async", "add_async_again")
 PAGE = 2_000
+KINDS = ("sqlite", "postgresql")
+SceneMaker = Callable[[Path], AbstractContextManager[scenarios.Scene]]
 
 
 def run_chaos(
@@ -110,14 +121,56 @@ def _wait_until_all_ended(fleet: Fleet, ids: list[int], patience_s: float) -> No
         raise AssertionError(f"{len(left)} jobs did not end, such as {sample}") from None
 
 
+def scenes_of(kind: str) -> dict[str, tuple[SceneMaker, tuple[scenarios.Disaster, ...], float]]:
+    """Return the scenes that this machine can make, each with its disasters and how long each of them lasts."""
+    longer_than_lease_s = 7.0
+    on_disk = partial(scenarios.on_small_disk, kind=kind)
+    made: dict[str, tuple[SceneMaker, tuple[scenarios.Disaster, ...], float]] = {}
+    if kind == "sqlite":
+        made["file"] = (scenarios.on_sqlite, (scenarios.write_lock,), longer_than_lease_s)
+    else:
+        made["server"] = (scenarios.on_postgres, scenarios.SERVER, longer_than_lease_s)
+        made["pair"] = (scenarios.on_pair, (scenarios.failover,), longer_than_lease_s)
+        if PGBOUNCER is not None:
+            made["pooler"] = (scenarios.behind_pooler, (scenarios.pooler_restarts,), longer_than_lease_s)
+        if can_make_networks():
+            # The server ends sessions after 13 to 15 s; the lease is 30 s.
+            made["networks"] = (scenarios.on_networks, (scenarios.packets_lost,), 20.0)
+    if scenarios.can_mount():
+        made["disk"] = (on_disk, (scenarios.disk_full,), longer_than_lease_s)
+    return made
+
+
+def run_scenarios(kind: str, asked: list[str], times: int) -> None:
+    """Play the scenarios that are asked for, or all."""
+    for maker, disasters, seconds in scenes_of(kind).values():
+        chosen = [one for one in disasters if not asked or one.__name__ in asked]
+        if not chosen:
+            continue
+        with tempfile.TemporaryDirectory() as folder, maker(Path(folder)) as scene:
+            scene.seconds, scene.times = seconds, times
+            for disaster in chosen:
+                began_s = time.monotonic()
+                states = scenarios.play(scene, disaster)
+                took_s = time.monotonic() - began_s
+                print(f"{disaster.__name__} on {kind}: {dict(states)}, nobody declared dead, {took_s:.0f}s", flush=True)
+
+
 def main() -> int:
+    names = sorted({one.__name__ for kind in KINDS for _, some, _ in scenes_of(kind).values() for one in some})
     parser = argparse.ArgumentParser()
+    parser.add_argument("--scenario", action="append", default=[], choices=["kills", *names], help="all if not given")
+    parser.add_argument("--times", type=int, default=4, help="how often a disaster that can come back does")
     parser.add_argument("--url", default="sqlite", help="or 'postgresql': both ours, in a temporary folder; or any URL")
     parser.add_argument("--workers", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     asked = parser.parse_args()
+    if asked.url in KINDS:
+        run_scenarios(asked.url, asked.scenario, asked.times)
+    if asked.scenario and "kills" not in asked.scenario:
+        return 0
     chaos = {"workers": asked.workers, "jobs": asked.jobs, "seconds": asked.seconds, "seed": asked.seed}
     with tempfile.TemporaryDirectory() as folder:
         if asked.url == "postgresql":
