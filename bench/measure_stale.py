@@ -47,7 +47,7 @@ def _checks(stage: Stage, ledger: Ledger, reaper: Reaper) -> dict[str, Callable[
     name = "unstuck.workers" if stage.database.name == "PostgreSQL" else "unstuck_workers"
     return {
         "stale check": ledger.to_judge,
-        "judged": reaper.looks_cut_off,
+        "judged": reaper.unwatched,
         "all of them": ledger.watch,
         "stale": lambda: ledger.stale(Web().heartbeat_timeout_s),
         "bare count": lambda: stage.database.query(stage.url, f"select id, name, host, state, metadata from {name}"),

@@ -1,5 +1,6 @@
 """Reach into the tables behind the ledger's back, to make time pass without waiting for it."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,15 @@ class Meddler(Protocol):
         ...
 
     def age_beat(self, worker_id: str, seconds: float) -> None:
-        """As if the worker had last beaten so much earlier."""
+        """As if the worker had last beaten so much earlier, and a reaper had watched all along."""
+        ...
+
+    def move_beats(self, seconds: float) -> None:
+        """As if every heartbeat had come so much later, or earlier if negative."""
+        ...
+
+    def move_watch(self, seconds: float) -> None:
+        """As if the reapers had watched so much later, or earlier if negative."""
         ...
 
     def age_job(self, job_id: int, seconds: float) -> None:
@@ -88,10 +97,17 @@ class SqliteMeddler:
         return int(self.rows(f"SELECT count(*) FROM unstuck_{table}")[0][0])
 
     def age_beat(self, worker_id: str, seconds: float) -> None:
+        self.rows("UPDATE unstuck_beats SET beat_at = beat_at - ?2 WHERE worker_id = ?1", (worker_id, seconds))
+        self.rows("DELETE FROM unstuck_watch_periods")
         self.rows(
-            "UPDATE unstuck_beats SET beat_boot_s = beat_boot_s - ?2, beat_at = beat_at - ?2 WHERE worker_id = ?1",
-            (worker_id, seconds),
+            "INSERT INTO unstuck_watch_periods (since, until, cause) VALUES (?1 - 864000, ?1, 'start')", (time.time(),)
         )
+
+    def move_beats(self, seconds: float) -> None:
+        self.rows("UPDATE unstuck_beats SET beat_at = beat_at + ?", (seconds,))
+
+    def move_watch(self, seconds: float) -> None:
+        self.rows("UPDATE unstuck_watch_periods SET since = since + ?1, until = until + ?1", (seconds,))
 
     def age_job(self, job_id: int, seconds: float) -> None:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "started_boot_s", "finished_at")
@@ -187,6 +203,18 @@ class PostgresMeddler:
         self.rows(
             "update beats set beat_at = beat_at - make_interval(secs => %s) where worker_id = %s", (seconds, worker_id)
         )
+        self.rows("delete from watch_periods")
+        self.rows(
+            "insert into watch_periods (since, until, cause) "
+            "values (clock_timestamp() - interval '10 days', clock_timestamp(), 'start')"
+        )
+
+    def move_beats(self, seconds: float) -> None:
+        self.rows("update beats set beat_at = beat_at + make_interval(secs => %s)", (seconds,))
+
+    def move_watch(self, seconds: float) -> None:
+        moved = "since = since + make_interval(secs => %s), until = until + make_interval(secs => %s)"
+        self.rows(f"update watch_periods set {moved}", (seconds, seconds))
 
     def age_job(self, job_id: int, seconds: float) -> None:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "finished_at")

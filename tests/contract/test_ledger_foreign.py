@@ -197,7 +197,6 @@ def test_it_is_dead_when_its_own_lease_is_over_and_not_before(ledger: Ledger, me
     meddler.age_beat("f2", 3600)
     wait_for(lambda: {w.id: w.silent_s for w in ledger.watch()}["f2"] >= 0.5, "the silence")
     reaper = Reaper(ledger, Recovery(), by="test")
-    reaper.attention.confirm()
     reaper.round(ticket=False)
     states = {worker.id: worker.state for worker in ledger.workers()}
     assert states == {"f1": WorkerState.ACTIVE, "f2": WorkerState.DEAD}

@@ -206,32 +206,6 @@ def test_the_dead_are_watched_only_while_they_hold_something(ledger: Ledger, w1:
     assert ledger.watch() == []
 
 
-def test_after_an_outage_the_first_beat_forgives_everyones_silence(
-    ledger: Ledger, w1: str, w2: str, meddler: Meddler
-) -> None:
-    silent(ledger, meddler, "w2")
-    silent(ledger, meddler, "w1")
-    began_s = time.monotonic()
-    ledger.beat(Pulse("w1", 0, 0))
-    assert silent_only_since(ledger, "w2", began_s)
-
-
-def test_a_worker_that_was_away_alone_forgives_nobody(ledger: Ledger, w1: str, w2: str, meddler: Meddler) -> None:
-    ledger.register(birth("w3", suspect_after_s=1000.0))
-    silent(ledger, meddler, "w2")
-    silent(ledger, meddler, "w1")
-    ledger.beat(Pulse("w3", 0, 0))
-    ledger.beat(Pulse("w1", 0, 0))
-    assert seen(ledger, "w2").silent_s >= 0.5
-
-
-def test_a_worker_that_beats_in_time_forgives_nobody(ledger: Ledger, w1: str, meddler: Meddler) -> None:
-    ledger.register(birth("w2", suspect_after_s=1000.0))
-    silent(ledger, meddler, "w1")
-    ledger.beat(Pulse("w2", 0, 0))
-    assert seen(ledger, "w1").silent_s >= 0.5
-
-
 def test_neighbours_go_round_in_a_ring(ledger: Ledger) -> None:
     for worker_id in ("a", "b", "c", "d"):
         ledger.register(birth(worker_id, host="here"))

@@ -12,6 +12,7 @@ from tests.pg import PgServer
 from unstuck.config import Settings
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import WorkerState
+from unstuck.domain.watch import Tick
 from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.records import GuardNone, GuardSilent, Pulse
 
@@ -104,8 +105,9 @@ def test_a_turn_that_waited_for_a_verdict_sees_it(pg_ledger: PostgresLedger, pg_
 
 
 def test_a_beat_that_came_first_refutes_a_verdict_by_silence(pg_ledger: PostgresLedger) -> None:
+    pg_ledger.tick(Tick(None, 1.0))
     pg_ledger.register(birth("w1"))
-    wait_for(lambda: pg_ledger.watch()[0].silent_s >= 0.2, "the silence")
+    wait_for(lambda: pg_ledger.tick(Tick(60.0, 1.0)) and pg_ledger.watch()[0].silent_s >= 0.2, "the silence")
     pg_ledger.beat(Pulse("w1", 0, 0))
     assert not pg_ledger.condemn("w1", verdict(), GuardSilent(0.2))
     assert pg_ledger.watch()[0].state is WorkerState.ACTIVE

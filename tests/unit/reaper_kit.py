@@ -13,6 +13,7 @@ from unstuck import host
 from unstuck.config import Settings
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.states import JobState
+from unstuck.domain.watch import Tick
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
@@ -45,6 +46,7 @@ class Stage:
     ledger: Ledger
     bodies: list[Body] = field(default_factory=list)
     born: int = 0
+    ticked_s: float = field(default_factory=host.boottime_s)
 
     def body(self) -> Body:
         self.bodies.append(Body())
@@ -98,8 +100,20 @@ class Stage:
         return ids
 
     def silent(self, worker_id: str, for_s: float) -> None:
-        """Wait until the ledger says that this worker has been silent for so long."""
-        wait_for(lambda: self.watch(worker_id).silent_s >= for_s, f"{worker_id} silent for {for_s}s")
+        """Keep watch until the ledger says that this worker has been silent for so long."""
+        wait_for(
+            lambda: self.keep_watch() or self.watch(worker_id).silent_s >= for_s, f"{worker_id} silent for {for_s}s"
+        )
+
+    def unwatched(self, worker_id: str, for_s: float) -> None:
+        """Wait until nothing was heard of the worker for so long, while no one watches."""
+        wait_for(lambda: self.watch(worker_id).since_beat_s >= for_s, f"{worker_id} not heard for {for_s}s")
+
+    def keep_watch(self) -> None:
+        """Reach the ledger as a reaper does that has been in touch since the stage was set."""
+        now_s = host.boottime_s()
+        self.ledger.tick(Tick(now_s - self.ticked_s, 0.01))
+        self.ticked_s = now_s
 
     def watch(self, worker_id: str) -> WorkerWatch:
         return next(seen for seen in self.ledger.watch() if seen.id == worker_id)
@@ -129,6 +143,7 @@ class Stage:
 def a_stage(url: str) -> Iterator[Stage]:
     ledger = ready_ledger(Settings(url=url))
     stage = Stage(ledger)
+    stage.keep_watch()
     try:
         yield stage
     finally:

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import given
 
-from unstuck.domain.liveness import KERNEL, Detector, Process, Session, Verdict, Vitals, judge
+from unstuck.domain.liveness import KERNEL, NOT_CUT_OFF_S, Detector, Process, Session, Verdict, Vitals, judge
 from unstuck.domain.states import LIVING, WORKER_TRANSITIONS, WorkerState
 
 GRACE_S = 2.0
@@ -30,6 +30,10 @@ def vitals_of_the_living(draw: st.DrawFn) -> Vitals:
         rebooted=draw(st.booleans()),
         waits_for_s=max(running, default=None),
         shortest_s=min(finite, default=None),
+        interval_s=draw(st.floats(0.1, 60)),
+        watched_s=draw(st.one_of(spans_s, st.just(math.inf))),
+        quiet_s=draw(spans_s),
+        suspected_by=draw(st.sampled_from([Detector.SESSION, Detector.LEASE])) if state == "suspect" else None,
     )
 
 
@@ -107,7 +111,10 @@ def test_a_lost_session_is_a_suspicion_first_and_a_death_only_after_the_grace(vi
     assert vitals.session is Session.MISSING
     if verdict.state is WorkerState.DEAD:
         assert vitals.state is WorkerState.SUSPECT
+        assert vitals.suspected_by is Detector.SESSION
         assert vitals.session_missing_s >= GRACE_S
+    else:
+        assert vitals.quiet_s < NOT_CUT_OFF_S
 
 
 @given(vitals_of_the_living())
@@ -170,3 +177,36 @@ def test_without_any_grace_a_lost_session_still_makes_a_suspect_first() -> None:
     verdict = judge(healthy(session=Session.MISSING), session_grace_s=0.0, neighbours=True, session=True)
     assert verdict is not None
     assert verdict.state is WorkerState.SUSPECT
+
+
+def test_a_worker_that_was_silent_before_its_session_ended_may_be_cut_off_and_only_its_lease_decides() -> None:
+    cut_off = healthy(session=Session.MISSING, silent_s=17.0, quiet_s=17.0)
+    assert ask(cut_off) is None
+    suspect = healthy(
+        state=WorkerState.SUSPECT,
+        suspected_by=Detector.LEASE,
+        session=Session.MISSING,
+        session_missing_s=60.0,
+        silent_s=31.0,
+        waits_for_s=240.0,
+    )
+    assert ask(suspect) is None
+    assert ask(msgspec.structs.replace(suspect, suspected_by=Detector.SESSION)) is not None
+
+
+def test_a_worker_that_was_killed_in_the_middle_of_its_work_is_seen_by_its_session() -> None:
+    suspect = ask(healthy(session=Session.MISSING, silent_s=29.0, quiet_s=0.8))
+    assert suspect is not None
+    assert (suspect.state, suspect.detector) == (WorkerState.SUSPECT, Detector.SESSION)
+
+
+def test_after_an_outage_everyone_has_a_moment_to_be_heard_before_a_lease_runs_out() -> None:
+    silent = healthy(silent_s=31.0, interval_s=5.0, watched_s=9.4)
+    assert ask(silent) is None
+    assert ask(msgspec.structs.replace(silent, watched_s=9.5)) is not None
+
+
+def test_a_database_that_fails_again_and_again_does_not_hide_a_death_for_ever() -> None:
+    silent = healthy(silent_s=39.4, interval_s=5.0, watched_s=1.0)
+    assert ask(silent) is None
+    assert ask(msgspec.structs.replace(silent, silent_s=39.5)) is not None

@@ -1,77 +1,77 @@
-"""A watchman that slept, or was cut off, accuses nobody before they had time to be heard."""
+"""A reaper that slept, or was cut off, vouches for nothing it did not see."""
 
-from unstuck.reaper.attention import Attention, Since
+import math
 
-TIMEOUT_S = 30.0
-TOLERANCE_S = 5.0
+from unstuck.domain.watch import Cause
+from unstuck.reaper.attention import Attention
 
-
-def may(attention: Attention, now_s: float, *, most: bool = False) -> bool:
-    return attention.may_accuse(now_s, timeout_s=TIMEOUT_S, most=most)
+INTERVAL_S = 5.0
 
 
-def test_a_watchman_who_just_started_may_accuse_one_silent_worker() -> None:
-    assert may(Attention(100.0), 100.0)
+def in_touch(at_s: float) -> Attention:
+    attention = Attention(every_s=1.0)
+    attention.tick(at_s, INTERVAL_S)
+    attention.reached(at_s, at_s, stale_s=0.0, connected_s=math.inf)
+    attention.rest(at_s, 1.0)
+    return attention
 
 
-def test_at_the_start_the_silence_of_most_is_believed_only_after_half_a_timeout() -> None:
-    attention = Attention(100.0)
-    assert not may(attention, 114.9, most=True)
-    assert may(attention, 115.0, most=True)
+def test_a_reaper_that_just_started_claims_nothing() -> None:
+    attention = Attention(every_s=1.0)
+    tick = attention.tick(100.0, INTERVAL_S)
+    assert (tick.claim_s, tick.cause) == (None, Cause.START)
+    assert attention.awake
 
 
-def test_who_looked_twice_believes_the_silence_of_most() -> None:
-    attention = Attention(100.0)
-    attention.confirm()
-    assert may(attention, 100.0, most=True)
+def test_a_reaper_on_time_claims_the_time_since_its_last_contact() -> None:
+    attention = in_touch(100.0)
+    tick = attention.tick(101.0, INTERVAL_S)
+    assert (tick.claim_s, tick.cause) == (1.0, None)
+    assert attention.awake
 
 
-def test_the_first_late_round_accuses_nobody_and_then_everyone_gets_half_a_timeout() -> None:
-    attention = Attention(100.0)
-    attention.tick(110.0, 104.0, TOLERANCE_S)
-    assert attention.late
-    assert not may(attention, 110.0)
-    assert not attention.may_miss_sessions(110.0, grace_s=0.0)
-    attention.tick(111.0, 111.0, TOLERANCE_S)
-    assert not attention.late
-    assert not may(attention, 124.9)
-    assert not attention.may_miss_sessions(114.9, grace_s=5.0)
-    assert attention.may_miss_sessions(115.0, grace_s=5.0)
-    assert may(attention, 125.0)
+def test_what_others_had_not_watched_at_its_last_contact_is_claimed_too() -> None:
+    attention = in_touch(100.0)
+    attention.reached(101.0, 101.0, stale_s=0.4, connected_s=math.inf)
+    assert attention.tick(102.0, INTERVAL_S).claim_s == 1.4
 
 
-def test_a_round_that_is_a_little_late_is_an_ordinary_round() -> None:
-    attention = Attention(100.0)
-    attention.tick(104.9, 100.0, TOLERANCE_S)
-    assert not attention.late
-    assert may(attention, 105.0)
-
-
-def test_after_an_outage_of_our_own_everyone_gets_a_full_timeout() -> None:
-    attention = Attention(0.0)
-    attention.lost(100.0)
-    attention.lost(130.0)
+def test_a_frozen_reaper_claims_only_what_it_planned_and_accuses_no_one() -> None:
+    attention = in_touch(100.0)
+    tick = attention.tick(160.0, INTERVAL_S)
+    assert (tick.claim_s, tick.cause) == (2.0, Cause.PAUSE)
     assert not attention.awake
-    assert not may(attention, 160.0)
-    attention.reached(160.0, TOLERANCE_S)
-    assert attention.since is Since.OUTAGE
-    assert not may(attention, 189.9)
-    assert may(attention, 190.0)
+    attention.reached(160.0, 160.0, stale_s=0.0, connected_s=math.inf)
+    attention.rest(160.0, 1.0)
+    assert attention.tick(161.0, INTERVAL_S).cause is None
+    assert attention.awake
 
 
-def test_a_hiccup_costs_one_round_and_no_amnesty() -> None:
-    attention = Attention(0.0)
-    attention.lost(100.0)
-    assert not may(attention, 101.0)
-    attention.reached(101.0, TOLERANCE_S)
-    assert may(attention, 101.0)
+def test_no_claim_is_longer_than_every_living_worker_may_be_late() -> None:
+    attention = Attention(every_s=0.5)
+    attention.reached(100.0, 100.0, stale_s=0.0, connected_s=math.inf)
+    attention.rest(100.0, 30.0)
+    assert attention.tick(130.0, INTERVAL_S).claim_s == INTERVAL_S / 2
 
 
-def test_a_pause_inside_an_amnesty_does_not_shorten_it() -> None:
-    attention = Attention(0.0)
-    attention.lost(100.0)
-    attention.reached(160.0, TOLERANCE_S)
-    attention.tick(180.0, 161.0, TOLERANCE_S)
-    attention.tick(181.0, 181.0, TOLERANCE_S)
-    assert not may(attention, 200.0)
-    assert may(attention, 210.0)
+def test_a_long_round_is_not_claimed_as_a_whole() -> None:
+    attention = in_touch(100.0)
+    attention.rest(120.0, 1.0)
+    assert attention.tick(121.0, 60.0).claim_s == 3.0
+
+
+def test_a_reaper_that_was_cut_off_claims_nothing() -> None:
+    attention = in_touch(100.0)
+    attention.lost()
+    tick = attention.tick(101.0, INTERVAL_S)
+    assert (tick.claim_s, tick.cause) == (None, Cause.OUTAGE)
+    assert not attention.awake
+
+
+def test_it_is_steady_since_its_last_pause_outage_or_new_connection() -> None:
+    attention = in_touch(100.0)
+    assert attention.steady_s(110.0) == 10.0
+    attention.reached(110.0, 110.0, stale_s=0.0, connected_s=2.0)
+    assert attention.steady_s(110.0) == 2.0
+    attention.lost()
+    assert attention.steady_s(120.0) == 0.0

@@ -8,12 +8,12 @@ import pytest
 
 from unstuck.config import Recovery
 from unstuck.domain.endings import Ending, Release
-from unstuck.domain.liveness import KERNEL, Detector
+from unstuck.domain.liveness import KERNEL, Detector, Session
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
-from unstuck.domain.states import JobState
+from unstuck.domain.states import JobState, WorkerState
 from unstuck.reaper.settling import Grounds, in_company, is_left, is_stale, overrun, settle
-from unstuck.store.records import HeldJob
+from unstuck.store.records import HeldJob, WorkerWatch
 
 
 def job(policy: Policy | None = None, **changes: Any) -> HeldJob:
@@ -136,12 +136,17 @@ def test_an_overrun_job_asks_the_retry_policy_and_names_the_deadline() -> None:
     assert again.delay_s >= 26.0
 
 
+def watched(silent_s: float, suspect_after_s: float) -> WorkerWatch:
+    who = ("w", "name", "host", 1, "boot", "pid", "start", "trace")
+    return WorkerWatch(*who, WorkerState.ACTIVE, silent_s, suspect_after_s, None, 1, Session.UNKNOWN, 0.0)
+
+
 def test_each_job_is_stale_by_its_own_timeout() -> None:
-    assert is_stale(job(silent_s=30.0), suspect_after_s=60.0)
-    assert not is_stale(job(silent_s=29.9), suspect_after_s=10.0)
-    assert not is_stale(job(silent_s=9999.0, heartbeat_timeout_s=None), suspect_after_s=10.0)
-    assert is_stale(job(state=JobState.CLAIMED, silent_s=10.0), suspect_after_s=10.0)
-    assert not is_stale(job(state=JobState.CLAIMED, silent_s=9.9), suspect_after_s=10.0)
+    assert is_stale(job(), watched(silent_s=30.0, suspect_after_s=60.0))
+    assert not is_stale(job(), watched(silent_s=29.9, suspect_after_s=10.0))
+    assert not is_stale(job(heartbeat_timeout_s=None), watched(silent_s=9999.0, suspect_after_s=10.0))
+    assert is_stale(job(state=JobState.CLAIMED), watched(silent_s=10.0, suspect_after_s=10.0))
+    assert not is_stale(job(state=JobState.CLAIMED), watched(silent_s=9.9, suspect_after_s=10.0))
 
 
 def test_switches_leave_the_silent_to_an_operator_but_not_what_the_kernel_saw() -> None:

@@ -12,7 +12,7 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.reaper import handover, run_once
+from unstuck.reaper import evidence, handover, run_once
 from unstuck.runner.trace import SYNC, Trace
 from unstuck.store.records import Pulse
 
@@ -83,9 +83,7 @@ def test_with_the_neighbours_blinded_a_dead_process_waits_for_its_lease(stage: S
     body.kill()
     blind = Recovery(heartbeat_interval=0.05, heartbeat_timeout=SHORT_S, evidence=("session",))
     stage.silent(worker, SHORT_S)
-    reaper = stage.reaper(blind)
-    reaper.attention.confirm()
-    assert reaper.round(ticket=False).buried == {Detector.LEASE: 1}
+    assert stage.reaper(blind).round(ticket=False).buried == {Detector.LEASE: 1}
 
 
 def test_a_silent_worker_loses_everything_at_its_timeout(stage: Stage) -> None:
@@ -295,8 +293,8 @@ def test_a_late_watchman_believes_the_kernel_and_nobody_else(stage: Stage) -> No
     body.kill()
     stage.silent(silent, SHORT_S)
     reaper = stage.reaper(QUICK)
-    now_s = host.boottime_s()
-    reaper.attention.tick(now_s, now_s - 60.0, 5.0)
+    long_ago_s = host.boottime_s() - 60.0
+    reaper.attention.reached(long_ago_s, long_ago_s, stale_s=0.0, connected_s=0.0)
     done = reaper.round()
     assert done.skipped == "late"
     assert done.buried == {Detector.NEIGHBOUR: 1}
@@ -304,9 +302,9 @@ def test_a_late_watchman_believes_the_kernel_and_nobody_else(stage: Stage) -> No
     assert stage.record(silent).state is WorkerState.ACTIVE
 
 
-def test_one_round_for_cron_looks_twice_when_everybody_seems_dead(stage: Stage) -> None:
+def test_one_round_for_cron_looks_twice_if_no_one_kept_watch(stage: Stage) -> None:
     worker = stage.worker(suspect_after_s=SHORT_S)
-    stage.silent(worker, SHORT_S)
+    stage.unwatched(worker, SHORT_S)
     looked: list[float] = []
 
     def road_is_open_again(wait_s: float) -> None:
@@ -314,24 +312,34 @@ def test_one_round_for_cron_looks_twice_when_everybody_seems_dead(stage: Stage) 
         stage.ledger.beat(Pulse(worker, running=0, processed=0))
 
     assert run_once(stage.ledger, QUICK, pause=road_is_open_again).skipped == ""
-    assert looked == [0.05]
+    assert looked == [SHORT_S]
     seen = stage.record(worker)
     assert seen.state is WorkerState.ACTIVE or seen.silent_s >= SHORT_S
 
 
 def test_one_round_for_cron_believes_what_it_saw_twice(stage: Stage) -> None:
     worker = stage.worker(suspect_after_s=SHORT_S)
-    stage.silent(worker, SHORT_S)
+    stage.unwatched(worker, SHORT_S)
     assert run_once(stage.ledger, QUICK, pause=lambda _: None).buried == {Detector.LEASE: 1}
     assert stage.record(worker).state is WorkerState.DEAD
 
 
-def test_a_machine_that_was_restarted_is_a_verdict_on_a_file_and_nothing_on_a_server(stage: Stage) -> None:
+def test_a_machine_that_was_restarted_is_a_verdict_on_a_file_and_nothing_on_a_server(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = stage.worker(host=host.hostname(), boot_id="another-boot")
+    # As if this machine had been started only now.
+    monkeypatch.setattr(evidence, "BOOT_SLACK_S", -host.boottime_s() - 1.0)
     on_file = stage.ledger.one_host
     done = stage.reaper(Recovery()).round()
     assert done.buried == ({Detector.BOOT: 1} if on_file else {})
     assert stage.record(worker).state is (WorkerState.DEAD if on_file else WorkerState.ACTIVE)
+
+
+def test_a_container_with_a_boot_id_of_its_own_is_not_taken_for_a_machine_that_was_restarted(stage: Stage) -> None:
+    worker = stage.worker(host=host.hostname(), boot_id="another-boot")
+    assert stage.reaper(Recovery()).round().buried == {}
+    assert stage.record(worker).state is WorkerState.ACTIVE
 
 
 def test_two_reapers_at_once_settle_each_job_once(stage: Stage) -> None:

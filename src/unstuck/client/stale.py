@@ -17,7 +17,7 @@ from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.recovery import Attempt, conclude
 from unstuck.domain.states import LIVING, JobState, WorkerState
 from unstuck.store.contract import Ledger
-from unstuck.store.records import Guard, GuardDead, GuardNone, GuardSilent, GuardSuspect, HeldJob, WorkerRecord
+from unstuck.store.records import Guard, GuardDead, GuardNone, GuardSuspect, GuardUnheard, HeldJob, WorkerRecord
 
 # A worker that is late by less than this many of its own beats is healthy, whatever threshold is asked for.
 MISSED_BEATS = 1.5
@@ -123,7 +123,7 @@ def _judge(held: HeldJob, worker: WorkerRecord | None, older_than_s: float | Non
             floor_s = max(threshold_s, MISSED_BEATS * worker.heartbeat_interval_s)
             if held.silent_s < floor_s:
                 return None
-            guard = GuardSilent(floor_s)
+            guard = GuardUnheard(floor_s)
     report = StaleAction(
         job_id=held.job_id,
         task=held.task,

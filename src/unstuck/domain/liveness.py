@@ -1,11 +1,13 @@
 """Decide, from evidence alone, whether a worker is alive, suspect or dead."""
 
+import math
 from enum import StrEnum
 
 import msgspec
 
 from unstuck.domain.durations import MAX_DURATION_S, brief
 from unstuck.domain.states import WorkerState
+from unstuck.domain.watch import grace_s
 
 
 class Detector(StrEnum):
@@ -22,7 +24,7 @@ class Detector(StrEnum):
     LEASE = "lease"
     """No beat for the whole timeout."""
     BOOT = "boot"
-    """The machine was restarted since it was born."""
+    """The machine was restarted after it was last heard."""
     WATCHDOG = "watchdog"
     """Its own: it was alive and did nothing. Written in the moment before it ends itself."""
     CONNECTION = "connection"
@@ -73,16 +75,32 @@ class Vitals(msgspec.Struct, frozen=True):
     """For how long the session has been seen missing; 0 where it is present."""
     process: Process
     rebooted: bool
-    """The boot id of its host differs from ours on a ledger that has one host only."""
+    """Its machine was restarted after it was last heard, on a ledger that has one host only."""
     waits_for_s: float | None
     """The longest timeout among the jobs that it runs; None when it runs nothing."""
     shortest_s: float | None = None
     """The shortest timeout among the jobs that it runs; None when none of them has one."""
+    interval_s: float = 5.0
+    """How often it beats."""
+    watched_s: float = math.inf
+    """For how long the present watch period has lasted."""
+    quiet_s: float = 0.0
+    """Since anything at all was heard of it: a heartbeat, or a call over its session."""
+    suspected_by: Detector | None = None
+    """What it is suspected by, if it is."""
 
     @property
     def patience_s(self) -> float:
         """The silence after which it loses something: what it only claimed, or a job that asked for less."""
         return self.suspect_after_s if self.shortest_s is None else min(self.suspect_after_s, self.shortest_s)
+
+    @property
+    def overdue(self) -> bool:
+        """Its lease has run out, and it had the chance to be heard: after an outage, a failover or a step of the clock
+        every living worker needs a moment to reconnect. A silence that is longer by that moment needs no chance."""
+        needed_s = grace_s(self.patience_s, self.interval_s)
+        had_a_chance = self.watched_s >= needed_s or self.silent_s >= self.patience_s + needed_s
+        return self.silent_s >= self.patience_s and had_a_chance
 
     @property
     def well(self) -> bool:
@@ -95,6 +113,10 @@ class Vitals(msgspec.Struct, frozen=True):
         )
 
 
+NOT_CUT_OFF_S = 10.0
+"""A worker of which nothing was heard for longer when its session ended may only be cut off: the server ends such a
+session by itself, after 13 s at the earliest (the TCP keepalives in `store/postgres/connecting.py`)."""
+
 KERNEL = frozenset({Detector.RUNNER, Detector.NEIGHBOUR, Detector.SUPERVISOR, Detector.BOOT})
 """Detectors that prove the end of a process; the others may be wrong about it."""
 
@@ -106,18 +128,22 @@ def judge(
 
     `neighbours`, `session` and `lease` say which witnesses may be heard. The surest speaks first."""
     if vitals.rebooted:
-        return _verdict(vitals, WorkerState.DEAD, Detector.BOOT, "the machine was restarted since this worker was born")
+        return _verdict(
+            vitals, WorkerState.DEAD, Detector.BOOT, "the machine was restarted after this worker was last heard"
+        )
     if neighbours and vitals.process is Process.GONE:
         return _verdict(vitals, WorkerState.DEAD, Detector.NEIGHBOUR, "its process no longer exists")
     # A process that we can see running is not dead because its session is: it is reconnecting.
     missing = session and vitals.session is Session.MISSING and vitals.process is not Process.ALIVE
-    # Suspected first, always: the grace runs from there, and a beat in between clears it.
-    if missing and vitals.state is WorkerState.SUSPECT and vitals.session_missing_s >= session_grace_s:
+    # Suspected first, always: the grace runs from there, and a beat in between clears it. A worker that is suspect
+    # because it was silent may be cut off, and its session ended for that reason: only its lease decides.
+    by_session = vitals.state is WorkerState.SUSPECT and vitals.suspected_by is Detector.SESSION
+    if missing and by_session and vitals.session_missing_s >= session_grace_s:
         evidence = f"its database session was lost and did not come back within {brief(session_grace_s)}"
         return _verdict(vitals, WorkerState.DEAD, Detector.SESSION, evidence)
-    if lease and vitals.silent_s >= vitals.patience_s:
+    if lease and vitals.overdue:
         return _by_lease(vitals)
-    if missing and vitals.state is not WorkerState.SUSPECT:
+    if missing and vitals.state is not WorkerState.SUSPECT and vitals.quiet_s < NOT_CUT_OFF_S:
         return _verdict(vitals, WorkerState.SUSPECT, Detector.SESSION, "its database session is gone")
     return None
 

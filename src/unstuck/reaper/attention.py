@@ -1,82 +1,69 @@
-"""Know how long this watchman itself has been awake and in touch: who slept must not accuse others of silence."""
+"""Know how long this reaper itself was awake and in touch with the ledger: a reaper that slept accuses no one."""
 
-from enum import StrEnum
+from unstuck.domain.watch import Cause, Tick, slack_s
 
-
-class Since(StrEnum):
-    """Why the present stretch of attention began when it did."""
-
-    START = "start"
-    PAUSE = "pause"
-    """The process was frozen, or starved, or the machine slept."""
-    OUTAGE = "outage"
-    """The ledger could not be reached from here."""
+LATE_AT_LEAST_S = 1.0
+"""A round that is late by less than this is an ordinary one on a busy machine."""
+BUSY_AT_MOST_S = 2.0
+"""How much of the time that a round took is claimed: it made calls all along, but one of them may have hung."""
 
 
 class Attention:
-    """The watchman's own record. Times are boot-time seconds, given by the caller."""
+    """A reaper's record of its own contacts. Times are boot-time seconds, given by the caller."""
 
-    def __init__(self, now_s: float) -> None:
-        self.since = Since.START
-        self.late = False
-        self._began_s = now_s
-        self._lost_s: float | None = None
-        self._confirmed = False
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._cause: Cause | None = Cause.START
+        self._ticked_s: float | None = None
+        self._stale_s = 0.0
+        self._rested_s = 0.0
+        self._planned_s = every_s
+        self._steady_since_s: float | None = None
+        self.awake = False
+        """Whether the present round came on time and the ledger answered before: else it accuses no one."""
 
-    def tick(self, now_s: float, due_s: float, tolerance_s: float) -> None:
-        """Note that a round begins now which was due at `due_s`."""
-        self.late = now_s - due_s > tolerance_s
-        if self.late:
-            self._begin(Since.PAUSE, now_s)
+    def tick(self, now_s: float, interval_s: float) -> Tick:
+        """Return what to say to the ledger in a contact that begins now.
 
-    def lost(self, now_s: float) -> None:
+        `interval_s` is the shortest heartbeat interval of the fleet. An outage that begins and ends between two
+        contacts stays unseen, so a claim is at most half of it: any living worker can be late by that much."""
+        spare_s = slack_s(interval_s)
+        if self._ticked_s is None:
+            self.awake = self._cause is Cause.START
+            return Tick(None, self._every_s, spare_s, self._cause)
+        idle_s = now_s - self._rested_s
+        allowed_s = self._planned_s + max(spare_s, LATE_AT_LEAST_S)
+        self.awake = idle_s <= allowed_s
+        if not self.awake:
+            self._steady_since_s = None
+        busy_s = min(self._rested_s - self._ticked_s, BUSY_AT_MOST_S)
+        claim_s = min(busy_s + min(idle_s, allowed_s), max(interval_s / 2, self._every_s)) + self._stale_s
+        return Tick(claim_s, self._every_s, spare_s, None if self.awake else Cause.PAUSE)
+
+    def reached(self, sent_s: float, now_s: float, *, stale_s: float, connected_s: float) -> None:
+        """Note that the ledger answered a tick sent at `sent_s`.
+
+        `stale_s` is how long ago the watch was last extended, `connected_s` the age of the connection."""
+        self._ticked_s = sent_s
+        self._rested_s = now_s
+        self._planned_s = self._every_s
+        self._stale_s = stale_s
+        since_s = now_s - connected_s
+        if self._steady_since_s is None:
+            self._steady_since_s = now_s
+        self._steady_since_s = max(self._steady_since_s, since_s)
+
+    def rest(self, now_s: float, planned_s: float) -> None:
+        """Note that a round ended well and that the next contact is due after `planned_s`."""
+        self._rested_s = now_s
+        self._planned_s = planned_s
+
+    def lost(self) -> None:
         """Note that the ledger does not answer."""
-        if self._lost_s is None:
-            self._lost_s = now_s
+        self._ticked_s = None
+        self._cause = Cause.OUTAGE
+        self._steady_since_s = None
 
-    def reached(self, now_s: float, tolerance_s: float) -> None:
-        """Note that the ledger answers (again)."""
-        if self._lost_s is not None and now_s - self._lost_s > tolerance_s:
-            self._begin(Since.OUTAGE, now_s)
-        self._lost_s = None
-
-    @property
-    def awake(self) -> bool:
-        """False in the first round after a pause or a failure: it accuses nobody by silence."""
-        return not self.late and self._lost_s is None
-
-    def attentive_s(self, now_s: float) -> float:
-        return now_s - self._began_s
-
-    def may_accuse(self, now_s: float, *, timeout_s: float, most: bool) -> bool:
-        """Say whether a worker that was silent for `timeout_s` may be accused of it now.
-
-        Half a timeout is at least one heartbeat interval, by the check on settings: enough for everyone who
-        lives to be heard once. After an outage of our own everyone gets a full one. At the start only the
-        silence of most workers at once is suspicious: then it may be the road to the ledger that was cut."""
-        if not self.awake:
-            return False
-        match self.since:
-            case Since.START:
-                needed_s = timeout_s / 2 if most and not self._confirmed else 0.0
-            case Since.PAUSE:
-                needed_s = timeout_s / 2
-            case Since.OUTAGE:
-                needed_s = timeout_s
-        return self.attentive_s(now_s) >= needed_s
-
-    def may_miss_sessions(self, now_s: float, *, grace_s: float) -> bool:
-        """Say whether a missing database session means anything yet."""
-        if not self.awake:
-            return False
-        return self.since is Since.START or self.attentive_s(now_s) >= grace_s
-
-    def confirm(self) -> None:
-        """Note that somebody looked twice: the silence of most is then believed at once."""
-        self._confirmed = True
-
-    def _begin(self, since: Since, now_s: float) -> None:
-        # A pause inside the amnesty of an outage must not shorten it.
-        if since is Since.OUTAGE or self.since is not Since.OUTAGE:
-            self.since = since
-        self._began_s = now_s
+    def steady_s(self, now_s: float) -> float:
+        """Return for how long it has been in touch without a pause, an outage or a new connection."""
+        return 0.0 if self._steady_since_s is None else now_s - self._steady_since_s

@@ -6,9 +6,12 @@ from typing import assert_never
 from unstuck import host
 from unstuck.domain.liveness import Detector, Process, Verdict, Vitals
 from unstuck.domain.states import Door, WorkerState
+from unstuck.reaper.session_activity import SessionActivity
 from unstuck.store.records import Guard, GuardNone, GuardSilent, GuardSuspect, WorkerWatch
 
 ROUNDING_S = 0.01
+BOOT_SLACK_S = 1.0
+"""How far the clock may be corrected while a machine starts."""
 
 
 class Witness:
@@ -19,6 +22,7 @@ class Witness:
         self._host = host.hostname()
         self._boot_id = host.boot_id()
         self._pid_namespace = host.pid_namespace()
+        self._activity = SessionActivity()
 
     def is_neighbour(self, worker: WorkerWatch) -> bool:
         """Say whether the worker's pid means something here: same machine, same boot, same pid namespace.
@@ -34,21 +38,24 @@ class Witness:
         return bool(self._boot_id and self._pid_namespace) or sys.platform != "linux"
 
     def rebooted(self, worker: WorkerWatch) -> bool:
-        """Say whether its machine was restarted: certain only where the ledger is a file of this machine.
+        """Return whether its machine was restarted after it was last heard.
 
-        On a shared server another boot id may simply be another machine of the same name. A worker that comes over a
+        Another boot id alone does not say so: containers may have one each. It must have been silent since before this
+        machine started. On a shared server it may be another machine of the same name, and a worker that comes over a
         network has not died with this machine."""
         return (
             worker.door is Door.PYTHON
             and self._one_host
             and bool(self._boot_id and worker.boot_id)
             and worker.boot_id != self._boot_id
+            and worker.since_beat_s > host.boottime_s() + BOOT_SLACK_S
         )
 
     def process_of(self, worker: WorkerWatch) -> Process:
         return host.look(worker.pid, worker.process_started) if self.is_neighbour(worker) else Process.UNKNOWN
 
-    def vitals(self, worker: WorkerWatch) -> Vitals:
+    def vitals(self, worker: WorkerWatch, watched_s: float) -> Vitals:
+        """Gather what is known of a worker; `watched_s` is the length of the present watch period."""
         return Vitals(
             state=worker.state,
             silent_s=worker.silent_s,
@@ -59,7 +66,15 @@ class Witness:
             rebooted=self.rebooted(worker),
             waits_for_s=worker.waits_for_s,
             shortest_s=worker.shortest_s,
+            interval_s=worker.heartbeat_interval_s,
+            watched_s=watched_s,
+            quiet_s=self._activity.quiet_s(worker),
+            suspected_by=worker.suspected_by,
         )
+
+    def forget_all_but(self, worker_ids: set[str]) -> None:
+        """Forget the sessions of workers that no one watches any more."""
+        self._activity.forget_all_but(worker_ids)
 
 
 def guard_for(worker: WorkerWatch, verdict: Verdict) -> Guard:

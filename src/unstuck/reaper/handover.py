@@ -115,7 +115,7 @@ class Handover:
 
     def _take(self, worker: WorkerWatch, jobs: Sequence[HeldJob], grounds: Grounds, done: Round) -> None:
         by_session = grounds.detector is Detector.SESSION
-        stale = [job for job in jobs if by_session or is_stale(job, worker.suspect_after_s)]
+        stale = [job for job in jobs if by_session or is_stale(job, worker)]
         mine = [job for job in stale if not is_left(job, grounds.detector, self._recovery)]
         self._note_left(worker, len(stale) - len(mine), done)
 

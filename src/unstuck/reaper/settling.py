@@ -112,10 +112,10 @@ def overrun(job: HeldJob) -> Ending:
     return msgspec.structs.replace(ending, delay_s=_delay_s(ending, job, attempt, proven=False))
 
 
-def is_stale(job: HeldJob, suspect_after_s: float) -> bool:
-    """Say whether the silence of its worker alone is enough to take this job away."""
-    patience_s = suspect_after_s if job.state is JobState.CLAIMED else job.heartbeat_timeout_s
-    return patience_s is not None and job.silent_s >= patience_s
+def is_stale(job: HeldJob, worker: WorkerWatch) -> bool:
+    """Return whether the silence of its worker alone is enough to take this job away."""
+    patience_s = worker.suspect_after_s if job.state is JobState.CLAIMED else job.heartbeat_timeout_s
+    return patience_s is not None and worker.silent_s >= patience_s
 
 
 def is_left(job: HeldJob, detector: Detector | None, recovery: Recovery) -> bool:

@@ -10,22 +10,23 @@ from contextlib import contextmanager
 from unstuck import failpoints, host, logs
 from unstuck.config import Recovery
 from unstuck.domain.autopsy import Autopsy, DeathKind
-from unstuck.domain.durations import MAX_DURATION_S
+from unstuck.domain.durations import MAX_DURATION_S, brief
 from unstuck.domain.errors import LedgerBusy, LedgerError, LedgerUnavailable
 from unstuck.domain.liveness import KERNEL, Detector, Verdict, Vitals, judge
 from unstuck.domain.states import LIVING, WorkerState
+from unstuck.domain.watch import Cause, Tick
 from unstuck.metrics.catalogue import DEATHS, DETECTION, SWEEP
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper import upkeep
 from unstuck.reaper.attention import Attention
-from unstuck.reaper.evidence import Witness, guard_for
+from unstuck.reaper.evidence import Witness, guard_for, patience_s
 from unstuck.reaper.handover import Handover
 from unstuck.reaper.health import HealthWatch
 from unstuck.reaper.retention import Housekeeping
 from unstuck.reaper.rounds import Round
 from unstuck.reaper.settling import autopsy_of_worker
 from unstuck.store.contract import Ledger
-from unstuck.store.records import WorkerVerdict, WorkerWatch
+from unstuck.store.records import Ticked, WorkerVerdict, WorkerWatch
 
 SWEEP_TICKET = "sweep"
 # Shorter than the interval: whoever won the last round must be able to win the next one on time.
@@ -44,7 +45,12 @@ class Reaper:
         self.recovery = recovery
         self.by = by
         self.tallies = tallies or Tallies()
-        self.attention = Attention(host.boottime_s())
+        self._interval_s = recovery.heartbeat_interval_s
+        """The shortest heartbeat interval of the fleet, as far as we know."""
+        self.contact_every_s = min(recovery.check_interval_s, recovery.heartbeat_interval_s / 2)
+        """How often it must reach the ledger, so that its watch has no holes."""
+        self.attention = Attention(self.contact_every_s)
+        self._watched_s = 0.0
         self.heed: Callable[[Round], None] = lambda done: None
         """Hears of every burial: a Watchman on the same reaper learns when requeued jobs become due."""
         # Read once: a setting is parsed each time it is asked for, and a round asks for every worker.
@@ -63,7 +69,7 @@ class Reaper:
 
     def round(self, *, ticket: bool = True) -> Round:
         """Judge every worker, settle what the dead held, end what overran, keep house; give the counts."""
-        if ticket and not self.ledger.take_ticket(SWEEP_TICKET, self.recovery.check_interval_s * TICKET_SHARE):
+        if not self.tick(SWEEP_TICKET if ticket else None):
             return Round(skipped="ticket")
         begun_s = host.boottime_s()
         done = Round(skipped="" if self.attention.awake else "late")
@@ -71,7 +77,7 @@ class Reaper:
             workers, well = self.ledger.to_judge()
             done.watched = len(workers) + well
             self._forget_strangers(workers)
-            self._attend(workers, well, done)
+            self._attend(workers, done)
             with self._unless_busy("overdue jobs", done):
                 if self.attention.awake:
                     self._handover.end_overdue(workers, done)
@@ -95,6 +101,23 @@ class Reaper:
             self._ring(done)
         self.tallies.observe(SWEEP, host.boottime_s() - begun_s)
         return done
+
+    def tick(self, ticket: str | None = None) -> bool:
+        """Keep the watch over the ledger; return whether the ticket is ours, or none was asked for."""
+        sent_s = host.boottime_s()
+        said = self.attention.tick(sent_s, self._interval_s)
+        ticked = self.ledger.tick(said, ticket, self.recovery.check_interval_s * TICKET_SHARE)
+        now_s = host.boottime_s()
+        self.attention.reached(sent_s, now_s, stale_s=ticked.stale_s, connected_s=ticked.connected_s)
+        self._watched_s = ticked.watched_s
+        _say_what_happened(ticked)
+        return ticked.won
+
+    def vouch(self, claim_s: float) -> None:
+        """Have the ledger count all of the last `claim_s`, though no one watched: after a second look at the silent."""
+        sent_s = host.boottime_s()
+        ticked = self.ledger.tick(Tick(claim_s, self.contact_every_s))
+        self.attention.reached(sent_s, host.boottime_s(), stale_s=ticked.stale_s, connected_s=ticked.connected_s)
 
     def promote(self) -> Round:
         """Only make ready what is due: what a watchman does between two rounds."""
@@ -132,17 +155,21 @@ class Reaper:
         self.heed(done)
         return done
 
-    def looks_cut_off(self) -> bool:
-        """Say whether every living worker looks dead by silence alone: then it may be us, or the road."""
-        workers, well = self.ledger.to_judge()
-        living = [self.witness.vitals(worker) for worker in workers if worker.state in LIVING]
-        return not well and bool(living) and all(self._is_silent(vitals) for vitals in living)
+    def unwatched(self) -> list[WorkerWatch]:
+        """Return the workers that were not heard for their whole timeout while no reaper kept watch."""
+        workers, _ = self.ledger.to_judge()
+        return [
+            worker
+            for worker in workers
+            if worker.state in LIVING and worker.silent_s < patience_s(worker) <= worker.since_beat_s
+        ]
 
     # Judging ------------------------------------------------------------------------------------
 
-    def _attend(self, workers: Sequence[WorkerWatch], well: int, done: Round) -> None:
-        living = [(worker, self.witness.vitals(worker)) for worker in workers if worker.state in LIVING]
-        silent = sum(1 for _, vitals in living if self._is_silent(vitals))
+    def _attend(self, workers: Sequence[WorkerWatch], done: Round) -> None:
+        living = [
+            (worker, self.witness.vitals(worker, self._watched_s)) for worker in workers if worker.state in LIVING
+        ]
         for worker in workers:
             if worker.state not in LIVING:
                 with self._apart(worker, done):
@@ -151,7 +178,7 @@ class Reaper:
             if vitals.well:
                 continue
             with self._apart(worker, done):
-                self._act(worker, vitals, most=silent * 2 > len(living) + well, done=done)
+                self._act(worker, vitals, done)
 
     @contextmanager
     def _unless_busy(self, what: str, done: Round) -> Iterator[None]:
@@ -181,26 +208,17 @@ class Reaper:
         except LedgerError:
             log.exception("A worker could not be settled; the next round tries again", worker=worker.id)
 
-    def _is_silent(self, vitals: Vitals) -> bool:
-        if vitals.silent_s < vitals.patience_s:
-            return False
-        verdict = self._judge(vitals, lease=True, session=False)
-        return verdict is None or verdict.detector is Detector.LEASE
-
-    def _judge(self, vitals: Vitals, *, lease: bool, session: bool) -> Verdict | None:
-        return judge(
+    def _act(self, worker: WorkerWatch, vitals: Vitals, done: Round) -> None:
+        lease = self.attention.awake
+        # A reaper that has just reconnected cannot tell whose sessions were lost together with its own.
+        steady = self.attention.steady_s(host.boottime_s()) >= self._reunion_s
+        verdict = judge(
             vitals,
             session_grace_s=self._session_grace_s,
             neighbours="neighbours" in self.recovery.evidence,
-            session=session and "session" in self.recovery.evidence,
+            session=lease and steady and "session" in self.recovery.evidence,
             lease=lease,
         )
-
-    def _act(self, worker: WorkerWatch, vitals: Vitals, *, most: bool, done: Round) -> None:
-        now_s = host.boottime_s()
-        lease = self.attention.may_accuse(now_s, timeout_s=worker.suspect_after_s, most=most)
-        session = self.attention.may_miss_sessions(now_s, grace_s=self._reunion_s)
-        verdict = self._judge(vitals, lease=lease, session=session)
         if verdict is not None and verdict.state is WorkerState.DEAD:
             if self._handover.leave_to_operator(worker, verdict, done):
                 # Dead, it could not come back and finish what nobody may take from it; suspect, it can.
@@ -211,7 +229,7 @@ class Reaper:
             return
         if verdict is not None:
             self._condemn(worker, verdict, done)
-        if lease and vitals.silent_s >= vitals.patience_s and worker.held:
+        if lease and vitals.overdue and worker.held:
             self._handover.take_stale(worker, done)
 
     def _condemn(self, worker: WorkerWatch, verdict: Verdict, done: Round, death: Autopsy | None = None) -> bool:
@@ -272,6 +290,9 @@ class Reaper:
     def _forget_strangers(self, workers: Sequence[WorkerWatch]) -> None:
         ids = {worker.id for worker in workers}
         self._handover.forget_all_but(ids)
+        self.witness.forget_all_but(ids)
+        intervals_s = [worker.heartbeat_interval_s for worker in workers if worker.state in LIVING]
+        self._interval_s = min([self.recovery.heartbeat_interval_s, *intervals_s])
         self._standing = {known: verdict for known, verdict in self._standing.items() if known in ids}
 
     def _ring(self, done: Round) -> None:
@@ -284,6 +305,29 @@ class Reaper:
 
 def _held_at_death(standing: WorkerVerdict | None) -> int:
     return 0 if standing is None or standing.autopsy is None else standing.autopsy.beside_count
+
+
+def _say_what_happened(ticked: Ticked) -> None:
+    if ticked.set_back_s:
+        log.warning(
+            f"The ledger's clock was set back by {brief(ticked.set_back_s)}. No worker loses its lease by that."
+        )
+    if ticked.began in (None, Cause.START) or ticked.gap_s is None:
+        return
+    log.warning(
+        f"{_WHY[ticked.began]} The last {brief(ticked.gap_s)} do not count against any worker.",
+        cause=ticked.began.value,
+        not_counted_s=round(ticked.gap_s, 3),
+    )
+
+
+_WHY = {
+    Cause.START: "No reaper was watching.",
+    Cause.PAUSE: "This reaper was paused, and no other one was watching.",
+    Cause.OUTAGE: "The ledger could not be reached.",
+    Cause.FAILOVER: "The database server was restarted, or another one took over.",
+    Cause.CLOCK: "The ledger's clock was set forward, or the database stood still.",
+}
 
 
 def _only_suspect(verdict: Verdict) -> Verdict:

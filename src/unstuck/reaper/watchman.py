@@ -1,5 +1,6 @@
 """Walk the rounds: tick, log, and outlive every outage. In each worker, in `unstuck up`, or as a daemon of its own."""
 
+import math
 import random
 import threading
 import time
@@ -9,7 +10,9 @@ from unstuck import host, logs
 from unstuck.config import Recovery
 from unstuck.domain.errors import LedgerBusy, LedgerUnavailable
 from unstuck.domain.states import LIVING
+from unstuck.domain.watch import grace_s
 from unstuck.metrics.tallies import Tallies
+from unstuck.reaper.evidence import patience_s
 from unstuck.reaper.retention import ONCE_S
 from unstuck.reaper.rounds import Round
 from unstuck.reaper.sweep import Reaper
@@ -17,8 +20,6 @@ from unstuck.reaper.timekeeper import Timekeeper
 from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
 
-LATE_INTERVALS = 2.0
-LATE_AT_LEAST_S = 5.0
 MAX_BACKOFF_S = 5.0
 # Many watchmen share one ticket, and a thousand idle workers must not ask for it a thousand times a second. In a
 # crowd each asks less often: about four per interval in all. In a small fleet everybody asks every time, so that
@@ -28,7 +29,7 @@ SLOWEST = 5.0
 COUNT_AFTER_LOSSES = 10
 COUNT_EVERY_S = 60.0
 PROMOTE_AT_LEAST_S = 0.02
-RECHECK_AT_MOST_S = 10.0
+RECHECK_AT_MOST_S = 60.0
 
 log = logs.logger("unstuck.reaper")
 
@@ -42,7 +43,6 @@ class Watchman:
         self._reaper = reaper
         self._books = books
         self._interval_s = reaper.recovery.check_interval_s
-        self._tolerance_s = max(LATE_INTERVALS * self._interval_s, LATE_AT_LEAST_S)
         self._crowd = 1
         self._losses = 0
         self._count_s = 0.0
@@ -51,6 +51,7 @@ class Watchman:
         self._promote_s: float | None = None
         self._batch_s: float | None = None
         """When retention goes on."""
+        self._contact_s = math.inf
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._stopping = False
@@ -102,12 +103,16 @@ class Watchman:
         elif self._promote_s is not None and now_s >= self._promote_s:
             self._promote_s = None
             self._guarded(self._reaper.promote)
+        elif now_s >= self._contact_s:
+            self._contact_s = math.inf
+            self._guarded(self._touch)
         elif self._batch_s is not None and now_s >= self._batch_s:
             self._batch_s = None
             self._guarded(self._reaper.keep_house)
         with self._lock:
-            due_s = [at_s for at_s in (self._tick_s, self._promote_s, self._batch_s) if at_s is not None]
-        return max(0.0, min(due_s) - host.boottime_s())
+            planned_s = (self._tick_s, self._contact_s, self._promote_s, self._batch_s)
+            next_s = min(at_s for at_s in planned_s if at_s is not None)
+        return max(0.0, next_s - host.boottime_s())
 
     # ------------------------------------------------------------------------------------------
 
@@ -119,15 +124,30 @@ class Watchman:
             self._wake.clear()
 
     def _tick(self, now_s: float) -> None:
-        self._reaper.attention.tick(now_s, self._tick_s, self._tolerance_s)
         done = self._guarded(self._round)
         if done is not None and done.counts():
             log.debug("The watchman's round", skipped=done.skipped, watched=done.watched, **done.counts())
         if self._books is not None:
             self._books.tend()
         wait_s = self._interval_s * pace(self._crowd) if done is not None else self._backoff_s()
+        now_s = host.boottime_s()
         with self._lock:
-            self._tick_s = host.boottime_s() + wait_s
+            self._tick_s = now_s + wait_s
+        self._plan_contact(now_s, wait_s)
+
+    def _touch(self) -> Round:
+        """Reach the ledger between two rounds, so that the watch has no holes that an outage could hide in."""
+        self._reaper.tick()
+        now_s = host.boottime_s()
+        self._plan_contact(now_s, self._tick_s - now_s)
+        return Round()
+
+    def _plan_contact(self, now_s: float, wait_s: float) -> None:
+        # In a crowd the others reach it meanwhile.
+        often = pace(self._crowd) <= 1.0
+        contact_s = min(wait_s, self._reaper.contact_every_s) if often else wait_s
+        self._contact_s = now_s + contact_s if contact_s < wait_s else math.inf
+        self._reaper.attention.rest(now_s, contact_s)
 
     def _round(self) -> Round:
         done = self._reaper.round()
@@ -152,7 +172,7 @@ class Watchman:
             self._reaper.say_deferred("its round", error)
             done = Round()
         except LedgerUnavailable as error:
-            attention.lost(host.boottime_s())
+            attention.lost()
             if self._failures == 0:
                 # Once per outage: a line per tick would bury what matters.
                 log.warning("The watchman cannot reach the ledger and keeps trying", error=str(error))
@@ -164,7 +184,6 @@ class Watchman:
                 log.exception("The watchman's round failed; the next one tries again")
             self._failures += 1
             return None
-        attention.reached(host.boottime_s(), self._tolerance_s)
         if self._failures:
             log.info("The watchman is back on his rounds", failed_rounds=self._failures)
             self._failures = 0
@@ -213,16 +232,17 @@ def run_daemon(
 def run_once(
     ledger: Ledger, recovery: Recovery, *, by: str = "reaper", pause: Callable[[float], object] | None = None
 ) -> Round:
-    """Walk one round for cron: `unstuck reaper --once`. Raises when the ledger cannot be reached.
+    """Do one round for cron: `unstuck reaper --once`. Raise LedgerUnavailable if the ledger cannot be reached.
 
-    It remembers no earlier round, so it cannot know that it was cut off itself. Where every single worker looks
-    dead by silence, it looks again after one heartbeat interval before it believes it."""
+    It remembers no earlier round, so it cannot know whether workers were silent or could not write. If no other reaper
+    kept watch, it gives silent workers the time to be heard, and then counts all of their silence."""
     reaper = Reaper(ledger, recovery, by=by)
-    if reaper.looks_cut_off():
-        wait_s = min(recovery.heartbeat_interval_s, RECHECK_AT_MOST_S)
-        log.warning("Every worker looks silent; looking again before the verdict", wait_s=wait_s)
+    if silent := reaper.unwatched():
+        wait_s = max(grace_s(patience_s(worker), worker.heartbeat_interval_s) for worker in silent)
+        wait_s = min(wait_s, RECHECK_AT_MOST_S)
+        log.warning("Some workers look silent; looking again before the verdict", workers=len(silent), wait_s=wait_s)
         (pause or threading.Event().wait)(wait_s)
-    reaper.attention.confirm()
+        reaper.vouch(max(worker.since_beat_s for worker in silent) + wait_s)
     try:
         done = reaper.round(ticket=False)
         _finish_retention(reaper, done)

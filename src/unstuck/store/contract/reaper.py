@@ -4,10 +4,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from unstuck.domain.endings import Ending, Release
-from unstuck.store.records import Guard, HeldJob, WorkerVerdict, WorkerWatch
+from unstuck.domain.watch import Tick
+from unstuck.store.records import Guard, HeldJob, Ticked, WorkerVerdict, WorkerWatch
 
 
 class ReaperVerbs(Protocol):
+    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+        """Extend the watch over the workers, or begin a new watch period, and take the ticket of that name if it is
+        free. Every reaper does this before it judges anyone: silence counts only within watch periods."""
+        ...
+
     def take_ticket(self, name: str, ttl_s: float) -> bool:
         """Win the right to do one round; it expires by itself, so nobody can hold it while frozen."""
         ...

@@ -106,5 +106,5 @@ class Verbs:
 def session_values(session: Session) -> dict[str, Any]:
     """Give the session as evidence; none behind a pooler, whose sessions prove nothing."""
     if session.pooled:
-        return {"session_pid": None, "session_start": None}
-    return {"session_pid": session.pid, "session_start": session.started}
+        return {"session_pid": None, "session_start": None, "session_server": None}
+    return {"session_pid": session.pid, "session_start": session.started, "session_server": session.server}

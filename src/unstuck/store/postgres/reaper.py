@@ -5,13 +5,16 @@ from typing import assert_never
 
 import msgspec
 
+from unstuck import host
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import WorkerState
+from unstuck.domain.watch import Cause, Tick
 from unstuck.store.manners import politely
 from unstuck.store.overdue import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S
 from unstuck.store.postgres import errors
 from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.connecting import Session as PgSession
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import held_job, worker_watch
 from unstuck.store.records import (
@@ -20,7 +23,9 @@ from unstuck.store.records import (
     GuardNone,
     GuardSilent,
     GuardSuspect,
+    GuardUnheard,
     HeldJob,
+    Ticked,
     WorkerVerdict,
     WorkerWatch,
 )
@@ -30,8 +35,21 @@ MUTED_FROM = 3
 
 
 class ReaperVerbs(Verbs):
+    _session: PgSession | None = None
+    """The connection that carried the last tick, open since `_connected_s`."""
+    _connected_s = 0.0
+
     def take_ticket(self, name: str, ttl_s: float) -> bool:
         return bool(self.serve_once("take_ticket", name=name, ttl_s=ttl_s))
+
+    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+        row = self.serve_once("tick", **msgspec.structs.asdict(tick), ticket=ticket, ttl_s=ttl_s)[0]
+        session = self.service_lane.open()
+        now_s = host.boottime_s()
+        if self._session is not session:
+            self._session, self._connected_s = session, now_s
+        cause = None if row[3] is None else Cause(row[3])
+        return Ticked(row[0], row[1], row[2], cause, row[4], row[5], now_s - self._connected_s)
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
         return _with_sessions(self.serve("watch", host=host))
@@ -120,6 +138,8 @@ def _guard(guard: Guard) -> tuple[str, float | None]:
             return "suspect", None
         case GuardSilent():
             return "silent", guard.silent_s
+        case GuardUnheard():
+            return "unheard", guard.silent_s
         case _:
             assert_never(guard)
 

@@ -36,7 +36,8 @@ def attempt_record(row: Row) -> AttemptRecord:
 
 
 def worker_watch(row: Row, session: Session) -> WorkerWatch:
-    return WorkerWatch(*(*row[:8], WorkerState(row[8]), *row[9:13], session, *row[14:16], Door(row[16])))
+    facts = (*row[:8], WorkerState(row[8]), *row[9:13], session, *row[14:16], Door(row[16]), *row[17:19])
+    return WorkerWatch(*(*facts, read_detector(row[19]), row[20]))
 
 
 def worker_record(row: Row) -> WorkerRecord:

@@ -52,7 +52,9 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
             session = self.service_lane.open()
             if birth.door is not Door.PYTHON:
                 # Our session proves nothing of somebody who only speaks through us.
-                return bool(self.serve("register", **values, session_pid=None, session_start=None)[0][0])
+                return bool(
+                    self.serve("register", **values, session_pid=None, session_start=None, session_server=None)[0][0]
+                )
             rows = self.serve("register", **values, **session_values(session))
             self.worker_id = birth.id
             self.worker_queues = frozenset(birth.queues)

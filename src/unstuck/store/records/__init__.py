@@ -70,8 +70,10 @@ from unstuck.store.records.watching import GuardDead as GuardDead
 from unstuck.store.records.watching import GuardNone as GuardNone
 from unstuck.store.records.watching import GuardSilent as GuardSilent
 from unstuck.store.records.watching import GuardSuspect as GuardSuspect
+from unstuck.store.records.watching import GuardUnheard as GuardUnheard
 from unstuck.store.records.watching import Promoted as Promoted
 from unstuck.store.records.watching import Swept as Swept
+from unstuck.store.records.watching import Ticked as Ticked
 from unstuck.store.records.watching import WorkerVerdict as WorkerVerdict
 from unstuck.store.records.watching import WorkerWatch as WorkerWatch
 from unstuck.store.records.watching import read_verdict as read_verdict

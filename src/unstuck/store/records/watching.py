@@ -1,5 +1,6 @@
 """What the reaper sees of workers, and what it decides."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -7,6 +8,7 @@ import msgspec
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.liveness import Detector, Session, read_detector
 from unstuck.domain.states import Door, WorkerState
+from unstuck.domain.watch import Cause
 
 
 class WorkerWatch(msgspec.Struct, frozen=True):
@@ -22,7 +24,7 @@ class WorkerWatch(msgspec.Struct, frozen=True):
     trace: str
     state: WorkerState
     silent_s: float
-    """Since max(last beat, last outage that silenced everyone, start of the database server)."""
+    """The silence that counts: the time since its last heartbeat that watch periods cover."""
     suspect_after_s: float
     waits_for_s: float | None
     """The longest heartbeat timeout among its RUNNING jobs (infinite where one has `heartbeat=False`)."""
@@ -33,10 +35,42 @@ class WorkerWatch(msgspec.Struct, frozen=True):
     shortest_s: float | None = None
     """The shortest heartbeat timeout among its RUNNING jobs (those with `heartbeat=False` left out)."""
     door: Door = Door.PYTHON
+    since_beat_s: float = 0.0
+    """Plain time since its last heartbeat, by the ledger's clock."""
+    heartbeat_interval_s: float = 5.0
+    suspected_by: Detector | None = None
+    """What it is suspected by, or was given up for."""
+    session_idle_s: float | None = None
+    """How long ago its database session last did something; None if it is gone or cannot be seen."""
+
+
+class Ticked(msgspec.Struct, frozen=True):
+    """What the ledger answers to a reaper's tick."""
+
+    won: bool = True
+    """Whether the ticket that was asked for was free."""
+    stale_s: float = 0.0
+    """How long ago the watch was last extended."""
+    watched_s: float = 0.0
+    """How long the current watch period is."""
+    began: Cause | None = None
+    """Why this tick began a new period; None if it did not."""
+    gap_s: float | None = None
+    """How long no one watched before the new period; None if it is the first one."""
+    set_back_s: float = 0.0
+    """By how much the ledger's clock was set back since the last tick."""
+    connected_s: float = math.inf
+    """The age of the connection that carried the tick."""
 
 
 class GuardSilent(msgspec.Struct, frozen=True):
-    """Repeat the evidence in the write: only while the worker has been silent for at least so long."""
+    """Repeat the evidence in the write: only while this much of the worker's silence counts."""
+
+    silent_s: float
+
+
+class GuardUnheard(msgspec.Struct, frozen=True):
+    """An operator's threshold: only while nothing was heard of the worker for this long, watched or not."""
 
     silent_s: float
 
@@ -53,7 +87,7 @@ class GuardNone(msgspec.Struct, frozen=True):
     """An operator's word, or the kernel's: the token alone is the fence."""
 
 
-Guard = GuardSilent | GuardDead | GuardSuspect | GuardNone
+Guard = GuardSilent | GuardUnheard | GuardDead | GuardSuspect | GuardNone
 
 
 class WorkerVerdict(msgspec.Struct, frozen=True):

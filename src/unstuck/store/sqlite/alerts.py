@@ -108,7 +108,7 @@ def _change(cursor: apsw.Cursor, change: ConditionChange, now: float, remind_s: 
 def _late(fleet: Sequence[Row], clock: Clock, late_s: float | None) -> tuple[LateWorker, ...]:
     found = []
     for row in fleet:
-        silent_s = clock.silent_s(*row[9:12])
+        silent_s = clock.silent_s(row[9])
         if silent_s >= (row[5] if late_s is None else late_s):
             found.append(LateWorker(row[0], row[1], row[2], WorkerState(row[3]), silent_s))
     return tuple(found[:LOOK_LATE])

@@ -42,7 +42,7 @@ class CountingVerbs(Verbs):
             clock = read_clock(cursor)
             rows = fetch(cursor, "fleet")
             unswept_s = look_at_ticket(cursor)
-        living = [(clock.silent_s(*row[1:4]), row[4]) for row in rows if row[0] in LIVING]
+        living = [(clock.silent_s(row[1]), row[2]) for row in rows if row[0] in LIVING]
         return Fleet(
             workers=dict(Counter(row[0] for row in rows)),
             late=sum(silent_s > 2 * interval_s for silent_s, interval_s in living),

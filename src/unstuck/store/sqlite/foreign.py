@@ -63,7 +63,7 @@ def beat_one(cursor: apsw.Cursor, pulse: ForeignPulse, clock: Clock) -> BeatAnsw
     if boot_id != clock.boot_id:
         cursor.execute(SQL["move_to_this_boot"], (worker_id, clock.boot_id))
         cursor.execute(SQL["restart_deadlines"], (worker_id, clock.boot_s, clock.at))
-    cursor.execute(SQL["beat_foreign"], (worker_id, clock.boot_s, clock.at, pulse.running, pulse.settled))
+    cursor.execute(SQL["beat_foreign"], (worker_id, clock.at, pulse.running, pulse.settled))
     was_suspect = state == WorkerState.SUSPECT
     if was_suspect:
         cursor.execute(SQL["clear_suspicion"], (worker_id,))

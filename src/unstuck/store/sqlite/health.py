@@ -72,8 +72,7 @@ class HealthVerbs(Verbs):
 
 
 def _unserved_without(cursor: apsw.Cursor, worker_id: str | None, host: str | None) -> bool:
-    clock = read_clock(cursor)
-    return bool(fetch(cursor, "unserved_without", (worker_id, host, clock.boot_id, clock.boot_s)))
+    return bool(fetch(cursor, "unserved_without", (worker_id, host, read_clock().at)))
 
 
 def _flag(reason: str, by: str, auto: bool) -> str:

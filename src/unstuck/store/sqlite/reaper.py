@@ -9,6 +9,7 @@ import msgspec
 
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.states import LIVING, JobState, WorkerState
+from unstuck.domain.watch import MAX_PERIODS, Begin, Extend, Keep, Period, SetBack, Tick, advance
 from unstuck.store.manners import politely
 from unstuck.store.overdue import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S
 from unstuck.store.records import (
@@ -17,7 +18,9 @@ from unstuck.store.records import (
     GuardNone,
     GuardSilent,
     GuardSuspect,
+    GuardUnheard,
     HeldJob,
+    Ticked,
     WorkerVerdict,
     WorkerWatch,
 )
@@ -26,10 +29,24 @@ from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.rows import held_job, worker_watch
 from unstuck.store.sqlite.silence import read_clock
 from unstuck.store.sqlite.ties import Ended, settled
+from unstuck.store.sqlite.upkeep import is_taken, take
 from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
 
 
 class ReaperVerbs(Verbs):
+    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+        with self.db.read() as cursor:
+            last = _last_period(cursor)
+            taken = ticket is not None and is_taken(cursor, ticket)
+        now = time.time()
+        if taken and last is not None and 0 <= now - last.until <= tick.every_s:
+            # Others keep the watch. Most ask in vain, and must not queue for the write lock to hear it.
+            return Ticked(False, stale_s=now - last.until, watched_s=last.until - last.since)
+        with self.db.write(durable=False) as cursor:
+            won = ticket is None or take(cursor, ticket, ttl_s)
+            # The clock is read under the lock: whoever waited for it must not vouch for the time of waiting.
+            return _keep_watch(cursor, tick, time.time(), won)
+
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
@@ -38,8 +55,7 @@ class ReaperVerbs(Verbs):
     def to_judge(self) -> tuple[list[WorkerWatch], int]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
-            forgiven_s = clock.amnesty_boot_s or 0.0
-            rows = cursor.execute(SQL["to_judge"], (clock.boot_s, clock.boot_id, forgiven_s))
+            rows = cursor.execute(SQL["to_judge"], (clock.at,))
             workers = [worker_watch(row, clock) for row in politely(rows)]
             living = cursor.execute(SQL["count_living"]).get
         return workers, max(0, living - sum(1 for worker in workers if worker.state in LIVING))
@@ -95,7 +111,7 @@ class ReaperVerbs(Verbs):
         with self.db.read() as cursor:
             clock = read_clock(cursor)
             for row in cursor.execute(SQL["held_by_anyone"]):
-                job, worker_state = held_job(row, clock), row[18]
+                job, worker_state = held_job(row, clock), row[17]
                 if job.timeout_s is None or job.state is not JobState.RUNNING:
                     continue
                 well = worker_state in (WorkerState.ACTIVE, WorkerState.DRAINING)
@@ -106,14 +122,44 @@ class ReaperVerbs(Verbs):
     def stale(self, older_than_s: float) -> list[HeldJob]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
-            jobs = [(held_job(row, clock), row[18]) for row in cursor.execute(SQL["held_by_anyone"])]
+            jobs = [(held_job(row, clock), row[17]) for row in cursor.execute(SQL["held_by_anyone"])]
         return [job for job, state in jobs if state not in LIVING or job.silent_s >= older_than_s]
+
+
+def _keep_watch(cursor: apsw.Cursor, tick: Tick, now: float, won: bool) -> Ticked:
+    """Extend the watch, or begin a new period, under the write lock."""
+    last = _last_period(cursor)
+    change = advance(last, now, tick)
+    if isinstance(change, Begin):
+        cursor.execute(SQL["begin_watch"], (change.since, now, change.cause))
+        cursor.execute(SQL["drop_old_periods"], (MAX_PERIODS,))
+        gap_s = None if last is None else change.since - last.until
+        return Ticked(won, watched_s=now - change.since, began=change.cause, gap_s=gap_s)
+    assert last is not None, "the first tick begins a period"
+    match change:
+        case Keep():
+            return Ticked(won, stale_s=now - last.until, watched_s=last.until - last.since)
+        case Extend():
+            until = max(now, last.until)
+            cursor.execute(SQL["extend_watch"], (until,))
+            return Ticked(won, watched_s=until - last.since)
+        case SetBack():
+            cursor.execute(SQL["set_back_periods"], (change.step_s, now))
+            cursor.execute(SQL["set_back_beats"], (change.step_s, now))
+            return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s)
+        case _:
+            assert_never(change)
+
+
+def _last_period(cursor: apsw.Cursor) -> Period | None:
+    row = cursor.execute(SQL["last_period"]).fetchone()
+    return None if row is None else Period(*row)
 
 
 def _holds(cursor: apsw.Cursor, worker_id: str, guard: Guard) -> bool:
     """Look at the evidence again, under the write lock: from here to the commit nobody can beat."""
     found = cursor.execute(SQL["worker_evidence"], (worker_id,)).fetchone()
-    state, boot_id, beat_boot_s, beat_at = found or (None, None, None, None)
+    state, beat_at = found or (None, None)
     match guard:
         case GuardNone():
             return True
@@ -123,6 +169,8 @@ def _holds(cursor: apsw.Cursor, worker_id: str, guard: Guard) -> bool:
         case GuardSuspect():
             return state == WorkerState.SUSPECT
         case GuardSilent():
-            return read_clock(cursor).silent_s(boot_id, beat_boot_s, beat_at) >= guard.silent_s
+            return read_clock(cursor).counted_s(beat_at) >= guard.silent_s
+        case GuardUnheard():
+            return read_clock(cursor).silent_s(beat_at) >= guard.silent_s
         case _:
             assert_never(guard)

@@ -40,7 +40,7 @@ def outcome(row: Row) -> Outcome:
 
 
 def held_job(row: Row, clock: Clock) -> HeldJob:
-    claimed_at, started_at, started_boot_s, boot_id, beat_boot_s, beat_at = row[12:18]
+    claimed_at, started_at, started_boot_s, boot_id, beat_at = row[12:17]
     return HeldJob(
         job_id=row[0],
         token=row[1],
@@ -56,24 +56,26 @@ def held_job(row: Row, clock: Clock) -> HeldJob:
         heartbeat_timeout_s=row[11],
         held_s=max(clock.at - claimed_at, 0.0) if claimed_at is not None else 0.0,
         running_s=clock.running_s(boot_id, started_boot_s, started_at),
-        silent_s=clock.silent_s(boot_id, beat_boot_s, beat_at),
-        suspicions=row[20],
+        silent_s=clock.silent_s(beat_at),
+        suspicions=row[19],
     )
 
 
 def worker_watch(row: Row, clock: Clock) -> WorkerWatch:
-    boot_id, suspect_boot_s = row[4], row[12]
+    suspect_boot_s = row[12]
     return WorkerWatch(
         id=row[0],
         name=row[1],
         host=row[2],
         pid=row[3],
-        boot_id=boot_id,
+        boot_id=row[4],
         pid_namespace=row[5],
         process_started=row[6],
         trace=row[7],
         state=WorkerState(row[8]),
-        silent_s=clock.silent_s(boot_id, row[9], row[10]),
+        silent_s=clock.counted_s(row[10]),
+        since_beat_s=clock.since_s(row[10]),
+        heartbeat_interval_s=row[9],
         suspect_after_s=row[11],
         waits_for_s=row[14],
         held=row[13],
@@ -81,6 +83,7 @@ def worker_watch(row: Row, clock: Clock) -> WorkerWatch:
         suspect_s=0.0 if suspect_boot_s is None else max(clock.boot_s - suspect_boot_s, 0.0),
         shortest_s=row[15],
         door=Door(row[16]),
+        suspected_by=read_detector(row[17]),
     )
 
 
@@ -132,7 +135,7 @@ def worker_record(row: Row, clock: Clock) -> WorkerRecord:
         concurrency=row[7],
         created_at=row[8],
         last_seen_at=row[9],
-        silent_s=clock.silent_s(row[20], row[21], row[9]),
+        silent_s=clock.silent_s(row[9]),
         stopped_at=row[10],
         running=row[11],
         processed=row[12],
@@ -143,9 +146,9 @@ def worker_record(row: Row, clock: Clock) -> WorkerRecord:
         request=row[17],
         heartbeat_interval_s=row[18],
         suspect_after_s=row[19],
-        disabled=disabled_of(row[22], row[23]),
-        door=Door(row[24]),
-        owner=row[25],
+        disabled=disabled_of(row[20], row[21]),
+        door=Door(row[22]),
+        owner=row[23],
     )
 
 
@@ -157,7 +160,7 @@ def disabled_of(own: str | None, of_host: str | None) -> Disabled | None:
 
 
 def standing(row: Row, clock: Clock) -> Standing:
-    boot_id, beat_boot_s, beat_at, stopped_at = row[11:15]
+    beat_at, stopped_at = row[11:13]
     return Standing(
         id=row[0],
         name=row[1],
@@ -166,11 +169,11 @@ def standing(row: Row, clock: Clock) -> Standing:
         queues=tuple(msgspec.json.decode(row[4])),
         tasks=tuple(msgspec.json.decode(row[5])),
         # Only our own workers weigh themselves.
-        health=read_health(msgspec.json.decode(row[6]).get("health") if row[16] == Door.PYTHON else None),
+        health=read_health(msgspec.json.decode(row[6]).get("health") if row[14] == Door.PYTHON else None),
         disabled=disabled_of(row[7], row[8]),
         leaving=bool(row[9]),
-        well=clock.silent_s(boot_id, beat_boot_s, beat_at) < row[10],
+        well=clock.silent_s(beat_at) < row[10],
         gone_s=None if stopped_at is None else max(0.0, clock.at - stopped_at),
-        detector=read_detector(row[15]),
-        door=Door(row[16]),
+        detector=read_detector(row[13]),
+        door=Door(row[14]),
     )

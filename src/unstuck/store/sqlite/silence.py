@@ -1,4 +1,4 @@
-"""Say for how long a worker has been silent, by the clock that nobody can set."""
+"""Measure how long a worker has been silent."""
 
 import math
 import time
@@ -7,30 +7,34 @@ from dataclasses import dataclass
 import apsw
 
 from unstuck import host
+from unstuck.domain.watch import Period, watched_s
 from unstuck.store.sqlite.verbs import fetch
 
 
 @dataclass(frozen=True)
 class Clock:
-    """One instant, by all the clocks that the ledger knows."""
+    """One instant, by all the clocks that the ledger knows, with the watch periods up to it."""
 
     at: float
-    """Wall clock, for people."""
+    """Wall clock."""
     boot_s: float
     boot_id: str
-    amnesty_boot_s: float | None = None
+    periods: tuple[Period, ...] = ()
 
-    def silent_s(self, boot_id: str | None, beat_boot_s: float | None, beat_at: float | None) -> float:
-        """Since the last beat, not counting time in which nobody could write."""
-        if beat_boot_s is None or beat_at is None:
+    def counted_s(self, beat_at: float | None) -> float:
+        """Return the silence that counts against a worker: the watched time since its last heartbeat."""
+        return math.inf if beat_at is None else watched_s(self.periods, beat_at)
+
+    def silent_s(self, beat_at: float | None) -> float:
+        """Return the silence to show: as if the watch went on until now."""
+        if beat_at is None:
             return math.inf
-        if boot_id != self.boot_id:
-            # Heard before the machine was restarted: its boot clock says nothing now, and while the machine was down
-            # nobody could write.
-            return max(min(self.at - beat_at, self.boot_s), 0.0)
-        if self.amnesty_boot_s is not None:
-            beat_boot_s = max(beat_boot_s, self.amnesty_boot_s)
-        return max(self.boot_s - beat_boot_s, 0.0)
+        until = self.periods[-1].until if self.periods else beat_at
+        return self.counted_s(beat_at) + max(0.0, self.at - max(until, beat_at))
+
+    def since_s(self, beat_at: float | None) -> float:
+        """Return the plain time since the last heartbeat."""
+        return math.inf if beat_at is None else self.at - beat_at
 
     def running_s(self, boot_id: str | None, started_boot_s: float | None, started_at: float | None) -> float:
         if started_boot_s is None or started_at is None:
@@ -39,10 +43,6 @@ class Clock:
 
 
 def read_clock(cursor: apsw.Cursor | None = None) -> Clock:
-    """Give now; with a cursor, the last amnesty with it."""
-    boot_id = host.boot_id()
-    amnesty_boot_s = None
-    if cursor is not None:
-        [(stored_s, stored_id)] = fetch(cursor, "amnesty")
-        amnesty_boot_s = stored_s if stored_id == boot_id else None
-    return Clock(time.time(), host.boottime_s(), boot_id, amnesty_boot_s)
+    """Return now; with a cursor, the watch periods with it."""
+    periods = () if cursor is None else tuple(Period(*row) for row in fetch(cursor, "watch_periods"))
+    return Clock(time.time(), host.boottime_s(), host.boot_id(), periods)

@@ -36,5 +36,4 @@ class TellingVerbs(Verbs):
     def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
         pairs = msgspec.json.encode(list(wanted)).decode()
         with self.db.read() as cursor:
-            clock = read_clock(cursor)
-            return {(queue, task) for queue, task in fetch(cursor, "unserved", (pairs, clock.boot_id, clock.boot_s))}
+            return {(queue, task) for queue, task in fetch(cursor, "unserved", (pairs, read_clock().at))}

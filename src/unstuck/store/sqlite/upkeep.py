@@ -22,16 +22,12 @@ NUMBERED_TABLES = ("unstuck_events", "unstuck_audit")
 
 class UpkeepVerbs(Verbs):
     def take_ticket(self, name: str, ttl_s: float) -> bool:
-        clock = read_clock()
         # Most ask in vain: they must not queue for the write lock to hear it.
         with self.db.read() as cursor:
-            found = cursor.execute(SQL["ticket"], (name,)).fetchone()
-        if found is not None and found[1] == clock.boot_id and clock.boot_s < found[0] <= clock.boot_s + 86400:
-            return False
+            if is_taken(cursor, name):
+                return False
         with self.db.write() as cursor:
-            now_s = read_clock().boot_s
-            cursor.execute(SQL["take_ticket"], (name, now_s, clock.boot_id, ttl_s))
-            return bool(cursor.connection.changes())
+            return take(cursor, name, ttl_s)
 
     def promote_due(self, limit: int) -> Promoted:
         now = time.time()
@@ -137,6 +133,20 @@ def _skip_numbers(cursor: apsw.Cursor) -> None:
         last = cursor.execute(SQL["last_row_number"], (table,)).get or 0
         cursor.execute(SQL["forget_row_number"], (table,))
         cursor.execute(SQL["set_row_number"], (table, first_after_restore(last, now)))
+
+
+def is_taken(cursor: apsw.Cursor, name: str) -> bool:
+    """Return whether someone else has the ticket of this name."""
+    clock = read_clock()
+    found = cursor.execute(SQL["ticket"], (name,)).fetchone()
+    return found is not None and found[1] == clock.boot_id and clock.boot_s < found[0] <= clock.boot_s + 86400
+
+
+def take(cursor: apsw.Cursor, name: str, ttl_s: float) -> bool:
+    """Take a ticket inside a write, unless someone was faster."""
+    clock = read_clock()
+    cursor.execute(SQL["take_ticket"], (name, clock.boot_s, clock.boot_id, ttl_s))
+    return bool(cursor.connection.changes())
 
 
 def _look_at_waiting(cursor: apsw.Cursor, now: float) -> tuple[list[str], float | None]:

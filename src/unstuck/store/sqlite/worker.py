@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 
-import apsw
 import msgspec
 
 from unstuck import failpoints
@@ -14,7 +13,7 @@ from unstuck.store.sqlite.bell import SqliteBell, bell_address
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.looking import Look, is_still_a_gap
 from unstuck.store.sqlite.rows import held_job
-from unstuck.store.sqlite.silence import Clock, read_clock
+from unstuck.store.sqlite.silence import read_clock
 from unstuck.store.sqlite.turn import answer_if_nothing, only_wishes, write_turn
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
@@ -30,7 +29,7 @@ class WorkerVerbs(Verbs):
             if not cursor.connection.changes():
                 # Written down before the answer was lost: once is enough, and the dead are not raised.
                 return bool(fetch(cursor, "disabled_host", (birth.host,)))
-            cursor.execute(SQL["insert_beat"], (birth.id, clock.boot_s, clock.at))
+            cursor.execute(SQL["insert_beat"], (birth.id, clock.at))
             for task in birth.tasks:
                 row = (task.name, task.queue, task.policy or None, task.is_async, clock.at)
                 cursor.execute(SQL["know_task"], row)
@@ -58,14 +57,10 @@ class WorkerVerbs(Verbs):
             found = cursor.execute(SQL["worker_pulse"], (pulse.worker_id,)).fetchone()
             if found is None:
                 return BeatAnswer(WorkerState.DEAD)
-            state, draining, request, suspect_after_s, interval_s, previous_boot_s, disabled = found
+            state, draining, request, disabled = found
             if state not in LIVING:
                 return BeatAnswer(WorkerState(state), request=request)
-            clock = read_clock()
-            if clock.boot_s - previous_boot_s > suspect_after_s / 2:
-                _consider_amnesty(cursor, pulse.worker_id, clock, previous_boot_s + interval_s)
-            row = (pulse.worker_id, clock.boot_s, clock.at, pulse.running, pulse.processed)
-            cursor.execute(SQL["beat"], row)
+            cursor.execute(SQL["beat"], (pulse.worker_id, time.time(), pulse.running, pulse.processed))
             was_suspect = state == WorkerState.SUSPECT
             if was_suspect:
                 cursor.execute(SQL["clear_suspicion"], (pulse.worker_id,))
@@ -143,13 +138,6 @@ class WorkerVerbs(Verbs):
             cursor.execute(SQL["retire"], (worker_id, time.time()))
             if cursor.connection.changes():
                 write_event(cursor, "worker_stopped", "It shut down in order.", worker_id=worker_id)
-
-
-def _consider_amnesty(cursor: apsw.Cursor, worker_id: str, clock: Clock, quiet_since_boot_s: float) -> None:
-    """Where nobody beat since we last did, nobody could: that time must not count against anyone."""
-    others_boot_s = cursor.execute(SQL["others_last_beat"], (worker_id, clock.boot_id)).get
-    if others_boot_s is None or others_boot_s <= quiet_since_boot_s:
-        cursor.execute(SQL["grant_amnesty"], (clock.boot_s, clock.boot_id))
 
 
 def _worker_row(birth: WorkerBirth, now: float) -> tuple[object, ...]:

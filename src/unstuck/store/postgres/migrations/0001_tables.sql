@@ -132,6 +132,8 @@ create table {schema}.beats (
     worker_id     text primary key,
     beat_at       timestamptz not null,
     session_start timestamptz,
+    -- Which run of which server the session is of (`incarnation`): on another one it proves nothing.
+    session_server text,
     processed     bigint not null default 0,
     session_pid   integer,
     running       integer not null default 0,
@@ -170,10 +172,20 @@ create table {schema}.tickets (
     until timestamptz not null
 ) with (fillfactor = 50);
 
--- What concerns the ledger as a whole: when silence was last forgiven.
+-- The intervals in which a reaper kept reaching the ledger. A missing heartbeat counts only within them: while nobody
+-- could write, nobody was silent. The last row is the current one.
+create table {schema}.watch_periods (
+    id    bigint generated always as identity primary key,
+    since timestamptz not null,
+    until timestamptz not null,
+    cause text not null check (cause in ('start', 'pause', 'outage', 'failover', 'clock')),
+    constraint goes_forward check (until >= since)
+) with (fillfactor = 50);
+
+-- What concerns the ledger as a whole: which server was last watched.
 create table {schema}.ledger (
     one           boolean primary key default true check (one),
-    amnesty_at    timestamptz not null default '-infinity',
+    server        text,
     voided_at     timestamptz
 ) with (fillfactor = 50);
 insert into {schema}.ledger default values;

@@ -1,15 +1,29 @@
 -- What people and the rules read. All of it is read-only.
 
--- Silence is counted from the last beat, the last time that silence was forgiven, or the start of the server:
--- time in which nobody could write does not age a lease.
+-- How much of the time after this was watched: time in which nobody could write does not age a lease.
+create function {schema}.watched_s(p_since timestamptz) returns double precision
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+    select coalesce(sum(extract(epoch from p.until - greatest(p.since, p_since))), 0)::double precision
+    from {schema}.watch_periods p where p.until > p_since
+$body$;
+
+-- `counted_s` is the silence that counts against a worker. `silent_s` is for people: as if the watch went on until now.
 create view {schema}.vitals as
 select w.id as worker_id, w.state, w.host, w.suspect_after_s, w.running_stale_after_s,
        b.beat_at, b.running, b.processed, b.session_pid, b.session_start,
-       greatest(0, extract(epoch from clock_timestamp()
-           - greatest(b.beat_at, l.amnesty_at, pg_catalog.pg_postmaster_start_time())))::double precision as silent_s
+       c.counted_s
+           + greatest(0, extract(epoch from clock_timestamp() - greatest(b.beat_at, p.until)))::double precision as silent_s,
+       c.counted_s
 from {schema}.workers w
 join {schema}.beats b on b.worker_id = w.id
-cross join {schema}.ledger l;
+left join lateral (select l.since, l.until from {schema}.watch_periods l order by l.id desc limit 1) p on true
+cross join lateral (
+    -- Nearly everybody was heard in the current period.
+    select case when b.beat_at >= p.since then greatest(0, extract(epoch from p.until - b.beat_at))::double precision
+                else {schema}.watched_s(b.beat_at) end as counted_s
+) c;
 
 -- Every job in somebody's hands, with what the rules need to judge it.
 create view {schema}.held_jobs as

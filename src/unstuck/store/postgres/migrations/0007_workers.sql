@@ -3,7 +3,7 @@
 -- Push the deadline of a worker forward: one narrow row, HOT, never an insert.
 create function {schema}.beat(
     p_worker text, p_running integer, p_processed bigint, p_metadata jsonb,
-    p_session_pid integer, p_session_start timestamptz)
+    p_session_pid integer, p_session_start timestamptz, p_session_server text)
 returns table (state text, was_suspect boolean, request text, cancel_ids bigint[], cancel_tokens bigint[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -24,7 +24,7 @@ begin
         perform 1 from {schema}.workers w where w.id = p_worker for no key update;
     end if;
     -- The share lock stands against a verdict: one of the two comes first, and the other sees it.
-    select w.state, w.draining, w.request, w.suspect_after_s, w.heartbeat_interval_s into v_worker
+    select w.state, w.draining, w.request into v_worker
     from {schema}.workers w where w.id = p_worker for share;
     if not found or v_worker.state in ('dead', 'stopped') then
         return query select coalesce(v_worker.state, 'dead'), false, null::text, null::bigint[], null::bigint[];
@@ -37,17 +37,6 @@ begin
     end if;
     v_now := clock_timestamp();
 
-    -- We are late, and nobody else has beaten since either: nobody could write. Time is forgiven to all.
-    if v_now - v_last.beat_at > make_interval(secs => v_worker.suspect_after_s / 2)
-       and not exists (
-           select 1 from {schema}.beats b
-           where b.worker_id <> p_worker
-             and b.beat_at > v_last.beat_at + make_interval(secs => v_worker.heartbeat_interval_s))
-    then
-        update {schema}.ledger l set amnesty_at = v_now
-        where l.one = (select k.one from {schema}.ledger k where k.amnesty_at < v_now for update skip locked);
-    end if;
-
     cancel_ids := null;
     cancel_tokens := null;
     if v_last.cancels then
@@ -57,7 +46,8 @@ begin
     end if;
     update {schema}.beats set
         beat_at = v_now, running = p_running, processed = p_processed,
-        session_pid = p_session_pid, session_start = p_session_start, cancels = cancel_ids is not null
+        session_pid = p_session_pid, session_start = p_session_start, session_server = p_session_server,
+        cancels = cancel_ids is not null
     where worker_id = p_worker;
 
     state := v_worker.state;
@@ -76,7 +66,8 @@ begin
             values (v_now, 'worker_recovered', p_worker, 'It beat again: it was only slow.');
         end if;
     else
-        -- A beat that a crash of the server forgets is forgiven by its restart: it need not wait for the disk.
+        -- The crash of a server that forgets it begins a new watch period, in which the worker is heard again in time: it need
+        -- not wait for the disk.
         perform set_config('synchronous_commit', 'off', true);
     end if;
     return next;
@@ -100,7 +91,8 @@ begin
         when 'none' then true
         when 'dead' then v_state in ('dead', 'stopped')
         when 'suspect' then v_state = 'suspect'
-        when 'silent' then coalesce((select v.silent_s >= p_silent_s from {schema}.vitals v where v.worker_id = p_worker), true)
+        when 'silent' then coalesce((select v.counted_s >= p_silent_s from {schema}.vitals v where v.worker_id = p_worker), true)
+        when 'unheard' then coalesce((select v.silent_s >= p_silent_s from {schema}.vitals v where v.worker_id = p_worker), true)
         else false
     end;
 exception when lock_not_available then
@@ -177,5 +169,103 @@ begin
     return v_system
         || '/' || case when pg_is_in_recovery() then '-' else left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end
         || '/' || extract(epoch from pg_postmaster_start_time())::text;
+end
+$body$;
+
+-- Extend the watch over the workers to now, or begin a new watch period. The rule is `advance` of domain/watch.py. The row
+-- of `ledger` serialises ticks and is never waited for: whoever has it keeps the watch for everybody.
+create function {schema}.tick(
+    p_claim_s double precision, p_every_s double precision, p_slack_s double precision, p_cause text,
+    p_ticket text, p_ttl_s double precision)
+returns table (
+    won boolean, stale_s double precision, watched_s double precision, began text, gap_s double precision,
+    set_back_s double precision)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $body$
+#variable_conflict use_column
+declare
+    c_step_back constant interval := '0.1 seconds';
+    c_fresh_intervals constant double precision := 2;
+    c_max_periods constant bigint := 200;
+    v_now timestamptz := clock_timestamp();
+    v_server text := {schema}.incarnation();
+    v_known text;
+    v_last {schema}.watch_periods;
+    v_stale_s double precision;
+begin
+    won := p_ticket is null;
+    if p_ticket is not null then
+        insert into {schema}.tickets as t (name, until) values (p_ticket, v_now + make_interval(secs => p_ttl_s))
+        on conflict (name) do update set until = excluded.until
+        where t.until <= v_now or t.until > v_now + make_interval(secs => 2 * p_ttl_s)
+        returning true into won;
+        won := coalesce(won, false);
+    end if;
+    set_back_s := 0;
+    select p.* into v_last from {schema}.watch_periods p order by p.id desc limit 1;
+    v_stale_s := extract(epoch from v_now - v_last.until);
+    if not won and v_stale_s >= 0 and v_stale_s <= p_every_s then
+        -- Others keep the watch, and most ask in vain.
+        stale_s := v_stale_s;
+        watched_s := extract(epoch from v_last.until - v_last.since);
+        return next;
+        return;
+    end if;
+
+    select l.server into v_known from {schema}.ledger l for no key update skip locked;
+    if not found then
+        stale_s := greatest(0, coalesce(v_stale_s, 0));
+        watched_s := coalesce(extract(epoch from v_last.until - v_last.since), 0);
+        return next;
+        return;
+    end if;
+    -- Read again behind the lock: somebody may have begun a period meanwhile.
+    select p.* into v_last from {schema}.watch_periods p order by p.id desc limit 1;
+    v_now := clock_timestamp();
+    v_stale_s := extract(epoch from v_now - v_last.until);
+    perform set_config('synchronous_commit', 'off', true);
+    if v_known is distinct from v_server then
+        update {schema}.ledger set server = v_server where one;
+    end if;
+
+    if v_last.id is null then
+        began := coalesce(p_cause, 'start');
+    elsif v_now < v_last.until - c_step_back then
+        -- Whatever lies in the future was written before the clock was set back.
+        set_back_s := -v_stale_s;
+        update {schema}.watch_periods p set
+            since = p.since - make_interval(secs => set_back_s), until = p.until - make_interval(secs => set_back_s)
+        where p.until > v_now;
+        update {schema}.beats b set beat_at = b.beat_at - make_interval(secs => set_back_s) where b.beat_at > v_now;
+    elsif v_known is not null and v_known <> v_server then
+        began := 'failover';
+    elsif v_stale_s <= p_claim_s + p_slack_s then
+        update {schema}.watch_periods p set until = greatest(p.until, v_now) where p.id = v_last.id;
+    elsif v_stale_s <= c_fresh_intervals * p_every_s then
+        stale_s := v_stale_s;
+    elsif p_claim_s is null then
+        began := coalesce(p_cause, 'start');
+    else
+        began := coalesce(p_cause, 'clock');
+    end if;
+    if began is not null then
+        -- A claim reaches back only as far as the server did: on another one it knows nothing of this one's time.
+        insert into {schema}.watch_periods (since, until, cause)
+        select v_now - make_interval(secs => case when began = 'failover' then 0 else coalesce(p_claim_s, 0) end),
+               v_now, began
+        returning since into v_last.since;
+        delete from {schema}.watch_periods p
+        where p.id <= (select max(m.id) from {schema}.watch_periods m) - c_max_periods;
+        gap_s := extract(epoch from v_last.since - v_last.until);
+    end if;
+    stale_s := coalesce(stale_s, 0);
+    watched_s := extract(epoch from v_now - v_last.since) - stale_s;
+    if set_back_s > 0 then
+        watched_s := extract(epoch from v_last.until - v_last.since);
+    end if;
+    return next;
 end
 $body$;

@@ -1,51 +1,111 @@
--- What the watchman sees of the workers, once per round of each ledger.
+-- What a reaper sees of the workers, once per round of each ledger.
+
+-- Whether a session that was lost may be unable to come back, because no connection is left for it: then its absence
+-- proves nothing. A few are kept free for those that come and go.
+create function {schema}.connections_run_out() returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+    with open as (
+        select a.datid, a.usesysid from pg_stat_get_activity(null) a where a.datid is not null
+    ), mine as (
+        select r.oid, r.rolconnlimit from pg_roles r where r.rolname = current_user
+    ), here as (
+        select d.oid, d.datconnlimit from pg_database d where d.datname = current_database()
+    )
+    select (select count(*) from open) + 3 >= current_setting('max_connections')::bigint
+               - current_setting('superuser_reserved_connections')::bigint
+               - coalesce(current_setting('reserved_connections', true)::bigint, 0)
+        or exists (select 1 from mine m where m.rolconnlimit >= 0
+                   and (select count(*) from open o where o.usesysid = m.oid) + 1 >= m.rolconnlimit)
+        or exists (select 1 from here h where h.datconnlimit >= 0
+                   and (select count(*) from open o where o.datid = h.oid) + 1 >= h.datconnlimit)
+$body$;
+
+-- What a reaper sees of workers: everybody who lives, and the dead and stopped that still hold jobs. With `p_host` only
+-- those that have a process there: a worker that comes over a network may name any host as its own, and is on none.
 --
--- With `p_after`: the living of one host that follow this worker in the order of ids, going round. Without: everybody
--- who lives, or is dead and still holds jobs. A session is present or missing only where the server lets us see it,
--- and not where the server was restarted since it was written down.
+-- With `p_worth_judging` without the remote workers that were heard within every timeout that concerns them. Of these the
+-- last row gives the number, in `held`: whoever judges by silence alone need not look at each of ten thousand. What is held
+-- is gathered in one walk over it, and not for each worker again.
 --
--- A function for its settings: statistics that are wrong for a moment must not make it compile itself every second.
-create function {schema}.watch(p_host text, p_after text, p_size integer)
+-- A session is present or missing only if the server lets us see it, if it is a session of this run of this server, and if
+-- it could come back when it was lost.
+create function {schema}.watch(p_host text, p_worth_judging boolean)
 returns table (
     id text, name text, host text, pid integer, boot_id text, pid_namespace text, process_started text, trace text,
     state text, silent_s double precision, suspect_after_s double precision, waits_for_s double precision, held bigint,
-    session text, suspect_s double precision, shortest_s double precision)
-language sql volatile
+    session text, suspect_s double precision, shortest_s double precision, door text, since_beat_s double precision,
+    heartbeat_interval_s double precision, suspected_by text, session_idle_s double precision)
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+-- Hashed and not looked up one by one, whatever the statistics say of a young table.
+set enable_nestloop = off
 set jit = off
 as $body$
-with seen as materialized (
-    select a.pid, a.backend_start from pg_stat_get_activity(null) a where p_after is null
-)
-select w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, v.silent_s,
-       w.suspect_after_s, h.waits_for_s, h.held,
-       case when v.session_pid is null or p_after is not null then 'unknown'
-            when pg_postmaster_start_time() > v.session_start then 'unknown'
-            when s.pid is null then 'missing'
-            when s.backend_start is null then 'unknown'
-            when s.backend_start = v.session_start then 'present'
-            else 'missing' end,
-       coalesce(extract(epoch from clock_timestamp() - w.suspect_at), 0)::double precision, h.shortest_s
-from {schema}.workers w
-join {schema}.vitals v on v.worker_id = w.id
-left join seen s on s.pid = v.session_pid
-cross join lateral (
-    select count(*) as held,
-           max(t.timeout_s) as waits_for_s,
-           min(t.timeout_s) filter (where t.timeout_s < 'infinity') as shortest_s
-    from {schema}.jobs j
-    cross join lateral (
-        select case when j.state <> 'running' then null
-                    when not coalesce(j.heartbeat, true) then 'infinity'
-                    else coalesce(j.heartbeat_timeout_s, w.running_stale_after_s) end as timeout_s
-    ) t
-    where j.held and j.worker_id = w.id
-) h
-where (p_host is null or w.host = p_host)
-  and (w.state in ('active', 'draining', 'suspect') or (h.held > 0 and p_after is null))
-  and (p_after is null or w.id <> p_after)
-order by coalesce(w.id < p_after, false), w.id
-limit p_size
+#variable_conflict use_column
+declare
+    v_server text := {schema}.incarnation();
+    v_run_out boolean := {schema}.connections_run_out();
+    v_now timestamptz := clock_timestamp();
+    v_since timestamptz;
+    v_until timestamptz;
+    v_living bigint;
+begin
+    select p.since, p.until into v_since, v_until from {schema}.watch_periods p order by p.id desc limit 1;
+    return query
+    with in_hand as materialized (
+        select j.worker_id, count(*) as held,
+               max(j.heartbeat_timeout_s) filter (where j.state = 'running' and coalesce(j.heartbeat, true)) as longest_s,
+               min(j.heartbeat_timeout_s) filter (where j.state = 'running' and coalesce(j.heartbeat, true)) as shortest_s,
+               bool_or(j.state = 'running' and coalesce(j.heartbeat, true) and j.heartbeat_timeout_s is null) as usual,
+               bool_or(j.state = 'running' and not coalesce(j.heartbeat, true)) as for_ever
+        from {schema}.jobs j where j.held group by j.worker_id
+    ), known as (
+        select w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
+               -- Nearly everybody was heard in the current period.
+               case when b.beat_at >= v_since then greatest(0, extract(epoch from v_until - b.beat_at))::double precision
+                    else {schema}.watched_s(b.beat_at) end as silent_s,
+               w.suspect_after_s,
+               case when h.for_ever then 'infinity'
+                    else greatest(h.longest_s, case when h.usual then w.running_stale_after_s end) end as waits_for_s,
+               coalesce(h.held, 0) as held, b.session_pid, b.session_start, b.session_server,
+               coalesce(extract(epoch from v_now - w.suspect_at), 0)::double precision as suspect_s,
+               least(h.shortest_s, case when h.usual then w.running_stale_after_s end) as shortest_s, w.door,
+               extract(epoch from v_now - b.beat_at)::double precision as since_beat_s, w.heartbeat_interval_s,
+               w.verdict ->> 'detector' as suspected_by
+        from {schema}.workers w
+        join {schema}.beats b on b.worker_id = w.id
+        left join in_hand h on h.worker_id = w.id
+        where (w.state in ('active', 'draining', 'suspect') or h.held > 0)
+          and (p_host is null or (w.host = p_host and w.door = 'python'))
+    ), looked_at as (
+        select k.* from known k
+        where not p_worth_judging or k.door = 'python' or k.state in ('dead', 'stopped', 'suspect')
+           or k.since_beat_s >= least(k.suspect_after_s, k.shortest_s)
+    ), seen as materialized (
+        select a.pid, a.backend_start, a.state_change from pg_stat_get_activity(null) a
+        where exists (select 1 from looked_at l where l.session_pid is not null)
+    )
+    select l.id, l.name, l.host, l.pid, l.boot_id, l.pid_namespace, l.process_started, l.trace, l.state, l.silent_s,
+           l.suspect_after_s, l.waits_for_s, l.held,
+           case when l.session_pid is null or l.session_server is distinct from v_server then 'unknown'
+                when s.backend_start = l.session_start then 'present'
+                when s.pid is not null and s.backend_start is null then 'unknown'
+                when v_run_out then 'unknown'
+                else 'missing' end,
+           l.suspect_s, l.shortest_s, l.door, l.since_beat_s, l.heartbeat_interval_s, l.suspected_by,
+           case when s.backend_start = l.session_start
+                then greatest(0, extract(epoch from v_now - s.state_change))::double precision end
+    from looked_at l
+    left join seen s on s.pid = l.session_pid
+    order by l.id;
+    if p_worth_judging then
+        select count(*) into v_living from {schema}.workers w where w.state in ('active', 'draining', 'suspect');
+        held := v_living;
+        return next;
+    end if;
+end
 $body$;

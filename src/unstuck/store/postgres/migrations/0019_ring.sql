@@ -7,14 +7,13 @@
 create index workers_of_host on {schema}.workers (host, id)
     where state in ('active', 'draining', 'suspect') and door = 'python';
 
--- Sessions are not looked at: whoever holds a neighbour has the kernel's word. The silence is that of the view `vitals`, but
--- the one row of `ledger` is read apart: it has no index, and a scan that is forbidden and taken all the same costs so
--- much on paper that the planner no longer tells good joins from bad ones.
+-- Sessions are not looked at: whoever holds a neighbour has the kernel's word, and neither is the silence.
 create function {schema}.ring_of(p_after text, p_host text, p_size integer)
 returns table (
     id text, name text, host text, pid integer, boot_id text, pid_namespace text, process_started text, trace text,
     state text, silent_s double precision, suspect_after_s double precision, waits_for_s double precision, held bigint,
-    session text, suspect_s double precision, shortest_s double precision, door text)
+    session text, suspect_s double precision, shortest_s double precision, door text, since_beat_s double precision,
+    heartbeat_interval_s double precision, suspected_by text, session_idle_s double precision)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -22,8 +21,6 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $body$
-declare
-    v_counts_from timestamptz := (select greatest(l.amnesty_at, pg_postmaster_start_time()) from {schema}.ledger l);
 begin
     return query
     with following as (
@@ -40,9 +37,11 @@ begin
         limit p_size
     )
     select w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
-           greatest(0, extract(epoch from clock_timestamp() - greatest(b.beat_at, v_counts_from)))::double precision,
+           0::double precision,
            w.suspect_after_s, h.waits_for_s, h.held, 'unknown',
-           coalesce(extract(epoch from clock_timestamp() - w.suspect_at), 0)::double precision, h.shortest_s, w.door
+           coalesce(extract(epoch from clock_timestamp() - w.suspect_at), 0)::double precision, h.shortest_s, w.door,
+           extract(epoch from clock_timestamp() - b.beat_at)::double precision, w.heartbeat_interval_s,
+           w.verdict ->> 'detector', null::double precision
     from following f
     join {schema}.workers w on w.id = f.worker_id
     join {schema}.beats b on b.worker_id = f.worker_id

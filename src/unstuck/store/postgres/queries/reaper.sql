@@ -8,20 +8,27 @@ on conflict (name) do update set until = excluded.until
 where t.until <= clock_timestamp() or t.until > clock_timestamp() + make_interval(secs => 2 * %(ttl_s)s)
 returning 1 as taken;
 
+-- name: tick
+select won, stale_s, watched_s, began, gap_s, set_back_s
+from {schema}.tick(%(claim_s)s, %(every_s)s, %(slack_s)s, %(cause)s, %(ticket)s, %(ttl_s)s);
+
 -- name: watch
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
-       waits_for_s, held, session, suspect_s, shortest_s, door
-from {schema}.watch(%(host)s, null, null);
+       waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
+       session_idle_s
+from {schema}.watch(%(host)s, false);
 
 -- name: ring_of
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
-       waits_for_s, held, session, suspect_s, shortest_s, door
+       waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
+       session_idle_s
 from {schema}.ring_of(%(worker_id)s, %(host)s, %(size)s);
 
 -- name: to_judge
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
-       waits_for_s, held, session, suspect_s, shortest_s, door
-from {schema}.to_judge();
+       waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
+       session_idle_s
+from {schema}.watch(null, true);
 
 -- name: condemn
 select {schema}.condemn(%(worker_id)s, %(verdict)s::jsonb, %(guard)s, %(silent_s)s, %(message)s);

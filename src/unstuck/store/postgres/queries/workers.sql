@@ -14,8 +14,8 @@ with born as (
     on conflict do nothing
     returning id, name, pid, host, door
 ), first_beat as (
-    insert into {schema}.beats (worker_id, beat_at, session_pid, session_start)
-    select b.id, clock_timestamp(), %(session_pid)s::integer, %(session_start)s::timestamptz from born b
+    insert into {schema}.beats (worker_id, beat_at, session_pid, session_start, session_server)
+    select b.id, clock_timestamp(), %(session_pid)s::integer, %(session_start)s::timestamptz, %(session_server)s from born b
 ), known as (
     insert into {schema}.tasks (name, queue, policy, is_async)
     select u.name, u.queue, nullif(u.policy, ''::bytea), u.is_async
@@ -35,13 +35,13 @@ select exists (select 1 from {schema}.hosts h where h.name = %(host)s and h.disa
 
 -- name: stamp_session
 -- After a reconnect, so that the lost session is not taken for a lost worker. It is no beat.
-update {schema}.beats set session_pid = %(session_pid)s, session_start = %(session_start)s
+update {schema}.beats set session_pid = %(session_pid)s, session_start = %(session_start)s, session_server = %(session_server)s
 where worker_id = %(worker_id)s
 returning worker_id;
 
 -- name: beat
 select state, was_suspect, request, cancel_ids, cancel_tokens, {schema}.is_disabled(%(worker_id)s)
-from {schema}.beat(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s);
+from {schema}.beat(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s, %(session_server)s);
 
 -- name: turn
 select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspicions, alone,

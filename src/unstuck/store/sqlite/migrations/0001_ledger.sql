@@ -10,17 +10,14 @@
 -- There are no schemas here, and whoever enqueues inside a transaction of their own keeps their tables in the same
 -- file: the prefix leaves them names such as jobs, tasks and events. Only the views for people go without it.
 --
--- Times named …_at are wall clock (seconds since 1970, UTC) and are for people. Times named …_boot_s are
--- seconds since the machine was started, count time asleep, and are what leases are judged by: the wall
--- clock may be set by anyone. They mean something only together with the boot id.
+-- Times named …_at are wall clock (seconds since 1970, UTC). Times named …_boot_s are seconds since the machine was
+-- started and count time asleep. They mean something only together with the boot id. Leases are judged by the wall clock
+-- within watch periods, so a clock that is set costs no worker its jobs.
 
 CREATE TABLE unstuck_ledger (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     last_job_id INTEGER NOT NULL DEFAULT 0,
     last_token INTEGER NOT NULL DEFAULT 0,
-    -- When somebody beat again after a time in which nobody could.
-    amnesty_boot_s REAL,
-    amnesty_boot_id TEXT,
     -- Where the retention sweep goes on.
     swept_job_id INTEGER NOT NULL DEFAULT 0
 ) STRICT;
@@ -139,11 +136,19 @@ CREATE TABLE unstuck_workers (
 
 CREATE TABLE unstuck_beats (
     worker_id TEXT PRIMARY KEY REFERENCES unstuck_workers (id) ON DELETE CASCADE,
-    beat_boot_s REAL NOT NULL,
     beat_at REAL NOT NULL,
     running INTEGER NOT NULL DEFAULT 0,
     processed INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
+
+-- The intervals in which a reaper kept reaching the ledger. A missing heartbeat counts only within them: while nobody
+-- could write, nobody was silent. The last row is the current one.
+CREATE TABLE unstuck_watch_periods (
+    id INTEGER PRIMARY KEY,
+    since REAL NOT NULL,
+    until REAL NOT NULL CHECK (until >= since),
+    cause TEXT NOT NULL CHECK (cause IN ('start', 'pause', 'outage', 'failover', 'clock'))
+) STRICT;
 
 CREATE TABLE unstuck_queues (
     name TEXT PRIMARY KEY,

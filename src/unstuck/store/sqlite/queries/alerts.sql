@@ -52,7 +52,7 @@ DELETE FROM unstuck_conditions WHERE kind = ?1 AND about = ?2 RETURNING begun_at
 SELECT
     w.id, w.name, w.host, w.state, w.queues, w.suspect_after_s, w.created_at,
     json_extract(w.metadata, '$.settings.check_interval_s'), w.disabled IS NULL AND h.disabled IS NULL,
-    w.boot_id, b.beat_boot_s, b.beat_at
+    b.beat_at
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host

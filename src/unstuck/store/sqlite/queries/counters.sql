@@ -20,6 +20,6 @@ WHERE (minute, name, labels) IN (
 );
 
 -- name: fleet
-SELECT w.state, w.boot_id, b.beat_boot_s, b.beat_at, w.heartbeat_interval_s
+SELECT w.state, b.beat_at, w.heartbeat_interval_s
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id;

@@ -5,8 +5,7 @@ SELECT
     w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency, w.created_at,
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
-    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.boot_id, b.beat_boot_s,
-    w.disabled, h.disabled, w.door, w.owner
+    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
@@ -18,8 +17,7 @@ SELECT
     w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency, w.created_at,
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
-    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.boot_id, b.beat_boot_s,
-    w.disabled, h.disabled, w.door, w.owner
+    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
@@ -37,7 +35,7 @@ WHERE w.id = ? AND w.door <> 'python';
 -- name: beat_foreign
 -- One narrow row, updated in place. Never an insert: a worker whose row is gone is dead.
 UPDATE unstuck_beats
-SET beat_boot_s = ?2, beat_at = ?3, running = coalesce(?4, running), processed = processed + ?5
+SET beat_at = ?2, running = coalesce(?3, running), processed = processed + ?4
 WHERE worker_id = ?1;
 
 -- name: move_to_this_boot

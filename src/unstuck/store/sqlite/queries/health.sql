@@ -9,7 +9,7 @@ SELECT name, disabled FROM unstuck_hosts ORDER BY name;
 -- name: standings
 SELECT
     w.id, w.name, w.host, w.state, w.queues, w.tasks, w.metadata, w.disabled, h.disabled,
-    w.request IS NOT NULL OR w.draining, w.suspect_after_s, w.boot_id, b.beat_boot_s, b.beat_at, w.stopped_at,
+    w.request IS NOT NULL OR w.draining, w.suspect_after_s, b.beat_at, w.stopped_at,
     json_extract(w.verdict, '$.detector'), w.door
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
@@ -30,7 +30,7 @@ WHERE (w.id = ?1 OR w.host = ?2) AND w.state IN ('active', 'draining', 'suspect'
         LEFT JOIN unstuck_hosts h ON h.name = o.host
         WHERE o.id <> w.id AND (?2 IS NULL OR o.host <> ?2)
             AND o.state = 'active' AND o.request IS NULL AND o.disabled IS NULL AND h.disabled IS NULL
-            AND o.boot_id = ?3 AND b.beat_boot_s > ?4 - o.suspect_after_s
+            AND b.beat_at > ?3 - o.suspect_after_s
             AND EXISTS (SELECT 1 FROM json_each(o.queues) s WHERE s.value = q.value)
             AND NOT EXISTS (SELECT value FROM json_each(w.tasks) EXCEPT SELECT value FROM json_each(o.tasks))
     )

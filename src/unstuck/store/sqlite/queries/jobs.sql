@@ -197,8 +197,7 @@ SET token = excluded.token, at = excluded.at, done = excluded.done, total = excl
 SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
-    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_boot_s, b.beat_at, w.state, w.suspect_after_s,
-    j.suspicions
+    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspicions
 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
 LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
@@ -210,8 +209,7 @@ LIMIT ?2;
 SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
-    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_boot_s, b.beat_at, w.state, w.suspect_after_s,
-    j.suspicions
+    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspicions
 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
 LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id

@@ -15,7 +15,7 @@ WHERE NOT EXISTS (
     JOIN unstuck_beats b ON b.worker_id = w.id
     LEFT JOIN unstuck_hosts h ON h.name = w.host
     WHERE w.state = 'active' AND w.request IS NULL AND w.disabled IS NULL AND h.disabled IS NULL
-        AND w.boot_id IN (?2, '') AND b.beat_boot_s > ?3 - w.suspect_after_s
+        AND b.beat_at > ?2 - w.suspect_after_s
         AND EXISTS (SELECT 1 FROM json_each(w.queues) q WHERE q.value = p.value ->> 0)
         AND EXISTS (SELECT 1 FROM json_each(w.tasks) t WHERE t.value = p.value ->> 1)
 );

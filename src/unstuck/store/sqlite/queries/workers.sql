@@ -9,7 +9,7 @@ INSERT INTO unstuck_workers (
 ON CONFLICT DO NOTHING;
 
 -- name: insert_beat
-INSERT INTO unstuck_beats (worker_id, beat_boot_s, beat_at) VALUES (?, ?, ?) ON CONFLICT (worker_id) DO NOTHING;
+INSERT INTO unstuck_beats (worker_id, beat_at) VALUES (?, ?) ON CONFLICT (worker_id) DO NOTHING;
 
 -- name: know_task
 INSERT INTO unstuck_tasks (name, queue, policy, is_async, seen_at) VALUES (?, ?, ?, ?, ?)
@@ -29,8 +29,7 @@ WHERE w.id = ?;
 
 -- name: worker_pulse
 SELECT
-    w.state, w.draining, w.request, w.suspect_after_s, w.heartbeat_interval_s, b.beat_boot_s,
-    w.disabled IS NOT NULL OR h.disabled IS NOT NULL
+    w.state, w.draining, w.request, w.disabled IS NOT NULL OR h.disabled IS NOT NULL
 FROM unstuck_workers w
 JOIN unstuck_beats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host
@@ -38,20 +37,29 @@ WHERE w.id = ?;
 
 -- name: beat
 -- One narrow row, updated in place. Never an insert: a worker whose row is gone is dead.
-UPDATE unstuck_beats SET beat_boot_s = ?2, beat_at = ?3, running = ?4, processed = ?5 WHERE worker_id = ?1;
+UPDATE unstuck_beats SET beat_at = ?2, running = ?3, processed = ?4 WHERE worker_id = ?1;
 
--- name: others_last_beat
--- The newest beat of anybody else in this boot: tells "I was away" from "nobody could write".
-SELECT max(b.beat_boot_s)
-FROM unstuck_beats b
-JOIN unstuck_workers w ON w.id = b.worker_id
-WHERE b.worker_id <> ?1 AND w.boot_id = ?2 AND w.state IN ('active', 'draining', 'suspect');
+-- name: watch_periods
+SELECT since, until FROM unstuck_watch_periods ORDER BY id;
 
--- name: grant_amnesty
-UPDATE unstuck_ledger SET amnesty_boot_s = ?, amnesty_boot_id = ?;
+-- name: last_period
+SELECT since, until FROM unstuck_watch_periods ORDER BY id DESC LIMIT 1;
 
--- name: amnesty
-SELECT amnesty_boot_s, amnesty_boot_id FROM unstuck_ledger;
+-- name: extend_watch
+UPDATE unstuck_watch_periods SET until = ? WHERE id = (SELECT max(id) FROM unstuck_watch_periods);
+
+-- name: begin_watch
+INSERT INTO unstuck_watch_periods (since, until, cause) VALUES (?, ?, ?);
+
+-- name: drop_old_periods
+DELETE FROM unstuck_watch_periods WHERE id <= (SELECT max(id) FROM unstuck_watch_periods) - ?;
+
+-- name: set_back_periods
+-- The clock was set back: whatever lies in the future happened before that.
+UPDATE unstuck_watch_periods SET since = since - ?1, until = until - ?1 WHERE until > ?2;
+
+-- name: set_back_beats
+UPDATE unstuck_beats SET beat_at = beat_at - ?1 WHERE beat_at > ?2;
 
 -- name: clear_suspicion
 UPDATE unstuck_workers
@@ -81,8 +89,8 @@ WHERE id = ?1 AND state IN ('active', 'draining', 'suspect');
 -- Everyone who lives, and the dead as long as they hold anything. Of one host only those who have a process there: a
 -- worker that comes over a network may name any host as its own.
 SELECT
-    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, b.beat_boot_s,
-    b.beat_at, w.suspect_after_s, w.suspect_boot_s,
+    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
+    w.heartbeat_interval_s, b.beat_at, w.suspect_after_s, w.suspect_boot_s,
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
     (
         SELECT max(iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), 9e999))
@@ -94,7 +102,7 @@ SELECT
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     ),
-    w.door
+    w.door, json_extract(w.verdict, '$.detector')
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE (?1 IS NULL OR w.host = ?1 AND w.door = 'python')
@@ -108,8 +116,8 @@ ORDER BY w.id;
 -- The same, without the foreign workers that were heard within every timeout that concerns them: by far the most, and
 -- there is nothing to judge of them.
 SELECT
-    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, b.beat_boot_s,
-    b.beat_at, w.suspect_after_s, w.suspect_boot_s,
+    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
+    w.heartbeat_interval_s, b.beat_at, w.suspect_after_s, w.suspect_boot_s,
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
     (
         SELECT max(iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), 9e999))
@@ -121,7 +129,7 @@ SELECT
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     ),
-    w.door
+    w.door, json_extract(w.verdict, '$.detector')
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE (
@@ -131,14 +139,12 @@ WHERE (
     AND NOT (
         w.door <> 'python'
         AND w.state IN ('active', 'draining')
-        AND w.boot_id = ?2
-        AND b.beat_boot_s IS NOT NULL
-        AND ?1 - max(b.beat_boot_s, ?3) < w.suspect_after_s
+        AND ?1 - b.beat_at < w.suspect_after_s
         AND NOT EXISTS (
             SELECT 1
             FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
             WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
-                AND coalesce(j.heartbeat_timeout_s, w.running_stale_after_s) <= ?1 - max(b.beat_boot_s, ?3)
+                AND coalesce(j.heartbeat_timeout_s, w.running_stale_after_s) <= ?1 - b.beat_at
         )
     )
 ORDER BY w.id;
@@ -148,8 +154,8 @@ SELECT count(*) FROM unstuck_workers WHERE state IN ('active', 'draining', 'susp
 
 -- name: ring_of
 SELECT
-    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state, b.beat_boot_s,
-    b.beat_at, w.suspect_after_s, w.suspect_boot_s,
+    w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
+    w.heartbeat_interval_s, b.beat_at, w.suspect_after_s, w.suspect_boot_s,
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
     (
         SELECT max(iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), 9e999))
@@ -161,7 +167,7 @@ SELECT
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     ),
-    w.door
+    w.door, json_extract(w.verdict, '$.detector')
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE w.host = ?2 AND w.door = 'python' AND w.id <> ?1 AND w.state IN ('active', 'draining', 'suspect')
@@ -169,7 +175,7 @@ ORDER BY w.id < ?1, w.id
 LIMIT ?3;
 
 -- name: worker_evidence
-SELECT w.state, w.boot_id, b.beat_boot_s, b.beat_at
+SELECT w.state, b.beat_at
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE w.id = ?;
@@ -197,8 +203,7 @@ SELECT
     w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency, w.created_at,
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
-    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.boot_id, b.beat_boot_s,
-    w.disabled, h.disabled, w.door, w.owner
+    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host

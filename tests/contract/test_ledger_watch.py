@@ -1,0 +1,118 @@
+"""Silence counts only while someone watches, on both databases alike."""
+
+import pytest
+from tests.contract.conftest import OpenLedger
+from tests.contract.hands import verdict
+from tests.contract.meddling import Meddler
+from tests.fleet import wait_for
+
+from unstuck.domain.states import WorkerState
+from unstuck.domain.watch import Cause, Tick
+from unstuck.store.contract import Ledger
+from unstuck.store.records import GuardSilent, GuardUnheard, Pulse, WorkerWatch
+
+EVER_S = 1000.0
+"""A claim that reaches back as far as anyone wants."""
+
+
+def seen(ledger: Ledger, worker_id: str = "w1") -> WorkerWatch:
+    return next(worker for worker in ledger.watch() if worker.id == worker_id)
+
+
+def watch_for(ledger: Ledger, silent_s: float) -> None:
+    """Keep watch without a break until the worker was silent for so long."""
+    wait_for(lambda: ledger.tick(Tick(EVER_S, 0.0)) and seen(ledger).silent_s >= silent_s, "the silence")
+
+
+def test_the_first_tick_begins_the_watch_and_the_next_ones_extend_it(ledger: Ledger) -> None:
+    first = ledger.tick(Tick(None, 1.0, cause=Cause.START))
+    assert (first.began, first.gap_s) == (Cause.START, None)
+    watched_s = ledger.tick(Tick(EVER_S, 0.0)).watched_s
+    assert 0 <= watched_s < ledger.tick(Tick(EVER_S, 0.0)).watched_s
+
+
+def test_time_that_no_one_watched_does_not_count(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+    ledger.tick(Tick(None, 1.0))
+    meddler.move_watch(-40.0)
+    meddler.move_beats(-40.0)
+    ticked = ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
+    assert ticked.began is Cause.OUTAGE
+    assert ticked.gap_s == pytest.approx(40.0, abs=5.0)
+    assert seen(ledger).silent_s < 1.0
+    assert seen(ledger).since_beat_s >= 40.0
+    assert not ledger.condemn("w1", verdict(), GuardSilent(1.0))
+
+
+def test_a_worker_that_was_silent_before_an_outage_stays_silent(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+    meddler.age_beat("w1", 25.0)
+    ledger.beat(Pulse("w1", 0, 0))
+    meddler.age_beat("w1", 25.0)
+    meddler.move_watch(-60.0)
+    meddler.move_beats(-60.0)
+    ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
+    assert seen(ledger).silent_s == pytest.approx(25.0, abs=1.0)
+
+
+def test_a_clock_that_is_set_forward_adds_nothing_to_the_silence(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+    ledger.tick(Tick(None, 1.0))
+    # Seen from a clock that is an hour ahead, everything happened an hour earlier.
+    meddler.move_watch(-3600.0)
+    meddler.move_beats(-3600.0)
+    ticked = ledger.tick(Tick(1.0, 1.0))
+    assert ticked.began is Cause.CLOCK
+    assert seen(ledger).silent_s < 2.5
+
+
+def test_a_clock_that_is_set_back_adds_nothing_and_forgives_nothing(
+    ledger: Ledger, w1: str, w2: str, meddler: Meddler
+) -> None:
+    meddler.age_beat("w1", 25.0)
+    meddler.move_watch(3600.0)
+    meddler.move_beats(3600.0)
+    ticked = ledger.tick(Tick(1.0, 1.0))
+    assert ticked.began is None
+    assert ticked.set_back_s == pytest.approx(3600.0, abs=5.0)
+    assert seen(ledger).silent_s == pytest.approx(25.0, abs=5.0)
+    assert seen(ledger, "w2").silent_s < 5.0
+    # And time goes on from here.
+    counted_s = seen(ledger).silent_s
+    watch_for(ledger, counted_s + 0.05)
+
+
+def test_a_reaper_that_just_started_does_not_break_the_watch_of_others(ledger: Ledger, open_again: OpenLedger) -> None:
+    ledger.tick(Tick(None, 60.0))
+    other = open_again().tick(Tick(None, 60.0, cause=Cause.START))
+    assert other.began is None
+    assert ledger.tick(Tick(60.0, 60.0)).began is None
+
+
+def test_of_many_reapers_one_wins_the_ticket_and_all_keep_the_watch(ledger: Ledger, open_again: OpenLedger) -> None:
+    other = open_again()
+    assert ledger.tick(Tick(None, 1.0), "sweep", 60.0).won
+    lost = other.tick(Tick(None, 60.0), "sweep", 60.0)
+    assert not lost.won
+    assert lost.stale_s < 5.0
+    # Whoever keeps losing still extends it as soon as no one else does.
+    wait_for(lambda: other.tick(Tick(EVER_S, 0.01), "sweep", 60.0).watched_s > 0.05, "the watch")
+
+
+def test_an_operator_may_act_on_silence_that_no_one_watched(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+    ledger.tick(Tick(None, 1.0))
+    meddler.move_beats(-3600.0)
+    meddler.move_watch(-3600.0)
+    assert ledger.stale(3000.0) == []
+    assert ledger.condemn("w1", verdict(), GuardUnheard(3000.0))
+    assert ledger.workers()[0].state is WorkerState.DEAD
+
+
+def test_only_the_last_periods_are_kept(ledger: Ledger, meddler: Meddler) -> None:
+    for _ in range(210):
+        meddler.move_watch(-10.0)
+        ledger.tick(Tick(None, 0.01, cause=Cause.OUTAGE))
+    assert meddler.count("watch_periods") == 200
+
+
+def test_a_watch_grows_no_table(ledger: Ledger, meddler: Meddler) -> None:
+    for _ in range(50):
+        ledger.tick(Tick(EVER_S, 0.0))
+    assert meddler.count("watch_periods") == 1
