@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from tests.contract.hands import QUEUE, TASK, birth, claim, done, new_job, put, start, state_of, turn
 from tests.pooler import needs_pgbouncer, start_pooler
