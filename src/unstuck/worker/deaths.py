@@ -127,6 +127,8 @@ class Deaths(Hands):
             self.counts.runner_died(death, ended_by_us)
         for token in list(crew.jobs):
             hold = self.roster.take_off(crew, token)
+            if token in never_entered or death is None:
+                self.begun.discard(token)
             if hold is None or self.given.pop(token, None) is None:
                 continue
             if token in never_entered or death is None:

@@ -16,6 +16,7 @@ from unstuck.domain.recovery import conclude
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.logs import logger
 from unstuck.metrics.tallies import Tallies
+from unstuck.reaper.settling import attempt_of
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Held, HeldJob, Pulse, Turn, Wish
@@ -324,16 +325,32 @@ class Floor:
             self._rung = True
         ready, given = self._runners.ready, self._runners.given
         ours = self._outbox.tokens() | set(given) | {hold.token for hold in (*self._hand, *ready)}
+        # What a runner is still in is handed in when it has ended: somebody else may take it then.
+        ours |= self._runners.being_stopped()
         for token, item in theirs.items():
             if token not in ours:
-                log.info("Giving back a job that we did not know we hold", job_id=item.job_id)
-                self._outbox.give_back(item.job_id, token, item.queue)
+                self._part_with(item)
         self._counts.keep_only(theirs)
         self._hand = deque(hold for hold in self._hand if hold.token in theirs)
         self._runners.ready = deque(hold for hold in ready if hold.token in theirs)
         now_s = host.boottime_s()
         for token in [token for token in given if token not in theirs]:
             self._runners.stop_superseded(token, now_s)
+
+    def _part_with(self, item: HeldJob) -> None:
+        """End an attempt that the ledger says is ours, and that we know nothing of, or no longer."""
+        if item.token not in self._runners.begun:
+            log.info("Giving back a job that we did not know we hold", job_id=item.job_id)
+            self._outbox.give_back(item.job_id, item.token, item.queue)
+            return
+        # The ledger said before that it was not ours, or that it had ended: a server that lags behind, or a failover
+        # to one, says such things. Its code has begun, so to give it back for free would run it twice.
+        log.error("Handing in as crashed a job that the ledger had taken from us for a while", job_id=item.job_id)
+        cause = (
+            "its worker had stopped it, or written its end, and the ledger forgot that: the ledger said for a while "
+            "that it was not ours (a failover to a server that lagged behind?)"
+        )
+        self._outbox.endings.append(conclude(attempt_of(item), Died(cause, counts=False)))
 
     def _resolve_started(self, turn: Turn, theirs: dict[int, HeldJob]) -> None:
         for held in turn.start:

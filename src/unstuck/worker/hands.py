@@ -9,6 +9,7 @@ from unstuck.metrics.tallies import Tallies
 from unstuck.runner.notebook import checkpoint_entry
 from unstuck.store.records import Done, FollowUp, Output
 from unstuck.worker import autopsies
+from unstuck.worker.begun import Begun
 from unstuck.worker.bench import Finished
 from unstuck.worker.counting import JobCounts
 from unstuck.worker.holds import Hold
@@ -26,6 +27,7 @@ class Hands:
         self.ready: deque[Hold] = deque()
         """RUNNING in the ledger, and not yet with a runner."""
         self.given: dict[int, Crew] = {}
+        self.begun = Begun()
         self.processed = 0
         self.ended_since_turn = 0
         self.counts = JobCounts(Tallies())
@@ -89,6 +91,7 @@ class Hands:
 
     def _came_back(self, crew: Crew, token: int, now_s: float) -> None:
         hold = self.roster.take_off(crew, token)
+        self.begun.discard(token)
         if hold is None or self.given.pop(token, None) is None:
             return
         back: list[Hold] = []

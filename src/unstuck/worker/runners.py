@@ -80,6 +80,7 @@ class Runners(Deaths):
                     waiting.append(hold)
                 else:
                     self.given[hold.token] = crew
+                    self.begun.add(hold.token)
                     self.look_at_s = min(self.look_at_s, crew.look_at_s)
             self.ready = waiting
         for crew in self.roster.opened:
@@ -145,6 +146,10 @@ class Runners(Deaths):
         log.warning("Stopping an attempt that was superseded", job_id=hold.job.job_id, token=token)
         if hold.stop is None:
             self._stop(crew, hold, Died("superseded", counts=False), DeathKind.LEASE, now_s)
+
+    def being_stopped(self) -> set[int]:
+        """Return the attempts that a runner is still in, though we want nothing of them any more."""
+        return {token for crew in self.roster.crews.values() for token in crew.jobs if token not in self.given}
 
     def cancel(self, token: int) -> bool:
         """Cancel a job that a runner has; False where none has it."""
