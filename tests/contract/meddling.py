@@ -30,8 +30,13 @@ class Meddler(Protocol):
         """As if the reapers had watched so much later, or earlier if negative."""
         ...
 
+    def forget_watch(self) -> None:
+        """As if no one had ever watched."""
+        ...
+
     def age_job(self, job_id: int, seconds: float) -> None:
-        """As if all that happened to the job had happened so much earlier; a scheduled one comes nearer."""
+        """As if all that happened to the job had happened so much earlier, and a reaper had watched all along; a
+        scheduled one comes nearer."""
         ...
 
     def age_all_jobs(self, seconds: float) -> None:
@@ -98,7 +103,13 @@ class SqliteMeddler:
 
     def age_beat(self, worker_id: str, seconds: float) -> None:
         self.rows("UPDATE unstuck_beats SET beat_at = beat_at - ?2 WHERE worker_id = ?1", (worker_id, seconds))
+        self._watched_all_along()
+
+    def forget_watch(self) -> None:
         self.rows("DELETE FROM unstuck_watch_periods")
+
+    def _watched_all_along(self) -> None:
+        self.forget_watch()
         self.rows(
             "INSERT INTO unstuck_watch_periods (since, until, cause) VALUES (?1 - 864000, ?1, 'start')", (time.time(),)
         )
@@ -113,6 +124,7 @@ class SqliteMeddler:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "started_boot_s", "finished_at")
         changes = ", ".join(f"{c} = {c} - ?2" for c in columns)
         self.rows(f"UPDATE unstuck_jobs SET {changes} WHERE id = ?1", (job_id, seconds))
+        self._watched_all_along()
 
     def age_all_jobs(self, seconds: float) -> None:
         changes = "enqueued_at = enqueued_at - ?1, finished_at = finished_at - ?1"
@@ -203,7 +215,13 @@ class PostgresMeddler:
         self.rows(
             "update beats set beat_at = beat_at - make_interval(secs => %s) where worker_id = %s", (seconds, worker_id)
         )
+        self._watched_all_along()
+
+    def forget_watch(self) -> None:
         self.rows("delete from watch_periods")
+
+    def _watched_all_along(self) -> None:
+        self.forget_watch()
         self.rows(
             "insert into watch_periods (since, until, cause) "
             "values (clock_timestamp() - interval '10 days', clock_timestamp(), 'start')"
@@ -224,6 +242,7 @@ class PostgresMeddler:
                 f"update {self._schema}.jobs set {changes} where id = %(id)s",  # type: ignore[arg-type]
                 {"s": seconds, "id": job_id},
             )
+        self._watched_all_along()
 
     def age_all_jobs(self, seconds: float) -> None:
         self.rows(

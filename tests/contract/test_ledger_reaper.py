@@ -8,6 +8,7 @@ from tests.fleet import wait_for
 
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState, WorkerState
+from unstuck.domain.watch import Tick
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Guard, GuardDead, GuardNone, GuardSilent, GuardSuspect, Pulse, WorkerRecord
 
@@ -41,7 +42,7 @@ def test_a_verdict_is_written_with_its_evidence_and_told(ledger: Ledger, silent_
 def test_suspicion_is_written_and_its_length_is_known(ledger: Ledger, silent_w1: str) -> None:
     assert ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
     assert ledger.events(worker_id="w1")[-1].kind == "worker_suspect"
-    wait_for(lambda: ledger.watch()[0].suspect_s > 0.05, "the suspicion")
+    wait_for(lambda: ledger.tick(Tick(60.0, 0.0)) and ledger.watch()[0].suspect_s > 0.05, "the suspicion")
     assert ledger.watch()[0].state is WorkerState.SUSPECT
 
 

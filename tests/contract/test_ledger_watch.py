@@ -2,7 +2,7 @@
 
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import verdict
+from tests.contract.hands import running, verdict
 from tests.contract.meddling import Meddler
 from tests.fleet import wait_for
 
@@ -116,3 +116,13 @@ def test_a_watch_grows_no_table(ledger: Ledger, meddler: Meddler) -> None:
     for _ in range(50):
         ledger.tick(Tick(EVER_S, 0.0))
     assert meddler.count("watch_periods") == 1
+
+
+def test_a_clock_that_is_set_forward_ends_no_job_by_its_deadline(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+    ledger.tick(Tick(None, 1.0))
+    job = running(ledger, timeout_s=5.0)
+    meddler.age_job(job.job_id, 3600.0)
+    assert [late.job_id for late in ledger.overdue(10)] == [job.job_id]
+    meddler.forget_watch()
+    ledger.tick(Tick(1.0, 1.0))
+    assert ledger.overdue(10) == []

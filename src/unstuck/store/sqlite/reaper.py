@@ -115,7 +115,9 @@ class ReaperVerbs(Verbs):
                 if job.timeout_s is None or job.state is not JobState.RUNNING:
                     continue
                 well = worker_state in (WorkerState.ACTIVE, WorkerState.DRAINING)
-                if job.running_s > job.timeout_s + (OVERDUE_GRACE_S if well else OVERDUE_LOST_GRACE_S):
+                # Only watched time: a worker that could not be heard is not past any deadline.
+                ran_s = min(job.running_s, clock.counted_s(clock.at - job.running_s))
+                if ran_s > job.timeout_s + (OVERDUE_GRACE_S if well else OVERDUE_LOST_GRACE_S):
                     found.append(job)
         return found[:limit]
 

@@ -72,7 +72,8 @@ begin
                case when h.for_ever then 'infinity'
                     else greatest(h.longest_s, case when h.usual then w.running_stale_after_s end) end as waits_for_s,
                coalesce(h.held, 0) as held, b.session_pid, b.session_start, b.session_server,
-               coalesce(extract(epoch from v_now - w.suspect_at), 0)::double precision as suspect_s,
+               -- Watched time, as all that is held against a worker: a step of the clock is no grace that ran out.
+               coalesce({schema}.watched_s(w.suspect_at), 0) as suspect_s,
                least(h.shortest_s, case when h.usual then w.running_stale_after_s end) as shortest_s, w.door,
                extract(epoch from v_now - b.beat_at)::double precision as since_beat_s, w.heartbeat_interval_s,
                w.verdict ->> 'detector' as suspected_by

@@ -56,7 +56,8 @@ set jit = off
 as $body$
     select h.* from {schema}.held_jobs h
     where h.state = 'running' and h.timeout_s is not null
-      and h.running_s > h.timeout_s
+      -- Only watched time: a worker that could not be heard, or a clock that was set forward, is not past any deadline.
+      and least(h.running_s, {schema}.watched_s(clock_timestamp() - make_interval(secs => h.running_s))) > h.timeout_s
           + case when h.worker_state in ('active', 'draining') then p_grace_s else p_lost_grace_s end
     order by h.job_id
     limit p_limit
