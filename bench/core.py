@@ -13,6 +13,7 @@ from bench import (
     measure_idle,
     measure_latency,
     measure_references,
+    measure_retention,
     measure_watching,
     measure_workflows,
 )
@@ -34,6 +35,9 @@ PARTS: dict[str, Part] = {
     "watching": lambda databases, quick: measure_watching.run(databases, 3.0 if quick else 12.0, 6 if quick else 20),
     "workflows": lambda databases, quick: measure_workflows.run(databases, 1.0 if quick else 3.0, 2 if quick else 5),
     "decay": lambda databases, quick: measure_decay.run(databases, 100_000 if quick else 1_000_000, 10_000),
+    "retention": lambda databases, quick: measure_retention.run(
+        databases, 50_000 if quick else 200_000, 0.7 if quick else 3.0
+    ),
     "idle": lambda databases, quick: measure_idle.run(
         databases, [60] if quick else IDLE_WORKERS, 10.0 if quick else 60.0
     ),

@@ -29,7 +29,7 @@ def run(databases: list[Database], rows: int, jobs: int) -> Table:
     )
     for database in databases:
         with stage_on(database) as stage:
-            wheel = _Wheel(stage)
+            wheel = Wheel(stage)
             wheel.go(jobs // 4)
             fresh = _median(wheel, jobs)
             table.add(f"{database.name}, fresh", fresh[0], 100.0, fresh[1], 100.0)
@@ -64,17 +64,17 @@ def _compare(table: Table, label: str, now: tuple[float, float], fresh: tuple[fl
     table.add(label, now[0], now[0] / fresh[0] * 100, now[1], now[1] / fresh[1] * 100)
 
 
-def _median(wheel: "_Wheel", jobs: int) -> tuple[float, float]:
+def _median(wheel: "Wheel", jobs: int) -> tuple[float, float]:
     rounds = [wheel.go(jobs) for _ in range(ROUNDS)]
     return statistics.median(rate for rate, _ in rounds), statistics.median(cpu for _, cpu in rounds)
 
 
-def _whole(wheel: "_Wheel", jobs: int) -> tuple[float, float]:
+def _whole(wheel: "Wheel", jobs: int) -> tuple[float, float]:
     """As `_median`, but with what is done once in a while counted in."""
     return wheel.go(jobs * ROUNDS)
 
 
-class _Wheel:
+class Wheel:
     """A worker without runners: every job that it started has ended by the next turn."""
 
     def __init__(self, stage: Stage) -> None:

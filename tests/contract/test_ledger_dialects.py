@@ -33,7 +33,7 @@ SHARED = frozenset(
             "ring_of",
             "retire",
         ),
-        *("set_paused", "sweep_events", "sweep_workers", "take_ticket"),
+        *("set_paused", "take_ticket"),
         *("look_overdue", "look_quarantined", "look_ready", "look_scheduled", "tasks", "watch", "workers"),
         *("disable", "disable_host", "enable", "enable_host", "hosts", "standings"),
         *("beat_foreign", "to_judge", "foreign_worker", "foreign_worker_named"),

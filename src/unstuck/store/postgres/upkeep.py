@@ -19,9 +19,9 @@ class UpkeepVerbs(Verbs):
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         began_s = time.monotonic()
-        jobs, more = self.serve_once("sweep_jobs", older_than_s=jobs_s, limit=limit)[0]
-        events = self.serve_once("sweep_events", older_than_s=events_s, limit=limit)[0][0]
-        workers = self.serve_once("sweep_workers", older_than_s=workers_s, limit=limit)[0][0]
+        jobs, events, workers, more = self.serve_once(
+            "sweep_old", jobs_s=jobs_s, events_s=events_s, workers_s=workers_s, limit=limit
+        )[0]
         more = more or events >= limit or workers >= limit
         return Swept(jobs, events, workers, more=more, took_s=time.monotonic() - began_s)
 

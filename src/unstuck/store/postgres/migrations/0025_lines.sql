@@ -901,6 +901,31 @@ begin
 end
 $body$;
 
+-- The tombstone stays until everything that the worker held is settled.
+create function {schema}.sweep_workers(p_older_than_s double precision, p_limit integer) returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_removed integer;
+begin
+    with gone as (
+        delete from {schema}.workers w
+        where w.id in (
+            select d.id from {schema}.workers d
+            where d.state in ('dead', 'stopped') and d.stopped_at < clock_timestamp() - make_interval(secs => p_older_than_s)
+              and not exists (select 1 from {schema}.jobs j where j.held and j.worker_id = d.id)
+            limit p_limit
+            for update skip locked)
+        returning w.id
+    ), unheard as (
+        delete from {schema}.beats b using gone g where b.worker_id = g.id
+    )
+    select count(*) into v_removed from gone;
+    return v_removed;
+end
+$body$;
+
 -- Remove what was to be kept for a time of its own, and keys whose period is over.
 create function {schema}.sweep_kept(p_limit integer, out jobs integer, out keys integer)
 language plpgsql volatile

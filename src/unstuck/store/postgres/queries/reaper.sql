@@ -59,30 +59,12 @@ select queue, count from {schema}.promote_due(%(limit)s);
 select greatest(0, extract(epoch from run_at - clock_timestamp()))::double precision
 from {schema}.jobs where waiting order by run_at limit 1;
 
--- name: sweep_jobs
-select removed, more from {schema}.sweep_jobs(%(older_than_s)s, %(limit)s);
+-- name: sweep_old
+select j.removed, {schema}.sweep_events(%(events_s)s, %(limit)s), {schema}.sweep_workers(%(workers_s)s, %(limit)s), j.more
+from {schema}.sweep_jobs(%(jobs_s)s, %(limit)s) j;
 
 -- name: prune_batch
 select next_after, removed from {schema}.prune_batch(%(after)s, %(older_than_s)s, %(states)s, %(look)s);
-
--- name: sweep_events
-select {schema}.sweep_events(%(older_than_s)s, %(limit)s);
-
--- name: sweep_workers
--- The tombstone stays until everything that the worker held is settled.
-with gone as (
-    delete from {schema}.workers w
-    where w.id in (
-        select d.id from {schema}.workers d
-        where d.state in ('dead', 'stopped') and d.stopped_at < clock_timestamp() - make_interval(secs => %(older_than_s)s)
-          and not exists (select 1 from {schema}.jobs j where j.held and j.worker_id = d.id)
-        limit %(limit)s
-        for update skip locked)
-    returning w.id
-), unheard as (
-    delete from {schema}.beats b using gone g where b.worker_id = g.id
-)
-select count(*) from gone;
 
 -- name: void_tokens
 select {schema}.void_tokens();
