@@ -17,7 +17,7 @@ from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import Door, WorkerState
 from unstuck.runner import cgroups
-from unstuck.store.diagnosis import JobGroup, Snapshot, TableLook
+from unstuck.store.diagnosis import JobGroup, Overkept, Snapshot, TableLook
 from unstuck.store.records import WorkerVerdict
 
 GROUP = JobGroup("default", "add", 3, 17, 90_000.0)
@@ -212,6 +212,13 @@ class TestBell:
 
 
 class TestHousekeeping:
+    def test_retention_that_does_not_keep_up(self) -> None:
+        finding = found(facts(overkept=(Overkept("jobs", 1_200_000, 3 * 3600.0),)))["retention-behind"]
+        assert "1,200,000 finished jobs" in finding.what
+        assert "3h" in finding.why
+        assert finding.severity is Severity.WARNING
+        assert found(facts(overkept=(Overkept("keys", 5_000, 60.0),))) == {}, "it looks once a minute"
+
     def test_dead_rows_that_vacuum_does_not_reach(self) -> None:
         swamped = TableLook("jobs", 100_000, 90_000, 2**27, 3600.0, True)
         assert found(facts(tables=(swamped,)))["dead-rows"].facts["dead_rows"] == 90_000

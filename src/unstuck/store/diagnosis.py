@@ -22,6 +22,7 @@ SWEEP_TICKET = "sweep"
 
 BellState = Literal["works", "silent", "off", "pooled"]
 SnapshotKind = Literal["session", "prepared", "slot"]
+OverkeptKind = Literal["jobs", "events", "keys"]
 
 
 class TaskLook(msgspec.Struct, frozen=True):
@@ -78,6 +79,16 @@ class Snapshot(msgspec.Struct, frozen=True):
     behind_xacts: int = 0
 
 
+class Overkept(msgspec.Struct, frozen=True):
+    """Rows that retention should have removed."""
+
+    kind: OverkeptKind
+    count: int
+    """About."""
+    past_s: float
+    """How long the oldest is past its time."""
+
+
 class Diagnosis(msgspec.Struct, frozen=True):
     """What the ledger knows of its own health. What a database does not have is None, empty or zero."""
 
@@ -97,6 +108,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     quarantined: tuple[JobGroup, ...] = ()
     unswept_s: float | None = None
     """Since the sweep ticket ran out; 0 while somebody has it, None when nobody ever took it."""
+    overkept: tuple[Overkept, ...] = ()
+    """What is past its retention and still there; a little is normal, since retention looks once a minute."""
     pooler: bool = False
     bell: BellState = "works"
     bell_note: str = ""

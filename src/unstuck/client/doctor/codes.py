@@ -55,6 +55,7 @@ class Code(StrEnum):
     NOTIFY_SILENT = "notify-silent"
     BELL_UNREACHABLE = "bell-unreachable"
     # The database's housekeeping
+    RETENTION_BEHIND = "retention-behind"
     DEAD_ROWS = "dead-rows"
     AUTOVACUUM_OFF = "autovacuum-off"
     OLD_SNAPSHOT = "old-snapshot"

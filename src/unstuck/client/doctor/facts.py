@@ -26,6 +26,8 @@ class Limits(msgspec.Struct, frozen=True):
     slot_behind_xacts: int = 1_000_000
     settling_s: float = 10.0
     """A reaper at work has settled what a dead worker held by then."""
+    overkept_s: float = 600.0
+    """Retention looks once a minute: rows that are past their time for longer say that it does not keep up."""
     dead_rows: int = 50_000
     unswept_s: float = 600.0
     """Vacuum that came by more recently is at work on it."""

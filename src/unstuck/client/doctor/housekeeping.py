@@ -1,4 +1,4 @@
-"""Find what makes the database slow in the long run: dead rows, old snapshots, a WAL that cannot be emptied."""
+"""Find what makes the database slow in the long run: old rows, dead rows, old snapshots, a WAL that stays full."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.facts import Facts, Limits
 from unstuck.client.doctor.finding import Finding, count, warning
 from unstuck.domain.durations import brief
-from unstuck.store.diagnosis import Diagnosis, Snapshot, TableLook
+from unstuck.store.diagnosis import Diagnosis, Overkept, Snapshot, TableLook
 
 MIB = 1024 * 1024
 DEAD_SHARE = 0.2
@@ -16,10 +16,25 @@ _KEEPS = "Vacuum must keep every row version since then, so the tables of the le
 
 
 def check_housekeeping(_facts: Facts, diagnosis: Diagnosis, limits: Limits) -> Iterator[Finding]:
+    yield from (_behind(one) for one in diagnosis.overkept if one.past_s > limits.overkept_s)
     for table in diagnosis.tables:
         yield from _check_table(table, limits)
     yield from (_old(snapshot) for snapshot in diagnosis.snapshots if _is_old(snapshot, limits))
     yield from _check_file(diagnosis, limits)
+
+
+def _behind(overkept: Overkept) -> Finding:
+    what = {"jobs": "finished job", "events": "event", "keys": "expired unique key"}[overkept.kind]
+    return warning(
+        Code.RETENTION_BEHIND,
+        f"Retention is behind: about {count(overkept.count, what)} should have been removed",
+        f"The oldest is {brief(overkept.past_s)} past its time. No reaper runs, its batches fail or have to wait, or "
+        "more comes in than it can remove. The tables grow meanwhile.",
+        "See that workers run with their reaper, or start `unstuck reaper`. `unstuck prune` removes finished jobs now.",
+        kind=overkept.kind,
+        count=overkept.count,
+        past_s=overkept.past_s,
+    )
 
 
 def _check_table(table: TableLook, limits: Limits) -> Iterator[Finding]:

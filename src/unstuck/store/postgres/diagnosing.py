@@ -16,11 +16,14 @@ from unstuck.store.diagnosis import (
     BellState,
     Diagnosis,
     JobGroup,
+    Overkept,
+    OverkeptKind,
     QueueLook,
     Snapshot,
     TableLook,
     TaskLook,
 )
+from unstuck.store.overkept import estimate
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.bell import PostgresBell
 
@@ -49,6 +52,7 @@ class DiagnosingVerbs(Verbs):
             overdue=tuple(JobGroup(*row) for row in self.read("look_overdue", late_s=late_s, **limits)),
             quarantined=tuple(JobGroup(*row) for row in quarantined),
             unswept_s=ticket[0][0] if ticket else None,
+            overkept=self._look_at_retention(),
             pooler=pooled,
             bell=bell,
             bell_note=bell_note,
@@ -56,6 +60,21 @@ class DiagnosingVerbs(Verbs):
             snapshots=tuple(Snapshot(*row) for row in self.read("look_snapshots", groups=LOOK_GROUPS)),
             size_bytes=sum(table.size_bytes for table in tables),
         )
+
+    def _look_at_retention(self) -> tuple[Overkept, ...]:
+        kept = self.settings.recovery.kept
+        found: list[Overkept | None] = []
+        aged: tuple[tuple[OverkeptKind, float], ...] = (("jobs", kept.jobs_s), ("events", kept.events_s))
+        for kind, kept_s in aged:
+            start = self.read(f"look_{kind}_start")
+            found.append(estimate(kind, _TableLooks(self, kind, start[0][0] if start else 0, kept_s), kept_s))
+        own = self.read("look_own_keep", count=COUNT_LIMIT, groups=LOOK_GROUPS)
+        if own and (late := sum(row[0] for row in own)):
+            found.append(Overkept("jobs", late, max(row[1] for row in own)))
+        keys, past_s = self.read("look_expired_keys", count=COUNT_LIMIT)[0]
+        if keys:
+            found.append(Overkept("keys", keys, past_s))
+        return tuple(one for one in found if one is not None)
 
     def _look_at_clock(self) -> tuple[float, float, float]:
         """Give the server's time, how far ours is ahead of it at least, and the usual round trip."""
@@ -107,3 +126,19 @@ class DiagnosingVerbs(Verbs):
         finally:
             bell.close()
             lane.close()
+
+
+class _TableLooks:
+    """Looks at a table from where the last walk of retention left the first row: those before may be dead."""
+
+    def __init__(self, ledger: Verbs, kind: OverkeptKind, start_id: int, kept_s: float) -> None:
+        self._ledger, self._kind, self._start_id, self._kept_s = ledger, kind, start_id, kept_s
+
+    def rows_from(self, first_id: int, limit: int) -> list[tuple[int, float, float | None]]:
+        first_id = max(first_id, self._start_id)
+        rows = self._ledger.read(f"look_{self._kind}_from", first_id=first_id, limit=limit, kept_s=self._kept_s)
+        return [(row[0], row[1], row[2]) for row in rows]
+
+    def last_before(self, end_id: int) -> int | None:
+        found = self._ledger.read(f"look_{self._kind}_before", start_id=self._start_id, end_id=end_id)[0][0]
+        return None if found is None else int(found)

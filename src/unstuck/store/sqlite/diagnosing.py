@@ -16,9 +16,11 @@ from unstuck.store.diagnosis import (
     SWEEP_TICKET,
     Diagnosis,
     JobGroup,
+    Overkept,
     QueueLook,
     TaskLook,
 )
+from unstuck.store.overkept import estimate
 from unstuck.store.sqlite.bell import reaches
 from unstuck.store.sqlite.database import CHECKPOINT_PAGES
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch
@@ -42,6 +44,7 @@ class DiagnosingVerbs(Verbs):
             overdue = _groups(cursor, "look_overdue", waiting, now_at, late_s)
             quarantined = fetch(cursor, "look_quarantined", (LOOK_ERRORS, LOOK_GROUPS))
             queues = look_at_queues(cursor, now_at)
+            overkept = self._look_at_retention(cursor, now_at)
             bells = fetch(cursor, "bells")
             connection = cursor.connection
             page_bytes, pages, free = (
@@ -60,6 +63,7 @@ class DiagnosingVerbs(Verbs):
             overdue=overdue,
             quarantined=tuple(JobGroup(*row) for row in quarantined),
             unswept_s=unswept_s,
+            overkept=overkept,
             deaf=tuple(worker_id for worker_id, bell, _ in bells if not reaches(bell)),
             size_bytes=page_bytes * pages,
             free_bytes=page_bytes * free,
@@ -67,6 +71,20 @@ class DiagnosingVerbs(Verbs):
             wal_stuck_pages=stuck,
             readers=readers,
         )
+
+    def _look_at_retention(self, cursor: apsw.Cursor, now_at: float) -> tuple[Overkept, ...]:
+        kept = self.settings.recovery.kept
+        found: list[Overkept | None] = []
+        jobs = _TableLooks(cursor, "look_jobs_from", "look_jobs_before", now_at, kept.jobs_s)
+        events = _TableLooks(cursor, "look_events_from", "look_events_before", now_at, kept.events_s)
+        found += [estimate("jobs", jobs, kept.jobs_s), estimate("events", events, kept.events_s)]
+        own = fetch(cursor, "look_own_keep", (now_at, LOOK_GROUPS, COUNT_LIMIT))
+        if own and (late := sum(row[0] for row in own)):
+            found.append(Overkept("jobs", late, max(row[1] for row in own)))
+        keys, past_s = cursor.execute(SQL["look_expired_keys"], (now_at, COUNT_LIMIT)).get
+        if keys:
+            found.append(Overkept("keys", keys, past_s))
+        return tuple(one for one in found if one is not None)
 
     def _beside(self, ending: str) -> Path:
         return self.db.path.with_name(self.db.path.name + ending)
@@ -114,6 +132,19 @@ def look_at_ticket(cursor: apsw.Cursor) -> float | None:
     row = cursor.execute(SQL["ticket"], (SWEEP_TICKET,)).fetchone()
     # The boot clock of an earlier boot says nothing now.
     return None if row is None or row[1] != host.boot_id() else max(host.boottime_s() - row[0], 0.0)
+
+
+class _TableLooks:
+    def __init__(self, cursor: apsw.Cursor, rows_from: str, last_before: str, now_at: float, kept_s: float) -> None:
+        self._cursor, self._rows_from, self._last_before = cursor, rows_from, last_before
+        self._now_at, self._kept_s = now_at, kept_s
+
+    def rows_from(self, first_id: int, limit: int) -> list[tuple[int, float, float | None]]:
+        return fetch(self._cursor, self._rows_from, (first_id, limit, self._now_at, self._kept_s))
+
+    def last_before(self, end_id: int) -> int | None:
+        found = self._cursor.execute(SQL[self._last_before], (end_id,)).get
+        return None if found is None else int(found)
 
 
 def _groups(cursor: apsw.Cursor, query: str, queues: list[str], now_at: float, by_s: float) -> tuple[JobGroup, ...]:

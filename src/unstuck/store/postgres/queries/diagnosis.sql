@@ -113,3 +113,55 @@ from (
     from pg_replication_slots where xmin is not null
 ) held
 order by age_s desc nulls first limit %(groups)s;
+
+-- name: look_jobs_start
+select least(position, lowest_left - 1) from {schema}.sweeps where name = 'jobs';
+
+-- name: look_events_start
+select position from {schema}.sweeps where name = 'events';
+
+-- name: look_jobs_before
+select max(id) from {schema}.jobs where id >= %(start_id)s and id < %(end_id)s;
+
+-- name: look_events_before
+select max(id) from {schema}.events where id >= %(start_id)s and id < %(end_id)s;
+
+-- name: look_jobs_from
+-- How long each is past its retention; NULL where it has not ended, or others of its workflow may still need it.
+select j.id, extract(epoch from clock_timestamp() - j.enqueued_at)::double precision,
+       case when j.workflow_id is null
+                 or not exists (select 1 from {schema}.workflows w where w.id = j.workflow_id and w.finished_at is null)
+            then extract(epoch from clock_timestamp() - j.finished_at)::double precision - greatest(%(kept_s)s, j.keep_s)
+       end
+from {schema}.jobs j where j.id >= %(first_id)s order by j.id limit %(limit)s;
+
+-- name: look_events_from
+select e.id, extract(epoch from clock_timestamp() - e.at)::double precision,
+       extract(epoch from clock_timestamp() - e.at)::double precision - %(kept_s)s
+from {schema}.events e where e.id >= %(first_id)s order by e.id limit %(limit)s;
+
+-- name: look_own_keep
+-- Jobs past a time of their own, by that time: how many, and how long the oldest is. Jumps from time to time in the index.
+with recursive found (keep_s) as (
+    (select keep_s from {schema}.jobs where keep_s is not null and finished_at is not null order by keep_s limit 1)
+    union all
+    select (select j.keep_s from {schema}.jobs j
+            where j.keep_s is not null and j.finished_at is not null and j.keep_s > f.keep_s order by j.keep_s limit 1)
+    from found f where f.keep_s is not null
+)
+select (select count(*) from (
+            select 1 from {schema}.jobs j
+            where j.keep_s = f.keep_s and j.finished_at is not null and j.workflow_id is null
+              and j.finished_at < clock_timestamp() - make_interval(secs => f.keep_s)
+            limit %(count)s) few),
+       (select greatest(0, extract(epoch from clock_timestamp() - j.finished_at) - f.keep_s)::double precision
+        from {schema}.jobs j
+        where j.keep_s = f.keep_s and j.finished_at is not null and j.workflow_id is null
+        order by j.finished_at limit 1)
+from found f where f.keep_s is not null limit %(groups)s;
+
+-- name: look_expired_keys
+select (select count(*) from (
+            select 1 from {schema}.kept_keys where until < clock_timestamp() limit %(count)s) few),
+       (select extract(epoch from clock_timestamp() - until)::double precision
+        from {schema}.kept_keys order by until limit 1);

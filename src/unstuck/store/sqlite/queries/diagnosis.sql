@@ -70,3 +70,55 @@ FROM (
 )
 WHERE state = 'quarantined'
 GROUP BY queue, task ORDER BY count(*) DESC, queue, task LIMIT ?2;
+
+-- name: look_jobs_before
+SELECT max(id) FROM unstuck_jobs WHERE id < ?;
+
+-- name: look_events_before
+SELECT max(id) FROM unstuck_events WHERE id < ?;
+
+-- name: look_jobs_from
+-- How long each is past its retention; NULL where it has not ended, or others of its workflow may still need it.
+SELECT
+    j.id, ?3 - j.enqueued_at,
+    CASE
+        WHEN j.workflow_id IS NULL
+            OR NOT EXISTS (SELECT 1 FROM unstuck_workflows w WHERE w.id = j.workflow_id AND w.finished_at IS NULL)
+            THEN ?3 - j.finished_at - max(?4, coalesce(j.keep_s, 0))
+    END
+FROM unstuck_jobs j
+WHERE j.id >= ?1
+ORDER BY j.id
+LIMIT ?2;
+
+-- name: look_events_from
+SELECT id, ?3 - at, ?3 - at - ?4 FROM unstuck_events WHERE id >= ?1 ORDER BY id LIMIT ?2;
+
+-- name: look_own_keep
+-- Jobs past a time of their own, by that time: how many, and how long the oldest is. Jumps from time to time in the index.
+WITH RECURSIVE found (keep_s) AS (
+    SELECT min(keep_s) FROM unstuck_jobs INDEXED BY unstuck_jobs_kept WHERE keep_s IS NOT NULL AND finished_at IS NOT NULL
+    UNION ALL
+    SELECT (
+        SELECT min(j.keep_s) FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
+        WHERE j.keep_s IS NOT NULL AND j.finished_at IS NOT NULL AND j.keep_s > found.keep_s
+    )
+    FROM found
+    WHERE found.keep_s IS NOT NULL
+)
+SELECT
+    (SELECT count(*) FROM (
+        SELECT 1 FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
+        WHERE j.keep_s = f.keep_s AND j.finished_at IS NOT NULL AND j.finished_at < ?1 - f.keep_s AND j.workflow_id IS NULL
+        LIMIT ?3)),
+    (SELECT max(0, ?1 - f.keep_s - j.finished_at) FROM unstuck_jobs j INDEXED BY unstuck_jobs_kept
+     WHERE j.keep_s = f.keep_s AND j.finished_at IS NOT NULL AND j.workflow_id IS NULL
+     ORDER BY j.finished_at LIMIT 1)
+FROM found f
+WHERE f.keep_s IS NOT NULL
+LIMIT ?2;
+
+-- name: look_expired_keys
+SELECT
+    (SELECT count(*) FROM (SELECT 1 FROM unstuck_kept_keys WHERE until < ?1 LIMIT ?2)),
+    (SELECT ?1 - until FROM unstuck_kept_keys ORDER BY until LIMIT 1);
