@@ -142,7 +142,6 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[[PostgresLedger, int], object]]] 
     "cancel": ({}, lambda ledger, job_id: ledger.cancel([job_id], "me")),
     "cancel of many": ({}, lambda ledger, job_id: ledger.cancel([job_id, 10**6], "me")),
     "purge": ({}, lambda ledger, _: ledger.purge("default", "me")),
-    "expiry": ({"more": Ties(expires_in_s=0.001)}, lambda ledger, _: ledger.expire_due(10)),
 }
 
 
@@ -163,6 +162,16 @@ def test_who_ends_a_node_that_waits_locks_its_workflow_first(
         other.execute("select 1 from unstuck.jobs where id = %s for update nowait", (job_id,))
     ending.join()
     assert state_of(ledger, job_id) is JobState.CANCELLED
+    assert look(ledger, number).state is WorkflowState.FAILED
+
+
+def test_an_expiry_waits_for_no_workflow(ledger: PostgresLedger, swept_pg_url: str) -> None:
+    number = workflow_of(ledger, new_job(more=Ties(expires_in_s=0.001)))
+    with psycopg.connect(swept_pg_url) as other:
+        other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
+        wait_for(lambda: ledger.expire_due(10).next_in_s == 0.0, "it is expired")
+        assert look(ledger, number).state is WorkflowState.RUNNING
+    assert ledger.expire_due(10).count == 1
     assert look(ledger, number).state is WorkflowState.FAILED
 
 

@@ -186,7 +186,7 @@ def test_enqueue_with_keys_reads_its_own(worst: PostgresLedger) -> None:
     worst.enqueue([new_job(unique_key=f"k{n}") for n in range(BATCH)])
     ids = arrays.int8s(range(10_000_000, 10_000_000 + BATCH))
     defaults = ("payload_types", "policies", "on_crash", "heartbeats", "heartbeat_timeouts_s", "timeouts_s", "ranks")
-    names = dict.fromkeys((*defaults, "delays_s", "runs_at", "enqueued_by", "more"))
+    names = dict.fromkeys((*defaults, "delays_s", "runs_at", "enqueued_by", "more", "lock_timeout"))
     values = {
         **names,
         "ids": ids,

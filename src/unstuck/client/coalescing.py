@@ -5,13 +5,18 @@ connection so serves many threads, and the slower the disk, the larger the batch
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
+from unstuck.domain.errors import LedgerBusy, LedgerUnavailable, UncertainCommit
 from unstuck.store.records import Enqueued, NewJob
 
 MAX_BATCH = 2_000
+PATIENCE_S = 10.0
+"""How long an enqueue waits for an open transaction that holds its unique key."""
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
 INTERRUPTED = (
     "The thread that stored these jobs was interrupted: they may or may not be stored. "
     "Look before enqueueing them again, or give them a unique_key."
@@ -42,7 +47,19 @@ class Coalescer:
         self._waiting: list[_Parcel] = []
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Store the jobs; returns when they are durable."""
+        """Store the jobs; returns when they are durable. Others are not held up while a lock keeps ours waiting."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._enqueue(jobs)
+            except LedgerBusy:
+                if time.monotonic() + pause_s > deadline_s:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    def _enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         parcel = _Parcel(jobs, threading.Lock())
         parcel.told.acquire()
         try:
@@ -99,11 +116,17 @@ class Coalescer:
     def _write_parcels(self, parcels: list[_Parcel]) -> None:
         try:
             answers = self._write([job for parcel in parcels for job in parcel.jobs])
+        except LedgerBusy as error:
+            # A unique key of one of them is held by an open transaction. Nothing was written: the others go alone.
+            if len(parcels) == 1:
+                parcels[0].error = error
+            else:
+                for parcel in parcels:
+                    self._write_parcels([parcel])
         except LedgerUnavailable as error:
             # Nobody's fault, and the same for all. Tried one by one, what was written after all would be there twice.
             for parcel in parcels:
                 parcel.error = error
-            return
         except Exception as error:  # noqa: BLE001 - handed to the caller whose jobs these are
             if len(parcels) > 1:
                 # One caller's bad job must not fail the others'.
@@ -111,8 +134,8 @@ class Coalescer:
                     self._write_parcels([parcel])
             else:
                 parcels[0].error = error
-            return
-        at = 0
-        for parcel in parcels:
-            parcel.answer = answers[at : at + len(parcel.jobs)]
-            at += len(parcel.jobs)
+        else:
+            at = 0
+            for parcel in parcels:
+                parcel.answer = answers[at : at + len(parcel.jobs)]
+                at += len(parcel.jobs)

@@ -4,6 +4,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from unstuck.config import Settings
@@ -87,7 +88,9 @@ def _make(settings: Settings) -> Parts:
         lambda job_id: JobNotFound(f"Job {job_id} does not exist: it was never stored, or was pruned after it ended."),
     )
     feed, lookout = Feed(lambda: ledger), Lookout(ledger)
-    return Parts(ledger, Coalescer(ledger.enqueue), Ringer(ledger.ring), watcher, operator, feed, lookout)
+    # It waits for other sessions by itself, and lets other enqueues through meanwhile.
+    coalescer = Coalescer(partial(ledger.enqueue, patience_s=0.0))
+    return Parts(ledger, coalescer, Ringer(ledger.ring), watcher, operator, feed, lookout)
 
 
 _counters: "weakref.WeakSet[Counter]" = weakref.WeakSet()

@@ -11,7 +11,7 @@ from unstuck import failpoints, logs
 from unstuck.config import Recovery
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import Ending, Release
-from unstuck.domain.errors import WORKER_DIED
+from unstuck.domain.errors import WORKER_DIED, LedgerBusy
 from unstuck.domain.liveness import Detector, Process, Verdict, silence
 from unstuck.domain.states import JobState
 from unstuck.metrics.catalogue import JOBS_ENDED, JOBS_REQUEUED
@@ -98,14 +98,22 @@ class Handover:
         """End what ran past its hard deadline in the hands of a worker that is gone, or does not end it."""
         seen = {worker.id: worker for worker in workers}
         late: dict[str, list[HeldJob]] = defaultdict(list)
+        busy: LedgerBusy | None = None
         for job in self._ledger.overdue(OVERDUE_BATCH):
             late[job.worker_id].append(job)
         for worker_id, jobs in late.items():
             endings = {(job.job_id, job.token): overrun(job) for job in jobs}
-            written = self._ledger.settle(worker_id, list(endings.values()), [], GuardNone())
+            try:
+                written = self._ledger.settle(worker_id, list(endings.values()), [], GuardNone())
+            except LedgerBusy as error:
+                # Those of other workers go on; the round is told afterwards.
+                busy = error
+                continue
             self._count(worker_id, jobs, endings, written, done)
             if worker := seen.get(worker_id):
                 self._stop_runners(worker, written)
+        if busy is not None:
+            raise busy
 
     def forget_all_but(self, worker_ids: set[str]) -> None:
         """Forget whom we warned about, where nobody watches them any more."""

@@ -11,7 +11,7 @@ import msgspec
 
 from unstuck import host, logs
 from unstuck.domain.catching_up import Plan, plan
-from unstuck.domain.errors import LedgerError, LedgerUnavailable
+from unstuck.domain.errors import LedgerBusy, LedgerError, LedgerUnavailable
 from unstuck.domain.payload import JSON, with_tick
 from unstuck.domain.schedules import enqueued_by, tick_text
 from unstuck.domain.states import LIVING
@@ -24,6 +24,8 @@ LOOK_EVERY_S = 30.0
 """So often it looks where nothing is due: for schedules that were added while the bell was not heard."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+LONGEST_BLOCKED_S = 1.0
+"""Longest pause between two tries of a schedule whose lock another session holds."""
 KEEPERS = 8
 """So many, by lot, come for each tick; in a larger fleet the others come a little later, in turn."""
 SECOND_LINE_S = 0.25
@@ -44,6 +46,8 @@ class Timekeeper:
         self._count_s = 0.0
         self._failures = 0
         self._complained: dict[str, int] = {}
+        self._blocked: dict[str, tuple[float, float]] = {}
+        """By name of a schedule whose lock another session holds: when it is tried again, and the pause after that."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="unstuck-timekeeper", daemon=True)
@@ -68,10 +72,19 @@ class Timekeeper:
         """Fire what is due and give the time until somebody should look again: one lap of the thread."""
         found = self._ledger.due_schedules(self._fingerprints)
         woken: set[str] = set()
-        stumbled = False
+        stumbled = fired = False
+        due = {record.name for record in found.due}
+        self._blocked = {name: when for name, when in self._blocked.items() if name in due}
         for record in found.due:
+            if host.boottime_s() < self._blocked.get(record.name, (0.0, 0.0))[0]:
+                continue
             try:
                 woken |= self._fire(record, found.now)
+                fired = True
+                self._blocked.pop(record.name, None)
+            except LedgerBusy as error:
+                # Nothing was written: its tick is fired when the lock is free, and the others do not wait for it.
+                self._defer(record, error)
             except LedgerUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - told by _stumbled
@@ -80,8 +93,14 @@ class Timekeeper:
                 self._stumbled(record, error)
         if woken:
             self._ledger.ring({f"queue:{queue}" for queue in woken})
-        if found.due:
-            return LONGEST_PAUSE_S if stumbled else 0.0
+        if stumbled:
+            return LONGEST_PAUSE_S
+        if fired:
+            return 0.0
+        if self._blocked:
+            again_s = min(at_s for at_s, _ in self._blocked.values()) - host.boottime_s()
+            next_s = LOOK_EVERY_S if found.next_in_s is None else found.next_in_s
+            return min(max(again_s, 0.01), max(next_s, 0.0))
         return LOOK_EVERY_S if found.next_in_s is None else min(max(found.next_in_s, 0.0), LOOK_EVERY_S)
 
     def _fire(self, record: ScheduleRecord, now: float) -> set[str]:
@@ -101,6 +120,13 @@ class Timekeeper:
         if kind is not None:
             log.warning(message, schedule=record.name)
         return {job.queue for job in jobs}
+
+    def _defer(self, record: ScheduleRecord, error: LedgerBusy) -> None:
+        _, pause_s = self._blocked.get(record.name, (0.0, 0.0))
+        if not pause_s:
+            log.warning("A schedule waits for a lock and is tried again", schedule=record.name, error=str(error))
+        pause_s = min(max(FIRST_PAUSE_S, pause_s * 2), LONGEST_BLOCKED_S)
+        self._blocked[record.name] = (host.boottime_s() + pause_s, pause_s)
 
     def _stumbled(self, record: ScheduleRecord, error: Exception) -> None:
         if self._complained.get(record.name) != record.version:

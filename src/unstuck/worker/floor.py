@@ -41,6 +41,8 @@ MAX_WAIT_IN_HAND_S = 0.3
 """A job that found no slot for so long goes back: somebody else may be free."""
 MAX_CLAIM = 1_000
 BEATS_PER_COMPARISON = 3
+LOCKED_PAUSE_S = 0.2
+"""Pause after a turn that other sessions' locks kept from starting or claiming anything."""
 NOTE_S = 1.0
 """How often at most the ledger is told how far running jobs are."""
 
@@ -99,6 +101,8 @@ class Floor:
         self._comparing = False
         self._compare_wanted = False
         self._rung = True
+        self._busy_until_s = 0.0
+        """No turn before this: the last one could not even start or claim jobs."""
         self._look_at_s = 0.0
         self._turned_s = born_s
         self._note_at_s = 0.0
@@ -221,8 +225,11 @@ class Floor:
             self._comparing, self._compare_wanted = True, False
             self._wheel.compare()
             return
-        start = self._choose_start()
         now_s = host.boottime_s()
+        if now_s < self._busy_until_s:
+            return
+        self._outbox.take_up(now_s)
+        start = self._choose_start()
         wish = self._wish(now_s, busy=bool(start or len(self._outbox)))
         if wish is not None:
             self._rung = False
@@ -233,7 +240,7 @@ class Floor:
         if failpoints.active and (self._outbox.done or self._outbox.endings):
             failpoints.reached("worker.before_settle")
         self._asked = self._outbox.turn(self._worker_id, start, wish)
-        self._handed_in = {} if len(self._outbox) else self._runners.roster.entered_and_over()
+        self._handed_in = self._runners.roster.entered_and_over() if self._outbox.is_empty else {}
         self._wheel.turn(self._asked)
 
     def _free(self) -> int:
@@ -281,8 +288,12 @@ class Floor:
             self._die()
             return
         self._counts.written(turn, answer.superseded)
-        self._runners.roster.note_settled(self._handed_in)
         now_s = host.boottime_s()
+        self._outbox.written(turn)
+        if message.deferred is None:
+            self._runners.roster.note_settled(self._handed_in)
+        else:
+            self._defer(message.deferred, now_s)
         self._pace.saw_turn(message.duration_s)
         self._pace.saw_ends(self._runners.ended_since_turn, now_s - self._turned_s, now_s)
         self._runners.ended_since_turn, self._turned_s = 0, now_s
@@ -307,11 +318,21 @@ class Floor:
             (self._runners.ready if job.running else self._hand).append(hold)
         if answer.claimed:
             self._pace.saw_claimed(ahead, len(answer.claimed))
-        if turn.wish is not None:
-            if len(answer.claimed) >= turn.wish.limit:
-                self._rung = True  # There was more than we asked for.
-            elif answer.next_due_in_s is not None and self._heartbeat is not None:
-                self._heartbeat.promote_in(answer.next_due_in_s)
+        if turn.wish is not None and len(answer.claimed) >= turn.wish.limit:
+            self._rung = True  # There was more than we asked for.
+        if answer.next_due_in_s is not None and self._heartbeat is not None:
+            self._heartbeat.promote_in(answer.next_due_in_s)
+
+    def _defer(self, turn: Turn, now_s: float) -> None:
+        """Keep for later what another session of the database locked; everything else goes on."""
+        self._outbox.defer(turn, now_s)
+        for held in turn.start:
+            hold = self._starting.pop(held.token, None)
+            if hold is not None:
+                self._hand.append(hold)
+        if turn.wish is not None or turn.start:
+            self._rung = True
+            self._busy_until_s = now_s + LOCKED_PAUSE_S
 
     def _after_comparison(self, held: list[HeldJob]) -> None:
         """Make our list and the ledger's the same."""
@@ -366,15 +387,18 @@ class Floor:
     # Time -------------------------------------------------------------------------------------
 
     def _patience_s(self) -> float:
-        waiting_for_ledger = self._asked is not None or self._comparing
+        now_s = host.boottime_s()
+        waiting_for_ledger = self._asked is not None or self._comparing or now_s < self._busy_until_s
         if not waiting_for_ledger and (len(self._outbox) or self._compare_wanted or self._uncertain is not None):
             return 0.0
         busy = self._runners.given or self._hand or self._runners.ready or self._drain is not None
         tick_s = IDLE_TICK_S
         if busy:
-            tick_s = max(0.0, min(BUSY_TICK_S, self._runners.look_at_s - host.boottime_s()))
+            tick_s = max(0.0, min(BUSY_TICK_S, self._runners.look_at_s - now_s))
+        again_s = self._busy_until_s if now_s < self._busy_until_s else self._outbox.next_s()
+        if again_s is not None and self._asked is None and not self._comparing:
+            tick_s = min(tick_s, max(0.0, again_s - now_s))
         if not waiting_for_ledger and self._drain is None:
-            now_s = host.boottime_s()
             tick_s = self._health.wait_s(now_s, min(tick_s, max(0.0, self._look_at_s - now_s)))
         return tick_s
 
@@ -441,5 +465,5 @@ class Floor:
                 self._abandon_outcomes(self.outdated)
             log.error("The ledger could not be reached; leaving the last outcomes to the reaper")
             return True
-        busy = self._runners.given or self._hand or self._runners.ready or self._starting or len(self._outbox)
+        busy = self._runners.given or self._hand or self._runners.ready or self._starting or not self._outbox.is_empty
         return not busy and self._asked is None and self._uncertain is None and not self._comparing

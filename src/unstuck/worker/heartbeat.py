@@ -249,7 +249,7 @@ class Heartbeat:
         if self._promote_at_s is not None and host.boottime_s() >= self._promote_at_s:
             self._promote_at_s = None
             promoted = self._ledger.promote_due(PROMOTE_BATCH)
-            if promoted.count:
+            if promoted.queues:
                 self._ledger.ring({f"queue:{name}" for name in promoted.queues})
             if promoted.count or promoted.next_due_in_s != 0.0:
                 # Where nothing was due it may have been the rate of a queue, which allows the next job now.

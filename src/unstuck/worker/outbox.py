@@ -8,6 +8,9 @@ from unstuck.store.records import Done, Entry, FollowUp, Held, Output, Turn, Wis
 
 MAX_ITEMS = 1_000
 MAX_BYTES = 8 * 1024 * 1024
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 1.0
+"""Longest pause between two tries to write what other sessions' locks keep from the ledger."""
 
 
 class Outbox:
@@ -23,12 +26,54 @@ class Outbox:
         self.outputs: dict[int, Output] = {}
         self.returned: set[str] = set()
         """Queues that get jobs back with the next turn: others should look there."""
+        self._blocked: list[tuple[float, Turn]] = []
+        """What another session's lock kept from the ledger, and when it is tried again."""
+        self._pauses: dict[int, float] = {}
+        """By token, the last pause before a try."""
 
     def __len__(self) -> int:
         return len(self.done) + len(self.endings) + len(self.releases) + len(self.entries) + len(self.checkpoints)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left to write, not even later."""
+        return not len(self) and not self._blocked
+
     def tokens(self) -> set[int]:
-        return {item.token for part in (self.done, self.endings, self.releases) for item in part}
+        """Return the attempts whose end, or return, is still to be written."""
+        found = {item.token for part in (self.done, self.endings, self.releases) for item in part}
+        for _, turn in self._blocked:
+            found |= {item.token for part in (turn.done, turn.endings, turn.release) for item in part}
+        return found
+
+    def defer(self, turn: Turn, now_s: float) -> None:
+        """Keep what could not be written because of a lock, and take it up again after a growing pause."""
+        parts = (turn.done, turn.endings, turn.release, turn.entries)
+        tokens = {item.token for part in parts for item in part}
+        if not tokens:
+            return
+        pause_s = max(self._pauses.get(token, FIRST_PAUSE_S / 2) for token in tokens) * 2
+        self._pauses.update(dict.fromkeys(tokens, min(pause_s, LONGEST_PAUSE_S)))
+        self._blocked.append((now_s + min(pause_s, LONGEST_PAUSE_S), turn))
+
+    def take_up(self, now_s: float) -> None:
+        """Put what was deferred long enough among the rest."""
+        due = [turn for at_s, turn in self._blocked if at_s <= now_s]
+        if due:
+            self._blocked = [one for one in self._blocked if one[0] > now_s]
+            for turn in due:
+                self.put_back(turn, None)
+
+    def next_s(self) -> float | None:
+        """Return when something that was deferred is tried again."""
+        return min((at_s for at_s, _ in self._blocked), default=None)
+
+    def written(self, turn: Turn) -> None:
+        """Forget the pauses of what is written now."""
+        if self._pauses:
+            for part in (turn.done, turn.endings, turn.release, turn.entries):
+                for item in part:
+                    self._pauses.pop(item.token, None)
 
     def give_back(self, job_id: int, token: int, queue: str) -> None:
         """Return a job whose user code never ran."""
@@ -50,6 +95,7 @@ class Outbox:
         entries, size = self._take_entries()
         # What is left belongs before the end of its attempt: that waits for the next turn.
         unwritten = {entry.token for entry in (*self.entries, *self.checkpoints.values())}
+        unwritten.update(entry.token for _, turn in self._blocked for entry in turn.entries)
         done_later: list[Done] = []
         endings_later: list[Ending] = []
         follow: list[FollowUp] = []
@@ -99,8 +145,11 @@ class Outbox:
         outputs.append(output)
         return len(output.stdout) + len(output.stderr)
 
-    def put_back(self, turn: Turn, still_held: set[int]) -> None:
-        """Take back what an uncertain turn did not write: a terminal write is repeated until it is known."""
+    def put_back(self, turn: Turn, still_held: set[int] | None) -> None:
+        """Take back what a turn did not write: a terminal write is repeated until it is known. None: all of it."""
+        if still_held is None:
+            parts = (turn.done, turn.endings, turn.release, turn.entries)
+            still_held = {item.token for part in parts for item in part}
         self.done.extendleft(item for item in reversed(turn.done) if item.token in still_held)
         self.endings.extendleft(item for item in reversed(turn.endings) if item.token in still_held)
         self.releases.extendleft(item for item in reversed(turn.release) if item.token in still_held)

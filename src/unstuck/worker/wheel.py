@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from unstuck.domain.endings import Ending
-from unstuck.domain.errors import DuplicateJob, LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch
+from unstuck.domain.errors import (
+    DuplicateJob,
+    LedgerBusy,
+    LedgerError,
+    LedgerUnavailable,
+    RefusedValue,
+    SchemaMismatch,
+)
 from unstuck.domain.outcomes import NotStorable
 from unstuck.domain.policy import Policy
 from unstuck.domain.recovery import Attempt, conclude
@@ -20,6 +27,8 @@ from unstuck.worker.movement import Movement
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+LOCKS_S = 1.5
+"""How long one turn may look for what other sessions' locks do not concern; the rest is deferred untried."""
 
 log = logger("unstuck.worker")
 
@@ -27,10 +36,13 @@ log = logger("unstuck.worker")
 @dataclass(frozen=True)
 class TurnDone:
     turn: Turn
+    """What was written."""
     answer: TurnAnswer
     duration_s: float
     refused: dict[int, str] = field(default_factory=dict)
     """Attempts whose entries cannot be stored, and why."""
+    deferred: Turn | None = None
+    """What was not written, because another session of the database holds locks that it needs."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,11 @@ class Wheel:
         self._stopping = threading.Event()
         self._pause_s = 0.0
         self._refused: dict[int, str] = {}
+        self._deferred: list[Turn] = []
+        self._blocked: set[int] = set()
+        """Tokens that were deferred: the ledger is asked about them before they are tried again."""
+        self._until_s = 0.0
+        self._stalled = False
         self.movement = Movement()
         self._thread = mailbox.thread("wheel", self._run)
 
@@ -94,8 +111,10 @@ class Wheel:
     def _turn(self, turn: Turn) -> TurnDone | TurnUncertain:
         began_s = time.monotonic()
         self._refused = {}
+        self._deferred = []
+        self._until_s = began_s + LOCKS_S
         try:
-            answer = self._split_if_refused(turn)
+            answer = self._split_if_refused(turn) if not self._blocked else self._past_blocked(turn)
         except SchemaMismatch as error:
             return replace(self._failed(turn, error), outdated=error)
         except LedgerUnavailable as error:
@@ -105,7 +124,15 @@ class Wheel:
                 log.error("The ledger refused a turn", error=str(error))
             return self._failed(turn, error)
         self._pause_s = 0.0
-        return TurnDone(turn, answer, time.monotonic() - began_s, self._refused)
+        duration_s = time.monotonic() - began_s
+        if not self._deferred:
+            self._stalled = False
+            self._blocked.difference_update(_jobs_of(turn) if self._blocked else ())
+            return TurnDone(turn, answer, duration_s, self._refused)
+        deferred = _together(turn.worker_id, self._deferred)
+        left = set(_jobs_of(deferred))
+        self._blocked = (self._blocked - set(_jobs_of(turn))) | left
+        return TurnDone(_without(turn, deferred, left), answer, duration_s, self._refused, deferred)
 
     def _failed(self, turn: Turn, error: LedgerError) -> TurnUncertain:
         """Say so, at once the first time. Who can read and not write (a full disk, a standby) would spin otherwise."""
@@ -120,13 +147,72 @@ class Wheel:
             return self._ledger.turn(turn)
         except (RefusedValue, DuplicateJob) as error:
             return self._split(turn, str(error))
+        except LedgerBusy as error:
+            return self._around_locks(turn, str(error))
+
+    def _past_blocked(self, turn: Turn) -> TurnAnswer:
+        """Write what was never blocked first, then what was: nothing else waits for it once more."""
+        suspects = self._blocked & set(_jobs_of(turn))
+        again = _only(turn, suspects)
+        answers = []
+        rest = _without(turn, again, suspects)
+        if not _is_empty(rest):
+            answers.append(self._split_if_refused(rest))
+        if suspects:
+            answers.append(self._around_locks(again, "another session held a lock", known=True))
+        return _merged(answers)
+
+    def _around_locks(self, turn: Turn, reason: str, *, known: bool = False) -> TurnAnswer:
+        """Write what other sessions' locks do not concern and defer the rest.
+
+        `known`: it was deferred before, and has not been tried in this turn."""
+        jobs = _jobs_of(turn)
+        try:
+            holders = self._ledger.blocked_outcomes(jobs.values()) if jobs else {}
+        except LedgerBusy as error:
+            # Not even that can be asked: somebody holds the whole table.
+            return self._defer(turn, str(error))
+        stuck = {token for token, job_id in jobs.items() if job_id in holders}
+        if stuck:
+            blocked = _only(turn, stuck)
+            self._defer(blocked, "", holders)
+            turn = _without(turn, blocked, stuck)
+        if _is_empty(turn):
+            return _merged([])
+        if stuck or known:
+            return self._split_if_refused(turn)
+        # No row is held: it is a unique key of what follows an outcome, or the lock is free again.
+        tokens = list(jobs)
+        if len(tokens) > 1 and time.monotonic() < self._until_s:
+            half = len(tokens) // 2
+            rest = Turn(turn.worker_id, wish=turn.wish)
+            parts = [rest, _only(turn, set(tokens[:half])), _only(turn, set(tokens[half:]))]
+            return _merged([self._split_if_refused(part) for part in parts if not _is_empty(part)])
+        if tokens and turn.wish is not None:
+            self._defer(_only(turn, set(tokens)), reason)
+            return self._split_if_refused(Turn(turn.worker_id, wish=turn.wish))
+        return self._defer(turn, reason)
+
+    def _defer(self, turn: Turn, reason: str, holders: dict[int, str] | None = None) -> TurnAnswer:
+        """Hand a part of the turn back to the floor, which sends it again later; say so once for each attempt."""
+        self._deferred.append(turn)
+        for token, job_id in _jobs_of(turn).items():
+            if token not in self._blocked:
+                self._blocked.add(token)
+                why = (holders or {}).get(job_id, reason)
+                log.warning("What a job did cannot be written yet and is tried again", job_id=job_id, reason=why)
+        if turn.wish is not None and not self._stalled:
+            self._stalled = True
+            log.warning("The ledger cannot be written just now; trying on", reason=reason)
+        return _merged([])
 
     def _split(self, turn: Turn, reason: str) -> TurnAnswer:
         """Find the outcome that cannot be written by halves; it fails alone and never blocks the wheel."""
         tokens = list(dict.fromkeys(item.token for part in (turn.done, turn.endings, turn.entries) for item in part))
         if len(tokens) > 1 or (tokens and (turn.start or turn.release or turn.wish)):
             half = len(tokens) // 2
-            parts = [_only(turn, tokens[:half]), _only(turn, tokens[half:])] if half else [_only(turn, tokens)]
+            halves = (tokens[:half], tokens[half:]) if half else (tokens,)
+            parts = [msgspec.structs.replace(_only(turn, set(some)), start=(), release=()) for some in halves]
             answers = [self._split_if_refused(part) for part in parts]
             if turn.start or turn.release or turn.wish:
                 rest = Turn(turn.worker_id, start=turn.start, release=turn.release, wish=turn.wish)
@@ -140,7 +226,14 @@ class Wheel:
         log.error("An outcome cannot be stored; its job fails alone", job_id=item.job_id, reason=reason)
         attempt = Attempt(item.job_id, item.token, Policy(), 0, 0)
         ending = conclude(attempt, NotStorable(reason))
-        return self._ledger.turn(Turn(turn.worker_id, endings=(ending,)))
+        return self._plainly(Turn(turn.worker_id, endings=(ending,)))
+
+    def _plainly(self, turn: Turn) -> TurnAnswer:
+        """Write a turn that cannot be split any more."""
+        try:
+            return self._ledger.turn(turn)
+        except LedgerBusy as error:
+            return self._defer(turn, str(error))
 
     def _without_entries(self, turn: Turn, reason: str) -> TurnAnswer:
         """Write the entries of one attempt by themselves, and its outcome: one of the two is to blame."""
@@ -150,6 +243,8 @@ class Wheel:
             log.error("An entry cannot be stored", job_id=turn.entries[0].job_id, reason=str(error))
             self._refused[turn.entries[0].token] = str(error)
             answers = []
+        except LedgerBusy as error:
+            return self._defer(turn, str(error))
         if turn.done or turn.endings:
             answers.append(self._split_if_refused(msgspec.structs.replace(turn, entries=())))
         return _merged(answers)
@@ -168,15 +263,47 @@ class Wheel:
         return HeldAnswer([])
 
 
-def _only(turn: Turn, chosen: list[int]) -> Turn:
-    tokens = set(chosen)
+def _jobs_of(turn: Turn) -> dict[int, int]:
+    """Return the jobs that a turn concerns, by token."""
+    parts = (turn.done, turn.endings, turn.entries, turn.start, turn.release)
+    return {item.token: item.job_id for part in parts for item in part}
+
+
+def _is_empty(turn: Turn) -> bool:
+    return turn.wish is None and not _jobs_of(turn)
+
+
+def _only(turn: Turn, tokens: set[int]) -> Turn:
+    """Return the part of a turn that concerns these attempts."""
     return Turn(
         turn.worker_id,
         done=tuple(item for item in turn.done if item.token in tokens),
         endings=tuple(item for item in turn.endings if item.token in tokens),
+        start=tuple(item for item in turn.start if item.token in tokens),
+        release=tuple(item for item in turn.release if item.token in tokens),
         outputs=tuple(item for item in turn.outputs if item.token in tokens),
         entries=tuple(item for item in turn.entries if item.token in tokens),
         follow=tuple(item for item in turn.follow if item.token in tokens),
+    )
+
+
+def _without(turn: Turn, part: Turn, tokens: set[int]) -> Turn:
+    """Return a turn without these attempts, and without the wish if that is in the part that was taken out."""
+    rest = _only(turn, set(_jobs_of(turn)) - tokens)
+    return msgspec.structs.replace(rest, wish=turn.wish if part.wish is None else None)
+
+
+def _together(worker_id: str, parts: list[Turn]) -> Turn:
+    return Turn(
+        worker_id,
+        done=tuple(item for part in parts for item in part.done),
+        endings=tuple(item for part in parts for item in part.endings),
+        start=tuple(item for part in parts for item in part.start),
+        release=tuple(item for part in parts for item in part.release),
+        outputs=tuple(item for part in parts for item in part.outputs),
+        wish=next((part.wish for part in parts if part.wish is not None), None),
+        entries=tuple(item for part in parts for item in part.entries),
+        follow=tuple(item for part in parts for item in part.follow),
     )
 
 

@@ -7,8 +7,10 @@ from unstuck.store.records import Enqueued, NewJob, OnceAnswer, Outcome, Request
 
 
 class ClientVerbs(Protocol):
-    def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Store jobs durably, all or none, in their order. Repeats itself safely where the commit was uncertain."""
+    def enqueue(self, jobs: Sequence[NewJob], patience_s: float = 10.0) -> list[Enqueued]:
+        """Store jobs durably, all or none, in their order. Repeats itself safely where the commit was uncertain.
+
+        Raise LedgerBusy if an open transaction holds a unique key of theirs for longer than `patience_s`."""
         ...
 
     def enqueue_once(self, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:

@@ -1,6 +1,6 @@
 """What a worker does from its birth to its end."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from unstuck.store.contract.bell import Bell
@@ -23,6 +23,10 @@ class WorkerVerbs(Protocol):
 
     def turn(self, turn: Turn) -> TurnAnswer:
         """Do one turn of the wheel in one commit and one round trip."""
+        ...
+
+    def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
+        """Return those of these jobs that cannot be ended now, because another session holds their rows: which one."""
         ...
 
     def held(self, worker_id: str) -> list[HeldJob]:

@@ -14,7 +14,7 @@ from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
 from unstuck.domain.payload import JSON
 from unstuck.store.checks import check_ids, check_jobs
 from unstuck.store.postgres import arrays, errors
-from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.holders import PATIENCE_S, HolderVerbs
 from unstuck.store.postgres.jobids import JobIds
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import outcome
@@ -26,27 +26,28 @@ CHUNK_BYTES = 16 * 1024 * 1024
 REPEAT_FOR_S = 15.0
 """How long an enqueue whose answer was lost tries to find out, and repeats itself."""
 REPEAT_EVERY_S = 0.2
+LOCK_TIMEOUT = "500ms"
+"""How long one try of an enqueue may wait for a unique key that an open transaction holds."""
 
 T = TypeVar("T")
 Ask = Callable[[bytes, dict[str, Any]], list[Row]]
 
 
-class ClientVerbs(Verbs):
+class ClientVerbs(HolderVerbs):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.job_ids = JobIds(self._reserve)
 
-    def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    def enqueue(self, jobs: Sequence[NewJob], patience_s: float = PATIENCE_S) -> list[Enqueued]:
         if not jobs:
             return []
         check_jobs(jobs)
         with self.client_lane.hold():
             ids = self.job_ids.take(len(jobs))
-            batches = in_batches(ids, jobs)
-            if failpoints.active:
-                failpoints.reached("enqueue.before_commit")
-            # Repeated as it was: the ids are reserved, so that it cannot be stored twice.
-            places = self.repeat_uncertain(lambda: self._store_once(batches))
+        batches = in_batches(ids, jobs, lock_timeout=LOCK_TIMEOUT)
+        if failpoints.active:
+            failpoints.reached("enqueue.before_commit")
+        places = self.past_locks(self.client_lane, lambda: self._store(batches), patience_s)
         if failpoints.active:
             failpoints.reached("enqueue.after_commit")
         return answer_of(ids, places)
@@ -91,6 +92,11 @@ class ClientVerbs(Verbs):
     def _reserve(self, count: int) -> list[int]:
         return [row[0] for row in self.client_lane.ask(self.sql["reserve_job_ids"], {"count": count})]
 
+    def _store(self, batches: list[dict[str, Any]]) -> dict[int, int]:
+        with self.client_lane.hold():
+            # Repeated as it was: the ids are reserved, so that it cannot be stored twice.
+            return self.repeat_uncertain(lambda: self._store_once(batches))
+
     def repeat_uncertain(self, store: Callable[[], T]) -> T:
         """Store, and store again where nobody knows whether it happened: for what is the same when done twice."""
         deadline = time.monotonic() + REPEAT_FOR_S
@@ -130,11 +136,13 @@ def answer_of(ids: list[int], known: dict[int, int]) -> list[Enqueued]:
     return answer
 
 
-def in_batches(ids: list[int], jobs: Sequence[NewJob], *, later: bool = False) -> list[dict[str, Any]]:
+def in_batches(
+    ids: list[int], jobs: Sequence[NewJob], *, later: bool = False, lock_timeout: str | None = None
+) -> list[dict[str, Any]]:
     """Give the values of one statement each, with the places that these jobs have in the whole.
 
-    `later`: they stand in their lines only after their transaction, which lasts. Whoever ends a job of the same line
-    would wait for it."""
+    `later`: the transaction goes on after them. They join their concurrency keys when it has ended, and so is the next
+    job admitted where they replace one: whoever ends a job of the same key would wait for the transaction."""
     chunks = list(_chunks(jobs))
     if later or len(chunks) > 1:
         jobs = [_standing_later(job) for job in jobs]
@@ -143,11 +151,11 @@ def in_batches(ids: list[int], jobs: Sequence[NewJob], *, later: bool = False) -
         # In the order of keys over all pieces: two such batches cannot wait for each other.
         places = sorted(places, key=lambda place: jobs[place].unique_key or "")
         chunks = list(_chunks([jobs[place] for place in places]))
-    return [columns(places[start:end], ids, jobs) for start, end in chunks]
+    return [{**columns(places[start:end], ids, jobs), "lock_timeout": lock_timeout} for start, end in chunks]
 
 
 def _standing_later(job: NewJob) -> NewJob:
-    if job.more is None or job.more.line is None:
+    if job.more is None or (job.more.line is None and job.more.on_duplicate != "replace"):
         return job
     return msgspec.structs.replace(job, more=msgspec.structs.replace(job.more, later=True))
 

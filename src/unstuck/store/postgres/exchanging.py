@@ -8,7 +8,7 @@ from unstuck import failpoints
 from unstuck.domain.errors import UncertainCommit
 from unstuck.store.checks import check_exchange
 from unstuck.store.postgres import arrays
-from unstuck.store.postgres.clients import answer_of, columns, in_batches
+from unstuck.store.postgres.clients import LOCK_TIMEOUT, answer_of, columns, in_batches
 from unstuck.store.postgres.foreign import ForeignVerbs, beat_answers, beat_values
 from unstuck.store.postgres.lanes import Row, Statement
 from unstuck.store.postgres.letters import letter_columns, letter_values
@@ -73,7 +73,7 @@ class Intake:
     def __init__(self, sql: Mapping[str, bytes], exchange: Exchange, ids: list[int]) -> None:
         self._exchange = exchange
         self._ids, self._once_ids = ids[: len(exchange.jobs)], ids[len(exchange.jobs) :]
-        self._batches = in_batches(self._ids, exchange.jobs) if exchange.jobs else []
+        self._batches = in_batches(self._ids, exchange.jobs, lock_timeout=LOCK_TIMEOUT) if exchange.jobs else []
         # In the order of keys, as everybody goes: two exchanges cannot wait for each other.
         self._once_places = sorted(range(len(exchange.once)), key=lambda place: exchange.once[place].request.key)
         self.statements = list(self._all(sql))

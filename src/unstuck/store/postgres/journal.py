@@ -4,17 +4,17 @@ from unstuck.domain.errors import RefusedValue
 from unstuck.domain.journal import MAX_SIGNALS, Kept, Line, pack
 from unstuck.store.checks import check_ids
 from unstuck.store.postgres import arrays
-from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.holders import HolderVerbs
 from unstuck.store.records import JournalRecord, SignalRecord
 
 
-class JournalVerbs(Verbs):
+class JournalVerbs(HolderVerbs):
     def signal(self, job_id: int, name: str, value: bytes, by: str) -> str:
         check_ids((job_id,))
         if "\0" in name:
             raise RefusedValue("The name of a signal must not hold a NUL character.")
         values = {"job_id": job_id, "name": name, "value": value, "by": by, "limit": MAX_SIGNALS}
-        answer, queue = self.read_lane.write(self.sql["signal"], values)[0]
+        answer, queue = self.past_locks(self.read_lane, lambda: self.read_lane.write(self.sql["signal"], values))[0]
         if queue is not None:
             self.ring((f"queue:{queue}",))
         return str(answer)

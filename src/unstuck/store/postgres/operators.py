@@ -1,9 +1,12 @@
 """Do what an operator asks: pause, cancel, retry, purge, and speak to workers."""
 
 from collections.abc import Collection
+from typing import Any
 
 from unstuck.store.checks import check_ids
 from unstuck.store.postgres import arrays
+from unstuck.store.postgres.holders import HolderVerbs
+from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.people import ReadingVerbs
 from unstuck.store.postgres.unstopping import unstop_nodes
 
@@ -13,7 +16,7 @@ BUSY = "busy"
 """Somebody had it in hand when many were cancelled at once: asked for again, alone."""
 
 
-class OperatorVerbs(ReadingVerbs):
+class OperatorVerbs(ReadingVerbs, HolderVerbs):
     def pause(self, queue: str | None, by: str) -> list[str]:
         return self._set_paused([record.name for record in self.queues()] if queue is None else [queue], True, by)
 
@@ -35,16 +38,13 @@ class OperatorVerbs(ReadingVerbs):
         stopped = [job_id for job_id, answer in answers.items() if answer == "cancelled"]
         for (job_id,) in self.read("nodes_to_stop", ids=arrays.int8s(stopped)) if stopped else ():
             # It was in hand when its workflow was cancelled. Each alone, for the same reason.
-            self.read_lane.write(self.sql["stop_node"], {"id": job_id, "by": by})
+            self._write("stop_node", id=job_id, by=by)
         return {job_id: answers[job_id] for job_id in ids}
 
     def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
         check_ids(job_ids)
         # One at a time: a unique key in use stops one job and not the others.
-        answers = {
-            job_id: str(self.read_lane.write(self.sql["retry"], {"job_id": job_id, "by": by})[0][0])
-            for job_id in dict.fromkeys(job_ids)
-        }
+        answers = {job_id: str(self._write("retry", job_id=job_id, by=by)[0][0]) for job_id in dict.fromkeys(job_ids)}
         unstop_nodes(self, [job_id for job_id, answer in answers.items() if answer == "queued"])
         return answers
 
@@ -53,15 +53,18 @@ class OperatorVerbs(ReadingVerbs):
         cause = f"queue {queue!r} was purged by {by}"
         # In short transactions: purging a million jobs must not make anybody wait.
         while ids := self.read("to_purge", queue=queue, limit=PURGE_BATCH)[0][0]:
-            count += int(self.read_lane.write(self.sql["purge"], {"ids": arrays.int8s(ids), "cause": cause})[0][0])
+            count += int(self._write("purge", ids=arrays.int8s(ids), cause=cause)[0][0])
         if count:
             message = f"{count} pending jobs of queue {queue!r} were cancelled by {by}"
             self.read_lane.write(self.sql["tell"], {"kind": "purged", "message": message})
         return count
 
     def _cancel(self, ids: list[int], by: str) -> dict[int, str]:
-        rows = self.read_lane.write(self.sql["cancel"], {"ids": arrays.int8s(ids), "by": by})
-        return {job_id: answer for job_id, answer, _ in rows}
+        return {job_id: answer for job_id, answer, _ in self._write("cancel", ids=arrays.int8s(ids), by=by)}
+
+    def _write(self, query: str, /, **values: Any) -> list[Row]:
+        """Write what rows of jobs are needed for: an operator waits for other sessions, though not for ever."""
+        return self.past_locks(self.read_lane, lambda: self.read_lane.write(self.sql[query], values))
 
     def _set_paused(self, names: list[str], paused: bool, by: str) -> list[str]:
         if not names:

@@ -6,17 +6,18 @@ import msgspec
 
 from unstuck.domain.limits import QueueLimit
 from unstuck.store.checks import FRONT_RANK
-from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.holders import HolderVerbs
 from unstuck.store.records import Expired, InLine, LineRecord, QueueLimitRecord, Tended, TiesRecord
 
 
-class OrderVerbs(Verbs):
+class OrderVerbs(HolderVerbs):
     def lines(self, key: str | None = None, limit: int = 100) -> list[LineRecord]:
         rows = self.read("lines", key=key, limit=limit)
         return [LineRecord(*(*row[:4], tuple(map(InLine, *row[4:7])))) for row in rows]
 
     def limit_line(self, key: str, places: int | None, by: str) -> None:
-        rows = self.read_lane.write(self.sql["limit_line"], {"key": key, "places": places, "by": by})
+        values = {"key": key, "places": places, "by": by}
+        rows = self.past_locks(self.read_lane, lambda: self.read_lane.write(self.sql["limit_line"], values))
         self.ring(f"queue:{queue}" for (queue,) in rows)
 
     def tend_lines(self, after: str, limit: int) -> Tended:

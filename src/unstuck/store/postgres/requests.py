@@ -12,15 +12,16 @@ class RequestVerbs(ClientVerbs):
         check_jobs(jobs)
         with self.client_lane.hold():
             ids = self.job_ids.take(len(jobs))
-            values = {
-                **columns(range(len(jobs)), ids, jobs),
-                "key": request.key,
-                "fingerprint": request.fingerprint,
-                "keep_s": request.keep_s,
-            }
-            first, fingerprint, job_ids, fresh = self.repeat_uncertain(
-                lambda: self.client_lane.write(self.sql["enqueue_once"], values)
-            )[0]
+        values = {
+            **columns(range(len(jobs)), ids, jobs),
+            "key": request.key,
+            "fingerprint": request.fingerprint,
+            "keep_s": request.keep_s,
+        }
+        first, fingerprint, job_ids, fresh = self.past_locks(
+            self.client_lane,
+            lambda: self.repeat_uncertain(lambda: self.client_lane.write(self.sql["enqueue_once"], values)),
+        )[0]
         if fingerprint != request.fingerprint:
             return OnceAnswer((), repeated=True)
         stored = tuple(Enqueued(job_id, new) for job_id, new in zip(job_ids, fresh, strict=True))

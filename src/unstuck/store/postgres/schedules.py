@@ -9,15 +9,15 @@ from unstuck.domain.schedules import ScheduleDefinition, Source
 from unstuck.domain.ticking import Timing
 from unstuck.store.checks import check_jobs
 from unstuck.store.postgres import arrays
-from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.clients import columns
+from unstuck.store.postgres.holders import HolderVerbs
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.records import DueSchedules, Firing, ScheduleRecord
 
 DUE_AT_ONCE = 100
 
 
-class ScheduleVerbs(Verbs):
+class ScheduleVerbs(HolderVerbs):
     def know_schedules(self, definitions: Sequence[ScheduleDefinition], source: Source) -> list[str]:
         changed: list[str] = []
         # In the order of names, each by itself: what is written twice is the same.
@@ -52,17 +52,19 @@ class ScheduleVerbs(Verbs):
         count = len(firing.jobs)
         if failpoints.active and count:
             failpoints.reached("schedule.before_commit")
-        ids: list[int] | None = self.serve_once(
-            "fire_schedule",
-            name=firing.name,
-            version=firing.version,
-            next_at=firing.next_at,
-            last_at=firing.last_at,
-            event=firing.event,
-            message=firing.message,
-            count=count,
+        values = {
+            "name": firing.name,
+            "version": firing.version,
+            "next_at": firing.next_at,
+            "last_at": firing.last_at,
+            "event": firing.event,
+            "message": firing.message,
+            "count": count,
             **_columns(firing),
-        )[0][0]
+        }
+        # Tried once: whoever keeps time has other schedules to fire, and comes back.
+        rows = self.past_locks(self.service_lane, lambda: self.serve_once("fire_schedule", **values), patience_s=0.0)
+        ids: list[int] | None = rows[0][0]
         if failpoints.active and ids:
             failpoints.reached("schedule.after_commit")
         return ids

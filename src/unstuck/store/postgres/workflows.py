@@ -40,34 +40,32 @@ class WorkflowVerbs(ClientVerbs):
         check_workflow(workflow)
         with self.client_lane.hold():
             [workflow_id] = self.job_ids.take(1)
-            values = {"id": workflow_id, "name": workflow.name, **_values(workflow)}
-            while True:
-                queues = self.repeat_uncertain(lambda: self.client_lane.write(self.sql["begin_workflow"], values))[0][0]
-                if queues is not None:
-                    self.ring(f"queue:{queue}" for queue in queues)
-                    return Enqueued(workflow_id)
-                if self.client_lane.ask(self.sql["workflow"], {"id": workflow_id}):
-                    return Enqueued(workflow_id)
-                found = self.client_lane.ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
-                if found:
-                    return Enqueued(found[0][0], fresh=False)
+        values = {"id": workflow_id, "name": workflow.name, **_values(workflow)}
+        while True:
+            queues = self._begin("begin_workflow", values)[0][0]
+            if queues is not None:
+                self.ring(f"queue:{queue}" for queue in queues)
+                return Enqueued(workflow_id)
+            if self.client_lane.ask(self.sql["workflow"], {"id": workflow_id}):
+                return Enqueued(workflow_id)
+            found = self.client_lane.ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
+            if found:
+                return Enqueued(found[0][0], fresh=False)
 
     def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
         check_workflow(workflow)
         with self.client_lane.hold():
             [workflow_id] = self.job_ids.take(1)
-            values = {
-                "id": workflow_id,
-                "name": workflow.name,
-                "unique_key": workflow.root.unique_key,
-                "key": request.key,
-                "fingerprint": request.fingerprint,
-                "keep_s": request.keep_s,
-                **_values(workflow),
-            }
-            first, fingerprint, job_ids, fresh, queues = self.repeat_uncertain(
-                lambda: self.client_lane.write(self.sql["begin_workflow_once"], values)
-            )[0]
+        values = {
+            "id": workflow_id,
+            "name": workflow.name,
+            "unique_key": workflow.root.unique_key,
+            "key": request.key,
+            "fingerprint": request.fingerprint,
+            "keep_s": request.keep_s,
+            **_values(workflow),
+        }
+        first, fingerprint, job_ids, fresh, queues = self._begin("begin_workflow_once", values)[0]
         if fingerprint != request.fingerprint:
             return OnceAnswer((), repeated=True)
         self.ring(f"queue:{queue}" for queue in queues or ())
@@ -110,8 +108,14 @@ class WorkflowVerbs(ClientVerbs):
         self.ring({f"queue:{queue}" for _, _, queues, _ in rows for queue in queues or ()})
         return [Repaired(workflow_id, what) for workflow_id, what, _, _ in rows[:-1]]
 
+    def _begin(self, query: str, values: dict[str, Any]) -> list[Row]:
+        return self.past_locks(
+            self.client_lane,
+            lambda: self.repeat_uncertain(lambda: self.client_lane.write(self.sql[query], values)),
+        )
+
     def _act(self, query: str, **values: Any) -> bool:
-        rows = self.read_lane.write(self.sql[query], values)
+        rows = self.past_locks(self.read_lane, lambda: self.read_lane.write(self.sql[query], values))
         if not rows or rows[0][0] is None:
             return False
         self.ring(f"queue:{queue}" for queue in rows[0][0])

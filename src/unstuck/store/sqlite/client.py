@@ -23,7 +23,8 @@ SLOWEST_INSERT_S = 0.001
 
 
 class ClientVerbs(Verbs):
-    def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    def enqueue(self, jobs: Sequence[NewJob], patience_s: float | None = None) -> list[Enqueued]:
+        # There is one lock for the whole file, and `busy_timeout` says how long everybody waits for it.
         if not jobs:
             return []
         check_jobs(jobs)

@@ -233,6 +233,8 @@ declare
     v_kept bigint[];
     v_keepers bigint[];
     v_peculiar constant boolean := p_more is not null and p_unique_keys is not null;
+    -- The transaction goes on after this, perhaps for long: it must take no lock that workers need.
+    v_later constant boolean := v_peculiar and exists (select 1 from unnest(p_more) as m where m ? 'later');
     v_outer boolean := false;
 begin
     if v_peculiar then
@@ -265,7 +267,7 @@ begin
         cross join lateral (
             -- Who may not stand in line while their transaction lasts is due at once, and let in when it is there.
             select coalesce(to_timestamp(u.run_at), t.now + make_interval(secs => u.delay_s),
-                            case when u.more ? 'later' then t.now end) as run_at
+                            case when u.more ? 'line' and u.more ? 'later' then t.now end) as run_at
         ) r
         cross join lateral (
             select u.more ->> 'line' as line, u.more -> 'hooks' as hooks,
@@ -299,7 +301,9 @@ begin
     if p_more is not null then
         perform {schema}.line_up(p_more);
     end if;
-    if v_outer then
+    if v_outer and v_later then
+        perform {schema}.postpone_gathered();
+    elsif v_outer then
         perform {schema}.let_in_gathered();
     end if;
 end
@@ -339,6 +343,7 @@ create function {schema}.enqueue_once(
 returns table (first boolean, fingerprint bytea, job_ids bigint[], fresh boolean[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '500ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -378,6 +383,7 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set lock_timeout = '500ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -421,6 +427,7 @@ create function {schema}.settle(
 returns table (job_id bigint, token bigint, woken text)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '400ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -479,6 +486,8 @@ set enable_mergejoin = off
 set enable_sort = off
 set enable_incremental_sort = off
 set jit = off
+-- Whatever another session keeps for longer is left out of the turn by the worker (`blocked_outcomes`).
+set lock_timeout = '400ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -770,6 +779,8 @@ begin
         if v_limited is not null then
             due_in_s := least(due_in_s, {schema}.next_due_in_s(v_limited), {schema}.room_in_s(v_limited, p_tasks));
         end if;
+    elsif cardinality(v_tied) > 0 then
+        due_in_s := {schema}.postponed_in_s();
     end if;
     return next;
 end
@@ -804,6 +815,7 @@ set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set lock_timeout = '500ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -897,6 +909,7 @@ create function {schema}.purge(p_ids bigint[], p_cause text) returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set lock_timeout = '500ms'
 as $body$
 declare
     v_ids bigint[];
@@ -958,6 +971,7 @@ $body$;
 create or replace function {schema}.retry(p_id bigint, p_by text) returns text
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '500ms'
 as $body$
 declare
     v_job record;
@@ -983,16 +997,19 @@ end
 $body$;
 
 -- Make ready what is due: scheduled jobs, retries, and those that slept long enough or waited too long for a signal. Who
--- stands in a line is let in by it. Rows that somebody else has in hand just now are for the next round. now(), and not
+-- stands in a line is let in by it, and so is whoever could not be let in before (`admit_postponed`): their queues are given
+-- with a count of 0. Rows that somebody else has in hand just now are for the next round. now(), and not
 -- clock_timestamp(): a bound that might move during the statement cannot end the walk along the index.
 create function {schema}.promote_due(p_limit integer) returns table (queue text, count bigint)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '400ms'
 as $body$
 #variable_conflict use_column
 declare
     v_queues text[];
     v_lines text[];
+    v_woken text[] := '{}';
 begin
     with due as materialized (
         select id from {schema}.jobs where waiting and run_at <= now() order by run_at limit p_limit for update skip locked
@@ -1005,9 +1022,13 @@ begin
     )
     select array_agg(queue), array_agg(distinct line) filter (where line is not null) into v_queues, v_lines from promoted;
     if v_lines is not null then
-        perform {schema}.admit(v_lines);
+        v_woken := {schema}.admit(v_lines);
     end if;
-    return query select u.queue, count(*) from unnest(v_queues) as u(queue) group by u.queue;
+    v_woken := v_woken || {schema}.admit_postponed(1000);
+    return query
+    select u.queue, sum(u.n)::bigint
+    from (select q.queue, 1 as n from unnest(v_queues) as q(queue) union all select w.queue, 0 from unnest(v_woken) as w(queue)) u
+    group by u.queue;
 end
 $body$;
 

@@ -142,6 +142,7 @@ returns table (answer text, queue text)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set lock_timeout = '500ms'
 as $body$
 #variable_conflict use_column
 declare

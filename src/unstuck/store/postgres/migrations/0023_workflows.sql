@@ -713,6 +713,7 @@ $body$;
 create function {schema}.begin_workflow(p_id bigint, p_name text, p_root jsonb, p_nodes jsonb, p_edges jsonb) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '500ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -774,6 +775,7 @@ create function {schema}.begin_workflow_once(
 returns table (first boolean, fingerprint bytea, job_ids bigint[], fresh boolean[], queues text[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '500ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -855,6 +857,7 @@ create function {schema}.unstop(p_id bigint) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set lock_timeout = '500ms'
 as $body$
 begin
     perform {schema}.lock_workflows(array[p_id]);
@@ -874,6 +877,7 @@ language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set lock_timeout = '500ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -959,6 +963,7 @@ $body$;
 create function {schema}.resume_workflow(p_workflow bigint, p_by text) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '500ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -1037,6 +1042,7 @@ set jit = off
 set random_page_cost = 1
 set cpu_tuple_cost = 10
 set join_collapse_limit = 1
+set lock_timeout = '400ms'
 as $body$
 #variable_conflict use_column
 declare

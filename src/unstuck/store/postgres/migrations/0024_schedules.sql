@@ -36,6 +36,8 @@ create function {schema}.fire_schedule(
 returns bigint[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+-- A unique key that an open transaction holds: whoever fires comes again later, and heartbeats do not wait for it.
+set lock_timeout = '100ms'
 as $body$
 declare
     v_ids bigint[] := '{}';

@@ -33,12 +33,25 @@ create table {schema}.lines (
     changed_at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);
 
+-- Concurrency keys whose next job is to be admitted later: another session holds the row of the key or the next job, or the
+-- transaction that gave a place back is a user's and stays open. Rows are only inserted and deleted, so nobody waits here.
+create table {schema}.postponed_admissions (
+    id     bigint generated always as identity primary key,
+    line   text not null,
+    -- The limit that somebody who joined wanted, if any.
+    places integer,
+    -- Another session held the row of the key for longer than we wait.
+    held   boolean not null,
+    at     timestamptz not null default clock_timestamp()
+);
+create index postponed_admissions_line on {schema}.postponed_admissions (line, id);
+
 -- Let in who is next in these lines, as far as there are places; gives the queues in which jobs became ready.
 --
 -- Only this makes a job of a line ready, and it holds the line's row from before it counts until its commit: so there are
 -- never more than may be. Whoever gives a place back calls it afterwards in the same transaction, and whoever adds a
--- job too: so nobody waits for a place that is free. Jobs that somebody has in hand just now are passed over, for those
--- hands may wait for the line.
+-- job too: so nobody waits for a place that is free. A row that another session keeps, and a job that another session has
+-- locked, are left to `admit_postponed`: the wait for them is bounded (`lock_lines`), and the place is not forgotten.
 --
 -- Within `gather_lines` they are only noted.
 create function {schema}.admit(p_lines text[]) returns text[]
@@ -114,6 +127,7 @@ create function {schema}.begin_exchange(p_workers text[], p_ids bigint[]) return
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set lock_timeout = '400ms'
 as $body$
 declare
     v_flows constant boolean := exists (select 1 from {schema}.workflows);
@@ -139,6 +153,158 @@ begin
 end
 $body$;
 
+-- Lock the rows of these concurrency keys, given in their order, and return those that were locked.
+--
+-- Other transactions of ours hold a row for moments and are waited for. A session that holds one for longer is not: its key
+-- is left out. Where somebody found that before us (`postponed_admissions`), it is left out at once.
+create function {schema}.lock_lines(p_lines text[]) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set lock_timeout = '200ms'
+as $body$
+declare
+    v_locked bigint;
+begin
+    if cardinality(p_lines) = 1 then
+        perform 1 from {schema}.lines l where l.key = p_lines[1] for update skip locked;
+        if found then
+            return p_lines;
+        end if;
+    end if;
+    if not exists (
+        select 1 from {schema}.postponed_admissions p
+        where p.line = any (p_lines) and p.held) then
+        -- A timeout gives back what was locked before it: so nobody waits for one key while holding another that is not
+        -- next in the order.
+        begin
+            loop
+                -- Counted is what was locked: a row may go and another come while one waits for it.
+                select count(*) into v_locked from (
+                    select 1 from {schema}.lines l where l.key = any (p_lines) order by l.key for update) locked;
+                exit when v_locked = cardinality(p_lines);
+                perform {schema}.add_lines(p_lines);
+            end loop;
+            return p_lines;
+        exception when lock_not_available then
+            null;
+        end;
+    else
+        begin
+            perform {schema}.add_lines(p_lines);
+        exception when lock_not_available then
+            null;
+        end;
+    end if;
+    return array(select l.key from {schema}.lines l where l.key = any (p_lines) order by l.key for update skip locked);
+end
+$body$;
+
+-- Create the rows of those of these concurrency keys that have none.
+create function {schema}.add_lines(p_lines text[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $body$
+begin
+    insert into {schema}.lines (key, places)
+    select u.line, coalesce((select j.line_limit from {schema}.jobs j
+                             where j.blocked and j.line = u.line and j.line_limit is not null
+                             order by j.rank, j.id limit 1), 1)
+    from unnest(p_lines) as u(line)
+    where not exists (select 1 from {schema}.lines l where l.key = u.line)
+    order by u.line
+    on conflict do nothing;
+end
+$body$;
+
+-- Leave the admission at these concurrency keys to `admit_postponed`, with the limits that those who joined wanted.
+create function {schema}.postpone_admissions(p_lines text[], p_more jsonb[], p_held boolean) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+begin
+    insert into {schema}.postponed_admissions (line, places, held)
+    select u.line, (
+        select (m.more ->> 'line_limit')::integer from unnest(p_more) with ordinality as m(more, n)
+        where m.more ->> 'line' = u.line and m.more ? 'line_limit' and not m.more ? 'later'
+        order by m.n desc limit 1), p_held
+    from unnest(p_lines) as u(line) where u.line is not null
+    group by u.line;
+end
+$body$;
+
+-- As `let_in_gathered`, for a transaction that may stay open: it takes no lock that workers need.
+create function {schema}.postpone_gathered() returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    v_more constant jsonb[] := array(
+        select e.value from jsonb_array_elements(current_setting('unstuck.lines')::jsonb) with ordinality as e(value, n)
+        order by e.n);
+begin
+    perform set_config('unstuck.lines', '', true);
+    perform {schema}.postpone_admissions(array(select m ->> 'line' from unnest(v_more) as m), v_more, false);
+end
+$body$;
+
+-- Do the admissions that were left for later, as far as nobody holds those keys now; waits for nobody. Gives the queues in
+-- which jobs became ready.
+create function {schema}.admit_postponed(p_limit integer) returns text[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $body$
+declare
+    v_lines text[];
+    v_free text[];
+begin
+    select array_agg(distinct x.line) into v_lines
+    from (select p.line from {schema}.postponed_admissions p order by p.id limit p_limit) x;
+    if v_lines is null then
+        return '{}';
+    end if;
+    v_free := array(select l.key from {schema}.lines l where l.key = any (v_lines) order by l.key for update skip locked);
+    return {schema}.let_in(
+        v_free || array(select u.line from unnest(v_lines) as u(line)
+                        where not exists (select 1 from {schema}.lines l where l.key = u.line)), null);
+end
+$body$;
+
+-- How soon it is worth another try to do what was left for later; NULL: nothing was.
+create function {schema}.postponed_in_s() returns double precision
+language sql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $body$
+    select case when p.at > clock_timestamp() - interval '2 seconds' then 0.2 else 1.0 end
+    from {schema}.postponed_admissions p order by p.id desc limit 1
+$body$;
+
+-- As in 0003, and soon if an admission was left for later.
+create or replace function {schema}.next_due_in_s(p_queues text[]) returns double precision
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $body$
+begin
+    return least((
+        select greatest(0, extract(epoch from x.run_at - clock_timestamp()))
+        from (select j.run_at, j.queue from {schema}.jobs j where j.waiting order by j.run_at limit 200) x
+        where x.queue = any (p_queues)
+        limit 1), {schema}.postponed_in_s());
+end
+$body$;
+
 -- As `admit`, at once; `p_more` has what was said of the lines by those who joined them: the last word wins, but not over
 -- an operator's.
 create function {schema}.let_in(p_lines text[], p_more jsonb[]) returns text[]
@@ -153,27 +319,36 @@ set jit = off
 as $body$
 declare
     v_lines text[];
+    v_locked text[];
     v_queues text[];
-    v_locked bigint;
+    v_roomy text[];
 begin
     -- In their order, so that two who need the same lines cannot wait for each other.
     select array_agg(distinct l order by l) into v_lines from unnest(p_lines) as l where l is not null;
     if v_lines is null then
         return '{}';
     end if;
-    loop
-        -- Counted is what was locked: a row may go and another come while one waits for it.
-        select count(*) into v_locked from (
-            select 1 from {schema}.lines l where l.key = any (v_lines) order by l.key for update) locked;
-        exit when v_locked = cardinality(v_lines);
-        insert into {schema}.lines (key, places)
-        select u.line, coalesce((select j.line_limit from {schema}.jobs j
-                                 where j.blocked and j.line = u.line and j.line_limit is not null
-                                 order by j.rank, j.id limit 1), 1)
-        from unnest(v_lines) as u(line)
-        order by u.line
-        on conflict do nothing;
-    end loop;
+    v_locked := {schema}.lock_lines(v_lines);
+    if cardinality(v_locked) < cardinality(v_lines) then
+        perform {schema}.postpone_admissions(
+            array(select l from unnest(v_lines) as l where l <> all (v_locked)), p_more, true);
+        v_lines := v_locked;
+        if cardinality(v_lines) = 0 then
+            return '{}';
+        end if;
+    end if;
+    if exists (select 1 from {schema}.postponed_admissions) then
+        -- What was left for later is done below: whoever left it has committed.
+        with taken as (
+            delete from {schema}.postponed_admissions p where p.id in (
+                select o.id from {schema}.postponed_admissions o where o.line = any (v_lines) for update skip locked)
+            returning p.id, p.line, p.places
+        ), said as (
+            select distinct on (t.line) t.line, t.places from taken t where t.places is not null order by t.line, t.id desc
+        )
+        update {schema}.lines l set places = s.places, changed_at = clock_timestamp()
+        from said s where l.key = s.line and l.pinned_by is null and l.places <> s.places;
+    end if;
     if p_more is not null then
         update {schema}.lines l set places = u.places, changed_at = clock_timestamp()
         from (
@@ -182,7 +357,7 @@ begin
             where m.more ? 'line' and m.more ? 'line_limit' and not m.more ? 'later'
             order by m.more ->> 'line', m.n desc
         ) u
-        where l.key = u.line and l.pinned_by is null and l.places <> u.places;
+        where l.key = u.line and l.key = any (v_lines) and l.pinned_by is null and l.places <> u.places;
     end if;
     -- A statement of its own, with a snapshot taken after the locks were won.
     with room as materialized (
@@ -200,9 +375,17 @@ begin
         ) n
         where r.free > 0
     ), let_in as (
-        update {schema}.jobs j set blocked = null, ready = true from next where j.id = next.id returning j.queue
+        update {schema}.jobs j set blocked = null, ready = true from next where j.id = next.id returning j.queue, j.line
     )
-    select array_agg(distinct queue) into v_queues from let_in;
+    select (select array_agg(distinct i.queue) from let_in i),
+           (select array_agg(r.key) from room r where r.free > (select count(*) from let_in i where i.line = r.key))
+    into v_queues, v_roomy;
+    if v_roomy is not null then
+        -- Another session has those in hand that could go in. Should it leave them as they are, nobody else would come.
+        insert into {schema}.postponed_admissions (line, held)
+        select u.line, false from unnest(v_roomy) as u(line)
+        where exists (select 1 from {schema}.jobs j where j.blocked and j.line = u.line);
+    end if;
     return coalesce(v_queues, '{}');
 end
 $body$;
@@ -253,6 +436,7 @@ $body$;
 create function {schema}.set_places(p_line text, p_places integer, p_by text) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '500ms'
 as $body$
 begin
     insert into {schema}.lines as l (key, places, pinned_by)
@@ -275,6 +459,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set lock_timeout = '400ms'
 as $body$
 declare
     v_lines text[];
@@ -299,7 +484,12 @@ begin
     foreach v_line in array coalesce(v_lines, '{}') loop
         if exists (select 1 from {schema}.jobs j where j.blocked and j.line = v_line)
            and (select count(*) from {schema}.jobs j where j.line = v_line and (j.ready or j.held))
-               < coalesce((select l.places from {schema}.lines l where l.key = v_line), 1) then
+               < coalesce((select l.places from {schema}.lines l where l.key = v_line), 1)
+           -- What was left for later is no anomaly: `admit_postponed` comes for it.
+           and not exists (select 1 from {schema}.postponed_admissions p where p.line = v_line) then
+            perform 1 from {schema}.lines l where l.key = v_line for update skip locked;
+            -- Whoever has it in hand admits the next job, or leaves that to `admit_postponed`.
+            continue when not found and exists (select 1 from {schema}.lines l where l.key = v_line);
             v_more := {schema}.admit(array[v_line]);
             -- Seen without a lock: whoever ends a job may have let the next one in meanwhile.
             if cardinality(v_more) > 0 then
@@ -405,6 +595,28 @@ begin
 end
 $body$;
 
+-- Lock the row of a queue, and return whether that was possible: a session that holds it for longer than other claims do is
+-- not waited for.
+create function {schema}.lock_queue(p_queue text) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set lock_timeout = '200ms'
+as $body$
+begin
+    perform 1 from {schema}.queues k where k.name = p_queue for update skip locked;
+    if found then
+        return true;
+    end if;
+    begin
+        perform 1 from {schema}.queues k where k.name = p_queue for update;
+        return true;
+    exception when lock_not_available then
+        return false;
+    end;
+end
+$body$;
+
 -- As `lock_ready`, from queues that have a limit, each under the lock of its row: who counts what is held there counts
 -- what the last one took. `p_ids` was found in other queues; given back are the best of both.
 create function {schema}.lock_ready_within(
@@ -425,7 +637,7 @@ begin
         -- Without a lock first: who finds nothing must not wait for those who do.
         continue when not {schema}.any_ready(array[v_queue], p_tasks)
             or (select r.room from {schema}.room_of(v_queue) r) <= 0 and not {schema}.filled_in_future(v_queue);
-        perform 1 from {schema}.queues k where k.name = v_queue for update;
+        continue when not {schema}.lock_queue(v_queue);
         update {schema}.queues k set refilled_at = clock_timestamp()
         where k.name = v_queue and k.rate is not null and k.refilled_at > clock_timestamp();
         select r.room into v_room from {schema}.room_of(v_queue) r;
@@ -638,18 +850,22 @@ language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set lock_timeout = '400ms'
 as $body$
 declare
     v_ids bigint[];
+    v_flows bigint[];
 begin
     v_ids := array(
         select j.id from {schema}.jobs j
         where j.expires_at is not null and (j.ready or j.waiting or j.blocked) and j.expires_at <= now()
         order by j.expires_at limit p_limit);
-    perform {schema}.lock_workflows(v_ids);
+    v_flows := {schema}.free_workflows(array(
+        select distinct j.workflow_id from {schema}.jobs j where j.id = any (v_ids) and j.workflow_id is not null));
     select array_agg(x.id) into v_ids from (
         select j.id from {schema}.jobs j
-        where j.id = any (v_ids) and j.state = 'pending' and j.expires_at <= now() for update skip locked) x;
+        where j.id = any (v_ids) and j.state = 'pending' and j.expires_at <= now()
+          and (j.workflow_id is null or j.workflow_id = any (v_flows)) for update skip locked) x;
     expired := coalesce(cardinality(v_ids), 0);
     queues := case when v_ids is null then '{}' else {schema}.expire_those(v_ids) end;
     select greatest(0, date_part('epoch', x.expires_at - clock_timestamp())) into next_in_s from (
@@ -671,6 +887,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set lock_timeout = '400ms'
 as $body$
 #variable_conflict use_column
 declare
@@ -785,6 +1002,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set lock_timeout = '400ms'
 as $body$
 declare
     v_now constant timestamptz := clock_timestamp();
@@ -873,6 +1091,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set lock_timeout = '400ms'
 as $body$
 declare
     v_after bigint;
@@ -933,6 +1152,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set lock_timeout = '400ms'
 as $body$
 declare
     v_keep_s double precision := -1;
@@ -970,5 +1190,35 @@ begin
             for update skip locked);
     end loop;
     jobs := {schema}.forget(v_ids);
+end
+$body$;
+
+-- Other sessions' locks ---------------------------------------------------------------------------
+
+-- Of these jobs, those that cannot be ended now because another session holds their row or that of their workflow, with the
+-- session where it can be known. Waits for nobody, and changes nothing.
+create function {schema}.blocked_outcomes(p_ids bigint[]) returns table (job_id bigint, session_pid integer)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set lock_timeout = '200ms'
+as $body$
+#variable_conflict use_column
+declare
+    v_flows constant bigint[] := {schema}.free_workflows(array(
+        select distinct j.workflow_id from {schema}.jobs j where j.id = any (p_ids) and j.workflow_id is not null));
+    v_free constant bigint[] := array(
+        select j.id from {schema}.jobs j
+        where j.id = any (p_ids) and (j.workflow_id is null or j.workflow_id = any (v_flows))
+        for update skip locked);
+begin
+    return query
+    select j.id, (
+        select l.pid from pg_catalog.pg_locks l
+        where l.locktype = 'transactionid' and l.granted and l.mode = 'ExclusiveLock' and l.pid <> pg_backend_pid()
+          and l.transactionid in (j.xmax, w.xmax)
+        limit 1)
+    from {schema}.jobs j left join {schema}.workflows w on w.id = j.workflow_id
+    where j.id = any (p_ids) and j.id <> all (v_free);
 end
 $body$;

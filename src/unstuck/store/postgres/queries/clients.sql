@@ -5,10 +5,15 @@
 select nextval('{schema}.job_ids'::regclass) from generate_series(1, %(count)s);
 
 -- name: enqueue
-select place, job_id from {schema}.enqueue(
-    %(ids)s, %(queues)s, %(tasks)s, %(payloads)s, %(payload_types)s, %(policies)s, %(on_crash)s, %(heartbeats)s,
+-- How long it may wait for a unique key that an open transaction holds is said for this statement alone. Inside a user's
+-- transaction (NULL) their own setting stands.
+select e.place, e.job_id
+from (select set_config('lock_timeout', coalesce(%(lock_timeout)s, current_setting('lock_timeout')), true) as is_set) b
+cross join lateral {schema}.enqueue(
+    case when b.is_set is not null then %(ids)s::bigint[] end, %(queues)s, %(tasks)s, %(payloads)s, %(payload_types)s,
+    %(policies)s, %(on_crash)s, %(heartbeats)s,
     %(heartbeat_timeouts_s)s, %(timeouts_s)s, %(ranks)s, %(delays_s)s, %(runs_at)s, %(unique_keys)s, %(enqueued_by)s,
-    %(more)s);
+    %(more)s) e;
 
 -- name: outcomes
 select id, state, result, error_code, error_message, error_cause, error_details

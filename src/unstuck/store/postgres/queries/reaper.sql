@@ -56,8 +56,10 @@ order by job_id;
 select queue, count from {schema}.promote_due(%(limit)s);
 
 -- name: next_due
-select greatest(0, extract(epoch from run_at - clock_timestamp()))::double precision
-from {schema}.jobs where waiting order by run_at limit 1;
+select least(
+    (select greatest(0, extract(epoch from run_at - clock_timestamp()))::double precision
+     from {schema}.jobs where waiting order by run_at limit 1),
+    {schema}.postponed_in_s());
 
 -- name: sweep_old
 select j.removed, {schema}.sweep_events(%(events_s)s, %(limit)s), {schema}.sweep_workers(%(workers_s)s, %(limit)s), j.more

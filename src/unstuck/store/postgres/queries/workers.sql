@@ -91,3 +91,22 @@ from {schema}.held_jobs
 where worker_id = %(worker_id)s
 order by job_id
 limit %(limit)s;
+
+-- name: blocked_outcomes
+select b.job_id, b.session_pid from {schema}.blocked_outcomes(%(ids)s) b;
+
+-- name: lock_holders
+-- Sessions that have locked something of the ledger in a transaction that is open for longer than ours ever are.
+select a.pid, coalesce(nullif(a.application_name, ''), 'no application name'), a.state,
+       extract(epoch from clock_timestamp() - a.xact_start)::double precision
+from pg_stat_activity a
+where a.pid <> pg_backend_pid() and a.datname = current_database()
+  and (a.pid = any (%(pids)s) or a.xact_start < clock_timestamp() - make_interval(secs => %(open_s)s)
+       and cardinality(%(pids)s) = 0
+       and exists (
+           select 1 from pg_locks l join pg_class c on c.oid = l.relation
+           where l.pid = a.pid and l.granted and l.mode <> 'AccessShareLock'
+             and l.database = (select d.oid from pg_database d where d.datname = current_database())
+             and c.relnamespace = '{schema}'::regnamespace))
+order by a.xact_start
+limit 3;
