@@ -308,7 +308,7 @@ def test_beats_stay_hot(pg_ledger: PostgresLedger, pg_url: str) -> None:
     pg_ledger.register(birth("w1"))
     with psycopg.connect(pg_url, autocommit=True) as connection:
         beat = {"worker_id": "w1", "running": 1, "processed": 1, "metadata": None}
-        beat |= {"session_pid": None, "session_start": None}
+        beat |= {"session_pid": None, "session_start": None, "session_server": None}
         with connection.transaction():
             for _ in range(50):
                 connection.execute(pg_ledger.sql["beat"], beat)
