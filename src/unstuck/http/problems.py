@@ -13,6 +13,7 @@ from unstuck.domain.errors import (
     LedgerUnavailable,
     PayloadError,
     RefusedValue,
+    SchemaAhead,
     SchemaMismatch,
     SignalRefused,
     UnknownName,
@@ -93,6 +94,7 @@ _STATUSES: list[tuple[type[UnstuckError], int, str, str]] = [
     (RefusedValue, 422, "value_refused", "The database cannot store this value, for example a NUL character."),
     (SignalRefused, 409, "signal_refused", ""),
     (ConfigError, 422, "not_valid", ""),
+    (SchemaAhead, 503, "schema_ahead", "Upgrade Unstuck on the server to the version that is named."),
     (SchemaMismatch, 503, "schema_mismatch", "Run `unstuck migrate`."),
     (LedgerUnavailable, 503, "ledger_unavailable", "Try again: the database is away, locked or full."),
 ]

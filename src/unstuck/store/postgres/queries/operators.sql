@@ -3,7 +3,7 @@
 -- name: set_paused
 with changed as (
     insert into {schema}.queues as q (name, paused, paused_by, paused_at)
-    select u.name, %(paused)s, %(by)s, clock_timestamp() from unnest(%(names)s) as u(name) order by u.name
+    select u.name, %(paused)s, %(by)s, clock_timestamp() from unnest(%(names)s::text[]) as u(name) order by u.name
     on conflict (name) do update
     set paused = excluded.paused, paused_by = excluded.paused_by, paused_at = excluded.paused_at
     where q.paused <> excluded.paused

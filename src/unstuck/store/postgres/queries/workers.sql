@@ -19,7 +19,8 @@ with born as (
 ), known as (
     insert into {schema}.tasks (name, queue, policy, is_async)
     select u.name, u.queue, nullif(u.policy, ''::bytea), u.is_async
-    from unnest(%(tasks)s, %(task_queues)s, %(task_policies)s, %(task_async)s) as u(name, queue, policy, is_async)
+    from unnest(%(tasks)s::text[], %(task_queues)s::text[], %(task_policies)s::bytea[], %(task_async)s::boolean[])
+        as u(name, queue, policy, is_async)
     where exists (select 1 from born)
     order by u.name
     on conflict (name) do update set queue = excluded.queue, policy = excluded.policy, is_async = excluded.is_async
@@ -59,7 +60,8 @@ select id, payload from {schema}.jobs where id = any (%(ids)s);
 -- To wait for it (as the foreign key would) while holding another is a deadlock with a turn that ends both.
 insert into {schema}.progress as p (job_id, token, at, done, total, message, busy_since)
 select u.job_id, u.token, u.at, u.done, u.total, u.message, u.busy_since
-from unnest(%(job_ids)s, %(tokens)s, %(ats)s, %(dones)s, %(totals)s, %(messages)s, %(busy)s)
+from unnest(%(job_ids)s::bigint[], %(tokens)s::bigint[], %(ats)s::float8[], %(dones)s::float8[], %(totals)s::float8[],
+            %(messages)s::text[], %(busy)s::float8[])
      as u(job_id, token, at, done, total, message, busy_since)
 join {schema}.jobs j on j.id = u.job_id
 where coalesce(j.token = u.token and j.worker_id = %(worker_id)s and j.state = 'running', false)

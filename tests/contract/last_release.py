@@ -1,0 +1,106 @@
+"""Keep the statements that the last release sends to each database, and see whether the present tables answer them.
+
+`python -m tests.contract.last_release` writes them down, for both databases, in `last_release.json`. Run it with each
+release. Before the first release, run it after any change of a statement or a function that this makes incompatible.
+"""
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypedDict
+
+import apsw
+import apsw.ext
+import psycopg
+from psycopg.pq import ExecStatus
+
+from unstuck.config import Settings
+from unstuck.store.postgres.base import PACKAGE, QUERY_FILES
+from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.sql import load_queries
+from unstuck.store.sqlite.ledger import SqliteLedger
+from unstuck.store.sqlite.verbs import SQL
+
+STORED = Path(__file__).with_name("last_release.json")
+WHAT_TO_DO = (
+    "The workers and clients of the last release would fail in the same way during a rolling upgrade. Keep what they "
+    "use for one more release (docs/contributing.md). If nothing was released since it was stored, write it down "
+    "again: python -m tests.contract.last_release"
+)
+_PLACE = re.compile(r"%\((\w+)\)[sbt]|%%")
+
+
+class Call(TypedDict):
+    """One statement, and what its answer looks like."""
+
+    sql: str
+    columns: list[list[str | None]]
+    """Name and type of each."""
+
+
+Calls = dict[str, Call]
+
+
+def stored() -> dict[str, Calls]:
+    """Return the calls of the last release, by database."""
+    found: dict[str, Calls] = json.loads(STORED.read_text())
+    return found
+
+
+def postgres_statements() -> Mapping[str, str]:
+    return load_queries(PACKAGE, *QUERY_FILES, schema='"unstuck"')
+
+
+def postgres_columns(connection: psycopg.Connection, sql: str) -> list[list[str | None]]:
+    """Prepare a statement without running it; AssertionError if the server refuses."""
+    pgconn = connection.pgconn
+    prepared = pgconn.prepare(b"", _numbered(sql).encode())
+    assert prepared.status == ExecStatus.COMMAND_OK, prepared.error_message.decode()
+    told = pgconn.describe_prepared(b"")
+    names = [(told.fname(n) or b"").decode() for n in range(told.nfields)]
+    types = [told.ftype(n) for n in range(told.nfields)]
+    named = "select format_type(o.id::oid, null) from unnest(%s::bigint[]) with ordinality o (id, place) order by place"
+    return [[name, kind] for name, (kind,) in zip(names, connection.execute(named, (types,)), strict=True)]
+
+
+def sqlite_columns(connection: apsw.Connection, sql: str) -> list[list[str | None]]:
+    """Prepare a statement without running it; AssertionError if SQLite refuses."""
+    try:
+        return [[name, kind] for name, kind in apsw.ext.query_info(connection, sql).description]
+    except apsw.SQLError as error:
+        raise AssertionError(str(error)) from None
+
+
+def _numbered(sql: str) -> str:
+    """Write named places as the server knows them: $1, $2, …"""
+    names: dict[str, int] = {}
+    return _PLACE.sub(lambda match: "%" if match[1] is None else f"${names.setdefault(match[1], len(names) + 1)}", sql)
+
+
+def main() -> int:
+    from tests.pg import start_postgres
+
+    with start_postgres() as server, tempfile.TemporaryDirectory() as folder:
+        url = server.new_ledger()
+        PostgresLedger(Settings(url=url)).close()
+        with psycopg.connect(url, autocommit=True) as connection:
+            postgres: Calls = {
+                name: {"sql": sql, "columns": postgres_columns(connection, sql)}
+                for name, sql in sorted(postgres_statements().items())
+            }
+        ledger = SqliteLedger(Settings(url=f"sqlite:///{folder}/jobs.db"))
+        ledger.migrate()
+        ledger.close()
+        file = apsw.Connection(f"{folder}/jobs.db")
+        sqlite: Calls = {name: {"sql": sql, "columns": sqlite_columns(file, sql)} for name, sql in sorted(SQL.items())}
+        file.close()
+    STORED.write_text(json.dumps({"postgresql": postgres, "sqlite": sqlite}, indent=1, ensure_ascii=False) + "\n")
+    print(f"{len(postgres)} statements for PostgreSQL and {len(sqlite)} for SQLite are in {STORED.name}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
