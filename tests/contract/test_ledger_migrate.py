@@ -159,7 +159,7 @@ def test_a_worker_whose_tables_were_migrated_under_it_hears_that_it_is_too_old(p
     ledger.register(birth("w1"))
     put(ledger)
     with psycopg.connect(pg_url) as newer:
-        newer.execute("alter function unstuck.turn rename to turn_of_tomorrow")
+        newer.execute("alter function unstuck.turn_v1 rename to turn_of_tomorrow")
     with pytest.raises(SchemaMismatch, match="upgrade Unstuck here"):
         claim(ledger)
     ledger.close()

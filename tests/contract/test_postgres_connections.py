@@ -42,7 +42,7 @@ def test_a_turn_whose_answer_was_lost_says_so(pg_ledger: PostgresLedger, pg_url:
     with Proxy(pg_url) as proxy:
         far = PostgresLedger(Settings(url=proxy.url))
         far.turn(Turn("w1"))
-        proxy.lose_answer_to(b".turn(")
+        proxy.lose_answer_to(b".turn_v1(")
         with pytest.raises(UncertainCommit):
             far.turn(Turn("w1", wish=WISH))
         assert proxy.lost.wait(10)
@@ -54,7 +54,7 @@ def test_a_turn_whose_answer_was_lost_says_so(pg_ledger: PostgresLedger, pg_url:
 def test_an_enqueue_whose_answer_was_lost_is_stored_once(pg_ledger: PostgresLedger, pg_url: str) -> None:
     with Proxy(pg_url) as proxy:
         far = PostgresLedger(Settings(url=proxy.url))
-        proxy.lose_answer_to(b".enqueue(")
+        proxy.lose_answer_to(b".enqueue_v1(")
         answer = far.enqueue([new_job(), new_job(unique_key="once")])
         assert proxy.lost.is_set()
         assert [one.fresh for one in answer] == [True, True]

@@ -120,7 +120,7 @@ def test_an_exchange_whose_answer_was_lost_still_says_what_it_took_in(far: tuple
     ledger, proxy = far
     there = put(ledger, unique_key="u", delay_s=600)
     request = Request(b"k", b"f", 600.0)
-    proxy.lose_answer_to(b".post(")
+    proxy.lose_answer_to(b".post_v1(")
     answer = ledger.exchange(
         Exchange(
             jobs=(new_job(), new_job(unique_key="u")),
@@ -144,7 +144,7 @@ def test_an_exchange_whose_answer_was_lost_still_says_what_it_took_in(far: tuple
 def test_turns_alone_whose_answer_was_lost_say_so(far: tuple[PostgresLedger, Proxy]) -> None:
     ledger, proxy = far
     job = running(ledger)
-    proxy.lose_answer_to(b".turn(")
+    proxy.lose_answer_to(b".turn_v1(")
     with pytest.raises(UncertainCommit):
         ledger.exchange(Exchange(turns=(Turn("w1", done=(done(job),)), Turn("w1", wish=WISH))))
     assert state_of(ledger, job.job_id) is JobState.SUCCEEDED
@@ -152,7 +152,7 @@ def test_turns_alone_whose_answer_was_lost_say_so(far: tuple[PostgresLedger, Pro
 
 def test_what_has_no_turns_is_certain_in_the_end(far: tuple[PostgresLedger, Proxy]) -> None:
     ledger, proxy = far
-    proxy.lose_answer_to(b".enqueue(")
+    proxy.lose_answer_to(b".enqueue_v1(")
     answer = ledger.exchange(Exchange(jobs=(new_job(),), pulses=(ForeignPulse("nobody"),)))
     assert proxy.lost.wait(10)
     assert answer.turns == ()

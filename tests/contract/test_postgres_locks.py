@@ -214,7 +214,7 @@ def test_who_removes_old_jobs_leaves_those_of_a_workflow_that_is_just_taken_up_a
     with psycopg.connect(swept_pg_url) as other:
         for number in (plain, brief):
             other.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
-            other.execute("select unstuck.reopen_workflow(%s, 'me')", (number,))
+            other.execute("select unstuck.reopen_workflow_v1(%s, 'me')", (number,))
         ledger.prune(0)
         ledger.sweep_kept(100)
     assert [state_of(ledger, job_id) for job_id in firsts if job_id is not None] == [JobState.SUCCEEDED] * 2
@@ -390,6 +390,6 @@ def test_who_was_passed_over_because_somebody_had_it_in_hand_is_let_in_by_those_
         sender.execute("select 1 from unstuck.jobs where id = %s for update", (second,))
         turn(ledger, done=[done(held)])
         assert claim(ledger) == []
-        sender.execute("select * from unstuck.signal(%s, 'go', 'null', 'me', 10)", (second,))
+        sender.execute("select * from unstuck.signal_v1(%s, 'go', 'null', 'me', 10)", (second,))
     [held] = claim(ledger)
     assert held.job_id == second

@@ -4,7 +4,7 @@
 -- row that says how the worker stands ('alive' or 'dead'), when the next scheduled job is due, and whether payloads were
 -- left out: the answer stays small enough for the kernel to take it whole, so that a client frozen while it should read
 -- cannot keep this transaction, and with it its identity row, open.
-create function {schema}.turn(
+create function {schema}.turn_v1(
     p_worker text,
     p_done_ids bigint[], p_done_tokens bigint[], p_done_results bytea[],
     p_start_ids bigint[], p_start_tokens bigint[],

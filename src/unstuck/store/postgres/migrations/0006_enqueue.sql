@@ -2,7 +2,7 @@
 --
 -- Given back are only the jobs that were not stored because a live job has their unique key, by their place in the
 -- batch (from 1), with the id of that job. NULL for a whole array stands for the default in every row.
-create function {schema}.enqueue(
+create function {schema}.enqueue_v1(
     p_ids bigint[], p_queues text[], p_tasks text[], p_payloads bytea[], p_payload_types text[], p_policies bytea[],
     p_on_crash text[], p_heartbeats boolean[], p_heartbeat_timeouts_s double precision[],
     p_timeouts_s double precision[], p_ranks integer[], p_delays_s double precision[], p_runs_at double precision[],

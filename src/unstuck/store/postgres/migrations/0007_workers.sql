@@ -1,7 +1,7 @@
 -- Proofs of life, and the verdicts on those who give none.
 
 -- Push the deadline of a worker forward: one narrow row, HOT, never an insert.
-create function {schema}.beat(
+create function {schema}.beat_v1(
     p_worker text, p_running integer, p_processed bigint, p_metadata jsonb,
     p_session_pid integer, p_session_start timestamptz, p_session_server text)
 returns table (state text, was_suspect boolean, request text, cancel_ids bigint[], cancel_tokens bigint[])
@@ -101,7 +101,7 @@ end
 $body$;
 
 -- Write SUSPECT or DEAD, if the guard still holds.
-create function {schema}.condemn(
+create function {schema}.condemn_v1(
     p_worker text, p_verdict jsonb, p_guard text, p_silent_s double precision, p_message text)
 returns boolean
 language plpgsql volatile
@@ -131,7 +131,7 @@ end
 $body$;
 
 -- End attempts of somebody else, if the guard still holds; gives what was written.
-create function {schema}.settle(
+create function {schema}.settle_v1(
     p_worker text, p_endings jsonb, p_releases jsonb, p_guard text, p_silent_s double precision)
 returns table (job_id bigint, token bigint)
 language plpgsql volatile
@@ -174,7 +174,7 @@ $body$;
 
 -- Extend the watch over the workers to now, or begin a new watch period. The rule is `advance` of domain/watch.py. The row
 -- of `ledger` serialises ticks and is never waited for: whoever has it keeps the watch for everybody.
-create function {schema}.tick(
+create function {schema}.tick_v1(
     p_claim_s double precision, p_every_s double precision, p_slack_s double precision, p_cause text,
     p_ticket text, p_ttl_s double precision)
 returns table (

@@ -31,7 +31,7 @@ $body$;
 --
 -- A session is present or missing only if the server lets us see it, if it is a session of this run of this server, and if
 -- it could come back when it was lost.
-create function {schema}.watch(p_host text, p_worth_judging boolean)
+create function {schema}.watch_v1(p_host text, p_worth_judging boolean)
 returns table (
     id text, name text, host text, pid integer, boot_id text, pid_namespace text, process_started text, trace text,
     state text, silent_s double precision, suspect_after_s double precision, waits_for_s double precision, held bigint,

@@ -4,7 +4,7 @@
 --
 -- Of several jobs those that somebody has in hand just now are left alone ('busy'): a turn locks jobs in an order of its
 -- own, and whoever waits for one while holding another would wait for ever. One job alone is waited for.
-create function {schema}.cancel(p_ids bigint[], p_by text)
+create function {schema}.cancel_v1(p_ids bigint[], p_by text)
 returns table (job_id bigint, answer text, worker_id text)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -67,7 +67,7 @@ end
 $body$;
 
 -- Queue a finished job again with fresh counters; its last attempt becomes history.
-create function {schema}.retry(p_id bigint, p_by text) returns text
+create function {schema}.retry_v1(p_id bigint, p_by text) returns text
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
@@ -119,7 +119,7 @@ as $body$
 $body$;
 
 -- After a restore from a backup: whoever lived then is dead, and what was handed out since is void.
-create function {schema}.void_tokens() returns integer
+create function {schema}.void_tokens_v1() returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$

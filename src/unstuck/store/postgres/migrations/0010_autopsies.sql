@@ -47,7 +47,7 @@ where j.held;
 
 -- Who runs past its hard deadline, and by how much more than it is given to end by itself. Asked for in every pass of a
 -- reaper: without statistics, as in a new database, half of all jobs would be taken for held and the whole table read.
-create function {schema}.overdue(p_grace_s double precision, p_lost_grace_s double precision, p_limit integer)
+create function {schema}.overdue_v1(p_grace_s double precision, p_lost_grace_s double precision, p_limit integer)
 returns setof {schema}.held_jobs
 language sql volatile
 set search_path = pg_catalog, pg_temp
@@ -180,7 +180,7 @@ end
 $body$;
 
 -- Queue a finished job again with fresh counters; its last attempt becomes history.
-create or replace function {schema}.retry(p_id bigint, p_by text) returns text
+create or replace function {schema}.retry_v1(p_id bigint, p_by text) returns text
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$

@@ -12,7 +12,7 @@ create table {schema}.hosts (
 );
 
 -- Whether the host of a worker is switched off; asked with every beat.
-create function {schema}.is_disabled(p_worker text) returns boolean
+create function {schema}.is_disabled_v1(p_worker text) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $body$
@@ -44,12 +44,12 @@ $body$;
 
 -- Switch one worker off. What is done by itself asks first whether others are left, and nobody else can be at it
 -- meanwhile: two who switch off two at once come one after the other, and the second one sees what the first one did.
-create function {schema}.disable(p_worker text, p_reason text, p_by text, p_auto boolean) returns boolean
+create function {schema}.disable_v1(p_worker text, p_reason text, p_by text, p_auto boolean) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
 begin
-    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable', 0));
+    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable_v1', 0));
     if p_auto and {schema}.unserved_without(p_worker, null) then
         return false;
     end if;
@@ -68,12 +68,12 @@ begin
 end
 $body$;
 
-create function {schema}.disable_host(p_host text, p_reason text, p_by text, p_auto boolean) returns boolean
+create function {schema}.disable_host_v1(p_host text, p_reason text, p_by text, p_auto boolean) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
 begin
-    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable', 0));
+    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable_v1', 0));
     if p_auto and {schema}.unserved_without(null, p_host) then
         return false;
     end if;

@@ -12,7 +12,7 @@ create index workers_by_name on {schema}.workers (name, created_at) where door <
 
 -- As `beat` (0007), for many at once. The identity rows are locked in the order of their ids, as everybody who locks
 -- several does.
-create function {schema}.beat_foreign(p_workers text[], p_running bigint[], p_settled bigint[], p_metadata text[])
+create function {schema}.beat_foreign_v1(p_workers text[], p_running bigint[], p_settled bigint[], p_metadata text[])
 returns table (
     n bigint, state text, was_suspect boolean, request text, cancel_ids bigint[], cancel_tokens bigint[],
     disabled boolean)

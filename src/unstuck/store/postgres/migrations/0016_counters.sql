@@ -14,7 +14,7 @@ create table {schema}.counters (
 -- Add to counters. In the order of the key, so that two who count the same never wait for each other crosswise; each
 -- session adds to one of four rows. Nothing is indexed but the key, so an update stays HOT. Whoever counts does other
 -- things too, and gives up where somebody keeps the table.
-create function {schema}.count(p_lately integer[], p_names text[], p_labels text[], p_values double precision[])
+create function {schema}.count_v1(p_lately integer[], p_names text[], p_labels text[], p_values double precision[])
 returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp
@@ -30,7 +30,7 @@ $body$;
 
 -- The turn of the wheel as in `0011_turn_alone`, but that it says of each job it hands out for how long that had been
 -- due, in the place where the last row says when the next one will be.
-create or replace function {schema}.turn(
+create or replace function {schema}.turn_v1(
     p_worker text,
     p_done_ids bigint[], p_done_tokens bigint[], p_done_results bytea[],
     p_start_ids bigint[], p_start_tokens bigint[],

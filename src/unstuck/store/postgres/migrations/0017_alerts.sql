@@ -28,7 +28,7 @@ alter table {schema}.events add column about text;
 create index events_to_tell on {schema}.events (id) where job_id is null or kind = 'quarantined';
 
 -- Conditions begin, last and end, each with one event, whoever and however many look at the same time.
-create function {schema}.change_conditions(p_changes jsonb, p_remind_s double precision) returns integer
+create function {schema}.change_conditions_v1(p_changes jsonb, p_remind_s double precision) returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
@@ -80,12 +80,12 @@ end
 $body$;
 
 -- As before, and what was switched off by itself is a crash loop, told in the same commit.
-create or replace function {schema}.disable(p_worker text, p_reason text, p_by text, p_auto boolean) returns boolean
+create or replace function {schema}.disable_v1(p_worker text, p_reason text, p_by text, p_auto boolean) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
 begin
-    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable', 0));
+    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable_v1', 0));
     if p_auto and {schema}.unserved_without(p_worker, null) then
         return false;
     end if;
@@ -108,12 +108,12 @@ begin
 end
 $body$;
 
-create or replace function {schema}.disable_host(p_host text, p_reason text, p_by text, p_auto boolean) returns boolean
+create or replace function {schema}.disable_host_v1(p_host text, p_reason text, p_by text, p_auto boolean) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
 begin
-    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable', 0));
+    perform pg_advisory_xact_lock(hashtextextended('{schema}.disable_v1', 0));
     if p_auto and {schema}.unserved_without(null, p_host) then
         return false;
     end if;

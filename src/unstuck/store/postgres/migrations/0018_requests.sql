@@ -15,7 +15,7 @@ create index requests_by_age on {schema}.requests (at);
 --
 -- In one transaction: jobs without their key would be stored again by the next try, a key without its jobs would lose
 -- them.
-create function {schema}.enqueue_once(
+create function {schema}.enqueue_once_v1(
     p_key bytea, p_fingerprint bytea, p_keep_s double precision,
     p_ids bigint[], p_queues text[], p_tasks text[], p_payloads bytea[], p_payload_types text[], p_policies bytea[],
     p_on_crash text[], p_heartbeats boolean[], p_heartbeat_timeouts_s double precision[],
@@ -45,7 +45,7 @@ begin
         set (job_ids, fresh) = (
             select array_agg(coalesce(k.job_id, i.id) order by i.place), array_agg(k.job_id is null order by i.place)
             from unnest(p_ids) with ordinality as i(id, place)
-            left join {schema}.enqueue(
+            left join {schema}.enqueue_v1(
                 p_ids, p_queues, p_tasks, p_payloads, p_payload_types, p_policies, p_on_crash, p_heartbeats,
                 p_heartbeat_timeouts_s, p_timeouts_s, p_ranks, p_delays_s, p_runs_at, p_unique_keys, p_enqueued_by) k
                 on k.place = i.place)

@@ -8,7 +8,7 @@ create index workers_of_host on {schema}.workers (host, id)
     where state in ('active', 'draining', 'suspect') and door = 'python';
 
 -- Sessions are not looked at: whoever holds a neighbour has the kernel's word, and neither is the silence.
-create function {schema}.ring_of(p_after text, p_host text, p_size integer)
+create function {schema}.ring_of_v1(p_after text, p_host text, p_size integer)
 returns table (
     id text, name text, host text, pid integer, boot_id text, pid_namespace text, process_started text, trace text,
     state text, silent_s double precision, suspect_after_s double precision, waits_for_s double precision, held bigint,

@@ -21,7 +21,7 @@ create index letters_unanswered on {schema}.letters (client, job_id) where answe
 
 -- As `enqueue` (0006), with a letter for those that have a client. A job that is there already gets the new letter: its
 -- client came back, perhaps as somebody else. What is given back is what `enqueue` gives back.
-create function {schema}.post(
+create function {schema}.post_v1(
     p_ids bigint[], p_queues text[], p_tasks text[], p_payloads bytea[], p_payload_types text[], p_policies bytea[],
     p_on_crash text[], p_heartbeats boolean[], p_heartbeat_timeouts_s double precision[],
     p_timeouts_s double precision[], p_ranks integer[], p_delays_s double precision[], p_runs_at double precision[],
@@ -42,7 +42,7 @@ declare
     v_known bigint[];
 begin
     select array_agg(k.place), array_agg(k.job_id) into v_places, v_known
-    from {schema}.enqueue(
+    from {schema}.enqueue_v1(
         p_ids, p_queues, p_tasks, p_payloads, p_payload_types, p_policies, p_on_crash, p_heartbeats,
         p_heartbeat_timeouts_s, p_timeouts_s, p_ranks, p_delays_s, p_runs_at, p_unique_keys, p_enqueued_by) k;
     if v_known is not null then
@@ -72,7 +72,7 @@ $body$;
 
 -- As `beat_foreign` (0014), inside a transaction that holds more than beats. That one lets its commit not wait for the
 -- disk; what is set in here ends with this function, so the rest of the transaction is as durable as it was.
-create function {schema}.beat_foreign_along(p_workers text[], p_running bigint[], p_settled bigint[], p_metadata text[])
+create function {schema}.beat_foreign_along_v1(p_workers text[], p_running bigint[], p_settled bigint[], p_metadata text[])
 returns table (
     n bigint, state text, was_suspect boolean, request text, cancel_ids bigint[], cancel_tokens bigint[],
     disabled boolean)
@@ -81,5 +81,5 @@ set search_path = pg_catalog, pg_temp
 set synchronous_commit = on
 as $body$
     select b.n, b.state, b.was_suspect, b.request, b.cancel_ids, b.cancel_tokens, b.disabled
-    from {schema}.beat_foreign(p_workers, p_running, p_settled, p_metadata) b
+    from {schema}.beat_foreign_v1(p_workers, p_running, p_settled, p_metadata) b
 $body$;

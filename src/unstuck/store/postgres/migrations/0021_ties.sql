@@ -207,10 +207,10 @@ $body$;
 -- batch (from 1), with the id of that job. NULL for a whole array stands for the default in every row. `p_more` has what
 -- few jobs have: line and line_limit, hooks, expires_in_s, keep_s, and for their unique keys unique,
 -- unique_for_s and on_duplicate (see 0025).
-drop function {schema}.enqueue(
+drop function {schema}.enqueue_v1(
     bigint[], text[], text[], bytea[], text[], bytea[], text[], boolean[], double precision[], double precision[], integer[],
     double precision[], double precision[], text[], text[]);
-create function {schema}.enqueue(
+create function {schema}.enqueue_v1(
     p_ids bigint[], p_queues text[], p_tasks text[], p_payloads bytea[], p_payload_types text[], p_policies bytea[],
     p_on_crash text[], p_heartbeats boolean[], p_heartbeat_timeouts_s double precision[],
     p_timeouts_s double precision[], p_ranks integer[], p_delays_s double precision[], p_runs_at double precision[],
@@ -331,10 +331,10 @@ end
 $body$;
 
 -- As it was (0018), with `p_more`.
-drop function {schema}.enqueue_once(
+drop function {schema}.enqueue_once_v1(
     bytea, bytea, double precision, bigint[], text[], text[], bytea[], text[], bytea[], text[], boolean[], double precision[], double precision[], integer[],
     double precision[], double precision[], text[], text[]);
-create function {schema}.enqueue_once(
+create function {schema}.enqueue_once_v1(
     p_key bytea, p_fingerprint bytea, p_keep_s double precision,
     p_ids bigint[], p_queues text[], p_tasks text[], p_payloads bytea[], p_payload_types text[], p_policies bytea[],
     p_on_crash text[], p_heartbeats boolean[], p_heartbeat_timeouts_s double precision[],
@@ -354,7 +354,7 @@ begin
         set (job_ids, fresh) = (
             select array_agg(coalesce(k.job_id, i.id) order by i.place), array_agg(k.job_id is null order by i.place)
             from unnest(p_ids) with ordinality as i(id, place)
-            left join {schema}.enqueue(
+            left join {schema}.enqueue_v1(
                 p_ids, p_queues, p_tasks, p_payloads, p_payload_types, p_policies, p_on_crash, p_heartbeats,
                 p_heartbeat_timeouts_s, p_timeouts_s, p_ranks, p_delays_s, p_runs_at, p_unique_keys, p_enqueued_by, p_more) k
                 on k.place = i.place)
@@ -365,11 +365,11 @@ end
 $body$;
 
 -- As it was (0020), with `p_more`.
-drop function {schema}.post(
+drop function {schema}.post_v1(
     bigint[], text[], text[], bytea[], text[], bytea[], text[], boolean[], double precision[], double precision[], integer[],
     double precision[], double precision[], text[], text[],
     bytea[], text[], text[], integer[], integer[], bytea[], text[], boolean[]);
-create function {schema}.post(
+create function {schema}.post_v1(
     p_ids bigint[], p_queues text[], p_tasks text[], p_payloads bytea[], p_payload_types text[], p_policies bytea[],
     p_on_crash text[], p_heartbeats boolean[], p_heartbeat_timeouts_s double precision[],
     p_timeouts_s double precision[], p_ranks integer[], p_delays_s double precision[], p_runs_at double precision[],
@@ -391,7 +391,7 @@ declare
     v_known bigint[];
 begin
     select array_agg(k.place), array_agg(k.job_id) into v_places, v_known
-    from {schema}.enqueue(
+    from {schema}.enqueue_v1(
         p_ids, p_queues, p_tasks, p_payloads, p_payload_types, p_policies, p_on_crash, p_heartbeats,
         p_heartbeat_timeouts_s, p_timeouts_s, p_ranks, p_delays_s, p_runs_at, p_unique_keys, p_enqueued_by, p_more) k;
     if v_known is not null then
@@ -421,8 +421,8 @@ $body$;
 
 -- End attempts of somebody else, if the guard still holds; gives what was written, and the queues (without a job) in which
 -- others became ready by it.
-drop function {schema}.settle(text, jsonb, jsonb, text, double precision);
-create function {schema}.settle(
+drop function {schema}.settle_v1(text, jsonb, jsonb, text, double precision);
+create function {schema}.settle_v1(
     p_worker text, p_endings jsonb, p_releases jsonb, p_guard text, p_silent_s double precision)
 returns table (job_id bigint, token bigint, woken text)
 language plpgsql volatile
@@ -461,10 +461,10 @@ $body$;
 -- The turn of the wheel as in `0016_counters`, but that it also writes entries of journals, tells whoever is concerned of what
 -- ended, and enqueues what ended attempts asked to follow them. `extras` says of a job that was claimed what belongs to it
 -- beside its payload: 1 a journal, 2 the results of those that it depends on.
-drop function {schema}.turn(
+drop function {schema}.turn_v1(
     text, bigint[], bigint[], bytea[], bigint[], bigint[], jsonb, jsonb, bigint[], bigint[], bytea[], bytea[], text[], text[],
     integer, boolean, integer, jsonb);
-create function {schema}.turn(
+create function {schema}.turn_v1(
     p_worker text,
     p_done_ids bigint[], p_done_tokens bigint[], p_done_results bytea[],
     p_start_ids bigint[], p_start_tokens bigint[],
@@ -780,7 +780,7 @@ begin
             due_in_s := least(due_in_s, {schema}.next_due_in_s(v_limited), {schema}.room_in_s(v_limited, p_tasks));
         end if;
     elsif cardinality(v_tied) > 0 then
-        due_in_s := {schema}.postponed_in_s();
+        due_in_s := {schema}.postponed_in_s_v1();
     end if;
     return next;
 end
@@ -805,7 +805,7 @@ $body$;
 --
 -- Of several jobs those that somebody has in hand just now are left alone ('busy'): a turn locks jobs in an order of its
 -- own, and whoever waits for one while holding another would wait for ever. One job alone is waited for.
-create or replace function {schema}.cancel(p_ids bigint[], p_by text)
+create or replace function {schema}.cancel_v1(p_ids bigint[], p_by text)
 returns table (job_id bigint, answer text, worker_id text)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -881,7 +881,7 @@ end
 $body$;
 
 -- Some of what waits in a queue, and is in nobody's hands. What a worker is claiming at this moment is its own.
-create function {schema}.to_purge(p_queue text, p_limit integer) returns bigint[]
+create function {schema}.to_purge_v1(p_queue text, p_limit integer) returns bigint[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -905,7 +905,7 @@ $body$;
 
 -- Cancel those of these jobs that still wait, and give how many. Found in a transaction of its own (`to_purge`): here
 -- workflows are locked before jobs.
-create function {schema}.purge(p_ids bigint[], p_cause text) returns integer
+create function {schema}.purge_v1(p_ids bigint[], p_cause text) returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -968,7 +968,7 @@ end
 $body$;
 
 -- Queue a finished job again.
-create or replace function {schema}.retry(p_id bigint, p_by text) returns text
+create or replace function {schema}.retry_v1(p_id bigint, p_by text) returns text
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '500ms'
@@ -1000,7 +1000,7 @@ $body$;
 -- stands in a line is let in by it, and so is whoever could not be let in before (`admit_postponed`): their queues are given
 -- with a count of 0. Rows that somebody else has in hand just now are for the next round. now(), and not
 -- clock_timestamp(): a bound that might move during the statement cannot end the walk along the index.
-create function {schema}.promote_due(p_limit integer) returns table (queue text, count bigint)
+create function {schema}.promote_due_v1(p_limit integer) returns table (queue text, count bigint)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '400ms'

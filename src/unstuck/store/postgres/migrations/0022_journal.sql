@@ -128,7 +128,7 @@ begin
     if v.ids is null then
         return '{}';
     end if;
-    perform {schema}.enqueue(
+    perform {schema}.enqueue_v1(
         v.ids, v.queues, v.tasks, v.payloads, v.payload_types, v.policies, v.on_crash, v.heartbeats,
         v.heartbeat_timeouts_s, v.timeouts_s, v.ranks, v.delays_s, v.runs_at, v.unique_keys, v.enqueued_by, v.more);
     return coalesce(v.woken, '{}');
@@ -137,7 +137,7 @@ $body$;
 
 -- Keep a signal for a job, and wake the job if that is what it waits for. The lock on the job is what makes it sure: a job
 -- that is about to wait for it looks for signals under the same lock.
-create function {schema}.signal(p_job bigint, p_name text, p_value bytea, p_by text, p_limit integer)
+create function {schema}.signal_v1(p_job bigint, p_name text, p_value bytea, p_by text, p_limit integer)
 returns table (answer text, queue text)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

@@ -710,7 +710,7 @@ $body$;
 -- Begin a workflow: the job that stands for it, its nodes, and the jobs of those that wait for nobody. Done again with the
 -- same id it changes nothing. Gives the queues of what can begin; NULL where it was there already, or another one has its
 -- unique key.
-create function {schema}.begin_workflow(p_id bigint, p_name text, p_root jsonb, p_nodes jsonb, p_edges jsonb) returns text[]
+create function {schema}.begin_workflow_v1(p_id bigint, p_name text, p_root jsonb, p_nodes jsonb, p_edges jsonb) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '500ms'
@@ -769,7 +769,7 @@ end
 $body$;
 
 -- The same once per request, however often it is sent (see `enqueue_once`).
-create function {schema}.begin_workflow_once(
+create function {schema}.begin_workflow_once_v1(
     p_key bytea, p_fingerprint bytea, p_keep_s double precision, p_id bigint, p_unique_key text, p_name text, p_root jsonb,
     p_nodes jsonb, p_edges jsonb)
 returns table (first boolean, fingerprint bytea, job_ids bigint[], fresh boolean[], queues text[])
@@ -786,7 +786,7 @@ declare
 begin
     if v_first then
         for i in 1 .. c_rounds loop
-            v_queues := {schema}.begin_workflow(p_id, p_name, p_root, p_nodes, p_edges);
+            v_queues := {schema}.begin_workflow_v1(p_id, p_name, p_root, p_nodes, p_edges);
             exit when v_queues is not null;
             -- Another one has its key, unless that ended in between.
             select j.id into v_owner from {schema}.jobs j where j.live_key = p_unique_key;
@@ -853,7 +853,7 @@ $body$;
 
 -- Take back that this job was asked to stop, where `reopen_workflow` could not. Whoever asked anew since then took the mark
 -- away, under the same lock on the workflow, and was later: that stands.
-create function {schema}.unstop(p_id bigint) returns void
+create function {schema}.unstop_v1(p_id bigint) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -872,7 +872,7 @@ end
 $body$;
 
 -- Open a workflow that has ended again, or that is paused: what failed is tried again, what was cancelled may begin.
-create function {schema}.reopen_workflow(p_workflow bigint, p_by text) returns text[]
+create function {schema}.reopen_workflow_v1(p_workflow bigint, p_by text) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -960,7 +960,7 @@ end
 $body$;
 
 -- Go on past what is paused: those who depend on it get its error.
-create function {schema}.resume_workflow(p_workflow bigint, p_by text) returns text[]
+create function {schema}.resume_workflow_v1(p_workflow bigint, p_by text) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '500ms'
@@ -1008,7 +1008,7 @@ begin
         return;
     end if;
     if v_place = 0 then
-        perform {schema}.reopen_workflow(v_workflow, 'an operator');
+        perform {schema}.reopen_workflow_v1(v_workflow, 'an operator');
         return;
     end if;
     update {schema}.nodes n set state = 'released', finished_at = null, error = null
@@ -1016,7 +1016,7 @@ begin
       and n.state in ('failed', 'cancelled', 'paused') and n.on_error <> 'continue';
     if found then
         if exists (select 1 from {schema}.workflows w where w.id = v_workflow and w.state in ('failed', 'cancelled')) then
-            perform {schema}.reopen_workflow(v_workflow, 'an operator');
+            perform {schema}.reopen_workflow_v1(v_workflow, 'an operator');
         elsif not exists (select 1 from {schema}.nodes n where n.workflow_id = v_workflow and n.state = 'paused') then
             update {schema}.workflows w set state = 'running' where w.id = v_workflow and w.state = 'paused';
         end if;
@@ -1029,7 +1029,7 @@ $body$;
 -- Looked at are the workflows behind `p_after` that go on, as many as have so many nodes together, in the order of ids: a
 -- stretch at a time, so that a round costs the same however much there is. Gives the workflows, what was wrong, and the
 -- queues in which jobs became ready; in a last row, without a workflow, where to go on (NULL: it was the end).
-create function {schema}.repair_workflows(p_after bigint, p_look integer, p_limit integer)
+create function {schema}.repair_workflows_v1(p_after bigint, p_look integer, p_limit integer)
 returns table (workflow_id bigint, what text, queues text[], next_after bigint)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -1115,7 +1115,7 @@ $body$;
 
 -- Of jobs that are nodes: how those ended that they need. One row for each, in order; a map has one for each member, with
 -- its number (`item`), or one row without a number where it has none.
-create function {schema}.inputs(p_ids bigint[])
+create function {schema}.inputs_v1(p_ids bigint[])
 returns table (
     job_id bigint, place integer, is_list boolean, item integer, result bytea, error jsonb)
 language sql stable

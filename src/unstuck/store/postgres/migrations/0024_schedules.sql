@@ -27,7 +27,7 @@ create table {schema}.schedules (
 
 -- Enqueue the jobs of a tick and move the schedule on, if it is still as it was read: the row is the lock, so of all who
 -- fire at once one comes first and the others match nothing. NULL where nothing was done.
-create function {schema}.fire_schedule(
+create function {schema}.fire_schedule_v1(
     p_name text, p_version bigint, p_next_at double precision, p_last_at double precision, p_event text, p_message text,
     p_count integer, p_queues text[], p_tasks text[], p_payloads bytea[], p_payload_types text[], p_policies bytea[],
     p_on_crash text[], p_heartbeats boolean[], p_heartbeat_timeouts_s double precision[],
@@ -51,7 +51,7 @@ begin
         select array_agg(nextval('{schema}.job_ids'::regclass)) into v_ids from generate_series(1, p_count);
         select array_agg(coalesce(k.job_id, i.id) order by i.place) into v_ids
         from unnest(v_ids) with ordinality as i(id, place)
-        left join {schema}.enqueue(
+        left join {schema}.enqueue_v1(
             v_ids, p_queues, p_tasks, p_payloads, p_payload_types, p_policies, p_on_crash, p_heartbeats,
             p_heartbeat_timeouts_s, p_timeouts_s, p_ranks, p_delays_s, p_runs_at, p_unique_keys, p_enqueued_by, p_more) k
             on k.place = i.place;

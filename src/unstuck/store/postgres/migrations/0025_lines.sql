@@ -123,7 +123,7 @@ $body$;
 
 -- Several turns, and what came in beside them, are one transaction: it takes the locks of all of them at once and in their
 -- order, as one turn does (`lock_workflows`), and lines when it is done (`end_exchange`).
-create function {schema}.begin_exchange(p_workers text[], p_ids bigint[]) returns void
+create function {schema}.begin_exchange_v1(p_workers text[], p_ids bigint[]) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -144,7 +144,7 @@ end
 $body$;
 
 -- Gives the queues in which jobs became ready.
-create function {schema}.end_exchange() returns text[]
+create function {schema}.end_exchange_v1() returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
@@ -277,7 +277,7 @@ end
 $body$;
 
 -- How soon it is worth another try to do what was left for later; NULL: nothing was.
-create function {schema}.postponed_in_s() returns double precision
+create function {schema}.postponed_in_s_v1() returns double precision
 language sql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -301,7 +301,7 @@ begin
         select greatest(0, extract(epoch from x.run_at - clock_timestamp()))
         from (select j.run_at, j.queue from {schema}.jobs j where j.waiting order by j.run_at limit 200) x
         where x.queue = any (p_queues)
-        limit 1), {schema}.postponed_in_s());
+        limit 1), {schema}.postponed_in_s_v1());
 end
 $body$;
 
@@ -433,7 +433,7 @@ end
 $body$;
 
 -- An operator chooses how many places a line has (NULL: as the jobs say again).
-create function {schema}.set_places(p_line text, p_places integer, p_by text) returns text[]
+create function {schema}.set_places_v1(p_line text, p_places integer, p_by text) returns text[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '500ms'
@@ -452,7 +452,7 @@ $body$;
 
 -- Look after a stretch of the lines: let in who waits at a free place, which should be nobody, and remove the rows of
 -- lines in which nobody stands. Gives where to go on (NULL: it was the end), and the queues in which jobs became ready.
-create function {schema}.tend_lines(
+create function {schema}.tend_lines_v1(
     p_after text, p_limit integer, out next_after text, out repaired integer, out removed integer, out queues text[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -529,7 +529,7 @@ alter table {schema}.queues
     add constraint whole_rate check ((rate is null) = (rate_window_s is null));
 
 -- How many more jobs of a queue may be taken now, and where its rate is why not, when there will be one.
-create function {schema}.room_of(p_queue text, out room bigint, out in_s double precision)
+create function {schema}.room_of_v1(p_queue text, out room bigint, out in_s double precision)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -575,7 +575,7 @@ declare
 begin
     foreach v_queue in array p_queues loop
         if {schema}.any_ready(array[v_queue], p_tasks)
-           and ((select r.room from {schema}.room_of(v_queue) r) > 0 or {schema}.filled_in_future(v_queue)) then
+           and ((select r.room from {schema}.room_of_v1(v_queue) r) > 0 or {schema}.filled_in_future(v_queue)) then
             return true;
         end if;
     end loop;
@@ -590,7 +590,7 @@ set search_path = pg_catalog, pg_temp
 as $body$
 begin
     return (
-        select min(r.in_s) from unnest(p_queues) as q(name) cross join lateral {schema}.room_of(q.name) r
+        select min(r.in_s) from unnest(p_queues) as q(name) cross join lateral {schema}.room_of_v1(q.name) r
         where r.in_s is not null and {schema}.any_ready(array[q.name], p_tasks));
 end
 $body$;
@@ -636,11 +636,11 @@ begin
     foreach v_queue in array p_queues loop
         -- Without a lock first: who finds nothing must not wait for those who do.
         continue when not {schema}.any_ready(array[v_queue], p_tasks)
-            or (select r.room from {schema}.room_of(v_queue) r) <= 0 and not {schema}.filled_in_future(v_queue);
+            or (select r.room from {schema}.room_of_v1(v_queue) r) <= 0 and not {schema}.filled_in_future(v_queue);
         continue when not {schema}.lock_queue(v_queue);
         update {schema}.queues k set refilled_at = clock_timestamp()
         where k.name = v_queue and k.rate is not null and k.refilled_at > clock_timestamp();
-        select r.room into v_room from {schema}.room_of(v_queue) r;
+        select r.room into v_room from {schema}.room_of_v1(v_queue) r;
         continue when v_room <= 0;
         select r.ids, r.payload_bytes into v_ids, v_bytes
         from {schema}.lock_ready(v_queue, p_tasks, least(v_room, p_limit)::integer) r;
@@ -844,7 +844,7 @@ end
 $body$;
 
 -- The sweep for them; what somebody has in hand just now is looked at when it is claimed.
-create function {schema}.expire_due(
+create function {schema}.expire_due_v1(
     p_limit integer, out expired integer, out next_in_s double precision, out queues text[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -880,7 +880,7 @@ $body$;
 -- Lift to the front of their queues a few of the jobs that waited longer than so many seconds behind more urgent ones. The
 -- walk goes from queue to queue and from rank to rank in the index. So few wait there at a time that urgent work
 -- stands behind a handful and not behind a crowd.
-create function {schema}.lift_starving(p_waited_s double precision, p_front integer, p_at_once integer)
+create function {schema}.lift_starving_v1(p_waited_s double precision, p_front integer, p_at_once integer)
 returns table (queue text, count bigint)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -994,7 +994,7 @@ $body$;
 -- Remove finished jobs among the next `p_look` by id, and say where the look ended (`next_after`; NULL: at the last job, or
 -- where jobs are younger than asked for), its last id, and the lowest id that was left. Walks the primary key, so that
 -- retention costs the hot path no index.
-create function {schema}.prune_batch(
+create function {schema}.prune_batch_v1(
     p_after bigint, p_older_than_s double precision, p_states text[], p_look integer,
     out next_after bigint, out removed integer, out last_id bigint, out lowest_left bigint)
 language plpgsql volatile
@@ -1052,7 +1052,7 @@ $body$;
 
 -- One step of the walk of retention; says whether there is more of it at once. What was removed and is lost with the power is
 -- removed again: the commit does not wait for the disk.
-create function {schema}.sweep_jobs(
+create function {schema}.sweep_jobs_v1(
     p_older_than_s double precision, p_look integer, out removed integer, out more boolean)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -1064,7 +1064,7 @@ begin
     perform set_config('synchronous_commit', 'off', true);
     insert into {schema}.sweeps (name) values ('jobs') on conflict do nothing;
     select * into v_walk from {schema}.sweeps s where s.name = 'jobs' for update;
-    select * into v_batch from {schema}.prune_batch(v_walk.position, p_older_than_s, null, p_look);
+    select * into v_batch from {schema}.prune_batch_v1(v_walk.position, p_older_than_s, null, p_look);
     removed := v_batch.removed;
     more := v_batch.next_after is not null;
     v_walk.lowest_left := least(v_walk.lowest_left, v_batch.lowest_left);
@@ -1085,7 +1085,7 @@ end
 $body$;
 
 -- Ids go with time: looking at the first few is enough. An event from the future (the clock was set back) is passed over.
-create function {schema}.sweep_events(p_older_than_s double precision, p_limit integer) returns integer
+create function {schema}.sweep_events_v1(p_older_than_s double precision, p_limit integer) returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1121,7 +1121,7 @@ end
 $body$;
 
 -- The tombstone stays until everything that the worker held is settled.
-create function {schema}.sweep_workers(p_older_than_s double precision, p_limit integer) returns integer
+create function {schema}.sweep_workers_v1(p_older_than_s double precision, p_limit integer) returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $body$
@@ -1146,7 +1146,7 @@ end
 $body$;
 
 -- Remove what was to be kept for a time of its own, and keys whose period is over.
-create function {schema}.sweep_kept(p_limit integer, out jobs integer, out keys integer)
+create function {schema}.sweep_kept_v1(p_limit integer, out jobs integer, out keys integer)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -1197,7 +1197,7 @@ $body$;
 
 -- Of these jobs, those that cannot be ended now because another session holds their row or that of their workflow, with the
 -- session where it can be known. Waits for nobody, and changes nothing.
-create function {schema}.blocked_outcomes(p_ids bigint[]) returns table (job_id bigint, session_pid integer)
+create function {schema}.blocked_outcomes_v1(p_ids bigint[]) returns table (job_id bigint, session_pid integer)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off

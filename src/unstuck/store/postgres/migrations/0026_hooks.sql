@@ -51,7 +51,7 @@ begin
     if v_ids is null then
         return '{}';
     end if;
-    perform {schema}.enqueue(
+    perform {schema}.enqueue_v1(
         v_ids, v_queues, v_tasks, v_payloads, null, v_policies, v_on_crash, v_heartbeats, v_heartbeat_timeouts_s,
         v_timeouts_s, null, null, null, null, v_by, v_more);
     return v_queues;

@@ -38,7 +38,7 @@ select kind, about, message, extract(epoch from seen_at)::double precision,
 from {schema}.conditions order by kind, about;
 
 -- name: change_conditions
-select {schema}.change_conditions(%(changes)s::jsonb, %(remind_s)s);
+select {schema}.change_conditions_v1(%(changes)s::jsonb, %(remind_s)s);
 
 -- name: look_fleet
 -- In one row: ten thousand workers need not travel to be counted.

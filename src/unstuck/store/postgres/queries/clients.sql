@@ -9,7 +9,7 @@ select nextval('{schema}.job_ids'::regclass) from generate_series(1, %(count)s);
 -- transaction (NULL) their own setting stands.
 select e.place, e.job_id
 from (select set_config('lock_timeout', coalesce(%(lock_timeout)s, current_setting('lock_timeout')), true) as is_set) b
-cross join lateral {schema}.enqueue(
+cross join lateral {schema}.enqueue_v1(
     case when b.is_set is not null then %(ids)s::bigint[] end, %(queues)s, %(tasks)s, %(payloads)s, %(payload_types)s,
     %(policies)s, %(on_crash)s, %(heartbeats)s,
     %(heartbeat_timeouts_s)s, %(timeouts_s)s, %(ranks)s, %(delays_s)s, %(runs_at)s, %(unique_keys)s, %(enqueued_by)s,

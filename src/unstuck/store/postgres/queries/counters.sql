@@ -1,7 +1,7 @@
 -- What was counted, and the fleet in a few numbers.
 
 -- name: count
-select {schema}.count(%(lately)s, %(names)s, %(labels)s, %(values)s);
+select {schema}.count_v1(%(lately)s, %(names)s, %(labels)s, %(values)s);
 
 -- name: counters
 select name, labels, sum(value) from {schema}.counters where minute = 0 group by name, labels order by name, labels;

@@ -28,10 +28,10 @@ limit 1;
 -- name: beat_foreign_in_flight
 -- The same as below for who sends it without the driver.
 select n, state, was_suspect, request, cancel_ids, cancel_tokens, disabled
-from {schema}.beat_foreign($1, $2, $3, $4)
+from {schema}.beat_foreign_v1($1, $2, $3, $4)
 order by n;
 
 -- name: beat_foreign
 select n, state, was_suspect, request, cancel_ids, cancel_tokens, disabled
-from {schema}.beat_foreign(%(worker_ids)s, %(running)s, %(settled)s, %(metadata)s)
+from {schema}.beat_foreign_v1(%(worker_ids)s, %(running)s, %(settled)s, %(metadata)s)
 order by n;

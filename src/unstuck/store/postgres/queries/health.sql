@@ -18,7 +18,7 @@ where w.state in ('active', 'draining', 'suspect')
 order by w.id;
 
 -- name: disable
-select {schema}.disable(%(worker_id)s, %(reason)s, %(by)s, %(auto)s);
+select {schema}.disable_v1(%(worker_id)s, %(reason)s, %(by)s, %(auto)s);
 
 -- name: enable
 -- The health that it reported goes with it: else it would be switched off again at once.
@@ -32,7 +32,7 @@ select 'worker_enabled', e.id, %(message)s from enabled e
 returning id;
 
 -- name: disable_host
-select {schema}.disable_host(%(host)s, %(reason)s, %(by)s, %(auto)s);
+select {schema}.disable_host_v1(%(host)s, %(reason)s, %(by)s, %(auto)s);
 
 -- name: enable_host
 with enabled as (

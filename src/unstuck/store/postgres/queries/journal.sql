@@ -9,7 +9,7 @@ select job_id, number, name, value from {schema}.signals
 where job_id = any (%(ids)s) and taken_seq is null order by job_id, number;
 
 -- name: signal
-select answer, queue from {schema}.signal(%(job_id)s, %(name)s, %(value)s, %(by)s, %(limit)s);
+select answer, queue from {schema}.signal_v1(%(job_id)s, %(name)s, %(value)s, %(by)s, %(limit)s);
 
 -- name: journal
 select seq, kind, name, value, extract(epoch from at)::double precision, token

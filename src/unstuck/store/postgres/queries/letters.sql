@@ -2,7 +2,7 @@
 
 -- name: post
 -- Ids were drawn before, as for `enqueue`: repeated as it was, it stores nothing twice.
-select place, job_id from {schema}.post(
+select place, job_id from {schema}.post_v1(
     %(ids)s, %(queues)s, %(tasks)s, %(payloads)s, %(payload_types)s, %(policies)s, %(on_crash)s, %(heartbeats)s,
     %(heartbeat_timeouts_s)s, %(timeouts_s)s, %(ranks)s, %(delays_s)s, %(runs_at)s, %(unique_keys)s, %(enqueued_by)s,
     %(more)s, %(clients)s, %(services)s, %(request_ids)s, %(letter_places)s, %(letters)s, %(correlations)s, %(own_ids)s,
@@ -29,14 +29,14 @@ where job_id = any (%(ids)s) and answered_at is null
 returning job_id;
 
 -- name: begin_exchange
-select {schema}.begin_exchange(%(worker_ids)s, %(ids)s);
+select {schema}.begin_exchange_v1(%(worker_ids)s, %(ids)s);
 
 -- name: end_exchange
-select {schema}.end_exchange();
+select {schema}.end_exchange_v1();
 
 -- name: beat_foreign_along
 select n, state, was_suspect, request, cancel_ids, cancel_tokens, disabled
-from {schema}.beat_foreign_along(%(worker_ids)s, %(running)s, %(settled)s, %(metadata)s)
+from {schema}.beat_foreign_along_v1(%(worker_ids)s, %(running)s, %(settled)s, %(metadata)s)
 order by n;
 
 -- name: letters

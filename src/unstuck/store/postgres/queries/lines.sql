@@ -12,16 +12,16 @@ order by l.key
 limit %(limit)s;
 
 -- name: limit_line
-select unnest({schema}.set_places(%(key)s, %(places)s, %(by)s));
+select unnest({schema}.set_places_v1(%(key)s, %(places)s, %(by)s));
 
 -- name: tend_lines
-select next_after, repaired, removed, queues from {schema}.tend_lines(%(after)s, %(limit)s);
+select next_after, repaired, removed, queues from {schema}.tend_lines_v1(%(after)s, %(limit)s);
 
 -- name: queue_limits
 select k.name, k.concurrency, k.rate, k.rate_window_s, k.limited_by,
        (select count(*) from {schema}.jobs j where j.held and j.queue = k.name), r.room, r.in_s
 from {schema}.queues k
-cross join lateral {schema}.room_of(k.name) r
+cross join lateral {schema}.room_of_v1(k.name) r
 where k.concurrency is not null or k.rate is not null or k.limited_by is not null
 order by k.name;
 
@@ -55,10 +55,10 @@ from {schema}.jobs
 where id = %(job_id)s;
 
 -- name: expire_due
-select expired, queues, next_in_s from {schema}.expire_due(%(limit)s);
+select expired, queues, next_in_s from {schema}.expire_due_v1(%(limit)s);
 
 -- name: lift_starving
-select queue, count from {schema}.lift_starving(%(waited_s)s, %(front)s, %(at_once)s);
+select queue, count from {schema}.lift_starving_v1(%(waited_s)s, %(front)s, %(at_once)s);
 
 -- name: sweep_kept
-select jobs, keys from {schema}.sweep_kept(%(limit)s);
+select jobs, keys from {schema}.sweep_kept_v1(%(limit)s);

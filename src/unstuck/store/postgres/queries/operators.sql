@@ -37,7 +37,7 @@ where w.id = any (%(ids)s) and w.state = 'cancelled' and n.state = 'released' an
   and j.cancel_requested is not true;
 
 -- name: cancel
-select job_id, answer, worker_id from {schema}.cancel(%(ids)s, %(by)s);
+select job_id, answer, worker_id from {schema}.cancel_v1(%(ids)s, %(by)s);
 
 -- name: stop_node
 -- Of a workflow that is still cancelled: meanwhile it may have been taken up again.
@@ -48,16 +48,16 @@ with locked as materialized (
     where j.id = %(id)s and w.state = 'cancelled'
     for update of w
 )
-select c.job_id, c.answer from locked l cross join lateral {schema}.cancel(array[l.id], %(by)s) c;
+select c.job_id, c.answer from locked l cross join lateral {schema}.cancel_v1(array[l.id], %(by)s) c;
 
 -- name: retry
-select {schema}.retry(%(job_id)s, %(by)s);
+select {schema}.retry_v1(%(job_id)s, %(by)s);
 
 -- name: purge
-select {schema}.purge(%(ids)s, %(cause)s);
+select {schema}.purge_v1(%(ids)s, %(cause)s);
 
 -- name: to_purge
-select {schema}.to_purge(%(queue)s, %(limit)s);
+select {schema}.to_purge_v1(%(queue)s, %(limit)s);
 
 -- name: tell
 insert into {schema}.events (kind, message) values (%(kind)s, %(message)s) returning id;

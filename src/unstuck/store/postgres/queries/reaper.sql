@@ -10,40 +10,40 @@ returning 1 as taken;
 
 -- name: tick
 select won, stale_s, watched_s, began, gap_s, set_back_s
-from {schema}.tick(%(claim_s)s, %(every_s)s, %(slack_s)s, %(cause)s, %(ticket)s, %(ttl_s)s);
+from {schema}.tick_v1(%(claim_s)s, %(every_s)s, %(slack_s)s, %(cause)s, %(ticket)s, %(ttl_s)s);
 
 -- name: watch
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
        waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
        session_idle_s
-from {schema}.watch(%(host)s, false);
+from {schema}.watch_v1(%(host)s, false);
 
 -- name: ring_of
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
        waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
        session_idle_s
-from {schema}.ring_of(%(worker_id)s, %(host)s, %(size)s);
+from {schema}.ring_of_v1(%(worker_id)s, %(host)s, %(size)s);
 
 -- name: to_judge
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
        waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
        session_idle_s
-from {schema}.watch(null, true);
+from {schema}.watch_v1(null, true);
 
 -- name: condemn
-select {schema}.condemn(%(worker_id)s, %(verdict)s::jsonb, %(guard)s, %(silent_s)s, %(message)s);
+select {schema}.condemn_v1(%(worker_id)s, %(verdict)s::jsonb, %(guard)s, %(silent_s)s, %(message)s);
 
 -- name: amend
 -- The dead do not change: whoever knows more of how one ended may add to it at any time.
 update {schema}.workers set verdict = %(verdict)s::jsonb where id = %(worker_id)s and state = 'dead' returning id;
 
 -- name: settle
-select job_id, token, woken from {schema}.settle(%(worker_id)s, %(endings)s, %(releases)s, %(guard)s, %(silent_s)s);
+select job_id, token, woken from {schema}.settle_v1(%(worker_id)s, %(endings)s, %(releases)s, %(guard)s, %(silent_s)s);
 
 -- name: overdue
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
        heartbeat_timeout_s, held_s, running_s, silent_s, suspicions
-from {schema}.overdue(%(grace_s)s, %(lost_grace_s)s, %(limit)s);
+from {schema}.overdue_v1(%(grace_s)s, %(lost_grace_s)s, %(limit)s);
 
 -- name: stale
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
@@ -53,20 +53,20 @@ where worker_state in ('dead', 'stopped') or silent_s >= %(older_than_s)s
 order by job_id;
 
 -- name: promote_due
-select queue, count from {schema}.promote_due(%(limit)s);
+select queue, count from {schema}.promote_due_v1(%(limit)s);
 
 -- name: next_due
 select least(
     (select greatest(0, extract(epoch from run_at - clock_timestamp()))::double precision
      from {schema}.jobs where waiting order by run_at limit 1),
-    {schema}.postponed_in_s());
+    {schema}.postponed_in_s_v1());
 
 -- name: sweep_old
-select j.removed, {schema}.sweep_events(%(events_s)s, %(limit)s), {schema}.sweep_workers(%(workers_s)s, %(limit)s), j.more
-from {schema}.sweep_jobs(%(jobs_s)s, %(limit)s) j;
+select j.removed, {schema}.sweep_events_v1(%(events_s)s, %(limit)s), {schema}.sweep_workers_v1(%(workers_s)s, %(limit)s), j.more
+from {schema}.sweep_jobs_v1(%(jobs_s)s, %(limit)s) j;
 
 -- name: prune_batch
-select next_after, removed from {schema}.prune_batch(%(after)s, %(older_than_s)s, %(states)s, %(look)s);
+select next_after, removed from {schema}.prune_batch_v1(%(after)s, %(older_than_s)s, %(states)s, %(look)s);
 
 -- name: void_tokens
-select {schema}.void_tokens();
+select {schema}.void_tokens_v1();

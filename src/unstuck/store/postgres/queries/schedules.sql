@@ -47,7 +47,7 @@ select d.name, d.source, d.fingerprint, d.task, d.queue, d.cron, d.every_s, d.zo
 from due d;
 
 -- name: fire_schedule
-select {schema}.fire_schedule(
+select {schema}.fire_schedule_v1(
     %(name)s, %(version)s, %(next_at)s, %(last_at)s, %(event)s, %(message)s, %(count)s, %(queues)s, %(tasks)s,
     %(payloads)s, %(payload_types)s, %(policies)s, %(on_crash)s, %(heartbeats)s, %(heartbeat_timeouts_s)s,
     %(timeouts_s)s, %(ranks)s, %(delays_s)s, %(runs_at)s, %(unique_keys)s, %(enqueued_by)s, %(more)s);

@@ -41,13 +41,13 @@ where worker_id = %(worker_id)s
 returning worker_id;
 
 -- name: beat
-select state, was_suspect, request, cancel_ids, cancel_tokens, {schema}.is_disabled(%(worker_id)s)
-from {schema}.beat(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s, %(session_server)s);
+select state, was_suspect, request, cancel_ids, cancel_tokens, {schema}.is_disabled_v1(%(worker_id)s)
+from {schema}.beat_v1(%(worker_id)s, %(running)s, %(processed)s, %(metadata)s, %(session_pid)s, %(session_start)s, %(session_server)s);
 
 -- name: turn
 select job_id, token, task, queue, running, payload, payload_type, policy, failures, crashes, attempt, suspicions, alone,
        due_in_s, kind, extras
-from {schema}.turn(
+from {schema}.turn_v1(
     %(worker_id)s, %(done_ids)s, %(done_tokens)s, %(done_results)s, %(start_ids)s, %(start_tokens)s, %(endings)s,
     %(releases)s, %(output_ids)s, %(output_tokens)s, %(stdouts)s, %(stderrs)s, %(queues)s, %(tasks)s, %(limit)s,
     %(run_ahead)s, %(start)s, %(gaps)s, %(entries)s, %(follow)s);
@@ -95,7 +95,7 @@ order by job_id
 limit %(limit)s;
 
 -- name: blocked_outcomes
-select b.job_id, b.session_pid from {schema}.blocked_outcomes(%(ids)s) b;
+select b.job_id, b.session_pid from {schema}.blocked_outcomes_v1(%(ids)s) b;
 
 -- name: lock_holders
 -- Sessions that have locked something of the ledger in a transaction that is open for longer than ours ever are.

@@ -2,11 +2,11 @@
 
 -- name: begin_workflow
 -- Under an id that was drawn before: repeated as it was, it stores nothing twice.
-select {schema}.begin_workflow(%(id)s, %(name)s, %(root)s, %(nodes)s, %(edges)s);
+select {schema}.begin_workflow_v1(%(id)s, %(name)s, %(root)s, %(nodes)s, %(edges)s);
 
 -- name: begin_workflow_once
 select first, fingerprint, job_ids, fresh, queues
-from {schema}.begin_workflow_once(
+from {schema}.begin_workflow_once_v1(
     %(key)s, %(fingerprint)s, %(keep_s)s, %(id)s, %(unique_key)s, %(name)s, %(root)s, %(nodes)s, %(edges)s);
 
 -- name: owner_of_key
@@ -57,7 +57,7 @@ select workflow_id, place from {schema}.jobs where id = %(id)s;
 
 -- name: retry_workflow
 with locked as materialized (select id from {schema}.workflows where id = %(id)s for update)
-select {schema}.reopen_workflow(id, %(by)s) from locked;
+select {schema}.reopen_workflow_v1(id, %(by)s) from locked;
 
 -- name: nodes_to_unstop
 -- What was in somebody's hands when the workflows of these jobs were taken up again, and had been asked to stop.
@@ -66,14 +66,14 @@ from {schema}.nodes n
 where n.workflow_id in (select j.workflow_id from {schema}.jobs j where j.id = any (%(ids)s)) and n.unstop;
 
 -- name: unstop
-select {schema}.unstop(%(id)s);
+select {schema}.unstop_v1(%(id)s);
 
 -- name: resume_workflow
-select {schema}.resume_workflow(%(id)s, %(by)s);
+select {schema}.resume_workflow_v1(%(id)s, %(by)s);
 
 -- name: repair_workflows
 with repaired as materialized (
-    select workflow_id, what, queues, next_after from {schema}.repair_workflows(%(after)s, %(look)s, %(limit)s)
+    select workflow_id, what, queues, next_after from {schema}.repair_workflows_v1(%(after)s, %(look)s, %(limit)s)
 ), told as (
     insert into {schema}.events (kind, job_id, message)
     select 'workflow_repaired', r.workflow_id, 'Repaired: ' || r.what from repaired r where r.workflow_id is not null
@@ -81,4 +81,4 @@ with repaired as materialized (
 select workflow_id, what, queues, next_after from repaired;
 
 -- name: inputs
-select job_id, place, is_list, item, result, error from {schema}.inputs(%(ids)s);
+select job_id, place, is_list, item, result, error from {schema}.inputs_v1(%(ids)s);
