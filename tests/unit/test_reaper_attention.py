@@ -68,10 +68,14 @@ def test_a_reaper_that_was_cut_off_claims_nothing() -> None:
     assert not attention.awake
 
 
-def test_it_is_steady_since_its_last_pause_outage_or_new_connection() -> None:
+def test_it_is_steady_since_its_last_pause_outage_or_lost_connection() -> None:
     attention = in_touch(100.0)
-    assert attention.steady_s(110.0) == 10.0
+    assert attention.steady_s(100.0) == math.inf
     attention.reached(110.0, 110.0, stale_s=0.0, connected_s=2.0)
-    assert attention.steady_s(110.0) == 2.0
+    assert attention.steady_s(115.0) == 5.0
+    attention.reached(116.0, 116.0, stale_s=0.0, connected_s=8.0)
+    assert attention.steady_s(116.0) == 6.0
     attention.lost()
     assert attention.steady_s(120.0) == 0.0
+    attention.reached(121.0, 121.0, stale_s=0.0, connected_s=0.5)
+    assert attention.steady_s(124.0) == 3.0

@@ -1,5 +1,7 @@
 """Know how long this reaper itself was awake and in touch with the ledger: a reaper that slept accuses no one."""
 
+import math
+
 from unstuck.domain.watch import Cause, Tick, slack_s
 
 LATE_AT_LEAST_S = 1.0
@@ -16,9 +18,10 @@ class Attention:
         self._cause: Cause | None = Cause.START
         self._ticked_s: float | None = None
         self._stale_s = 0.0
-        self._rested_s = 0.0
+        self._reached_s = self._rested_s = 0.0
         self._planned_s = every_s
-        self._steady_since_s: float | None = None
+        # A reaper that just started has lost no connection of its own.
+        self._steady_since_s: float | None = -math.inf
         self.awake = False
         """Whether the present round came on time and the ledger answered before: else it accuses no one."""
 
@@ -44,14 +47,13 @@ class Attention:
         """Note that the ledger answered a tick sent at `sent_s`.
 
         `stale_s` is how long ago the watch was last extended, `connected_s` the age of the connection."""
+        reconnected = self._ticked_s is not None and now_s - connected_s > self._reached_s
+        if self._steady_since_s is None or reconnected:
+            self._steady_since_s = now_s
         self._ticked_s = sent_s
-        self._rested_s = now_s
+        self._reached_s = self._rested_s = now_s
         self._planned_s = self._every_s
         self._stale_s = stale_s
-        since_s = now_s - connected_s
-        if self._steady_since_s is None:
-            self._steady_since_s = now_s
-        self._steady_since_s = max(self._steady_since_s, since_s)
 
     def rest(self, now_s: float, planned_s: float) -> None:
         """Note that a round ended well and that the next contact is due after `planned_s`."""
@@ -65,5 +67,5 @@ class Attention:
         self._steady_since_s = None
 
     def steady_s(self, now_s: float) -> float:
-        """Return for how long it has been in touch without a pause, an outage or a new connection."""
+        """Return how long ago its last pause, outage or lost connection ended; infinite if there was none."""
         return 0.0 if self._steady_since_s is None else now_s - self._steady_since_s
