@@ -69,6 +69,10 @@ class Meddler(Protocol):
 
     def age_events(self, seconds: float) -> None: ...
 
+    def set_clock_back(self, seconds: float) -> None:
+        """As if the clock had been so much ahead until now: whatever was written by it lies that much later."""
+        ...
+
     def age_counters(self, minutes: int) -> None: ...
 
     def expire_ticket(self, name: str) -> None: ...
@@ -172,6 +176,17 @@ class SqliteMeddler:
             "UPDATE unstuck_workers SET created_at = created_at - ?2, stopped_at = stopped_at - ?2 WHERE id = ?1",
             (worker_id, seconds),
         )
+
+    def set_clock_back(self, seconds: float) -> None:
+        columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "finished_at")
+        changes = ", ".join(f"{c} = {c} + ?1" for c in columns)
+        self.rows(f"UPDATE unstuck_jobs SET {changes}", (seconds,))
+        self.rows("UPDATE unstuck_attempts SET ended_at = ended_at + ?1", (seconds,))
+        changes = ", ".join(f"{c} = {c} + ?1" for c in ("seen_at", "begun_at", "reminded_at"))
+        self.rows(f"UPDATE unstuck_conditions SET {changes}", (seconds,))
+        self.rows("UPDATE unstuck_schedules SET next_at = next_at + ?1, last_at = last_at + ?1", (seconds,))
+        if self.rows("SELECT 1 FROM sqlite_schema WHERE name = 'unstuck_clock'"):
+            self.rows("UPDATE unstuck_clock SET ahead_s = ahead_s + ?1", (seconds,))
 
     def age_events(self, seconds: float) -> None:
         self.rows("UPDATE unstuck_events SET at = at - ?", (seconds,))
@@ -295,6 +310,22 @@ class PostgresMeddler:
             "stopped_at = stopped_at - make_interval(secs => %s) where id = %s",
             (seconds, seconds, worker_id),
         )
+
+    def set_clock_back(self, seconds: float) -> None:
+        written = {
+            "jobs": ("run_at", "enqueued_at", "claimed_at", "started_at", "finished_at"),
+            "attempts": ("ended_at",),
+            "conditions": ("seen_at", "begun_at", "reminded_at"),
+            "schedules": ("next_at", "last_at"),
+            "tickets": ("until",),
+            "beats": ("beat_at",),
+            "watch_periods": ("since", "until"),
+            "clock": ("at",),
+        }
+        for table, columns in written.items():
+            if self.rows("select to_regclass(%s)", (table,)) != [(None,)]:
+                changes = ", ".join(f"{c} = {c} + make_interval(secs => {seconds})" for c in columns)
+                self.rows(f"update {table} set {changes}")
 
     def age_events(self, seconds: float) -> None:
         self.rows("update events set at = at - make_interval(secs => %s)", (seconds,))

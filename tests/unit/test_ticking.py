@@ -188,6 +188,13 @@ def test_a_clock_that_was_a_year_ahead_does_not_silence_a_schedule_for_a_year() 
     assert (decided.set_back, decided.ticks, decided.next_at) == (True, (), 1020.0)
 
 
+def test_a_clock_set_back_by_an_hour_does_not_silence_an_interval_for_an_hour() -> None:
+    decided = plan(Timing(every_s=30.0), "latest", 9030.0, 9000.0, 5405.0)
+    assert (decided.set_back, decided.next_at) == (True, 5430.0)
+    # Times of day have all come already.
+    assert plan(Timing(cron="*/5 * * * *"), "latest", 9300.0, 9000.0, 5405.0).next_at == 9300.0
+
+
 def test_a_tick_is_added_to_arguments_without_reading_them() -> None:
     packed = with_tick(encode_call((1, "a"), {"b": [2]}, "t", 1000), 1_700_000_000.0)
     call = decode_call(packed)

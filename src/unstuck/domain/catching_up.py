@@ -18,6 +18,9 @@ NEVER = 253_370_764_799.0
 """The end of the calendar: when a schedule ticks next that never does."""
 CLOCK_SET_BACK_S = 3600.0
 """A last tick that lies further ahead than this was made by a clock that was wrong."""
+INTERVAL_SET_BACK_S = 600.0
+"""The same for an interval, or ten intervals if that is longer: it is there to go on, not to name times of day."""
+INTERVALS_SET_BACK = 10.0
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -33,7 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 def plan(timing: Timing, catch_up: CatchUp, next_at: float | None, last_at: float | None, now: float) -> Plan:
     """Say what is to be done at `now`, for a schedule whose next tick is `next_at` (None: it begins just now)."""
-    if last_at is not None and last_at > now + CLOCK_SET_BACK_S:
+    if last_at is not None and last_at > now + _tolerated_s(timing):
         return Plan(next_at=_next(timing, now), set_back=True)
     if next_at is None:
         # No tick twice, also where the definition changed or the clock was set back a little.
@@ -51,6 +54,13 @@ def plan(timing: Timing, catch_up: CatchUp, next_at: float | None, last_at: floa
     taken = (latest,) if catch_up == "latest" or now - latest <= ON_TIME_S else ()
     missed, many = _count(timing, next_at, now)
     return Plan(taken, following, missed - len(taken), many)
+
+
+def _tolerated_s(timing: Timing) -> float:
+    """Return how far ahead the last tick may lie. The ledgers ask by the same rule which schedules are due."""
+    if timing.every_s is None:
+        return CLOCK_SET_BACK_S
+    return min(CLOCK_SET_BACK_S, max(INTERVAL_SET_BACK_S, INTERVALS_SET_BACK * timing.every_s))
 
 
 def _next(timing: Timing, after: float) -> float:

@@ -1,6 +1,7 @@
 """Keep the ledger in order between deaths: make due jobs ready, look after concurrency keys and workflows."""
 
 from unstuck import host
+from unstuck.domain.durations import brief
 from unstuck.logs import logger
 from unstuck.reaper.rounds import Round
 from unstuck.store.contract import Ledger
@@ -11,6 +12,7 @@ MAX_BATCHES = 10
 ORDER_EVERY_S = 5.0
 ORDER_TICKET = "order"
 TENDED_LINES = 500
+SET_BACK_AT_ONCE = 10_000
 LIFTED_AT_ONCE = 10
 """So many who starved stand at the front of a queue at a time: urgent work waits for a handful, not a crowd."""
 
@@ -41,7 +43,7 @@ def expire(ledger: Ledger, done: Round) -> None:
 
 
 class Order:
-    """Order in queues, every few seconds for the whole ledger: lines are looked after, who starves is lifted."""
+    """Order in queues, every few seconds for the whole ledger: the clock, concurrency keys, jobs that starve."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
@@ -54,6 +56,8 @@ class Order:
         self._next_s = now_s + ORDER_EVERY_S
         if not ledger.take_ticket(ORDER_TICKET, ORDER_EVERY_S * 0.9):
             return
+        if set_back_s := ledger.follow_clock(SET_BACK_AT_ONCE):
+            log.warning(f"The ledger's clock was set back by {brief(set_back_s)}. Retries wait no longer for that.")
         tended = ledger.tend_lines(self._after, TENDED_LINES)
         self._after = tended.next_after or ""
         done.repaired += tended.repaired

@@ -11,6 +11,13 @@ class UpkeepVerbs(Protocol):
         """Make ready what was scheduled and is due."""
         ...
 
+    def follow_clock(self, limit: int) -> float:
+        """Return by how many seconds the ledger's clock was set back since the last call.
+
+        Retries then wait for the rest of their backoff, not until the clock has caught up: up to `limit` of them, those
+        due soonest. Where a caller named the time of a job, it stays."""
+        ...
+
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         """Remove one short batch of finished jobs, events and dead or stopped workers (that hold nothing), by age.
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from unstuck import failpoints
-from unstuck.domain.catching_up import CLOCK_SET_BACK_S
+from unstuck.domain.catching_up import CLOCK_SET_BACK_S, INTERVAL_SET_BACK_S, INTERVALS_SET_BACK
 from unstuck.domain.schedules import ScheduleDefinition, Source
 from unstuck.domain.ticking import Timing
 from unstuck.store.checks import check_jobs
@@ -43,7 +43,14 @@ class ScheduleVerbs(HolderVerbs):
 
     def due_schedules(self, fingerprints: Collection[str]) -> DueSchedules:
         known = arrays.texts(sorted(fingerprints))
-        first, *due = self.serve("due_schedules", fingerprints=known, ahead_s=CLOCK_SET_BACK_S, limit=DUE_AT_ONCE)
+        first, *due = self.serve(
+            "due_schedules",
+            fingerprints=known,
+            ahead_s=CLOCK_SET_BACK_S,
+            interval_ahead_s=INTERVAL_SET_BACK_S,
+            intervals_ahead=INTERVALS_SET_BACK,
+            limit=DUE_AT_ONCE,
+        )
         next_at, now = first[12:14]
         return DueSchedules(now, tuple(_record(row) for row in due), None if next_at is None else next_at - now)
 

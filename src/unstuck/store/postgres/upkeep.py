@@ -17,6 +17,9 @@ class UpkeepVerbs(Verbs):
         next_due = self.serve("next_due")
         return Promoted(sum(counts.values()), frozenset(counts), next_due[0][0] if next_due else None)
 
+    def follow_clock(self, limit: int) -> float:
+        return float(self.serve_once("follow_clock", limit=limit)[0][0])
+
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         began_s = time.monotonic()
         jobs, events, workers, more = self.serve_once(

@@ -7,7 +7,7 @@ import apsw
 import msgspec
 
 from unstuck import failpoints
-from unstuck.domain.catching_up import CLOCK_SET_BACK_S
+from unstuck.domain.catching_up import CLOCK_SET_BACK_S, INTERVAL_SET_BACK_S, INTERVALS_SET_BACK
 from unstuck.domain.schedules import ScheduleDefinition, Source
 from unstuck.domain.ticking import Timing
 from unstuck.store.checks import check_jobs
@@ -43,7 +43,8 @@ class ScheduleVerbs(Verbs):
         known = msgspec.json.encode(sorted(fingerprints)).decode()
         with self.db.read() as cursor:
             now = time.time()
-            due = fetch(cursor, "due_schedules", (known, now, CLOCK_SET_BACK_S, DUE_AT_ONCE))
+            ahead = (CLOCK_SET_BACK_S, DUE_AT_ONCE, INTERVAL_SET_BACK_S, INTERVALS_SET_BACK)
+            due = fetch(cursor, "due_schedules", (known, now, *ahead))
             next_at = cursor.execute(SQL["next_schedule"], (known, now)).get
         return DueSchedules(now, tuple(_record(row) for row in due), None if next_at is None else next_at - now)
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 import apsw
 import msgspec
 
+from unstuck import host
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import FINAL, WorkerState
 from unstuck.store.records import Promoted, Swept, WorkerVerdict
@@ -17,6 +18,8 @@ WINDOW_ROWS = 10_000
 """How many rows one retention step looks at; bounds the time that it keeps the write lock."""
 SKIPPED_AT_LEAST = 1_000_000_000
 """How far numbers jump after a restore even if the clock is wrong."""
+CLOCK_STEP_S = 2.0
+"""Clocks are corrected by less than that all the time."""
 NUMBERED_TABLES = ("unstuck_events", "unstuck_audit")
 
 
@@ -47,6 +50,22 @@ class UpkeepVerbs(Verbs):
                     break
             _, next_at = _look_at_waiting(cursor, now)
         return Promoted(count, frozenset(woken), None if next_at is None else max(next_at - time.time(), 0.0))
+
+    def follow_clock(self, limit: int) -> float:
+        with self.db.read() as cursor:
+            found = cursor.execute(SQL["clock"]).fetchone()
+        now, ahead_s = time.time(), time.time() - host.boottime_s()
+        step_s = None if found is None or found[0] != host.boot_id() else found[1] - ahead_s
+        if step_s is not None and abs(step_s) < CLOCK_STEP_S:
+            return 0.0
+        with self.db.write() as cursor:
+            cursor.execute(SQL["note_clock"], (host.boot_id(), ahead_s))
+            if step_s is None or step_s < CLOCK_STEP_S:
+                return 0.0
+            for (queue,) in fetch(cursor, "waiting_queues"):
+                cursor.execute(SQL["set_back_retries"], (queue, now, step_s, limit))
+            cursor.execute(SQL["set_back_conditions"], (now,))
+        return float(step_s)
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         now = time.time()

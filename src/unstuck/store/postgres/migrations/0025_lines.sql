@@ -1222,3 +1222,47 @@ begin
     where j.id = any (p_ids) and j.id <> all (v_free);
 end
 $body$;
+
+-- A clock that is set back --------------------------------------------------------------------------
+
+-- What the clock said when a reaper last looked.
+create table {schema}.clock (
+    one boolean primary key default true check (one),
+    at  timestamptz not null
+) with (fillfactor = 50);
+
+-- Note what the clock says, and give by how much it was set back since the last look. Then retries wait for the rest of
+-- their backoff, not until the clock has caught up: those due soonest are moved. Where a caller named the time of a job,
+-- it stays. Alerts that last are told on.
+create function {schema}.follow_clock(p_limit integer) returns double precision
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $body$
+declare
+    -- Clocks are corrected by less than that all the time.
+    c_step_s constant double precision := 2;
+    v_now constant timestamptz := clock_timestamp();
+    v_step_s double precision;
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    select extract(epoch from c.at - v_now) into v_step_s from {schema}.clock c for update;
+    insert into {schema}.clock as c (at) values (v_now) on conflict (one) do update set at = excluded.at;
+    if coalesce(v_step_s, 0) < c_step_s then
+        return 0;
+    end if;
+    update {schema}.jobs j set run_at = greatest(v_now, j.run_at - make_interval(secs => v_step_s))
+    where j.id in (
+        select w.id from {schema}.jobs w
+        where w.waiting and w.run_at > v_now and w.state = 'pending' and w.attempt > 0
+        order by w.run_at limit p_limit for update skip locked);
+    update {schema}.conditions c set
+        seen_at = least(c.seen_at, v_now),
+        begun_at = case when c.begun_at is not null then least(c.begun_at, v_now) end,
+        reminded_at = case when c.reminded_at is not null then least(c.reminded_at, v_now) end
+    where greatest(c.seen_at, c.begun_at, c.reminded_at) > v_now;
+    return v_step_s;
+end
+$body$;

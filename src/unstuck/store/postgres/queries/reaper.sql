@@ -61,6 +61,9 @@ select least(
      from {schema}.jobs where waiting order by run_at limit 1),
     {schema}.postponed_in_s_v1());
 
+-- name: follow_clock
+select {schema}.follow_clock(%(limit)s);
+
 -- name: sweep_old
 select j.removed, {schema}.sweep_events_v1(%(events_s)s, %(limit)s), {schema}.sweep_workers_v1(%(workers_s)s, %(limit)s), j.more
 from {schema}.sweep_jobs_v1(%(jobs_s)s, %(limit)s) j;

@@ -30,7 +30,10 @@ with clock as materialized (
     where not s.paused and (s.source = 'operator' or s.fingerprint = any (%(fingerprints)s))
 ), due as (
     select m.* from mine m, clock c
-    where m.next_at is null or m.next_at <= c.now or m.last_at > c.now + make_interval(secs => %(ahead_s)s)
+    where m.next_at is null or m.next_at <= c.now
+       or m.last_at > c.now + make_interval(secs => case
+              when m.every_s is null then %(ahead_s)s
+              else least(%(ahead_s)s, greatest(%(interval_ahead_s)s, %(intervals_ahead)s * m.every_s)) end)
     order by m.next_at nulls first, m.name
     limit %(limit)s
 )

@@ -40,3 +40,10 @@ CREATE TABLE unstuck_kept_keys (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX unstuck_kept_keys_until ON unstuck_kept_keys (until);
+
+-- By how much the wall clock was ahead of the boot clock when a reaper last looked: less than that, and it was set back.
+CREATE TABLE unstuck_clock (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    boot_id TEXT NOT NULL,
+    ahead_s REAL NOT NULL
+) STRICT;

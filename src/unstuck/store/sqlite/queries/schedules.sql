@@ -23,7 +23,10 @@ SELECT name, source, fingerprint, task, queue, cron, every_s, zone, catch_up, jo
     fired_at, last_job_id, version, changed_at
 FROM unstuck_schedules
 WHERE paused = 0 AND (source = 'operator' OR fingerprint IN (SELECT value FROM json_each(?1)))
-    AND (next_at IS NULL OR next_at <= ?2 OR last_at > ?2 + ?3)
+    AND (
+        next_at IS NULL OR next_at <= ?2
+        OR last_at > ?2 + CASE WHEN every_s IS NULL THEN ?3 ELSE min(?3, max(?5, ?6 * every_s)) END
+    )
 ORDER BY next_at, name
 LIMIT ?4;
 

@@ -35,6 +35,28 @@ WHERE id IN (
 )
 RETURNING line;
 
+-- name: clock
+SELECT boot_id, ahead_s FROM unstuck_clock;
+
+-- name: note_clock
+INSERT INTO unstuck_clock (one, boot_id, ahead_s) VALUES (1, ?1, ?2)
+ON CONFLICT (one) DO UPDATE SET boot_id = ?1, ahead_s = ?2;
+
+-- name: set_back_retries
+-- Those due soonest of one queue. Where a caller named the time of a job, it stays.
+UPDATE unstuck_jobs SET run_at = max(?2, run_at - ?3)
+WHERE id IN (
+    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
+    WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 AND state = 'pending' AND attempt > 0
+    ORDER BY run_at
+    LIMIT ?4
+);
+
+-- name: set_back_conditions
+UPDATE unstuck_conditions
+SET seen_at = min(seen_at, ?1), begun_at = min(begun_at, ?1), reminded_at = min(reminded_at, ?1)
+WHERE seen_at > ?1 OR begun_at > ?1 OR reminded_at > ?1;
+
 -- name: sweep_position
 SELECT swept_job_id FROM unstuck_ledger;
 
