@@ -1234,7 +1234,7 @@ create table {schema}.clock (
 -- Note what the clock says, and give by how much it was set back since the last look. Then retries wait for the rest of
 -- their backoff, not until the clock has caught up: those due soonest are moved. Where a caller named the time of a job,
 -- it stays. Alerts that last are told on.
-create function {schema}.follow_clock(p_limit integer) returns double precision
+create function {schema}.follow_clock_v1(p_limit integer) returns double precision
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off

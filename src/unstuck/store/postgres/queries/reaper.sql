@@ -62,7 +62,7 @@ select least(
     {schema}.postponed_in_s_v1());
 
 -- name: follow_clock
-select {schema}.follow_clock(%(limit)s);
+select {schema}.follow_clock_v1(%(limit)s);
 
 -- name: sweep_old
 select j.removed, {schema}.sweep_events_v1(%(events_s)s, %(limit)s), {schema}.sweep_workers_v1(%(workers_s)s, %(limit)s), j.more
