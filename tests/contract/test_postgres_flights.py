@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import socket
+import time
 from typing import Any
 
 import psycopg
@@ -12,7 +13,9 @@ import pytest
 from tests.contract.hands import put, run, verdict
 from tests.contract.test_ledger_foreign import foreign
 from tests.fleet import PATIENCE_S, wait_for
+from tests.proxy import Proxy
 
+from unstuck.config import Recovery, Settings
 from unstuck.domain.errors import LedgerUnavailable, RefusedValue
 from unstuck.domain.states import WorkerState
 from unstuck.http.foreign.beating import Beats
@@ -145,6 +148,21 @@ def cut(url: str, pid: int) -> None:
         connection.execute("select pg_terminate_backend(%s, 5000)", (pid,))
 
 
+def test_a_road_that_falls_silent_in_flight_is_given_up_in_time(pg_url: str, crew: PostgresLedger) -> None:
+    with Proxy(pg_url) as road:
+        far = PostgresLedger(Settings(url=road.url, recovery=Recovery(heartbeat_interval="0.5s"), connect_timeout="2s"))
+        far.beat_foreign([ForeignPulse("f1")])
+        road.cut()
+        begun_s = time.monotonic()
+        answers = beaten(far, ForeignPulse("f1"))
+        limits = far.beats_lane.bounds
+        assert time.monotonic() - begun_s < limits.answer_s + limits.connect_s + 3
+        assert [type(answer) for answer in answers] == [LedgerUnavailable]
+        road.heal()
+        assert beaten(far, ForeignPulse("f1")) == [BeatAnswer(WorkerState.ACTIVE)]
+        far.close()
+
+
 def test_one_that_is_refused_fails_alone(crew: PostgresLedger) -> None:
     answers = beaten(
         crew, ForeignPulse("f1"), ForeignPulse("f2", metadata={"nul": "\0"}), ForeignPulse("f3", metadata={"n": 1})
@@ -236,6 +254,7 @@ class SentUnnoticed:
     """A flight whose last bytes went with something that was taken in, before the socket was said to be writable."""
 
     unsent = True
+    limit_s = PATIENCE_S
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -16,6 +16,7 @@ from tests.pg import PgServer, start_postgres
 from tests.proxy import Proxy
 
 from unstuck import App
+from unstuck.client.job import EXPLAIN_S
 from unstuck.config import Recovery, Settings
 from unstuck.domain.errors import LedgerBusy, LedgerUnavailable, UncertainCommit
 from unstuck.reaper.health import HEALTH_TICKET
@@ -46,19 +47,11 @@ def _short_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def hung(server: PgServer) -> Iterator[None]:
-    """Stop every process of the server where it stands; the kernel goes on answering TCP for it."""
-    postmaster = psutil.Process(server.pid)
-    postmaster.suspend()
-    family = [postmaster, *postmaster.children(recursive=True)]
+    server.hang()
     try:
-        for process in family:
-            with suppress(psutil.NoSuchProcess):
-                process.suspend()
         yield
     finally:
-        for process in family:
-            with suppress(psutil.NoSuchProcess):  # it was about to end when it was stopped
-                process.resume()
+        server.resume()
 
 
 def open_ledger(url: str) -> PostgresLedger:
@@ -172,7 +165,7 @@ def test_clients_hear_of_a_server_that_hangs(own_server: PgServer) -> None:
     job = add.enqueue(1, 2)
     with hung(own_server):
         assert _took_s(lambda: add.enqueue(1, 2)) < 30
-        assert _took_s(lambda: job.result(timeout=1), TimeoutError) < 1 + MARGIN_S
+        assert _took_s(lambda: job.result(timeout=1), TimeoutError) < 1 + EXPLAIN_S + MARGIN_S
         assert _took_s(lambda: job.record()) < 10
     app.close()
 
@@ -236,7 +229,7 @@ def test_a_round_of_the_reaper_goes_on_with_what_no_lock_holds_up(
         assert reaper.round(ticket=False).deferred
     assert reaper.round(ticket=False).deferred == 0
     said = [one.getMessage() for one in caplog.records if one.name == "unstuck.reaper"]
-    assert said == ["A lock holds up the reaper; the next round tries again"]
+    assert said.count("A lock holds up the reaper; the next round tries again") == 1
     ledger.close()
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Collection
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from unstuck.client.counter import Counter
@@ -25,6 +27,9 @@ else:
     from typing import TypeVar
 
     R_co = TypeVar("R_co", covariant=True)
+
+EXPLAIN_S = 2.0
+"""How long `result` looks for the reason after its timeout."""
 
 
 class Job(Generic[R_co]):
@@ -119,11 +124,23 @@ class Job(Generic[R_co]):
         raise exception_for(error.code, error.message, job_id=answer.job_id, cause=error.cause, details=error.details)
 
     def _timeout(self, patience_s: float | None) -> ResultTimeout:
+        """Say what the job does, unless that takes long: the caller's time is over, and the ledger may hang."""
+        doing: Future[str] = Future()
+
+        def look() -> None:
+            try:
+                doing.set_result(self._counter.parts().operator.doing(self.id))
+            except LedgerError as error:
+                doing.set_result(str(error))  # Patience ended all the same.
+            except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
+                doing.set_exception(error)
+
+        threading.Thread(target=look, name="unstuck-explain", daemon=True).start()
         try:
-            doing = self._counter.parts().operator.doing(self.id)
-        except LedgerError as error:
-            doing = str(error)  # Patience ended all the same.
-        return ResultTimeout(f"Job {self.id} did not end within {brief(patience_s or 0.0)}: {doing}")
+            words = doing.result(EXPLAIN_S)
+        except FutureTimeout:
+            words = "The ledger does not say what it is doing. It may be away, or hang."
+        return ResultTimeout(f"Job {self.id} did not end within {brief(patience_s or 0.0)}: {words}")
 
 
 def _fulfil(future: "asyncio.Future[Answer]", answer: "Answer") -> None:

@@ -35,6 +35,7 @@ class Beats:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flight: tuple[Batch, BeatsInFlight] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self._settled: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -111,6 +112,7 @@ class Beats:
             flight.drop()
             return False
         self._flight = batch, flight
+        self._deadline = loop.call_later(flight.limit_s, self._fall, batch, flight)
         return True
 
     def _push(self, batch: Batch, flight: BeatsInFlight) -> None:
@@ -143,6 +145,8 @@ class Beats:
         """Wait for it no longer. Also not to write: the driver may have sent the rest when it took something in, and
         who comes next may have the same descriptor."""
         self._flight = None
+        if self._deadline is not None:
+            self._deadline.cancel()
         loop.remove_reader(flight.fd)
         loop.remove_writer(flight.fd)
 

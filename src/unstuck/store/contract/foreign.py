@@ -21,6 +21,11 @@ class BeatsInFlight(Protocol):
         """Some of it could not be sent yet: `push` when `fd` can be written."""
         ...
 
+    @property
+    def limit_s(self) -> float:
+        """How long to wait for the answer before it is given up: a hung server says nothing at all."""
+        ...
+
     def push(self) -> None: ...
 
     def land(self) -> list[BeatAnswer] | None:

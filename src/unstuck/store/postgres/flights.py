@@ -29,6 +29,7 @@ class Flight(Generic[T]):
         self._results: list[PGresult] = []
         self._is_down = False
         self.fd = session.connection.pgconn.socket
+        self.limit_s = lane.bounds.answer_s
         self.unsent = False
         """Some of it is still here: `push` when the socket can be written."""
 
