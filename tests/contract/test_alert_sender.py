@@ -15,11 +15,13 @@ from tests.receiver import SECRET, Post, Receiver, receiving
 from unstuck import App
 from unstuck.config import Alerts, Recovery, Settings
 from unstuck.domain import sweeping
+from unstuck.domain.cursor import Cursor
 from unstuck.notify.alerts import conditions, sender
 from unstuck.notify.alerts.roster import look_at_targets
 from unstuck.notify.alerts.sender import AlertSender
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
+from unstuck.store.postgres.cursors import cursor_values
 from unstuck.store.postgres.ledger import PostgresLedger
 
 QUICK: dict[str, Any] = {"webhook_secret": SECRET, "allow_private": True, "batch_window": "200ms", "min_interval": "0s"}
@@ -241,7 +243,15 @@ def test_the_look_of_a_sender_does_not_read_what_jobs_go_through(pg_url: str, pg
         )
         connection.execute("analyze unstuck.events")
         tell(pg_ledger, "one")
-        values = {"kinds": ["crash_loop"], "after_id": 0, "but": [], "limit": 2000}
+        values = {
+            "kinds": ["crash_loop"],
+            "but": [],
+            "limit": 2000,
+            **cursor_values(Cursor()),
+            "open": [],
+            "begun": [],
+            "begun_up_to": [],
+        }
         plan = connection.execute(b"explain " + pg_ledger.sql["events_to_tell"], values).fetchall()
     assert "events_to_tell" in str(plan), plan
 

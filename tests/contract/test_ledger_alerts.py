@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.contract.conftest import OpenLedger
 from tests.contract.hands import birth, crash, put, running, verdict
 
+from unstuck.domain.cursor import Cursor, read_cursor
 from unstuck.domain.states import WorkerState
 from unstuck.store.contract import Ledger
 from unstuck.store.records import ConditionChange, GuardNone
@@ -25,9 +26,9 @@ def test_a_new_target_hears_of_what_happens_from_now_on(ledger: Ledger) -> None:
     target = ledger.alert_target("t")
     assert target is not None
     assert target.state == "{}"
-    [event] = ledger.events_to_tell({"crash_loop"}, target.event_id, (), 10)
+    [event] = ledger.events_to_tell({"crash_loop"}, read_cursor(target.position), (), 10).events
     assert (event.message, event.about) == ("after", "host-1")
-    assert target.newest_id == event.id
+    assert target.newest.id == event.id
     assert abs(target.now_at - event.at) < 60
 
 
@@ -35,11 +36,11 @@ def test_who_decided_on_an_old_version_writes_nothing(ledger: Ledger) -> None:
     ledger.add_alert_target("t")
     target = ledger.alert_target("t")
     assert target is not None
-    assert ledger.save_alert_target("t", target.version, 5, '{"a":1}')
-    assert not ledger.save_alert_target("t", target.version, 9, '{"a":2}')
+    assert ledger.save_alert_target("t", target.version, "5.5.5", '{"a":1}')
+    assert not ledger.save_alert_target("t", target.version, "9.9.9", '{"a":2}')
     now = ledger.alert_target("t")
     assert now is not None
-    assert (now.event_id, now.state) == (5, '{"a":1}')
+    assert (now.position, now.state) == ("5.5.5", '{"a":1}')
 
 
 def test_events_are_told_with_the_names_of_what_they_are_about(ledger: Ledger, w1: str) -> None:
@@ -47,14 +48,14 @@ def test_events_are_told_with_the_names_of_what_they_are_about(ledger: Ledger, w
     ending = crash(job, event="quarantined", message="CRASHED_TOO_OFTEN: SIGSEGV")
     ledger.settle(w1, [ending], [], GuardNone())
     assert ledger.condemn(w1, verdict(evidence="no heartbeat for 9s"), GuardNone())
-    jobs, dead = ledger.events_to_tell({"quarantined", "worker_dead"}, 0, (), 10)
+    jobs, dead = ledger.events_to_tell({"quarantined", "worker_dead"}, Cursor(), (), 10).events
     assert (jobs.job_id, jobs.task, jobs.queue) == (job.job_id, "add", "default")
     assert (dead.worker_id, dead.worker_name) == (w1, "name-of-w1")
     assert dead.verdict is not None
     assert dead.verdict.evidence == "no heartbeat for 9s"
-    assert ledger.events_to_tell({"quarantined", "worker_dead"}, 0, {jobs.id}, 10) == [dead]
-    assert ledger.events_to_tell({"quarantined", "worker_dead"}, 0, (), 1) == [jobs]
-    assert ledger.events_to_tell({"worker_dead"}, dead.id, (), 10) == []
+    assert ledger.events_to_tell({"quarantined", "worker_dead"}, Cursor(), {jobs.id}, 10).events == [dead]
+    assert ledger.events_to_tell({"quarantined", "worker_dead"}, Cursor(), (), 1).events == [jobs]
+    assert ledger.events_to_tell({"worker_dead"}, Cursor(*dead.key), (), 10).events == []
 
 
 def test_a_condition_begins_lasts_and_ends_with_one_event_each(ledger: Ledger) -> None:
@@ -114,6 +115,6 @@ def test_what_was_switched_off_by_itself_is_a_crash_loop_and_by_a_person_is_not(
     assert ledger.disable(w1, "three deaths", "reaper", auto=True)
     assert ledger.disable("w2", "I say so", "ann")
     assert ledger.disable_host("nowhere", "deaths", "reaper", auto=True)
-    found = ledger.events_to_tell({"crash_loop"}, 0, (), 10)
+    found = ledger.events_to_tell({"crash_loop"}, Cursor(), (), 10).events
     assert [(event.worker_id, event.about) for event in found] == [(w1, None), (None, "nowhere")]
     assert "three deaths" in found[0].message

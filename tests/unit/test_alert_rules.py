@@ -8,13 +8,14 @@ import pytest
 from unstuck.config import Alerts
 from unstuck.config.loading import load
 from unstuck.domain.autopsy import Autopsy, DeathKind
+from unstuck.domain.cursor import Cursor
 from unstuck.domain.errors import ConfigError
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import WorkerState
 from unstuck.notify.alerts.batching import SLOWEST_RETRY_S, Tell, TellAgain, Wait, decide, retry_s
 from unstuck.notify.alerts.bookkeeping import (
-    LOOK_BACK_S,
-    MAX_TOLD,
+    MANY_TOLD,
+    MOVE_S,
     Book,
     Sending,
     advance,
@@ -35,11 +36,15 @@ RULES = Alerts(batch_window="2s", min_interval="30s")
 
 
 def event(number: int = 1, kind: str = "worker_dead", age_s: float = 5.0, **facts: Any) -> AlertEvent:
-    return AlertEvent(number, NOW - age_s, kind, facts.pop("message", f"message {number}"), **facts)
+    return AlertEvent(number, NOW - age_s, kind, facts.pop("message", f"message {number}"), transaction=number, **facts)
+
+
+def key(number: int) -> tuple[int, int, int]:
+    return (number, number, 0)
 
 
 def sending(*ids: int, by: str = "me", until: float = NOW + 20) -> Sending:
-    return Sending("d1", ids, NOW - 1, by, until)
+    return Sending("d1", tuple(map(key, ids)), NOW - 1, by, until)
 
 
 # When ------------------------------------------------------------------------------------------
@@ -90,35 +95,44 @@ def test_what_surely_did_not_arrive_is_gathered_anew_and_what_may_have_keeps_its
     assert failed(book, NOW, "refused", 2.0, maybe_arrived=False).sending is None
     kept = failed(book, NOW, "timeout", 2.0, maybe_arrived=True).sending
     assert kept is not None
-    assert (kept.delivery, kept.ids) == ("d1", (1, 2))
+    assert (kept.delivery, kept.events) == ("d1", (key(1), key(2)))
     done = arrived(book, NOW)
-    assert (done.told, done.sending, done.told_at, done.messages) == ((1, 2), None, NOW, 1)
+    assert (done.told, done.sending, done.told_at, done.messages) == ((key(1), key(2)), None, NOW, 1)
     assert read_book(write_book(done)) == done
     assert read_book("{}") == Book()
     assert read_book('{"of_a_newer_version": 1}') == Book()
 
 
-def test_the_low_mark_trails_so_that_late_commits_are_found() -> None:
-    book = Book(told=(5, 7, 8))
-    low, book = advance(book, 3, None, 9, NOW)
-    assert (low, book.told) == (3, (5, 7, 8))
-    low, book = advance(book, low, None, 12, NOW + LOOK_BACK_S / 2)
-    assert low == 3
-    low, book = advance(book, low, None, 12, NOW + LOOK_BACK_S)
-    assert (low, book.told) == (9, ())
+def test_the_position_moves_to_the_newest_when_all_was_told_and_keeps_what_is_open() -> None:
+    book = Book(told=(key(5), key(7)), moved_at=NOW)
+    newest = Cursor(9, 9, 0, open=frozenset({6}))
+    assert advance(book, Cursor(3, 3), None, newest, NOW + MOVE_S / 2) == (Cursor(3, 3), book)
+    position, moved = advance(book, Cursor(3, 3), None, newest, NOW + MOVE_S)
+    assert (position, moved.told) == (newest, ())
+    assert position.is_behind(6, 4)
 
 
-def test_the_low_mark_never_passes_what_is_untold() -> None:
-    _, book = advance(Book(told=(5, 8)), 3, 6, 9, NOW)
-    low, book = advance(book, 3, 6, 9, NOW + LOOK_BACK_S)
-    assert (low, book.told) == (5, (8,))
+def test_the_position_never_passes_what_is_untold() -> None:
+    book = Book(told=(key(5), key(8)))
+    newest = Cursor(9, 9, 0, open=frozenset({4, 7}))
+    position, moved = advance(book, Cursor(3, 3), key(6), newest, NOW)
+    assert (position, moved.told) == (Cursor(5, 5, 0, open=frozenset({4})), (key(8),))
+    # What came when the newest had been read already holds up nothing.
+    assert advance(book, Cursor(3, 3), key(10), newest, NOW)[0] == newest
+    # A late one that is untold keeps the position where it is.
+    late = Cursor(5, 5, 0, open=frozenset({4}))
+    assert advance(Book(told=(key(8),)), late, (4, 2, 0), Cursor(9, 9), NOW)[0] == late
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    book = Book(told=tuple(range(100, 100 + MAX_TOLD + 50)))
-    low, book = advance(book, 0, None, 10**6, NOW)
-    assert len(book.told) == MAX_TOLD
-    assert low == 149
+def test_what_is_remembered_is_bounded_while_more_keeps_coming() -> None:
+    book = Book(told=tuple(map(key, range(100, 100 + MANY_TOLD))), moved_at=NOW)
+    newest = Cursor(10**6, 10**6)
+    position, moved = advance(book, Cursor(3, 3), key(10**6), newest, NOW)
+    assert (position.id, moved.told) == (99 + MANY_TOLD, ())
+
+
+def test_an_emptied_ledger_makes_everything_news() -> None:
+    assert advance(Book(told=(key(5),)), Cursor(3, 3), None, Cursor(), NOW)[0] == Cursor()
 
 
 # Conditions --------------------------------------------------------------------------------------

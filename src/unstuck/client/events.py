@@ -5,9 +5,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 
 from unstuck.client.counter import Counter
+from unstuck.domain.cursor import read_cursor
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.events import Event
-from unstuck.notify.cursor import read_cursor
 from unstuck.notify.feed import Wake
 from unstuck.notify.subscription import Choice, JobSubscription, Reading, Subscription
 

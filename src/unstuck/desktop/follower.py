@@ -8,7 +8,7 @@ from unstuck.client.counter import Counter
 from unstuck.config import Settings
 from unstuck.domain.errors import UnstuckError
 from unstuck.domain.events import Event, EventKind
-from unstuck.notify.feed import event_of
+from unstuck.notify.feed import event_of, gap
 from unstuck.notify.subscription import Choice, Subscription
 from unstuck.store.contract import Ledger
 from unstuck.worker.mailbox import Mailbox
@@ -96,6 +96,9 @@ class Follower:
         events = reading.take()
         self._learn_names(ledger, {event.worker_id for event in events if event.kind == EventKind.WORKER_DEAD})
         was_empty = not self.untold
+        lost = max(0, len(self.untold) + len(events) - MAX_UNTOLD)
+        if lost:
+            events.append(gap(f"{lost} events were passed over: they were not drawn in time", events[-1].cursor, lost))
         self.untold.extend(events)
         # What comes while they are on their way goes with them.
         if events and was_empty:

@@ -2,16 +2,16 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
+from unstuck.domain.cursor import Cursor
 from unstuck.domain.errors import LedgerUnavailable
 from unstuck.domain.events import Event, EventKind, gathered
 from unstuck.domain.states import FINAL
-from unstuck.notify.cursor import Cursor
-from unstuck.notify.feed import PAGE, Feed, Wake, event_of
+from unstuck.notify.feed import PAGE, UNKNOWN, Feed, Wake, event_of, gap
 from unstuck.notify.following import Follower
 from unstuck.store.contract import Ledger
 
@@ -66,7 +66,7 @@ class JobSubscription:
         self._job_id = job_id
         self._choice = Choice(kinds)
         self._after = after
-        self._at = 0 if after is None else after.at
+        self._at = Cursor() if after is None else after.resumed()
         self._follower = Follower([job_id])
         self._written: list[Event] = []
         self._steps: list[Event] = []
@@ -84,7 +84,8 @@ class JobSubscription:
             return False
         ledger = self._ledger()
         ended = all(glance.state in FINAL for glance in ledger.glance([self._job_id]))
-        return ended and not ledger.events(job_id=self._job_id, after_id=self._after.at, limit=1)
+        page = ledger.events_since(self._after, job_id=self._job_id, limit=1)
+        return ended and page.is_known and not page.events
 
     def take(self) -> list[Event]:
         try:
@@ -95,27 +96,29 @@ class JobSubscription:
             # It comes back, and so do we: what was found meanwhile is kept.
             return []
         self._met = True
-        self.cursor = str(Cursor(self._at, ended=self.over))
+        self.cursor = str(replace(self._at, ended=self.over))
         events = self._written + [msgspec.structs.replace(event, cursor=str(self._at)) for event in self._steps]
         self._written, self._steps = [], []
         return [event for event in events if self._choice.wants(event)]
 
     def _look(self, ledger: Ledger) -> None:
         self._complete = False
-        if self._after is not None and not is_known(ledger, self._after):
-            # Its whole life once more: whoever comes back from nowhere must still hear how it ended.
-            self._written.append(_gap(_UNKNOWN, "0"))
-            self._at = 0
-        self._after = None
         # Looked at first: the end of a job and its event are one commit, so the event is found below.
         self._steps += self._follower.look(ledger, time.time())
         while True:
-            page = ledger.events(job_id=self._job_id, after_id=self._at, limit=PAGE)
-            for record in page:
-                self._at = record.id
+            page = ledger.events_since(self._after or self._at, job_id=self._job_id, limit=PAGE)
+            if self._after is not None and not page.is_known:
+                # Its whole life once more: whoever comes back from nowhere must still hear how it ended.
+                self._written.append(gap(UNKNOWN, "0"))
+                self._after, self._at = None, Cursor()
+                continue
+            self._after = None
+            for record in page.events:
+                self._at = self._at.after(record.transaction, record.id, record.at, page.running)
                 self._written.append(event_of(record, str(self._at)))
-            if len(page) < PAGE:
+            if len(page.events) < PAGE:
                 break
+        self._at = self._at.settled(page.running)
         self._complete = True
 
     def close(self) -> None: ...
@@ -147,7 +150,8 @@ class Subscription:
             # Nobody will close what was never made.
             self.close()
             raise
-        self._pulled = str(joined if joined.at >= self._after.at else self._after)
+        # Both are true for this reader. The feed's own is further on if it chose what seldom happens.
+        self._pulled = str(joined if joined.is_ahead_of(self._after) else self._after)
         """The place behind all that was pulled from the feed; some of it may wait to be gathered."""
         self.cursor = str(joined if after is None else after)
         """The place behind all that was handed out, and all that this reader did not choose."""
@@ -173,12 +177,17 @@ class Subscription:
         fresh, self._offset, lost = self._feed.pull(self._offset)
         if lost:
             # Its place is the one before: what comes behind the gap is not handed out yet.
-            events.append(_gap(f"At least {lost} events were passed over: {_SLOW}", self._pulled, lost))
-        news = [event for event in fresh if event.id is not None and self._after.is_behind(event.id)]
-        if news:
-            self._pulled = news[-1].cursor
-        wanted = self._choice.wants
-        told = self._gather(events + [event for event in news if wanted(event)])
+            events.append(gap(f"At least {lost} events were passed over: {_SLOW}", self._pulled, lost))
+        for transaction, event in fresh:
+            if event.id is None:
+                # A gap for everyone: what this reader had seen says nothing about the history that follows.
+                self._after = Cursor()
+            elif not self._after.is_behind(transaction, event.id):
+                continue
+            self._pulled = event.cursor
+            if event.kind == EventKind.GAP or self._choice.wants(event):
+                events.append(event)
+        told = self._gather(events)
         if not self._waiting:
             self.cursor = self._pulled
         return told
@@ -203,42 +212,29 @@ class Subscription:
         return min(self._last_s + self._gather_s, self._first_s + LONGEST_BURST_S)
 
     def _catch_up(self, after: Cursor, joined: Cursor) -> tuple[Cursor, list[Event]]:
-        """Read from the ledger what came between the reader's place and ours; give from where on the rest is news."""
+        """Read from the ledger what is behind the reader's position; return from where on the rest is news."""
         found: list[Event] = []
-        if not is_known(self._ledger(), after):
-            found.append(_gap(_UNKNOWN, str(after)))
-            if after.at > joined.at:
-                # Of another ledger, or of this one before it was emptied: numbers so high may never come.
-                return joined, [msgspec.structs.replace(found[0], cursor=str(joined))]
-        holes = after.holes | frozenset(hole for hole in joined.holes if hole > after.at)
-        at, place = after.lowest, after
+        origin, at = after, after.resumed()
         looked = 0
         while len(found) <= MAX_BEHIND and looked <= MAX_LOOKED_AT:
-            page = self._ledger().events(worker_id=self._choice.worker_id, after_id=at, limit=PAGE)
-            for record in page:
-                if after.is_behind(record.id) and not joined.is_behind(record.id):
-                    holes -= {record.id}
-                    highest = max(place.at, record.id)
-                    place = Cursor(highest, frozenset(hole for hole in holes if hole < highest))
-                    event = event_of(record, str(place))
-                    if self._choice.wants(event):
-                        found.append(event)
-            if len(page) < PAGE or page[-1].id > joined.at:
-                return after, found
-            at = page[-1].id
-            looked += len(page)
+            page = self._ledger().events_since(origin, worker_id=self._choice.worker_id, limit=PAGE)
+            if not page.is_known:
+                if after.is_ahead_of(joined):
+                    # Of another ledger, or of this one before it was restored: events so high may never come.
+                    return joined, [gap(UNKNOWN, str(joined))]
+                if not found or found[0].kind != EventKind.GAP:
+                    found.insert(0, gap(UNKNOWN, str(after)))
+            for record in page.events:
+                at = at.after(record.transaction, record.id, record.at, page.running)
+                event = event_of(record, str(at))
+                if self._choice.wants(event):
+                    found.append(event)
+            origin = at
+            if len(page.events) < PAGE:
+                return at.settled(page.running), found
+            looked += len(page.events)
         missed = max(1, len(found))
-        return after, [_gap(f"At least {missed} events were passed over: {_SLOW}", str(joined), missed)]
-
-
-def is_known(ledger: Ledger, place: Cursor) -> bool:
-    """A place is the number of an event, and events leave the ledger from the oldest on."""
-    return place.at == 0 or [record.id for record in ledger.events(after_id=place.at - 1, limit=1)] == [place.at]
+        return joined, [gap(f"At least {missed} events were passed over: {_SLOW}", str(joined), missed)]
 
 
 _SLOW = "this reader was away or too slow"
-_UNKNOWN = "Events may have been passed over: the ledger does not know this place (any more)"
-
-
-def _gap(message: str, cursor: str, missed: int = 1) -> Event:
-    return Event(EventKind.GAP, time.time(), message, cursor=cursor, count=missed)

@@ -8,11 +8,11 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
+from unstuck.domain.cursor import MAX_CHARS, Cursor, read_cursor
 from unstuck.domain.durations import seconds
 from unstuck.domain.events import Event, EventKind
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk, Desk
-from unstuck.notify.cursor import Cursor, read_cursor
 from unstuck.notify.feed import Wake
 from unstuck.notify.subscription import Choice, JobSubscription, Reading, Subscription
 
@@ -26,8 +26,8 @@ PIECE = 200
 """So many events go out in one piece."""
 
 _EXAMPLE = (
-    'id: 120\nevent: worker_dead\ndata: {"kind":"worker_dead","at":1767225600.0,'
-    '"message":"Dead worker detected: …","id":120,"worker_id":"k98cfw3jy0e9","cursor":"120"}\n\n'
+    'id: 120.7141.1767225600000\nevent: worker_dead\ndata: {"kind":"worker_dead","at":1767225600.0,'
+    '"message":"Dead worker detected: …","id":120,"worker_id":"k98cfw3jy0e9","cursor":"120.7141.1767225600000"}\n\n'
 )
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
@@ -52,9 +52,9 @@ async def events(
     job: Annotated[int | None, Query(description="The life of one job, from its beginning.", ge=1, lt=2**63)] = None,
     worker: Annotated[str | None, Query(description="Only of this worker (its id).", max_length=200)] = None,
     after: Annotated[
-        str | None, Query(description="Go on behind this event: the `cursor` or id of the last.", max_length=500)
+        str | None, Query(description="Go on behind this event: the `cursor` of the last.", max_length=MAX_CHARS)
     ] = None,
-    last_event_id: Annotated[str | None, Header(description="Wins over `after`.", max_length=500)] = None,
+    last_event_id: Annotated[str | None, Header(description="Wins over `after`.", max_length=MAX_CHARS)] = None,
     gather: Annotated[
         str, Query(description="A burst of one kind is one event, told when nothing came for so long.", max_length=20)
     ] = "500ms",

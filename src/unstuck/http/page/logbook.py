@@ -3,13 +3,12 @@
 import time
 from collections.abc import Iterable
 
+from unstuck.domain.cursor import Cursor
 from unstuck.store.contract import Ledger
 from unstuck.store.records import EventRecord, JobRecord
 
 KEPT_S = 3600.0
 MAX_KEPT = 3_000
-OVERLAP = 200
-"""Numbers are given before commits: an event may appear behind later ones. So the last few are read again."""
 MAX_NAMED = 300
 NAMED_PER_LOOK = 50
 
@@ -19,6 +18,7 @@ class Logbook:
 
     def __init__(self) -> None:
         self._events: dict[int, EventRecord] = {}
+        self._cursor: Cursor | None = None
         self._tasks: dict[int, str] = {}
 
     @property
@@ -26,10 +26,19 @@ class Logbook:
         return tuple(self._events[event_id] for event_id in sorted(self._events))
 
     def read(self, ledger: Ledger) -> None:
-        fresh = ledger.events(limit=MAX_KEPT if not self._events else OVERLAP)
-        if self._events and fresh and fresh[0].id > max(self._events):
-            # More happened since the last look than a small look shows.
+        cursor = self._cursor
+        page = None if cursor is None else ledger.events_since(cursor, limit=MAX_KEPT)
+        if cursor is None or page is None or not page.is_known or len(page.events) >= MAX_KEPT:
+            # The first look, or more happened than is kept, or what was read is not what the ledger has now.
+            if cursor is not None and page is not None and page.contradicts(cursor):
+                self._events.clear()
+            self._cursor = ledger.newest_cursor()
             fresh = ledger.events(limit=MAX_KEPT)
+        else:
+            for event in page.events:
+                cursor = cursor.after(event.transaction, event.id, event.at, page.running)
+            self._cursor = cursor.settled(page.running)
+            fresh = page.events
         self._events |= {event.id: event for event in fresh}
         since = time.time() - KEPT_S
         kept = sorted(event_id for event_id, event in self._events.items() if event.at >= since)[-MAX_KEPT:]

@@ -41,7 +41,7 @@ def decide(book: Book, untold: Sequence[AlertEvent], now_at: float, rules: Alert
         theirs = book.sending.by != by and now_at < book.sending.until <= now_at + 10 * rules.send_timeout_s
         if theirs:
             return Wait()
-        ids = frozenset(book.sending.ids)
+        ids = frozenset(event_id for _, event_id, _ in book.sending.events)
         # What retention removed meanwhile, or is not to be told any more, is left out.
         again = tuple(event for event in untold if event.id in ids)
         return TellAgain(again)

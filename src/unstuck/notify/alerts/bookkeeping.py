@@ -1,14 +1,17 @@
 """Remember what a target was told, so that nothing is told twice and nothing is missed.
 
-Ids of events are given before their commits: a lower one may appear after a higher one was told. So the low mark, below
-which everything is done, trails by a while, and the ids told above it are kept one by one.
+The position of a target is a cursor: everything up to it was told or is not to be told, apart from transactions that
+were open. It moves on now and then; the events told since are kept one by one.
 """
 
 import msgspec
 
-LOOK_BACK_S = 600.0
-"""An event that appears so long after later ones would not be told. Commits of the ledger take milliseconds."""
-MAX_TOLD = 5_000
+from unstuck.domain.cursor import Cursor
+from unstuck.store.records import EventKey
+
+MOVE_S = 60.0
+"""The position moves at most this often, unless much was told since: each move is a write."""
+MANY_TOLD = 1_000
 MAX_BATCH = 2_000
 MAX_ERROR_CHARS = 300
 
@@ -17,7 +20,7 @@ class Sending(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message that is on its way, or was when its sender was last heard of."""
 
     delivery: str
-    ids: tuple[int, ...]
+    events: tuple[EventKey, ...]
     at: float
     by: str
     until: float
@@ -25,19 +28,13 @@ class Sending(msgspec.Struct, frozen=True, omit_defaults=True):
     tries: int = 1
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """The newest id at some moment: all that is lower will have appeared a while later."""
-
-    id: int
-    at: float
-
-
 class Book(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that is known of one target."""
 
-    told: tuple[int, ...] = ()
-    """Ids above the low mark that were told."""
-    mark: Mark | None = None
+    told: tuple[EventKey, ...] = ()
+    """Events behind the position that were told."""
+    moved_at: float = 0.0
+    """When the position moved."""
     sending: Sending | None = None
     told_at: float | None = None
     """When the last message arrived."""
@@ -47,6 +44,10 @@ class Book(msgspec.Struct, frozen=True, omit_defaults=True):
     failing_since: float | None = None
     next_try_at: float = 0.0
     error: str = ""
+
+    @property
+    def told_ids(self) -> list[int]:
+        return [event_id for _, event_id, _ in self.told]
 
 
 def read_book(text: str) -> Book:
@@ -67,7 +68,7 @@ def arrived(book: Book, now_at: float) -> Book:
     assert book.sending is not None
     return msgspec.structs.replace(
         book,
-        told=tuple(sorted({*book.told, *book.sending.ids})),
+        told=tuple(sorted({*book.told, *book.sending.events})),
         sending=None,
         told_at=now_at,
         messages=book.messages + 1,
@@ -92,16 +93,30 @@ def failed(book: Book, now_at: float, error: str, wait_s: float, *, maybe_arrive
     )
 
 
-def advance(book: Book, low_id: int, first_untold_id: int | None, newest_id: int, now_at: float) -> tuple[int, Book]:
-    """Raise the low mark where that is safe, and forget the ids below it."""
-    highest = newest_id if first_untold_id is None else min(newest_id, first_untold_id - 1)
-    mark = book.mark
-    if mark is None or now_at < mark.at:
-        # The second: the clock was set back. Better to trail for longer.
-        mark = Mark(newest_id, now_at)
-    elif now_at - mark.at >= LOOK_BACK_S:
-        low_id = max(low_id, min(mark.id, highest))
-        mark = Mark(newest_id, now_at)
-    if len(book.told) > MAX_TOLD:
-        low_id = max(low_id, min(book.told[-MAX_TOLD - 1], highest))
-    return low_id, msgspec.structs.replace(book, told=tuple(one for one in book.told if one > low_id), mark=mark)
+def advance(
+    book: Book, position: Cursor, first_untold: EventKey | None, newest: Cursor, now_at: float
+) -> tuple[Cursor, Book]:
+    """Move the position on if that is due, and forget what was told before it.
+
+    `newest` was read together with the book, and before the untold events were."""
+    recently = 0.0 <= now_at - book.moved_at < MOVE_S
+    if recently and len(book.told) < MANY_TOLD:
+        return position, book
+    reached = _reached(book, position, first_untold, newest)
+    if reached == position:
+        return position, book
+    told = tuple(key for key in book.told if reached.id and reached.is_behind(*key[:2]))
+    return reached, msgspec.structs.replace(book, told=told, moved_at=now_at)
+
+
+def _reached(book: Book, position: Cursor, first_untold: EventKey | None, newest: Cursor) -> Cursor:
+    """Return the position up to which everything was told."""
+    if first_untold is None or newest.is_behind(*first_untold[:2]):
+        # All that could be seen then; if retention left no event at all, everything from now on is news.
+        return position if newest.id and position.is_ahead_of(newest) else newest
+    before = [key for key in book.told if position.floor < key[:2] < first_untold[:2]]
+    if not before:
+        return position
+    transaction, event_id, stamp = max(before)
+    still_open = frozenset(one for one in newest.open if one < transaction)
+    return Cursor(transaction, event_id, stamp, still_open)

@@ -6,8 +6,11 @@ between finds them, and repeats the message under the same id.
 
 import secrets
 
+import msgspec
+
 from unstuck import failpoints, host, logs
 from unstuck.config import Alerts
+from unstuck.domain.cursor import Cursor, read_cursor
 from unstuck.domain.durations import brief
 from unstuck.notify.alerts import bookkeeping
 from unstuck.notify.alerts.batching import Tell, TellAgain, Wait, decide, retry_s
@@ -39,6 +42,7 @@ class TargetDesk:
         self._give_up_s = 0.0
         self._outcome: Outcome | None = None
         self._written = False
+        self._is_gap_reported = False
 
     @property
     def busy(self) -> bool:
@@ -53,10 +57,16 @@ class TargetDesk:
             ledger.add_alert_target(self.target.fingerprint)
             return
         book = read_book(found.state)
-        untold = ledger.events_to_tell(self._kinds, found.event_id, book.told, MAX_BATCH)
+        position = read_cursor(found.position)
+        page = ledger.events_to_tell(self._kinds, position, book.told_ids, MAX_BATCH)
+        if not page.is_known and position.is_ahead_of(found.newest) and found.newest.id:
+            self._begin_again(ledger, found, book)
+            return
+        self._mind_the_gap(page.is_known)
+        untold = page.events
         match decide(book, untold, found.now_at, self._rules, self._by):
             case Wait():
-                self._advance(ledger, found, book, untold)
+                self._advance(ledger, found, book, position, untold)
             case Tell(events):
                 self._begin(ledger, found, book, events)
             case TellAgain(events):
@@ -91,7 +101,7 @@ class TargetDesk:
         if not events:
             # Nothing of it is left to be told.
             settled = bookkeeping.arrived(book, found.now_at)
-            ledger.save_alert_target(self.target.fingerprint, found.version, found.event_id, write_book(settled))
+            ledger.save_alert_target(self.target.fingerprint, found.version, found.position, write_book(settled))
             return
         self._dispatch(ledger, found, book, events, book.sending.delivery, book.sending.tries + 1)
 
@@ -105,10 +115,10 @@ class TargetDesk:
         tries: int,
     ) -> None:
         lease_s = LEASE_TIMEOUTS * self._rules.send_timeout_s + LEASE_MARGIN_S
-        ids = tuple(event.id for event in events)
-        sending = Sending(delivery, ids, found.now_at, self._by, found.now_at + lease_s, tries)
+        keys = tuple(event.key for event in events)
+        sending = Sending(delivery, keys, found.now_at, self._by, found.now_at + lease_s, tries)
         text = write_book(bookkeeping.begin(book, sending))
-        if not ledger.save_alert_target(self.target.fingerprint, found.version, found.event_id, text):
+        if not ledger.save_alert_target(self.target.fingerprint, found.version, found.position, text):
             # Somebody else was faster.
             return
         if failpoints.active:
@@ -127,7 +137,7 @@ class TargetDesk:
                 # Somebody took us for dead and finished it.
                 return
             settled = self._settled(book, found.now_at, outcome)
-            if ledger.save_alert_target(self.target.fingerprint, found.version, found.event_id, write_book(settled)):
+            if ledger.save_alert_target(self.target.fingerprint, found.version, found.position, write_book(settled)):
                 self._report(book, settled, outcome)
                 return
 
@@ -143,7 +153,7 @@ class TargetDesk:
         name = self.target.shown
         match outcome:
             case Arrived():
-                told = 0 if before.sending is None else len(before.sending.ids)
+                told = 0 if before.sending is None else len(before.sending.events)
                 log.info("Alert sent", target=name, alerts=told)
             case Lost(reason) if after.failures == 1:
                 # Once per series: a line per try would bury what matters.
@@ -151,8 +161,25 @@ class TargetDesk:
             case Lost(reason):
                 log.debug("An alert target still cannot be told", target=name, why=reason, failures=after.failures)
 
-    def _advance(self, ledger: Ledger, found: AlertTarget, book: Book, untold: list[AlertEvent]) -> None:
-        first = untold[0].id if untold else None
-        low_id, trimmed = bookkeeping.advance(book, found.event_id, first, found.newest_id, found.now_at)
-        if (low_id, trimmed) != (found.event_id, book):
-            ledger.save_alert_target(self.target.fingerprint, found.version, low_id, write_book(trimmed))
+    def _advance(
+        self, ledger: Ledger, found: AlertTarget, book: Book, position: Cursor, untold: list[AlertEvent]
+    ) -> None:
+        first = untold[0].key if untold else None
+        reached, trimmed = bookkeeping.advance(book, position, first, found.newest, found.now_at)
+        if (reached, trimmed) != (position, book):
+            ledger.save_alert_target(self.target.fingerprint, found.version, str(reached), write_book(trimmed))
+
+    def _begin_again(self, ledger: Ledger, found: AlertTarget, book: Book) -> None:
+        """Go on with what is new: the position is of a history that the ledger does not have, as after a restore."""
+        log.warning(_GAP, target=self.target.shown)
+        fresh = msgspec.structs.replace(book, told=(), sending=None)
+        ledger.save_alert_target(self.target.fingerprint, found.version, str(found.newest), write_book(fresh))
+
+    def _mind_the_gap(self, is_known: bool) -> None:
+        """Report that retention removed events, or a failover replaced them, before this target was told."""
+        if not is_known and not self._is_gap_reported:
+            log.warning(_GAP, target=self.target.shown)
+        self._is_gap_reported = not is_known
+
+
+_GAP = "Alerts may have been missed: the ledger does not have the last event that this target was told of"

@@ -3,6 +3,7 @@
 import msgspec
 
 from unstuck.config import Alerts
+from unstuck.domain.cursor import read_cursor
 from unstuck.notify.alerts.bookkeeping import MAX_BATCH, read_book
 from unstuck.notify.alerts.kinds import events_of
 from unstuck.notify.alerts.targets import read_targets
@@ -35,7 +36,7 @@ def look_at_targets(ledger: Ledger, rules: Alerts) -> list[TargetView]:
             views.append(TargetView(target.shown, kind, False))
             continue
         book = read_book(found.state)
-        waiting = len(ledger.events_to_tell(kinds, found.event_id, book.told, MAX_BATCH))
+        waiting = len(ledger.events_to_tell(kinds, read_cursor(found.position), book.told_ids, MAX_BATCH).events)
         views.append(
             TargetView(
                 target.shown,

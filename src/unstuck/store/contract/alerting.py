@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from unstuck.store.records import AlertEvent, AlertTarget, ConditionChange, ConditionLook, ConditionRecord
+from unstuck.domain.cursor import Cursor
+from unstuck.store.records import AlertPage, AlertTarget, ConditionChange, ConditionLook, ConditionRecord
 
 
 class AlertVerbs(Protocol):
@@ -13,15 +14,13 @@ class AlertVerbs(Protocol):
 
     def alert_target(self, target: str) -> AlertTarget | None: ...
 
-    def save_alert_target(self, target: str, version: int, event_id: int, state: str) -> bool:
+    def save_alert_target(self, target: str, version: int, position: str, state: str) -> bool:
         """Write how far it was told, if nobody did since this version was read; else False."""
         ...
 
-    def events_to_tell(
-        self, kinds: Collection[str], after_id: int, but: Collection[int], limit: int
-    ) -> list[AlertEvent]:
-        """Give events of these kinds, oldest first, without those whose ids are in `but`. Of events about jobs only
-        'quarantined' is there to be told."""
+    def events_to_tell(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
+        """Return events of these kinds behind a position, in the order of their transactions, without those whose ids
+        are in `but`. Of events about jobs only 'quarantined' and 'workflow_paused' are there to be told."""
         ...
 
     def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:

@@ -3,8 +3,10 @@
 from collections.abc import Collection
 from typing import Protocol
 
+from unstuck.domain.cursor import Cursor
 from unstuck.store.records import (
     AttemptRecord,
+    EventPage,
     EventRecord,
     JobFilter,
     JobRecord,
@@ -44,6 +46,17 @@ class ReadingVerbs(Protocol):
         limit: int = 100,
     ) -> list[EventRecord]:
         """Oldest first; with `after_id` those that follow, else the newest `limit`."""
+        ...
+
+    def newest_cursor(self) -> Cursor:
+        """Return the position behind all events that can be seen now."""
+        ...
+
+    def events_since(
+        self, cursor: Cursor, *, job_id: int | None = None, worker_id: str | None = None, limit: int = 100
+    ) -> EventPage:
+        """Return the next events behind this position, whatever the order of their ids; of one job or of one worker,
+        if one is given."""
         ...
 
     def outputs(self, job_id: int) -> list[OutputRecord]: ...

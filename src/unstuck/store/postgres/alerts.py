@@ -4,12 +4,15 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from unstuck.domain.cursor import Cursor
 from unstuck.domain.states import WorkerState
 from unstuck.store.diagnosis import LOOK_LATE, SWEEP_TICKET
 from unstuck.store.postgres import arrays
+from unstuck.store.postgres.cursors import cursor_values, newest_cursor_of
 from unstuck.store.postgres.diagnosing import DiagnosingVerbs
 from unstuck.store.records import (
     AlertEvent,
+    AlertPage,
     AlertTarget,
     ConditionChange,
     ConditionLook,
@@ -21,28 +24,30 @@ from unstuck.store.records import (
 
 class AlertVerbs(DiagnosingVerbs):
     def add_alert_target(self, target: str) -> None:
-        self.serve("add_alert_target", target=target)
+        # An event that comes in between is told: it is behind the position.
+        self.serve("add_alert_target", target=target, position=str(newest_cursor_of(*self.read("newest_event")[0])))
 
     def alert_target(self, target: str) -> AlertTarget | None:
         rows = self.read("alert_target", target=target)
-        return AlertTarget(*rows[0]) if rows else None
+        return AlertTarget(*(*rows[0][:4], newest_cursor_of(*rows[0][4:]))) if rows else None
 
-    def save_alert_target(self, target: str, version: int, event_id: int, state: str) -> bool:
+    def save_alert_target(self, target: str, version: int, position: str, state: str) -> bool:
         return bool(
-            self.serve_once("save_alert_target", target=target, version=version, event_id=event_id, state=state)
+            self.serve_once("save_alert_target", target=target, version=version, position=position, state=state)
         )
 
-    def events_to_tell(
-        self, kinds: Collection[str], after_id: int, but: Collection[int], limit: int
-    ) -> list[AlertEvent]:
+    def events_to_tell(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
         rows = self.read(
             "events_to_tell",
             kinds=arrays.texts(sorted(kinds)),
-            after_id=after_id,
             but=arrays.int8s(list(but)),
             limit=limit,
+            **cursor_values(after),
         )
-        return [AlertEvent(*(*row[:-1], read_verdict(row[-1]))) for row in rows]
+        origin, origin_at = rows[0][:2]
+        found = [row[2:] for row in rows if row[2] is not None]
+        events = [AlertEvent(*(*row[:-2], read_verdict(row[-2]), row[-1])) for row in found]
+        return AlertPage(events, after.names(origin, origin_at))
 
     def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:
         [(now_at,)] = self.read("clock")

@@ -2,13 +2,16 @@
 
 from collections.abc import Collection
 
+from unstuck.domain.cursor import Cursor
 from unstuck.domain.states import HELD, WRONG, JobState
 from unstuck.store.manners import politely
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.base import Verbs
+from unstuck.store.postgres.cursors import cursor_values, newest_cursor_of
 from unstuck.store.postgres.rows import attempt_record, job_record, worker_record
 from unstuck.store.records import (
     AttemptRecord,
+    EventPage,
     EventRecord,
     JobFilter,
     JobRecord,
@@ -67,6 +70,25 @@ class ReadingVerbs(Verbs):
         else:
             rows = self.read("events_after", job_id=job_id, worker_id=worker_id, after_id=after_id, limit=limit)
         return [EventRecord(*row) for row in rows]
+
+    def newest_cursor(self) -> Cursor:
+        return newest_cursor_of(*self.read("newest_event")[0])
+
+    def events_since(
+        self, cursor: Cursor, *, job_id: int | None = None, worker_id: str | None = None, limit: int = 100
+    ) -> EventPage:
+        values = cursor_values(cursor)
+        if job_id is None:
+            rows = self.read("events_since", worker_id=worker_id, limit=limit, **values)
+        else:
+            rows = self.read("events_of_job_since", job_id=job_id, limit=limit, **values)
+        running, origin, origin_at, oldest_id = rows[0][:4]
+        return EventPage(
+            [EventRecord(*row[4:]) for row in rows if row[4] is not None],
+            frozenset(running),
+            cursor.names(origin, origin_at),
+            oldest_id,
+        )
 
     def outputs(self, job_id: int) -> list[OutputRecord]:
         return [OutputRecord(*row) for row in self.read("outputs", job_id=job_id)]

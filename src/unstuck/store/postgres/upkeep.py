@@ -22,6 +22,7 @@ class UpkeepVerbs(Verbs):
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         began_s = time.monotonic()
+        self.serve("sweep_moved_events", limit=limit)
         jobs, events, workers, more = self.serve_once(
             "sweep_old", jobs_s=jobs_s, events_s=events_s, workers_s=workers_s, limit=limit
         )[0]

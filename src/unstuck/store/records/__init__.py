@@ -8,11 +8,13 @@ from unstuck.store.records.access import ApiTokenRecord as ApiTokenRecord
 from unstuck.store.records.access import AuditRecord as AuditRecord
 from unstuck.store.records.access import NewApiToken as NewApiToken
 from unstuck.store.records.alerting import AlertEvent as AlertEvent
+from unstuck.store.records.alerting import AlertPage as AlertPage
 from unstuck.store.records.alerting import AlertTarget as AlertTarget
 from unstuck.store.records.alerting import ConditionChange as ConditionChange
 from unstuck.store.records.alerting import ConditionLook as ConditionLook
 from unstuck.store.records.alerting import ConditionRecord as ConditionRecord
 from unstuck.store.records.alerting import ConditionStep as ConditionStep
+from unstuck.store.records.alerting import EventKey as EventKey
 from unstuck.store.records.alerting import LateWorker as LateWorker
 from unstuck.store.records.counting import Count as Count
 from unstuck.store.records.counting import Fleet as Fleet
@@ -56,6 +58,7 @@ from unstuck.store.records.scheduling import ScheduleRecord as ScheduleRecord
 from unstuck.store.records.scheduling import pack_job as pack_job
 from unstuck.store.records.scheduling import unpack_job as unpack_job
 from unstuck.store.records.showing import AttemptRecord as AttemptRecord
+from unstuck.store.records.showing import EventPage as EventPage
 from unstuck.store.records.showing import EventRecord as EventRecord
 from unstuck.store.records.showing import HostRecord as HostRecord
 from unstuck.store.records.showing import JobFilter as JobFilter

@@ -4,9 +4,13 @@ from typing import Literal
 
 import msgspec
 
+from unstuck.domain.cursor import Cursor, stamp_of
 from unstuck.domain.states import WorkerState
 from unstuck.store.diagnosis import QueueLook
 from unstuck.store.records.watching import WorkerVerdict
+
+EventKey = tuple[int, int, int]
+"""Transaction, id and stamp of an event."""
 
 
 class AlertEvent(msgspec.Struct, frozen=True):
@@ -26,18 +30,32 @@ class AlertEvent(msgspec.Struct, frozen=True):
     host: str | None = None
     verdict: WorkerVerdict | None = None
     """What is known of a dead worker by now; more than when the event was written."""
+    transaction: int = 0
+
+    @property
+    def key(self) -> EventKey:
+        return (self.transaction, self.id, stamp_of(self.at))
+
+
+class AlertPage(msgspec.Struct, frozen=True):
+    """Events that a target was not told of, and what the ledger knows of the position behind which they were read."""
+
+    events: list[AlertEvent]
+    is_known: bool
+    """The event of that position is still there, and the same."""
 
 
 class AlertTarget(msgspec.Struct, frozen=True):
     """How far one target was told. Only its sender understands `state`."""
 
-    event_id: int
+    position: str
+    """A cursor: everything up to it was told, or is not to be told."""
     version: int
     state: str
     now_at: float
     """The ledger's clock."""
-    newest_id: int
-    """The highest id of an event that can be seen now; lower ones may still be on their way."""
+    newest: Cursor
+    """The position behind everything that could be seen when this was read."""
 
 
 ConditionStep = Literal["seen", "begun", "lasting", "over"]

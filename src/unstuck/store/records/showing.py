@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from unstuck.domain.autopsy import Autopsy
+from unstuck.domain.cursor import Cursor
 from unstuck.domain.endings import JobError
 from unstuck.domain.health import Disabled
 from unstuck.domain.states import AttemptState, Door, JobState, WorkerState
@@ -76,6 +77,26 @@ class EventRecord(msgspec.Struct, frozen=True):
     job_id: int | None
     worker_id: str | None
     message: str
+    transaction: int = 0
+    """What wrote it, in the order in which transactions began; on SQLite the id itself."""
+
+
+class EventPage(msgspec.Struct, frozen=True):
+    """The next events behind a cursor, and what the ledger knows of that cursor. All of it is one look."""
+
+    events: list[EventRecord]
+    """In the order of their transactions and ids."""
+    running: frozenset[int]
+    """Transactions that were open: they may still bring events."""
+    is_known: bool
+    """The event of the cursor is still there, and the same."""
+    oldest_id: int | None
+    """The lowest id that is left of all events."""
+
+    def contradicts(self, cursor: Cursor) -> bool:
+        """Return whether the event of the cursor was replaced, as by a failover that lost it. What retention removed
+        contradicts nothing: it begins with the oldest."""
+        return not self.is_known and self.oldest_id is not None and self.oldest_id <= cursor.id
 
 
 class OutputRecord(msgspec.Struct, frozen=True):

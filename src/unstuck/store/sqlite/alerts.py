@@ -7,10 +7,12 @@ from typing import assert_never
 import apsw
 import msgspec
 
+from unstuck.domain.cursor import Cursor, stamp_of
 from unstuck.domain.states import WorkerState
 from unstuck.store.diagnosis import LOOK_LATE
 from unstuck.store.records import (
     AlertEvent,
+    AlertPage,
     AlertTarget,
     ConditionChange,
     ConditionLook,
@@ -28,27 +30,29 @@ from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 class AlertVerbs(Verbs):
     def add_alert_target(self, target: str) -> None:
         with self.db.write() as cursor:
-            cursor.execute(SQL["add_alert_target"], (target,))
+            newest = _newest(fetch(cursor, "last_events", (1,)))
+            cursor.execute(SQL["add_alert_target"], (target, str(newest)))
 
     def alert_target(self, target: str) -> AlertTarget | None:
         with self.db.read() as cursor:
             rows = fetch(cursor, "alert_target", (target,))
-        return AlertTarget(*(*rows[0][:3], time.time(), rows[0][3])) if rows else None
+            newest = _newest(fetch(cursor, "last_events", (1,)))
+        return AlertTarget(*(*rows[0], time.time(), newest)) if rows else None
 
-    def save_alert_target(self, target: str, version: int, event_id: int, state: str) -> bool:
+    def save_alert_target(self, target: str, version: int, position: str, state: str) -> bool:
         with self.db.write() as cursor:
-            cursor.execute(SQL["save_alert_target"], (target, version, event_id, state))
+            cursor.execute(SQL["save_alert_target"], (target, version, position, state))
             return bool(cursor.connection.changes())
 
-    def events_to_tell(
-        self, kinds: Collection[str], after_id: int, but: Collection[int], limit: int
-    ) -> list[AlertEvent]:
-        values = (after_id, _json(sorted(kinds)), _json(list(but)), limit)
+    def events_to_tell(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
+        values = (after.floor[0], _json(sorted(kinds)), _json(list(but)), limit)
         with self.db.read() as cursor:
             rows = fetch(cursor, "events_to_tell", values)
-        return [
-            AlertEvent(*(*row[:-1], read_verdict(msgspec.json.decode(row[-1])) if row[-1] else None)) for row in rows
-        ]
+            origin = fetch(cursor, "event_time", (after.id,))
+        is_known = after.names(after.id, origin[0][0] if origin else None)
+        verdicts = [read_verdict(msgspec.json.decode(row[-1])) if row[-1] else None for row in rows]
+        events = [AlertEvent(*(*row[:-1], verdict, row[0])) for row, verdict in zip(rows, verdicts, strict=True)]
+        return AlertPage(events, is_known)
 
     def look_for_conditions(self, late_s: float | None = None) -> ConditionLook:
         with self.db.read() as cursor:
@@ -116,3 +120,7 @@ def _late(fleet: Sequence[Row], clock: Clock, late_s: float | None) -> tuple[Lat
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def _newest(rows: Sequence[Row]) -> Cursor:
+    return Cursor(rows[0][0], rows[0][0], stamp_of(rows[0][1])) if rows else Cursor()

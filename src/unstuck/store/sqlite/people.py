@@ -5,10 +5,12 @@ from collections.abc import Collection
 
 import msgspec
 
+from unstuck.domain.cursor import Cursor, stamp_of
 from unstuck.domain.states import JobState
 from unstuck.store.manners import politely
 from unstuck.store.records import (
     AttemptRecord,
+    EventPage,
     EventRecord,
     JobFilter,
     JobRecord,
@@ -19,7 +21,7 @@ from unstuck.store.records import (
     WorkerRecord,
 )
 from unstuck.store.sqlite.listing import list_jobs
-from unstuck.store.sqlite.rows import attempt_record, job_record, worker_record
+from unstuck.store.sqlite.rows import Row, attempt_record, job_record, worker_record
 from unstuck.store.sqlite.silence import read_clock
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch
 
@@ -66,9 +68,25 @@ class ReadingVerbs(Verbs):
                 rows = fetch(cursor, f"events{suffix or '_after'}", (*whose, after_id, limit))
             else:
                 rows = fetch(cursor, f"last_events{suffix}", (*whose, limit))[::-1]
-        records = [EventRecord(*row) for row in rows]
+        records = [_event_record(row) for row in rows]
         both = job_id is not None and worker_id is not None
         return [event for event in records if event.worker_id == worker_id] if both else records
+
+    def newest_cursor(self) -> Cursor:
+        with self.db.read() as cursor:
+            rows = fetch(cursor, "last_events", (1,))
+        return Cursor(rows[0][0], rows[0][0], stamp_of(rows[0][1])) if rows else Cursor()
+
+    def events_since(
+        self, cursor: Cursor, *, job_id: int | None = None, worker_id: str | None = None, limit: int = 100
+    ) -> EventPage:
+        records = self.events(job_id=job_id, worker_id=worker_id, after_id=cursor.floor[0], limit=limit)
+        # After the events: if retention comes in between, a gap is reported where none is, and never the other way.
+        with self.db.read() as reading:
+            origin = fetch(reading, "event_time", (cursor.id,))
+            [(oldest_id,)] = fetch(reading, "oldest_event")
+        is_known = cursor.names(cursor.id, origin[0][0] if origin else None)
+        return EventPage(records, frozenset(), is_known, oldest_id)
 
     def outputs(self, job_id: int) -> list[OutputRecord]:
         with self.db.read() as cursor:
@@ -113,3 +131,8 @@ class ReadingVerbs(Verbs):
                 TaskRecord(name, queue, policy, bool(is_async))
                 for name, queue, policy, is_async in fetch(cursor, "tasks")
             ]
+
+
+def _event_record(row: Row) -> EventRecord:
+    # Writes are serial: the order of ids is the order of commits.
+    return EventRecord(*(*row, row[0]))

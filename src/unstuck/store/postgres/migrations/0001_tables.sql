@@ -161,8 +161,11 @@ create table {schema}.events (
     kind      text not null,
     job_id    bigint,
     worker_id text,
-    message   text not null
+    message   text not null,
+    -- Ids are given before commits. Readers go on by transactions: which of them are open is known exactly.
+    transaction_id xid8 not null default pg_current_xact_id()
 );
+create index events_in_order on {schema}.events (transaction_id, id);
 create index events_job on {schema}.events (job_id, id) where job_id is not null;
 create index events_worker on {schema}.events (worker_id, id) where worker_id is not null;
 

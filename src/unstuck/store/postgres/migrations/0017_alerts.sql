@@ -3,8 +3,8 @@
 create table {schema}.alert_targets (
     -- A fingerprint: an address holds secrets.
     target   text primary key,
-    -- Everything up to here was told, or is none of its business.
-    event_id bigint not null,
+    -- A cursor of the event stream: everything up to it was told, or is not to be told.
+    position text not null,
     -- Raised by every write: who decided on an older one decided on something that is no more.
     version  bigint not null default 1,
     state    text not null default '{}'

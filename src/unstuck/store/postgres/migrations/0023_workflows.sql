@@ -1180,4 +1180,4 @@ $body$;
 
 -- Workflows that wait for an operator are told by alert, as quarantined jobs are.
 drop index {schema}.events_to_tell;
-create index events_to_tell on {schema}.events (id) where job_id is null or kind in ('quarantined', 'workflow_paused');
+create index events_to_tell on {schema}.events (transaction_id, id) where job_id is null or kind in ('quarantined', 'workflow_paused');

@@ -2,35 +2,73 @@
 
 -- name: add_alert_target
 -- A new one hears of what happens from now on, not of history.
-insert into {schema}.alert_targets (target, event_id)
-select %(target)s, coalesce((select max(id) from {schema}.events), 0)
+insert into {schema}.alert_targets (target, position) values (%(target)s, %(position)s)
 on conflict (target) do nothing
 returning target;
 
 -- name: alert_target
-select t.event_id, t.version, t.state, extract(epoch from clock_timestamp())::double precision,
-       coalesce((select max(id) from {schema}.events), 0)
-from {schema}.alert_targets t
+-- In one snapshot with the newest event: all that the book says was told is visible in it.
+with look as materialized (
+    select snapshot, array(select x.xid::text::bigint from pg_snapshot_xip(snapshot) as x(xid)) as running
+    from pg_current_snapshot() as snapshot
+)
+select t.position, t.version, t.state, extract(epoch from clock_timestamp())::double precision,
+       e.id, e.transaction_id::text::bigint, extract(epoch from e.at)::double precision,
+       l.running
+from look l
+cross join {schema}.alert_targets t
+left join lateral (
+    select id, transaction_id, at from {schema}.events
+    where transaction_id < pg_snapshot_xmax(l.snapshot)
+    order by transaction_id desc, id desc
+    limit 1
+) e on true
 where t.target = %(target)s;
 
 -- name: save_alert_target
 -- Only on what was read: of two who decide at once one finds the version gone.
-update {schema}.alert_targets set event_id = %(event_id)s, state = %(state)s, version = version + 1
+update {schema}.alert_targets set position = %(position)s, state = %(state)s, version = version + 1
 where target = %(target)s and version = %(version)s
 returning version;
 
 -- name: events_to_tell
 -- What clients are told when they enqueue is `no_workers` too; the condition is the one that names its queue.
-select e.id, extract(epoch from e.at)::double precision, e.kind, e.message, e.about, e.job_id, j.task, j.queue,
-       e.worker_id, w.name, w.host, w.verdict
-from {schema}.events e
+with look as materialized (
+    select snapshot, array(select x.xid::text::bigint from pg_snapshot_xip(snapshot) as x(xid)) as running
+    from pg_current_snapshot() as snapshot
+)
+select o.transaction_id::text::bigint, extract(epoch from o.at)::double precision,
+       e.id, extract(epoch from e.at)::double precision, e.kind, e.message, e.about, e.job_id, j.task, j.queue,
+       e.worker_id, w.name, w.host, w.verdict, e.transaction_id::text::bigint
+from look l
+left join {schema}.events o on o.id = %(origin)s
+left join lateral (
+    select * from (
+        (select * from {schema}.events
+         where (job_id is null or kind in ('quarantined', 'workflow_paused'))
+           and transaction_id = any (%(open)s::text[]::xid8[])
+           and not exists (select 1 from unnest(%(begun)s::text[]::xid8[], %(begun_up_to)s::bigint[]) as b(xid, up_to)
+                           where b.xid = transaction_id and id <= b.up_to)
+           and kind = any (%(kinds)s) and id <> all (%(but)s)
+           and (kind <> 'no_workers' or about is not null)
+         order by transaction_id, id
+         limit %(limit)s)
+        union all
+        (select * from {schema}.events
+         where (job_id is null or kind in ('quarantined', 'workflow_paused'))
+           and (transaction_id, id) > (%(transaction)s::text::xid8, %(id)s)
+           and transaction_id < pg_snapshot_xmax(l.snapshot)
+           and kind = any (%(kinds)s) and id <> all (%(but)s)
+           and (kind <> 'no_workers' or about is not null)
+         order by transaction_id, id
+         limit %(limit)s)
+    ) found
+    order by transaction_id, id
+    limit %(limit)s
+) e on true
 left join {schema}.jobs j on j.id = e.job_id
 left join {schema}.workers w on w.id = e.worker_id
-where (e.job_id is null or e.kind in ('quarantined', 'workflow_paused'))
-  and e.id > %(after_id)s and e.kind = any (%(kinds)s) and e.id <> all (%(but)s)
-  and (e.kind <> 'no_workers' or e.about is not null)
-order by e.id
-limit %(limit)s;
+order by e.transaction_id, e.id;
 
 -- name: conditions
 select kind, about, message, extract(epoch from seen_at)::double precision,

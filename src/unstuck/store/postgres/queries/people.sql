@@ -56,7 +56,7 @@ order by s.claimed_at, s.token;
 select job_id, token, at, done, total, message, busy_since from {schema}.progress where job_id = any (%(ids)s);
 
 -- name: events_after
-select id, extract(epoch from at)::double precision, kind, job_id, worker_id, message
+select id, extract(epoch from at)::double precision, kind, job_id, worker_id, message, transaction_id::text::bigint
 from {schema}.events
 where id > %(after_id)s
   and (%(job_id)s::bigint is null or job_id = %(job_id)s)
@@ -65,12 +65,88 @@ order by id
 limit %(limit)s;
 
 -- name: last_events
-select id, extract(epoch from at)::double precision, kind, job_id, worker_id, message
+select id, extract(epoch from at)::double precision, kind, job_id, worker_id, message, transaction_id::text::bigint
 from {schema}.events
 where (%(job_id)s::bigint is null or job_id = %(job_id)s)
   and (%(worker_id)s::text is null or worker_id = %(worker_id)s)
 order by id desc
 limit %(limit)s;
+
+-- name: newest_event
+-- One statement is one snapshot: it says what can be seen, and which transactions are open. Transactions of the future
+-- are those of another server: a dump brought them.
+with look as materialized (
+    select snapshot, array(select x.xid::text::bigint from pg_snapshot_xip(snapshot) as x(xid)) as running
+    from pg_current_snapshot() as snapshot
+)
+select e.id, e.transaction_id::text::bigint, extract(epoch from e.at)::double precision,
+       l.running
+from look l
+left join lateral (
+    select id, transaction_id, at from {schema}.events
+    where transaction_id < pg_snapshot_xmax(l.snapshot)
+    order by transaction_id desc, id desc
+    limit 1
+) e on true;
+
+-- name: events_since
+-- First what open transactions brought since, then what is new.
+with look as materialized (
+    select snapshot, array(select x.xid::text::bigint from pg_snapshot_xip(snapshot) as x(xid)) as running
+    from pg_current_snapshot() as snapshot
+)
+select l.running,
+       o.transaction_id::text::bigint, extract(epoch from o.at)::double precision,
+       (select min(id) from {schema}.events),
+       e.id, extract(epoch from e.at)::double precision, e.kind, e.job_id, e.worker_id, e.message,
+       e.transaction_id::text::bigint
+from look l
+left join {schema}.events o on o.id = %(origin)s
+left join lateral (
+    select * from (
+        (select * from {schema}.events
+         where transaction_id = any (%(open)s::text[]::xid8[])
+           and not exists (select 1 from unnest(%(begun)s::text[]::xid8[], %(begun_up_to)s::bigint[]) as b(xid, up_to)
+                           where b.xid = transaction_id and id <= b.up_to)
+           and (%(worker_id)s::text is null or worker_id = %(worker_id)s)
+         order by transaction_id, id
+         limit %(limit)s)
+        union all
+        (select * from {schema}.events
+         where (transaction_id, id) > (%(transaction)s::text::xid8, %(id)s)
+           and transaction_id < pg_snapshot_xmax(l.snapshot)
+           and (%(worker_id)s::text is null or worker_id = %(worker_id)s)
+         order by transaction_id, id
+         limit %(limit)s)
+    ) found
+    order by transaction_id, id
+    limit %(limit)s
+) e on true
+order by e.transaction_id, e.id;
+
+-- name: events_of_job_since
+with look as materialized (
+    select snapshot, array(select x.xid::text::bigint from pg_snapshot_xip(snapshot) as x(xid)) as running
+    from pg_current_snapshot() as snapshot
+)
+select l.running,
+       o.transaction_id::text::bigint, extract(epoch from o.at)::double precision,
+       (select min(id) from {schema}.events),
+       e.id, extract(epoch from e.at)::double precision, e.kind, e.job_id, e.worker_id, e.message,
+       e.transaction_id::text::bigint
+from look l
+left join {schema}.events o on o.id = %(origin)s
+left join lateral (
+    select * from {schema}.events
+    where job_id = %(job_id)s
+      and ((transaction_id, id) > (%(transaction)s::text::xid8, %(id)s)
+           or transaction_id = any (%(open)s::text[]::xid8[]))
+      and not exists (select 1 from unnest(%(begun)s::text[]::xid8[], %(begun_up_to)s::bigint[]) as b(xid, up_to)
+                           where b.xid = transaction_id and id <= b.up_to)
+    order by transaction_id, id
+    limit %(limit)s
+) e on true
+order by e.transaction_id, e.id;
 
 -- name: outputs
 select token, stdout, stderr from {schema}.outputs where job_id = %(job_id)s order by token;

@@ -71,5 +71,17 @@ from {schema}.sweep_jobs_v1(%(jobs_s)s, %(limit)s) j;
 -- name: prune_batch
 select next_after, removed from {schema}.prune_batch_v1(%(after)s, %(older_than_s)s, %(states)s, %(look)s);
 
+-- name: sweep_moved_events
+-- A dump brought transactions that this server has not reached yet: once it does, they would look new.
+with moved as (
+    update {schema}.events set transaction_id = '0'
+    where id in (
+        select id from {schema}.events where transaction_id >= pg_snapshot_xmax(pg_current_snapshot())
+        order by transaction_id, id limit %(limit)s
+    )
+    returning 1
+)
+select count(*) from moved;
+
 -- name: void_tokens
 select {schema}.void_tokens_v1();

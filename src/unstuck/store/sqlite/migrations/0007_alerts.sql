@@ -3,8 +3,8 @@
 CREATE TABLE unstuck_alert_targets (
     -- A fingerprint: an address holds secrets.
     target TEXT PRIMARY KEY,
-    -- Everything up to here was told, or is none of its business.
-    event_id INTEGER NOT NULL,
+    -- A cursor of the event stream: everything up to it was told, or is not to be told.
+    position TEXT NOT NULL,
     -- Raised by every write: who decided on an older one decided on something that is no more.
     version INTEGER NOT NULL DEFAULT 1,
     state TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(state))

@@ -2,17 +2,15 @@
 
 -- name: add_alert_target
 -- A new one hears of what happens from now on, not of history.
-INSERT INTO unstuck_alert_targets (target, event_id) VALUES (?1, coalesce((SELECT max(id) FROM unstuck_events), 0))
+INSERT INTO unstuck_alert_targets (target, position) VALUES (?1, ?2)
 ON CONFLICT (target) DO NOTHING;
 
 -- name: alert_target
-SELECT t.event_id, t.version, t.state, coalesce((SELECT max(id) FROM unstuck_events), 0)
-FROM unstuck_alert_targets t
-WHERE t.target = ?1;
+SELECT position, version, state FROM unstuck_alert_targets WHERE target = ?1;
 
 -- name: save_alert_target
 -- Only on what was read: of two who decide at once one finds the version gone.
-UPDATE unstuck_alert_targets SET event_id = ?3, state = ?4, version = version + 1 WHERE target = ?1 AND version = ?2;
+UPDATE unstuck_alert_targets SET position = ?3, state = ?4, version = version + 1 WHERE target = ?1 AND version = ?2;
 
 -- name: events_to_tell
 -- What clients are told when they enqueue is `no_workers` too; the condition is the one that names its queue.

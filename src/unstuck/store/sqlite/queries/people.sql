@@ -192,6 +192,12 @@ FROM unstuck_events WHERE worker_id IS NOT NULL AND worker_id = ?1 ORDER BY id D
 -- name: events_after
 SELECT id, at, kind, job_id, worker_id, message FROM unstuck_events WHERE id > ?1 ORDER BY id LIMIT ?2;
 
+-- name: event_time
+SELECT at FROM unstuck_events WHERE id = ?1;
+
+-- name: oldest_event
+SELECT min(id) FROM unstuck_events;
+
 -- name: last_events
 SELECT id, at, kind, job_id, worker_id, message FROM unstuck_events ORDER BY id DESC LIMIT ?1;
 
