@@ -115,6 +115,7 @@ def test_a_lost_session_is_a_suspicion_first_and_a_death_only_after_the_grace(vi
         assert vitals.session_missing_s >= GRACE_S
     else:
         assert vitals.quiet_s < NOT_CUT_OFF_S
+        assert vitals.quiet_s < 2 * vitals.interval_s + 1, "it had missed a heartbeat: only its lease decides"
 
 
 @given(vitals_of_the_living())

@@ -103,6 +103,11 @@ class Vitals(msgspec.Struct, frozen=True):
         return self.silent_s >= self.patience_s and had_a_chance
 
     @property
+    def cut_off(self) -> bool:
+        """It was silent before its session ended, so the network may have ended both."""
+        return self.quiet_s >= min(NOT_CUT_OFF_S, 1.5 * self.interval_s + 1.0)
+
+    @property
     def well(self) -> bool:
         """Nothing at all speaks against it: what is true of nearly everybody in nearly every round."""
         return (
@@ -115,7 +120,8 @@ class Vitals(msgspec.Struct, frozen=True):
 
 NOT_CUT_OFF_S = 10.0
 """A worker of which nothing was heard for longer when its session ended may only be cut off: the server ends such a
-session by itself, after 13 s at the earliest (the TCP keepalives in `store/postgres/connecting.py`)."""
+session by itself, after 13 s at the earliest (the TCP keepalives in `store/postgres/connecting.py`). A proxy or a
+load balancer in between may end it sooner, so a worker that has missed a heartbeat counts as cut off as well."""
 
 KERNEL = frozenset({Detector.RUNNER, Detector.NEIGHBOUR, Detector.SUPERVISOR, Detector.BOOT})
 """Detectors that prove the end of a process; the others may be wrong about it."""
@@ -143,7 +149,7 @@ def judge(
         return _verdict(vitals, WorkerState.DEAD, Detector.SESSION, evidence)
     if lease and vitals.overdue:
         return _by_lease(vitals)
-    if missing and vitals.state is not WorkerState.SUSPECT and vitals.quiet_s < NOT_CUT_OFF_S:
+    if missing and vitals.state is not WorkerState.SUSPECT and not vitals.cut_off:
         return _verdict(vitals, WorkerState.SUSPECT, Detector.SESSION, "its database session is gone")
     return None
 

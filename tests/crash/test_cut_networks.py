@@ -1,0 +1,130 @@
+"""The network between one worker and PostgreSQL is cut, and after a while the server gives its sessions up."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.crash.trials import SCALED, begin, needs_other_hosts, nobody_died, overlap_s, rested_at_once
+from tests.elsewhere import Place
+from tests.fleet import Fleet, WorkerProcess, wait_for
+from tests.netns import Network, needs_networks
+from tests.pg import start_postgres
+from tests.proxy import Proxy
+
+from unstuck.domain.states import WorkerState
+
+pytestmark = needs_other_hosts
+
+LEASE_S = 6.0
+GIVES_UP_S = LEASE_S * 0.45
+"""When the server's keepalive ends a session: 13 to 15 s of 30 s with default settings."""
+
+
+@pytest.fixture
+def road(ready_pg_url: str) -> Iterator[Proxy]:
+    with Proxy(ready_pg_url) as made:
+        yield made
+
+
+@pytest.fixture
+def fleet(ready_pg_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(ready_pg_url, tmp_path, **{**SCALED, "heartbeat_timeout": f"{LEASE_S}s"})
+    yield made
+    made.close()
+
+
+def _on_hosts(fleet: Fleet, road: Proxy) -> tuple[WorkerProcess, str]:
+    far = fleet.start("--concurrency", "1", place=Place(host="far"), UNSTUCK_URL=road.url)
+    return far, far.id
+
+
+def _silent_s(fleet: Fleet, worker_id: str) -> float:
+    [found] = [worker for worker in fleet.ledger.workers() if worker.id == worker_id]
+    return found.silent_s
+
+
+def test_a_cut_shorter_than_the_lease_costs_nothing_though_the_session_is_lost(fleet: Fleet, road: Proxy) -> None:
+    _, far_id = _on_hosts(fleet, road)
+    job, notes = begin(fleet, "nap", LEASE_S + 1, "notes")
+    fleet.start("--concurrency", "1", place=Place(host="near"))
+    road.cut()
+    wait_for(lambda: _silent_s(fleet, far_id) > GIVES_UP_S, "the server's keepalive to end")
+    road.server_gives_up()
+
+    def nearly_over() -> bool:
+        nobody_died(fleet)
+        return _silent_s(fleet, far_id) > LEASE_S * 0.8
+
+    wait_for(nearly_over, "the cut to last for most of the lease")
+    road.heal()
+    rested_at_once(fleet, [job])
+    assert notes.read_text().count("begun") == 1
+
+
+def test_after_a_longer_cut_the_second_attempt_begins_only_when_the_first_was_stopped(
+    fleet: Fleet, road: Proxy
+) -> None:
+    far, far_id = _on_hosts(fleet, road)
+    job, notes = begin(fleet, "tick_once_then_quick", 30.0, "notes")
+    fleet.start("--concurrency", "1", place=Place(host="near"))
+    cut_s = time.monotonic()
+    road.cut()
+    wait_for(lambda: _silent_s(fleet, far_id) > GIVES_UP_S, "the server's keepalive to end")
+    road.server_gives_up()
+    assert job.result(timeout=30) == "quick"
+    assert overlap_s(notes) < 0, "both attempts ran at once"
+    assert time.monotonic() - cut_s < 3 * LEASE_S, "it runs elsewhere soon after the lease"
+    road.heal()
+
+    def back() -> bool:
+        record = far.record()
+        return record is not None and record.id != far_id and record.state is WorkerState.ACTIVE
+
+    wait_for(back, "the worker that was cut off to come back under a new id")
+
+
+@pytest.mark.long
+@needs_networks
+@pytest.mark.parametrize("lost", ["requests", "answers", "both"])
+def test_packets_vanish_for_20_seconds_with_default_settings(tmp_path: Path, lost: str) -> None:
+    """Both kernels give up the connection by themselves, the server's after 13 to 15 s of a lease of 30 s."""
+    with start_postgres("listen_addresses = '*'") as server, Network() as network:
+        url = server.new_ledger()
+        fleet = Fleet(url, tmp_path)
+        try:
+            address = url.replace("127.0.0.1", network.here)
+            place = Place(host="far", network=network.name)
+            far_id = fleet.start("--concurrency", "1", place=place, UNSTUCK_URL=address).id
+            job, notes = begin(fleet, "nap", 35.0, "notes")
+            fleet.start("--concurrency", "1", place=Place(host="near"))
+            network.cut(requests=lost != "answers", answers=lost != "requests")
+
+            def long_enough() -> bool:
+                nobody_died(fleet)
+                return _silent_s(fleet, far_id) > 20
+
+            wait_for(long_enough, "the cut to last 20 s")
+            network.heal()
+            rested_at_once(fleet, [job])
+            assert notes.read_text().count("begun") == 1
+        finally:
+            fleet.close()
+
+
+@pytest.mark.long
+@needs_networks
+def test_packets_vanish_for_longer_than_the_default_lease(tmp_path: Path) -> None:
+    with start_postgres("listen_addresses = '*'") as server, Network() as network:
+        url = server.new_ledger()
+        fleet = Fleet(url, tmp_path)
+        try:
+            address = url.replace("127.0.0.1", network.here)
+            fleet.start("--concurrency", "1", place=Place(host="far", network=network.name), UNSTUCK_URL=address)
+            job, notes = begin(fleet, "tick_once_then_quick", 120.0, "notes")
+            fleet.start("--concurrency", "1", place=Place(host="near"))
+            network.cut()
+            assert job.result(timeout=90) == "quick"
+            assert overlap_s(notes) < 0, "both attempts ran at once"
+        finally:
+            fleet.close()
