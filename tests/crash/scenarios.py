@@ -190,9 +190,9 @@ def road_cut(scene: Scene) -> None:
     """Packets of one worker vanish for less than its lease; the server ends its sessions meanwhile."""
     for road in scene.roads[: scene.times]:
         road.cut()
-        time.sleep(LEASE_S * 0.45)
+        time.sleep(LEASE_S * 0.6)
         road.server_gives_up()
-        time.sleep(LEASE_S * 0.3)
+        time.sleep(LEASE_S * 0.2)
         road.heal()
 
 

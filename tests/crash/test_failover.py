@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.trials import SCALED, begin, begin_on_each, needs_other_hosts, rested_at_once
+from tests.crash.trials import LEASE_S, SCALED, begin, begin_on_each, needs_other_hosts, rested_at_once
 from tests.elsewhere import Place
 from tests.fleet import Fleet, WorkerProcess, wait_for
+from tests.history import check_history
 from tests.proxy import Proxy
 from tests.standby import Pair, start_pair
 
@@ -85,6 +86,29 @@ def make_cluster(tmp_path: Path) -> Iterator[MakeCluster]:
         yield make
         for cluster in made:
             cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("moves", "number"), [(True, 2), (False, 4)], ids=["the-address-moves", "both-hosts-in-the-url"]
+)
+def test_living_workers_keep_their_jobs_when_one_more_starts_at_the_promotion(
+    make_cluster: MakeCluster, moves: bool, number: int
+) -> None:
+    cluster = make_cluster(moves=moves)
+    workers = [cluster.start(wait=False) for _ in range(number)]
+    for worker in workers:
+        cluster.fleet.wait_active(worker)
+    jobs, notes = begin_on_each(cluster.fleet, workers, "nap", LEASE_S + 2)
+    cluster.pair.catch_up()
+    cluster.lose_primary()
+    cluster.fail_over()
+    cluster.start()
+    time.sleep(LEASE_S / 2)  # Their connections lead to a host that is lost, and they do not know it yet.
+    cluster.notice_the_loss()
+    rested_at_once(cluster.fleet, jobs)
+    assert notes.read_text().count("begun") == len(jobs)
+    assert all(worker.process.poll() is None for worker in cluster.fleet.workers)
+    check_history(cluster.fleet.ledger, [job.id for job in jobs])
 
 
 def test_workers_leave_a_primary_that_hangs_and_settle_on_the_new_one(make_cluster: MakeCluster) -> None:

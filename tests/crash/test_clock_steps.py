@@ -1,0 +1,69 @@
+"""Clocks are set while workers run: the database server's, or that of a worker's host."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.crash.trials import (
+    LEASE_S,
+    SCALED,
+    Clock,
+    begin,
+    begin_on_each,
+    needs_faketime,
+    needs_other_hosts,
+    rested_at_once,
+    start_with_clock,
+    the_dead,
+)
+from tests.elsewhere import Place
+from tests.fleet import Fleet
+
+pytestmark = [needs_faketime, needs_other_hosts]
+
+HOUR_S = 3600.0
+SEEN_FIRST = {**SCALED, "heartbeat_interval": "1.2s", "check_interval": "0.1s"}
+"""After a step somebody looks at the workers before their next heartbeat comes."""
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S], ids=["forward", "back"])
+def test_the_servers_clock_steps_by_an_hour(tmp_path: Path, step_s: float) -> None:
+    with start_with_clock() as (server, clock):
+        fleet = Fleet(server.new_ledger(), tmp_path, **SEEN_FIRST)
+        try:
+            workers = [fleet.start("--concurrency", "1", place=Place(host=f"host-{n}")) for n in range(3)]
+            # Their reapers have been awake for long enough to believe what they see.
+            fleet.task("nap").enqueue(LEASE_S / 2 + 0.5).result(timeout=30)
+            jobs, notes = begin_on_each(fleet, workers, "nap", LEASE_S + 1)
+            clock.step_to(step_s)
+            rested_at_once(fleet, jobs)
+            assert notes.read_text().count("begun") == len(jobs)
+            # Forgiving the step must not hide a death. One worker freezes while the clock is set once more.
+            for worker in workers[1:]:
+                worker.stop()
+            job, _ = begin(fleet, "nap_once_then_quick", 60.0, "twice")
+            fleet.start("--concurrency", "1", place=Place(host="host-9"))
+            frozen_s = time.monotonic()
+            workers[0].signal_family(signal.SIGSTOP)
+            clock.step_to(0)
+            assert job.result(timeout=30) == "quick"
+            assert time.monotonic() - frozen_s < 3 * LEASE_S, "found soon after its lease"
+            assert len(the_dead(fleet)) == 1
+        finally:
+            fleet.close()
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S], ids=["forward", "back"])
+def test_the_clock_of_a_workers_host_steps_by_an_hour(ready_pg_url: str, tmp_path: Path, step_s: float) -> None:
+    clock = Clock(tmp_path / "clock")
+    fleet = Fleet(ready_pg_url, tmp_path, **SCALED)
+    try:
+        stepped = fleet.start("--concurrency", "1", place=Place(host="host-0"), **clock.environment)
+        workers = [stepped, fleet.start("--concurrency", "1", place=Place(host="host-1"))]
+        # time.sleep() fails under the library that sets the clock.
+        jobs, _ = begin_on_each(fleet, workers, "nap_async", LEASE_S + 1)
+        clock.step_to(step_s)
+        rested_at_once(fleet, jobs)
+    finally:
+        fleet.close()
