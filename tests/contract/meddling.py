@@ -122,7 +122,8 @@ class SqliteMeddler:
         self.rows("UPDATE unstuck_beats SET beat_at = beat_at + ?", (seconds,))
 
     def move_watch(self, seconds: float) -> None:
-        self.rows("UPDATE unstuck_watch_periods SET since = since + ?1, until = until + ?1", (seconds,))
+        moved = "since = since + ?1, until = until + ?1, set_back_at = set_back_at + ?1"
+        self.rows(f"UPDATE unstuck_watch_periods SET {moved}", (seconds,))
 
     def age_job(self, job_id: int, seconds: float) -> None:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "started_boot_s", "finished_at")
@@ -246,8 +247,8 @@ class PostgresMeddler:
         self.rows("update beats set beat_at = beat_at + make_interval(secs => %s)", (seconds,))
 
     def move_watch(self, seconds: float) -> None:
-        moved = "since = since + make_interval(secs => %s), until = until + make_interval(secs => %s)"
-        self.rows(f"update watch_periods set {moved}", (seconds, seconds))
+        moved = ", ".join(f"{c} = {c} + make_interval(secs => %s)" for c in ("since", "until", "set_back_at"))
+        self.rows(f"update watch_periods set {moved}", (seconds,) * 3)
 
     def age_job(self, job_id: int, seconds: float) -> None:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "finished_at")

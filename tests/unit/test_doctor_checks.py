@@ -16,8 +16,9 @@ from unstuck.client.doctor.facts import Facts, Host, Standstill, Trouble
 from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import Door, WorkerState
+from unstuck.domain.watch import Cause
 from unstuck.runner import cgroups
-from unstuck.store.diagnosis import JobGroup, Overkept, Snapshot, TableLook
+from unstuck.store.diagnosis import JobGroup, Overkept, Snapshot, TableLook, WatchLook
 from unstuck.store.records import WorkerVerdict
 
 GROUP = JobGroup("default", "add", 3, 17, 90_000.0)
@@ -187,6 +188,37 @@ class TestClocks:
     def test_one_host_has_one_clock(self) -> None:
         away = worker(host="there", metadata={"clock_at": 5.0})
         assert found(facts(away, clock_off_s=None)) == {}
+
+
+class TestWatch:
+    def test_a_large_step_is_a_warning_and_a_small_one_is_information(self) -> None:
+        large = WatchLook(Cause.CLOCK, NOW_AT - 600, 3600.0)
+        finding = found(facts(watch=(large,)))["clock-step"]
+        assert finding.what == "The ledger's clock was set forward by about 1h"
+        assert "10m ago" in finding.why
+        small = facts(watch=(WatchLook(Cause.CLOCK, NOW_AT - 600, 12.0),))
+        assert found(small) == {}
+        assert "clock-step" in told(small)
+
+    def test_a_step_back_is_told_whatever_began_the_period(self) -> None:
+        back = WatchLook(Cause.START, NOW_AT - 600, None, 7200.0, NOW_AT - 60)
+        finding = found(facts(watch=(back,)))["clock-step"]
+        assert finding.what == "The ledger's clock was set back by about 2h"
+        assert finding.facts["ago_s"] == 60.0
+
+    def test_what_is_old_or_tiny_is_not_told(self) -> None:
+        old = WatchLook(Cause.CLOCK, NOW_AT - 100_000, 3600.0, 3600.0, NOW_AT - 90_000)
+        tiny = WatchLook(Cause.CLOCK, NOW_AT - 60, 1.5, 0.2, NOW_AT - 5)
+        gone = WatchLook(Cause.OUTAGE, NOW_AT - 100_000, 60.0)
+        assert told(facts(watch=(tiny, old, gone))) == {"containment"}
+
+    def test_each_cause_of_an_outage_is_told_once(self) -> None:
+        outages = [WatchLook(Cause.OUTAGE, NOW_AT - 100 * n, 10.0 * n) for n in (1, 2, 3)]
+        failover = WatchLook(Cause.FAILOVER, NOW_AT - 5, 0.3)
+        findings = [one for one in examine(facts(watch=(failover, *outages))) if one.code is Code.LEDGER_OUTAGE]
+        assert [one.facts["cause"] for one in findings] == ["outage", "failover"]
+        assert findings[0].facts["count"] == 3
+        assert "ended 100s ago and took 10s. The longest was 30s." in findings[0].why
 
 
 class TestBell:

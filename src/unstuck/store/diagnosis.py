@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from unstuck.domain.watch import Cause
+
 COUNT_LIMIT = 10_000
 """Ready jobs of one queue are counted up to here; a count that reaches it means "so many or more"."""
 LOOK_JOBS = 500
@@ -89,6 +91,18 @@ class Overkept(msgspec.Struct, frozen=True):
     """How long the oldest is past its time."""
 
 
+class WatchLook(msgspec.Struct, frozen=True):
+    """A watch period: why it began, and what happened to the ledger's clock in it."""
+
+    cause: Cause
+    since_at: float
+    gap_s: float | None
+    """How long no one watched before it, by the clock of then; None for the first."""
+    set_back_s: float | None = None
+    """The last step back of the clock within it."""
+    set_back_at: float | None = None
+
+
 class Diagnosis(msgspec.Struct, frozen=True):
     """What the ledger knows of its own health. What a database does not have is None, empty or zero."""
 
@@ -110,6 +124,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """Since the sweep ticket ran out; 0 while somebody has it, None when nobody ever took it."""
     overkept: tuple[Overkept, ...] = ()
     """What is past its retention and still there; a little is normal, since retention looks once a minute."""
+    watch: tuple[WatchLook, ...] = ()
+    """The newest first."""
     pooler: bool = False
     bell: BellState = "works"
     bell_note: str = ""

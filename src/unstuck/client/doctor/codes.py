@@ -48,6 +48,9 @@ class Code(StrEnum):
     DEAD_WORKER_HOLDS_JOBS = "dead-worker-holds-jobs"
     # Clocks
     CLOCK_DIFFERS = "clock-differs"
+    CLOCK_STEP = "clock-step"
+    # The watch over workers
+    LEDGER_OUTAGE = "ledger-outage"
     # The bell
     POOLER = "pooler"
     POOLER_WITHOUT_LISTEN_URL = "pooler-without-listen-url"

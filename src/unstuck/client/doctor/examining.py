@@ -17,6 +17,7 @@ from unstuck.client.doctor.scheduled import check_scheduled
 from unstuck.client.doctor.schedules import check_schedules
 from unstuck.client.doctor.timing import check_timing
 from unstuck.client.doctor.waiting import check_waiting
+from unstuck.client.doctor.watch import check_watch
 from unstuck.store.diagnosis import Diagnosis
 
 Check = Callable[[Facts, Diagnosis, Limits], Iterator[Finding]]
@@ -30,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     check_recovery,
     check_fleet,
     check_clocks,
+    check_watch,
     check_bell,
     check_housekeeping,
     check_timing,

@@ -22,6 +22,10 @@ class Limits(msgspec.Struct, frozen=True):
     late_s: float = 30.0
     """A job that has been due for so long and is not ready was forgotten."""
     clock_s: float = 2.0
+    large_step_s: float = 60.0
+    """A clock that was set by more is worth a warning; a smaller step is only mentioned."""
+    recent_s: float = 86_400.0
+    """How long a step of the clock and an outage are worth a mention."""
     snapshot_s: float = 300.0
     slot_behind_xacts: int = 1_000_000
     settling_s: float = 10.0

@@ -6,6 +6,7 @@ import time
 from itertools import groupby
 
 from unstuck.domain.errors import LedgerError
+from unstuck.domain.watch import Cause
 from unstuck.store.diagnosis import (
     COUNT_LIMIT,
     LOOK_ERRORS,
@@ -22,6 +23,7 @@ from unstuck.store.diagnosis import (
     Snapshot,
     TableLook,
     TaskLook,
+    WatchLook,
 )
 from unstuck.store.overkept import estimate
 from unstuck.store.postgres.base import Verbs
@@ -53,6 +55,7 @@ class DiagnosingVerbs(Verbs):
             quarantined=tuple(JobGroup(*row) for row in quarantined),
             unswept_s=ticket[0][0] if ticket else None,
             overkept=self._look_at_retention(),
+            watch=tuple(WatchLook(Cause(row[0]), *row[1:]) for row in self.read("look_watch")),
             pooler=pooled,
             bell=bell,
             bell_note=bell_note,

@@ -7,6 +7,7 @@ from pathlib import Path
 import apsw
 
 from unstuck import host
+from unstuck.domain.watch import Cause
 from unstuck.store.diagnosis import (
     COUNT_LIMIT,
     LOOK_ERRORS,
@@ -19,6 +20,7 @@ from unstuck.store.diagnosis import (
     Overkept,
     QueueLook,
     TaskLook,
+    WatchLook,
 )
 from unstuck.store.overkept import estimate
 from unstuck.store.sqlite.bell import reaches
@@ -45,6 +47,7 @@ class DiagnosingVerbs(Verbs):
             quarantined = fetch(cursor, "look_quarantined", (LOOK_ERRORS, LOOK_GROUPS))
             queues = look_at_queues(cursor, now_at)
             overkept = self._look_at_retention(cursor, now_at)
+            watch = tuple(WatchLook(Cause(row[0]), *row[1:]) for row in fetch(cursor, "look_watch"))
             bells = fetch(cursor, "bells")
             connection = cursor.connection
             page_bytes, pages, free = (
@@ -64,6 +67,7 @@ class DiagnosingVerbs(Verbs):
             quarantined=tuple(JobGroup(*row) for row in quarantined),
             unswept_s=unswept_s,
             overkept=overkept,
+            watch=watch,
             deaf=tuple(worker_id for worker_id, bell, _ in bells if not reaches(bell)),
             size_bytes=page_bytes * pages,
             free_bytes=page_bytes * free,

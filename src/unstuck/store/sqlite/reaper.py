@@ -133,9 +133,9 @@ def _keep_watch(cursor: apsw.Cursor, tick: Tick, now: float, won: bool) -> Ticke
     last = _last_period(cursor)
     change = advance(last, now, tick)
     if isinstance(change, Begin):
-        cursor.execute(SQL["begin_watch"], (change.since, now, change.cause))
-        cursor.execute(SQL["drop_old_periods"], (MAX_PERIODS,))
         gap_s = None if last is None else change.since - last.until
+        cursor.execute(SQL["begin_watch"], (change.since, now, change.cause, gap_s))
+        cursor.execute(SQL["drop_old_periods"], (MAX_PERIODS,))
         return Ticked(won, watched_s=now - change.since, began=change.cause, gap_s=gap_s)
     assert last is not None, "the first tick begins a period"
     match change:
@@ -148,6 +148,7 @@ def _keep_watch(cursor: apsw.Cursor, tick: Tick, now: float, won: bool) -> Ticke
         case SetBack():
             cursor.execute(SQL["set_back_periods"], (change.step_s, now))
             cursor.execute(SQL["set_back_beats"], (change.step_s, now))
+            cursor.execute(SQL["note_step_back"], (change.step_s, now))
             return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s)
         case _:
             assert_never(change)

@@ -182,7 +182,13 @@ create table {schema}.watch_periods (
     since timestamptz not null,
     until timestamptz not null,
     cause text not null check (cause in ('start', 'pause', 'outage', 'failover', 'clock')),
-    constraint goes_forward check (until >= since)
+    -- How long no one watched before it, by the clock of then; null for the first.
+    gap_s double precision,
+    -- The last step back of the clock within it.
+    set_back_s  double precision,
+    set_back_at timestamptz,
+    constraint goes_forward check (until >= since),
+    constraint steps_are_dated check ((set_back_s is null) = (set_back_at is null))
 ) with (fillfactor = 50);
 
 -- What concerns the ledger as a whole: which server was last watched.

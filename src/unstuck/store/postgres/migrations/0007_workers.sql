@@ -195,6 +195,7 @@ declare
     v_known text;
     v_last {schema}.watch_periods;
     v_stale_s double precision;
+    v_step interval;
 begin
     won := p_ticket is null;
     if p_ticket is not null then
@@ -236,10 +237,12 @@ begin
     elsif v_now < v_last.until - c_step_back then
         -- Whatever lies in the future was written before the clock was set back.
         set_back_s := -v_stale_s;
+        v_step := make_interval(secs => set_back_s);
         update {schema}.watch_periods p set
-            since = p.since - make_interval(secs => set_back_s), until = p.until - make_interval(secs => set_back_s)
+            since = p.since - v_step, until = p.until - v_step, set_back_at = p.set_back_at - v_step
         where p.until > v_now;
-        update {schema}.beats b set beat_at = b.beat_at - make_interval(secs => set_back_s) where b.beat_at > v_now;
+        update {schema}.watch_periods p set set_back_s = -v_stale_s, set_back_at = v_now where p.id = v_last.id;
+        update {schema}.beats b set beat_at = b.beat_at - v_step where b.beat_at > v_now;
     elsif v_known is not null and v_known <> v_server then
         began := 'failover';
     elsif v_stale_s <= p_claim_s + p_slack_s then
@@ -253,13 +256,12 @@ begin
     end if;
     if began is not null then
         -- A claim reaches back only as far as the server did: on another one it knows nothing of this one's time.
-        insert into {schema}.watch_periods (since, until, cause)
-        select v_now - make_interval(secs => case when began = 'failover' then 0 else coalesce(p_claim_s, 0) end),
-               v_now, began
-        returning since into v_last.since;
+        v_last.since := v_now
+            - make_interval(secs => case when began = 'failover' then 0 else coalesce(p_claim_s, 0) end);
+        gap_s := extract(epoch from v_last.since - v_last.until);
+        insert into {schema}.watch_periods (since, until, cause, gap_s) values (v_last.since, v_now, began, gap_s);
         delete from {schema}.watch_periods p
         where p.id <= (select max(m.id) from {schema}.watch_periods m) - c_max_periods;
-        gap_s := extract(epoch from v_last.since - v_last.until);
     end if;
     stale_s := coalesce(stale_s, 0);
     watched_s := extract(epoch from v_now - v_last.since) - stale_s;

@@ -78,6 +78,12 @@ group by queue, task order by count(*) desc, queue, task limit %(groups)s;
 select greatest(0, extract(epoch from clock_timestamp() - until))::double precision
 from {schema}.tickets where name = %(name)s;
 
+-- name: look_watch
+-- At most 200 rows: the ledger keeps no more.
+select cause, extract(epoch from since)::double precision, gap_s, set_back_s,
+       extract(epoch from set_back_at)::double precision
+from {schema}.watch_periods order by id desc;
+
 -- name: look_paused
 select name from {schema}.queues where paused order by name limit %(queues)s;
 

@@ -147,7 +147,13 @@ CREATE TABLE unstuck_watch_periods (
     id INTEGER PRIMARY KEY,
     since REAL NOT NULL,
     until REAL NOT NULL CHECK (until >= since),
-    cause TEXT NOT NULL CHECK (cause IN ('start', 'pause', 'outage', 'failover', 'clock'))
+    cause TEXT NOT NULL CHECK (cause IN ('start', 'pause', 'outage', 'failover', 'clock')),
+    -- How long no one watched before it, by the clock of then; NULL for the first.
+    gap_s REAL,
+    -- The last step back of the clock within it.
+    set_back_s REAL,
+    set_back_at REAL,
+    CHECK ((set_back_s IS NULL) = (set_back_at IS NULL))
 ) STRICT;
 
 CREATE TABLE unstuck_queues (

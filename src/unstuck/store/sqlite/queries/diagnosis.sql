@@ -122,3 +122,7 @@ LIMIT ?2;
 SELECT
     (SELECT count(*) FROM (SELECT 1 FROM unstuck_kept_keys WHERE until < ?1 LIMIT ?2)),
     (SELECT ?1 - until FROM unstuck_kept_keys ORDER BY until LIMIT 1);
+
+-- name: look_watch
+-- At most 200 rows: the ledger keeps no more.
+SELECT cause, since, gap_s, set_back_s, set_back_at FROM unstuck_watch_periods ORDER BY id DESC;

@@ -49,14 +49,20 @@ SELECT since, until FROM unstuck_watch_periods ORDER BY id DESC LIMIT 1;
 UPDATE unstuck_watch_periods SET until = ? WHERE id = (SELECT max(id) FROM unstuck_watch_periods);
 
 -- name: begin_watch
-INSERT INTO unstuck_watch_periods (since, until, cause) VALUES (?, ?, ?);
+INSERT INTO unstuck_watch_periods (since, until, cause, gap_s) VALUES (?, ?, ?, ?);
 
 -- name: drop_old_periods
 DELETE FROM unstuck_watch_periods WHERE id <= (SELECT max(id) FROM unstuck_watch_periods) - ?;
 
 -- name: set_back_periods
 -- The clock was set back: whatever lies in the future happened before that.
-UPDATE unstuck_watch_periods SET since = since - ?1, until = until - ?1 WHERE until > ?2;
+UPDATE unstuck_watch_periods
+SET since = since - ?1, until = until - ?1, set_back_at = set_back_at - ?1
+WHERE until > ?2;
+
+-- name: note_step_back
+UPDATE unstuck_watch_periods SET set_back_s = ?1, set_back_at = ?2
+WHERE id = (SELECT max(id) FROM unstuck_watch_periods);
 
 -- name: set_back_beats
 UPDATE unstuck_beats SET beat_at = beat_at - ?1 WHERE beat_at > ?2;
