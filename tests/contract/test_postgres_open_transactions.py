@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from tests.contract.hands import (
@@ -35,6 +36,8 @@ from unstuck.domain.workflow import WorkflowState
 from unstuck.store.postgres import holders
 from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.records import Exchange, Firing, FollowUp, GuardNone, NewJob, Ties, Turn, Wish
+from unstuck.worker.mailbox import Mailbox
+from unstuck.worker.wheel import Wheel
 
 BOUND_S = 1.5
 """A wait for a lock ends after half a second at most; the rest is a busy machine."""
@@ -275,6 +278,41 @@ def test_an_attempt_whose_follow_up_has_a_held_key_does_not_end_yet(ledger: Post
     user.rollback()
     turn(ledger, done=[done(held)], follow=follow)
     assert state_of(ledger, held.job_id) is JobState.SUCCEEDED
+
+
+def test_a_turn_is_written_but_for_what_is_blocked(ledger: PostgresLedger, user: Session) -> None:
+    """One outcome waits for its row, one for the key of its follow-up; a third and the claim of a fourth go on."""
+    by_row, by_key, plain = (running(ledger) for _ in range(3))
+    fresh = put(ledger)
+    lock_job(user, by_row.job_id)
+    ledger.enqueue_on(user, [keyed()])
+    mailbox = Mailbox()
+    wheel = Wheel(ledger, "w1", mailbox)
+    wheel.start()
+    outcomes = tuple(done(job) for job in (by_row, by_key, plain))
+    follow = (FollowUp(by_key.job_id, by_key.token, keyed()),)
+    wheel.turn(Turn("w1", done=outcomes, follow=follow, wish=Wish((QUEUE,), (TASK,), 10, start=1)))
+    [first] = wait_for(mailbox.take, "the turn is done")
+    assert [item.job_id for item in first.turn.done] == [plain.job_id]
+    assert [job.job_id for job in first.answer.claimed] == [fresh]
+    assert {item.job_id for item in first.deferred.done} == {by_row.job_id, by_key.job_id}
+    assert [item.token for item in first.deferred.follow] == [by_key.token]
+    assert first.duration_s < 2 * BOUND_S
+    assert [state_of(ledger, job.job_id) for job in (by_row, by_key)] == [JobState.RUNNING] * 2
+    # Sent again beside something new, which does not wait for it any more.
+    [new] = first.answer.claimed
+    wheel.turn(msgspec.structs.replace(first.deferred, done=(*first.deferred.done, done(new))))
+    [second] = wait_for(mailbox.take, "the turn is done")
+    assert [item.job_id for item in second.turn.done] == [new.job_id]
+    user.rollback()
+    wheel.turn(second.deferred)
+    [third] = wait_for(mailbox.take, "the turn is done")
+    assert third.deferred is None
+    assert third.answer.superseded == frozenset()
+    assert [state_of(ledger, job.job_id) for job in (by_row, by_key)] == [JobState.SUCCEEDED] * 2
+    assert [job.job_id for job in claim(ledger)] != [], "what was to follow did"
+    wheel.stop(5)
+    mailbox.close()
 
 
 # Everything else -----------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from unstuck.worker.movement import Movement
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+MAX_NAMED = 5
+"""How many jobs of one turn are named in the log that must wait for a lock."""
 LOCKS_S = 1.5
 """How long one turn may look for what other sessions' locks do not concern; the rest is deferred untried."""
 
@@ -183,7 +185,10 @@ class Wheel:
             return self._split_if_refused(turn)
         # No row is held: it is a unique key of what follows an outcome, or the lock is free again.
         tokens = list(jobs)
-        if len(tokens) > 1 and time.monotonic() < self._until_s:
+        if time.monotonic() >= self._until_s:
+            # Also where one lock is for everything, as in a file of SQLite: to try the parts would only take longer.
+            return self._defer(turn, reason)
+        if len(tokens) > 1:
             half = len(tokens) // 2
             rest = Turn(turn.worker_id, wish=turn.wish)
             parts = [rest, _only(turn, set(tokens[:half])), _only(turn, set(tokens[half:]))]
@@ -196,11 +201,13 @@ class Wheel:
     def _defer(self, turn: Turn, reason: str, holders: dict[int, str] | None = None) -> TurnAnswer:
         """Hand a part of the turn back to the floor, which sends it again later; say so once for each attempt."""
         self._deferred.append(turn)
-        for token, job_id in _jobs_of(turn).items():
-            if token not in self._blocked:
-                self._blocked.add(token)
-                why = (holders or {}).get(job_id, reason)
-                log.warning("What a job did cannot be written yet and is tried again", job_id=job_id, reason=why)
+        fresh = {token: job_id for token, job_id in _jobs_of(turn).items() if token not in self._blocked}
+        self._blocked.update(fresh)
+        for job_id in list(fresh.values())[:MAX_NAMED]:
+            why = (holders or {}).get(job_id, reason)
+            log.warning("What a job did cannot be written yet and is tried again", job_id=job_id, reason=why)
+        if len(fresh) > MAX_NAMED:
+            log.warning("What more jobs did cannot be written yet", jobs=len(fresh) - MAX_NAMED)
         if turn.wish is not None and not self._stalled:
             self._stalled = True
             log.warning("The ledger cannot be written just now; trying on", reason=reason)
