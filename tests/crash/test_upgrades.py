@@ -94,22 +94,24 @@ def test_code_that_the_next_version_no_longer_works_with_is_refused_and_told_wha
     assert "schema-ahead" in found.stdout
 
 
-def break_the_turn(url: str, *, whole: bool = True) -> None:
-    """Take away what our turns use, as an incompatible version would; or bring it back."""
+TURN = ("turn_v1", "unstuck_jobs", "result")
+BEAT = ("beat_v1", "unstuck_beats", "beat_at")
+"""A function on PostgreSQL, a table and its column on SQLite."""
+
+
+def take_away(url: str, what: tuple[str, str, str], *, back: bool = False) -> None:
+    """Take away what our code uses, as an incompatible version would; or bring it back."""
+    function, table, column = what
     if url.startswith("sqlite"):
         connection = apsw.Connection(url.removeprefix("sqlite:///"))
         connection.set_busy_timeout(5000)
-        old, new = ("result", "outcome") if whole else ("outcome", "result")
-        connection.execute(f"ALTER TABLE unstuck_jobs RENAME COLUMN {old} TO {new}")
+        old, new = (f"gone_{column}", column) if back else (column, f"gone_{column}")
+        connection.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
         connection.close()
         return
     with psycopg.connect(url, autocommit=True) as newer:
-        [(name,)] = newer.execute(
-            "select proname from pg_proc where pronamespace = 'unstuck'::regnamespace "
-            "and proname ~ '^(gone_)?turn(_v1)?$'"
-        ).fetchall()
-        new = f"gone_{name}" if whole else str(name).removeprefix("gone_")
-        newer.execute(f"alter function unstuck.{name} rename to {new}".encode())
+        old, new = (f"gone_{function}", function) if back else (function, f"gone_{function}")
+        newer.execute(f"alter function unstuck.{old} rename to {new}".encode())
 
 
 def test_a_worker_whose_functions_are_gone_drains_and_names_the_outcomes_that_it_could_not_record(
@@ -120,7 +122,7 @@ def test_a_worker_whose_functions_are_gone_drains_and_names_the_outcomes_that_it
     gate = fleet.folder / "gate"
     first, _ = fleet.begin("wait_for_file", str(gate))
     second, _ = fleet.begin("wait_for_file", str(gate))
-    break_the_turn(fleet.url)
+    take_away(fleet.url, TURN)
     gate.touch()
     assert worker.process.wait(30) == 1
     said = worker.said()
@@ -137,9 +139,23 @@ def test_outcomes_are_recorded_when_what_was_missing_comes_back(make_fleet: Make
     worker = fleet.start("--concurrency", "1")
     gate = fleet.folder / "gate"
     job, _ = fleet.begin("wait_for_file", str(gate))
-    break_the_turn(fleet.url)
+    take_away(fleet.url, TURN)
     gate.touch()
     wait_for(lambda: "no longer work with this version" in worker.said(), "the worker to notice")
-    break_the_turn(fleet.url, whole=False)
+    take_away(fleet.url, TURN, back=True)
     assert job.result(timeout=30) == "rested"
     assert worker.process.wait(30) == 1, "its place is filled by its supervisor, with the version that is installed"
+
+
+def test_a_worker_that_can_no_longer_send_heartbeats_hands_in_its_outcomes_and_leaves(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(heartbeat_interval="0.5s", heartbeat_timeout="20s", shutdown_grace="15s")
+    worker = fleet.start("--concurrency", "1")
+    gate = fleet.folder / "gate"
+    job, _ = fleet.begin("wait_for_file", str(gate))
+    take_away(fleet.url, BEAT)
+    wait_for(lambda: "no longer work with this version" in worker.said(), "the worker to notice")
+    gate.touch()
+    assert worker.process.wait(30) == 1
+    record = fleet.ledger.job(job.id)
+    assert record is not None
+    assert record.state is JobState.SUCCEEDED

@@ -27,7 +27,7 @@ from unstuck.worker.draining import Drain
 from unstuck.worker.health import WorkerHealth
 from unstuck.worker.heartbeat import Beaten, Heartbeat, Rung
 from unstuck.worker.holds import Hold
-from unstuck.worker.mailbox import Broken, Mailbox
+from unstuck.worker.mailbox import Broken, Mailbox, Outdated
 from unstuck.worker.movement import Movement
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.pace import Pace
@@ -159,11 +159,11 @@ class Floor:
                 case TurnDone():
                     self._after_turn(message)
                 case TurnUncertain():
-                    if message.outdated is not None:
-                        self._leave_outdated(message.outdated)
-                    elif not message.again:
+                    if not message.again:
                         log.warning("The answer of a turn was lost; comparing with the ledger", error=message.error)
                     self._asked, self._uncertain = None, message.turn
+                case Outdated():
+                    self._leave_outdated(message.error)
                 case HeldAnswer():
                     self._after_comparison(message.held)
                 case Beaten():

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unstuck import host
-from unstuck.domain.errors import LedgerBusy, LedgerError
+from unstuck.domain.errors import LedgerBusy, LedgerError, NoLedger, SchemaMismatch
 from unstuck.domain.events import EventKind
 from unstuck.domain.states import WorkerState
 from unstuck.logs import logger
@@ -14,7 +14,7 @@ from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Bell, Ledger
 from unstuck.store.records import BeatAnswer, Progress, Pulse
 from unstuck.worker.asked_stacks import read_word
-from unstuck.worker.mailbox import Mailbox
+from unstuck.worker.mailbox import Mailbox, Outdated
 from unstuck.worker.movement import Movement
 
 FIRST_PAUSE_S = 0.1
@@ -164,6 +164,8 @@ class Heartbeat:
             except LedgerError as error:
                 if not pause_s:
                     log.warning("Cannot reach the ledger; trying on", error=str(error))
+                    if isinstance(error, SchemaMismatch) and not isinstance(error, NoLedger):
+                        self._mailbox.post(Outdated(error))
                 pause_s = self._next_pause_s(pause_s)
                 next_beat_s = host.boottime_s()
                 self._close_bell()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from unstuck.domain.errors import SchemaMismatch
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -14,6 +16,13 @@ class Broken:
 
     what: str
     error: BaseException
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """The tables no longer have what this version uses: a newer version removed it."""
+
+    error: SchemaMismatch
 
 
 class Mailbox:

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -22,7 +22,7 @@ from unstuck.domain.recovery import Attempt, conclude
 from unstuck.logs import logger
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Done, HeldJob, Turn, TurnAnswer
-from unstuck.worker.mailbox import Mailbox
+from unstuck.worker.mailbox import Mailbox, Outdated
 from unstuck.worker.movement import Movement
 
 FIRST_PAUSE_S = 0.05
@@ -55,8 +55,6 @@ class TurnUncertain:
     error: str
     again: bool = False
     """The turn before it failed too: it was told already."""
-    outdated: SchemaMismatch | None = None
-    """The tables no longer have what this version uses."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,8 @@ class Wheel:
         try:
             answer = self._split_if_refused(turn) if not self._blocked else self._past_blocked(turn)
         except SchemaMismatch as error:
-            return replace(self._failed(turn, error), outdated=error)
+            self._mailbox.post(Outdated(error))
+            return self._failed(turn, error)
         except LedgerUnavailable as error:
             return self._failed(turn, error)
         except LedgerError as error:
@@ -265,6 +264,8 @@ class Wheel:
             except LedgerError as error:
                 if pause_s == FIRST_PAUSE_S:
                     log.warning("Cannot compare with the ledger yet; trying on", error=str(error))
+                    if isinstance(error, SchemaMismatch):
+                        self._mailbox.post(Outdated(error))
             self._stopping.wait(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         return HeldAnswer([])
