@@ -27,8 +27,8 @@ from unstuck.store.sqlite.verbs import SQL
 STORED = Path(__file__).with_name("last_release.json")
 WHAT_TO_DO = (
     "The workers and clients of the last release would fail in the same way during a rolling upgrade. Keep what they "
-    "use for one more release (docs/contributing.md). If nothing was released since it was stored, write it down "
-    "again: python -m tests.contract.last_release"
+    "use for one more release (docs/contributing.md). As long as nothing was released, write the calls down again: "
+    "python -m tests.contract.last_release"
 )
 _PLACE = re.compile(r"%\((\w+)\)[sbt]|%%")
 
@@ -80,6 +80,11 @@ def _numbered(sql: str) -> str:
     return _PLACE.sub(lambda match: "%" if match[1] is None else f"${names.setdefault(match[1], len(names) + 1)}", sql)
 
 
+def _written(calls: Calls) -> str:
+    """Write one line per statement, so that a change of one is a change of one line."""
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(call)}" for name, call in calls.items()) + "\n}"
+
+
 def main() -> int:
     from tests.pg import start_postgres
 
@@ -97,7 +102,7 @@ def main() -> int:
         file = apsw.Connection(f"{folder}/jobs.db")
         sqlite: Calls = {name: {"sql": sql, "columns": sqlite_columns(file, sql)} for name, sql in sorted(SQL.items())}
         file.close()
-    STORED.write_text(json.dumps({"postgresql": postgres, "sqlite": sqlite}, indent=1, ensure_ascii=False) + "\n")
+    STORED.write_text(f'{{"postgresql": {_written(postgres)}, "sqlite": {_written(sqlite)}}}\n')
     print(f"{len(postgres)} statements for PostgreSQL and {len(sqlite)} for SQLite are in {STORED.name}.")
     return 0
 
