@@ -39,6 +39,7 @@ def test_every_code_is_on_the_page_and_the_page_knows_no_other() -> None:
     ("kind", "code"),
     [
         ("unreachable", "ledger-unreachable"),
+        ("standby", "standby"),
         ("none", "no-ledger"),
         ("behind", "schema-behind"),
         ("ahead", "schema-ahead"),

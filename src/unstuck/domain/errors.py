@@ -78,6 +78,10 @@ class LedgerUnavailable(LedgerError, ConnectionError):
     """The database is down, unreachable, locked or full; trying again later may help."""
 
 
+class LedgerStandby(LedgerUnavailable):
+    """Only a standby answers: what it knows may be old, and it cannot be written to."""
+
+
 class LedgerBusy(LedgerUnavailable):
     """The database answered, and a lock or the statement itself took longer than this call may wait.
 

@@ -103,6 +103,19 @@ class WatchLook(msgspec.Struct, frozen=True):
     set_back_at: float | None = None
 
 
+class AddressLook(msgspec.Struct, frozen=True):
+    """A URL that names several servers."""
+
+    setting: str
+    """`url` or `listen_url`."""
+    hosts: tuple[str, ...]
+    """With ports, if the URL names them."""
+    user: str
+    database: str
+    chosen: str | None
+    """`target_session_attrs`, or None if neither the URL nor the environment says."""
+
+
 class Diagnosis(msgspec.Struct, frozen=True):
     """What the ledger knows of its own health. What a database does not have is None, empty or zero."""
 
@@ -126,6 +139,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """What is past its retention and still there; a little is normal, since retention looks once a minute."""
     watch: tuple[WatchLook, ...] = ()
     """The newest first."""
+    several_hosts: tuple[AddressLook, ...] = ()
     pooler: bool = False
     bell: BellState = "works"
     bell_note: str = ""

@@ -15,6 +15,8 @@ class Severity(StrEnum):
 class Code(StrEnum):
     # The ledger itself
     LEDGER_UNREACHABLE = "ledger-unreachable"
+    STANDBY = "standby"
+    SEVERAL_HOSTS = "several-hosts"
     NO_LEDGER = "no-ledger"
     SCHEMA_BEHIND = "schema-behind"
     SCHEMA_AHEAD = "schema-ahead"

@@ -15,6 +15,7 @@ from unstuck.client.doctor.lining import check_lines
 from unstuck.client.doctor.recovering import check_recovery
 from unstuck.client.doctor.scheduled import check_scheduled
 from unstuck.client.doctor.schedules import check_schedules
+from unstuck.client.doctor.servers import check_servers
 from unstuck.client.doctor.timing import check_timing
 from unstuck.client.doctor.waiting import check_waiting
 from unstuck.client.doctor.watch import check_watch
@@ -32,6 +33,7 @@ CHECKS: tuple[Check, ...] = (
     check_fleet,
     check_clocks,
     check_watch,
+    check_servers,
     check_bell,
     check_housekeeping,
     check_timing,
@@ -63,6 +65,13 @@ def in_trouble(trouble: Trouble) -> Finding:
         case "forked":
             code, what = Code.SCHEMA_FORKED, "The tables were made by a version that was never released"
             cure = "Name another ledger with --url or --app, or drop these tables if nothing in them is needed."
+        case "standby":
+            code, what = Code.STANDBY, "This database server is a standby"
+            cure = (
+                "Name the primary in the URL, or better all servers: postgresql://USER@HOST1,HOST2/DATABASE"
+                "?target_session_attrs=primary. If the primary is lost, promote the standby (`pg_ctl promote`, `select "
+                "pg_promote()`). Workers keep trying and go on by themselves."
+            )
         case "unreachable":
             code, what = Code.LEDGER_UNREACHABLE, "The ledger cannot be reached"
             cure = (

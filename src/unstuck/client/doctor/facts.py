@@ -9,7 +9,7 @@ from unstuck.domain.states import LIVING
 from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import LineRecord, ScheduleRecord, WorkerRecord, WorkflowRecord
 
-TroubleKind = Literal["unreachable", "none", "behind", "ahead", "forked"]
+TroubleKind = Literal["unreachable", "standby", "none", "behind", "ahead", "forked"]
 
 
 class Limits(msgspec.Struct, frozen=True):

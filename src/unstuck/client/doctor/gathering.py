@@ -9,7 +9,7 @@ from unstuck.client.doctor.facts import Facts, Host, Limits, Standstill, Trouble
 from unstuck.client.doctor.fleet import has_room, sits_on_jobs
 from unstuck.client.doctor.metadata import noted
 from unstuck.config import Settings
-from unstuck.domain.errors import LedgerError, NoLedger, SchemaAhead, SchemaForked, SchemaMismatch
+from unstuck.domain.errors import LedgerError, LedgerStandby, NoLedger, SchemaAhead, SchemaForked, SchemaMismatch
 from unstuck.domain.states import LIVING, JobState
 from unstuck.domain.workflow import WorkflowState
 from unstuck.runner import containment
@@ -63,6 +63,8 @@ def trouble_of(error: LedgerError) -> Trouble:
             return Trouble("none", message)
         case SchemaMismatch():
             return Trouble("behind", message)
+        case LedgerStandby():
+            return Trouble("standby", message)
         case _:
             return Trouble("unreachable", message)
 

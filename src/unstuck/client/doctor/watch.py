@@ -75,8 +75,8 @@ def _stepped(steps: list[_Step], limits: Limits) -> Finding:
     return say(
         Code.CLOCK_STEP,
         f"The ledger's clock {moved}",
-        f"That was {brief(worst.ago_s)} ago.{more} No worker loses its lease by it. But `run_at`, `delay`, schedules and "
-        "retention go by this clock: after a step forward jobs are early, after a step back they are late.",
+        f"That was {brief(worst.ago_s)} ago.{more} No worker loses its lease by it. But `run_at`, `delay`, schedules "
+        "and retention go by this clock: after a step forward jobs are early, after a step back they are late.",
         "Let NTP (chrony, systemd-timesyncd) slew the clock of the database's host instead of stepping it. Look at "
         "jobs that were due meanwhile with `unstuck jobs`.",
         step_s=round(worst.step_s, 3),

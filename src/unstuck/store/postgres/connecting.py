@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -123,6 +124,21 @@ class Address:
 
     def __str__(self) -> str:
         return self.where
+
+    def hosts(self) -> tuple[str, ...]:
+        """Return the hosts that are tried in turn, with their ports if those are named."""
+        names = str(
+            self.parameters.get("host") or self.parameters.get("hostaddr") or os.environ.get("PGHOST") or "localhost"
+        ).split(",")
+        ports = str(self.parameters.get("port") or "").split(",")
+        # One port is that of every host.
+        ports = ports * len(names) if len(ports) == 1 else ports
+        return tuple(f"{name}:{port}" if port else name for name, port in zip_longest(names, ports, fillvalue=""))
+
+    def chosen(self) -> str | None:
+        """Return which kind of server the URL or the environment asks for, if either does."""
+        found = self.parameters.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
+        return None if found is None else str(found)
 
 
 def read_address(url: str) -> Address:

@@ -3,6 +3,7 @@
 import secrets
 import statistics
 import time
+from collections.abc import Iterator
 from itertools import groupby
 
 from unstuck.domain.errors import LedgerError
@@ -14,6 +15,7 @@ from unstuck.store.diagnosis import (
     LOOK_JOBS,
     LOOK_QUEUES,
     SWEEP_TICKET,
+    AddressLook,
     BellState,
     Diagnosis,
     JobGroup,
@@ -28,6 +30,7 @@ from unstuck.store.diagnosis import (
 from unstuck.store.overkept import estimate
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.bell import PostgresBell
+from unstuck.store.postgres.connecting import read_address
 
 CLOCK_LOOKS = 3
 BELL_PATIENCE_S = 3.0
@@ -56,6 +59,7 @@ class DiagnosingVerbs(Verbs):
             unswept_s=ticket[0][0] if ticket else None,
             overkept=self._look_at_retention(),
             watch=tuple(WatchLook(Cause(row[0]), *row[1:]) for row in self.read("look_watch")),
+            several_hosts=tuple(self._look_at_addresses()),
             pooler=pooled,
             bell=bell,
             bell_note=bell_note,
@@ -78,6 +82,16 @@ class DiagnosingVerbs(Verbs):
         if keys:
             found.append(Overkept("keys", keys, past_s))
         return tuple(one for one in found if one is not None)
+
+    def _look_at_addresses(self) -> Iterator[AddressLook]:
+        addresses = {"url": self.address}
+        if self.settings.listen_url:
+            addresses["listen_url"] = read_address(self.settings.listen_url)
+        for setting, address in addresses.items():
+            hosts = address.hosts()
+            if len(hosts) > 1:
+                user, database = (str(address.parameters.get(name) or "") for name in ("user", "dbname"))
+                yield AddressLook(setting, hosts, user, database or user, address.chosen())
 
     def _look_at_clock(self) -> tuple[float, float, float]:
         """Give the server's time, how far ours is ahead of it at least, and the usual round trip."""

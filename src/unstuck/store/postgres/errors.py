@@ -6,6 +6,7 @@ from unstuck.domain.errors import (
     DuplicateJob,
     LedgerBusy,
     LedgerError,
+    LedgerStandby,
     LedgerUnavailable,
     RefusedValue,
     SchemaMismatch,
@@ -35,7 +36,8 @@ def connect_error(error: psycopg.Error, where: str) -> LedgerError:
     """Say why no connection could be opened."""
     reason = _reason(error)
     lower = reason.lower()
-    if _STANDBY in lower:
+    if _STANDBY in str(error).lower():
+        # Of several hosts each has a line of its own.
         return standby_error(where)
     if any(words in lower for words in _BUSY):
         return LedgerUnavailable(
@@ -50,9 +52,14 @@ def connect_error(error: psycopg.Error, where: str) -> LedgerError:
     )
 
 
-def standby_error(where: str) -> LedgerUnavailable:
+def standby_error(where: str) -> LedgerStandby:
     """Return the error for a server in recovery: what it knows may be old, and it cannot be written to."""
-    return LedgerUnavailable(
+    if "," in where:
+        return LedgerStandby(
+            f"Of the PostgreSQL servers at {where} only a standby (in recovery) answers. Unstuck talks to the primary "
+            "only and waits until the primary is back or a standby is promoted."
+        )
+    return LedgerStandby(
         f"PostgreSQL at {where} is a standby (in recovery). Unstuck talks to the primary only and waits until this "
         "server is promoted. List all servers in the URL (postgresql://a,b/database) to find the primary at once."
     )
