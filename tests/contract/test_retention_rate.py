@@ -1,5 +1,6 @@
 """Retention keeps up: it goes on while there is something to remove, in short batches, for a share of the time."""
 
+import threading
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from unstuck.reaper.retention import RETENTION_TICKET
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.watchman import Watchman, run_once
 from unstuck.store.contract import Ledger
-from unstuck.store.records import Ties
+from unstuck.store.records import Pulse, Ties
 
 HOUR_S = 3600.0
 OLD_S = 8 * 24 * HOUR_S
@@ -124,6 +125,32 @@ def test_a_job_from_the_future_does_not_stop_retention(ledger: Ledger, w1: str, 
         ledger.sweep_old(7 * 24 * HOUR_S, OLD_S, OLD_S, 50)
     assert ledger.missing([ahead]) == set()
     assert meddler.count("jobs") == 1
+
+
+def test_heartbeats_and_turns_do_not_wait_for_retention(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+    finish(ledger, meddler, 30_000)
+    reaper = Reaper(ledger, Recovery(), by="reaper")
+    removing = threading.Event()
+
+    def remove() -> None:
+        removing.set()
+        while (pause_s := reaper.keep_house().next_batch_in_s) is not None:
+            time.sleep(pause_s)
+        removing.clear()
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    waited_s: list[float] = []
+    removing.wait()
+    while removing.is_set():
+        began_s = time.monotonic()
+        ledger.beat(Pulse("w1", 0, 0))
+        put(ledger)
+        turn(ledger, done=[done(job) for job in run(ledger)])
+        waited_s.append(time.monotonic() - began_s)
+    thread.join()
+    assert len(waited_s) > 5, "they take turns"
+    assert max(waited_s) < 2.0, "far less than a heartbeat interval, even on a busy machine"
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"])
