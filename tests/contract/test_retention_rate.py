@@ -76,7 +76,7 @@ def test_a_round_for_cron_removes_the_backlog_too(ledger: Ledger, w1: str, meddl
 
 
 def test_retention_takes_a_share_of_the_time_in_short_batches(ledger: Ledger, w1: str, meddler: Meddler) -> None:
-    finish(ledger, meddler, 20_000)
+    finish(ledger, meddler, 40_000)
     reaper = Reaper(ledger, Recovery(), by="reaper")
     batches: list[tuple[float, float]] = []
     reaper.round()

@@ -24,8 +24,11 @@ BATCH_S = 0.025
 BATCHES_PER_HEARTBEAT = 10
 SHARE = 0.5
 """The share of the time in which batches may run."""
-FIRST_BATCH, SMALLEST_BATCH, LARGEST_BATCH = 1_000, 500, 10_000
-"""The smallest takes a few milliseconds of CPU time. On a busy machine smaller ones cost more than they give."""
+LONG_S = 0.25
+"""From here on a batch is slow by itself, not only because the machine is busy."""
+SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH = 100, 2_000, 10_000
+"""The usual batch takes about 10 ms of CPU time and removes more jobs than a turn can end. On a machine that is busy with
+other work smaller ones would not be quicker, and retention would fall behind."""
 BUSY_PAUSE_S = 1.0
 ONCE_S = 30.0
 """How long a single round, as cron starts it, goes on removing at most."""
@@ -42,12 +45,16 @@ class Chore:
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
-        self.limit = FIRST_BATCH
+        self.limit = USUAL_BATCH
 
     def adapt(self, took_s: float, batch_s: float) -> None:
         """Choose the size of the next batch by the time that this one took."""
-        if took_s > batch_s:
-            self.limit = max(SMALLEST_BATCH, int(self.limit * batch_s / took_s))
+        if took_s > LONG_S:
+            self.limit = max(SMALLEST_BATCH, int(self.limit * LONG_S / 2 / took_s))
+        elif self.limit < USUAL_BATCH:
+            self.limit = min(USUAL_BATCH, self.limit * 2)
+        elif took_s > batch_s:
+            self.limit = max(USUAL_BATCH, int(self.limit * batch_s / took_s))
         elif took_s < batch_s / 2:
             self.limit = min(LARGEST_BATCH, self.limit * 2)
 
