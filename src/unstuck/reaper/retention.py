@@ -27,8 +27,8 @@ SHARE = 0.5
 LONG_S = 0.25
 """From here on a batch is slow by itself, not only because the machine is busy."""
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH = 100, 2_000, 10_000
-"""The usual batch takes about 10 ms of CPU time and removes more jobs than a turn can end. On a machine that is busy with
-other work smaller ones would not be quicker, and retention would fall behind."""
+"""The usual batch takes about 10 ms of CPU time and removes more jobs than a turn can end. On a machine that is busy
+with other work smaller ones would not be quicker, and retention would fall behind."""
 BUSY_PAUSE_S = 1.0
 ONCE_S = 30.0
 """How long a single round, as cron starts it, goes on removing at most."""
