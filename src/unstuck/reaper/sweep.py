@@ -29,6 +29,8 @@ from unstuck.store.contract import Ledger
 from unstuck.store.records import Ticked, WorkerVerdict, WorkerWatch
 
 SWEEP_TICKET = "sweep"
+WORTH_SAYING_S = 3.0
+"""A gap in the watch is logged as a warning from this length on."""
 # Shorter than the interval: whoever won the last round must be able to win the next one on time.
 TICKET_SHARE = 0.9
 MAX_DEFERRED = 5
@@ -314,7 +316,9 @@ def _say_what_happened(ticked: Ticked) -> None:
         )
     if ticked.began in (None, Cause.START) or ticked.gap_s is None:
         return
-    log.warning(
+    # On a busy machine a second is lost now and then, and no one needs to hear of it.
+    say = log.warning if ticked.gap_s >= WORTH_SAYING_S else log.debug
+    say(
         f"{_WHY[ticked.began]} The last {brief(ticked.gap_s)} do not count against any worker.",
         cause=ticked.began.value,
         not_counted_s=round(ticked.gap_s, 3),
