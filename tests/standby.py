@@ -50,6 +50,18 @@ class Pair:
         with psycopg.connect(self.standby.url(), autocommit=True) as standby:
             assert standby.execute("select pg_promote(true, %s)", (PROMOTION_S,)).fetchone() == (True,)
 
+    def stop_replication(self) -> None:
+        """Let the standby receive nothing more: what is committed from now on is lost with the primary."""
+        with (self.standby.data / "postgresql.conf").open("a") as config:
+            config.write("primary_conninfo = ''\n")
+        self.standby.execute("select pg_reload_conf()")
+        with psycopg.connect(self.standby.url(), autocommit=True) as standby:
+
+            def alone() -> bool:
+                return standby.execute("select count(*) from pg_stat_wal_receiver").fetchone() == (0,)
+
+            wait_for(alone, "the standby to be alone")
+
     def lag(self, seconds: float) -> None:
         """Let the standby replay each commit this much later, from now on."""
         with (self.standby.data / "postgresql.conf").open("a") as config:

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.trials import LEASE_S, SCALED, begin, begin_on_each, needs_other_hosts, rested_at_once
+from tests.crash.trials import LEASE_S, SCALED, begin, begin_on_each, needs_other_hosts, nobody_died, rested_at_once
 from tests.elsewhere import Place
 from tests.fleet import Fleet, WorkerProcess, wait_for
 from tests.history import check_history
 from tests.proxy import Proxy
 from tests.standby import Pair, start_pair
+
+from unstuck.domain.states import JobState
 
 pytestmark = needs_other_hosts
 
@@ -151,3 +153,38 @@ def test_a_standby_that_lags_is_not_asked_what_a_worker_holds(make_cluster: Make
     for name in ("short", "long"):
         assert (fleet.folder / name).read_text().count("begun") == 1, f"the {name} nap began twice"
     assert worker.process.poll() is None
+
+
+def test_jobs_whose_last_commits_were_lost_with_the_primary(make_cluster: MakeCluster) -> None:
+    """Replication is asynchronous and stood still: the new primary knows an older story. What docs/deployment.md says
+    about it is true."""
+    cluster = make_cluster(moves=False)
+    cluster.concurrency = "4"
+    fleet = cluster.fleet
+    cluster.start()
+    ended_once = begin(fleet, "nap", 1.5, "ended-once")[0]
+    ended_again = begin(fleet, "nap_again", 1.5, "ended-again")[0]
+    begun = fleet.task("nap").options(delay="1s").enqueue(3.0, str(fleet.folder / "begun"))
+    cluster.pair.catch_up()
+    cluster.pair.stop_replication()
+    for job in (ended_once, ended_again):
+        assert job.result(timeout=20) == "rested"
+    wait_for((fleet.folder / "begun").exists, "the delayed nap to begin")
+    lost = [job.id for job in fleet.task("add").enqueue_many([(n, 1) for n in range(200)])]
+    cluster.pair.primary.kill()
+    cluster.fail_over()
+    # Numbers that were given out and lost belong to nobody else, from the first moment on.
+    again = [job.id for job in fleet.task("add").enqueue_many([(n, 1) for n in range(400)])]
+    assert not set(again) & set(lost), "a client that waits for a lost job would get the result of another"
+    for job in (ended_once, ended_again, begun):
+        fleet.wait_final(job)
+    # The end of these two was lost: their code had begun, so their crash policy decides.
+    assert ended_once.record().error is not None
+    assert fleet.state(ended_once) is JobState.FAILED
+    assert (fleet.folder / "ended-once").read_text().count("begun") == 1
+    assert fleet.state(ended_again) is JobState.SUCCEEDED
+    assert (fleet.folder / "ended-again").read_text().count("begun") == 2
+    # Of this one the beginning was lost: the new primary never knew it, so it began again, whatever its policy.
+    assert fleet.state(begun) is JobState.SUCCEEDED
+    assert (fleet.folder / "begun").read_text().count("begun") == 2
+    nobody_died(fleet)

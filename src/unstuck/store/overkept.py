@@ -10,7 +10,8 @@ ROWS_PER_SEGMENT = 50
 MAX_STEPS = 64
 """A search by halves through all ids that a ledger can have."""
 RUN_OF_IDS = 1_000_000_000
-"""Ids jump by this much at least after a restore (see `first_after_restore`): a run of ids has no such jump in it."""
+"""Ids jump by this much at least after a restore and after a failover (see `first_after_restore` and
+`skip_lost_numbers_v1`): a run of ids has no such jump in it."""
 MAX_RUNS = 20
 
 Row = tuple[int, float, float | None]

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import psycopg
+
 from unstuck.config import Settings
 from unstuck.store.gaps import Gaps
 from unstuck.store.postgres.bell import Ringer
@@ -63,6 +65,9 @@ class Verbs:
         """The worker that was registered here, if any: its service session is stamped whenever it reconnects."""
         self.worker_queues: frozenset[str] = frozenset()
         self.gaps = Gaps()
+        self._numbered_on: str | None = None
+        for lane in (self.turn_lane, self.service_lane, self.client_lane, self.beats_lane):
+            lane.on_open(self._skip_lost_numbers)
         self.service_lane.on_open(self._stamp)
         self.service_lane.on_open(self._follow_primary)
 
@@ -96,6 +101,20 @@ class Verbs:
             for lane in self.lanes():
                 if lane is not self.service_lane:
                     lane.leave_other_servers(session.server)
+
+    def _skip_lost_numbers(self, session: Session) -> None:
+        """After a failover give out no number that the lost primary may have given out; once per run of a server."""
+        if session.server == self._numbered_on:
+            return
+        try:
+            session.connection.execute(self.sql["skip_lost_numbers"])
+        except (
+            psycopg.errors.UndefinedFunction,
+            psycopg.errors.InvalidSchemaName,
+            psycopg.errors.InsufficientPrivilege,
+        ):
+            return  # There is no ledger yet, or this role gives out no numbers.
+        self._numbered_on = session.server
 
     def _stamp(self, session: Session) -> None:
         if self.worker_id is not None:

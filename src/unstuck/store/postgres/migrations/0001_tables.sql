@@ -195,6 +195,8 @@ create table {schema}.watch_periods (
 create table {schema}.ledger (
     one           boolean primary key default true check (one),
     server        text,
-    voided_at     timestamptz
+    voided_at     timestamptz,
+    -- The timeline on which numbers of jobs and attempts are given out (`skip_lost_numbers`).
+    numbered_on   text not null default left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
 ) with (fillfactor = 50);
 insert into {schema}.ledger default values;

@@ -172,6 +172,33 @@ begin
 end
 $body$;
 
+-- After a promotion: the lost primary may have given out numbers of jobs and attempts in transactions that were never
+-- replicated. Those belong to nobody else, so the sequences skip more than can be lost that way (`RUN_OF_IDS`). Every
+-- connection of ours asks before it does anything else. Behind a pooler, where a connection outlives a promotion, ticks ask.
+create function {schema}.skip_lost_numbers_v1() returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+    c_skipped constant bigint := 1000000000;
+    -- Every promotion begins a new timeline.
+    v_timeline text := left(pg_walfile_name(pg_current_wal_insert_lsn()), 8);
+    v_sequence regclass;
+begin
+    if not exists (select from {schema}.ledger l where l.numbered_on <> v_timeline) then
+        return;
+    end if;
+    -- Whoever comes second waits here until the numbers are skipped.
+    perform from {schema}.ledger l where l.numbered_on <> v_timeline for no key update;
+    if found then
+        foreach v_sequence in array array['{schema}.tokens'::regclass, '{schema}.job_ids'::regclass] loop
+            perform setval(v_sequence, nextval(v_sequence) + c_skipped);
+        end loop;
+        update {schema}.ledger set numbered_on = v_timeline where one;
+    end if;
+end
+$body$;
+
 -- Extend the watch over the workers to now, or begin a new watch period. The rule is `advance` of domain/watch.py. The row
 -- of `ledger` serialises ticks and is never waited for: whoever has it keeps the watch for everybody.
 create function {schema}.tick_v1(
@@ -230,6 +257,7 @@ begin
     perform set_config('synchronous_commit', 'off', true);
     if v_known is distinct from v_server then
         update {schema}.ledger set server = v_server where one;
+        perform {schema}.skip_lost_numbers_v1();
     end if;
 
     if v_last.id is null then

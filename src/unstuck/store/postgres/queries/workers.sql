@@ -34,6 +34,10 @@ with born as (
 )
 select exists (select 1 from {schema}.hosts h where h.name = %(host)s and h.disabled is not null);
 
+-- name: skip_lost_numbers
+-- Before anything else on a connection: numbers that a lost primary gave out must not be given out again.
+select {schema}.skip_lost_numbers_v1();
+
 -- name: stamp_session
 -- After a reconnect, so that the lost session is not taken for a lost worker. It is no beat.
 update {schema}.beats set session_pid = %(session_pid)s, session_start = %(session_start)s, session_server = %(session_server)s
