@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import JobQuarantined as JobQuarantined
     from unstuck.domain.errors import LedgerBusy as LedgerBusy
     from unstuck.domain.errors import LedgerError as LedgerError
+    from unstuck.domain.errors import LedgerReplaced as LedgerReplaced
     from unstuck.domain.errors import LedgerStandby as LedgerStandby
     from unstuck.domain.errors import LedgerUnavailable as LedgerUnavailable
     from unstuck.domain.errors import LineClosed as LineClosed
@@ -90,6 +91,7 @@ __all__ = [
     "JobState",
     "LedgerBusy",
     "LedgerError",
+    "LedgerReplaced",
     "LedgerStandby",
     "LedgerUnavailable",
     "LineClosed",

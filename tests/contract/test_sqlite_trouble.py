@@ -15,7 +15,7 @@ from tests.contract.meddling import SqliteMeddler
 
 from unstuck import host
 from unstuck.config import Settings
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, RefusedValue, SchemaMismatch
+from unstuck.domain.errors import LedgerError, LedgerReplaced, LedgerUnavailable, RefusedValue, SchemaMismatch
 from unstuck.domain.liveness import Session
 from unstuck.store.records import GuardSilent
 from unstuck.store.sqlite import database
@@ -200,10 +200,31 @@ def test_a_ledger_deleted_under_our_feet_is_noticed_and_not_written_into_the_voi
     put(ledger)
     for name in os.listdir(path.parent):
         (path.parent / name).unlink()
-    with pytest.raises(LedgerUnavailable, match="moved, deleted or replaced"):
+    for verb in (lambda: put(ledger), ledger.count_jobs, ledger.migrate):
+        with pytest.raises(LedgerReplaced, match="was deleted or moved"):
+            verb()
+    # Nothing is left that knows of it: who comes now begins anew, and whoever knew the old one stays away.
+    other = open_at(path)
+    other.migrate()
+    assert put(other) == 1
+    with pytest.raises(LedgerReplaced, match="another ledger"):
         put(ledger)
-    ledger.migrate()
-    assert put(ledger) == 1
+    other.close()
+
+
+def test_a_new_client_begins_no_empty_ledger_where_one_was_deleted(ledger: SqliteLedger, path: Path) -> None:
+    put(ledger)
+    ledger.close()
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    client = open_at(path)
+    for verb in (client.check_schema, client.count_jobs, client.migrate):
+        with pytest.raises(LedgerReplaced, match=r"was deleted or moved.*Put the file back.*delete \S+-lock too"):
+            verb()
+    assert not path.exists()
+    path.with_name(path.name + "-lock").unlink()
+    client.migrate()
+    assert put(client) == 1
 
 
 def test_a_relative_path_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,10 @@ class UncertainCommit(LedgerUnavailable):
     """The connection broke while a write was on its way: it may or may not have happened."""
 
 
+class LedgerReplaced(LedgerUnavailable):
+    """The ledger that this process works with is gone, or another one is in its place. It waits until it is back."""
+
+
 class RefusedValue(LedgerError, ValueError):
     """The database will not store a value of this batch; the others are not to blame."""
 

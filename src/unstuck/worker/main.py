@@ -24,7 +24,7 @@ from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace, trace_path
 from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
-from unstuck.store.opening import open_ledger, ready_ledger
+from unstuck.store.opening import EXPECTED_LEDGER, open_ledger, ready_ledger
 from unstuck.store.records import Pulse, WorkerBirth
 from unstuck.worker.bench import Bench
 from unstuck.worker.floor import Floor
@@ -59,6 +59,7 @@ def run_worker(
     """Work until told to stop; give the exit code."""
     # First of all: what we start must not speak to systemd in our name.
     herald = take_herald()
+    expected = os.environ.pop(EXPECTED_LEDGER, None)
     signals = StopSignals()
     bench = Bench(target)
     tallies = Tallies()
@@ -70,8 +71,10 @@ def run_worker(
             settings = replace(settings, url=url)
         served = _served(queues, manifest)
         # The tables are looked at over a connection of its own: a worker keeps two, and this is neither.
-        ready_ledger(settings).close()
+        first = ready_ledger(settings, expected)
         ledger = open_ledger(settings)
+        ledger.expect(first.ledger_id())
+        first.close()
         try:
             worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper, herald, tallies)
             with serving.served(tallies, metrics):

@@ -27,6 +27,7 @@ from unstuck.runner import kernel, leftovers
 from unstuck.runner.oom import OomWatch, shared_counter
 from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
+from unstuck.store.opening import EXPECTED_LEDGER
 from unstuck.worker.companion import Companion
 from unstuck.worker.exits import OOM, Exit, exit_of, was_sigkilled
 from unstuck.worker.herald import Herald
@@ -78,6 +79,7 @@ class Supervisor:
         self._herald = herald or Herald()
         self._companions = list(companions)
         self._reports = Reports()
+        self._expected = {EXPECTED_LEDGER: ledger.ledger_id()}
         self._oom = OomWatch(shared_counter())
         self._stop_grace_s = stop_grace_s
         self._wishes = Wishes()
@@ -154,7 +156,7 @@ class Supervisor:
             os.read(self._ear, 4096)
 
     def _start(self, place: Place, now_s: float) -> None:
-        place.fill([*self._command, *self._own(place.number)], self._reports.environment(), now_s)
+        place.fill([*self._command, *self._own(place.number)], {**self._reports.environment(), **self._expected}, now_s)
         if not self._reports.possible:
             place.ready_s = now_s
         log.info("Worker process started", place=place.number, pid=place.pid)

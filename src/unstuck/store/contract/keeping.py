@@ -23,6 +23,15 @@ class KeepingVerbs(Protocol):
         """Raise SchemaMismatch, naming the cure, unless this code works with the tables."""
         ...
 
+    def ledger_id(self) -> str:
+        """Return which ledger this is: a text that was drawn when its tables were made. From its first use on a ledger
+        object raises LedgerReplaced whenever it finds another one in its place, or none."""
+        ...
+
+    def expect(self, ledger_id: str) -> None:
+        """Take no other ledger than this one."""
+        ...
+
     def void_tokens(self) -> int:
         """After a restore from a backup: every living worker is dead, every token is void, what was held
         goes back to the queue (claimed) or waits for the next sweep (running). Gives the number of workers."""

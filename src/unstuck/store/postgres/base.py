@@ -6,6 +6,7 @@ from typing import Any
 import psycopg
 
 from unstuck.config import Settings
+from unstuck.domain.errors import LedgerReplaced
 from unstuck.store.gaps import Gaps
 from unstuck.store.postgres.bell import Ringer
 from unstuck.store.postgres.bounds import bounds_of
@@ -65,6 +66,11 @@ class Verbs:
         """The worker that was registered here, if any: its service session is stamped whenever it reconnects."""
         self.worker_queues: frozenset[str] = frozenset()
         self.gaps = Gaps()
+        self.known_ledger: str | None = None
+        """Which ledger this is, once it was seen: no other is taken for it from then on."""
+        for lane in self.lanes():
+            if lane is not self.listen_lane:
+                lane.on_open(self._recognise)
         self._numbered_on: str | None = None
         for lane in (self.turn_lane, self.service_lane, self.client_lane, self.beats_lane):
             lane.on_open(self._skip_lost_numbers)
@@ -101,6 +107,31 @@ class Verbs:
             for lane in self.lanes():
                 if lane is not self.service_lane:
                     lane.leave_other_servers(session.server)
+
+    def ledger_id(self) -> str:
+        return str(self.read("ledger_id")[0][0])
+
+    def expect(self, ledger_id: str) -> None:
+        self.known_ledger = ledger_id
+
+    def _recognise(self, session: Session) -> None:
+        """Learn which ledger is behind the URL, or raise LedgerReplaced if it is another one than before."""
+        try:
+            rows = session.connection.execute(self.sql["ledger_id"]).fetchall()
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName):
+            rows = []  # No tables yet.
+        except psycopg.errors.InsufficientPrivilege:
+            return  # The statement that follows says so, with the cure.
+        found = str(rows[0][0]) if rows else None
+        if self.known_ledger is None:
+            self.known_ledger = found
+        elif found != self.known_ledger:
+            holds = f"There is another ledger ({found})" if found else "There is no ledger any more"
+            raise LedgerReplaced(
+                f"{holds} in schema {self.schema!r} of {self.address.where}: this process works with "
+                f"{self.known_ledger}, and with no other ledger. Point the URL at the right database, and everything "
+                "goes on; or restart what uses it."
+            )
 
     def _skip_lost_numbers(self, session: Session) -> None:
         """After a failover give out no number that the lost primary may have given out; once per run of a server."""

@@ -11,11 +11,12 @@ from pathlib import Path
 import apsw
 
 from unstuck import failpoints
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, NoLedger
+from unstuck.domain.errors import LedgerError, LedgerReplaced, NoLedger
 from unstuck.store.migrations import CURE_OLD
 from unstuck.store.sqlite.errors import translate
 from unstuck.store.sqlite.fairlock import FairLock
 from unstuck.store.sqlite.forks import watch_forks
+from unstuck.store.sqlite.holder import read_mark
 
 PATIENCE_S = 30.0
 BUSY_SLICE_S = 0.1
@@ -44,6 +45,8 @@ class Database:
         self._writing = threading.Lock()
         self._reading = threading.Lock()
         self._identity: tuple[int, int] | None = None
+        self.ledger_id: str | None = None
+        """Which ledger this is, once it was seen: no other is taken for it from then on."""
         self._wal_pages = 0
         self._restart_from_pages = 0
         self._torn = False
@@ -107,7 +110,8 @@ class Database:
     # Opening ----------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Make the file, readable by its owner only, unless it is there."""
+        """Make the file, readable by its owner only, unless it is there. LedgerReplaced if there was a ledger."""
+        refuse_vanished(self.path, self.ledger_id)
         try:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
@@ -134,21 +138,21 @@ class Database:
         try:
             found = os.stat(self.path)
         except FileNotFoundError as error:
-            if self._identity is not None:
-                self._gone()
             if not self.path.parent.is_dir():
                 raise self._cannot_open(error) from error
+            refuse_vanished(self.path, self.ledger_id)
             raise NoLedger(f"There is no ledger in {self.path} yet. {CURE_OLD}") from error
         except OSError as error:
             raise self._cannot_open(error) from error
         if self._identity is not None and self._identity != (found.st_dev, found.st_ino):
-            self._gone()
+            self._leave_replaced()
 
-    def _gone(self) -> None:
-        self.close()
-        raise LedgerUnavailable(
-            f"{self.path} was moved, deleted or replaced while it was in use. Put it back, or restart what uses it."
-        )
+    def _leave_replaced(self) -> None:
+        """Let go of connections to a file that is no longer the one at our path."""
+        with self._writing, self._reading:
+            # Not closed: SQLite would delete the -wal file of whatever is at the path now.
+            self._abandon_connections()
+            self._identity = None
 
     def _connect(self, busy_s: float) -> apsw.Connection:
         connection = apsw.Connection(
@@ -159,10 +163,28 @@ class Database:
         connection.pragma("foreign_keys", True)
         connection.pragma("cache_size", -CACHE_KIB)
         connection.pragma("journal_size_limit", WAL_KEPT_BYTES)
+        self._recognise(connection)
         # The plan of every hot query is pinned by INDEXED BY; nothing here may depend on statistics.
         found = os.stat(self.path)
         self._identity = (found.st_dev, found.st_ino)
         return connection
+
+    def _recognise(self, connection: apsw.Connection) -> None:
+        """Learn which ledger the file holds, or raise LedgerReplaced if it is another one than before."""
+        try:
+            rows = list(connection.execute("SELECT id FROM unstuck_ledger"))
+        except apsw.SQLError:
+            rows = []  # No tables yet.
+        found: str | None = rows[0][0] if rows else None
+        if self.ledger_id is None:
+            self.ledger_id = found
+        elif found != self.ledger_id:
+            connection.close(force=True)
+            holds = f"holds another ledger ({found})" if found else "holds no ledger any more"
+            raise LedgerReplaced(
+                f"{self.path} {holds} than the one that this process works with ({self.ledger_id}). Put the right "
+                "file back, and everything goes on; or restart what uses it."
+            )
 
     # Writing ----------------------------------------------------------------------------------
 
@@ -188,6 +210,10 @@ class Database:
                 self._writer.pragma("synchronous", "FULL" if durable else "NORMAL")
                 self._durable = durable
             self._writer.execute("BEGIN IMMEDIATE")
+            if self.ledger_id is None:
+                self._recognise(self._writer)
+            else:
+                self.lock.mark(self.ledger_id)
         except (apsw.BusyError, apsw.LockedError, apsw.ProtocolError):
             return None
         except Exception as error:
@@ -304,3 +330,19 @@ class Database:
             if connection is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
         self._writer = self._reader = None
+
+
+def refuse_vanished(path: Path, known: str | None = None) -> None:
+    """Raise LedgerReplaced if there was a ledger in a file that is missing: `known` here, or noted beside it.
+
+    What has it open keeps it open: of a deleted file that is all there is."""
+    lock = path.with_name(path.name + "-lock")
+    seen = known or read_mark(lock)
+    # The mark may be of somebody who makes the first ledger just now.
+    if not seen or path.exists():
+        return
+    anew = f"delete {lock} too" if known is None else f"delete {lock} and restart what uses it"
+    raise LedgerReplaced(
+        f"{path} was deleted or moved: there was a ledger in it ({seen}). Put the file back, with its -wal file if "
+        f"there is one, and everything goes on. To begin with an empty ledger instead, {anew}."
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unstuck import host
 from unstuck.store.sqlite.errors import locked
-from unstuck.store.sqlite.holder import Holder, Watch, clear_holder, read_holder, write_holder
+from unstuck.store.sqlite.holder import Holder, Watch, clear_holder, read_holder, write_holder, write_mark
 from unstuck.store.sqlite.turnstile import Turnstile
 
 TICK_S = 0.1
@@ -61,6 +61,11 @@ class FairLock:
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
             self._turnstile.release()
+
+    def mark(self, ledger_id: str) -> None:
+        """Note which ledger the lock belongs to. Called by whoever holds it."""
+        assert self._fd is not None
+        write_mark(self._fd, ledger_id)
 
     def forget(self) -> None:
         """In the child of a fork: close our copy, so that the lock ends with the parent, and begin anew."""

@@ -11,6 +11,8 @@ from unstuck.domain.liveness import Process
 RECORD_BYTES = 128
 SLOW_KILL_AFTER_S = 10.0
 """A holder that is not stopped is given at least so long, however short the heartbeat timeout is."""
+MARK_BYTES = 64
+"""Behind the holder: which ledger the file beside the lock holds. It outlives that file."""
 _EMPTY = b"-".ljust(RECORD_BYTES)
 
 log = logs.logger(__name__)
@@ -49,6 +51,23 @@ def read_holder(fd: int) -> Holder | None:
         return Holder(int(pid), started, int(number), float(since_boot_s), float(limit_s), namespace)
     except ValueError:
         return None
+
+
+def write_mark(fd: int, ledger_id: str) -> None:
+    """Note which ledger there is, so that a client that finds no file does not begin an empty one in its place."""
+    mark = ledger_id.encode().ljust(MARK_BYTES)[:MARK_BYTES]
+    if os.pread(fd, MARK_BYTES, RECORD_BYTES) != mark:
+        os.pwrite(fd, mark, RECORD_BYTES)
+
+
+def read_mark(path: Path) -> str | None:
+    """Return which ledger was noted in a lock file, if there is one."""
+    try:
+        with path.open("rb") as file:
+            mark = os.pread(file.fileno(), MARK_BYTES, RECORD_BYTES)
+    except OSError:
+        return None
+    return mark.decode("ascii", "replace").strip() or None
 
 
 class Watch:

@@ -87,6 +87,14 @@ class SqliteLedger(
     def check_schema(self) -> None:
         migrating.check(self.db)
 
+    def ledger_id(self) -> str:
+        with self.db.read() as cursor:
+            [(found,)] = fetch(cursor, "ledger_id")
+        return str(found)
+
+    def expect(self, ledger_id: str) -> None:
+        self.db.ledger_id = ledger_id
+
     def describe(self) -> dict[str, Any]:
         return {
             "database": "sqlite",

@@ -194,6 +194,8 @@ create table {schema}.watch_periods (
 -- What concerns the ledger as a whole: which server was last watched.
 create table {schema}.ledger (
     one           boolean primary key default true check (one),
+    -- Which ledger this is. Whoever works with one takes no other for it.
+    id            text not null default substr(replace(gen_random_uuid()::text, '-', ''), 1, 16),
     server        text,
     voided_at     timestamptz,
     -- The timeline on which numbers of jobs and attempts are given out (`skip_lost_numbers`).

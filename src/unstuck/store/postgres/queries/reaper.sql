@@ -71,6 +71,9 @@ from {schema}.sweep_jobs_v1(%(jobs_s)s, %(limit)s) j;
 -- name: prune_batch
 select next_after, removed from {schema}.prune_batch_v1(%(after)s, %(older_than_s)s, %(states)s, %(look)s);
 
+-- name: ledger_id
+select id from {schema}.ledger;
+
 -- name: sweep_moved_events
 -- A dump brought transactions that this server has not reached yet: once it does, they would look new.
 with moved as (

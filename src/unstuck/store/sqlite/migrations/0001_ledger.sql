@@ -16,13 +16,15 @@
 
 CREATE TABLE unstuck_ledger (
     one INTEGER PRIMARY KEY CHECK (one = 1),
+    -- Which ledger this is. Whoever works with one takes no other for it.
+    id TEXT NOT NULL,
     last_job_id INTEGER NOT NULL DEFAULT 0,
     last_token INTEGER NOT NULL DEFAULT 0,
     -- Where the retention sweep goes on.
     swept_job_id INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
-INSERT INTO unstuck_ledger (one) VALUES (1);
+INSERT INTO unstuck_ledger (one, id) VALUES (1, lower(hex(randomblob(8))));
 
 -- What is read on every claim comes first; what may be long comes last, so that a scan over states and times
 -- never follows the overflow pages of a payload.

@@ -70,6 +70,9 @@ SELECT id, finished_at, state, keep_s, enqueued_at FROM unstuck_jobs WHERE id > 
 -- name: delete_jobs
 DELETE FROM unstuck_jobs WHERE id IN (SELECT value FROM json_each(?)) AND finished_at IS NOT NULL;
 
+-- name: ledger_id
+SELECT id FROM unstuck_ledger;
+
 -- name: sweep_events
 -- Ids go with time: looking at the first few is enough. An event from the future (the clock was set back) is passed over.
 DELETE FROM unstuck_events
