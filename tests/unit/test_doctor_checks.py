@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.doctor_kit import HERE, NOW_AT, diagnosis, facts, found, ready, told, with_, worker
 
@@ -18,7 +19,7 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.states import Door, WorkerState
 from unstuck.domain.watch import Cause
 from unstuck.runner import cgroups
-from unstuck.store.diagnosis import JobGroup, Overkept, Snapshot, TableLook, WatchLook
+from unstuck.store.diagnosis import Blocker, JobGroup, Overkept, Snapshot, TableLook, Waiter, WatchLook
 from unstuck.store.records import WorkerVerdict
 
 GROUP = JobGroup("default", "add", 3, 17, 90_000.0)
@@ -39,6 +40,7 @@ def test_every_code_is_on_the_page_and_the_page_knows_no_other() -> None:
     ("kind", "code"),
     [
         ("unreachable", "ledger-unreachable"),
+        ("busy", "ledger-unreachable"),
         ("standby", "standby"),
         ("none", "no-ledger"),
         ("behind", "schema-behind"),
@@ -220,6 +222,53 @@ class TestWatch:
         assert [one.facts["cause"] for one in findings] == ["outage", "failover"]
         assert findings[0].facts["count"] == 3
         assert "ended 100s ago and took 10s. The longest was 30s." in findings[0].why
+
+
+class TestBlocking:
+    OPEN = Blocker("session", "99", 12.0, "shop", "cart", "idle in transaction", "insert into orders …", ("jobs",))
+
+    def blocked(self, *blockers: Blocker, trouble: Trouble | None = None) -> Facts:
+        return with_(facts(), blockers=blockers, trouble=trouble)
+
+    def test_an_open_transaction_is_a_warning(self) -> None:
+        finding = found(self.blocked(self.OPEN))["blocking-transaction"]
+        assert finding.severity is Severity.WARNING
+        assert finding.what == (
+            "Session 99 (user shop, application 'cart', idle in transaction) has had a transaction open for 12s"
+        )
+        assert "in jobs." in finding.why
+        assert "Its last statement: insert into orders" in finding.why
+        assert "`select pg_terminate_backend(99)`" in finding.cure
+        assert found(self.blocked(msgspec.structs.replace(self.OPEN, age_s=4.0))) == {}
+
+    def test_it_is_a_problem_if_something_waits(self) -> None:
+        waiting = tuple(Waiter(pid, "unstuck turn") for pid in range(7))
+        finding = found(self.blocked(msgspec.structs.replace(self.OPEN, waiting=waiting)))["blocking-transaction"]
+        assert finding.severity is Severity.PROBLEM
+        assert "7 sessions wait for it: unstuck turn (0), unstuck turn (1)" in finding.why
+        assert "and 2 more." in finding.why
+
+    def test_it_says_more_than_a_ledger_that_did_not_answer_in_time(self) -> None:
+        busy = Trouble("busy", "A lock was held for too long.")
+        assert set(found(self.blocked(self.OPEN, trouble=busy))) == {"blocking-transaction"}
+        assert set(found(self.blocked(trouble=busy))) == {"ledger-unreachable"}
+
+    def test_a_transaction_that_we_may_not_look_at_is_information(self) -> None:
+        hidden = Blocker("session", "99", None, "shop", tables=("jobs",))
+        assert found(self.blocked(hidden)) == {}
+        assert "blocking-transaction" in told(self.blocked(hidden))
+
+    def test_a_prepared_transaction_has_no_session_to_end(self) -> None:
+        prepared = Blocker("prepared", "tx1", 60.0, tables=("jobs",))
+        assert "ROLLBACK PREPARED 'tx1'" in found(self.blocked(prepared))["blocking-transaction"].cure
+
+    def test_a_process_that_keeps_the_write_lock_of_a_file(self) -> None:
+        finding = found(self.blocked(Blocker("process", "4711", 1.5, query="sqlite3 jobs.db")))["blocking-transaction"]
+        assert finding.severity is Severity.PROBLEM
+        assert finding.what == "Process 4711 (sqlite3 jobs.db) keeps the write lock of the ledger's file"
+        assert "`kill 4711`" in finding.cure
+        unknown = found(self.blocked(Blocker("process", "", 1.5)))["blocking-transaction"]
+        assert unknown.what.startswith("Another process keeps the write lock")
 
 
 class TestBell:

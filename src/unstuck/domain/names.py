@@ -24,3 +24,9 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """Give " Did you mean 'x'?" where something known is close, else an empty string."""
     close = get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def printable(text: str, max_chars: int) -> str:
+    """Return the text of somebody else in one line that is fit for people, and not longer than this."""
+    plain = "".join(char if char.isprintable() else " " for char in text)
+    return " ".join(plain.split())[:max_chars]

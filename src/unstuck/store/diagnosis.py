@@ -24,6 +24,7 @@ SWEEP_TICKET = "sweep"
 
 BellState = Literal["works", "silent", "off", "pooled"]
 SnapshotKind = Literal["session", "prepared", "slot"]
+BlockerKind = Literal["session", "prepared", "process"]
 OverkeptKind = Literal["jobs", "events", "keys"]
 
 
@@ -101,6 +102,34 @@ class WatchLook(msgspec.Struct, frozen=True):
     set_back_s: float | None = None
     """The last step back of the clock within it."""
     set_back_at: float | None = None
+
+
+class Waiter(msgspec.Struct, frozen=True):
+    """A session that waits for somebody's lock."""
+
+    pid: int
+    application: str
+
+
+class Blocker(msgspec.Struct, frozen=True):
+    """A transaction that holds locks of the ledger: a session or prepared transaction of PostgreSQL, or a process that
+    has a write under way in a SQLite file."""
+
+    kind: BlockerKind
+    name: str
+    """The pid, or the name of the prepared transaction; empty if it cannot be known."""
+    age_s: float | None
+    """How long it has been open; None if we may not see it."""
+    user: str = ""
+    application: str = ""
+    state: str = ""
+    query: str = ""
+    """The last statement of the session, or the command of the process."""
+    tables: tuple[str, ...] = ()
+    """What it has locked."""
+    waiting: tuple[Waiter, ...] = ()
+    """Who was seen to wait for it."""
+    is_ours: bool = False
 
 
 class AddressLook(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ class Code(StrEnum):
     SCHEMA_BEHIND = "schema-behind"
     SCHEMA_AHEAD = "schema-ahead"
     SCHEMA_FORKED = "schema-forked"
+    BLOCKING_TRANSACTION = "blocking-transaction"
     # Jobs that wait
     NO_WORKER_FOR_QUEUE = "no-worker-for-queue"
     TASK_UNKNOWN = "task-unknown"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from unstuck.client.doctor.bell import check_bell
+from unstuck.client.doctor.blocking import check_blocking
 from unstuck.client.doctor.clocks import check_clocks
 from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.containing import check_containment
@@ -34,6 +35,7 @@ CHECKS: tuple[Check, ...] = (
     check_clocks,
     check_watch,
     check_servers,
+    check_blocking,
     check_bell,
     check_housekeeping,
     check_timing,
@@ -45,7 +47,10 @@ def examine(facts: Facts, limits: Limits | None = None) -> list[Finding]:
     """Give everything that is worth a word; nothing that is a problem or a warning where all is well."""
     if facts.trouble is not None or facts.diagnosis is None:
         trouble = facts.trouble or Trouble("unreachable", "The ledger gave no answer.")
-        return in_order([in_trouble(trouble), *check_containment(facts, None, Limits())])
+        limits = limits or Limits()
+        blocking = list(check_blocking(facts, None, limits)) if trouble.kind == "busy" else []
+        # What is in the way says more than that something is.
+        return in_order([*(blocking or [in_trouble(trouble)]), *check_containment(facts, None, limits)])
     diagnosis = facts.diagnosis
     return in_order(finding for check in CHECKS for finding in check(facts, diagnosis, limits or Limits()))
 
@@ -65,6 +70,9 @@ def in_trouble(trouble: Trouble) -> Finding:
         case "forked":
             code, what = Code.SCHEMA_FORKED, "The tables were made by a version that was never released"
             cure = "Name another ledger with --url or --app, or drop these tables if nothing in them is needed."
+        case "busy":
+            code, what = Code.LEDGER_UNREACHABLE, "The ledger did not answer in time"
+            cure = "Look for long transactions in the database, and for its load. Then run the doctor again."
         case "standby":
             code, what = Code.STANDBY, "This database server is a standby"
             cure = (

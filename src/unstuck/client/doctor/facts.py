@@ -6,10 +6,10 @@ import msgspec
 
 from unstuck.config import Settings
 from unstuck.domain.states import LIVING
-from unstuck.store.diagnosis import Diagnosis
+from unstuck.store.diagnosis import Blocker, Diagnosis
 from unstuck.store.records import LineRecord, ScheduleRecord, WorkerRecord, WorkflowRecord
 
-TroubleKind = Literal["unreachable", "standby", "none", "behind", "ahead", "forked"]
+TroubleKind = Literal["unreachable", "busy", "standby", "none", "behind", "ahead", "forked"]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -26,6 +26,8 @@ class Limits(msgspec.Struct, frozen=True):
     """A clock that was set by more is worth a warning; a smaller step is only mentioned."""
     recent_s: float = 86_400.0
     """How long a step of the clock and an outage are worth a mention."""
+    blocking_s: float = 5.0
+    """A transaction that has locked something of the ledger should have ended by then."""
     snapshot_s: float = 300.0
     slot_behind_xacts: int = 1_000_000
     settling_s: float = 10.0
@@ -80,6 +82,8 @@ class Facts(msgspec.Struct, frozen=True):
     schedules: tuple[ScheduleRecord, ...] = ()
     lines: tuple[LineRecord, ...] = ()
     """Lines in which somebody stands, as far as one looks."""
+    blockers: tuple[Blocker, ...] = ()
+    """Transactions that hold locks of the ledger, known even if nothing else can be read."""
 
     @property
     def living(self) -> list[WorkerRecord]:

@@ -9,12 +9,20 @@ from unstuck.client.doctor.facts import Facts, Host, Limits, Standstill, Trouble
 from unstuck.client.doctor.fleet import has_room, sits_on_jobs
 from unstuck.client.doctor.metadata import noted
 from unstuck.config import Settings
-from unstuck.domain.errors import LedgerError, LedgerStandby, NoLedger, SchemaAhead, SchemaForked, SchemaMismatch
+from unstuck.domain.errors import (
+    LedgerBusy,
+    LedgerError,
+    LedgerStandby,
+    NoLedger,
+    SchemaAhead,
+    SchemaForked,
+    SchemaMismatch,
+)
 from unstuck.domain.states import LIVING, JobState
 from unstuck.domain.workflow import WorkflowState
 from unstuck.runner import containment
 from unstuck.store.contract import Ledger
-from unstuck.store.diagnosis import Diagnosis, QueueLook
+from unstuck.store.diagnosis import Blocker, Diagnosis, QueueLook
 from unstuck.store.records import WorkerRecord, WorkflowRecord
 
 LOOK_AGAIN_S = 10.0
@@ -31,8 +39,10 @@ MAX_PAUSED = 5
 def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> Facts:
     """Look at everything once; trouble with the ledger is a fact like any other."""
     limits = limits or Limits()
+    blockers: tuple[Blocker, ...] = ()
     try:
         ledger.check_schema()
+        blockers = ledger.blockers(open_s=limits.blocking_s)
         # Where nobody lives, nobody will come by to make a due job ready: no patience is due either.
         served = any(worker.state in LIVING for worker in ledger.workers())
         diagnosis = ledger.diagnose(far_s=limits.far_s, late_s=limits.late_s if served else min(limits.late_s, ALONE_S))
@@ -42,9 +52,22 @@ def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> 
         standstills = _look_twice(ledger, settings, diagnosis, workers, limited)
         lines = tuple(ledger.lines(limit=MAX_LINES))
         paused = tuple(_paused(ledger))
+    except LedgerBusy as error:
+        blockers = blockers or _blockers(ledger, limits)
+        return Facts(settings, look_at_host(()), trouble=trouble_of(error), blockers=blockers)
     except LedgerError as error:
         return Facts(settings, look_at_host(()), trouble=trouble_of(error))
-    return Facts(settings, look_at_host(workers), None, diagnosis, workers, standstills, paused, schedules, lines)
+    return Facts(
+        settings, look_at_host(workers), None, diagnosis, workers, standstills, paused, schedules, lines, blockers
+    )
+
+
+def _blockers(ledger: Ledger, limits: Limits) -> tuple[Blocker, ...]:
+    """Return what is in the way of a ledger that could not be read."""
+    try:
+        return ledger.blockers(open_s=limits.blocking_s)
+    except LedgerError:
+        return ()
 
 
 def _paused(ledger: Ledger) -> Iterator[WorkflowRecord]:
@@ -63,6 +86,8 @@ def trouble_of(error: LedgerError) -> Trouble:
             return Trouble("none", message)
         case SchemaMismatch():
             return Trouble("behind", message)
+        case LedgerBusy():
+            return Trouble("busy", message)
         case LedgerStandby():
             return Trouble("standby", message)
         case _:

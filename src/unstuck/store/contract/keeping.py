@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from unstuck.store.diagnosis import Diagnosis
+from unstuck.store.diagnosis import Blocker, Diagnosis
 from unstuck.store.migrations import WAIT_S, Migration
 
 
@@ -45,6 +45,13 @@ class KeepingVerbs(Protocol):
         """Look at the ledger's own health, in bounded looks; really rings the bell where there is one.
 
         `scheduled` are jobs due in more than `far_s`, `overdue` those that have been due for `late_s`."""
+        ...
+
+    def blockers(self, *, open_s: float) -> tuple[Blocker, ...]:
+        """Return the transactions that hold locks of the ledger and have been open for longer than `open_s`.
+
+        Needs none of the ledger's own tables, so it answers even if one of them is locked. Looks for a second or two if
+        it finds any, to see what waits for them."""
         ...
 
     def close(self) -> None: ...

@@ -17,6 +17,7 @@ from unstuck.store.diagnosis import (
     SWEEP_TICKET,
     AddressLook,
     BellState,
+    Blocker,
     Diagnosis,
     JobGroup,
     Overkept,
@@ -31,6 +32,7 @@ from unstuck.store.overkept import estimate
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.bell import PostgresBell
 from unstuck.store.postgres.connecting import read_address
+from unstuck.store.postgres.open_transactions import find_blockers
 
 CLOCK_LOOKS = 3
 BELL_PATIENCE_S = 3.0
@@ -67,6 +69,9 @@ class DiagnosingVerbs(Verbs):
             snapshots=tuple(Snapshot(*row) for row in self.read("look_snapshots", groups=LOOK_GROUPS)),
             size_bytes=sum(table.size_bytes for table in tables),
         )
+
+    def blockers(self, *, open_s: float) -> tuple[Blocker, ...]:
+        return find_blockers(self, open_s)
 
     def _look_at_retention(self) -> tuple[Overkept, ...]:
         kept = self.settings.recovery.kept

@@ -7,6 +7,7 @@ from pathlib import Path
 import apsw
 
 from unstuck import host
+from unstuck.domain.errors import LedgerBusy, LedgerError
 from unstuck.domain.watch import Cause
 from unstuck.store.diagnosis import (
     COUNT_LIMIT,
@@ -15,6 +16,7 @@ from unstuck.store.diagnosis import (
     LOOK_JOBS,
     LOOK_QUEUES,
     SWEEP_TICKET,
+    Blocker,
     Diagnosis,
     JobGroup,
     Overkept,
@@ -25,9 +27,14 @@ from unstuck.store.diagnosis import (
 from unstuck.store.overkept import estimate
 from unstuck.store.sqlite.bell import reaches
 from unstuck.store.sqlite.database import CHECKPOINT_PAGES
+from unstuck.store.sqlite.holder import Holder, read_holder
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch
+from unstuck.store.sqlite.writers import command_of, writer_of
 
 READER_LOOK_S = 0.5
+LEAST_WRITE_LOOK_S = 0.5
+WRITE_LOOK_S = 1.5
+"""Writes of ours take milliseconds: whoever keeps all others from writing for this long is in the way."""
 FIRST_READ_LOCK = 123
 """Where the locks of readers begin in the -shm file: bytes 123 to 127, one for each state that may be read."""
 READ_LOCKS = range(FIRST_READ_LOCK, FIRST_READ_LOCK + 5)
@@ -75,6 +82,39 @@ class DiagnosingVerbs(Verbs):
             wal_stuck_pages=stuck,
             readers=readers,
         )
+
+    def blockers(self, *, open_s: float) -> tuple[Blocker, ...]:
+        """Try to write: if that is not possible for a moment, somebody has a write under way."""
+        waited_s = min(max(open_s, LEAST_WRITE_LOOK_S), WRITE_LOOK_S)
+        try:
+            with self.db.write(durable=False, patience_s=waited_s):
+                return ()
+        except LedgerBusy:
+            return (self._name_writer(waited_s),)
+        except LedgerError:
+            # It cannot be written for another reason, such as a full disk or the rights of this user.
+            return ()
+
+    def _name_writer(self, waited_s: float) -> Blocker:
+        holder = self._holder()
+        pid = writer_of(self.db.path) or (holder.pid if holder is not None else None)
+        if pid is None:
+            return Blocker("process", "", waited_s)
+        if holder is not None and holder.pid == pid:
+            waited_s = max(waited_s, host.boottime_s() - holder.since_boot_s)
+        return Blocker("process", str(pid), waited_s, query=command_of(pid), is_ours=holder is not None)
+
+    def _holder(self) -> Holder | None:
+        """Return which process of ours says that it holds the lock, if it is of this pid namespace."""
+        try:
+            fd = os.open(self.db.lock.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            found = read_holder(fd)
+        finally:
+            os.close(fd)
+        return found if found is not None and found.pid_namespace == (host.pid_namespace() or "-") else None
 
     def _look_at_retention(self, cursor: apsw.Cursor, now_at: float) -> tuple[Overkept, ...]:
         kept = self.settings.recovery.kept

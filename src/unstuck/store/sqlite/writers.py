@@ -3,21 +3,34 @@
 import os
 from pathlib import Path
 
+from unstuck.domain.names import printable
+
 _WRITE_LOCK_BYTE = 120
 """Of the `-shm` file: whoever writes to the write-ahead log locks it (SQLite's WAL_WRITE_LOCK)."""
 MAX_COMMAND_CHARS = 120
 
 
+def writer_of(path: Path) -> int | None:
+    """Return the process that has a write under way in this file, if it can be seen from here."""
+    return _writer(path.with_name(path.name + "-shm"))
+
+
+def command_of(pid: int) -> str:
+    """Return the beginning of the command line of a process, or nothing if it cannot be read."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+    return printable(command, MAX_COMMAND_CHARS)
+
+
 def describe_writer(path: Path) -> str:
     """Name the process for people, as far as it can be found."""
-    pid = _writer(path.with_name(path.name + "-shm"))
+    pid = writer_of(path)
     if pid is None:
         return "a process with a write under way"
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        command = ""
-    return f"process {pid}" + (f": {command[:MAX_COMMAND_CHARS]}" if command else "")
+    command = command_of(pid)
+    return f"process {pid}" + (f": {command}" if command else "")
 
 
 def _writer(shm: Path) -> int | None:

@@ -99,6 +99,41 @@ from pg_stat_all_tables s
 where s.schemaname = %(schema)s and s.relname in ('jobs', 'beats')
 order by s.relname desc;
 
+-- name: look_holders
+-- Transactions that have locked tables of the ledger, or that are asked for. Reading and vacuum hold up nobody. Of other
+-- roles we may see no more than the pid.
+select l.pid, a.usename::text, a.application_name, a.state, left(a.query, %(chars)s), l.tables, l.virtualtransaction,
+       p.gid, extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::double precision as age_s
+from (
+    select k.pid, k.virtualtransaction, array_agg(k.transactionid::text) as xids,
+           array_agg(distinct c.relname::text) filter (where c.oid is not null) as tables
+    from pg_locks k
+    left join pg_class c on c.oid = k.relation and c.relkind in ('r', 'p') and k.granted
+         and k.database = (select d.oid from pg_database d where d.datname = current_database())
+         and c.relnamespace = to_regnamespace(%(schema)s)
+         and k.mode not in ('AccessShareLock', 'ShareUpdateExclusiveLock')
+    where k.pid is distinct from pg_backend_pid()
+    group by k.pid, k.virtualtransaction
+    having count(c.oid) > 0 or k.pid = any (%(pids)s)
+) l
+left join pg_stat_activity a on a.pid = l.pid
+left join pg_prepared_xacts p on l.pid is null and p.transaction::text = any (l.xids)
+where coalesce(a.backend_type, 'client backend') = 'client backend'
+  and (coalesce(a.xact_start, p.prepared) is null
+       or coalesce(a.xact_start, p.prepared) < clock_timestamp() - make_interval(secs => %(open_s)s))
+order by age_s desc nulls last limit %(groups)s;
+
+-- name: look_waits
+-- Who waits for whom, of those that have to do with the ledger: by their name, or by the tables that they use.
+select w.pid, coalesce(a.application_name, ''), b.pid
+from (select distinct k.pid from pg_locks k where not k.granted and k.pid is not null) w
+join pg_stat_activity a on a.pid = w.pid and a.datname = current_database()
+cross join lateral unnest(pg_blocking_pids(w.pid)) b (pid)
+where a.application_name like 'unstuck %%' or exists (
+    select 1 from pg_locks k join pg_class c on c.oid = k.relation
+    where k.pid = w.pid and k.database = a.datid and c.relnamespace = to_regnamespace(%(schema)s))
+limit %(most)s;
+
 -- name: look_snapshots
 -- Sessions of other databases hold nothing back here; those of other roles may be hidden from us (NULL).
 select kind, name, note, age_s, active, behind
