@@ -21,6 +21,7 @@ from unstuck.client.doctor.gathering import gather
 from unstuck.client.doctor.visiting import visit
 from unstuck.client.operator import Operator
 from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.contract import Ledger
 from unstuck.store.records import GuardNone, Pulse, TaskRecord
@@ -224,6 +225,20 @@ class TestSettings:
     def test_a_timeout_without_room(self, ledger: Ledger, look: Look) -> None:
         ledger.register(birth("w1", heartbeat_interval_s=20.0, suspect_after_s=40.0, running_stale_after_s=40.0))
         assert set(look()) == {"timeout-too-tight"}
+
+    def test_an_interval_of_half_the_timeout_in_the_settings(self, look: Look, calm: str) -> None:
+        finding = look(heartbeat_interval="5s", claimed_stale_after="10s")["timeout-too-tight"]
+        assert finding.facts["timeout"] == "claimed_stale_after"
+        assert (finding.facts["heartbeat_interval_s"], finding.facts["timeout_s"]) == (5.0, 10.0)
+        assert "heartbeat_interval to 3.33s" in finding.cure
+        assert look(heartbeat_interval="3s", claimed_stale_after="10s") == {}
+
+    def test_an_interval_of_half_the_timeout_of_one_task(self, ledger: Ledger, look: Look) -> None:
+        policy = encode_policy(Policy(heartbeat_timeout_s=10.0))
+        ledger.register(birth("w1", tasks=(TaskRecord("resize", "default", policy),), **CALM))
+        finding = look()["timeout-too-tight"]
+        assert finding.facts["task"] == "resize"
+        assert finding.facts["workers"] == ["w1"]
 
     def test_rounds_rarer_than_the_timeout(self, look: Look, calm: str) -> None:
         assert set(look(check_interval="60s")) == {"check-interval-too-long"}

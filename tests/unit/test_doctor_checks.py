@@ -16,12 +16,14 @@ from unstuck.client.doctor.examining import examine
 from unstuck.client.doctor.facts import Facts, Host, Standstill, Trouble
 from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector
+from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.states import Door, WorkerState
 from unstuck.domain.watch import Cause
 from unstuck.runner import cgroups
 from unstuck.store.diagnosis import Blocker, JobGroup, Overkept, Snapshot, TableLook, Waiter, WatchLook
-from unstuck.store.records import WorkerVerdict
+from unstuck.store.records import TaskRecord, WorkerVerdict
 
+HALF_OF_THE_TIMEOUT = {"heartbeat_interval": "15s", "heartbeat_timeout": "30s"}
 GROUP = JobGroup("default", "add", 3, 17, 90_000.0)
 
 
@@ -352,6 +354,44 @@ class TestTiming:
     def test_a_beat_that_was_seen_to_be_late_counts_too(self) -> None:
         late = worker(heartbeat_interval_s=1.0, suspect_after_s=3.0, silent_s=1.9)
         assert "timeout-too-tight" in found(facts(late))
+
+    def test_an_interval_of_more_than_a_third_of_the_timeout(self) -> None:
+        finding = found(facts(worker(heartbeat_interval_s=15.0)))["timeout-too-tight"]
+        assert finding.severity is Severity.WARNING
+        assert finding.what == "The heartbeat interval of ada (15s) is more than a third of heartbeat_timeout (30s)"
+        assert finding.cure == "Set heartbeat_interval to 10s or less, or heartbeat_timeout to 45s or more."
+        assert found(facts(worker(heartbeat_interval_s=10.0))) == {}, "a third is enough"
+
+    def test_every_timeout_that_applies_to_a_worker_is_compared(self) -> None:
+        told_so = {"settings": {"heartbeat_timeout_s": 30.0, "running_stale_after_s": 12.0}}
+        finding = found(facts(worker(metadata=told_so)))["timeout-too-tight"]
+        assert finding.facts["timeout"] == "running_stale_after"
+        claimed = {"settings": {"heartbeat_timeout_s": 30.0, "running_stale_after_s": 30.0}}
+        finding = found(facts(worker(suspect_after_s=10.0, metadata=claimed)))["timeout-too-tight"]
+        assert finding.facts["timeout"] == "claimed_stale_after"
+
+    def test_workers_and_settings_with_the_same_numbers_are_named_together(self) -> None:
+        both = facts(
+            worker(heartbeat_interval_s=15.0), worker("bob", heartbeat_interval_s=15.0), settings=HALF_OF_THE_TIMEOUT
+        )
+        findings = [one for one in examine(both) if one.code is Code.TIMEOUT_TOO_TIGHT]
+        assert len(findings) == 1
+        assert "of ada, bob and the settings that this command reads" in findings[0].what
+        assert findings[0].facts["here"] is True
+
+    def test_the_timeout_of_a_task_is_compared_with_the_workers_that_know_it(self) -> None:
+        tasks = (
+            TaskRecord("add", "default", encode_policy(Policy(heartbeat_timeout_s=8.0))),
+            TaskRecord("unknown", "default", encode_policy(Policy(heartbeat_timeout_s=8.0))),
+            TaskRecord("calm", "default", encode_policy(Policy(heartbeat_timeout_s=60.0))),
+            TaskRecord("off", "default", encode_policy(Policy(heartbeat=False, heartbeat_timeout_s=8.0))),
+        )
+        workers = (worker(tasks=("add", "calm", "off")),)
+        [finding] = [one for one in examine(with_(facts(*workers), tasks=tasks)) if one.code is Code.TIMEOUT_TOO_TIGHT]
+        assert (
+            finding.what
+            == "The heartbeat interval of ada (5s) is more than a third of heartbeat_timeout (8s) of task 'add'"
+        )
 
     def test_rounds_that_are_rarer_than_deaths(self) -> None:
         assert "check-interval-too-long" in found(facts(settings={"check_interval": "60s"}))

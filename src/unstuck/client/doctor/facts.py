@@ -7,7 +7,7 @@ import msgspec
 from unstuck.config import Settings
 from unstuck.domain.states import LIVING
 from unstuck.store.diagnosis import Blocker, Diagnosis
-from unstuck.store.records import LineRecord, ScheduleRecord, WorkerRecord, WorkflowRecord
+from unstuck.store.records import LineRecord, ScheduleRecord, TaskRecord, WorkerRecord, WorkflowRecord
 
 TroubleKind = Literal["unreachable", "busy", "standby", "none", "behind", "ahead", "forked"]
 
@@ -82,6 +82,7 @@ class Facts(msgspec.Struct, frozen=True):
     schedules: tuple[ScheduleRecord, ...] = ()
     lines: tuple[LineRecord, ...] = ()
     """Lines in which somebody stands, as far as one looks."""
+    tasks: tuple[TaskRecord, ...] = ()
     blockers: tuple[Blocker, ...] = ()
     """Transactions that hold locks of the ledger, known even if nothing else can be read."""
 

@@ -48,6 +48,7 @@ def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> 
         diagnosis = ledger.diagnose(far_s=limits.far_s, late_s=limits.late_s if served else min(limits.late_s, ALONE_S))
         workers = tuple(ledger.workers())
         schedules = tuple(ledger.schedules())
+        tasks = tuple(ledger.tasks())
         limited = frozenset(one.name for one in ledger.queue_limits() if one.limit)
         standstills = _look_twice(ledger, settings, diagnosis, workers, limited)
         lines = tuple(ledger.lines(limit=MAX_LINES))
@@ -58,7 +59,16 @@ def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> 
     except LedgerError as error:
         return Facts(settings, look_at_host(()), trouble=trouble_of(error))
     return Facts(
-        settings, look_at_host(workers), None, diagnosis, workers, standstills, paused, schedules, lines, blockers
+        settings,
+        look_at_host(workers),
+        diagnosis=diagnosis,
+        workers=workers,
+        standstills=standstills,
+        paused=paused,
+        schedules=schedules,
+        lines=lines,
+        tasks=tasks,
+        blockers=blockers,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.facts import Facts, Limits
 from unstuck.client.doctor.finding import Finding, named, warning
+from unstuck.client.doctor.intervals import check_intervals, pairs_of
 from unstuck.client.doctor.metadata import own
 from unstuck.client.explaining import is_well
 from unstuck.domain.durations import brief
@@ -20,6 +21,7 @@ MAX_VALUES = 5
 
 def check_timing(facts: Facts, diagnosis: Diagnosis, _limits: Limits) -> Iterator[Finding]:
     recovery = facts.settings.recovery
+    yield from check_intervals(facts)
     tight = [worker for worker in facts.living if is_well(worker) and _is_tight(worker, diagnosis)]
     if tight:
         yield _too_tight(tight, diagnosis)
@@ -48,7 +50,8 @@ def delay_s(worker: WorkerRecord, diagnosis: Diagnosis) -> float:
 
 def _is_tight(worker: WorkerRecord, diagnosis: Diagnosis) -> bool:
     needed_s = BEATS_ALLOWED * worker.heartbeat_interval_s + DELAYS_ALLOWED * delay_s(worker, diagnosis)
-    return worker.suspect_after_s < needed_s
+    # An interval that is too long for its timeout is a finding of its own.
+    return worker.suspect_after_s < needed_s and not any(pair.is_risky for pair in pairs_of(worker))
 
 
 def _too_tight(tight: list[WorkerRecord], diagnosis: Diagnosis) -> Finding:
