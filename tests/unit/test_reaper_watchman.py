@@ -17,7 +17,7 @@ from unstuck.domain.errors import LedgerBusy, LedgerUnavailable
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.reaper import Neighbours, Reaper, Round, Watchman, run_daemon
+from unstuck.reaper import Neighbours, Reaper, Round, Watchman, run_daemon, shared_memory
 from unstuck.reaper.undertaker import Undertaker
 from unstuck.reaper.watchman import pace
 from unstuck.store.records import Promoted
@@ -30,6 +30,12 @@ RARE = Recovery(check_interval=LONG_S)
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with a_stage(f"sqlite:///{tmp_path}/jobs.db") as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def no_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests may have left pages of the dead, and a scripted ledger knows nothing of them."""
+    monkeypatch.setattr(shared_memory, "trace_folder", lambda: tmp_path)
 
 
 class Scripted(Reaper):

@@ -12,6 +12,7 @@ from unstuck.domain.errors import LedgerBusy, LedgerUnavailable
 from unstuck.domain.states import LIVING
 from unstuck.domain.watch import grace_s
 from unstuck.metrics.tallies import Tallies
+from unstuck.reaper import shared_memory
 from unstuck.reaper.evidence import patience_s
 from unstuck.reaper.retention import ONCE_S
 from unstuck.reaper.rounds import Round
@@ -52,6 +53,7 @@ class Watchman:
         self._batch_s: float | None = None
         """When retention goes on."""
         self._contact_s = math.inf
+        self._tidy_s = 0.0
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._stopping = False
@@ -109,8 +111,12 @@ class Watchman:
         elif self._batch_s is not None and now_s >= self._batch_s:
             self._batch_s = None
             self._guarded(self._reaper.keep_house)
+        elif now_s >= self._tidy_s and not self._failures:
+            self._tidy_s = now_s + shared_memory.EVERY_S
+            self._tidy()
         with self._lock:
-            planned_s = (self._tick_s, self._contact_s, self._promote_s, self._batch_s)
+            tidy_s = None if self._failures else self._tidy_s
+            planned_s = (self._tick_s, self._contact_s, self._promote_s, self._batch_s, tidy_s)
             next_s = min(at_s for at_s in planned_s if at_s is not None)
         return max(0.0, next_s - host.boottime_s())
 
@@ -134,6 +140,12 @@ class Watchman:
         with self._lock:
             self._tick_s = now_s + wait_s
         self._plan_contact(now_s, wait_s)
+
+    def _tidy(self) -> None:
+        try:
+            shared_memory.remove_leftovers(self._reaper.ledger)
+        except Exception as error:  # noqa: BLE001 - a few pages of memory are not worth a round
+            log.warning("The shared memory of dead workers could not be looked through", error=str(error))
 
     def _touch(self) -> Round:
         """Reach the ledger between two rounds, so that the watch has no holes that an outage could hide in."""
@@ -246,6 +258,7 @@ def run_once(
     try:
         done = reaper.round(ticket=False)
         _finish_retention(reaper, done)
+        shared_memory.remove_leftovers(ledger)
         return done
     finally:
         Bookkeeper(ledger, reaper.tallies).flush()

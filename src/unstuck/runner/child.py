@@ -153,7 +153,7 @@ def main(order_text: str) -> NoReturn:
         os.set_inheritable(fd, False)
     output.install_routers()
     try:
-        trace = Trace.open(Path(seat.trace))
+        trace = Trace.open(Path(seat.trace), live_by_it=True)
         registry = load_registry(order.target)
     except (ConfigError, OSError, ValueError) as error:
         os.write(seat.stderr, f"{error}\n".encode(errors="backslashreplace"))

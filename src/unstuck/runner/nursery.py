@@ -124,7 +124,7 @@ class Nursery:
                 self._ended = True
 
     def _equip(self, order: wire.Equip) -> None:
-        self._trace = Trace.open(Path(order.trace))
+        self._trace = Trace.open(Path(order.trace), live_by_it=True)
         self._trace.set_nursery(os.getpid(), host.process_started(os.getpid()))
         self._trace.set_mark(self._options.mark)
         self._equipment = order

@@ -3,18 +3,24 @@
 One record per slot: which process is in it, which attempt it entered (and those before it), when its
 interpreter last gave a pulse, and until when its lease allows it to live. Each field is written by one party
 only and is eight aligned bytes, so a reader sees an old value or a new one, never half of each.
+
+Whoever lives by the page holds a shared `flock` on it: the kernel lets go of it with the last of them, however they
+die, and whatever containers share the folder. So a page that can be locked alone belongs to the dead.
 """
 
+import fcntl
 import mmap
 import os
+import stat
 import struct
 import tempfile
 from pathlib import Path
 from typing import Self
 
-MAGIC = 0x756E737475636B32
+MAGIC = 0x756E737475636B33
 _HEADER = struct.Struct("=QQqq")  # magic, slots, nursery pid, nursery start
 _MARK_AT = _HEADER.size
+_LEDGER_AT, _LEDGER_BYTES = _MARK_AT + 8, 16
 _I64 = struct.Struct("=q")
 _F64 = struct.Struct("=d")
 _HEADER_BYTES = 64
@@ -29,9 +35,16 @@ SYNC, ASYNC = 1, 2
 """Kinds of slots. In an async one every job that was handed over counts as entered; 0 means unknown, and the same."""
 
 
-def trace_path(worker_id: str) -> Path:
+PREFIX = "unstuck-"
+
+
+def trace_folder() -> Path:
     folder = Path("/dev/shm")
-    return (folder if folder.is_dir() else Path(tempfile.gettempdir())) / f"unstuck-{worker_id}"
+    return folder if folder.is_dir() else Path(tempfile.gettempdir())
+
+
+def trace_path(worker_id: str) -> Path:
+    return trace_folder() / f"{PREFIX}{worker_id}"
 
 
 class Trace:
@@ -43,29 +56,59 @@ class Trace:
         self._memory = memory
 
     @classmethod
-    def create(cls, path: Path, slots: int) -> Self:
+    def create(cls, path: Path, slots: int, ledger_id: str = "") -> Self:
+        """Make the page of a worker that is registered in this ledger."""
         assert 0 < slots <= MAX_SLOTS
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             size = _HEADER_BYTES + slots * _SLOT_BYTES
             os.ftruncate(fd, size)
+            # Before it can be taken for a page. The mapping keeps a descriptor of its own, and so the lock.
+            fcntl.flock(fd, fcntl.LOCK_SH)
             memory = mmap.mmap(fd, size)
         finally:
             os.close(fd)
+        memory[_LEDGER_AT : _LEDGER_AT + _LEDGER_BYTES] = ledger_id.encode().ljust(_LEDGER_BYTES)[:_LEDGER_BYTES]
         _HEADER.pack_into(memory, 0, MAGIC, slots, 0, 0)
         return cls(path, memory, slots)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open an existing page; raises OSError or ValueError when there is none worth reading."""
+    def open(cls, path: Path, *, live_by_it: bool = False) -> Self:
+        """Open an existing page; raises OSError or ValueError when there is none worth reading.
+
+        With `live_by_it` the page stays while this process, or a child that it forks, lives."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            size = os.fstat(fd).st_size
-            if size < _HEADER_BYTES:
-                raise ValueError(f"{path} is not a trace")
-            memory = mmap.mmap(fd, size)
+            if live_by_it:
+                fcntl.flock(fd, fcntl.LOCK_SH)
+            return cls._map(path, fd)
         finally:
             os.close(fd)
+
+    @classmethod
+    def open_abandoned(cls, path: Path) -> Self | None:
+        """Open a page of this user if all that lived by it are dead, and lock it until it is closed; else None."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                return None
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return cls._map(path, fd)
+        except (OSError, ValueError):
+            return None
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def _map(cls, path: Path, fd: int) -> Self:
+        size = os.fstat(fd).st_size
+        if size < _HEADER_BYTES:
+            raise ValueError(f"{path} is not a trace")
+        memory = mmap.mmap(fd, size)
         magic, slots, _, _ = _HEADER.unpack_from(memory, 0)
         if magic != MAGIC or size < _HEADER_BYTES + slots * _SLOT_BYTES:
             memory.close()
@@ -77,6 +120,10 @@ class Trace:
 
     def unlink(self) -> None:
         self.path.unlink(missing_ok=True)
+
+    def ledger_id(self) -> str:
+        """Return in which ledger the worker is registered."""
+        return bytes(self._memory[_LEDGER_AT : _LEDGER_AT + _LEDGER_BYTES]).decode("ascii", "replace").strip()
 
     # Nursery ----------------------------------------------------------------------------------
 

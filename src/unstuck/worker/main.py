@@ -73,10 +73,13 @@ def run_worker(
         # The tables are looked at over a connection of its own: a worker keeps two, and this is neither.
         first = ready_ledger(settings, expected)
         ledger = open_ledger(settings)
-        ledger.expect(first.ledger_id())
+        ledger_id = first.ledger_id()
+        ledger.expect(ledger_id)
         first.close()
         try:
-            worker = Incarnations(bench, manifest, settings, ledger, served, concurrency, name, reaper, herald, tallies)
+            worker = Incarnations(
+                bench, manifest, settings, ledger, ledger_id, served, concurrency, name, reaper, herald, tallies
+            )
             with serving.served(tallies, metrics):
                 while not worker.live(signals):
                     # What the old id held is killed with its bench; the new one starts with a clean table.
@@ -109,6 +112,7 @@ class Incarnations:
         manifest: Manifest,
         settings: Settings,
         ledger: Ledger,
+        ledger_id: str,
         queues: tuple[str, ...],
         concurrency: int | None,
         name: str | None,
@@ -120,6 +124,7 @@ class Incarnations:
         self._manifest = manifest
         self._settings = settings
         self._ledger = ledger
+        self._ledger_id = ledger_id
         self._queues = queues
         self._slots = concurrency or settings.slots
         self._name = name
@@ -132,7 +137,7 @@ class Incarnations:
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""
         worker_id = new_worker_id()
-        trace = Trace.create(trace_path(worker_id), trace_slots(self._slots))
+        trace = Trace.create(trace_path(worker_id), trace_slots(self._slots), self._ledger_id)
         mailbox = Mailbox()
         try:
             self._bench.equip(trace, worker_id)
