@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import apsw
 import psycopg
 import pytest
+from tests.contract.hands import new_job
 from tests.contract.test_alert_sender import StartSender, receiver, start, told
 from tests.contract.test_event_feed import Reader, feed, readers
 from tests.fleet import wait_for
@@ -244,3 +245,29 @@ def test_a_ledger_moved_to_a_younger_server_goes_on_telling(
     with psycopg.connect(url) as db:
         [(moved,)] = db.execute("select count(*) from unstuck.events where transaction_id = '0'").fetchall()
     assert moved == 3
+
+
+@only_postgresql
+def test_events_that_a_dump_brought_are_no_news(
+    ledger: Ledger, url: str, feed: Feed, readers: list[Reader], start: StartSender, receiver: Receiver
+) -> None:
+    """Not even to those who begin before the first sweep, when nothing has happened in the new place yet."""
+    job_id = ledger.enqueue([new_job()])[0].job_id
+    for number in range(6):
+        ledger.note_event("crash_loop", f"old {number}", job_id=job_id if number < 2 else None, about="host-1")
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("update unstuck.events set transaction_id = '999999999999'")
+    readers.append(Reader(ledger, feed))
+    of_job = JobSubscription(lambda: ledger, job_id, frozenset({"crash_loop"}), None)
+    assert [event.message for event in of_job.take()] == ["old 0", "old 1"]
+    start(receiver.url)
+    while ledger.sweep_old(3600.0, 3600.0, 3600.0, 2).more:
+        # One who begins while they are moved.
+        readers.append(Reader(ledger, Feed(lambda: ledger)))
+    ledger.note_event("crash_loop", "new", job_id=job_id)
+    ledger.note_event("crash_loop", "newest", about="host-1")
+    for reader in readers:
+        assert reader.messages(2) == ["new", "newest"]
+    assert [event.message for event in of_job.take()] == ["new"]
+    wait_for(lambda: receiver.posts, "a message")
+    assert told(receiver.posts) == ["newest."]

@@ -15,6 +15,7 @@ from unstuck.domain.states import WorkerState
 from unstuck.notify.alerts.batching import SLOWEST_RETRY_S, Tell, TellAgain, Wait, decide, retry_s
 from unstuck.notify.alerts.bookkeeping import (
     MANY_TOLD,
+    MAX_BATCH,
     MOVE_S,
     Book,
     Sending,
@@ -106,8 +107,8 @@ def test_what_surely_did_not_arrive_is_gathered_anew_and_what_may_have_keeps_its
 def test_the_position_moves_to_the_newest_when_all_was_told_and_keeps_what_is_open() -> None:
     book = Book(told=(key(5), key(7)), moved_at=NOW)
     newest = Cursor(9, 9, 0, open=frozenset({6}))
-    assert advance(book, Cursor(3, 3), None, newest, NOW + MOVE_S / 2) == (Cursor(3, 3), book)
-    position, moved = advance(book, Cursor(3, 3), None, newest, NOW + MOVE_S)
+    assert advance(book, Cursor(3, 3), [], newest, NOW + MOVE_S / 2) == (Cursor(3, 3), book)
+    position, moved = advance(book, Cursor(3, 3), [], newest, NOW + MOVE_S)
     assert (position, moved.told) == (newest, ())
     assert position.is_behind(6, 4)
 
@@ -115,24 +116,36 @@ def test_the_position_moves_to_the_newest_when_all_was_told_and_keeps_what_is_op
 def test_the_position_never_passes_what_is_untold() -> None:
     book = Book(told=(key(5), key(8)))
     newest = Cursor(9, 9, 0, open=frozenset({4, 7}))
-    position, moved = advance(book, Cursor(3, 3), key(6), newest, NOW)
+    position, moved = advance(book, Cursor(3, 3), [key(6)], newest, NOW)
     assert (position, moved.told) == (Cursor(5, 5, 0, open=frozenset({4})), (key(8),))
     # What came when the newest had been read already holds up nothing.
-    assert advance(book, Cursor(3, 3), key(10), newest, NOW)[0] == newest
+    assert advance(book, Cursor(3, 3), [key(10)], newest, NOW)[0] == newest
     # A late one that is untold keeps the position where it is.
     late = Cursor(5, 5, 0, open=frozenset({4}))
-    assert advance(Book(told=(key(8),)), late, (4, 2, 0), Cursor(9, 9), NOW)[0] == late
+    assert advance(Book(told=(key(8),)), late, [(4, 2, 0)], Cursor(9, 9), NOW)[0] == late
+
+
+def test_a_late_commit_before_what_is_untold_does_not_hide_it() -> None:
+    # Transaction 4 was open when the newest was read. It has ended, and its event comes before the one that waits.
+    newest = Cursor(9, 9, 0, open=frozenset({4}))
+    position, _ = advance(Book(), Cursor(3, 3), [(4, 5, 0), key(9)], newest, NOW)
+    assert position.is_behind(9, 9)
+    assert position.is_behind(4, 5)
+    # Nor do so many of them that what waits is not among those that were read.
+    many = [(4, 10 + number, 0) for number in range(MAX_BATCH)]
+    assert advance(Book(), Cursor(3, 3), many, newest, NOW)[0] == Cursor(3, 3)
+    assert advance(Book(), Cursor(3, 3), many[:-1], newest, NOW)[0] == newest
 
 
 def test_what_is_remembered_is_bounded_while_more_keeps_coming() -> None:
     book = Book(told=tuple(map(key, range(100, 100 + MANY_TOLD))), moved_at=NOW)
     newest = Cursor(10**6, 10**6)
-    position, moved = advance(book, Cursor(3, 3), key(10**6), newest, NOW)
+    position, moved = advance(book, Cursor(3, 3), [key(10**6)], newest, NOW)
     assert (position.id, moved.told) == (99 + MANY_TOLD, ())
 
 
 def test_an_emptied_ledger_makes_everything_news() -> None:
-    assert advance(Book(told=(key(5),)), Cursor(3, 3), None, Cursor(), NOW)[0] == Cursor()
+    assert advance(Book(told=(key(5),)), Cursor(3, 3), [], Cursor(), NOW)[0] == Cursor()
 
 
 # Conditions --------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ The position of a target is a cursor: everything up to it was told or is not to 
 were open. It moves on now and then; the events told since are kept one by one.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from unstuck.domain.cursor import Cursor
@@ -94,27 +96,32 @@ def failed(book: Book, now_at: float, error: str, wait_s: float, *, maybe_arrive
 
 
 def advance(
-    book: Book, position: Cursor, first_untold: EventKey | None, newest: Cursor, now_at: float
+    book: Book, position: Cursor, untold: Sequence[EventKey], newest: Cursor, now_at: float
 ) -> tuple[Cursor, Book]:
     """Move the position on if that is due, and forget what was told before it.
 
-    `newest` was read together with the book, and before the untold events were."""
+    `newest` was read together with the book, and before the untold events were. Of those there may be more if there
+    are MAX_BATCH."""
     recently = 0.0 <= now_at - book.moved_at < MOVE_S
     if recently and len(book.told) < MANY_TOLD:
         return position, book
-    reached = _reached(book, position, first_untold, newest)
+    reached = _reached(book, position, untold, newest)
     if reached == position:
         return position, book
     told = tuple(key for key in book.told if reached.id and reached.is_behind(*key[:2]))
     return reached, msgspec.structs.replace(book, told=told, moved_at=now_at)
 
 
-def _reached(book: Book, position: Cursor, first_untold: EventKey | None, newest: Cursor) -> Cursor:
+def _reached(book: Book, position: Cursor, untold: Sequence[EventKey], newest: Cursor) -> Cursor:
     """Return the position up to which everything was told."""
-    if first_untold is None or newest.is_behind(*first_untold[:2]):
+    # What was committed after `newest` was read is behind it, whatever stands before or after it in the order.
+    first = next((key for key in untold if not newest.is_behind(*key[:2])), None)
+    if first is None and len(untold) >= MAX_BATCH:
+        first = untold[0]
+    if first is None:
         # All that could be seen then; if retention left no event at all, everything from now on is news.
         return position if newest.id and position.is_ahead_of(newest) else newest
-    before = [key for key in book.told if position.floor < key[:2] < first_untold[:2]]
+    before = [key for key in book.told if position.floor < key[:2] < first[:2]]
     if not before:
         return position
     transaction, event_id, stamp = max(before)

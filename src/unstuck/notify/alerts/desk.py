@@ -164,8 +164,8 @@ class TargetDesk:
     def _advance(
         self, ledger: Ledger, found: AlertTarget, book: Book, position: Cursor, untold: list[AlertEvent]
     ) -> None:
-        first = untold[0].key if untold else None
-        reached, trimmed = bookkeeping.advance(book, position, first, found.newest, found.now_at)
+        keys = [event.key for event in untold]
+        reached, trimmed = bookkeeping.advance(book, position, keys, found.newest, found.now_at)
         if (reached, trimmed) != (position, book):
             ledger.save_alert_target(self.target.fingerprint, found.version, str(reached), write_book(trimmed))
 

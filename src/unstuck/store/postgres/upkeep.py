@@ -22,11 +22,11 @@ class UpkeepVerbs(Verbs):
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:
         began_s = time.monotonic()
-        self.serve("sweep_moved_events", limit=limit)
+        [(moved,)] = self.serve("sweep_moved_events", limit=limit)
         jobs, events, workers, more = self.serve_once(
             "sweep_old", jobs_s=jobs_s, events_s=events_s, workers_s=workers_s, limit=limit
         )[0]
-        more = more or events >= limit or workers >= limit
+        more = more or max(events, workers, moved) >= limit
         return Swept(jobs, events, workers, more=more, took_s=time.monotonic() - began_s)
 
     def sweep_kept(self, limit: int) -> Swept:

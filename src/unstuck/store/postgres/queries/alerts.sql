@@ -18,9 +18,15 @@ select t.position, t.version, t.state, extract(epoch from clock_timestamp())::do
 from look l
 cross join {schema}.alert_targets t
 left join lateral (
-    select id, transaction_id, at from {schema}.events
-    where transaction_id < pg_snapshot_xmax(l.snapshot)
-    order by transaction_id desc, id desc
+    select n.id, n.transaction_id, n.at from (
+        (select 1 as choice, id, transaction_id, at from {schema}.events
+         where transaction_id > '0' and transaction_id < pg_snapshot_xmax(l.snapshot)
+         order by transaction_id desc, id desc
+         limit 1)
+        union all
+        (select 2, id, '0', at from {schema}.events order by id desc limit 1)
+    ) n
+    order by n.choice
     limit 1
 ) e on true
 where t.target = %(target)s;
@@ -37,7 +43,8 @@ with look as materialized (
     select snapshot, array(select x.xid::text::bigint from pg_snapshot_xip(snapshot) as x(xid)) as running
     from pg_current_snapshot() as snapshot
 )
-select o.transaction_id::text::bigint, extract(epoch from o.at)::double precision,
+select case when o.transaction_id < pg_snapshot_xmax(l.snapshot) then o.transaction_id::text::bigint else 0 end,
+       extract(epoch from o.at)::double precision,
        e.id, extract(epoch from e.at)::double precision, e.kind, e.message, e.about, e.job_id, j.task, j.queue,
        e.worker_id, w.name, w.host, w.verdict, e.transaction_id::text::bigint
 from look l

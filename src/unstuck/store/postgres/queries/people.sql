@@ -74,7 +74,8 @@ limit %(limit)s;
 
 -- name: newest_event
 -- One statement is one snapshot: it says what can be seen, and which transactions are open. Transactions of the future
--- are those of another server: a dump brought them.
+-- are those of another server: a dump brought them. They count as transaction 0, which `sweep_moved_events` makes of them:
+-- if there are no others, the newest event is the last of them.
 with look as materialized (
     select snapshot, array(select x.xid::text::bigint from pg_snapshot_xip(snapshot) as x(xid)) as running
     from pg_current_snapshot() as snapshot
@@ -83,9 +84,15 @@ select e.id, e.transaction_id::text::bigint, extract(epoch from e.at)::double pr
        l.running
 from look l
 left join lateral (
-    select id, transaction_id, at from {schema}.events
-    where transaction_id < pg_snapshot_xmax(l.snapshot)
-    order by transaction_id desc, id desc
+    select n.id, n.transaction_id, n.at from (
+        (select 1 as choice, id, transaction_id, at from {schema}.events
+         where transaction_id > '0' and transaction_id < pg_snapshot_xmax(l.snapshot)
+         order by transaction_id desc, id desc
+         limit 1)
+        union all
+        (select 2, id, '0', at from {schema}.events order by id desc limit 1)
+    ) n
+    order by n.choice
     limit 1
 ) e on true;
 
@@ -96,7 +103,8 @@ with look as materialized (
     from pg_current_snapshot() as snapshot
 )
 select l.running,
-       o.transaction_id::text::bigint, extract(epoch from o.at)::double precision,
+       case when o.transaction_id < pg_snapshot_xmax(l.snapshot) then o.transaction_id::text::bigint else 0 end,
+       extract(epoch from o.at)::double precision,
        (select min(id) from {schema}.events),
        e.id, extract(epoch from e.at)::double precision, e.kind, e.job_id, e.worker_id, e.message,
        e.transaction_id::text::bigint
@@ -130,16 +138,20 @@ with look as materialized (
     from pg_current_snapshot() as snapshot
 )
 select l.running,
-       o.transaction_id::text::bigint, extract(epoch from o.at)::double precision,
+       case when o.transaction_id < pg_snapshot_xmax(l.snapshot) then o.transaction_id::text::bigint else 0 end,
+       extract(epoch from o.at)::double precision,
        (select min(id) from {schema}.events),
        e.id, extract(epoch from e.at)::double precision, e.kind, e.job_id, e.worker_id, e.message,
        e.transaction_id::text::bigint
 from look l
 left join {schema}.events o on o.id = %(origin)s
 left join lateral (
-    select * from {schema}.events
-    where job_id = %(job_id)s
-      and ((transaction_id, id) > (%(transaction)s::text::xid8, %(id)s)
+    select * from (
+        select id, at, kind, job_id, worker_id, message,
+               case when transaction_id < pg_snapshot_xmax(l.snapshot) then transaction_id else '0' end as transaction_id
+        from {schema}.events where job_id = %(job_id)s
+    ) of_job
+    where ((transaction_id, id) > (%(transaction)s::text::xid8, %(id)s)
            or transaction_id = any (%(open)s::text[]::xid8[]))
       and not exists (select 1 from unnest(%(begun)s::text[]::xid8[], %(begun_up_to)s::bigint[]) as b(xid, up_to)
                            where b.xid = transaction_id and id <= b.up_to)
