@@ -116,6 +116,25 @@ def test_the_limit_that_was_said_while_a_key_was_held_counts_afterwards(ledger: 
     assert ledger.lines("a")[0].places == 2
 
 
+def test_many_who_wait_for_a_held_key_hide_no_other_key(
+    ledger: PostgresLedger, user: Session, swept_pg_url: str
+) -> None:
+    put(ledger, more=Ties(line="held", line_limit=1))
+    user.execute("select 1 from unstuck.lines where key = 'held' for update")
+    with psycopg.connect(swept_pg_url, autocommit=True) as other:
+        # As so many enqueues at the held key leave them.
+        other.execute(
+            "insert into unstuck.postponed_admissions (line, held) select 'held', true from generate_series(1, 2000)"
+        )
+    ties = Ties(line="free", line_limit=1)
+    put(ledger, unique_key="k", more=ties)
+    waits = put(ledger, more=ties)
+    with psycopg.connect(swept_pg_url) as shop:
+        ledger.enqueue_on(shop, [keyed(on_duplicate="replace")])
+    assert ledger.promote_due(10).queues == {QUEUE}
+    assert waits in {job.job_id for job in claim(ledger)}
+
+
 def test_a_key_that_another_session_has_just_made_is_not_waited_for(ledger: PostgresLedger, user: Session) -> None:
     user.execute("insert into unstuck.lines (key) values ('new')")
     job_id = quickly(lambda: put(ledger, more=Ties(line="new", line_limit=1)))

@@ -264,8 +264,14 @@ declare
     v_lines text[];
     v_free text[];
 begin
-    select array_agg(distinct x.line) into v_lines
-    from (select p.line from {schema}.postponed_admissions p order by p.id limit p_limit) x;
+    -- From key to key in the index: a key that somebody holds may have thousands of notes, and hides no other.
+    with recursive found (line) as (
+        (select p.line from {schema}.postponed_admissions p order by p.line limit 1)
+        union all
+        select (select p.line from {schema}.postponed_admissions p where p.line > f.line order by p.line limit 1)
+        from found f where f.line is not null
+    )
+    select array_agg(x.line) into v_lines from (select f.line from found f where f.line is not null limit p_limit) x;
     if v_lines is null then
         return '{}';
     end if;
