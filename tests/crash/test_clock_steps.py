@@ -39,6 +39,8 @@ def test_the_servers_clock_steps_by_an_hour(tmp_path: Path, step_s: float) -> No
             clock.step_to(step_s)
             rested_at_once(fleet, jobs)
             assert notes.read_text().count("begun") == len(jobs)
+            told = {finding.code.value: finding for finding in fleet.app.operator.doctor()}
+            assert told["clock-step"].facts["step_s"] == pytest.approx(step_s, abs=10.0)
             # Forgiving the step must not hide a death. One worker freezes while the clock is set once more.
             for worker in workers[1:]:
                 worker.stop()

@@ -111,6 +111,8 @@ def test_living_workers_keep_their_jobs_when_one_more_starts_at_the_promotion(
     assert notes.read_text().count("begun") == len(jobs)
     assert all(worker.process.poll() is None for worker in cluster.fleet.workers)
     check_history(cluster.fleet.ledger, [job.id for job in jobs])
+    told = {finding.code.value: finding for finding in cluster.fleet.app.operator.doctor()}
+    assert "ledger-outage" in told, told
 
 
 def test_workers_leave_a_primary_that_hangs_and_settle_on_the_new_one(make_cluster: MakeCluster) -> None:
