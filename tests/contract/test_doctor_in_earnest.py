@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.fleet import ROOT, Fleet, wait_for
 from tests.proxy import Proxy
 
 from unstuck import config
+from unstuck.client.doctor.codes import Severity
+from unstuck.client.doctor.facts import Limits
+from unstuck.client.doctor.finding import Finding
 from unstuck.client.doctor.visiting import visit
 from unstuck.domain.states import JobState, WorkerState
 
@@ -104,6 +108,26 @@ def test_a_worker_on_a_host_with_a_wrong_clock_is_named_and_works_all_the_same(f
         process.terminate()
         process.wait(30)
         log.close()
+
+
+def test_an_outcome_that_waits_behind_an_open_transaction_is_a_problem_with_a_name(fleet: Fleet) -> None:
+    fleet.start("--concurrency", "1")
+    job, _ = fleet.begin("nap", 0.5)
+    limits = Limits(blocking_s=1.0)
+    with psycopg.connect(fleet.url, application_name="shop") as user:
+        user.execute("select 1 from unstuck.jobs where id = %s for update", (job.id,))
+
+        def blocked() -> Finding | None:
+            found = [one for one in fleet.app.operator.doctor(limits) if one.code == "blocking-transaction"]
+            return found[0] if found else None
+
+        finding = wait_for(blocked, "the transaction to be found")
+        assert finding.severity is Severity.PROBLEM
+        assert finding.facts["pid"] == user.info.backend_pid
+        assert finding.facts["jobs"] == [job.id]
+        assert f"It has locked job {job.id}, which a worker has in hand" in finding.why
+    assert job.result(timeout=30) == "rested"
+    assert not [one for one in fleet.app.operator.doctor(limits) if one.code == "blocking-transaction"]
 
 
 class Swallows(Proxy):

@@ -129,6 +129,8 @@ class Blocker(msgspec.Struct, frozen=True):
     """What it has locked."""
     waiting: tuple[Waiter, ...] = ()
     """Who was seen to wait for it."""
+    jobs: tuple[int, ...] = ()
+    """Jobs in the hands of workers that it has locked, as far as one looks."""
     is_ours: bool = False
 
 

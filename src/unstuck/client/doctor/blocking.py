@@ -40,7 +40,7 @@ def _blocks(blocker: Blocker, stuck: bool) -> Finding:
     age = "a time that this role may not see" if blocker.age_s is None else brief(blocker.age_s)
     tables = f" It has locked rows or tables in {named(blocker.tables)}." if blocker.tables else ""
     query = f" Its last statement: {blocker.query}" if blocker.query else ""
-    if blocker.waiting or stuck:
+    if blocker.waiting or blocker.jobs or stuck:
         say = problem
     elif blocker.age_s is None:
         say = info
@@ -50,7 +50,7 @@ def _blocks(blocker: Blocker, stuck: bool) -> Finding:
         Code.BLOCKING_TRANSACTION,
         f"{_who(blocker)} has had a transaction open for {age}",
         f"No one can change what it has locked or written in the ledger until it ends.{tables} {_waits(blocker)}"
-        f"{query and query.rstrip('.') + '.'}",
+        f"{_jobs(blocker)}{query and query.rstrip('.') + '.'}",
         _cure(blocker),
         **_facts(blocker),
     )
@@ -66,6 +66,14 @@ def _who(blocker: Blocker) -> str:
     ]
     note = ", ".join(part for part in parts if part)
     return f"Session {blocker.name}" + (f" ({note})" if note else "")
+
+
+def _jobs(blocker: Blocker) -> str:
+    if not blocker.jobs:
+        return ""
+    ids = named([str(job_id) for job_id in blocker.jobs])
+    noun = "job" if len(blocker.jobs) == 1 else "jobs"
+    return f" It has locked {noun} {ids}, which a worker has in hand: the outcome cannot be recorded."
 
 
 def _waits(blocker: Blocker) -> str:
@@ -96,5 +104,6 @@ def _facts(blocker: Blocker) -> dict[str, Any]:
         "age_s": None if blocker.age_s is None else round(blocker.age_s, 3),
         "query": blocker.query,
         "tables": list(blocker.tables),
+        "jobs": list(blocker.jobs),
         "waiting": [{"pid": waiter.pid, "application": waiter.application} for waiter in blocker.waiting],
     }

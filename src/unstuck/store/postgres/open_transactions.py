@@ -3,8 +3,9 @@
 import time
 from collections.abc import Iterable, Mapping
 
+from unstuck.domain.errors import LedgerError
 from unstuck.domain.names import printable
-from unstuck.store.diagnosis import LOOK_GROUPS, Blocker, Waiter
+from unstuck.store.diagnosis import COUNT_LIMIT, LOOK_GROUPS, Blocker, Waiter
 from unstuck.store.postgres import arrays
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.lanes import Row
@@ -36,10 +37,11 @@ def find_blockers(ledger: Verbs, open_s: float) -> tuple[Blocker, ...]:
         waits = _look_at_waits(ledger)
     # A transaction whose age we may not see must at least be the same one as before.
     still = {_identity(row) for row in _look_at_holders(ledger, open_s, {_pid(row) for row in held})}
+    locked = _look_at_jobs(ledger, held)
     # Whoever waits is not to blame: the transaction at the end of the chain is.
     waiters = {pid for by_pid in waiting.values() for pid in by_pid}
     found = (
-        _blocker(row, waiting.get(_pid(row), {}))
+        _blocker(row, waiting.get(_pid(row), {}), locked.get(_pid(row), []))
         for row in held
         if _identity(row) in still and _pid(row) not in waiters
     )
@@ -92,6 +94,22 @@ def _look_at_holders(ledger: Verbs, open_s: float, pids: Iterable[int]) -> list[
     )
 
 
+def _look_at_jobs(ledger: Verbs, held: list[Row]) -> dict[int, list[int]]:
+    """Return which jobs in the hands of workers each session has locked."""
+    if any(row[9] for row in held):
+        # A table that is locked as a whole cannot be read, and we would only wait for it.
+        return {}
+    pids = arrays.int4s([int(row[0]) for row in held if row[0] is not None])
+    locked: dict[int, list[int]] = {}
+    try:
+        for pid, job_id in ledger.read("look_locked_jobs", pids=pids, jobs=COUNT_LIMIT, groups=LOOK_GROUPS):
+            locked.setdefault(pid, []).append(job_id)
+    except LedgerError:
+        # The table was locked meanwhile, or this role may not read it.
+        return {}
+    return locked
+
+
 def _pid(row: Row) -> int:
     return PREPARED_PID if row[0] is None else int(row[0])
 
@@ -100,8 +118,8 @@ def _identity(row: Row) -> tuple[int, str]:
     return _pid(row), row[6]
 
 
-def _blocker(row: Row, waiting: Mapping[int, Waiter]) -> Blocker:
-    pid, user, application, state, query, tables, _, gid, age_s = row
+def _blocker(row: Row, waiting: Mapping[int, Waiter], jobs: list[int]) -> Blocker:
+    pid, user, application, state, query, tables, _, gid, age_s, _ = row
     application = printable(application or "", MAX_QUERY_CHARS)
     return Blocker(
         "session" if pid is not None else "prepared",
@@ -113,5 +131,6 @@ def _blocker(row: Row, waiting: Mapping[int, Waiter]) -> Blocker:
         "" if query == HIDDEN else printable(query or "", MAX_QUERY_CHARS),
         tuple(tables or ()),
         tuple(waiting[pid] for pid in sorted(waiting)),
+        tuple(jobs),
         application.startswith(OUR_NAME),
     )

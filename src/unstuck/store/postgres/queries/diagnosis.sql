@@ -103,10 +103,12 @@ order by s.relname desc;
 -- Transactions that have locked tables of the ledger, or that are asked for. Reading and vacuum hold up nobody. Of other
 -- roles we may see no more than the pid.
 select l.pid, a.usename::text, a.application_name, a.state, left(a.query, %(chars)s), l.tables, l.virtualtransaction,
-       p.gid, extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::double precision as age_s
+       p.gid, extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::double precision as age_s,
+       l.whole_table
 from (
     select k.pid, k.virtualtransaction, array_agg(k.transactionid::text) as xids,
-           array_agg(distinct c.relname::text) filter (where c.oid is not null) as tables
+           array_agg(distinct c.relname::text) filter (where c.oid is not null) as tables,
+           coalesce(bool_or(k.mode = 'AccessExclusiveLock') filter (where c.oid is not null), false) as whole_table
     from pg_locks k
     left join pg_class c on c.oid = k.relation and c.relkind in ('r', 'p') and k.granted
          and k.database = (select d.oid from pg_database d where d.datname = current_database())
@@ -122,6 +124,14 @@ where coalesce(a.backend_type, 'client backend') = 'client backend'
   and (coalesce(a.xact_start, p.prepared) is null
        or coalesce(a.xact_start, p.prepared) < clock_timestamp() - make_interval(secs => %(open_s)s))
 order by age_s desc nulls last limit %(groups)s;
+
+-- name: look_locked_jobs
+-- Jobs in the hands of workers whose row a session has locked. Nobody waits for such a row: the worker tries again later.
+select l.pid, j.id
+from (select h.id, h.xmax from {schema}.jobs h where h.held limit %(jobs)s) j
+join pg_locks l on l.locktype = 'transactionid' and l.granted and l.mode = 'ExclusiveLock' and l.transactionid = j.xmax
+where l.pid = any (%(pids)s)
+order by j.id limit %(groups)s;
 
 -- name: look_waits
 -- Who waits for whom, of those that have to do with the ledger: by their name, or by the tables that they use.
