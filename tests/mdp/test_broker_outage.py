@@ -1,14 +1,17 @@
-"""The database goes away while the broker serves: nobody is given up, and all is answered afterwards."""
+"""The database goes away, or a lock is in the way, while the broker serves: nobody is given up, and all is answered."""
 
 import time
 from pathlib import Path
 
+import psycopg
 from tests.fleet import PATIENCE_S
 from tests.mdp.wire import HEARTBEAT, NO_WORKERS, REQUEST, Broker, Peers, RawWorker
 from tests.pg import PgServer
 
 OUTAGE_S = 10.0
 """Longer than every beat may be missing."""
+LOCKED_S = 5.0
+"""The same for the test with a lock."""
 
 
 def attend(worker: RawWorker) -> int:
@@ -58,6 +61,36 @@ def test_an_outage_costs_no_worker_no_reply_and_no_request(pg_server: PgServer, 
         assert heard[b"3"][0] == NO_WORKERS
         broker.is_well()
         assert broker.stop() == 0, broker.log.read_text()[-4000:]
+    finally:
+        peers.close()
+        broker.process.kill()
+        broker.process.wait(10)
+
+
+def test_a_lock_on_a_job_costs_no_worker_and_no_reply(ready_pg_url: str, tmp_path: Path) -> None:
+    broker = Broker(
+        ready_pg_url, tmp_path / "log", heartbeat_interval="300ms", heartbeat_timeout="2s", busy_timeout="2s"
+    )
+    peers = Peers(broker)
+    try:
+        busy, idle, client = peers.worker(), peers.worker(peers.service + b"-other"), peers.listener()
+        client.ask(peers.service, b"begun before", correlation=b"1")
+        address, body = busy.request()
+        with psycopg.connect(ready_pg_url) as user:
+            user.execute("select 1 from unstuck.jobs where state = 'running' for update")
+            busy.reply(address, *body)
+            until_s = time.monotonic() + LOCKED_S
+            while time.monotonic() < until_s:
+                attend(busy)
+                attend(idle)
+            dead = user.execute("select name from unstuck.workers where state = 'dead'").fetchall()
+            assert dead == [], broker.log.read_text()[-4000:]
+        until_s = time.monotonic() + PATIENCE_S
+        while client.is_silent(0):
+            assert time.monotonic() < until_s
+            attend(busy)
+            attend(idle)
+        assert client.answer(peers.service, b"1") == [b"begun before"]
     finally:
         peers.close()
         broker.process.kill()

@@ -3,15 +3,18 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 
-from unstuck.domain.errors import LedgerError, UnstuckError
+from unstuck.domain.errors import LedgerBusy, LedgerError, UnstuckError
 from unstuck.logs import logger
 from unstuck.mdp.broker.desk import Desk
 from unstuck.mdp.broker.orders import Answer, Order
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 2.0
+LONGEST_BUSY_S = 0.5
+"""Longest pause if a lock of another session is in the way: heartbeats are sent in between."""
 
 log = logger("unstuck.mdp")
 
@@ -64,6 +67,9 @@ class Clerk:
                     return None
                 if retry_s == FIRST_RETRY_S or not isinstance(error, LedgerError):
                     log.warning("The ledger cannot be used; trying again", error=str(error))
+                if isinstance(error, LedgerBusy):
+                    with suppress(LedgerError):
+                        self._desk.beat_on()
                 self._stopping.wait(retry_s)
-                retry_s = min(retry_s * 2, LONGEST_RETRY_S)
+                retry_s = min(retry_s * 2, LONGEST_BUSY_S if isinstance(error, LedgerBusy) else LONGEST_RETRY_S)
         return answer

@@ -64,6 +64,8 @@ class Desk:
         self._tasks_read_s = float("-inf")
         self._known: set[tuple[int, int]] = set()
         """What the workers of this order are known to hold: (job_id, token)."""
+        self._alive: set[str] = set()
+        """Workers for which heartbeats are sent."""
 
     def steps(self, order: Order, answer: Answer) -> list[Callable[[], None]]:
         """Give what is to be done, in order. A step that fails for want of the ledger is done again, the others are
@@ -85,6 +87,14 @@ class Desk:
             steps.append(lambda: self._ringer.ring({"workers"}))
         return steps
 
+    def beat_on(self) -> None:
+        """Send heartbeats while a lock of another session keeps an order from the ledger.
+
+        The order with the next heartbeats waits behind it. Should one of these workers die meanwhile, its death is
+        in that order too."""
+        if self._alive:
+            self._ledger.beat_foreign([ForeignPulse(worker_id) for worker_id in sorted(self._alive)])
+
     def close(self) -> None:
         self._ringer.flush()
 
@@ -95,14 +105,17 @@ class Desk:
             answer.resumed[birth.worker_id] = resumed
         else:
             self._register(birth)
+        self._alive.add(birth.worker_id if resumed is None else resumed.worker_id)
 
     def _bury(self, death: Death, answer: Answer) -> None:
         self._wishes.pop(death.worker_id, None)
+        self._alive.discard(death.worker_id)
         self._reaper.bury(death.worker_id, death.detector, death.evidence)
         answer.buried.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
 
     def _retire(self, worker_id: str) -> None:
         self._wishes.pop(worker_id, None)
+        self._alive.discard(worker_id)
         self._ledger.retire(worker_id)
 
     def _expire(self, job_ids: list[int], answer: Answer) -> None:
@@ -211,6 +224,8 @@ class Desk:
     def _exchange(self, order: Order, answer: Answer) -> None:
         turns = [self._turn(worker_id, hand) for worker_id, hand in order.hands.items()]
         self._known = {key for hand in order.hands.values() for key in hand.holds}
+        if order.pulses:
+            self._alive = {pulse.worker_id for pulse in order.pulses}
         if not (turns or order.posts or order.pulses or order.answered):
             return
         answer.stored.clear()
