@@ -1,5 +1,6 @@
 """The watchman's loop and the neighbours' ring: they outlive outages, and they see a death at once."""
 
+import heapq
 import threading
 import time
 from collections import Counter
@@ -12,11 +13,13 @@ import pytest
 from tests.fleet import wait_for
 from tests.unit.reaper_kit import LONG_S, Stage, a_stage
 
+from unstuck import host
 from unstuck.config import Recovery
 from unstuck.domain.errors import LedgerBusy, LedgerUnavailable
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import JobState, WorkerState
+from unstuck.domain.watch import Tick
 from unstuck.reaper import Neighbours, Reaper, Round, Watchman, run_daemon, shared_memory
 from unstuck.reaper.undertaker import Undertaker
 from unstuck.reaper.watchman import pace
@@ -87,6 +90,31 @@ def test_it_walks_again_and_again_and_stops_when_told(started: list[Any]) -> Non
     reaper = Scripted(TICK, Round())
     walk(started, reaper)
     reaper.await_rounds(5)
+
+
+@pytest.fixture
+def virtual_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that only the test moves: both the time since boot and the time of day."""
+    now_s, began_at = [1000.0], time.time()
+    monkeypatch.setattr(host, "boottime_s", lambda: now_s[0])
+    monkeypatch.setattr(time, "time", lambda: began_at + now_s[0])
+    return now_s
+
+
+def test_a_crowd_that_asks_at_the_same_moments_keeps_the_watch(stage: Stage, virtual_s: list[float]) -> None:
+    # As after a hang of the database: everybody waited for the same answer, and rests for as long from then on.
+    for _ in range(30):
+        stage.worker()
+    crowd = [Watchman(stage.reaper(Recovery())) for _ in range(30)]
+    for watchman in crowd:
+        watchman._crowd = len(crowd)
+    due = [(virtual_s[0], number) for number in range(len(crowd))]
+    stage.ledger.tick(Tick(None, 1.0))
+    began_s = virtual_s[0]
+    while due[0][0] < began_s + 60.0:
+        virtual_s[0], number = heapq.heappop(due)
+        heapq.heappush(due, (virtual_s[0] + crowd[number].step() + 0.001, number))
+    assert stage.ledger.tick(Tick(5.0, 1.0)).watched_s == pytest.approx(60.0, abs=5.0)
 
 
 def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:

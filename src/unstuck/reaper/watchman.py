@@ -24,7 +24,8 @@ from unstuck.store.contract import Ledger
 MAX_BACKOFF_S = 5.0
 # Many watchmen share one ticket, and a thousand idle workers must not ask for it a thousand times a second. In a
 # crowd each asks less often: about four per interval in all. In a small fleet everybody asks every time, so that
-# the death of the one who always wins costs no more than one interval.
+# the death of the one who always wins costs no more than one interval. Whoever won asks every time in a crowd too: after
+# a hang or a sleep all may ask at the same moments, and nobody in between would keep the watch.
 ASKING_PER_INTERVAL = 4.0
 SLOWEST = 5.0
 COUNT_AFTER_LOSSES = 10
@@ -45,6 +46,8 @@ class Watchman:
         self._books = books
         self._interval_s = reaper.recovery.check_interval_s
         self._crowd = 1
+        self._won = False
+        """Whether the last round was ours."""
         self._losses = 0
         self._count_s = 0.0
         self._failures = 0
@@ -135,7 +138,7 @@ class Watchman:
             log.debug("The watchman's round", skipped=done.skipped, watched=done.watched, **done.counts())
         if self._books is not None:
             self._books.tend()
-        wait_s = self._interval_s * pace(self._crowd) if done is not None else self._backoff_s()
+        wait_s = self._interval_s * self._pace() if done is not None else self._backoff_s()
         now_s = host.boottime_s()
         with self._lock:
             self._tick_s = now_s + wait_s
@@ -156,14 +159,18 @@ class Watchman:
 
     def _plan_contact(self, now_s: float, wait_s: float) -> None:
         # In a crowd the others reach it meanwhile.
-        often = pace(self._crowd) <= 1.0
+        often = self._pace() <= 1.0
         contact_s = min(wait_s, self._reaper.contact_every_s) if often else wait_s
         self._contact_s = now_s + contact_s if contact_s < wait_s else math.inf
         self._reaper.attention.rest(now_s, contact_s)
 
+    def _pace(self) -> float:
+        return 1.0 if self._won else pace(self._crowd)
+
     def _round(self) -> Round:
         done = self._reaper.round()
-        if done.skipped != "ticket":
+        self._won = done.skipped != "ticket"
+        if self._won:
             self._crowd, self._losses = done.watched, 0
             return done
         self._losses += 1
@@ -216,7 +223,7 @@ class Watchman:
 
 
 def pace(crowd: int) -> float:
-    """Give how many intervals a watchman of so many lets pass between two tries."""
+    """Give how many intervals a watchman of so many lets pass between two tries if others win."""
     return min(max(crowd / ASKING_PER_INTERVAL, 1.0), SLOWEST)
 
 
