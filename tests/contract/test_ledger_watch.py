@@ -112,6 +112,21 @@ def test_only_the_last_periods_are_kept(ledger: Ledger, meddler: Meddler) -> Non
     assert meddler.count("watch_periods") == 200
 
 
+def test_silence_counts_through_any_number_of_periods(ledger: Ledger, w1: str, w2: str, meddler: Meddler) -> None:
+    # A database that fails every ten seconds for half an hour.
+    for _ in range(210):
+        meddler.move_watch(-10.0)
+        meddler.move_beats(-10.0)
+        ledger.beat(Pulse("w2", 0, 0))
+        ledger.tick(Tick(2.5, 0.01, cause=Cause.OUTAGE))
+    assert seen(ledger).silent_s == pytest.approx(210 * 2.5, abs=5.0)
+    # Those that concern no one any more are removed.
+    ledger.beat(Pulse("w1", 0, 0))
+    meddler.move_watch(-10.0)
+    ledger.tick(Tick(2.5, 0.01, cause=Cause.OUTAGE))
+    assert meddler.count("watch_periods") == 200
+
+
 def test_a_watch_grows_no_table(ledger: Ledger, meddler: Meddler) -> None:
     for _ in range(50):
         ledger.tick(Tick(EVER_S, 0.0))

@@ -21,7 +21,9 @@ MOST_SLACK_S = 1.0
 FRESH_INTERVALS = 2.0
 """A period that someone extended within this many check intervals is being extended by others."""
 MAX_PERIODS = 200
-"""How many periods the ledger keeps. Older ones concern only workers that were given up long ago."""
+"""How many periods the ledger keeps. Older ones are removed once every living worker was heard after them."""
+MOST_PERIODS = 2_000
+"""How many it keeps at most, if a worker is silent through all of them."""
 STEP_BACK_S = 0.1
 """A clock that is behind the last tick by more than this was set back."""
 

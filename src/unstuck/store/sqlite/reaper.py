@@ -9,7 +9,7 @@ import msgspec
 
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.states import LIVING, JobState, WorkerState
-from unstuck.domain.watch import MAX_PERIODS, Begin, Extend, Keep, Period, SetBack, Tick, advance
+from unstuck.domain.watch import MAX_PERIODS, MOST_PERIODS, Begin, Extend, Keep, Period, SetBack, Tick, advance
 from unstuck.store.manners import politely
 from unstuck.store.overdue import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S
 from unstuck.store.records import (
@@ -135,7 +135,7 @@ def _keep_watch(cursor: apsw.Cursor, tick: Tick, now: float, won: bool) -> Ticke
     if isinstance(change, Begin):
         gap_s = None if last is None else change.since - last.until
         cursor.execute(SQL["begin_watch"], (change.since, now, change.cause, gap_s))
-        cursor.execute(SQL["drop_old_periods"], (MAX_PERIODS,))
+        cursor.execute(SQL["drop_old_periods"], (MAX_PERIODS, MOST_PERIODS))
         return Ticked(won, watched_s=now - change.since, began=change.cause, gap_s=gap_s)
     assert last is not None, "the first tick begins a period"
     match change:

@@ -217,6 +217,7 @@ declare
     c_step_back constant interval := '0.1 seconds';
     c_fresh_intervals constant double precision := 2;
     c_max_periods constant bigint := 200;
+    c_most_periods constant bigint := 2000;
     v_now timestamptz := clock_timestamp();
     v_server text := {schema}.incarnation();
     v_known text;
@@ -288,8 +289,12 @@ begin
             - make_interval(secs => case when began = 'failover' then 0 else coalesce(p_claim_s, 0) end);
         gap_s := extract(epoch from v_last.since - v_last.until);
         insert into {schema}.watch_periods (since, until, cause, gap_s) values (v_last.since, v_now, began, gap_s);
+        -- Those in which a living worker was silent count against it, so they stay.
         delete from {schema}.watch_periods p
-        where p.id <= (select max(m.id) from {schema}.watch_periods m) - c_max_periods;
+        where p.id <= (select max(m.id) from {schema}.watch_periods m) - c_max_periods
+          and (p.id <= (select max(m.id) from {schema}.watch_periods m) - c_most_periods
+               or not exists (select 1 from {schema}.workers w join {schema}.beats b on b.worker_id = w.id
+                              where w.state in ('active', 'draining', 'suspect') and b.beat_at < p.until));
     end if;
     stale_s := coalesce(stale_s, 0);
     watched_s := extract(epoch from v_now - v_last.since) - stale_s;

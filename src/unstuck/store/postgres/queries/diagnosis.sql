@@ -79,7 +79,7 @@ select greatest(0, extract(epoch from clock_timestamp() - until))::double precis
 from {schema}.tickets where name = %(name)s;
 
 -- name: look_watch
--- At most 200 rows: the ledger keeps no more.
+-- About 200 rows, 2,000 at most: the ledger keeps no more.
 select cause, extract(epoch from since)::double precision, gap_s, set_back_s,
        extract(epoch from set_back_at)::double precision
 from {schema}.watch_periods order by id desc;

@@ -124,5 +124,5 @@ SELECT
     (SELECT ?1 - until FROM unstuck_kept_keys ORDER BY until LIMIT 1);
 
 -- name: look_watch
--- At most 200 rows: the ledger keeps no more.
+-- About 200 rows, 2,000 at most: the ledger keeps no more.
 SELECT cause, since, gap_s, set_back_s, set_back_at FROM unstuck_watch_periods ORDER BY id DESC;

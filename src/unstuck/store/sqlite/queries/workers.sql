@@ -52,7 +52,12 @@ UPDATE unstuck_watch_periods SET until = ? WHERE id = (SELECT max(id) FROM unstu
 INSERT INTO unstuck_watch_periods (since, until, cause, gap_s) VALUES (?, ?, ?, ?);
 
 -- name: drop_old_periods
-DELETE FROM unstuck_watch_periods WHERE id <= (SELECT max(id) FROM unstuck_watch_periods) - ?;
+-- Those in which a living worker was silent count against it, so they stay.
+DELETE FROM unstuck_watch_periods
+WHERE id <= (SELECT max(id) FROM unstuck_watch_periods) - ?1
+  AND (id <= (SELECT max(id) FROM unstuck_watch_periods) - ?2
+       OR NOT EXISTS (SELECT 1 FROM unstuck_workers w JOIN unstuck_beats b ON b.worker_id = w.id
+                      WHERE w.state IN ('active', 'draining', 'suspect') AND b.beat_at < unstuck_watch_periods.until));
 
 -- name: set_back_periods
 -- The clock was set back: whatever lies in the future happened before that.
