@@ -1,6 +1,6 @@
 """Rounds on a real ledger: who is declared dead, by whom, and what becomes of what they held."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,9 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.reaper import evidence, handover, run_once
+from unstuck.reaper import evidence, handover, run_once, sweep, watchman
 from unstuck.runner.trace import SYNC, Trace
+from unstuck.store.overdue import OVERDUE_LOST_GRACE_S
 from unstuck.store.records import Pulse
 
 SHORT_S = 0.2
@@ -322,6 +323,42 @@ def test_one_round_for_cron_believes_what_it_saw_twice(stage: Stage) -> None:
     stage.unwatched(worker, SHORT_S)
     assert run_once(stage.ledger, QUICK, pause=lambda _: None).buried == {Detector.LEASE: 1}
     assert stage.record(worker).state is WorkerState.DEAD
+
+
+def _rounds_for_cron(stage: Stage, worker: str, job: int, silences_s: Sequence[float]) -> None:
+    """Do a round after each silence, and expect the job to end with one of them."""
+    for silent_s in silences_s:
+        stage.unwatched(worker, silent_s)
+        run_once(stage.ledger, QUICK, pause=lambda _: None)
+        if stage.state(job) is JobState.FAILED:
+            return
+    pytest.fail("The job is still held.")
+
+
+def test_rounds_for_cron_alone_find_a_death_that_a_patient_job_waits_for(stage: Stage) -> None:
+    worker = stage.worker(suspect_after_s=SHORT_S)
+    [job] = stage.running(worker, policy=Policy(heartbeat_timeout_s=5 * SHORT_S))
+    _rounds_for_cron(stage, worker, job, (SHORT_S, 6 * SHORT_S, 12 * SHORT_S))
+    assert stage.record(worker).state is WorkerState.DEAD
+
+
+def test_rounds_for_cron_alone_end_what_is_past_its_deadline_and_sends_no_heartbeat(stage: Stage) -> None:
+    worker = stage.worker(suspect_after_s=SHORT_S)
+    [job] = stage.running(worker, policy=Policy(heartbeat=False, timeout_s=SHORT_S))
+    past_s = OVERDUE_LOST_GRACE_S + 2 * SHORT_S
+    _rounds_for_cron(stage, worker, job, (SHORT_S, past_s, 2 * past_s))
+
+
+def test_one_round_for_cron_waits_for_the_next_heartbeat_however_rare_they_are(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = stage.worker(suspect_after_s=SHORT_S, heartbeat_interval_s=120.0)
+    monkeypatch.setattr(sweep, "patience_s", lambda _: SHORT_S)
+    monkeypatch.setattr(watchman, "patience_s", lambda _: LONG_S)
+    stage.unwatched(worker, SHORT_S)
+    looked: list[float] = []
+    run_once(stage.ledger, QUICK, pause=looked.append)
+    assert looked == [182.0]
 
 
 def test_a_machine_that_was_restarted_is_a_verdict_on_a_file_and_nothing_on_a_server(

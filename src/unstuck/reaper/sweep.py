@@ -14,7 +14,7 @@ from unstuck.domain.durations import MAX_DURATION_S, brief
 from unstuck.domain.errors import LedgerBusy, LedgerError, LedgerUnavailable
 from unstuck.domain.liveness import KERNEL, Detector, Verdict, Vitals, judge
 from unstuck.domain.states import LIVING, WorkerState
-from unstuck.domain.watch import Cause, Tick
+from unstuck.domain.watch import Cause, Tick, grace_s
 from unstuck.metrics.catalogue import DEATHS, DETECTION, SWEEP
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper import upkeep
@@ -118,7 +118,7 @@ class Reaper:
     def vouch(self, claim_s: float) -> None:
         """Have the ledger count all of the last `claim_s`, though no one watched: after a second look at the silent."""
         sent_s = host.boottime_s()
-        ticked = self.ledger.tick(Tick(claim_s, self.contact_every_s))
+        ticked = self.ledger.tick(Tick(claim_s, self.contact_every_s, cause=Cause.START))
         self.attention.reached(sent_s, host.boottime_s(), stale_s=ticked.stale_s, connected_s=ticked.connected_s)
 
     def promote(self) -> Round:
@@ -158,13 +158,9 @@ class Reaper:
         return done
 
     def unwatched(self) -> list[WorkerWatch]:
-        """Return the workers that were not heard for their whole timeout while no reaper kept watch."""
+        """Return the workers that were not heard for a whole timeout while no reaper kept watch."""
         workers, _ = self.ledger.to_judge()
-        return [
-            worker
-            for worker in workers
-            if worker.state in LIVING and worker.silent_s < patience_s(worker) <= worker.since_beat_s
-        ]
+        return [worker for worker in workers if worker.state in LIVING and _silent_unwatched(worker)]
 
     # Judging ------------------------------------------------------------------------------------
 
@@ -303,6 +299,16 @@ class Reaper:
             words.add("workers")
         if words:
             self.ledger.ring(words)
+
+
+def _silent_unwatched(worker: WorkerWatch) -> bool:
+    """Return whether silence that no one watched would decide something."""
+    short_s, long_s = patience_s(worker), max(worker.suspect_after_s, worker.waits_for_s or 0.0)
+    if worker.silent_s < short_s <= worker.since_beat_s:
+        return True
+    # It lost something already, and holds a job that asked for more time.
+    uncounted_s = worker.since_beat_s - worker.silent_s
+    return short_s <= worker.silent_s < long_s and uncounted_s >= grace_s(short_s, worker.heartbeat_interval_s)
 
 
 def _held_at_death(standing: WorkerVerdict | None) -> int:

@@ -24,14 +24,13 @@ from unstuck.store.contract import Ledger
 MAX_BACKOFF_S = 5.0
 # Many watchmen share one ticket, and a thousand idle workers must not ask for it a thousand times a second. In a
 # crowd each asks less often: about four per interval in all. In a small fleet everybody asks every time, so that
-# the death of the one who always wins costs no more than one interval. Whoever won asks every time in a crowd too: after
-# a hang or a sleep all may ask at the same moments, and nobody in between would keep the watch.
+# the death of the one who always wins costs no more than one interval. Whoever won asks every time in a crowd too:
+# after a hang or a sleep all may ask at the same moments, and nobody in between would keep the watch.
 ASKING_PER_INTERVAL = 4.0
 SLOWEST = 5.0
 COUNT_AFTER_LOSSES = 10
 COUNT_EVERY_S = 60.0
 PROMOTE_AT_LEAST_S = 0.02
-RECHECK_AT_MOST_S = 60.0
 
 log = logs.logger("unstuck.reaper")
 
@@ -258,7 +257,6 @@ def run_once(
     reaper = Reaper(ledger, recovery, by=by)
     if silent := reaper.unwatched():
         wait_s = max(grace_s(patience_s(worker), worker.heartbeat_interval_s) for worker in silent)
-        wait_s = min(wait_s, RECHECK_AT_MOST_S)
         log.warning("Some workers look silent; looking again before the verdict", workers=len(silent), wait_s=wait_s)
         (pause or threading.Event().wait)(wait_s)
         reaper.vouch(max(worker.since_beat_s for worker in silent) + wait_s)
