@@ -79,6 +79,30 @@ def test_a_clock_that_is_set_back_adds_nothing_and_forgives_nothing(
     watch_for(ledger, counted_s + 0.05)
 
 
+def test_an_outage_with_a_clock_that_is_set_back_gives_time_to_reconnect(
+    ledger: Ledger, w1: str, meddler: Meddler
+) -> None:
+    meddler.age_beat("w1", 25.0)
+    meddler.move_watch(20.0)
+    meddler.move_beats(20.0)
+    ticked = ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
+    assert (ticked.began, ticked.watched_s) == (Cause.OUTAGE, pytest.approx(0.0, abs=0.1))
+    assert ticked.set_back_s == pytest.approx(20.0, abs=5.0)
+    assert seen(ledger).silent_s < 26.0
+
+
+@pytest.mark.parametrize("watched_until_s", [-60.0, 10.0])
+def test_heartbeats_of_a_clock_that_was_ahead_for_a_while_hide_no_death(
+    ledger: Ledger, w1: str, meddler: Meddler, watched_until_s: float
+) -> None:
+    ledger.tick(Tick(None, 1.0))
+    meddler.move_watch(watched_until_s)
+    meddler.move_beats(3600.0)
+    ledger.tick(Tick(None, 1.0))
+    assert seen(ledger).since_beat_s >= 0.0
+    watch_for(ledger, 0.05)
+
+
 def test_a_reaper_that_just_started_does_not_break_the_watch_of_others(ledger: Ledger, open_again: OpenLedger) -> None:
     ledger.tick(Tick(None, 60.0))
     other = open_again().tick(Tick(None, 60.0, cause=Cause.START))

@@ -79,9 +79,12 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class SetBack(msgspec.Struct, frozen=True):
-    """The clock was set back by `step_s`: move whatever lies in the future with it, and go on."""
+    """The clock was set back by `step_s`: move whatever lies in the future with it, and go on.
+
+    With a `cause` in a new period: more happened than that, and no one knows how long it took."""
 
     step_s: float
+    cause: Cause | None = None
 
 
 Change = Keep | Extend | Begin | SetBack
@@ -92,7 +95,7 @@ def advance(last: Period | None, now: float, tick: Tick, *, same_server: bool = 
     if last is None:
         return Begin(now - (tick.claim_s or 0.0), tick.cause or Cause.START)
     if now < last.until - STEP_BACK_S:
-        return SetBack(last.until - now)
+        return SetBack(last.until - now, tick.cause if same_server else Cause.FAILOVER)
     if not same_server:
         return Begin(now, Cause.FAILOVER)
     if tick.claim_s is not None and now - tick.claim_s <= last.until + tick.slack_s:

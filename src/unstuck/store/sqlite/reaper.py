@@ -134,8 +134,9 @@ def _keep_watch(cursor: apsw.Cursor, tick: Tick, now: float, won: bool) -> Ticke
     change = advance(last, now, tick)
     if isinstance(change, Begin):
         gap_s = None if last is None else change.since - last.until
-        cursor.execute(SQL["begin_watch"], (change.since, now, change.cause, gap_s))
-        cursor.execute(SQL["drop_old_periods"], (MAX_PERIODS, MOST_PERIODS))
+        _begin_period(cursor, change, now, gap_s)
+        # The clock may have been ahead for a while that no reaper saw.
+        cursor.execute(SQL["set_back_beats"], (0.0, now))
         return Ticked(won, watched_s=now - change.since, began=change.cause, gap_s=gap_s)
     assert last is not None, "the first tick begins a period"
     match change:
@@ -149,9 +150,17 @@ def _keep_watch(cursor: apsw.Cursor, tick: Tick, now: float, won: bool) -> Ticke
             cursor.execute(SQL["set_back_periods"], (change.step_s, now))
             cursor.execute(SQL["set_back_beats"], (change.step_s, now))
             cursor.execute(SQL["note_step_back"], (change.step_s, now))
-            return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s)
+            if change.cause is None:
+                return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s)
+            _begin_period(cursor, Begin(now, change.cause), now, 0.0)
+            return Ticked(won, began=change.cause, gap_s=0.0, set_back_s=change.step_s)
         case _:
             assert_never(change)
+
+
+def _begin_period(cursor: apsw.Cursor, begin: Begin, now: float, gap_s: float | None) -> None:
+    cursor.execute(SQL["begin_watch"], (begin.since, now, begin.cause, gap_s))
+    cursor.execute(SQL["drop_old_periods"], (MAX_PERIODS, MOST_PERIODS))
 
 
 def _last_period(cursor: apsw.Cursor) -> Period | None:

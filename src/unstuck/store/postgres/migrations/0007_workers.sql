@@ -271,7 +271,11 @@ begin
             since = p.since - v_step, until = p.until - v_step, set_back_at = p.set_back_at - v_step
         where p.until > v_now;
         update {schema}.watch_periods p set set_back_s = -v_stale_s, set_back_at = v_now where p.id = v_last.id;
-        update {schema}.beats b set beat_at = b.beat_at - v_step where b.beat_at > v_now;
+        update {schema}.beats b set beat_at = least(b.beat_at - v_step, v_now) where b.beat_at > v_now;
+        v_last.since := v_last.since - v_step;
+        v_last.until := v_now;
+        -- If more happened than that, no one knows how long it took.
+        began := case when v_known <> v_server then 'failover' else p_cause end;
     elsif v_known is not null and v_known <> v_server then
         began := 'failover';
     elsif v_stale_s <= p_claim_s + p_slack_s then
@@ -284,9 +288,9 @@ begin
         began := coalesce(p_cause, 'clock');
     end if;
     if began is not null then
-        -- A claim reaches back only as far as the server did: on another one it knows nothing of this one's time.
-        v_last.since := v_now
-            - make_interval(secs => case when began = 'failover' then 0 else coalesce(p_claim_s, 0) end);
+        -- A claim reaches back only as far as the server and its clock did: it knows nothing of another one's time.
+        v_last.since := v_now - make_interval(
+            secs => case when began = 'failover' or set_back_s > 0 then 0 else coalesce(p_claim_s, 0) end);
         gap_s := extract(epoch from v_last.since - v_last.until);
         insert into {schema}.watch_periods (since, until, cause, gap_s) values (v_last.since, v_now, began, gap_s);
         -- Those in which a living worker was silent count against it, so they stay.
@@ -296,11 +300,12 @@ begin
                or not exists (select 1 from {schema}.workers w join {schema}.beats b on b.worker_id = w.id
                               where w.state in ('active', 'draining', 'suspect') and b.beat_at < p.until));
     end if;
+    if began is not null and set_back_s = 0 then
+        -- The clock may have been ahead for a while that no reaper saw. Heartbeats of this moment are no sign of that.
+        update {schema}.beats b set beat_at = v_now where b.beat_at > v_now + interval '1 second';
+    end if;
     stale_s := coalesce(stale_s, 0);
     watched_s := extract(epoch from v_now - v_last.since) - stale_s;
-    if set_back_s > 0 then
-        watched_s := extract(epoch from v_last.until - v_last.since);
-    end if;
     return next;
 end
 $body$;

@@ -70,7 +70,7 @@ UPDATE unstuck_watch_periods SET set_back_s = ?1, set_back_at = ?2
 WHERE id = (SELECT max(id) FROM unstuck_watch_periods);
 
 -- name: set_back_beats
-UPDATE unstuck_beats SET beat_at = beat_at - ?1 WHERE beat_at > ?2;
+UPDATE unstuck_beats SET beat_at = min(beat_at - ?1, ?2) WHERE beat_at > ?2;
 
 -- name: clear_suspicion
 UPDATE unstuck_workers
