@@ -12,7 +12,7 @@ from tests.pg import PgServer
 from unstuck.config import Settings
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import WorkerState
-from unstuck.domain.watch import Tick
+from unstuck.domain.watch import Cause, Tick
 from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.records import GuardNone, GuardSilent, Pulse
 
@@ -117,3 +117,15 @@ def _lock_waits(url: str) -> bool:
     with psycopg.connect(url) as connection:
         row = connection.execute("select count(*) from pg_stat_activity where wait_event_type = 'Lock'").fetchone()
     return row is not None and row[0] > 0
+
+
+def test_no_reaper_takes_the_word_of_another_one_that_has_not_committed(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    pg_ledger.tick(Tick(None, 1.0))
+    with psycopg.connect(pg_url) as other:
+        other.execute("update unstuck.watch_periods set since = since - interval '1m', until = until - interval '1m'")
+        other.commit()
+        other.execute("select 1 from unstuck.ledger for update")
+        # After an outage of a minute, while another reaper is about to begin a new period.
+        assert pg_ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE)).stale_s == 0.0
+        # One that was in touch all along may go on vouching for that time.
+        assert pg_ledger.tick(Tick(60.0, 1.0)).stale_s == pytest.approx(60.0, abs=5.0)

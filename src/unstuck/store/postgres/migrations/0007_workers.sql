@@ -246,7 +246,9 @@ begin
 
     select l.server into v_known from {schema}.ledger l for no key update skip locked;
     if not found then
-        stale_s := greatest(0, coalesce(v_stale_s, 0));
+        -- Whoever has the row may fail to commit, so no one takes its word for time that was not watched.
+        stale_s := case when v_stale_s <= greatest(p_claim_s + p_slack_s, c_fresh_intervals * p_every_s)
+                        then greatest(0, v_stale_s) else 0 end;
         watched_s := coalesce(extract(epoch from v_last.until - v_last.since), 0);
         return next;
         return;
