@@ -42,6 +42,7 @@ class Ledger:
         self.trouble: Exception | None = None
         self.busy_promotions = 0
         self.promoted = 0
+        self.next_due_in_s: float | None = None
 
     def listen(self, _worker_id: str) -> Bell:
         self.listened += 1
@@ -58,7 +59,7 @@ class Ledger:
             self.busy_promotions -= 1
             raise LedgerBusy("canceling statement due to lock timeout")
         self.promoted += 1
-        return Promoted(0, frozenset(), None)
+        return Promoted(0, frozenset(), self.next_due_in_s)
 
 
 @pytest.fixture
@@ -104,3 +105,17 @@ def test_a_lock_in_the_way_of_due_jobs_holds_up_no_heartbeat(made: Any) -> None:
     wait_for(lambda: made.ledger.promoted == 1, "the promise to be kept at last")
     assert made.ledger.listened == 1
     assert len(made.ledger.beats) >= 1
+
+
+def test_due_jobs_that_an_open_transaction_has_locked_are_not_asked_for_without_a_pause(made: Any) -> None:
+    made.ledger.next_due_in_s = 0.0
+    made.thread.promote_in(0.0)
+    wait_for(lambda: len(made.ledger.beats) >= 8, "several heartbeats")
+    assert 2 <= made.ledger.promoted <= 20
+    # A turn that finds them due as well changes nothing about that.
+    for _ in range(100):
+        made.thread.promote_in(0.0)
+    assert made.ledger.promoted <= 22
+    made.ledger.next_due_in_s = None
+    asked = made.ledger.promoted
+    wait_for(lambda: made.ledger.promoted > asked, "the promise to be kept at last")

@@ -23,6 +23,9 @@ LONGEST_PAUSE_S = 1.0
 LONGEST_PAUSE_SHARE = 0.25
 """Of the heartbeat interval, where that is shorter: a worker with a short lease must be back in time."""
 PROMOTE_BATCH = 1_000
+FIRST_LOCKED_S = 0.02
+LONGEST_LOCKED_S = 0.5
+"""Longest pause before due jobs are looked at again that an open transaction has locked."""
 
 log = logger("unstuck.worker")
 
@@ -68,6 +71,9 @@ class Heartbeat:
         self._bell: Bell | None = None
         self._bell_lock = threading.Lock()
         self._promote_at_s: float | None = None
+        self._promote_from_s = 0.0
+        """No sooner: what is due is locked."""
+        self._locked_pause_s = 0.0
         self._to_ring: set[str] = set()
         self._notes: list[Progress] = []
         self._news: list[tuple[EventKind, int, str]] = []
@@ -117,7 +123,7 @@ class Heartbeat:
 
     def promote_in(self, wait_s: float) -> None:
         """See to it that what is scheduled becomes ready when it is due, and not a poll later."""
-        at_s = host.boottime_s() + wait_s
+        at_s = max(host.boottime_s() + wait_s, self._promote_from_s)
         known_s = self._promote_at_s  # Read once: the other thread may keep the promise meanwhile.
         if known_s is None or at_s < known_s:
             self._promote_at_s = at_s
@@ -222,6 +228,13 @@ class Heartbeat:
         else:
             self._promises_at_s = 0.0
 
+    def _wait_for_locked(self, *, is_locked: bool) -> None:
+        """Choose a growing pause if jobs are due and none could be made ready: another session has them in hand."""
+        self._locked_pause_s = (
+            min(max(FIRST_LOCKED_S, self._locked_pause_s * 2), LONGEST_LOCKED_S) if is_locked else 0.0
+        )
+        self._promote_from_s = host.boottime_s() + self._locked_pause_s
+
     def _chore_s(self, otherwise_s: float) -> float:
         """Return when there is something to do beside heartbeats."""
         promote_s = self._promote_at_s
@@ -257,4 +270,5 @@ class Heartbeat:
                 # Where nothing was due it may have been the rate of a queue, which allows the next job now.
                 self._mailbox.post(Rung())
             if promoted.next_due_in_s is not None:
+                self._wait_for_locked(is_locked=not promoted.queues and promoted.next_due_in_s == 0.0)
                 self.promote_in(promoted.next_due_in_s)
