@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.fleet import wait_for
 from tests.unit.reaper_kit import LONG_S, Stage, a_stage
 
 from unstuck import failpoints, host
@@ -323,6 +324,22 @@ def test_one_round_for_cron_believes_what_it_saw_twice(stage: Stage) -> None:
     stage.unwatched(worker, SHORT_S)
     assert run_once(stage.ledger, QUICK, pause=lambda _: None).buried == {Detector.LEASE: 1}
     assert stage.record(worker).state is WorkerState.DEAD
+
+
+def test_a_reaper_that_is_late_in_every_round_still_finds_a_long_silence(stage: Stage) -> None:
+    silent = stage.worker(suspect_after_s=SHORT_S)
+    [job] = stage.running(silent, policy=Policy(timeout_s=0.01, heartbeat=False))
+    reaper = stage.reaper(QUICK)
+
+    def late_round() -> bool:
+        stage.keep_watch()
+        long_ago_s = host.boottime_s() - 60.0
+        reaper.attention.reached(long_ago_s, long_ago_s, stale_s=0.0, connected_s=0.0)
+        assert reaper.round(ticket=False).skipped == "late"
+        return stage.record(silent).state is WorkerState.DEAD
+
+    wait_for(late_round, "the death")
+    assert stage.state(job) is JobState.FAILED
 
 
 def _rounds_for_cron(stage: Stage, worker: str, job: int, silences_s: Sequence[float]) -> None:

@@ -98,9 +98,13 @@ class Vitals(msgspec.Struct, frozen=True):
     def overdue(self) -> bool:
         """Its lease has run out, and it had the chance to be heard: after an outage, a failover or a step of the clock
         every living worker needs a moment to reconnect. A silence that is longer by that moment needs no chance."""
-        needed_s = grace_s(self.patience_s, self.interval_s)
-        had_a_chance = self.watched_s >= needed_s or self.silent_s >= self.patience_s + needed_s
+        had_a_chance = self.watched_s >= grace_s(self.patience_s, self.interval_s) or self.long_overdue
         return self.silent_s >= self.patience_s and had_a_chance
+
+    @property
+    def long_overdue(self) -> bool:
+        """Its silence is longer than its lease by the moment that everyone is given: no need to wait for anything."""
+        return self.silent_s >= self.patience_s + grace_s(self.patience_s, self.interval_s)
 
     @property
     def cut_off(self) -> bool:

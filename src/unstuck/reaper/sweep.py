@@ -81,8 +81,7 @@ class Reaper:
             self._forget_strangers(workers)
             self._attend(workers, done)
             with self._unless_busy("overdue jobs", done):
-                if self.attention.awake:
-                    self._handover.end_overdue(workers, done)
+                self._handover.end_overdue(workers, done)
             with self._unless_busy("due jobs", done):
                 upkeep.promote(self.ledger, done)
             with self._unless_busy("expired jobs", done):
@@ -207,14 +206,15 @@ class Reaper:
             log.exception("A worker could not be settled; the next round tries again", worker=worker.id)
 
     def _act(self, worker: WorkerWatch, vitals: Vitals, done: Round) -> None:
-        lease = self.attention.awake
+        # Of silence only watched time counts. So a reaper that is late in every round may still judge by a long one.
+        lease = self.attention.awake or vitals.long_overdue
         # A reaper that has just reconnected cannot tell whose sessions were lost together with its own.
         steady = self.attention.steady_s(host.boottime_s()) >= self._reunion_s
         verdict = judge(
             vitals,
             session_grace_s=self._session_grace_s,
             neighbours="neighbours" in self.recovery.evidence,
-            session=lease and steady and "session" in self.recovery.evidence,
+            session=self.attention.awake and steady and "session" in self.recovery.evidence,
             lease=lease,
         )
         if verdict is not None and verdict.state is WorkerState.DEAD:
