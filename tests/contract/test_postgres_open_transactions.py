@@ -299,6 +299,29 @@ def test_an_attempt_whose_follow_up_has_a_held_key_does_not_end_yet(ledger: Post
     assert state_of(ledger, held.job_id) is JobState.SUCCEEDED
 
 
+def test_many_outcomes_that_are_blocked_hide_none_that_is_not(ledger: PostgresLedger, user: Session) -> None:
+    """Every fourth of many outcomes waits for a key of its follow-up: the others are written in a few tries."""
+    ledger.enqueue([new_job() for _ in range(32)])
+    jobs = claim(ledger, start=100)
+    blocked = {job.job_id for job in jobs[::4]}
+    ledger.enqueue_on(user, [new_job(unique_key=f"k{job_id}") for job_id in sorted(blocked)])
+    follow = tuple(FollowUp(job.job_id, job.token, new_job(unique_key=f"k{job.job_id}")) for job in jobs)
+    mailbox = Mailbox()
+    wheel = Wheel(ledger, "w1", mailbox)
+    wheel.start()
+    left: Turn | None = Turn("w1", done=tuple(map(done, jobs)), follow=follow)
+    tries = 0
+    while left is not None and {item.job_id for item in left.done} != blocked:
+        tries += 1
+        assert tries <= 8, f"{len(left.done)} are left"
+        wheel.turn(left)
+        [message] = wait_for(mailbox.take, "the turn is done")
+        assert message.duration_s < 4 * BOUND_S
+        left = message.deferred
+    wheel.stop(5)
+    mailbox.close()
+
+
 def test_a_turn_is_written_but_for_what_is_blocked(ledger: PostgresLedger, user: Session) -> None:
     """One outcome waits for its row, one for the key of its follow-up; a third and the claim of a fourth go on."""
     by_row, by_key, plain = (running(ledger) for _ in range(3))

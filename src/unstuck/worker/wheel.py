@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -81,6 +82,8 @@ class Wheel:
         self._deferred: list[Turn] = []
         self._blocked: set[int] = set()
         """Tokens that were deferred: the ledger is asked about them before they are tried again."""
+        self._tried_alone: dict[int, int] = {}
+        """How often each of them was tried by itself: those that were not yet come first."""
         self._until_s = 0.0
         self._stalled = False
         self.movement = Movement()
@@ -128,12 +131,19 @@ class Wheel:
         duration_s = time.monotonic() - began_s
         if not self._deferred:
             self._stalled = False
-            self._blocked.difference_update(_jobs_of(turn) if self._blocked else ())
+            self._forget_blocked(_jobs_of(turn))
             return TurnDone(turn, answer, duration_s, self._refused)
         deferred = _together(turn.worker_id, self._deferred)
         left = set(_jobs_of(deferred))
-        self._blocked = (self._blocked - set(_jobs_of(turn))) | left
+        self._forget_blocked(set(_jobs_of(turn)) - left)
+        self._blocked |= left
         return TurnDone(_without(turn, deferred, left), answer, duration_s, self._refused, deferred)
+
+    def _forget_blocked(self, tokens: Iterable[int]) -> None:
+        if self._blocked:
+            for token in tokens:
+                self._blocked.discard(token)
+                self._tried_alone.pop(token, None)
 
     def _failed(self, turn: Turn, error: LedgerError) -> TurnUncertain:
         """Say so, at once the first time. Who can read and not write (a full disk, a standby) would spin otherwise."""
@@ -187,6 +197,8 @@ class Wheel:
         if time.monotonic() >= self._until_s:
             # Also where one lock is for everything, as in a file of SQLite: to try the parts would only take longer.
             return self._defer(turn, reason)
+        if len(tokens) > 1 and self._blocked.issuperset(tokens):
+            return self._one_by_one(turn, tokens, reason)
         if len(tokens) > 1:
             half = len(tokens) // 2
             rest = Turn(turn.worker_id, wish=turn.wish)
@@ -196,6 +208,20 @@ class Wheel:
             self._defer(_only(turn, set(tokens)), reason)
             return self._split_if_refused(Turn(turn.worker_id, wish=turn.wish))
         return self._defer(turn, reason)
+
+    def _one_by_one(self, turn: Turn, tokens: list[int], reason: str) -> TurnAnswer:
+        """Write what is not blocked of what was deferred together, as far as time allows.
+
+        By halves it would be the same few again and again that take up the time."""
+        answers = []
+        tokens.sort(key=lambda token: self._tried_alone.get(token, 0))
+        for place, token in enumerate(tokens):
+            if time.monotonic() >= self._until_s:
+                self._defer(_only(turn, set(tokens[place:])), reason)
+                break
+            self._tried_alone[token] = self._tried_alone.get(token, 0) + 1
+            answers.append(self._split_if_refused(_only(turn, {token})))
+        return _merged(answers)
 
     def _defer(self, turn: Turn, reason: str, holders: dict[int, str] | None = None) -> TurnAnswer:
         """Hand a part of the turn back to the floor, which sends it again later; say so once for each attempt."""
