@@ -79,3 +79,11 @@ def test_it_is_steady_since_its_last_pause_outage_or_lost_connection() -> None:
     assert attention.steady_s(120.0) == 0.0
     attention.reached(121.0, 121.0, stale_s=0.0, connected_s=0.5)
     assert attention.steady_s(124.0) == 3.0
+
+
+def test_a_fleet_with_a_quick_worker_is_watched_as_closely_as_that_one_needs() -> None:
+    attention = Attention(every_s=10.0)
+    attention.reached(100.0, 100.0, stale_s=0.0, connected_s=math.inf)
+    attention.rest(100.0, 10.0)
+    tick = attention.tick(110.0, 3.0)
+    assert (tick.claim_s, tick.every_s) == (1.5, 1.5)

@@ -20,6 +20,8 @@ LEAST_SLACK_S = 0.2
 MOST_SLACK_S = 1.0
 FRESH_INTERVALS = 2.0
 """A period that someone extended within this many check intervals is being extended by others."""
+FRESH_S = 1.0
+"""To a reaper that just started, a period is fresh for at least this long: it vouches for none of it."""
 MAX_PERIODS = 200
 """How many periods the ledger keeps. Older ones are removed once every living worker was heard after them."""
 MOST_PERIODS = 2_000
@@ -100,7 +102,8 @@ def advance(last: Period | None, now: float, tick: Tick, *, same_server: bool = 
         return Begin(now, Cause.FAILOVER)
     if tick.claim_s is not None and now - tick.claim_s <= last.until + tick.slack_s:
         return Extend()
-    if now - last.until <= FRESH_INTERVALS * tick.every_s:
+    fresh_s = FRESH_INTERVALS * tick.every_s
+    if now - last.until <= (max(fresh_s, FRESH_S) if tick.claim_s is None else fresh_s):
         return Keep()
     if tick.claim_s is None:
         return Begin(now, tick.cause or Cause.START)

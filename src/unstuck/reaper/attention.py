@@ -31,17 +31,18 @@ class Attention:
         `interval_s` is the shortest heartbeat interval of the fleet. An outage that begins and ends between two
         contacts stays unseen, so a claim is at most half of it: any living worker can be late by that much."""
         spare_s = slack_s(interval_s)
+        every_s = min(self._every_s, interval_s / 2)
         if self._ticked_s is None:
             self.awake = self._cause is Cause.START
-            return Tick(None, self._every_s, spare_s, self._cause)
+            return Tick(None, every_s, spare_s, self._cause)
         idle_s = now_s - self._rested_s
         allowed_s = self._planned_s + max(spare_s, LATE_AT_LEAST_S)
         self.awake = idle_s <= allowed_s
         if not self.awake:
             self._steady_since_s = None
         busy_s = min(self._rested_s - self._ticked_s, BUSY_AT_MOST_S)
-        claim_s = min(busy_s + min(idle_s, allowed_s), max(interval_s / 2, self._every_s)) + self._stale_s
-        return Tick(claim_s, self._every_s, spare_s, None if self.awake else Cause.PAUSE)
+        claim_s = min(busy_s + min(idle_s, allowed_s), interval_s / 2) + self._stale_s
+        return Tick(claim_s, every_s, spare_s, None if self.awake else Cause.PAUSE)
 
     def reached(self, sent_s: float, now_s: float, *, stale_s: float, connected_s: float) -> None:
         """Note that the ledger answered a tick sent at `sent_s`.

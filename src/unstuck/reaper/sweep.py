@@ -49,9 +49,8 @@ class Reaper:
         self.tallies = tallies or Tallies()
         self._interval_s = recovery.heartbeat_interval_s
         """The shortest heartbeat interval of the fleet, as far as we know."""
-        self.contact_every_s = min(recovery.check_interval_s, recovery.heartbeat_interval_s / 2)
-        """How often it must reach the ledger, so that its watch has no holes."""
-        self.attention = Attention(self.contact_every_s)
+        self._check_interval_s = recovery.check_interval_s
+        self.attention = Attention(self._check_interval_s)
         self._watched_s = 0.0
         self.heed: Callable[[Round], None] = lambda done: None
         """Hears of every burial: a Watchman on the same reaper learns when requeued jobs become due."""
@@ -68,6 +67,11 @@ class Reaper:
         self._said_deferred = False
 
     # What others call ---------------------------------------------------------------------------
+
+    @property
+    def contact_every_s(self) -> float:
+        """How often it must reach the ledger, so that its watch has no holes that matter to the quickest worker."""
+        return min(self._check_interval_s, self._interval_s / 2)
 
     def round(self, *, ticket: bool = True) -> Round:
         """Judge every worker, settle what the dead held, end what overran, keep house; give the counts."""

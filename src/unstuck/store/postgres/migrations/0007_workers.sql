@@ -216,6 +216,9 @@ as $body$
 declare
     c_step_back constant interval := '0.1 seconds';
     c_fresh_intervals constant double precision := 2;
+    c_fresh_s constant double precision := 1;
+    -- A reaper that just started vouches for nothing, so it leaves the watch to others a little longer.
+    v_fresh_s double precision := greatest(c_fresh_intervals * p_every_s, case when p_claim_s is null then c_fresh_s end);
     c_max_periods constant bigint := 200;
     c_most_periods constant bigint := 2000;
     v_now timestamptz := clock_timestamp();
@@ -247,7 +250,7 @@ begin
     select l.server into v_known from {schema}.ledger l for no key update skip locked;
     if not found then
         -- Whoever has the row may fail to commit, so no one takes its word for time that was not watched.
-        stale_s := case when v_stale_s <= greatest(p_claim_s + p_slack_s, c_fresh_intervals * p_every_s)
+        stale_s := case when v_stale_s <= greatest(p_claim_s + p_slack_s, v_fresh_s)
                         then greatest(0, v_stale_s) else 0 end;
         watched_s := coalesce(extract(epoch from v_last.until - v_last.since), 0);
         return next;
@@ -282,7 +285,7 @@ begin
         began := 'failover';
     elsif v_stale_s <= p_claim_s + p_slack_s then
         update {schema}.watch_periods p set until = greatest(p.until, v_now) where p.id = v_last.id;
-    elsif v_stale_s <= c_fresh_intervals * p_every_s then
+    elsif v_stale_s <= v_fresh_s then
         stale_s := v_stale_s;
     elsif p_claim_s is null then
         began := coalesce(p_cause, 'start');
