@@ -111,12 +111,13 @@ def test_when_the_first_host_hangs_every_connection_moves_on_to_the_next_primary
     own_server.execute(f"alter database {model} rename to tables")
     own_server.execute(f"drop database if exists {name}")
     own_server.execute(f"create database {name} template tables")
+    other = PostgresLedger(Settings(url=ready_pg_url))
+    other.register(birth("w1"))
+    own_server.execute(f"update unstuck.ledger set id = '{other.ledger_id()}'", name)
     url = f"postgresql://postgres@127.0.0.1:{own_server.port},127.0.0.1:{pg_server.port}/{name}"
     ledger = open_ledger(url)
     ledger.register(birth("w1"))
     turn(ledger)
-    other = PostgresLedger(Settings(url=ready_pg_url))
-    other.register(birth("w1"))
     answered: list[BaseException] = []
 
     def take_turn() -> None:

@@ -38,7 +38,9 @@ def ledger(tmp_path: Path) -> Iterator[SlowLedger]:
 def join(ledger: SlowLedger, worker_id: str) -> dict[str, Any]:
     bench: Any = None
     manifest = Manifest((), b"", True)
-    worker = Incarnations(bench, manifest, ledger.settings, ledger, ("default",), 1, None, True, Herald())
+    worker = Incarnations(
+        bench, manifest, ledger.settings, ledger, ledger.ledger_id(), ("default",), 1, None, True, Herald()
+    )
     signals: Any = StopSignals.__new__(StopSignals)
     worker._join(birth(worker_id, metadata={"zone": "a"}), signals)
     return next(record.metadata for record in ledger.workers() if record.id == worker_id)

@@ -46,6 +46,6 @@ def test_a_file_that_shares_has_one_turn_on_each_database_and_short_tests_come_l
     ]
     assert scope_of(shared[0]) == scope_of(shared[1]) != scope_of(shared[2])
     assert turn_of(shared[0]) == turn_of(shared[1]) < 0.5
-    alone = [f"tests/crash/test_chaos.py::test_{number}" for number in range(50)]
+    alone = [f"tests/crash/test_frozen.py::test_{number}" for number in range(50)]
     assert len({scope_of(nodeid) for nodeid in alone}) == len({turn_of(nodeid) for nodeid in alone}) == 50
     assert max(map(turn_of, alone)) < 1 <= turn_of("tests/unit/test_order.py::test_a")
