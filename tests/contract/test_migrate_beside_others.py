@@ -80,7 +80,7 @@ def test_a_migration_that_gives_up_names_who_was_in_the_way_and_can_be_run_again
     with long_reader(pg_url, 60.0) as reader:
         pid = reader.info.backend_pid
         with pytest.raises(MigrationBlocked) as refused:
-            pg_ledger.migrate(migrations=(*MIGRATIONS, NEXT), wait_s=0.5)
+            pg_ledger.migrate(migrations=(*MIGRATIONS, NEXT), wait_s=2.0)
     message = str(refused.value)
     assert NEXT.name in message
     assert f"session {pid}" in message
