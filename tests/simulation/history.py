@@ -1,0 +1,285 @@
+"""Remember what really happened, and say where that breaks a promise.
+
+The ledger knows only what it was told. Here stands the truth: which process lives, which heartbeat was committed when,
+when nobody could write, which code began. Each invariant is checked at the moment at which it can break.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.hub import Process
+from tests.simulation.scenario import JobPlan, Scenario
+from tests.simulation.server import Call
+
+from unstuck.domain.liveness import KERNEL, Detector
+from unstuck.domain.outcomes import Outcome, Raised, Succeeded
+from unstuck.domain.policy import Policy
+from unstuck.domain.states import FINAL, LIVING, WorkerState
+from unstuck.store.records import Claimed, Enqueued, JobRecord, NewJob, Turn, TurnAnswer, WorkerBirth, WorkerVerdict
+
+if TYPE_CHECKING:
+    from tests.simulation.runner import Runner
+
+ROUNDING_S = 0.02
+TICK_RUNS_S = 0.05
+
+
+@dataclass
+class WorkerFacts:
+    """What is true of one worker id."""
+
+    process: Process
+    suspect_after_s: float
+    running_stale_after_s: float
+    beat_s: float | None = None
+    """When its last heartbeat was committed, in true time."""
+    dead_s: float | None = None
+    detector: Detector | None = None
+
+
+@dataclass
+class JobFacts:
+    """What is true of one job, whatever its number in the ledger is just now."""
+
+    plan: JobPlan
+    policy: Policy
+    acknowledged: int | None = None
+    """The number under which its client knows it."""
+    accounted: bool = False
+    """A standby that lagged lost something of it: what is known of it may be told twice, or never."""
+    begins: int = 0
+    raised: int = 0
+    successes: int = 0
+    told: list[str] = field(default_factory=list)
+    """The outcomes that those who waited for it were told."""
+    runners: list["Runner"] = field(default_factory=list)
+    changed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Violation:
+    at_s: float
+    invariant: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.at_s:9.3f}s  {self.invariant}: {self.what}"
+
+
+class History:
+    def __init__(self, scenario: Scenario, now: Callable[[], float], tell: Callable[[str], None]) -> None:
+        self.scenario = scenario
+        self.now = now
+        self.tell = tell
+        self.violations: list[Violation] = []
+        self.workers: dict[str, WorkerFacts] = {}
+        self.jobs: dict[str, JobFacts] = {
+            str(number): JobFacts(plan, plan.policy) for number, plan in enumerate(scenario.jobs)
+        }
+        self.verdicts: Counter[str] = Counter()
+        self._key_of: dict[int, str] = {}
+        """By number in the ledger, which job that is now: after a failover numbers may be given again."""
+        self._ticks: Counter[str] = Counter()
+        self._unwritable: list[tuple[float, float]] = []
+        self._unwritable_since_s: float | None = None
+        self._enqueued_s: dict[str, float] = {}
+
+    def violate(self, invariant: str, what: str) -> None:
+        self.violations.append(Violation(self.now(), invariant, what))
+        self.tell(f"VIOLATION of {invariant}: {what}")
+
+    # Time in which nobody could write -------------------------------------------------------------
+
+    def note_writable(self, writable: bool) -> None:
+        if writable and self._unwritable_since_s is not None:
+            self._unwritable.append((self._unwritable_since_s, self.now()))
+            self._unwritable_since_s = None
+        elif not writable and self._unwritable_since_s is None:
+            self._unwritable_since_s = self.now()
+
+    def silent_s(self, facts: WorkerFacts) -> float:
+        """Return how long a worker has been silent, without the time in which nobody could write."""
+        if facts.beat_s is None:
+            return 0.0
+        now_s = self.now()
+        spans = list(self._unwritable)
+        if self._unwritable_since_s is not None:
+            spans.append((self._unwritable_since_s, now_s))
+        lost_s = sum(max(0.0, min(end, now_s) - max(begin, facts.beat_s)) for begin, end in spans)
+        return now_s - facts.beat_s - lost_s
+
+    def expect(self, birth: WorkerBirth, process: Process) -> None:
+        """Know who will be meant by this id."""
+        self.workers[birth.id] = WorkerFacts(process, birth.suspect_after_s, birth.running_stale_after_s)
+
+    # What the ledger did --------------------------------------------------------------------------
+
+    def observe(self, call: Call, answer: Any) -> None:
+        """Look at a call that was executed."""
+        match call.verb:
+            case "register":
+                self._heard(call.args[0].id)
+            case "beat":
+                if answer.state in LIVING:
+                    self._heard(call.args[0].worker_id)
+            case "enqueue":
+                self._enqueued(call.args[0], answer)
+            case "fire_schedule":
+                self._fired(call.args[0].jobs, answer)
+            case "turn":
+                self._turned(call.args[0], answer)
+            case "condemn":
+                self._condemned(call.args[0], call.args[1], answer)
+            case "settle":
+                self._settled(call.args[0], call.args[1], call.args[2], answer)
+
+    def _heard(self, worker_id: str) -> None:
+        self.workers[worker_id].beat_s = self.now()
+
+    def _enqueued(self, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> None:
+        for job, enqueued in zip(jobs, stored, strict=True):
+            key = job.payload.decode()
+            self._key_of[enqueued.job_id] = key
+            self._enqueued_s[key] = self.now()
+
+    def _fired(self, jobs: Sequence[NewJob], ids: list[int] | None) -> None:
+        for job, job_id in zip(jobs, ids or (), strict=False):
+            key = job.enqueued_by or ""
+            self._ticks[key] += 1
+            if self._ticks[key] > 1:
+                self.violate("a tick is enqueued once", f"{key} was enqueued {self._ticks[key]} times")
+            self._key_of[job_id] = key
+            self._enqueued_s[key] = self.now()
+            self.jobs[key] = JobFacts(JobPlan(self.now(), TICK_RUNS_S, "well", Policy()), Policy(), acknowledged=job_id)
+
+    def _turned(self, turn: Turn, answer: TurnAnswer) -> None:
+        if not answer.alive:
+            return
+        for done in turn.done:
+            if (done.job_id, done.token) not in answer.superseded:
+                facts = self._job(done.job_id)
+                facts.successes += 1
+                facts.changed_s = self.now()
+                if facts.successes > 1:
+                    self.violate("at most one success", f"job {done.job_id} succeeded {facts.successes} times")
+        for held in (*turn.endings, *turn.start, *turn.release):
+            self._job(held.job_id).changed_s = self.now()
+        for claimed in answer.claimed:
+            self._job(claimed.job_id).changed_s = self.now()
+
+    def _condemned(self, worker_id: str, verdict: WorkerVerdict, written: bool) -> None:
+        if not written or verdict.state is not WorkerState.DEAD:
+            return
+        facts = self.workers[worker_id]
+        facts.dead_s, facts.detector = self.now(), verdict.detector
+        silent_s = self.silent_s(facts)
+        self.verdicts[verdict.detector.value] += 1
+        self.tell(
+            f"{verdict.by} declares {worker_id} dead: {verdict.evidence} ({verdict.detector}); in truth its process "
+            f"{'lives' if facts.process.alive else 'is gone'} and it was silent for {silent_s:.3f}s"
+        )
+        if not facts.process.alive:
+            return
+        if verdict.detector in KERNEL:
+            self.violate("no living worker is declared dead", f"{worker_id} lives; {verdict.evidence}")
+        elif silent_s < facts.suspect_after_s - ROUNDING_S:
+            self.violate(
+                "no worker that could write within its lease is declared dead",
+                f"{worker_id} was silent for {silent_s:.3f}s of {facts.suspect_after_s:g}s ({verdict.evidence})",
+            )
+
+    def _settled(self, worker_id: str, endings: Any, releases: Any, written: set[tuple[int, int]]) -> None:
+        for job_id, _token in written:
+            self._job(job_id).changed_s = self.now()
+        worker = self.workers[worker_id]
+        if worker.dead_s is not None or not worker.process.alive:
+            return
+        silent_s = self.silent_s(worker)
+        for ending in endings:
+            facts = self._job(ending.job_id)
+            if (ending.job_id, ending.token) not in written or facts.policy.timeout_s is not None:
+                continue
+            patience_s = facts.policy.heartbeat_timeout_s or worker.running_stale_after_s
+            if silent_s < patience_s - ROUNDING_S:
+                self.violate(
+                    "no job is taken within its lease",
+                    f"job {ending.job_id} was taken from {worker_id} after {silent_s:.3f}s of {patience_s:g}s",
+                )
+
+    # What user code did ---------------------------------------------------------------------------
+
+    def facts_of(self, job: Claimed) -> JobFacts:
+        return self._job(job.job_id)
+
+    def begins(self, runner: "Runner") -> None:
+        facts = runner.facts
+        facts.begins += 1
+        facts.changed_s = self.now()
+        self.tell(f"{runner.life.id} begins job {runner.hold.job.job_id} (token {runner.token})")
+        if facts.policy.on_crash == "fail" and facts.begins > 1 + facts.raised and not facts.accounted:
+            what = f"job {runner.hold.job.job_id} began {facts.begins} times, {facts.raised} of them raised"
+            self.violate('on_crash="fail" code begins once', what)
+        if facts.policy.overlap == "never" and not facts.accounted:
+            for other in facts.runners:
+                if other.process.well:
+                    what = f"job {runner.hold.job.job_id} began while {other.life.id} still ran it"
+                    self.violate('overlap="never" runs do not overlap', what)
+        facts.runners.append(runner)
+
+    def ends(self, runner: "Runner") -> None:
+        if runner in runner.facts.runners:
+            runner.facts.runners.remove(runner)
+
+    def came_to(self, runner: "Runner", outcome: Outcome) -> None:
+        if isinstance(outcome, Raised):
+            runner.facts.raised += 1
+        if not isinstance(outcome, Succeeded):
+            self.tell(f"{runner.life.id}: job {runner.hold.job.job_id} ended with {type(outcome).__name__}")
+
+    # What clients were told -----------------------------------------------------------------------
+
+    def acknowledge(self, key: str, job_id: int) -> None:
+        if not self.jobs[key].accounted:
+            self.jobs[key].acknowledged = job_id
+
+    def told(self, key: str, state: str) -> None:
+        facts = self.jobs[key]
+        facts.told.append(state)
+        if len(facts.told) > 1 and not facts.accounted:
+            self.violate("waiters are told once", f"the client of job {key} was told {' and '.join(facts.told)}")
+
+    def forget_ticks(self) -> None:
+        """Let ticks come again: a clock was set, and shows the same times once more."""
+        self._ticks.clear()
+
+    # Failover -------------------------------------------------------------------------------------
+
+    def lose_since(self, since_s: float) -> None:
+        """Account for what a standby that lagged did not have."""
+        for key, facts in self.jobs.items():
+            if self._enqueued_s.get(key, -1.0) > since_s:
+                facts.acknowledged, facts.accounted = None, True
+            if facts.changed_s > since_s:
+                facts.accounted = True
+                facts.successes = 0
+        self._ticks.clear()
+
+    # At the end -----------------------------------------------------------------------------------
+
+    def check_jobs(self, stored: dict[int, JobRecord], left: set[int]) -> None:
+        """Check that every acknowledged job exists and has ended; `left` are those that an operator must decide."""
+        for key, facts in self.jobs.items():
+            if facts.acknowledged is None:
+                continue
+            job = stored.get(facts.acknowledged)
+            if job is None:
+                self.violate("an acknowledged job is never lost", f"job {facts.acknowledged} ({key}) is gone")
+            elif job.state not in FINAL and facts.acknowledged not in left:
+                self.violate("every job ends", f"job {facts.acknowledged} is {job.state.value} (worker {job.worker_id})")
+            elif facts.told and facts.told[0] != job.state.value and not facts.accounted:
+                self.violate("waiters are told once", f"job {key} was told {facts.told[0]} and is {job.state.value}")
+
+    def _job(self, job_id: int) -> JobFacts:
+        return self.jobs[self._key_of[job_id]]

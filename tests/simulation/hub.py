@@ -1,0 +1,209 @@
+"""Run everything in virtual time: one queue of events, and tasks that sleep until one of them.
+
+A task is a greenlet: plain sequential code that may be suspended in any call of the ledger, as a thread would be. Tasks
+belong to a process, which can be frozen or killed with all its tasks. Nothing here depends on real time or on chance.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from tests.simulation.clock import Machine, stand_on
+
+MAX_EVENTS = 2_000_000
+"""A run that needs more than this has a loop that does not let time pass."""
+
+Act = Callable[[], None]
+
+
+class Hub:
+    """Virtual time, and what happens when."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._queue: list[tuple[float, int, Act]] = []
+        self._numbers = itertools.count()
+        self._main = getcurrent()
+        self._finished = False
+        self.events = 0
+        self.current: Task | None = None
+        """The task that runs just now; None while an event happens that belongs to no task."""
+
+    def at(self, when_s: float, act: Act) -> None:
+        """Call `act` at this time, after everything that was put there before."""
+        heapq.heappush(self._queue, (max(when_s, self.now_s), next(self._numbers), act))
+
+    def after(self, delay_s: float, act: Act) -> None:
+        self.at(self.now_s + delay_s, act)
+
+    def run(self, until_s: float) -> None:
+        """Let events happen until this time, or until `finish`."""
+        self._main = getcurrent()
+        while self._queue and not self._finished:
+            when_s, _, act = self._queue[0]
+            if when_s > until_s:
+                break
+            heapq.heappop(self._queue)
+            self.now_s = when_s
+            self.events += 1
+            if self.events > MAX_EVENTS:
+                raise RuntimeError(f"{MAX_EVENTS} events and no end: something spins at {self.now_s:.3f} s")
+            act()
+        if not self._finished:
+            self.now_s = max(self.now_s, until_s)
+
+    def finish(self) -> None:
+        """End the run after the present event."""
+        self._finished = True
+
+    def back(self) -> Any:
+        """Leave the present task until it is resumed; return what it is resumed with."""
+        return self._main.switch()
+
+
+class Process:
+    """What is frozen and killed as one: a worker with its threads, a reaper, a client, a runner."""
+
+    def __init__(self, hub: Hub, name: str, machine: Machine, pid: int) -> None:
+        self.hub = hub
+        self.name = name
+        self.machine = machine
+        self.pid = pid
+        self.started = f"{pid}@{hub.now_s:.6f}"
+        self.alive = True
+        self._frozen = 0
+        self._tasks: list[Task] = []
+        self._waiting: list[Act] = []
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen > 0
+
+    @property
+    def well(self) -> bool:
+        return self.alive and not self.frozen
+
+    def spawn(self, name: str, body: Act) -> "Task":
+        """Begin a task now, after the present event."""
+        self._tasks = [task for task in self._tasks if not task.over]
+        task = Task(self, name, body)
+        self._tasks.append(task)
+        self.hub.at(self.hub.now_s, task.begin)
+        return task
+
+    def freeze(self) -> None:
+        self._frozen += 1
+
+    def thaw(self) -> None:
+        """Go on where it stood; what should have happened meanwhile happens at once."""
+        self._frozen -= 1
+        if self._frozen == 0 and self.alive:
+            waiting, self._waiting = self._waiting, []
+            for act in waiting:
+                self.hub.at(self.hub.now_s, act)
+
+    def kill(self) -> None:
+        """End all tasks where they stand."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._waiting = []
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.end()
+
+    def when_well(self, act: Act) -> None:
+        """Do this now, or at the end of the freeze; never after the death."""
+        if not self.alive:
+            return
+        if self.frozen:
+            # Asked again then: it may be frozen anew by an earlier one of them.
+            self._waiting.append(lambda: self.when_well(act))
+        else:
+            act()
+
+
+class Task:
+    """One thread of a process."""
+
+    def __init__(self, process: Process, name: str, body: Act) -> None:
+        self.process = process
+        self.name = name
+        self._body = body
+        self._greenlet: greenlet | None = greenlet(self._run)
+        self._naps = 0
+        self._napping = False
+        self._key: object = None
+
+    @property
+    def over(self) -> bool:
+        return self._greenlet is None
+
+    def begin(self) -> None:
+        self.process.when_well(lambda: self._switch(None))
+
+    def sleep(self, delay_s: float) -> None:
+        """Suspend for this long by true time."""
+        self.wait(delay_s)
+
+    def wait(self, patience_s: float | None, key: object = None) -> Any:
+        """Suspend until `wake` with this key, or for this long.
+
+        Return what it was woken with, None when the time was over."""
+        assert self._greenlet is not None and getcurrent() is self._greenlet, "a task waits only for itself"
+        self._naps += 1
+        nap = self._naps
+        self._napping, self._key = True, key
+        if patience_s is not None:
+            self.process.hub.after(patience_s, lambda: self._rouse(nap, None))
+        given = self.process.hub.back()
+        if not self.process.alive:
+            raise GreenletExit
+        return given
+
+    def wake(self, value: Any = True, key: object = None) -> None:
+        """End the present wait, if it is for this key."""
+        if self._napping and key is self._key:
+            nap = self._naps
+            self.process.hub.at(self.process.hub.now_s, lambda: self._rouse(nap, value))
+
+    def end(self) -> None:
+        one, self._greenlet = self._greenlet, None
+        if one is None or one.dead or not one:
+            return
+        if one is getcurrent():
+            raise GreenletExit
+        one.parent = getcurrent()
+        one.throw(GreenletExit)
+
+    def _rouse(self, nap: int, value: Any) -> None:
+        def act() -> None:
+            if self._napping and nap == self._naps:
+                self._napping = False
+                self._switch(value)
+
+        self.process.when_well(act)
+
+    def _switch(self, value: Any) -> None:
+        one = self._greenlet
+        if one is None or one.dead:
+            return
+        hub = self.process.hub
+        one.parent = getcurrent()
+        hub.current = self
+        try:
+            with stand_on(self.process.machine):
+                one.switch(value)
+        finally:
+            hub.current = None
+
+    def _run(self, *_: Any) -> None:
+        try:
+            self._body()
+        except GreenletExit:
+            pass
+        finally:
+            self._greenlet = None

@@ -1,0 +1,504 @@
+"""Play a worker: it registers, sends heartbeats, takes turns, runs jobs, fences itself, and reaps others.
+
+The rules are the product's own: `fencing`, `Outbox`, `Terms`, `conclude`, `Watchman`, `Timekeeper`. What is played here is
+the order of things in `worker/floor.py`, `worker/heartbeat.py` and `worker/wheel.py`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.clock import stand_on
+from tests.simulation.hub import Process, Task
+from tests.simulation.road import Road
+from tests.simulation.runner import Exit, Runner
+from tests.simulation.scenario import WorkerPlan
+
+from unstuck import host
+from unstuck.domain.errors import LedgerError, LedgerUnavailable
+from unstuck.domain.liveness import Detector
+from unstuck.domain.outcomes import Cancelled, Died, Outcome, Overran, Succeeded
+from unstuck.domain.recovery import conclude
+from unstuck.domain.states import JobState, WorkerState
+from unstuck.reaper import Reaper, Watchman
+from unstuck.reaper.timekeeper import FIRST_PAUSE_S as SCHEDULE_PAUSE_S
+from unstuck.reaper.timekeeper import Timekeeper
+from unstuck.store.records import BeatAnswer, Done, Held, HeldJob, Pulse, TaskRecord, Turn, TurnAnswer, Wish, WorkerBirth
+from unstuck.worker.fencing import may_begin, must_stop_at_s
+from unstuck.worker.floor import BEATS_PER_COMPARISON, MAX_WAIT_IN_HAND_S
+from unstuck.worker.heartbeat import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from unstuck.worker.holds import Hold
+from unstuck.worker.outbox import Outbox
+from unstuck.worker.terms import Terms
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+TASK = "t"
+QUEUE = "default"
+AHEAD = 1
+"""How many jobs a worker claims beyond its free slots."""
+LEAST_NAP_S = 0.0005
+"""Shorter waits may be lost in the rounding of clocks, and time would stand still."""
+LOOK_S = 0.5
+"""How often a nursery looks at the leases of its runners, at least."""
+
+
+class Worker:
+    """A place in the fleet: one process at a time, replaced after its death by its supervisor."""
+
+    def __init__(self, world: "World", number: int, plan: WorkerPlan) -> None:
+        self.world = world
+        self.number = number
+        self.plan = plan
+        self.machine = world.machine_of_worker(number, plan.machine)
+        self.life: Life | None = None
+
+    @property
+    def up(self) -> bool:
+        return self.life is not None and self.life.process.alive
+
+    def start(self) -> None:
+        """Begin a new process, unless one runs."""
+        if not self.up:
+            self.life = Life(self)
+
+    def crash(self) -> None:
+        """Kill the worker; its nursery notices and ends with all runners."""
+        if self.life is not None:
+            self.life.crash()
+
+
+class Life:
+    """One process of a worker, under one id after the other."""
+
+    def __init__(self, place: Worker) -> None:
+        self.place = place
+        self.world = place.world
+        self.scenario = self.world.scenario
+        self.process: Process = self.world.new_process(f"worker{place.number}", place.machine)
+        self.nursery: Process = self.world.new_process(f"nursery{place.number}", place.machine)
+        self.road: Road = self.world.new_road(self.process)
+        self.given: dict[int, Runner] = {}
+        self.draining = False
+        self._begin_anew()
+        self.process.spawn("main", self._main)
+        self.nursery.spawn("leases", self._watch_leases)
+
+    def _begin_anew(self) -> None:
+        self.id = self.world.new_worker_id(self.place.number)
+        self.hand: list[Hold] = []
+        self.ready: list[Hold] = []
+        self.starting: dict[int, Hold] = {}
+        self.outbox = Outbox()
+        self.terms = Terms(self.world.recovery.running_stale_after_s, frozenset(), self._quicken)
+        self.interval_s = self.scenario.interval_s
+        self.confirmed_s = 0.0
+        self.uncertain: Turn | None = None
+        self.compare_wanted = False
+        self.beats = 0
+        self.processed = 0
+        self.look_at_s = 0.0
+        self.rung = True
+        self.mail: list[Exit] = []
+        self.declared_dead = False
+        self.turning: Task | None = None
+        self.beating: Task | None = None
+
+    def _quicken(self, interval_s: float) -> None:
+        if interval_s < self.interval_s:
+            self.interval_s = interval_s
+            if self.beating is not None:
+                self.beating.wake()
+
+    # Birth --------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        while True:
+            self._register()
+            self.beating = self.process.spawn("heartbeat", self._beat_loop)
+            self.turning = self.process.spawn("turns", self._turn_loop)
+            if self.place.plan.reaps:
+                keep_watch(self.world, self.process, self.road, self.id, self._is_current())
+            if self.scenario.schedule_every_s is not None:
+                current = self._is_current()
+                self.process.spawn("schedules", lambda: keep_schedules(self.process, self.road, current))
+            task = self.process.hub.current
+            assert task is not None
+            self.on_end: Callable[[], None] = task.wake
+            task.wait(None)
+            if not self.declared_dead:
+                return
+            self.world.tell(f"{self.process.name} was declared dead as {self.id} and comes back")
+            self._begin_anew()
+
+    def _is_current(self) -> Callable[[], bool]:
+        mine = self.id
+        return lambda: self.id == mine and not self.declared_dead
+
+    def _register(self) -> None:
+        machine, scenario, recovery = self.place.machine, self.scenario, self.world.recovery
+        birth = WorkerBirth(
+            id=self.id,
+            name=self.process.name,
+            host=machine.name,
+            pid=self.process.pid,
+            boot_id=machine.boot_id,
+            pid_namespace=host.pid_namespace(),
+            process_started=self.process.started,
+            queues=(QUEUE,),
+            tasks=(TaskRecord(TASK, QUEUE),),
+            concurrency=self.place.plan.slots,
+            version="0",
+            heartbeat_interval_s=scenario.interval_s,
+            suspect_after_s=recovery.claimed_stale_after_s,
+            running_stale_after_s=recovery.running_stale_after_s,
+            trace=self.id,
+        )
+        self.world.expect(self, birth)
+        while True:
+            sent_s = host.boottime_s()
+            try:
+                self.road.register(birth)
+            except LedgerUnavailable:
+                self._pause(LONGEST_PAUSE_S)
+            else:
+                self.confirmed_s = sent_s
+                return
+
+    def _pause(self, pause_s: float) -> None:
+        task = self.process.hub.current
+        assert task is not None
+        task.sleep(pause_s)
+
+    # Heartbeats ---------------------------------------------------------------------------------
+
+    def _beat_loop(self) -> None:
+        current, task = self._is_current(), self.process.hub.current
+        assert task is not None
+        next_s, pause_s = host.boottime_s() + self.interval_s, 0.0
+        while current():
+            if task.wait(max(0.0, next_s - host.boottime_s())) and current():
+                next_s = min(next_s, host.boottime_s() + self.interval_s)
+            if not current():
+                return
+            if host.boottime_s() < next_s - 1e-9:
+                continue
+            sent_s = host.boottime_s()
+            try:
+                answer = self.road.beat(Pulse(self.id, len(self.given), self.processed))
+            except LedgerError:
+                pause_s = min(max(FIRST_PAUSE_S, pause_s * 2), LONGEST_PAUSE_S)
+                self._pause(pause_s)
+                next_s = host.boottime_s()
+                continue
+            pause_s, next_s = 0.0, sent_s + self.interval_s
+            if current():
+                self._after_beat(sent_s, answer)
+
+    def _after_beat(self, sent_s: float, answer: BeatAnswer) -> None:
+        if answer.state in (WorkerState.DEAD, WorkerState.STOPPED):
+            self._die()
+            return
+        self.confirmed_s = sent_s
+        self.beats += 1
+        if answer.was_suspect or self.beats % BEATS_PER_COMPARISON == 0:
+            self.compare_wanted = True
+        for _, token in answer.cancel:
+            if token in self.given:
+                self.given[token].stop(Cancelled("cancelled by request while it ran"))
+        self._wake()
+
+    def _die(self) -> None:
+        """Drop everything: the ledger gave our jobs away."""
+        if not self.declared_dead:
+            self.declared_dead = True
+            self._kill_all(None)
+            self._wake()
+            if self.beating is not None:
+                self.beating.wake()
+            self.on_end()
+
+    def _kill_all(self, fate: Outcome | None) -> None:
+        for runner in list(self.given.values()):
+            if fate is None:
+                self.given.pop(runner.token)
+                runner.kill()
+            else:
+                runner.stop(fate)
+
+    # Turns --------------------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """Hear that there may be work."""
+        self.rung = True
+        self._wake()
+
+    def post(self, exit: Exit) -> None:
+        """Hear that a runner ended."""
+        self.mail.append(exit)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.turning is not None:
+            self.turning.wake()
+
+    def _turn_loop(self) -> None:
+        current, task = self._is_current(), self.process.hub.current
+        assert task is not None
+        pause_s = 0.0
+        while current():
+            self._take_mail()
+            self._tick(host.boottime_s())
+            if self.draining and self._is_empty():
+                self._retire()
+                return
+            if self.uncertain is not None or self.compare_wanted:
+                self._compare()
+                continue
+            turn = self._next_turn()
+            if turn is None:
+                task.wait(self._patience_s())
+                continue
+            try:
+                answer = self.road.turn(turn)
+            except LedgerError:
+                self.uncertain = turn
+                if pause_s:
+                    self._pause(pause_s)
+                pause_s = min(max(0.05, pause_s * 2), 1.0)
+                continue
+            pause_s = 0.0
+            if current():
+                self._after_turn(turn, answer)
+
+    def _patience_s(self) -> float:
+        now_s = host.boottime_s()
+        waits = [self.scenario.poll_s if self.draining else max(0.0, self.look_at_s - now_s)]
+        waits += [max(0.0, hold.taken_s + MAX_WAIT_IN_HAND_S - now_s) for hold in (*self.hand, *self.ready)]
+        waits += [max(0.0, runner.deadline_s - now_s) for runner in self.given.values() if not runner.stopped]
+        if self.draining:
+            waits.append(max(0.05, self.drain_until_s - now_s))
+        return min(waits) + 1e-6
+
+    def _next_turn(self) -> Turn | None:
+        now_s = host.boottime_s()
+        free = self.place.plan.slots - len(self.given) - len(self.starting) - len(self.ready)
+        start: list[Held] = []
+        while self.hand and len(start) < free:
+            hold = self.hand.pop(0)
+            self.starting[hold.token] = hold
+            start.append(Held(hold.job.job_id, hold.token))
+        wish = self._wish(now_s, free - len(start), busy=bool(start or len(self.outbox)))
+        if wish is not None:
+            self.rung = False
+        if wish is not None or now_s >= self.look_at_s:
+            self.look_at_s = now_s + self.scenario.poll_s
+        if not start and wish is None and not len(self.outbox):
+            return None
+        return self.outbox.turn(self.id, tuple(start), wish)
+
+    def _wish(self, now_s: float, free: int, *, busy: bool) -> Wish | None:
+        if self.draining or not (busy or self.rung or now_s >= self.look_at_s):
+            return None
+        if now_s - self.confirmed_s > self.world.recovery.claimed_stale_after_s / 2:
+            return None
+        room = free - len(self.hand) + AHEAD
+        return Wish((QUEUE,), (TASK,), room, start=max(0, free - len(self.hand))) if room > 0 else None
+
+    def _after_turn(self, turn: Turn, answer: TurnAnswer) -> None:
+        if not answer.alive:
+            self._die()
+            return
+        for _, token in answer.superseded:
+            self.starting.pop(token, None)
+            self._stop_superseded(token)
+        begun = [self.starting.pop(held.token, None) for held in turn.start]
+        self.ready += [hold for hold in begun if hold is not None]
+        now_s = host.boottime_s()
+        for job in answer.claimed:
+            hold = self.terms.hold(job, now_s)
+            (self.ready if job.running else self.hand).append(hold)
+        if turn.wish is not None and len(answer.claimed) >= turn.wish.limit:
+            self.rung = True
+        self._feed()
+
+    def _stop_superseded(self, token: int) -> None:
+        runner = self.given.pop(token, None)
+        if runner is not None:
+            runner.kill()
+
+    def _compare(self) -> None:
+        self.compare_wanted = False
+        pause_s = 0.05
+        current = self._is_current()
+        while True:
+            try:
+                held = self.road.held(self.id)
+                break
+            except LedgerError:
+                self._pause(pause_s)
+                pause_s = min(pause_s * 2, 1.0)
+                if not current():
+                    return
+        if current():
+            self._after_comparison(held)
+
+    def _after_comparison(self, held: list[HeldJob]) -> None:
+        theirs = {item.token: item for item in held}
+        turn, self.uncertain = self.uncertain, None
+        if turn is not None:
+            self.outbox.put_back(turn, set(theirs))
+            self._resolve_started(turn, theirs)
+            self.rung = True
+        # What ended while we asked is still in the mail, and ours.
+        ours = self.outbox.tokens() | set(self.given) | {hold.token for hold in (*self.hand, *self.ready)}
+        for token, item in theirs.items():
+            if token not in ours:
+                self.outbox.give_back(item.job_id, token, item.queue)
+        self.hand = [hold for hold in self.hand if hold.token in theirs]
+        self.ready = [hold for hold in self.ready if hold.token in theirs]
+        for token in [token for token in self.given if token not in theirs]:
+            self._stop_superseded(token)
+        self._feed()
+
+    def _resolve_started(self, turn: Turn, theirs: dict[int, HeldJob]) -> None:
+        for held in turn.start:
+            hold, there = self.starting.pop(held.token, None), theirs.get(held.token)
+            if hold is None or there is None:
+                continue
+            if there.state is JobState.RUNNING:
+                self.ready.append(hold)
+            else:
+                self.hand.insert(0, hold)
+
+    # Runners ------------------------------------------------------------------------------------
+
+    def _feed(self) -> None:
+        now_s = host.boottime_s()
+        waiting = []
+        for hold in self.ready:
+            if len(self.given) < self.place.plan.slots and may_begin(hold, self.confirmed_s, now_s):
+                hold.given_s = now_s
+                self.given[hold.token] = Runner(self, hold)
+            else:
+                waiting.append(hold)
+        self.ready = waiting
+
+    def _take_mail(self) -> None:
+        mail, self.mail = self.mail, []
+        for exit in mail:
+            runner = self.given.pop(exit.token, None)
+            if runner is None:
+                continue
+            self.processed += 1
+            job = runner.hold.job
+            if isinstance(exit.outcome, Succeeded):
+                self.outbox.done.append(Done(job.job_id, job.token, exit.outcome.result))
+            else:
+                self.outbox.endings.append(conclude(runner.hold.attempt(), exit.outcome))
+
+    def _tick(self, now_s: float) -> None:
+        for runner in list(self.given.values()):
+            if now_s >= runner.deadline_s and not runner.stopped:
+                runner.stop(Overran("ran past its deadline"))
+        self._feed()
+        patience_s = 0.0 if self.draining else MAX_WAIT_IN_HAND_S
+        for waiting in (self.ready, self.hand):
+            while waiting and now_s - waiting[0].taken_s >= patience_s:
+                hold = waiting.pop(0)
+                self.outbox.give_back(hold.job.job_id, hold.token, hold.job.queue)
+        if self.draining and now_s >= self.drain_until_s:
+            self._kill_all(Died("drain", counts=False, drained=True))
+
+    def _watch_leases(self) -> None:
+        """Kill runners whose lease ended: what the nursery does, even beside a frozen worker."""
+        task = self.nursery.hub.current
+        assert task is not None
+        while True:
+            now_s, next_s = host.boottime_s(), host.boottime_s() + self.scenario.timeout_s
+            for runner in list(self.given.values()):
+                stop_s = must_stop_at_s(runner.hold, self.confirmed_s)
+                if stop_s is None or runner.stopped:
+                    continue
+                if now_s >= stop_s:
+                    runner.stop(Died("lease ended", counts=False))
+                else:
+                    next_s = min(next_s, stop_s)
+            task.wait(max(next_s - now_s, 0.001) if next_s - now_s < LOOK_S else LOOK_S)
+
+    # Ends ---------------------------------------------------------------------------------------
+
+    def drain(self, grace_s: float) -> None:
+        """Shut down in order."""
+        with stand_on(self.place.machine):
+            self.drain_until_s = host.boottime_s() + grace_s
+        self.draining = True
+        self._wake()
+
+    def _is_empty(self) -> bool:
+        busy = self.given or self.hand or self.ready or self.starting or len(self.outbox) or self.mail
+        return not busy and self.uncertain is None
+
+    def _retire(self) -> None:
+        try:
+            self.road.retire(self.id)
+        except LedgerError:
+            pass
+        self.world.tell(f"{self.id} shut down in order")
+        self.process.hub.after(0.0, self.crash)
+
+    def crash(self) -> None:
+        if self.process.alive:
+            self.process.kill()
+            self.road.disconnect()
+            # The nursery is told by the kernel, and ends with all that it forked.
+            self.process.hub.after(0.01, self.end_family)
+
+    def end_family(self) -> None:
+        self.nursery.kill()
+        for runner in list(self.given.values()):
+            runner.kill()
+        self.given.clear()
+
+
+def keep_watch(world: "World", process: Process, road: Road, by: str, current: Callable[[], bool]) -> None:
+    """Let a process walk the rounds of the product's reaper."""
+
+    def walk() -> None:
+        watchman = Watchman(Reaper(road, world.recovery, by=by))  # type: ignore[arg-type]
+        task = process.hub.current
+        assert task is not None
+        world.watchmen[process.name] = watchman
+        watchman._tick_s = host.boottime_s()
+        while current():
+            task.wait(max(watchman.step(), LEAST_NAP_S))
+
+    process.spawn("watchman", walk)
+
+
+def keep_schedules(process: Process, road: Road, current: Callable[[], bool]) -> None:
+    """Let a process keep the clock of schedules, by the product's own rules."""
+    keeper = Timekeeper(road, frozenset())  # type: ignore[arg-type]
+    task = process.hub.current
+    assert task is not None
+    while current():
+        try:
+            wait_s = keeper.step()
+        except LedgerError:
+            wait_s = SCHEDULE_PAUSE_S * 10
+        task.wait(max(wait_s, 0.01))
+
+
+def see_neighbour_die(world: "World", process: Process, road: Road, worker_id: str) -> None:
+    """Bury a worker of the same machine whose process is gone: what the ring of pidfds does."""
+    reaper = Reaper(road, world.recovery, by=process.name)  # type: ignore[arg-type]
+    task = process.hub.current
+    assert task is not None
+    pause_s = 0.1
+    while True:
+        try:
+            reaper.bury(worker_id, Detector.NEIGHBOUR, "its process no longer exists")
+            return
+        except LedgerUnavailable:
+            task.sleep(pause_s)
+            pause_s = min(pause_s * 2, 2.0)

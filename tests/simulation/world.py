@@ -1,0 +1,254 @@
+"""Put a scenario on the stage: machines, a server, workers, reapers, clients; and let it run to its end."""
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation import scenes
+from tests.simulation.client import Client
+from tests.simulation.clock import Machine, stand_on
+from tests.simulation.faults import Faults
+from tests.simulation.history import History
+from tests.simulation.hub import Hub, Process
+from tests.simulation.road import Cut, Road
+from tests.simulation.scenario import Scenario
+from tests.simulation.server import Server, Storage
+from tests.simulation.worker import Life, QUEUE, TASK, Worker, keep_watch, see_neighbour_die
+
+from unstuck.domain.liveness import Process as Presence
+from unstuck.domain.schedules import ScheduleDefinition
+from unstuck.domain.states import FINAL, HELD, LIVING
+from unstuck.domain.ticking import Timing
+from unstuck.reaper import Watchman
+from unstuck.store.records import JobFilter, NewJob, WorkerBirth, pack_job
+
+NEIGHBOUR_S = 0.005
+"""How soon a neighbour sees a process end."""
+AFTER_HEALING = 6.0
+"""How many timeouts after everything is healed all jobs must have ended."""
+
+
+class World:
+    """Everything that there is in one run."""
+
+    def __init__(self, scenario: Scenario, storage: Storage, tell: Callable[[float, str], None]) -> None:
+        self.scenario = scenario
+        self.recovery = scenario.recovery()
+        self.hub = Hub()
+        self.chance = random.Random(scenario.seed)
+        self._tell = tell
+        self.history = History(scenario, lambda: self.hub.now_s, self.tell)
+        self._pids = itertools.count(100)
+        self._births = itertools.count(1)
+        self.processes: dict[int, Process] = {}
+        self.watchmen: dict[str, Watchman] = {}
+        self.roads: list[Road] = []
+        self.lives: dict[str, Life] = {}
+        """By worker id, the process that has or had it."""
+        self._cuts: dict[int, Cut] = {}
+        self.machines = [self._new_machine(f"host{number}") for number in range(scenario.machines)]
+        self.client_machine = self.machines[0] if scenario.shape == "file" else self._new_machine("client")
+        server_machine = self.machines[0] if scenario.shape == "file" else self._new_machine("server")
+        self.server = Server(
+            self.hub, server_machine, storage, scenario.shape, self.chance, self.history.observe, self.tell
+        )
+        self.workers = [Worker(self, number, plan) for number, plan in enumerate(scenario.workers)]
+        self.reapers: list[Process] = []
+        self.faults = Faults(self)
+        self.error: Exception | None = None
+
+    # Parts --------------------------------------------------------------------------------------
+
+    def _new_machine(self, name: str) -> Machine:
+        machine = Machine(name, lambda: self.hub.now_s, boot_id=f"boot-{name}")
+        machine.look = self._look
+        return machine
+
+    def machine_of_worker(self, number: int, index: int) -> Machine:
+        """Return the machine of a worker: in a container it looks like another one with the same clocks."""
+        machine = self.machines[index]
+        if not self.scenario.containers:
+            return machine
+        box = self._new_machine(f"box{number}")
+        box.now = machine.now
+        return box
+
+    def new_process(self, name: str, machine: Machine) -> Process:
+        process = Process(self.hub, name, machine, next(self._pids))
+        self.processes[process.pid] = process
+        return process
+
+    def new_road(self, process: Process) -> Road:
+        scenario = self.scenario
+        road = Road(
+            process,
+            self.server,
+            self.chance,
+            deadline_s=scenario.deadline_s,
+            latency_s=scenario.latency_s,
+            pooled=scenario.pooled,
+            late_share=scenario.late_share,
+            ring=self._ring,
+        )
+        road.cuts = [Cut(), self.cut_of(process.machine)]
+        self.roads.append(road)
+        return road
+
+    def cut_of(self, machine: Machine) -> Cut:
+        return self._cuts.setdefault(id(machine), Cut())
+
+    def new_worker_id(self, number: int) -> str:
+        return f"w{number}.{next(self._births)}"
+
+    def expect(self, life: Life, birth: WorkerBirth) -> None:
+        self.lives[birth.id] = life
+        self.history.expect(birth, life.process)
+
+    def _look(self, pid: int, started: str) -> Presence:
+        process = self.processes.get(pid)
+        if process is None or process.started != started:
+            return Presence.GONE
+        return Presence.ALIVE if process.alive else Presence.GONE
+
+    def _ring(self, words: set[str]) -> None:
+        if f"queue:{QUEUE}" in words:
+            for worker in self.workers:
+                if worker.life is not None and worker.life.road.reaches:
+                    self.hub.after(0.001, worker.life.ring)
+
+    def tell(self, what: str) -> None:
+        self._tell(self.hub.now_s, what)
+
+    # Deaths -------------------------------------------------------------------------------------
+
+    def crash(self, worker: Worker) -> None:
+        """Kill a worker; its neighbours see it in milliseconds."""
+        life = worker.life
+        if life is None or not life.process.alive:
+            return
+        life.crash()
+        if "neighbours" not in self.recovery.evidence:
+            return
+        for other in self.workers:
+            near = other is not worker and other.up and other.machine is worker.machine and other.plan.reaps
+            if near and other.life is not None:
+                self._let_see(other.life, life.id)
+
+    def _let_see(self, life: Life, dead_id: str) -> None:
+        def look() -> None:
+            if life.process.alive:
+                life.process.spawn("neighbours", lambda: see_neighbour_die(self, life.process, life.road, dead_id))
+
+        self.hub.after(NEIGHBOUR_S, look)
+
+    def start_reaper(self) -> None:
+        process = self.new_process("reaper", self.machines[0])
+        road = self.new_road(process)
+        self.reapers.append(process)
+        keep_watch(self, process, road, f"reaper{len(self.reapers)}", lambda: True)
+
+    # The run ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        scenes.look_into(self)
+        scenario = self.scenario
+        self.client = Client(self)
+        if scenario.schedule_every_s is not None:
+            self._know_schedule(scenario.schedule_every_s)
+        for worker in self.workers:
+            worker.start()
+        for _ in range(scenario.reapers):
+            self.start_reaper()
+        self.faults.plan()
+        self.hub.run(scenario.quiet_s + 0.001)
+        self.tell("from here on nothing new goes wrong")
+        quiet_from_s = self.hub.now_s
+        self._replace_the_lost()
+        self.hub.run(quiet_from_s + scenario.longest_s + self.bound_s)
+        self._check_silent(quiet_from_s)
+        self.faults.heal()
+        self.tell("everything is healed")
+        self._replace_the_lost()
+        self._wait_for_jobs()
+        self._check_jobs()
+
+    @property
+    def bound_s(self) -> float:
+        """How much later than its timeout a silent worker may be declared dead."""
+        scenario = self.scenario
+        return scenario.longest_s + 10 * scenario.check_interval_s + 2 * scenario.deadline_s + 10.0
+
+    def _replace_the_lost(self) -> None:
+        """Let somebody be there who works and reaps: promises are made for as long as anybody lives."""
+        for worker in self.workers:
+            if not worker.up:
+                worker.start()
+        well = [worker for worker in self.workers if worker.plan.reaps and self._is_well(worker)]
+        if not well:
+            self.start_reaper()
+        if not any(self._is_well(worker) for worker in self.workers):
+            spare = Worker(self, len(self.workers), self.scenario.workers[0])
+            self.workers.append(spare)
+            spare.start()
+
+    def _is_well(self, worker: Worker) -> bool:
+        return worker.life is not None and worker.life.process.well and worker.life.road.reaches
+
+    def _wait_for_jobs(self) -> None:
+        scenario = self.scenario
+        step_s = max(scenario.timeout_s / 2, 1.0)
+        longest_s = sum(plan.runs_s * (plan.policy.max_crash_retries + 2) for plan in scenario.jobs)
+        until_s = self.hub.now_s + AFTER_HEALING * scenario.longest_s + longest_s + 60.0
+        while self.hub.now_s < until_s and not self._all_ended():
+            self.hub.run(self.hub.now_s + step_s)
+        # Those who wait are told, and whoever would be told twice is found.
+        self.hub.run(self.hub.now_s + scenario.timeout_s + scenario.deadline_s)
+
+    def _all_ended(self) -> bool:
+        return all(job.state in FINAL for job in self._stored().values())
+
+    def _stored(self) -> dict[int, Any]:
+        ledger = self.server.storage.ledger
+        return {job.id: job for job in ledger.jobs(JobFilter(limit=10_000))}
+
+    # Checks -------------------------------------------------------------------------------------
+
+    def _check_silent(self, quiet_from_s: float) -> None:
+        ledger = self.server.storage.ledger
+        for record in ledger.workers():
+            facts = self.history.workers.get(record.id)
+            if record.state not in LIVING or facts is None or facts.beat_s is None or facts.beat_s >= quiet_from_s:
+                continue
+            if self._is_left(record.id):
+                continue
+            self.history.violate(
+                "every silent worker is declared dead",
+                f"{record.id} is {record.state.value} and was last heard {self.hub.now_s - facts.beat_s:.1f}s ago",
+            )
+
+    def _is_left(self, worker_id: str) -> bool:
+        """Return whether the worker holds something that nobody may take: an operator decides, or a deadline."""
+        held = self.server.storage.ledger.held_by(worker_id, 100)
+        if not (self.recovery.auto_fail_stale_running and self.recovery.auto_requeue_stale_claimed) and held:
+            return True
+        return any(job.heartbeat_timeout_s is None for job in held)
+
+    def _check_jobs(self) -> None:
+        stored = self._stored()
+        left: set[int] = set()
+        if not (self.recovery.auto_fail_stale_running and self.recovery.auto_requeue_stale_claimed):
+            left = {job.id for job in stored.values() if job.state in HELD}
+        self.history.check_jobs(stored, left)
+
+    def _know_schedule(self, every_s: float) -> None:
+        job = NewJob(TASK, QUEUE, b"tick", payload_type="bytes")
+        timing = Timing(every_s=every_s)
+        known = ScheduleDefinition("clock", TASK, QUEUE, timing, pack_job(job), "skip")
+        with stand_on(self.server.machine):
+            self.server.storage.ledger.know_schedules([known], "operator")
+
+    def close(self) -> None:
+        """End every process: nothing of this run may go on in the next."""
+        for process in list(self.processes.values()):
+            process.kill()
