@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog  # noqa: F401 - loaded by the first log line otherwise, and importing it draws random numbers
+
 from unstuck import host
 from unstuck.domain.liveness import Process as Presence
 

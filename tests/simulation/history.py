@@ -13,8 +13,9 @@ from tests.simulation.hub import Process
 from tests.simulation.scenario import JobPlan, Scenario
 from tests.simulation.server import Call
 
+from unstuck.domain.endings import Ending
 from unstuck.domain.liveness import KERNEL, Detector
-from unstuck.domain.outcomes import Outcome, Raised, Succeeded
+from unstuck.domain.outcomes import Outcome, Succeeded
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import FINAL, LIVING, WorkerState
 from unstuck.store.records import Claimed, Enqueued, JobRecord, NewJob, Turn, TurnAnswer, WorkerBirth, WorkerVerdict
@@ -50,7 +51,7 @@ class JobFacts:
     accounted: bool = False
     """A standby that lagged lost something of it: what is known of it may be told twice, or never."""
     begins: int = 0
-    raised: int = 0
+    failures: int = 0
     successes: int = 0
     told: list[str] = field(default_factory=list)
     """The outcomes that those who waited for it were told."""
@@ -166,6 +167,7 @@ class History:
                     self.violate("at most one success", f"job {done.job_id} succeeded {facts.successes} times")
         for held in (*turn.endings, *turn.start, *turn.release):
             self._job(held.job_id).changed_s = self.now()
+        self._count_failures(turn.endings, {(one.job_id, one.token) for one in turn.endings} - answer.superseded)
         for claimed in answer.claimed:
             self._job(claimed.job_id).changed_s = self.now()
 
@@ -193,6 +195,7 @@ class History:
     def _settled(self, worker_id: str, endings: Any, releases: Any, written: set[tuple[int, int]]) -> None:
         for job_id, _token in written:
             self._job(job_id).changed_s = self.now()
+        self._count_failures(endings, written)
         worker = self.workers[worker_id]
         if worker.dead_s is not None or not worker.process.alive:
             return
@@ -208,6 +211,12 @@ class History:
                     f"job {ending.job_id} was taken from {worker_id} after {silent_s:.3f}s of {patience_s:g}s",
                 )
 
+    def _count_failures(self, endings: Sequence[Ending], written: set[tuple[int, int]]) -> None:
+        """Count what the rule for errors may try again: user code raised, or ran past its deadline."""
+        for ending in endings:
+            if ending.counter == "failure" and (ending.job_id, ending.token) in written:
+                self._job(ending.job_id).failures += 1
+
     # What user code did ---------------------------------------------------------------------------
 
     def facts_of(self, job: Claimed) -> JobFacts:
@@ -218,8 +227,8 @@ class History:
         facts.begins += 1
         facts.changed_s = self.now()
         self.tell(f"{runner.life.id} begins job {runner.hold.job.job_id} (token {runner.token})")
-        if facts.policy.on_crash == "fail" and facts.begins > 1 + facts.raised and not facts.accounted:
-            what = f"job {runner.hold.job.job_id} began {facts.begins} times, {facts.raised} of them raised"
+        if facts.policy.on_crash == "fail" and facts.begins > 1 + facts.failures and not facts.accounted:
+            what = f"job {runner.hold.job.job_id} began {facts.begins} times, {facts.failures} of them failed"
             self.violate('on_crash="fail" code begins once', what)
         if facts.policy.overlap == "never" and not facts.accounted:
             for other in facts.runners:
@@ -233,8 +242,6 @@ class History:
             runner.facts.runners.remove(runner)
 
     def came_to(self, runner: "Runner", outcome: Outcome) -> None:
-        if isinstance(outcome, Raised):
-            runner.facts.raised += 1
         if not isinstance(outcome, Succeeded):
             self.tell(f"{runner.life.id}: job {runner.hold.job.job_id} ended with {type(outcome).__name__}")
 

@@ -11,12 +11,14 @@ from greenlet import GreenletExit
 from tests.simulation.hub import Process, Task
 from tests.simulation.server import READS, Call, Reply, Server, Session
 
-from unstuck.domain import liveness
 from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
+from unstuck.domain.liveness import Session as Presence
 from unstuck.store.records import WorkerWatch
 
 FILE_LATENCY_S = 0.0005
-WATCHING = frozenset({"watch", "to_judge", "ring_of"})
+MOST_CALLS_PER_S = 400
+"""A process that calls more often than this has a loop that does not wait."""
+WATCHING = frozenset({"watch", "to_judge", "ring_of", "tick"})
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Road:
         pooled: bool,
         late_share: float,
         ring: Callable[[set[str]], None],
+        on_hammering: Callable[[str], None],
     ) -> None:
         self.process = process
         self.server = server
@@ -55,6 +58,9 @@ class Road:
         self._pooled = pooled
         self._late_share = late_share
         self._ring = ring
+        self._on_hammering = on_hammering
+        self._second = -1
+        self._calls = 0
         self._session: Session | None = None
         self._lost: list[tuple[Call, Callable[[], None]]] = []
 
@@ -102,6 +108,7 @@ class Road:
         if not self.process.alive:
             raise GreenletExit
         assert task is not None and task.process is self.process, f"{verb} was called from nowhere"
+        self._count_call()
         if verb == "register" and not self.one_host:
             args = (self.server.adopt(args[0]),)
         call = Call(self.process.name, verb, args, kwargs, reply=lambda reply: self._send_back(call, task, reply))
@@ -118,6 +125,13 @@ class Road:
                 self._session = None
             raise answer.error
         return self._with_sessions(verb, answer.value) if verb in WATCHING else answer.value
+
+    def _count_call(self) -> None:
+        second = int(self.process.hub.now_s)
+        self._calls = self._calls + 1 if second == self._second else 1
+        self._second = second
+        if self._calls == MOST_CALLS_PER_S:
+            self._on_hammering(self.process.name)
 
     def _later(self, act: Callable[[], None]) -> None:
         self.process.hub.after(self._latency_s * self.slow * self._chance.uniform(0.5, 1.5), act)
@@ -150,23 +164,35 @@ class Road:
     # Sessions -----------------------------------------------------------------------------------
 
     def _with_sessions(self, verb: str, answer: Any) -> Any:
-        """Say of every worker whether its session is there: as the SQL of PostgreSQL does."""
+        """Add what PostgreSQL says of sessions, and SQLite cannot."""
         if self.server.shape == "file":
             return answer
+        if verb == "tick":
+            age_s = 0.0 if self._session is None else self.process.hub.now_s - self._session.began_s
+            return msgspec.structs.replace(answer, connected_s=age_s)
         if verb == "to_judge":
             workers, well = answer
             return [self._with_session(worker) for worker in workers], well
         return [self._with_session(worker) for worker in answer]
 
     def _with_session(self, worker: WorkerWatch) -> WorkerWatch:
-        boot_id = self.server.boot_ids.get(worker.id, worker.boot_id)
-        return msgspec.structs.replace(worker, session=session_of(self.server, worker.id), boot_id=boot_id)
+        session = session_of(self.server, worker.id)
+        idle_s = None
+        if session is Presence.PRESENT:
+            idle_s = self.process.hub.now_s - self.server.stamps[worker.id].active_s
+        return msgspec.structs.replace(
+            worker,
+            session=session,
+            session_idle_s=idle_s,
+            boot_id=self.server.boot_ids.get(worker.id, worker.boot_id),
+        )
 
 
-def session_of(server: Server, worker_id: str) -> liveness.Session:
+def session_of(server: Server, worker_id: str) -> Presence:
+    """Return whether the session of a worker is there: the rule of `watch` in PostgreSQL."""
     stamp = server.stamps.get(worker_id)
-    if stamp is None or server.started_s > stamp.began_s:
-        return liveness.Session.UNKNOWN
+    if stamp is None or stamp.incarnation != server.incarnation:
+        return Presence.UNKNOWN
     if stamp.number in server.sessions:
-        return liveness.Session.PRESENT
-    return liveness.Session.MISSING
+        return Presence.PRESENT
+    return Presence.UNKNOWN if server.full else Presence.MISSING

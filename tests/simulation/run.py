@@ -11,6 +11,9 @@ from tests.simulation.storage import SqliteStorage
 from tests.simulation.world import World
 
 
+LEDGERS = ("sqlite", "rules", "postgresql")
+
+
 @dataclass
 class Result:
     scenario: Scenario
@@ -27,11 +30,11 @@ def run_seed(seed: int, ledger: str = "sqlite") -> Result:
 
 def run_scenario(scenario: Scenario, ledger: str = "sqlite") -> Result:
     """Play it; the same scenario always plays the same way."""
-    # The product draws too: pauses, delays of retries.
-    random.seed(scenario.seed)
     story: list[str] = []
     storage = SqliteStorage(scenario.recovery())
     world = World(scenario, storage, lambda at_s, what: story.append(f"{at_s:9.3f}s  {what}"))
+    # The product draws too: pauses, delays of retries.
+    random.seed(scenario.seed)
     try:
         with stand_on(world.server.machine):
             try:

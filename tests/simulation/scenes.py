@@ -26,7 +26,7 @@ def _clear(trace: str, *, nursery: bool = True, within_s: float = 1.0) -> Scene:
     if life.id != trace and life.process.alive:
         # It goes on under a new id, and what it runs now is not of the dead.
         return Scene()
-    entered = frozenset(life.given)
+    entered = frozenset(life.entered)
     if nursery:
         life.end_family()
     else:

@@ -36,7 +36,9 @@ class Session:
     number: int
     incarnation: int
     began_s: float
-    """By the server's clock."""
+    """In true time, like the next."""
+    active_s: float
+    """When it last did something."""
 
 
 @dataclass(eq=False)
@@ -73,6 +75,8 @@ class Storage(Protocol):
 
     def restore(self, saved: Any) -> None: ...
 
+    def notice_failovers(self, is_same: Callable[[], bool]) -> None: ...
+
 
 @dataclass
 class Flaky:
@@ -94,8 +98,10 @@ class Server:
     """Hears of every call that was executed, with its answer."""
     tell: Callable[[str], None]
     incarnation: int = 1
+    known: int | None = None
+    """The incarnation that the ledger knows of: a reaper's tick finds out that it is another one now."""
     started_s: float = -1_000.0
-    """When its process began, by its own clock: a standby may have begun before all others."""
+    """When its process began, in true time: a standby may have begun before all others."""
     down: int = 0
     hung: int = 0
     locked: int = 0
@@ -109,7 +115,7 @@ class Server:
     boot_ids: dict[str, str] = field(default_factory=dict)
     _waiting: list[Call] = field(default_factory=list)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
-    _saved: dict[int, tuple[Any, dict[str, Session]]] = field(default_factory=dict)
+    _saved: dict[int, tuple[Any, dict[str, Session], int | None]] = field(default_factory=dict)
 
     @property
     def writable(self) -> bool:
@@ -124,7 +130,8 @@ class Server:
             return Reply(error=LedgerUnavailable("Connection refused."))
         if self.full:
             return Reply(error=LedgerUnavailable("Too many connections."))
-        call.session = Session(next(self._numbers), self.incarnation, self.machine.boottime_s())
+        now_s = self.hub.now_s
+        call.session = Session(next(self._numbers), self.incarnation, now_s, now_s)
         self.sessions.add(call.session.number)
         return None
 
@@ -148,6 +155,12 @@ class Server:
         self.boot_ids[birth.id] = birth.boot_id
         return msgspec.structs.replace(birth, boot_id=self.machine.boot_id)
 
+    def is_same(self) -> bool:
+        """Return whether the ledger is on the server on which it was at the last tick; it is known from now on."""
+        same = self.known in (None, self.incarnation)
+        self.known = self.incarnation
+        return same or self.shape == "file"
+
     def _give_up(self, call: Call) -> None:
         if call in self._waiting:
             self._waiting.remove(call)
@@ -158,6 +171,8 @@ class Server:
         if fault is not None and not fault.after_commit:
             call.reply(Reply(error=LedgerUnavailable("The statement failed.")))
             return
+        if call.session is not None:
+            call.session.active_s = self.hub.now_s
         with stand_on(self.machine):
             try:
                 answer = getattr(self.storage.ledger, call.verb)(*call.args, **call.kwargs)
@@ -200,11 +215,11 @@ class Server:
         """Begin anew with the same data."""
         self.lose_sessions()
         self.incarnation += 1
-        self.started_s = self.machine.boottime_s()
+        self.started_s = self.hub.now_s
 
     def save(self, name: int) -> None:
         """Remember the state of now, for a standby that lags."""
-        self._saved[name] = self.storage.save(), dict(self.stamps)
+        self._saved[name] = self.storage.save(), dict(self.stamps), self.known
 
     def fail_over(self, saved: int | None, started_s: float) -> None:
         """Let a standby take over: with all that was committed, or as it was at `saved`."""
@@ -212,5 +227,5 @@ class Server:
         self.incarnation += 1
         self.started_s = started_s
         if saved is not None:
-            state, self.stamps = self._saved.pop(saved)
+            state, self.stamps, self.known = self._saved.pop(saved)
             self.storage.restore(state)

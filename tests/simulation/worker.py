@@ -4,6 +4,7 @@ The rules are the product's own: `fencing`, `Outbox`, `Terms`, `conclude`, `Watc
 the order of things in `worker/floor.py`, `worker/heartbeat.py` and `worker/wheel.py`.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,6 @@ AHEAD = 1
 """How many jobs a worker claims beyond its free slots."""
 LEAST_NAP_S = 0.0005
 """Shorter waits may be lost in the rounding of clocks, and time would stand still."""
-LOOK_S = 0.5
-"""How often a nursery looks at the leases of its runners, at least."""
 
 
 class Worker:
@@ -79,10 +78,12 @@ class Life:
         self.nursery: Process = self.world.new_process(f"nursery{place.number}", place.machine)
         self.road: Road = self.world.new_road(self.process)
         self.given: dict[int, Runner] = {}
+        self.entered: set[int] = set()
+        """Attempts whose code began here: what the shared memory of a worker tells after its death."""
         self.draining = False
         self._begin_anew()
         self.process.spawn("main", self._main)
-        self.nursery.spawn("leases", self._watch_leases)
+        self.leases = self.nursery.spawn("leases", self._watch_leases)
 
     def _begin_anew(self) -> None:
         self.id = self.world.new_worker_id(self.place.number)
@@ -379,7 +380,9 @@ class Life:
         for hold in self.ready:
             if len(self.given) < self.place.plan.slots and may_begin(hold, self.confirmed_s, now_s):
                 hold.given_s = now_s
+                self.entered.add(hold.token)
                 self.given[hold.token] = Runner(self, hold)
+                self.leases.wake()
             else:
                 waiting.append(hold)
         self.ready = waiting
@@ -415,7 +418,7 @@ class Life:
         task = self.nursery.hub.current
         assert task is not None
         while True:
-            now_s, next_s = host.boottime_s(), host.boottime_s() + self.scenario.timeout_s
+            now_s, next_s = host.boottime_s(), math.inf
             for runner in list(self.given.values()):
                 stop_s = must_stop_at_s(runner.hold, self.confirmed_s)
                 if stop_s is None or runner.stopped:
@@ -424,7 +427,7 @@ class Life:
                     runner.stop(Died("lease ended", counts=False))
                 else:
                     next_s = min(next_s, stop_s)
-            task.wait(max(next_s - now_s, 0.001) if next_s - now_s < LOOK_S else LOOK_S)
+            task.wait(None if next_s == math.inf else max(next_s - now_s, LEAST_NAP_S))
 
     # Ends ---------------------------------------------------------------------------------------
 

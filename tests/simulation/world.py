@@ -3,7 +3,6 @@
 import itertools
 import random
 from collections.abc import Callable
-from typing import Any
 
 from tests.simulation import scenes
 from tests.simulation.client import Client
@@ -18,13 +17,15 @@ from tests.simulation.worker import Life, QUEUE, TASK, Worker, keep_watch, see_n
 
 from unstuck.domain.liveness import Process as Presence
 from unstuck.domain.schedules import ScheduleDefinition
-from unstuck.domain.states import FINAL, HELD, LIVING
+from unstuck.domain.states import FINAL, HELD, JobState
 from unstuck.domain.ticking import Timing
 from unstuck.reaper import Watchman
-from unstuck.store.records import JobFilter, NewJob, WorkerBirth, pack_job
+from unstuck.store.records import JobFilter, JobRecord, NewJob, WorkerBirth, pack_job
 
 NEIGHBOUR_S = 0.005
 """How soon a neighbour sees a process end."""
+AFTERMATH = 1.3
+"""How many timeouts are played after the last fault, at least: a wrong verdict needs one."""
 AFTER_HEALING = 6.0
 """How many timeouts after everything is healed all jobs must have ended."""
 
@@ -53,6 +54,7 @@ class World:
         self.server = Server(
             self.hub, server_machine, storage, scenario.shape, self.chance, self.history.observe, self.tell
         )
+        storage.notice_failovers(self.server.is_same)
         self.workers = [Worker(self, number, plan) for number, plan in enumerate(scenario.workers)]
         self.reapers: list[Process] = []
         self.faults = Faults(self)
@@ -90,6 +92,7 @@ class World:
             pooled=scenario.pooled,
             late_share=scenario.late_share,
             ring=self._ring,
+            on_hammering=lambda name: self.history.violate("nobody hammers the ledger", f"{name} calls without a pause"),
         )
         road.cuts = [Cut(), self.cut_of(process.machine)]
         self.roads.append(road)
@@ -165,9 +168,15 @@ class World:
         self.tell("from here on nothing new goes wrong")
         quiet_from_s = self.hub.now_s
         self._replace_the_lost()
-        self.hub.run(quiet_from_s + scenario.longest_s + self.bound_s)
+        self.hub.run(quiet_from_s + AFTERMATH * scenario.timeout_s)
+        until_s = quiet_from_s + scenario.longest_s + self.bound_s
+        while self.hub.now_s < until_s and self._undeclared(quiet_from_s):
+            self.hub.run(self.hub.now_s + scenario.timeout_s / 4)
         self._check_silent(quiet_from_s)
         self.faults.heal()
+        if scenario.schedule_every_s is not None:
+            # Else there would always be one more job.
+            self.server.storage.ledger.pause_schedule("clock", True, "the simulation")
         self.tell("everything is healed")
         self._replace_the_lost()
         self._wait_for_jobs()
@@ -203,29 +212,34 @@ class World:
         while self.hub.now_s < until_s and not self._all_ended():
             self.hub.run(self.hub.now_s + step_s)
         # Those who wait are told, and whoever would be told twice is found.
-        self.hub.run(self.hub.now_s + scenario.timeout_s + scenario.deadline_s)
+        self.hub.run(self.hub.now_s + scenario.timeout_s)
 
     def _all_ended(self) -> bool:
-        return all(job.state in FINAL for job in self._stored().values())
+        return all(job.state in FINAL or self._is_due_later(job) for job in self._stored().values())
 
-    def _stored(self) -> dict[int, Any]:
+    def _is_due_later(self, job: JobRecord) -> bool:
+        """Return whether a job waits for its time: after a step of the clock that may be an hour away."""
+        return job.state is JobState.PENDING and job.run_at > self.server.machine.wall_s()
+
+    def _stored(self) -> dict[int, JobRecord]:
         ledger = self.server.storage.ledger
         return {job.id: job for job in ledger.jobs(JobFilter(limit=10_000))}
 
     # Checks -------------------------------------------------------------------------------------
 
-    def _check_silent(self, quiet_from_s: float) -> None:
-        ledger = self.server.storage.ledger
-        for record in ledger.workers():
+    def _undeclared(self, quiet_from_s: float) -> list[str]:
+        """Return the workers that have been silent since before the quiet, and that nobody has declared dead."""
+        found = []
+        for record in self.server.storage.ledger.workers(living_only=True):
             facts = self.history.workers.get(record.id)
-            if record.state not in LIVING or facts is None or facts.beat_s is None or facts.beat_s >= quiet_from_s:
+            if facts is None or facts.beat_s is None or facts.beat_s >= quiet_from_s or self._is_left(record.id):
                 continue
-            if self._is_left(record.id):
-                continue
-            self.history.violate(
-                "every silent worker is declared dead",
-                f"{record.id} is {record.state.value} and was last heard {self.hub.now_s - facts.beat_s:.1f}s ago",
-            )
+            found.append(f"{record.id} is {record.state} and was last heard {self.hub.now_s - facts.beat_s:.1f}s ago")
+        return found
+
+    def _check_silent(self, quiet_from_s: float) -> None:
+        for what in self._undeclared(quiet_from_s):
+            self.history.violate("every silent worker is declared dead", what)
 
     def _is_left(self, worker_id: str) -> bool:
         """Return whether the worker holds something that nobody may take: an operator decides, or a deadline."""
@@ -236,9 +250,9 @@ class World:
 
     def _check_jobs(self) -> None:
         stored = self._stored()
-        left: set[int] = set()
+        left = {job.id for job in stored.values() if self._is_due_later(job)}
         if not (self.recovery.auto_fail_stale_running and self.recovery.auto_requeue_stale_claimed):
-            left = {job.id for job in stored.values() if job.state in HELD}
+            left |= {job.id for job in stored.values() if job.state in HELD}
         self.history.check_jobs(stored, left)
 
     def _know_schedule(self, every_s: float) -> None:
