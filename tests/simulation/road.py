@@ -50,6 +50,8 @@ class Road:
         self.one_host = server.shape == "file"
         self.cuts: list[Cut] = []
         """Those of the process and of its machine."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Hears that the session was closed at the other end."""
         self.slow = 1.0
         self.hung = 0
         self._chance = chance
@@ -90,9 +92,16 @@ class Road:
             self.server.sessions.discard(session.number)
 
     def forget_session(self) -> None:
-        """Let the server end the session, of which this end hears with its next call."""
+        """Let the server end the session."""
         if self._session is not None:
             self.server.sessions.discard(self._session.number)
+            self.notice_loss()
+
+    def notice_loss(self) -> None:
+        """Hear that the session was closed at the other end, unless the road is cut."""
+        if self._session is not None and self.reaches:
+            self._session = None
+            self._later(lambda: self.process.when_well(self.on_lost))
 
     def mend(self) -> None:
         """Deliver what was on its way when the road was cut; what nobody waits for any more only sometimes."""

@@ -112,6 +112,8 @@ class Server:
     sessions: set[int] = field(default_factory=set)
     stamps: dict[str, Session] = field(default_factory=dict)
     """By worker, the session that its heartbeat came from."""
+    on_lost: list[Callable[[], None]] = field(default_factory=list)
+    """Those who hear at once that their connection was closed."""
     boot_ids: dict[str, str] = field(default_factory=dict)
     _waiting: list[Call] = field(default_factory=list)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
@@ -210,6 +212,8 @@ class Server:
     def lose_sessions(self) -> None:
         self.sessions.clear()
         self._waiting.clear()
+        for notice in self.on_lost:
+            notice()
 
     def restart(self) -> None:
         """Begin anew with the same data."""

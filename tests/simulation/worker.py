@@ -77,6 +77,7 @@ class Life:
         self.process: Process = self.world.new_process(f"worker{place.number}", place.machine)
         self.nursery: Process = self.world.new_process(f"nursery{place.number}", place.machine)
         self.road: Road = self.world.new_road(self.process)
+        self.road.on_lost = self._reconnect
         self.given: dict[int, Runner] = {}
         self.entered: set[int] = set()
         """Attempts whose code began here: what the shared memory of a worker tells after its death."""
@@ -178,7 +179,10 @@ class Life:
         assert task is not None
         next_s, pause_s = host.boottime_s() + self.interval_s, 0.0
         while current():
-            if task.wait(max(0.0, next_s - host.boottime_s())) and current():
+            woken = task.wait(max(0.0, next_s - host.boottime_s()))
+            if woken == "lost":
+                pause_s, next_s = FIRST_PAUSE_S, host.boottime_s() + FIRST_PAUSE_S
+            elif woken:
                 next_s = min(next_s, host.boottime_s() + self.interval_s)
             if not current():
                 return
@@ -195,6 +199,11 @@ class Life:
             pause_s, next_s = 0.0, sent_s + self.interval_s
             if current():
                 self._after_beat(sent_s, answer)
+
+    def _reconnect(self) -> None:
+        """Beat soon: the connection was lost, and its loss must not be taken for ours."""
+        if self.beating is not None:
+            self.beating.wake("lost")
 
     def _after_beat(self, sent_s: float, answer: BeatAnswer) -> None:
         if answer.state in (WorkerState.DEAD, WorkerState.STOPPED):

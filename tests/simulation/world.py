@@ -24,6 +24,7 @@ from unstuck.store.records import JobFilter, JobRecord, NewJob, WorkerBirth, pac
 
 NEIGHBOUR_S = 0.005
 """How soon a neighbour sees a process end."""
+FAR_S = 100.0
 AFTERMATH = 1.3
 """How many timeouts are played after the last fault, at least: a wrong verdict needs one."""
 AFTER_HEALING = 6.0
@@ -95,6 +96,7 @@ class World:
             on_hammering=lambda name: self.history.violate("nobody hammers the ledger", f"{name} calls without a pause"),
         )
         road.cuts = [Cut(), self.cut_of(process.machine)]
+        self.server.on_lost.append(road.notice_loss)
         self.roads.append(road)
         return road
 
@@ -219,7 +221,7 @@ class World:
 
     def _is_due_later(self, job: JobRecord) -> bool:
         """Return whether a job waits for its time: after a step of the clock that may be an hour away."""
-        return job.state is JobState.PENDING and job.run_at > self.server.machine.wall_s()
+        return job.state is JobState.PENDING and job.run_at > self.server.machine.wall_s() + FAR_S
 
     def _stored(self) -> dict[int, JobRecord]:
         ledger = self.server.storage.ledger
