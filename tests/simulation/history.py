@@ -121,7 +121,9 @@ class History:
         """Look at a call that was executed."""
         match call.verb:
             case "register":
-                self._heard(call.args[0].id)
+                # Repeated after a lost answer it changes nothing, and is no heartbeat.
+                if self.workers[call.args[0].id].beat_s is None:
+                    self._heard(call.args[0].id)
             case "beat":
                 if answer.state in LIVING:
                     self._heard(call.args[0].worker_id)

@@ -141,13 +141,14 @@ def draw(seed: int) -> Scenario:
     """Draw a scenario; every setting is one that our own checks accept."""
     chance = random.Random(seed)
     shape: Shape = "server" if chance.random() < 0.65 else "file"
-    timeout_s = _rounded(math.exp(chance.uniform(math.log(2.0), math.log(30.0))))
+    # The defaults often: some evidence counts in seconds, and means nothing to a fleet that is quicker than that.
+    timeout_s = 30.0 if chance.random() < 0.3 else _rounded(math.exp(chance.uniform(math.log(2.0), math.log(40.0))))
     # Rounded down: the longest interval that is allowed is exactly half of the timeout.
     interval_s = math.floor(timeout_s * chance.choice((0.5, 0.5, 0.4, 1 / 3, 1 / 6, 1 / 6, 0.1)) * 1e4) / 1e4
     check_s = _rounded(timeout_s * chance.choice((0.03, 0.1, 0.1, 0.25, 0.5)))
     claimed_s = chance.choice((None, None, None, 2.0, 3.0, 8.0))
     running_s = chance.choice((None, None, None, 2.0, 3.0, 8.0))
-    machines = 1 if shape == "file" else chance.randint(1, 3)
+    machines = 1 if shape == "file" else chance.choice((1, 2, 3, 3))
     workers = tuple(
         WorkerPlan(number % machines, chance.randint(1, 3), chance.random() < 0.8)
         for number in range(chance.randint(1, 4))
@@ -175,7 +176,7 @@ def draw(seed: int) -> Scenario:
         poll_s=_rounded(chance.uniform(0.1, 0.5) * timeout_s),
         pooled=shape == "server" and chance.random() < 0.15,
         late_share=chance.choice((0.0, 0.5)),
-        keepalive_s=chance.choice((13.0, 15.0, 20.0)),
+        keepalive_s=chance.choice((13.0, 13.0, 15.0, 20.0)),
         jobs=_draw_jobs(chance, timeout_s, interval_s),
         faults=(),
     )
