@@ -14,7 +14,7 @@ import msgspec
 from tests.simulation.clock import Machine, stand_on
 from tests.simulation.hub import Hub
 
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, UncertainCommit
+from unstuck.domain.errors import LedgerBusy, LedgerError, LedgerUnavailable, UncertainCommit
 from unstuck.store.records import WorkerBirth
 
 Shape = Literal["file", "server"]
@@ -23,7 +23,7 @@ LOCK_BOUND_S = 1.0
 """How long a statement waits for a lock of somebody else's transaction on a server, at most."""
 READS = frozenset(
     "watch to_judge ring_of held held_by overdue stale outcomes missing workers fleet due_schedules schedules job jobs "
-    "events glance".split()
+    "events glance blocked_outcomes".split()
 )
 WAITS_FOR_LOCKS = frozenset("turn settle enqueue fire_schedule promote_due".split())
 """On a server only these touch rows that a user's transaction may have locked."""
@@ -166,7 +166,7 @@ class Server:
     def _give_up(self, call: Call) -> None:
         if call in self._waiting:
             self._waiting.remove(call)
-            call.reply(Reply(error=LedgerUnavailable("A lock was not released in time.")))
+            call.reply(Reply(error=LedgerBusy("A lock was not released in time.")))
 
     def _execute(self, call: Call) -> None:
         fault = next((one for one in self.flaky if one.owner in (None, call.owner) and self._strikes(one)), None)

@@ -1,7 +1,7 @@
 """Play a worker: it registers, sends heartbeats, takes turns, runs jobs, fences itself, and reaps others.
 
-The rules are the product's own: `fencing`, `Outbox`, `Terms`, `conclude`, `Watchman`, `Timekeeper`. What is played here is
-the order of things in `worker/floor.py`, `worker/heartbeat.py` and `worker/wheel.py`.
+The rules are the product's own: `fencing`, `Outbox`, `Terms`, `Wheel`, `conclude`, `Watchman`, `Timekeeper`. What is
+played here is the order of things in `worker/floor.py` and `worker/heartbeat.py`.
 """
 
 import math
@@ -13,6 +13,7 @@ from tests.simulation.hub import Process, Task
 from tests.simulation.road import Road
 from tests.simulation.runner import Exit, Runner
 from tests.simulation.scenario import WorkerPlan
+from tests.simulation.threads import NoMailbox, Pause
 
 from unstuck import host
 from unstuck.domain.errors import LedgerError, LedgerUnavailable
@@ -21,15 +22,17 @@ from unstuck.domain.outcomes import Cancelled, Died, Outcome, Overran, Succeeded
 from unstuck.domain.recovery import conclude
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.reaper import Reaper, Watchman
+from unstuck.reaper.settling import attempt_of
 from unstuck.reaper.timekeeper import FIRST_PAUSE_S as SCHEDULE_PAUSE_S
 from unstuck.reaper.timekeeper import Timekeeper
-from unstuck.store.records import BeatAnswer, Done, Held, HeldJob, Pulse, TaskRecord, Turn, TurnAnswer, Wish, WorkerBirth
+from unstuck.store.records import BeatAnswer, Done, Held, HeldJob, Pulse, TaskRecord, Turn, Wish, WorkerBirth
 from unstuck.worker.fencing import may_begin, must_stop_at_s
-from unstuck.worker.floor import BEATS_PER_COMPARISON, MAX_WAIT_IN_HAND_S
+from unstuck.worker.floor import BEATS_PER_COMPARISON, LOCKED_PAUSE_S, MAX_WAIT_IN_HAND_S
 from unstuck.worker.heartbeat import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from unstuck.worker.holds import Hold
 from unstuck.worker.outbox import Outbox
 from unstuck.worker.terms import Terms
+from unstuck.worker.wheel import TurnDone, TurnUncertain, Wheel
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -100,6 +103,9 @@ class Life:
         self.beats = 0
         self.processed = 0
         self.look_at_s = 0.0
+        self.busy_until_s = 0.0
+        self.wheel = Wheel(self.road, self.id, NoMailbox())  # type: ignore[arg-type]
+        self.wheel._stopping = Pause(self.process)  # type: ignore[assignment]
         self.rung = True
         self.mail: list[Exit] = []
         self.declared_dead = False
@@ -255,7 +261,6 @@ class Life:
     def _turn_loop(self) -> None:
         current, task = self._is_current(), self.process.hub.current
         assert task is not None
-        pause_s = 0.0
         while current():
             self._take_mail()
             self._tick(host.boottime_s())
@@ -269,29 +274,31 @@ class Life:
             if turn is None:
                 task.wait(self._patience_s())
                 continue
-            try:
-                answer = self.road.turn(turn)
-            except LedgerError:
+            message = self.wheel._turn(turn)
+            if not current():
+                return
+            if isinstance(message, TurnUncertain):
                 self.uncertain = turn
-                if pause_s:
-                    self._pause(pause_s)
-                pause_s = min(max(0.05, pause_s * 2), 1.0)
-                continue
-            pause_s = 0.0
-            if current():
-                self._after_turn(turn, answer)
+            else:
+                self._after_turn(message)
 
     def _patience_s(self) -> float:
         now_s = host.boottime_s()
         waits = [self.scenario.poll_s if self.draining else max(0.0, self.look_at_s - now_s)]
         waits += [max(0.0, hold.taken_s + MAX_WAIT_IN_HAND_S - now_s) for hold in (*self.hand, *self.ready)]
         waits += [max(0.0, runner.deadline_s - now_s) for runner in self.given.values() if not runner.stopped]
+        again_s = self.busy_until_s if now_s < self.busy_until_s else self.outbox.next_s()
+        if again_s is not None:
+            waits = [*waits[1:], max(0.0, again_s - now_s)] if now_s < self.busy_until_s else [*waits, again_s - now_s]
         if self.draining:
             waits.append(max(0.05, self.drain_until_s - now_s))
-        return min(waits) + 1e-6
+        return max(min(waits), LEAST_NAP_S)
 
     def _next_turn(self) -> Turn | None:
         now_s = host.boottime_s()
+        if now_s < self.busy_until_s:
+            return None
+        self.outbox.take_up(now_s)
         free = self.place.plan.slots - len(self.given) - len(self.starting) - len(self.ready)
         start: list[Held] = []
         while self.hand and len(start) < free:
@@ -315,10 +322,14 @@ class Life:
         room = free - len(self.hand) + AHEAD
         return Wish((QUEUE,), (TASK,), room, start=max(0, free - len(self.hand))) if room > 0 else None
 
-    def _after_turn(self, turn: Turn, answer: TurnAnswer) -> None:
+    def _after_turn(self, message: TurnDone) -> None:
+        turn, answer = message.turn, message.answer
         if not answer.alive:
             self._die()
             return
+        self.outbox.written(turn)
+        if message.deferred is not None:
+            self._defer(message.deferred, host.boottime_s())
         for _, token in answer.superseded:
             self.starting.pop(token, None)
             self._stop_superseded(token)
@@ -332,6 +343,14 @@ class Life:
             self.rung = True
         self._feed()
 
+    def _defer(self, turn: Turn, now_s: float) -> None:
+        self.outbox.defer(turn, now_s)
+        held = [self.starting.pop(held.token, None) for held in turn.start]
+        self.hand += [hold for hold in held if hold is not None]
+        if turn.wish is not None or turn.start:
+            self.rung = True
+            self.busy_until_s = now_s + LOCKED_PAUSE_S
+
     def _stop_superseded(self, token: int) -> None:
         runner = self.given.pop(token, None)
         if runner is not None:
@@ -339,17 +358,8 @@ class Life:
 
     def _compare(self) -> None:
         self.compare_wanted = False
-        pause_s = 0.05
         current = self._is_current()
-        while True:
-            try:
-                held = self.road.held(self.id)
-                break
-            except LedgerError:
-                self._pause(pause_s)
-                pause_s = min(pause_s * 2, 1.0)
-                if not current():
-                    return
+        held = self.wheel._compare().held
         if current():
             self._after_comparison(held)
 
@@ -364,12 +374,18 @@ class Life:
         ours = self.outbox.tokens() | set(self.given) | {hold.token for hold in (*self.hand, *self.ready)}
         for token, item in theirs.items():
             if token not in ours:
-                self.outbox.give_back(item.job_id, token, item.queue)
+                self._part_with(item)
         self.hand = [hold for hold in self.hand if hold.token in theirs]
         self.ready = [hold for hold in self.ready if hold.token in theirs]
         for token in [token for token in self.given if token not in theirs]:
             self._stop_superseded(token)
         self._feed()
+
+    def _part_with(self, item: HeldJob) -> None:
+        if item.token not in self.entered:
+            self.outbox.give_back(item.job_id, item.token, item.queue)
+            return
+        self.outbox.endings.append(conclude(attempt_of(item), Died("the ledger forgot its end", counts=False)))
 
     def _resolve_started(self, turn: Turn, theirs: dict[int, HeldJob]) -> None:
         for held in turn.start:
@@ -448,8 +464,8 @@ class Life:
         self._wake()
 
     def _is_empty(self) -> bool:
-        busy = self.given or self.hand or self.ready or self.starting or len(self.outbox) or self.mail
-        return not busy and self.uncertain is None
+        busy = self.given or self.hand or self.ready or self.starting or self.mail
+        return not busy and self.outbox.is_empty and self.uncertain is None
 
     def _retire(self) -> None:
         try:
