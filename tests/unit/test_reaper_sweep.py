@@ -396,6 +396,16 @@ def test_a_container_with_a_boot_id_of_its_own_is_not_taken_for_a_machine_that_w
     assert stage.record(worker).state is WorkerState.ACTIVE
 
 
+def test_a_container_outlives_a_clock_that_is_set_forward_by_more_than_the_machine_has_run(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = stage.worker(host="another-container", boot_id="another-boot")
+    # As if its last heartbeat were older than the machine.
+    monkeypatch.setattr(evidence, "BOOT_SLACK_S", -host.boottime_s() - 1.0)
+    assert stage.reaper(Recovery()).round().buried == {}
+    assert stage.record(worker).state is WorkerState.ACTIVE
+
+
 def test_two_reapers_at_once_settle_each_job_once(stage: Stage) -> None:
     body = stage.body()
     worker = stage.worker(body=body)
