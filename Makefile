@@ -2,8 +2,9 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 SECONDS_OF_DEMO ?= 30
+SEEDS ?= 100000
 
-.PHONY: help install tools demo test test-long fuzz-mdp chaos check lint types layers bench-core bench-web bench-mdp clean
+.PHONY: help install tools demo test test-long fuzz-mdp chaos simulate simulate-mutants check lint types layers bench-core bench-web bench-mdp clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -41,6 +42,13 @@ layers: tools
 chaos: tools ## failovers, cut networks, hung servers, full disks and random kills, on both databases (CHAOS="--scenario NAME")
 	$(PY) -m tests.crash.chaos --url sqlite $(CHAOS)
 	$(PY) -m tests.crash.chaos --url postgresql $(CHAOS)
+
+simulate: tools ## SEEDS fleets in virtual time under faults drawn from a seed (100,000)
+	$(PY) -m tests.simulation --kept
+	$(PY) -m tests.simulation --seeds $(SEEDS) $(SIMULATE)
+
+simulate-mutants: tools ## bring old mistakes back: the simulation must find each within 1,000 seeds
+	$(PY) -m tests.simulation --mutants --seeds 1000 $(SIMULATE)
 
 fuzz-mdp: tools ## random and mutated frames at a broker for a minute
 	$(PY) -m tests.mdp.fuzz --seconds 60 $(FUZZ)
