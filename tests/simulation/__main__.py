@@ -1,10 +1,10 @@
 """Simulate a fleet under faults, from seeds.
 
-    python -m tests.simulation --seeds 100000            many seeds, on all processors
-    python -m tests.simulation --seed 266 -v             one seed, with its story
-    python -m tests.simulation --seed 266 --keep         make it smaller, and keep it for ever
-    python -m tests.simulation --kept                    all that were kept
-    python -m tests.simulation --mutants --seeds 1000    show that old mistakes are found
+python -m tests.simulation --seeds 100000            many seeds, on all processors
+python -m tests.simulation --seed 266 -v             one seed, with its story
+python -m tests.simulation --seed 266 --keep         make it smaller, and keep it for ever
+python -m tests.simulation --kept                    all that were kept
+python -m tests.simulation --mutants --seeds 1000    show that old mistakes are found
 """
 
 import argparse
@@ -15,8 +15,9 @@ from tests.simulation.campaign import prepare, processors, run_campaign
 from tests.simulation.keeping import keep, kept
 from tests.simulation.minimise import minimise
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.run import LEDGERS, Result, run_scenario
-from tests.simulation.scenario import Scenario, draw
+from tests.simulation.postgres_storage import hosting
+from tests.simulation.run import LEDGERS, Result, draw_for, run_scenario
+from tests.simulation.scenario import Scenario
 
 SEEDS = 100_000
 
@@ -27,6 +28,11 @@ def main(arguments: list[str]) -> int:
         # The order of sets is drawn by Python itself, once for each process.
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *arguments])
+    with hosting(options.ledger):
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.seed is not None:
         return _replay(options)
     if options.kept:
@@ -59,7 +65,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 def _replay(options: argparse.Namespace) -> int:
     prepare(options.mutant)
-    result = run_scenario(draw(options.seed), options.ledger)
+    result = run_scenario(draw_for(options.seed, options.ledger), options.ledger)
     if options.verbose:
         _print_story(result)
     print(*result.violations, sep="\n")
@@ -93,8 +99,8 @@ def _smallest(result: Result, ledger: str) -> Scenario:
 def _run_kept(options: argparse.Namespace) -> int:
     prepare(options.mutant)
     failed = 0
-    for name, one in kept().items():
-        violations = run_scenario(one.scenario, name.partition("-")[0]).violations
+    for name, one in kept(options.ledger).items():
+        violations = run_scenario(one.scenario, options.ledger).violations
         failed += bool(violations)
         print(f"{name}: {violations[0] if violations else 'holds'}")
     return 1 if failed else 0
@@ -106,7 +112,9 @@ def _hunt_mutants(options: argparse.Namespace) -> int:
         report = run_campaign(options.first, options.seeds, options.ledger, options.jobs, name, until_failure=True)
         seed = min(report.failed, default=None)
         escaped += seed is None
-        found = f"no seed of {report.seeds} finds it" if seed is None else f"seed {seed}: {report.failed[seed][0].strip()}"
+        found = (
+            f"no seed of {report.seeds} finds it" if seed is None else f"seed {seed}: {report.failed[seed][0].strip()}"
+        )
         print(f"{name} ({mutant.__doc__})\n    {found}", flush=True)
     return 1 if escaped else 0
 

@@ -52,8 +52,8 @@ class Report:
             lines.append(f"  Replay it: python -m tests.simulation --ledger {self.ledger} --seed {seed} -v")
         each_ms = 1000 * self.cpu_s / max(self.seeds, 1)
         lines.append(
-            f"{self.seeds} seeds on {self.ledger} in {self.took_s / 60:.1f} minutes ({each_ms:.0f} ms of processor time "
-            f"each, {self.events} events). Seeds with violations: {len(self.failed)}."
+            f"{self.seeds} seeds on {self.ledger} in {self.took_s / 60:.1f} minutes ({each_ms:.0f} ms of processor "
+            f"time each, {self.events} events). Seeds with violations: {len(self.failed)}."
         )
         return lines
 
@@ -75,7 +75,9 @@ def run_seeds(seeds: Iterable[int], ledger: str) -> Report:
     return report
 
 
-def run_campaign(first: int, count: int, ledger: str, processes: int, mutant: str | None, *, until_failure: bool) -> Report:
+def run_campaign(
+    first: int, count: int, ledger: str, processes: int, mutant: str | None, *, until_failure: bool
+) -> Report:
     """Run `count` seeds from `first` on; with `until_failure` only until one of them fails."""
     report = Report(ledger)
     begun_s = time.perf_counter()

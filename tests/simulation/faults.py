@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.clock import Machine
 from tests.simulation.hub import Process
-from tests.simulation.road import Cut, Road
+from tests.simulation.road import Road
 from tests.simulation.scenario import Fault
 from tests.simulation.server import Flaky
 from tests.simulation.worker import Worker

@@ -4,7 +4,7 @@ The ledger knows only what it was told. Here stands the truth: which process liv
 when nobody could write, which code began. Each invariant is checked at the moment at which it can break.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -286,7 +286,9 @@ class History:
             if job is None:
                 self.violate("an acknowledged job is never lost", f"job {facts.acknowledged} ({key}) is gone")
             elif job.state not in FINAL and facts.acknowledged not in left:
-                self.violate("every job ends", f"job {facts.acknowledged} is {job.state.value} (worker {job.worker_id})")
+                self.violate(
+                    "every job ends", f"job {facts.acknowledged} is {job.state.value} (worker {job.worker_id})"
+                )
             elif facts.told and facts.told[0] != job.state.value and not facts.accounted:
                 self.violate("waiters are told once", f"job {key} was told {facts.told[0]} and is {job.state.value}")
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
-
 from tests.simulation.clock import Machine, stand_on
 
 MAX_EVENTS = 2_000_000
@@ -153,7 +152,7 @@ class Task:
         """Suspend until `wake` with this key, or for this long.
 
         Return what it was woken with, None when the time was over."""
-        assert self._greenlet is not None and getcurrent() is self._greenlet, "a task waits only for itself"
+        assert getcurrent() is self._greenlet, "a task waits only for itself"
         self._naps += 1
         nap = self._naps
         self._napping, self._key = True, key

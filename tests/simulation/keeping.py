@@ -21,6 +21,7 @@ def keep(scenario: Scenario, found: str, ledger: str) -> Path:
     return path
 
 
-def kept() -> dict[str, Kept]:
-    """Return all of them, by the names of their files."""
-    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Kept) for path in sorted(FOLDER.glob("*.json"))}
+def kept(ledger: str) -> dict[str, Kept]:
+    """Return all that were found on this ledger, by the names of their files."""
+    paths = sorted(FOLDER.glob(f"{ledger}-*.json"))
+    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Kept) for path in paths}

@@ -1,6 +1,7 @@
 """Bring old mistakes back, one at a time, to show that the simulation would have found them."""
 
 import math
+import time
 from collections.abc import Callable
 
 from tests.simulation import road
@@ -22,25 +23,19 @@ def amnesty() -> None:
     def beat_with_amnesty(self: SqliteLedger, pulse: Pulse) -> BeatAnswer:
         with self.db.write() as cursor:
             rows = cursor.execute(
-                "SELECT w.suspect_after_s, w.heartbeat_interval_s, b.beat_at, (SELECT max(o.beat_at) FROM unstuck_beats o"
-                " JOIN unstuck_workers v ON v.id = o.worker_id WHERE o.worker_id <> w.id"
-                " AND v.state IN ('active', 'draining', 'suspect')), unixepoch('subsec')"
+                "SELECT w.suspect_after_s, w.heartbeat_interval_s, b.beat_at,"
+                " (SELECT max(o.beat_at) FROM unstuck_beats o JOIN unstuck_workers v ON v.id = o.worker_id"
+                " WHERE o.worker_id <> w.id AND v.state IN ('active', 'draining', 'suspect'))"
                 " FROM unstuck_workers w JOIN unstuck_beats b ON b.worker_id = w.id WHERE w.id = ?",
                 (pulse.worker_id,),
             ).fetchall()
-            for suspect_after_s, interval_s, beat_at, others_at, _ in rows:
-                late = _now() - beat_at > suspect_after_s / 2
+            for suspect_after_s, interval_s, beat_at, others_at in rows:
+                late = time.time() - beat_at > suspect_after_s / 2
                 if late and (others_at is None or others_at <= beat_at + interval_s):
                     cursor.execute("DELETE FROM unstuck_watch_periods")
         return beat(self, pulse)
 
     SqliteLedger.beat = beat_with_amnesty  # type: ignore[method-assign]
-
-
-def _now() -> float:
-    import time
-
-    return time.time()
 
 
 def any_server() -> None:
@@ -50,7 +45,9 @@ def any_server() -> None:
         stamp = server.stamps.get(worker_id)
         if stamp is None or server.started_s > stamp.began_s:
             return Session.UNKNOWN
-        return Session.PRESENT if stamp.number in server.sessions else Session.MISSING
+        if stamp.number in server.sessions:
+            return Session.PRESENT
+        return Session.UNKNOWN if server.full else Session.MISSING
 
     road.session_of = session_of
 

@@ -1,4 +1,4 @@
-"""Describe one run completely, and draw it from a seed. A scenario is data: it can be stored, replayed and made smaller."""
+"""Describe one run completely, and draw it from a seed. A scenario is data: it is stored, replayed and made smaller."""
 
 import math
 import random
@@ -137,10 +137,11 @@ class Scenario(msgspec.Struct, frozen=True):
         return max([fault.until_s for fault in self.faults] + [plan.at_s for plan in self.jobs] + [0.0])
 
 
-def draw(seed: int) -> Scenario:
-    """Draw a scenario; every setting is one that our own checks accept."""
+def draw(seed: int, only: Shape | None = None) -> Scenario:
+    """Draw a scenario, of this shape only if one is given; every setting is one that our own checks accept."""
     chance = random.Random(seed)
-    shape: Shape = "server" if chance.random() < 0.65 else "file"
+    drawn: Shape = "server" if chance.random() < 0.65 else "file"
+    shape = only or drawn
     # The defaults often: some evidence counts in seconds, and means nothing to a fleet that is quicker than that.
     timeout_s = 30.0 if chance.random() < 0.3 else _rounded(math.exp(chance.uniform(math.log(2.0), math.log(40.0))))
     # Rounded down: the longest interval that is allowed is exactly half of the timeout.

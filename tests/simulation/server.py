@@ -22,10 +22,12 @@ Shape = Literal["file", "server"]
 LOCK_BOUND_S = 1.0
 """How long a statement waits for a lock of somebody else's transaction on a server, at most."""
 READS = frozenset(
-    "watch to_judge ring_of held held_by overdue stale outcomes missing workers fleet due_schedules schedules job jobs "
-    "events glance blocked_outcomes".split()
+    {
+        *("watch", "to_judge", "ring_of", "held", "held_by", "overdue", "stale", "blocked_outcomes"),
+        *("outcomes", "missing", "workers", "fleet", "due_schedules", "schedules", "job", "jobs", "events"),
+    }
 )
-WAITS_FOR_LOCKS = frozenset("turn settle enqueue fire_schedule promote_due".split())
+WAITS_FOR_LOCKS = frozenset(["turn", "settle", "enqueue", "fire_schedule", "promote_due"])
 """On a server only these touch rows that a user's transaction may have locked."""
 
 
@@ -70,6 +72,8 @@ class Storage(Protocol):
     """A ledger that can be put back to an earlier state."""
 
     ledger: Any
+
+    def set_time(self, now: float, incarnation: int) -> None: ...
 
     def save(self) -> Any: ...
 
@@ -176,6 +180,7 @@ class Server:
         if call.session is not None:
             call.session.active_s = self.hub.now_s
         with stand_on(self.machine):
+            self.storage.set_time(self.machine.wall_s(), self.incarnation)
             try:
                 answer = getattr(self.storage.ledger, call.verb)(*call.args, **call.kwargs)
             except LedgerError as error:

@@ -25,6 +25,9 @@ class SqliteStorage:
 
         reaper.advance = advance_here  # type: ignore[assignment]
 
+    def set_time(self, now: float, incarnation: int) -> None:
+        """Do nothing: it reads the clocks of the simulation itself."""
+
     def save(self) -> bytes:
         with self.ledger.db.read() as cursor:
             saved: bytes = cursor.connection.serialize("main")

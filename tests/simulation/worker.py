@@ -6,6 +6,7 @@ played here is the order of things in `worker/floor.py` and `worker/heartbeat.py
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.clock import stand_on
@@ -128,8 +129,7 @@ class Life:
             if self.place.plan.reaps:
                 keep_watch(self.world, self.process, self.road, self.id, self._is_current())
             if self.scenario.schedule_every_s is not None:
-                current = self._is_current()
-                self.process.spawn("schedules", lambda: keep_schedules(self.process, self.road, current))
+                self.process.spawn("schedules", partial(keep_schedules, self.process, self.road, self._is_current()))
             task = self.process.hub.current
             assert task is not None
             self.on_end: Callable[[], None] = task.wake

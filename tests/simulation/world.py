@@ -13,7 +13,7 @@ from tests.simulation.hub import Hub, Process
 from tests.simulation.road import Cut, Road
 from tests.simulation.scenario import Scenario
 from tests.simulation.server import Server, Storage
-from tests.simulation.worker import Life, QUEUE, TASK, Worker, keep_watch, see_neighbour_die
+from tests.simulation.worker import QUEUE, TASK, Life, Worker, keep_watch, see_neighbour_die
 
 from unstuck.domain.liveness import Process as Presence
 from unstuck.domain.schedules import ScheduleDefinition
@@ -93,7 +93,9 @@ class World:
             pooled=scenario.pooled,
             late_share=scenario.late_share,
             ring=self._ring,
-            on_hammering=lambda name: self.history.violate("nobody hammers the ledger", f"{name} calls without a pause"),
+            on_hammering=lambda name: self.history.violate(
+                "nobody hammers the ledger", f"{name} calls without a pause"
+            ),
         )
         road.cuts = [Cut(), self.cut_of(process.machine)]
         self.server.on_lost.append(road.notice_loss)

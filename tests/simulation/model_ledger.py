@@ -1,0 +1,453 @@
+"""A ledger of plain Python objects: the pure rules alone, without any SQL, for many more seeds.
+
+It knows what the simulation needs and nothing else. Every change of a state is checked against the transition tables.
+"""
+
+import copy
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from unstuck import host
+from unstuck.config import Recovery
+from unstuck.domain.endings import Ending, Release
+from unstuck.domain.liveness import Session
+from unstuck.domain.states import FINAL, HELD, LIVING, WORKER_TRANSITIONS, JobState, WorkerState, may_move
+from unstuck.domain.watch import MAX_PERIODS, Begin, Extend, Keep, Period, SetBack, Tick, advance, watched_s
+from unstuck.store.overdue import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S
+from unstuck.store.records import (
+    BeatAnswer,
+    Claimed,
+    Enqueued,
+    Expired,
+    Fleet,
+    Guard,
+    GuardDead,
+    GuardNone,
+    GuardSilent,
+    GuardSuspect,
+    GuardUnheard,
+    HeldJob,
+    JobFilter,
+    NewJob,
+    Outcome,
+    Promoted,
+    Pulse,
+    Swept,
+    Tended,
+    Ticked,
+    Turn,
+    TurnAnswer,
+    WorkerBirth,
+    WorkerVerdict,
+    WorkerWatch,
+)
+
+
+@dataclass
+class JobRow:
+    id: int
+    new: NewJob
+    run_at: float
+    state: JobState = JobState.PENDING
+    worker_id: str | None = None
+    token: int | None = None
+    started_boot_s: float | None = None
+    claimed_at: float = 0.0
+    failures: int = 0
+    crashes: int = 0
+    suspicions: int = 0
+    tried: int = 0
+
+    def move(self, state: JobState) -> None:
+        assert may_move(self.state, state), f"job {self.id} may not go from {self.state} to {state}"
+        self.state = state
+
+
+@dataclass
+class WorkerRow:
+    birth: WorkerBirth
+    beat_at: float
+    state: WorkerState = WorkerState.ACTIVE
+    verdict: WorkerVerdict | None = None
+    suspect_boot_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.birth.id
+
+    def move(self, state: WorkerState) -> None:
+        assert state in WORKER_TRANSITIONS[self.state], f"{self.id} may not go from {self.state} to {state}"
+        self.state = state
+
+
+@dataclass
+class Tables:
+    jobs: dict[int, JobRow] = field(default_factory=dict)
+    workers: dict[str, WorkerRow] = field(default_factory=dict)
+    periods: list[Period] = field(default_factory=list)
+    tickets: dict[str, float] = field(default_factory=dict)
+    last_job: int = 0
+    last_token: int = 0
+
+
+class ModelLedger:
+    """The verbs of the contract that the simulation calls."""
+
+    one_host = True
+
+    def __init__(self) -> None:
+        self.tables = Tables()
+        self.is_same: Callable[[], bool] = lambda: True
+
+    # Clients ------------------------------------------------------------------------------------
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        stored = []
+        for job in jobs:
+            self.tables.last_job += 1
+            number = self.tables.last_job
+            self.tables.jobs[number] = JobRow(number, job, time.time() + job.delay_s)
+            stored.append(Enqueued(number))
+        return stored
+
+    def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
+        found = [self.tables.jobs[one] for one in job_ids if one in self.tables.jobs]
+        return [Outcome(job.id, job.state, None, None) for job in found if job.state in FINAL]
+
+    def jobs(self, where: JobFilter) -> list[JobRow]:
+        return list(self.tables.jobs.values())
+
+    # Workers ------------------------------------------------------------------------------------
+
+    def register(self, birth: WorkerBirth) -> bool:
+        self.tables.workers.setdefault(birth.id, WorkerRow(birth, time.time()))
+        return False
+
+    def beat(self, pulse: Pulse) -> BeatAnswer:
+        worker = self.tables.workers.get(pulse.worker_id)
+        if worker is None:
+            return BeatAnswer(WorkerState.DEAD)
+        if worker.state not in LIVING:
+            return BeatAnswer(worker.state)
+        worker.beat_at = time.time()
+        was_suspect = worker.state is WorkerState.SUSPECT
+        if was_suspect:
+            worker.move(WorkerState.ACTIVE)
+            worker.verdict = worker.suspect_boot_s = None
+        return BeatAnswer(worker.state, was_suspect)
+
+    def turn(self, turn: Turn) -> TurnAnswer:
+        worker = self.tables.workers.get(turn.worker_id)
+        if worker is None or worker.state not in LIVING:
+            return TurnAnswer(alive=False)
+        superseded: set[tuple[int, int]] = set()
+        for done in turn.done:
+            job = self._held(turn.worker_id, done.job_id, done.token, JobState.RUNNING)
+            if job is None:
+                superseded.add((done.job_id, done.token))
+            else:
+                job.move(JobState.SUCCEEDED)
+        written = self._end(turn.worker_id, turn.endings) | self._release(turn.worker_id, turn.release)
+        superseded |= {(one.job_id, one.token) for one in (*turn.endings, *turn.release)} - written
+        for held in turn.start:
+            job = self._held(turn.worker_id, held.job_id, held.token, JobState.CLAIMED)
+            if job is None:
+                superseded.add((held.job_id, held.token))
+            else:
+                self._start(job)
+        return TurnAnswer(True, self._claim(turn), frozenset(superseded), self._next_due_in_s())
+
+    def _claim(self, turn: Turn) -> tuple[Claimed, ...]:
+        if turn.wish is None:
+            return ()
+        now = time.time()
+        ready = [job for job in self.tables.jobs.values() if job.state is JobState.PENDING and job.run_at <= now]
+        claimed = []
+        for job in sorted(ready, key=lambda one: one.id)[: turn.wish.limit]:
+            self.tables.last_token += 1
+            job.worker_id, job.token, job.claimed_at = turn.worker_id, self.tables.last_token, now
+            job.tried += 1
+            running = len(claimed) < turn.wish.start
+            if running:
+                self._start(job)
+            else:
+                job.move(JobState.CLAIMED)
+            claimed.append(_claimed(job, running))
+        return tuple(claimed)
+
+    def _start(self, job: JobRow) -> None:
+        job.move(JobState.RUNNING)
+        job.started_boot_s = host.boottime_s()
+
+    def held(self, worker_id: str) -> list[HeldJob]:
+        return self.held_by(worker_id, 1_000)
+
+    def held_by(self, worker_id: str, limit: int) -> list[HeldJob]:
+        mine = [job for job in self.tables.jobs.values() if job.state in HELD and job.worker_id == worker_id]
+        return [self._held_job(job) for job in mine][:limit]
+
+    def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
+        return {}
+
+    def retire(self, worker_id: str) -> None:
+        worker = self.tables.workers.get(worker_id)
+        if worker is not None and worker.state in LIVING:
+            worker.move(WorkerState.STOPPED)
+
+    # Reapers ------------------------------------------------------------------------------------
+
+    def take_ticket(self, name: str, ttl_s: float) -> bool:
+        now, until = time.time(), self.tables.tickets.get(name, -math.inf)
+        # A ticket from a clock that was set back is nobody's.
+        if now < until <= now + 2 * ttl_s:
+            return False
+        self.tables.tickets[name] = now + ttl_s
+        return True
+
+    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+        periods, now = self.tables.periods, time.time()
+        won = ticket is None or self.take_ticket(ticket, ttl_s)
+        last = periods[-1] if periods else None
+        if not won and last is not None and 0 <= now - last.until <= tick.every_s:
+            return Ticked(False, stale_s=now - last.until, watched_s=last.until - last.since)
+        change = advance(last, now, tick, same_server=self.is_same())
+        if isinstance(change, Begin):
+            periods.append(Period(change.since, now))
+            del periods[:-MAX_PERIODS]
+            gap_s = None if last is None else change.since - last.until
+            return Ticked(won, watched_s=now - change.since, began=change.cause, gap_s=gap_s)
+        assert last is not None
+        match change:
+            case Keep():
+                return Ticked(won, stale_s=now - last.until, watched_s=last.until - last.since)
+            case Extend():
+                periods[-1] = Period(last.since, max(now, last.until))
+                return Ticked(won, watched_s=periods[-1].until - last.since)
+            case SetBack():
+                self._set_back(change.step_s, now)
+                return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s)
+            case _:
+                assert_never(change)
+
+    def _set_back(self, step_s: float, now: float) -> None:
+        self.tables.periods = [
+            Period(one.since - step_s, one.until - step_s) if one.until > now else one for one in self.tables.periods
+        ]
+        for worker in self.tables.workers.values():
+            if worker.beat_at > now:
+                worker.beat_at -= step_s
+
+    def counted_s(self, beat_at: float) -> float:
+        """Return the silence that counts."""
+        return watched_s(self.tables.periods, beat_at)
+
+    def watch(self, host: str | None = None) -> list[WorkerWatch]:
+        found = [one for one in self.tables.workers.values() if host is None or one.birth.host == host]
+        return [self._watch(one) for one in found if one.state in LIVING or self.held_by(one.id, 1)]
+
+    def to_judge(self) -> tuple[list[WorkerWatch], int]:
+        return self.watch(), 0
+
+    def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
+        worker = self.tables.workers.get(worker_id)
+        if worker is None or worker.state not in LIVING or not self._holds(worker, guard):
+            return False
+        if verdict.state is worker.state:
+            return False
+        worker.move(verdict.state)
+        worker.verdict = verdict
+        worker.suspect_boot_s = host.boottime_s()
+        return True
+
+    def settle(
+        self, worker_id: str, endings: Sequence[Ending], releases: Sequence[Release], guard: Guard
+    ) -> set[tuple[int, int]]:
+        worker = self.tables.workers.get(worker_id)
+        if worker is not None and not self._holds(worker, guard):
+            return set()
+        return self._end(worker_id, endings) | self._release(worker_id, releases)
+
+    def overdue(self, limit: int) -> list[HeldJob]:
+        found = []
+        for row in self.tables.jobs.values():
+            if row.state is not JobState.RUNNING or row.new.timeout_s is None:
+                continue
+            job = self._held_job(row)
+            worker = self.tables.workers[job.worker_id]
+            well = worker.state in (WorkerState.ACTIVE, WorkerState.DRAINING)
+            ran_s = min(job.running_s, self.counted_s(time.time() - job.running_s))
+            if ran_s > row.new.timeout_s + (OVERDUE_GRACE_S if well else OVERDUE_LOST_GRACE_S):
+                found.append(job)
+        return found[:limit]
+
+    def workers(self, living_only: bool = False) -> list[WorkerRow]:
+        return [one for one in self.tables.workers.values() if not living_only or one.state in LIVING]
+
+    def fleet(self) -> Fleet:
+        return Fleet(workers=Counter(one.state for one in self.tables.workers.values()))
+
+    # Housekeeping that has nothing to do here -----------------------------------------------------
+
+    def promote_due(self, limit: int) -> Promoted:
+        return Promoted(0, frozenset(), self._next_due_in_s())
+
+    def expire_due(self, limit: int) -> Expired:
+        return Expired(0, frozenset(), None)
+
+    def tend_lines(self, after: str, limit: int) -> Tended:
+        return Tended(None, 0, 0, frozenset())
+
+    def lift_starving(self, waited_s: float, limit: int) -> dict[str, int]:
+        return {}
+
+    def repair_workflows(self, limit: int) -> list[Any]:
+        return []
+
+    def sweep_audit(self, *_: Any) -> int:
+        return 0
+
+    def sweep_counters(self, *_: Any) -> int:
+        return 0
+
+    def sweep_old(self, *_: Any) -> Swept:
+        return Swept()
+
+    def sweep_kept(self, *_: Any) -> Swept:
+        return Swept()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _held(self, worker_id: str, job_id: int, token: int, *states: JobState) -> JobRow | None:
+        job = self.tables.jobs.get(job_id)
+        if job is None or job.worker_id != worker_id or job.token != token or job.state not in (states or HELD):
+            return None
+        return job
+
+    def _end(self, worker_id: str, endings: Sequence[Ending]) -> set[tuple[int, int]]:
+        written = set()
+        for ending in endings:
+            job = self._held(worker_id, ending.job_id, ending.token, JobState.RUNNING)
+            if job is None:
+                continue
+            job.move(ending.state)
+            job.failures += ending.counter == "failure"
+            job.crashes += ending.counter == "crash"
+            job.suspicions += ending.counter in ("suspicion", "company")
+            if ending.state is JobState.PENDING:
+                job.worker_id = job.token = None
+                job.run_at = time.time() + ending.delay_s
+            written.add((ending.job_id, ending.token))
+        return written
+
+    def _release(self, worker_id: str, releases: Sequence[Release]) -> set[tuple[int, int]]:
+        written = set()
+        for release in releases:
+            job = self._held(worker_id, release.job_id, release.token)
+            if job is not None:
+                job.move(JobState.PENDING)
+                job.worker_id = job.token = None
+                written.add((release.job_id, release.token))
+        return written
+
+    def _holds(self, worker: WorkerRow, guard: Guard) -> bool:
+        match guard:
+            case GuardNone():
+                return True
+            case GuardDead():
+                return worker.state not in LIVING
+            case GuardSuspect():
+                return worker.state is WorkerState.SUSPECT
+            case GuardSilent():
+                return self.counted_s(worker.beat_at) >= guard.silent_s
+            case GuardUnheard():
+                return time.time() - worker.beat_at >= guard.silent_s
+            case _:
+                assert_never(guard)
+
+    def _patience_s(self, job: JobRow, worker: WorkerRow) -> float | None:
+        if not job.new.heartbeat:
+            return None
+        return job.new.heartbeat_timeout_s or worker.birth.running_stale_after_s
+
+    def _watch(self, worker: WorkerRow) -> WorkerWatch:
+        birth = worker.birth
+        mine = [job for job in self.tables.jobs.values() if job.state in HELD and job.worker_id == worker.id]
+        running = [self._patience_s(job, worker) for job in mine if job.state is JobState.RUNNING]
+        timed = [one for one in running if one is not None]
+        return WorkerWatch(
+            id=birth.id,
+            name=birth.name,
+            host=birth.host,
+            pid=birth.pid,
+            boot_id=birth.boot_id,
+            pid_namespace=birth.pid_namespace,
+            process_started=birth.process_started,
+            trace=birth.trace,
+            state=worker.state,
+            silent_s=self.counted_s(worker.beat_at),
+            suspect_after_s=birth.suspect_after_s,
+            waits_for_s=max((math.inf if one is None else one for one in running), default=None),
+            held=len(mine),
+            session=Session.UNKNOWN,
+            suspect_s=0.0 if worker.suspect_boot_s is None else host.boottime_s() - worker.suspect_boot_s,
+            shortest_s=min(timed, default=None),
+            since_beat_s=time.time() - worker.beat_at,
+            heartbeat_interval_s=birth.heartbeat_interval_s,
+            suspected_by=None if worker.verdict is None else worker.verdict.detector,
+        )
+
+    def _held_job(self, job: JobRow) -> HeldJob:
+        assert job.worker_id is not None
+        assert job.token is not None
+        worker = self.tables.workers[job.worker_id]
+        running_s = 0.0
+        if job.state is JobState.RUNNING and job.started_boot_s is not None:
+            running_s = max(0.0, host.boottime_s() - job.started_boot_s)
+        new = job.new
+        counts = (job.failures, job.crashes, False, new.timeout_s, self._patience_s(job, worker))
+        silent_s = self.counted_s(worker.beat_at)
+        return HeldJob(
+            *(job.id, job.token, worker.id, job.state, new.task, new.queue, new.policy),
+            *counts,
+            *(max(0.0, time.time() - job.claimed_at), running_s, silent_s, job.suspicions),
+        )
+
+    def _next_due_in_s(self) -> float | None:
+        due = [job.run_at for job in self.tables.jobs.values() if job.state is JobState.PENDING]
+        later = [at - time.time() for at in due if at > time.time()]
+        return min(later, default=None)
+
+
+class ModelStorage:
+    """A model ledger that can be put back to an earlier state."""
+
+    def __init__(self, recovery: Recovery) -> None:
+        self.ledger = ModelLedger()
+
+    def notice_failovers(self, is_same: Callable[[], bool]) -> None:
+        self.ledger.is_same = is_same
+
+    def set_time(self, now: float, incarnation: int) -> None:
+        """Do nothing: it reads the clocks of the simulation itself."""
+
+    def save(self) -> Tables:
+        return copy.deepcopy(self.ledger.tables)
+
+    def restore(self, saved: Tables) -> None:
+        self.ledger.tables = saved
+
+    def close(self) -> None:
+        """Leave nothing behind: it was only in memory."""
+
+
+def _claimed(job: JobRow, running: bool) -> Claimed:
+    assert job.token is not None
+    new = job.new
+    return Claimed(
+        *(job.id, job.token, new.task, new.queue, running, new.payload, new.payload_type, new.policy),
+        *(job.failures, job.crashes, job.tried, job.suspicions),
+    )

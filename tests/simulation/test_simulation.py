@@ -1,0 +1,51 @@
+"""Play a thousand fleets under faults drawn from their seeds, and every scenario that once failed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 1_000
+MODEL_SEEDS = 500
+POSTGRES_SEEDS = 20
+
+
+def simulate(*arguments: str) -> str:
+    """Run the simulation in a process of its own: it replaces the clocks of Python."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_thousand_fleets_keep_every_promise() -> None:
+    assert f"{SEEDS} seeds on sqlite" in simulate("--seeds", str(SEEDS))
+
+
+def test_the_pure_rules_keep_every_promise() -> None:
+    assert f"{MODEL_SEEDS} seeds on rules" in simulate("--seeds", str(MODEL_SEEDS), "--ledger", "rules")
+
+
+def test_fleets_on_postgresql_keep_every_promise() -> None:
+    assert f"{POSTGRES_SEEDS} seeds on postgresql" in simulate("--seeds", str(POSTGRES_SEEDS), "--ledger", "postgresql")
+
+
+def test_scenarios_that_once_failed_hold() -> None:
+    assert "holds" in simulate("--kept")
+
+
+@pytest.mark.parametrize("seed", ["3", "7"])
+def test_a_seed_plays_the_same_way_every_time(seed: str) -> None:
+    first, second = simulate("--seed", seed, "-v"), simulate("--seed", seed, "-v")
+    assert first == second
+    assert re.search(r"begins job \d+", first)
