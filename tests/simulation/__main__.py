@@ -112,10 +112,8 @@ def _hunt_mutants(options: argparse.Namespace) -> int:
         report = run_campaign(options.first, options.seeds, options.ledger, options.jobs, name, until_failure=True)
         seed = min(report.failed, default=None)
         escaped += seed is None
-        found = (
-            f"no seed of {report.seeds} finds it" if seed is None else f"seed {seed}: {report.failed[seed][0].strip()}"
-        )
-        print(f"{name} ({mutant.__doc__})\n    {found}", flush=True)
+        found = f"not found by {report.seeds} seeds" if seed is None else f"found by seed {seed}"
+        print(f"{name} ({mutant.__doc__}): {found}", flush=True)
     return 1 if escaped else 0
 
 

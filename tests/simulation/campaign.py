@@ -47,9 +47,8 @@ class Report:
         verdicts = ", ".join(f"{count} by {detector}" for detector, count in self.verdicts.most_common()) or "none"
         shapes = ", ".join(f"{count} as a {shape}" for shape, count in sorted(self.shapes.items()))
         lines += ["", f"Workers declared dead: {verdicts}.", f"Ledgers: {shapes}."]
-        for seed, what in sorted(self.failed.items())[:20]:
-            lines.append(f"Seed {seed} failed: {what[0]}")
-            lines.append(f"  Replay it: python -m tests.simulation --ledger {self.ledger} --seed {seed} -v")
+        if self.failed:
+            lines.append(f"Replay one: python -m tests.simulation --ledger {self.ledger} --seed {min(self.failed)} -v")
         each_ms = 1000 * self.cpu_s / max(self.seeds, 1)
         lines.append(
             f"{self.seeds} seeds on {self.ledger} in {self.took_s / 60:.1f} minutes ({each_ms:.0f} ms of processor "
@@ -86,6 +85,8 @@ def run_campaign(
     with context.Pool(processes, prepare, (mutant,)) as pool:
         for part in pool.imap(_run_chunk, chunks):
             report.add(part)
+            for seed, what in part.failed.items():
+                print(f"Seed {seed} failed: {what[0].strip()}", flush=True)
             if until_failure and report.failed:
                 pool.terminate()
                 break
