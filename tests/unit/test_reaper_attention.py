@@ -87,3 +87,12 @@ def test_a_fleet_with_a_quick_worker_is_watched_as_closely_as_that_one_needs() -
     attention.rest(100.0, 10.0)
     tick = attention.tick(110.0, 3.0)
     assert (tick.claim_s, tick.every_s) == (1.5, 1.5)
+
+
+def test_a_reaper_vouches_for_no_time_before_its_own_first_contact() -> None:
+    # The watch was last extended 12 s before: others may have kept it, or the ledger was away until just now.
+    attention = Attention(every_s=6.0)
+    attention.tick(100.0, 12.0)
+    attention.reached(100.0, 100.0, stale_s=12.0, connected_s=math.inf)
+    attention.rest(100.0, 6.0)
+    assert attention.tick(106.0, 12.0).claim_s == 6.0

@@ -18,6 +18,7 @@ class Attention:
         self._cause: Cause | None = Cause.START
         self._ticked_s: float | None = None
         self._stale_s = 0.0
+        self._in_touch_since_s = 0.0
         self._reached_s = self._rested_s = 0.0
         self._planned_s = every_s
         # A reaper that just started has lost no connection of its own.
@@ -42,6 +43,8 @@ class Attention:
             self._steady_since_s = None
         busy_s = min(self._rested_s - self._ticked_s, BUSY_AT_MOST_S)
         claim_s = min(busy_s + min(idle_s, allowed_s), interval_s / 2) + self._stale_s
+        # Others may have kept the watch before our own first contact, or an outage may have ended just then.
+        claim_s = min(claim_s, now_s - self._in_touch_since_s)
         return Tick(claim_s, every_s, spare_s, None if self.awake else Cause.PAUSE)
 
     def reached(self, sent_s: float, now_s: float, *, stale_s: float, connected_s: float) -> None:
@@ -51,6 +54,8 @@ class Attention:
         reconnected = self._ticked_s is not None and now_s - connected_s > self._reached_s
         if self._steady_since_s is None or reconnected:
             self._steady_since_s = now_s
+        if self._ticked_s is None:
+            self._in_touch_since_s = sent_s
         self._ticked_s = sent_s
         self._reached_s = self._rested_s = now_s
         self._planned_s = self._every_s
