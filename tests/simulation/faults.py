@@ -305,7 +305,7 @@ class Faults:
             lagged = fault.kind == "failover with lag"
             server.fail_over(number if lagged else None, started_s=-1.0)
             if lagged:
-                world.history.lose_since(fault.at_s - fault.size)
+                world.history.lose(fault.at_s - fault.size, fault.at_s)
 
         return promote
 

@@ -18,6 +18,7 @@ from unstuck.domain.liveness import KERNEL, Detector
 from unstuck.domain.outcomes import Outcome, Succeeded
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import FINAL, LIVING, WorkerState
+from unstuck.domain.watch import slack_s
 from unstuck.store.records import Claimed, Enqueued, JobRecord, NewJob, Turn, TurnAnswer, WorkerBirth, WorkerVerdict
 
 if TYPE_CHECKING:
@@ -34,10 +35,14 @@ class WorkerFacts:
     process: Process
     suspect_after_s: float
     running_stale_after_s: float
-    beat_s: float | None = None
-    """When its last heartbeat was committed, in true time."""
+    beats: list[float] = field(default_factory=list)
+    """When its heartbeats were committed, in true time."""
     dead_s: float | None = None
     detector: Detector | None = None
+
+    @property
+    def beat_s(self) -> float | None:
+        return self.beats[-1] if self.beats else None
 
 
 @dataclass
@@ -108,8 +113,15 @@ class History:
         spans = list(self._unwritable)
         if self._unwritable_since_s is not None:
             spans.append((self._unwritable_since_s, now_s))
-        lost_s = sum(max(0.0, min(end, now_s) - max(begin, facts.beat_s)) for begin, end in spans)
-        return now_s - facts.beat_s - lost_s
+        lost_s = [min(end, now_s) - max(begin, facts.beat_s) for begin, end in spans]
+        return now_s - facts.beat_s - sum(max(0.0, span_s - self.unseen_s) for span_s in lost_s)
+
+    @property
+    def unseen_s(self) -> float:
+        """How much of an outage may count as silence: a reaper reaches the ledger twice per heartbeat interval, and
+        what begins and ends between two contacts stays unseen."""
+        interval_s = self.scenario.interval_s
+        return interval_s / 2 + slack_s(interval_s) + ROUNDING_S
 
     def expect(self, birth: WorkerBirth, process: Process) -> None:
         """Know who will be meant by this id."""
@@ -139,7 +151,7 @@ class History:
                 self._settled(call.args[0], call.args[1], call.args[2], answer)
 
     def _heard(self, worker_id: str) -> None:
-        self.workers[worker_id].beat_s = self.now()
+        self.workers[worker_id].beats.append(self.now())
 
     def _enqueued(self, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> None:
         for job, enqueued in zip(jobs, stored, strict=True):
@@ -265,8 +277,11 @@ class History:
 
     # Failover -------------------------------------------------------------------------------------
 
-    def lose_since(self, since_s: float) -> None:
-        """Account for what a standby that lagged did not have."""
+    def lose(self, since_s: float, until_s: float) -> None:
+        """Account for what a standby that lagged did not have: all that was written between these times."""
+        self._unwritable.append((since_s, until_s))
+        for worker in self.workers.values():
+            worker.beats = [at_s for at_s in worker.beats if at_s <= since_s] or worker.beats[:1]
         for key, facts in self.jobs.items():
             if self._enqueued_s.get(key, -1.0) > since_s:
                 facts.acknowledged, facts.accounted = None, True

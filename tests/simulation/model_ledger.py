@@ -56,6 +56,7 @@ class JobRow:
     worker_id: str | None = None
     token: int | None = None
     started_boot_s: float | None = None
+    started_at: float | None = None
     claimed_at: float = 0.0
     failures: int = 0
     crashes: int = 0
@@ -181,7 +182,7 @@ class ModelLedger:
 
     def _start(self, job: JobRow) -> None:
         job.move(JobState.RUNNING)
-        job.started_boot_s = host.boottime_s()
+        job.started_boot_s, job.started_at = host.boottime_s(), time.time()
 
     def held(self, worker_id: str) -> list[HeldJob]:
         return self.held_by(worker_id, 1_000)

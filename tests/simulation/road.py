@@ -150,10 +150,12 @@ class Road:
             # No server executes it for a process that is gone, and a frozen one executes nothing.
             self.process.when_well(lambda: self.server.arrive(call))
             return
-        if self.hung or any(cut.there for cut in self.cuts):
+        connects = call.session is None and not self._pooled
+        # No connection is made over a road that is cut one way: both ends must hear each other.
+        if self.hung or any(cut.there or (connects and cut.back) for cut in self.cuts):
             self._lost.append((call, lambda: self._arrive(call)))
             return
-        if call.session is None and not self._pooled:
+        if connects:
             refused = self.server.connect(call)
             if refused is not None:
                 call.reply(refused)

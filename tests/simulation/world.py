@@ -219,11 +219,16 @@ class World:
         self.hub.run(self.hub.now_s + scenario.timeout_s)
 
     def _all_ended(self) -> bool:
-        return all(job.state in FINAL or self._is_due_later(job) for job in self._stored().values())
+        later = (self._is_due_later, self._began_later)
+        return all(job.state in FINAL or any(is_later(job) for is_later in later) for job in self._stored().values())
 
     def _is_due_later(self, job: JobRecord) -> bool:
         """Return whether a job waits for its time: after a step of the clock that may be an hour away."""
         return job.state is JobState.PENDING and job.run_at > self.server.machine.wall_s() + FAR_S
+
+    def _began_later(self, job: JobRecord) -> bool:
+        """Return whether a job began in the future of a clock that was set back since: its deadline comes late."""
+        return job.state in HELD and job.started_at is not None and job.started_at > self.server.machine.wall_s()
 
     def _stored(self) -> dict[int, JobRecord]:
         ledger = self.server.storage.ledger
@@ -254,7 +259,7 @@ class World:
 
     def _check_jobs(self) -> None:
         stored = self._stored()
-        left = {job.id for job in stored.values() if self._is_due_later(job)}
+        left = {job.id for job in stored.values() if self._is_due_later(job) or self._began_later(job)}
         if not (self.recovery.auto_fail_stale_running and self.recovery.auto_requeue_stale_claimed):
             left |= {job.id for job in stored.values() if job.state in HELD}
         self.history.check_jobs(stored, left)

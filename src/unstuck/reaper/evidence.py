@@ -40,10 +40,10 @@ class Witness:
     def rebooted(self, worker: WorkerWatch) -> bool:
         """Return whether its machine was restarted after it was last heard.
 
-        Another boot id alone does not say so: containers may have one each. It must name the same host, and it must have
-        been silent since before this machine started. That alone would not do either: a clock that is set forward makes
-        the last heartbeat of every container look that old. On a shared server it may be another machine of the same name, and a worker that comes over a
-        network has not died with this machine."""
+        Another boot id alone does not say so: containers may have one each. It must name the same host, and it must
+        have been silent since before this machine started. That alone would not do either: a clock that is set forward
+        makes the last heartbeat of every container look that old. On a shared server it may be another machine of the
+        same name, and a worker that comes over a network has not died with this machine."""
         return (
             worker.door is Door.PYTHON
             and self._one_host
