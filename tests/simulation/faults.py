@@ -295,10 +295,16 @@ class Faults:
         self._world.server.release()
 
     def _fail_over(self, number: int, fault: Fault) -> Mend:
-        """Stop the primary, and let a standby take over at the end of the fault. It was started long ago."""
+        """Stop the primary, and let a standby take over at the end of the fault. It was started long ago.
+
+        Sometimes the machine of the primary is gone without closing a connection, and sometimes one more worker starts
+        with the new primary, as in a rolling restart."""
         world, server = self._world, self._world.server
         server.down += 1
-        server.lose_sessions()
+        if fault.whom % 2 == 0:
+            server.vanish()
+        else:
+            server.lose_sessions()
 
         def promote() -> None:
             server.down -= 1
@@ -306,6 +312,8 @@ class Faults:
             server.fail_over(number if lagged else None, started_s=-1.0)
             if lagged:
                 world.history.lose(fault.at_s - fault.size, fault.at_s)
+            if fault.whom % 2 == 0:
+                world.add_worker(fault.whom // 2)
 
         return promote
 

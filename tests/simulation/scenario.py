@@ -172,7 +172,7 @@ def draw(seed: int, only: Shape | None = None) -> Scenario:
         workers=workers,
         reapers=reapers,
         schedule_every_s=chance.choice((None, None, _rounded(max(1.0, timeout_s / 2)))),
-        deadline_s=_rounded(chance.choice((1.0, 3.0, 10.0)) if shape == "server" else 30.0),
+        deadline_s=_rounded(chance.choice((1.0, 3.0, 10.0, 10.0)) if shape == "server" else 30.0),
         latency_s=chance.choice((0.0005, 0.002, 0.02)),
         poll_s=_rounded(chance.uniform(0.1, 0.5) * timeout_s),
         pooled=shape == "server" and chance.random() < 0.15,
@@ -227,6 +227,9 @@ def _draw_faults(chance: random.Random, scenario: Scenario) -> tuple[Fault, ...]
         lasts = kind in MAY_LAST and chance.random() < 0.4
         share = chance.choice((0.05, 0.3, 0.6, 0.9, 1.3, 2.5))
         for_s = None if lasts else _rounded(timeout_s * share * chance.uniform(0.7, 1.3))
+        if kind.startswith("failover") and chance.random() < 0.6:
+            # As quick as a cluster manager is, in seconds: some evidence counts in seconds too.
+            for_s = _rounded(chance.uniform(0.5, 8.0))
         whom, at_s = chance.randrange(12), _rounded(chance.uniform(0.1, 3.0) * timeout_s)
         faults.append(Fault(kind, at_s, for_s, whom, _draw_size(chance, kind, timeout_s)))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))

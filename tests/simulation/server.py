@@ -113,6 +113,8 @@ class Server:
     full: int = 0
     """No slot is left for a new connection."""
     flaky: list[Flaky] = field(default_factory=list)
+    vanished: set[int] = field(default_factory=set)
+    """Incarnations that ended without a word: what is sent to them is lost."""
     sessions: set[int] = field(default_factory=set)
     stamps: dict[str, Session] = field(default_factory=dict)
     """By worker, the session that its heartbeat came from."""
@@ -143,6 +145,9 @@ class Server:
 
     def arrive(self, call: Call) -> None:
         """Take a call from the network."""
+        if call.session is not None and call.session.incarnation in self.vanished:
+            # Its machine is gone: nobody is there to answer, or to refuse.
+            return
         if self.down or (call.session is not None and call.session.number not in self.sessions):
             call.reply(Reply(error=LedgerUnavailable("The connection was lost.")))
         elif self.hung:
@@ -220,6 +225,12 @@ class Server:
         for notice in self.on_lost:
             notice()
 
+    def vanish(self) -> None:
+        """Be gone from one moment to the next: no connection is closed."""
+        self.vanished.add(self.incarnation)
+        self.sessions.clear()
+        self._waiting.clear()
+
     def restart(self) -> None:
         """Begin anew with the same data."""
         self.lose_sessions()
@@ -232,7 +243,6 @@ class Server:
 
     def fail_over(self, saved: int | None, started_s: float) -> None:
         """Let a standby take over: with all that was committed, or as it was at `saved`."""
-        self.lose_sessions()
         self.incarnation += 1
         self.started_s = started_s
         if saved is not None:

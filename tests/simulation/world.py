@@ -11,7 +11,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.history import History
 from tests.simulation.hub import Hub, Process
 from tests.simulation.road import Cut, Road
-from tests.simulation.scenario import Scenario
+from tests.simulation.scenario import Scenario, WorkerPlan
 from tests.simulation.server import Server, Storage
 from tests.simulation.worker import QUEUE, TASK, Life, Worker, keep_watch, see_neighbour_die
 
@@ -201,9 +201,14 @@ class World:
         if not well:
             self.start_reaper()
         if not any(self._is_well(worker) for worker in self.workers):
-            spare = Worker(self, len(self.workers), self.scenario.workers[0])
-            self.workers.append(spare)
-            spare.start()
+            self.add_worker(0)
+
+    def add_worker(self, machine: int) -> None:
+        """Start one more worker, which reaps too."""
+        plan = WorkerPlan(machine % self.scenario.machines, slots=1, reaps=True)
+        worker = Worker(self, len(self.workers), plan)
+        self.workers.append(worker)
+        worker.start()
 
     def _is_well(self, worker: Worker) -> bool:
         return worker.life is not None and worker.life.process.well and worker.life.road.reaches
