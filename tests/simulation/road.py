@@ -126,7 +126,9 @@ class Road:
         answer: Reply | None = task.wait(self._deadline_s, call)
         if answer is None:
             call.abandoned = True
-            self.disconnect()
+            # Another call may have opened the next session already.
+            if call.session is self._session:
+                self.disconnect()
             kind = LedgerUnavailable if verb in READS else UncertainCommit
             raise kind(f"No answer of the ledger within {self._deadline_s:g}s.")
         if answer.error is not None:
