@@ -85,6 +85,8 @@ class History:
             str(number): JobFacts(plan, plan.policy) for number, plan in enumerate(scenario.jobs)
         }
         self.verdicts: Counter[str] = Counter()
+        self.closed_by_itself: Callable[[str], bool] = lambda worker_id: False
+        """Return whether a worker closed the session that the ledger knows."""
         self._key_of: dict[int, str] = {}
         """By number in the ledger, which job that is now: after a failover numbers may be given again."""
         self._ticks: Counter[str] = Counter()
@@ -200,6 +202,9 @@ class History:
             return
         if verdict.detector in KERNEL:
             self.violate("no living worker is declared dead", f"{worker_id} lives; {verdict.evidence}")
+        elif verdict.detector is Detector.SESSION and self.closed_by_itself(worker_id):
+            # From a server this looks like a death: the process closed its connection, and no other one came.
+            self.tell(f"{worker_id} had closed its session itself after a late answer, and could not open another")
         elif silent_s < facts.suspect_after_s - ROUNDING_S:
             self.violate(
                 "no worker that could write within its lease is declared dead",

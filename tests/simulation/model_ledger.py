@@ -230,7 +230,10 @@ class ModelLedger:
                 return Ticked(won, watched_s=periods[-1].until - last.since)
             case SetBack():
                 self._set_back(change.step_s, now)
-                return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s)
+                if change.cause is None:
+                    return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s)
+                self.tables.periods.append(Period(now, now))
+                return Ticked(won, began=change.cause, gap_s=0.0, set_back_s=change.step_s)
             case _:
                 assert_never(change)
 

@@ -89,6 +89,7 @@ class Road:
         """End the session at both ends: the process died, or closed it."""
         session, self._session = self._session, None
         if session is not None and self.reaches:
+            session.closed = True
             self.server.sessions.discard(session.number)
 
     def forget_session(self) -> None:

@@ -41,6 +41,8 @@ class Session:
     """In true time, like the next."""
     active_s: float
     """When it last did something."""
+    closed: bool = False
+    """Its client closed it."""
 
 
 @dataclass(eq=False)
@@ -165,6 +167,10 @@ class Server:
         """Let a worker of another machine be measured by the clock of this one, as a database server does."""
         self.boot_ids[birth.id] = birth.boot_id
         return msgspec.structs.replace(birth, boot_id=self.machine.boot_id)
+
+    def closed_by_itself(self, worker_id: str) -> bool:
+        """Return whether a worker closed the session that its last heartbeat came from."""
+        return worker_id in self.stamps and self.stamps[worker_id].closed
 
     def is_same(self) -> bool:
         """Return whether the ledger is on the server on which it was at the last tick; it is known from now on."""

@@ -55,6 +55,7 @@ class World:
         self.server = Server(
             self.hub, server_machine, storage, scenario.shape, self.chance, self.history.observe, self.tell
         )
+        self.history.closed_by_itself = self.server.closed_by_itself
         storage.notice_failovers(self.server.is_same)
         self.workers = [Worker(self, number, plan) for number, plan in enumerate(scenario.workers)]
         self.reapers: list[Process] = []
