@@ -13,6 +13,8 @@ from tests.simulation.run import run_seed
 from tests.simulation.scenario import FAULTS
 
 CHUNK = 20
+MOST_TOLD = 30
+"""How many failing seeds are printed at once; more of them have one cause."""
 
 
 @dataclass
@@ -86,7 +88,8 @@ def run_campaign(
         for part in pool.imap(_run_chunk, chunks):
             report.add(part)
             for seed, what in part.failed.items():
-                print(f"Seed {seed} failed: {what[0].strip()}", flush=True)
+                if len(report.failed) <= MOST_TOLD:
+                    print(f"Seed {seed} failed: {what[0].strip()}", flush=True)
             if until_failure and report.failed:
                 pool.terminate()
                 break

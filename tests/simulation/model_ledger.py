@@ -311,6 +311,9 @@ class ModelLedger:
     def repair_workflows(self, limit: int) -> list[Any]:
         return []
 
+    def follow_clock(self, *_: Any) -> float:
+        return 0.0
+
     def sweep_audit(self, *_: Any) -> int:
         return 0
 
