@@ -242,7 +242,8 @@ class Faults:
             cut.there += there
             cut.back += back
         over: list[bool] = []
-        world.hub.after(world.scenario.keepalive_s, lambda: None if over else self._forget_sessions(roads))
+        for road in roads:
+            self._expire(road, over)
 
         def mend() -> None:
             over.append(True)
@@ -254,9 +255,15 @@ class Faults:
 
         return mend
 
-    def _forget_sessions(self, roads: list[Road]) -> None:
-        """Let the server give up the sessions of a road that has been cut for long."""
-        for road in roads:
+    def _expire(self, road: Road, over: list[bool]) -> None:
+        """Let the server give up the sessions of a road that is cut, some time after it heard of them last."""
+        world = self._world
+        silent_s = world.hub.now_s - road.active_s
+        if over or not road.process.alive:
+            return
+        if silent_s < world.scenario.keepalive_s:
+            world.hub.after(world.scenario.keepalive_s - silent_s + 0.001, lambda: self._expire(road, over))
+        else:
             road.forget_session()
 
     def _limit_connections(self, worker: Worker) -> Mend:

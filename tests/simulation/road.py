@@ -52,6 +52,8 @@ class Road:
         """Those of the process and of its machine."""
         self.on_lost: Callable[[], None] = lambda: None
         """Hears that the session was closed at the other end."""
+        self.worker_id: str | None = None
+        """The worker that was registered over this road, if any."""
         self.slow = 1.0
         self.hung = 0
         self._chance = chance
@@ -64,6 +66,8 @@ class Road:
         self._second = -1
         self._calls = 0
         self._session: Session | None = None
+        self._orphans: list[Session] = []
+        """Sessions that this end gave up and the server does not know to be over."""
         self._lost: list[tuple[Call, Callable[[], None]]] = []
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
@@ -88,12 +92,23 @@ class Road:
     def disconnect(self) -> None:
         """End the session at both ends: the process died, or closed it."""
         session, self._session = self._session, None
-        if session is not None and self.reaches:
+        if session is None:
+            return
+        if self.reaches:
             session.closed = True
             self.server.sessions.discard(session.number)
+        else:
+            self._orphans.append(session)
+
+    @property
+    def active_s(self) -> float:
+        """When the server last heard something over a session of this road."""
+        sessions = [*self._orphans, *([self._session] if self._session is not None else [])]
+        return max((session.active_s for session in sessions), default=0.0)
 
     def forget_session(self) -> None:
-        """Let the server end the session."""
+        """Let the server end the session, and those that this end gave up while nobody could hear it."""
+        self._end_orphans()
         if self._session is not None:
             self.server.sessions.discard(self._session.number)
             self.notice_loss()
@@ -106,10 +121,16 @@ class Road:
 
     def mend(self) -> None:
         """Deliver what was on its way when the road was cut; what nobody waits for any more only sometimes."""
+        self._end_orphans()
         lost, self._lost = self._lost, []
         for call, deliver in lost:
             if not call.abandoned or self._chance.random() < self._late_share:
                 self._later(deliver)
+
+    def _end_orphans(self) -> None:
+        orphans, self._orphans = self._orphans, []
+        for session in orphans:
+            self.server.sessions.discard(session.number)
 
     # ------------------------------------------------------------------------------------------
 
@@ -123,6 +144,7 @@ class Road:
             args = (self.server.adopt(args[0]),)
         call = Call(self.process.name, verb, args, kwargs, reply=lambda reply: self._send_back(call, task, reply))
         call.session = self._session
+        call.worker_id = self.worker_id
         self._later(lambda: self._arrive(call))
         answer: Reply | None = task.wait(self._deadline_s, call)
         if answer is None:
@@ -130,6 +152,8 @@ class Road:
             # Another call may have opened the next session already.
             if call.session is self._session:
                 self.disconnect()
+                # Whoever waits for a wake-up on that connection finds it closed.
+                self._later(lambda: self.process.when_well(self.on_lost))
             kind = LedgerUnavailable if verb in READS else UncertainCommit
             raise kind(f"No answer of the ledger within {self._deadline_s:g}s.")
         if answer.error is not None:

@@ -10,6 +10,7 @@ from tests.simulation.server import Shape
 from unstuck.config import Recovery
 from unstuck.domain.policy import Policy, check_policy
 from unstuck.domain.retry import RetryRule
+from unstuck.store.postgres.bounds import ANSWER_GRACE_S, LEAST_STATEMENT_S, MOST_SERVICE_STATEMENT_S
 
 Ends = Literal["well", "raises", "kills"]
 """What user code does in the end: return, raise, or take its process with it."""
@@ -172,7 +173,7 @@ def draw(seed: int, only: Shape | None = None) -> Scenario:
         workers=workers,
         reapers=reapers,
         schedule_every_s=chance.choice((None, None, _rounded(max(1.0, timeout_s / 2)))),
-        deadline_s=_rounded(chance.choice((1.0, 3.0, 10.0, 10.0)) if shape == "server" else 30.0),
+        deadline_s=_rounded(_deadline_s(chance, interval_s) if shape == "server" else 30.0),
         latency_s=chance.choice((0.0005, 0.002, 0.02)),
         poll_s=_rounded(chance.uniform(0.1, 0.5) * timeout_s),
         pooled=shape == "server" and chance.random() < 0.15,
@@ -183,6 +184,12 @@ def draw(seed: int, only: Shape | None = None) -> Scenario:
     )
     scenario.recovery()
     return msgspec.structs.replace(scenario, faults=_draw_faults(chance, scenario))
+
+
+def _deadline_s(chance: random.Random, interval_s: float) -> float:
+    """Return how long a call may take: what our connections allow themselves, or a little else."""
+    ours_s = min(max(LEAST_STATEMENT_S, interval_s / 2), MOST_SERVICE_STATEMENT_S) + ANSWER_GRACE_S
+    return chance.choice((ours_s, ours_s, 3.0, 10.0))
 
 
 def _draw_jobs(chance: random.Random, timeout_s: float, interval_s: float) -> tuple[JobPlan, ...]:

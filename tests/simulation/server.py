@@ -56,6 +56,8 @@ class Call:
     kwargs: dict[str, Any]
     reply: Callable[["Reply"], None]
     session: Session | None = None
+    worker_id: str | None = None
+    """The worker that its process is, if it is one."""
     abandoned: bool = False
     """Nobody waits for the answer any more."""
 
@@ -143,6 +145,9 @@ class Server:
         now_s = self.hub.now_s
         call.session = Session(next(self._numbers), self.incarnation, now_s, now_s)
         self.sessions.add(call.session.number)
+        if call.worker_id in self.stamps:
+            # A worker that reconnects says so at once, so that the lost session is not taken for a lost worker.
+            self.stamps[call.worker_id] = call.session
         return None
 
     def arrive(self, call: Call) -> None:

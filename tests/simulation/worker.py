@@ -171,6 +171,7 @@ class Life:
                 self._pause(LONGEST_PAUSE_S)
             else:
                 self.confirmed_s = sent_s
+                self.road.worker_id = self.id
                 return
 
     def _pause(self, pause_s: float) -> None:
