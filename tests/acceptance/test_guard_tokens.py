@@ -92,7 +92,7 @@ def test_a_token_is_shown_once_and_stored_nowhere(shop: Shop, tmp_path: Path) ->
     said = shop.run("tokens", "create", "ci", "--scope", "read,enqueue", "--expires", "30d")
     assert said.code == 0
     token = said.out.strip()
-    secret = token.rpartition("_")[2]
+    secret = token.split("_", 2)[2]
     listed = shop.run("tokens", "list", "--json")
     assert listed.json[0]["scopes"] == ["enqueue", "read"]
     assert listed.json[0]["valid"]

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from tests.contract.hands import done, new_job, put, run, turn
+from tests.contract.hands import birth, done, new_job, put, run, turn
 from tests.contract.meddling import Meddler
 
 from unstuck import host
@@ -17,6 +17,13 @@ from unstuck.store.records import Pulse, Ties
 
 HOUR_S = 3600.0
 OLD_S = 8 * 24 * HOUR_S
+
+
+@pytest.fixture
+def w1(ledger: Ledger) -> str:
+    """A worker that is given up by no round of these tests, although it sends no heartbeat."""
+    ledger.register(birth("w1", heartbeat_interval_s=100.0, suspect_after_s=1000.0, running_stale_after_s=1000.0))
+    return "w1"
 
 
 def finish(ledger: Ledger, meddler: Meddler, count: int, **changes: object) -> int:

@@ -151,11 +151,17 @@ class Incarnations:
 
     def _join(self, born: WorkerBirth, signals: StopSignals) -> float:
         """Write the birth down; a worker that comes back waits out an outage. Gives when it was sent."""
+        repeated = False
         while True:
             sent_s = host.boottime_s()
             try:
                 told = with_clock(born)
                 disabled = self._ledger.register(told)
+                if repeated:
+                    # An earlier try may have written the birth, and only its answer was lost: then this one wrote
+                    # nothing, and the lease counts from back then. A heartbeat counts from now.
+                    sent_s = host.boottime_s()
+                    self._ledger.beat(Pulse(born.id, 0, 0))
                 self._ledger.declare_limits(self._manifest.limits)
                 if not self._reborn:
                     # Not when it comes back: newer code may have been written down meanwhile.
@@ -167,6 +173,7 @@ class Incarnations:
                 if not self._reborn or signals():
                     raise
                 log.warning("Cannot come back yet", error=str(error))
+            repeated = True
             self._herald.alive()
             time.sleep(REBIRTH_PAUSE_S)
         if host.boottime_s() - sent_s > CLOCK_TRUST_S:
