@@ -124,7 +124,7 @@ class Job(Generic[R_co]):
         raise exception_for(error.code, error.message, job_id=answer.job_id, cause=error.cause, details=error.details)
 
     def _timeout(self, patience_s: float | None) -> ResultTimeout:
-        """Say what the job does, unless that takes long: the caller's time is over, and the ledger may hang."""
+        """Return what the job does, unless that takes long: the caller's time is over, and the ledger may hang."""
         doing: Future[str] = Future()
 
         def look() -> None:

@@ -222,7 +222,7 @@ class Watchman:
 
 
 def pace(crowd: int) -> float:
-    """Give how many intervals a watchman of so many lets pass between two tries if others win."""
+    """Return how many intervals a reaper in a fleet of this size waits between two tries if others win."""
     return min(max(crowd / ASKING_PER_INTERVAL, 1.0), SLOWEST)
 
 

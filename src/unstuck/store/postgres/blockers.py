@@ -45,7 +45,7 @@ class Blockers:
         return "; ".join(_named(row) for row in self._seen) or "a session that could not be seen"
 
     def cure(self) -> str:
-        """Say how to get them out of the way."""
+        """Return how to get them out of the way."""
         ends = ", ".join(f"`select pg_terminate_backend({row[0]})`" for row in self._seen if row[0])
         return f"End that transaction (or that session: {ends})." if ends else "Look for it in pg_locks."
 

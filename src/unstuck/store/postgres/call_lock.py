@@ -1,4 +1,4 @@
-"""Let one call at a time use a connection: urgent ones first, and nobody waits for ever."""
+"""Allow one call at a time on a connection: urgent calls go first, and every wait is bounded."""
 
 import threading
 import time
@@ -62,7 +62,7 @@ class CallLock:
         self._lock.release()
 
     def _give_way(self) -> None:
-        """Let urgent callers go first: a plain lock gives itself to whoever wakes first."""
+        """Make way for urgent callers: a plain lock goes to the first thread that wakes."""
         until_s = time.monotonic() + self._limit_s
         while self._urgent and time.monotonic() < until_s:
             self.release()

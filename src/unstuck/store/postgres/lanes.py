@@ -116,7 +116,7 @@ class Lane:
 
     @contextmanager
     def transaction(self, *, patient: bool = False) -> Iterator[Connection]:
-        """Give the connection inside one transaction, for the few things that need several statements.
+        """Yield the connection inside one transaction, for the few things that need several statements.
 
         `patient` is for migrations and repairs: a statement may run for up to PATIENT_S."""
         with self._lock:

@@ -143,7 +143,7 @@ def _applied(lane: Lane, quoted: str) -> Applied:
 
 
 def _lock(connection: Connection, schema: str) -> None:
-    """Let one `migrate` work at a time."""
+    """Allow one `migrate` at a time."""
     key = zlib.crc32(schema.encode()) - 2**31
     connection.execute(f"set local lock_timeout = {OTHERS_TIMEOUT_S * 1000:.0f}".encode())
     connection.execute("select pg_advisory_xact_lock(%s, %s)", (_LOCK_CLASS, key))

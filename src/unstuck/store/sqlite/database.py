@@ -148,7 +148,7 @@ class Database:
             self._leave_replaced()
 
     def _leave_replaced(self) -> None:
-        """Let go of connections to a file that is no longer the one at our path."""
+        """Drop connections to a file that is no longer the one at our path."""
         with self._writing, self._reading:
             # Not closed: SQLite would delete the -wal file of whatever is at the path now.
             self._abandon_connections()

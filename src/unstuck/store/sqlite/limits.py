@@ -36,7 +36,7 @@ class Gates:
         return refilled_at is not None and refilled_at > time.time()
 
     def reset_future(self) -> None:
-        """Let such buckets fill from now on, or their queues would stand still until the clock catches up."""
+        """Fill such buckets from now on, or their queues would stand still until the clock catches up."""
         for queue in [name for name in self._limited if self.filled_in_future(name)]:
             self._spend(queue, self._limited[queue][3])
 
