@@ -3,8 +3,9 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SECONDS_OF_DEMO ?= 30
 SEEDS ?= 100000
+FUZZ_VENV ?= .venv-fuzz
 
-.PHONY: help install tools demo test test-long fuzz-mdp chaos simulate simulate-mutants check lint types layers bench-core bench-web bench-mdp clean
+.PHONY: help install tools demo test test-long fuzz-decoders fuzz-mdp chaos simulate simulate-mutants check lint types layers bench-core bench-web bench-mdp clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -50,6 +51,9 @@ simulate: tools ## SEEDS fleets in virtual time under faults drawn from a seed (
 simulate-mutants: tools ## bring old mistakes back: the simulation must find each within 1,000 seeds
 	$(PY) -m tests.simulation --mutants --seeds 1000 $(SIMULATE)
 
+fuzz-decoders: tools ## every decoder of foreign bytes under a fuzzer for a minute, with bounds on time and memory (FUZZ="--seconds 600")
+	"$$(tests/bring_atheris.sh $(FUZZ_VENV) $(PY))" -m tests.fuzz_decoders --seconds 60 $(FUZZ)
+
 fuzz-mdp: tools ## random and mutated frames at a broker for a minute
 	$(PY) -m tests.mdp.fuzz --seconds 60 $(FUZZ)
 
@@ -68,4 +72,4 @@ bench-mdp: tools ## round trips over ZeroMQ, durable and in memory, beside a min
 	$(PY) -m bench.mdp $(BENCH)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FUZZ_VENV) fuzz-findings .mypy_cache .ruff_cache .pytest_cache

@@ -4,9 +4,12 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import measure_beats, measure_stale
+from bench import measure_beats, measure_remote, measure_stale
 from bench.databases import Database, open_databases
 from bench.report import Table, as_json, machine, progress, today
+
+BATCH = 200
+"""Jobs in one request of a remote worker."""
 
 Part = Callable[[list[Database], argparse.Namespace], Table]
 
@@ -14,6 +17,7 @@ PARTS: dict[str, Part] = {
     "beats": lambda databases, asked: measure_beats.run(
         databases, asked.workers, 10.0 if asked.quick else asked.seconds
     ),
+    "remote": lambda databases, asked: measure_remote.run(databases, 3.0 if asked.quick else 15.0, BATCH),
     "stale": lambda databases, asked: measure_stale.run(
         databases, 10_000, 100_000 if asked.quick else 1_000_000, 5 if asked.quick else 20
     ),

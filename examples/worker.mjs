@@ -16,8 +16,8 @@ import { setTimeout as sleep } from "node:timers/promises";
 const SERVER = process.env.UNSTUCK_SERVER ?? "http://127.0.0.1:8642";
 const TOKEN = process.env.UNSTUCK_TOKEN;
 const QUEUE = process.env.UNSTUCK_QUEUE ?? "default";
-const SLOTS = Number(process.env.UNSTUCK_CONCURRENCY ?? 2);
-const TIMEOUT = process.env.UNSTUCK_HEARTBEAT_TIMEOUT; // "30s", or seconds. The server's default is five minutes.
+const SLOTS = Number(process.env.UNSTUCK_WORKER_CONCURRENCY ?? 2);
+const TIMEOUT = process.env.UNSTUCK_WORKER_HEARTBEAT_TIMEOUT; // "30s", or seconds. The server's default is five minutes.
 const GRACE_MS = 1000 * Number(process.env.UNSTUCK_GRACE ?? 30);
 const WAIT_S = 20;
 
@@ -109,8 +109,10 @@ async function run(job) {
   const id = worker.id;
   const fence = { job_id: job.job_id, token: job.token };
   const abort = held.get(job.token).abort;
-  const started = await call(`/${id}/start`, { jobs: [fence] });
-  if (!started.ok) return log(started.answer.detail);
+  if (job.state !== "running") {
+    const started = await call(`/${id}/start`, { jobs: [fence] });
+    if (!started.ok) return log(started.answer.detail);
+  }
   const progress = (done, total, message = "") =>
     call(`/${id}/progress`, { jobs: [{ ...fence, done, total, message }] }, { tries: 1 }).catch(() => {});
   let settled;
@@ -125,8 +127,21 @@ async function run(job) {
     else if (abort.signal.aborted) settled = { ...fence, outcome: "interrupted", error: { message: why } };
     else settled = { ...fence, outcome: "failed", error: { type: error.name, message: error.message, traceback: error.stack } };
   }
-  const { ok, answer } = await call(`/${id}/settle`, { jobs: [settled] });
+  // One turn: how this job ended, and the next one for its slot, which runs as soon as we have the answer.
+  const turn = { settle: [settled], claim: leaving ? 0 : 1, have: [...held.keys()] };
+  const { ok, answer } = await call(`/${id}/turn`, turn);
   log(ok ? `job ${job.job_id}: ${answer.results[0].status}` : answer.detail);
+  held.delete(job.token);
+  if (ok) take(answer.jobs);
+}
+
+// Run what a turn brought. A job may come twice, if two turns were on their way at once.
+function take(jobs) {
+  for (const job of jobs) {
+    if (held.has(job.token)) continue;
+    held.set(job.token, { job, abort: new AbortController() });
+    run(job).catch((error) => log(error.message)).finally(() => held.delete(job.token));
+  }
 }
 
 async function workForever() {
@@ -138,8 +153,9 @@ async function workForever() {
     }
     let claimed;
     try {
-      // What we hold and do not name here was claimed in an answer that we never got: it comes again.
-      claimed = await call(`/${worker.id}/claim`, { limit: free, wait: WAIT_S, have: [...held.keys()] }, { signal: waiting.signal });
+      // What we hold and do not name here was claimed in an answer that we never got: it comes again. It is not started
+      // yet: we may hang up while we wait, and what was only claimed goes back for free.
+      claimed = await call(`/${worker.id}/turn`, { claim: free, wait: WAIT_S, start: false, have: [...held.keys()] }, { signal: waiting.signal });
     } catch {
       break; // We were told to go while we waited.
     }
@@ -148,10 +164,7 @@ async function workForever() {
       continue;
     }
     if (claimed.answer.drain || claimed.answer.stop) leave("asked to go");
-    for (const job of claimed.answer.jobs) {
-      held.set(job.token, { job, abort: new AbortController() });
-      run(job).catch((error) => log(error.message)).finally(() => held.delete(job.token));
-    }
+    take(claimed.answer.jobs);
     if (claimed.answer.disabled) await sleep(1000 * worker.next_heartbeat_in);
   }
 }

@@ -12,11 +12,12 @@ set -uo pipefail
 
 server=${UNSTUCK_SERVER:-http://127.0.0.1:8642}
 queue=${UNSTUCK_QUEUE:-default}
-heartbeat_timeout=${UNSTUCK_HEARTBEAT_TIMEOUT:-5m}   # "30s", or seconds.
+heartbeat_timeout=${UNSTUCK_WORKER_HEARTBEAT_TIMEOUT:-5m}   # "30s", or seconds.
 main=$$
 room=$(mktemp -d)   # Where the beating process and the working one leave notes for each other.
 trap 'rm -rf "$room"' EXIT
 leaving=
+outcome=   # How the last job ended, until the server knows.
 
 # The tasks: arguments as JSON on stdin, the result as JSON on stdout, progress by calling `progress`.
 task_greet() { jq '"Hello, " + .args[0]'; }
@@ -115,60 +116,73 @@ stop_job() {
   pid=$(cat "$room/pid" 2>/dev/null) && [[ -n $pid ]] && kill -TERM -- "-$pid" 2>/dev/null
 }
 
-# Run one job in a process group of its own, and settle it.
+# Run one job in a process group of its own. What became of it is in $outcome, for the next turn.
 run() {
-  local job=$1 task code=0 body pid
+  local job=$1 task code=0 pid
   task=$(jq -r .task <<<"$job")
   fence=$(jq -c '{job_id, token}' <<<"$job")
   rm -f "$room/stopped"
   printf '%s' "$fence" >"$room/fence"
-  post_surely "/$worker/start" "{\"jobs\": [$fence]}"
-  if [[ $status == 200 ]]; then
-    jq .payload <<<"$job" >"$room/payload"
-    set -m   # In a process group of its own, so that it can be ended with all that it started.
-    (trap - EXIT TERM INT; "task_$task") <"$room/payload" >"$room/stdout" 2>"$room/stderr" &
-    pid=$!
-    set +m
-    printf '%s' "$pid" >"$room/pid"
-    # A signal ends `wait`, not the job: we finish what runs.
-    while wait "$pid"; code=$?; kill -0 "$pid" 2>/dev/null; do :; done
-    : >"$room/pid"
-    if [[ $(cat "$room/stopped" 2>/dev/null) != lost ]]; then
-      body=$(jq -n --argjson job "$fence" --argjson code "$code" --arg stopped "$(cat "$room/stopped" 2>/dev/null)" \
-        --rawfile out "$room/stdout" --rawfile err "$room/stderr" '{jobs: [$job + (
-          if $stopped == "cancelled" then {outcome: "cancelled"}
-          elif $code == 0 then {outcome: "succeeded", result: ($out | fromjson? // $out)}
-          else {outcome: "failed", error: {type: "ExitCode", message: "exit code \($code)", traceback: $err}, stdout: $out}
-          end) + {stderr: $err}]}')
-      post_surely "/$worker/settle" "$body"
-      log "job $(jq .job_id <<<"$fence"): $(told '.results[0].status // .detail')"
-    fi
-  else
-    log "$(told .detail)"
+  if [[ $(jq -r .state <<<"$job") != running ]]; then
+    post_surely "/$worker/start" "{\"jobs\": [$fence]}"
+    [[ $status == 200 ]] || { log "$(told .detail)"; : >"$room/fence"; return; }
+  fi
+  jq .payload <<<"$job" >"$room/payload"
+  set -m   # In a process group of its own, so that it can be ended with all that it started.
+  (trap - EXIT TERM INT; "task_$task") <"$room/payload" >"$room/stdout" 2>"$room/stderr" &
+  pid=$!
+  set +m
+  printf '%s' "$pid" >"$room/pid"
+  # A signal ends `wait`, not the job: we finish what runs.
+  while wait "$pid"; code=$?; kill -0 "$pid" 2>/dev/null; do :; done
+  : >"$room/pid"
+  if [[ $(cat "$room/stopped" 2>/dev/null) != lost ]]; then
+    outcome=$(jq -cn --argjson job "$fence" --argjson code "$code" --arg stopped "$(cat "$room/stopped" 2>/dev/null)" \
+      --rawfile out "$room/stdout" --rawfile err "$room/stderr" '$job + (
+        if $stopped == "cancelled" then {outcome: "cancelled"}
+        elif $code == 0 then {outcome: "succeeded", result: ($out | fromjson? // $out)}
+        else {outcome: "failed", error: {type: "ExitCode", message: "exit code \($code)", traceback: $err}, stdout: $out}
+        end) + {stderr: $err}')
   fi
   : >"$room/fence"
 }
 
+# Say what the server made of the last outcome.
+settled() {
+  [[ -n $outcome ]] && log "job $(jq .job_id <<<"$outcome"): $(told '.results[0].status // .detail')"
+  outcome=
+}
+
 work_forever() {
-  local known
+  local known body
   while [[ -z $leaving ]]; do
     if [[ -e $room/dead ]]; then
       rm -f "$room/dead"
       register
     fi
-    # In the background, so that a signal is heard while we wait. We hold nothing now: what the server thinks we hold
-    # was claimed in an answer that we never got, and comes again.
-    (post "/$worker/claim" '{"limit": 1, "wait": 20, "have": []}' 40; echo "$status"; cat "$answer" 2>/dev/null) >"$room/claimed" &
+    # One turn: how the last job ended, and the next one, which runs as soon as we have the answer. Without an outcome we
+    # wait for a job and only claim it: if we hang up meanwhile, it goes back for free. In the background, so that a
+    # signal is heard. What the server thinks we hold besides was claimed in an answer that we never got, and comes again.
+    if [[ -n $outcome ]]; then
+      body="{\"settle\": [$outcome], \"claim\": 1, \"have\": []}"
+    else
+      body='{"claim": 1, "start": false, "wait": 20, "have": []}'
+    fi
+    (post "/$worker/turn" "$body" 40; echo "$status"; cat "$answer" 2>/dev/null) >"$room/claimed" &
     known=$!
-    while wait "$known"; kill -0 "$known" 2>/dev/null; do [[ -n $leaving ]] && kill "$known" 2>/dev/null; done
+    while wait "$known"; kill -0 "$known" 2>/dev/null; do [[ -n $leaving && -z $outcome ]] && kill "$known" 2>/dev/null; done
     case $(head -n 1 "$room/claimed") in
       200)
         answer=$room/claim
         tail -n +2 "$room/claimed" >"$answer"
+        settled
         [[ $(told '.drain or .stop') == true ]] && leaving=yes
         while read -r job; do run "$job"; done < <(jq -c '.jobs[]' "$answer")
         ;;
       409)
+        answer=$room/claim
+        tail -n +2 "$room/claimed" >"$answer"
+        settled
         touch "$room/dead"
         ;;
       *)
@@ -187,6 +201,10 @@ register
 beat_forever &
 beating=$!
 work_forever
+if [[ -n $outcome ]]; then
+  post_surely "/$worker/turn" "{\"settle\": [$outcome]}"
+  settled
+fi
 # What we only claimed goes back; nothing runs any more.
 post "/$worker/shutdown" '{}' 10
 kill "$beating" 2>/dev/null

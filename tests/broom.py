@@ -26,12 +26,13 @@ select (select count(*) from pg_class), (select count(*) from pg_attribute), (se
        (select count(*) from pg_prepared_xacts where database = current_database()),
        (select count(*) from pg_db_role_setting join pg_database d on d.oid = setdatabase
         where d.datname = current_database()),
-       (select string_agg(m::text, ' ' order by m::text) from unstuck.migrations m)
+       (select string_agg(m::text, ' ' order by m::text) from unstuck.migrations m),
+       (select md5(string_agg(f::text, ' ' order by f::text)) from unstuck.functions f)
 """
 """All of a database that is not rows of the ledger."""
 _ROWS = """
 select string_agg(format('delete from unstuck.%I', tablename), '; ')
-from pg_tables where schemaname = 'unstuck' and tablename <> 'migrations'
+from pg_tables where schemaname = 'unstuck' and tablename not in ('migrations', 'functions')
 """
 _NUMBERS = """
 select setval(format('unstuck.%I', sequencename)::regclass, start_value, false)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from tests.log_state import LogState
 from tests.pg import PgServer, start_postgres
 
 from unstuck.config import Settings
@@ -32,6 +33,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     asked = [(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args]
     return None if all(path.is_relative_to(QT) for path in asked) else True
+
+
+@pytest.fixture(autouse=True)
+def log_state() -> Iterator[None]:
+    """Fail a test that changes how the process logs and leaves it so: the next test would miss lines."""
+    before = LogState.now()
+    yield
+    assert LogState.now() == before, "this test changed how the process logs; ask for the fixture restored_logging"
+
+
+@pytest.fixture
+def restored_logging(log_state: None) -> Iterator[None]:
+    """Restore what a command or `logs.setup` changes in the process that runs it."""
+    before = LogState.now()
+    yield
+    before.restore()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Run real workers for tests: start them, watch them, kill them, and look into the ledger meanwhile."""
 
+import fcntl
 import itertools
 import os
 import signal
@@ -29,6 +30,7 @@ LOOK_S = 0.005
 RARELY_S = 0.03
 """What does not come at once is looked for less often: a look costs, and whoever is waited for needs the processor."""
 SLACKENING = 1.1
+MAX_LOG_CHARS = 6_000
 
 
 def wait_for(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S, every_s: float = LOOK_S) -> T:
@@ -100,6 +102,32 @@ class WorkerProcess:
             except psutil.NoSuchProcess:
                 pass
 
+    def freeze(self, *, alone: bool = False) -> None:
+        """Stop the worker, with everything below it unless `alone`, at a moment when it does not write.
+
+        A process that stops while it holds the write lock of SQLite is killed by those who wait for the lock."""
+        wait_for(lambda: self._stopped_at_rest(alone), "a moment in which the worker does not write")
+
+    def _stopped_at_rest(self, alone: bool) -> bool:
+        self._signal(signal.SIGSTOP, alone)
+        wait_for(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED, "the worker to stand still")
+        path = self.fleet.url.removeprefix("sqlite://")
+        if path == self.fleet.url:
+            return True
+        with Path(path + "-lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._signal(signal.SIGCONT, alone)
+                return False
+        return True
+
+    def _signal(self, number: int, alone: bool) -> None:
+        if alone:
+            self.process.send_signal(number)
+        else:
+            self.signal_family(number)
+
     def kill(self) -> None:
         """kill -9 of the worker process alone; the kernel takes the rest."""
         self.process.kill()
@@ -161,6 +189,7 @@ class Fleet:
         wait: bool = True,
         target: str | None = None,
         place: Place = HERE,
+        nursery_ahead: bool = True,
         **environment: str,
     ) -> WorkerProcess:
         log = self.folder / f"worker-{len(self.workers)}.log"
@@ -176,6 +205,7 @@ class Fleet:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 place=place,
+                nursery_ahead=nursery_ahead,
             )
         worker = WorkerProcess(self, process, log)
         self.workers.append(worker)
@@ -220,4 +250,6 @@ class Fleet:
             worker.signal_family(signal.SIGCONT)
             worker.signal_family(signal.SIGKILL)
             worker.process.wait(10)
+            # pytest shows this beside a test that failed: without it, nothing tells what the worker did.
+            print(f"worker {worker.pid} logged:\n{worker.said()[-MAX_LOG_CHARS:]}")
         self.app.close()

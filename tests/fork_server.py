@@ -16,12 +16,24 @@ import signal
 import socket
 import sys
 
+from tests import nursery_ahead
 from tests.elsewhere import Place
 
 from unstuck import failpoints
 
 MAX_ASK_BYTES = 1 << 18
 LOADED = (
+    "pwd",
+    "tomllib",
+    "typer._click.decorators",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.asyncio",
+    # Every command that logs to a console needs these, and they take most of its start.
+    "rich.console",
+    "rich.table",
+    "rich.traceback",
+    "structlog.dev",
+    "structlog.stdlib",
     "tests.mdp.plain",
     "unstuck.cli.main",
     "unstuck.http.door",
@@ -100,6 +112,8 @@ def _become(ask: dict[str, object], streams: list[int]) -> None:
     os.environ.update(ask["env"])  # type: ignore[call-overload]
     failpoints.arm(os.environ.get("UNSTUCK_FAILPOINTS", ""))  # all else in the environment is read when it is needed
     sys.path[0] = str(ask["cwd"])
+    if ask["nursery_ahead"]:
+        nursery_ahead.prepare()
     module = str(ask["module"])
     sys.argv = [module, *ask["words"]]  # type: ignore[misc]
     sys.modules.pop(module, None)

@@ -23,6 +23,7 @@ from typing import IO, Any, Self
 
 from tests.elsewhere import HERE, Place
 from tests.fork_server import MAX_ASK_BYTES
+from tests.nursery_ahead import ROOM, ROOM_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXED = ("PYTHON", "LD_", "COVERAGE", "OTEL_")
@@ -131,6 +132,7 @@ class _Server:
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                env={**os.environ, ROOM: " " * ROOM_BYTES},
             )
 
     def fork(self, ask: dict[str, Any], fds: list[int]) -> int:
@@ -159,15 +161,25 @@ def start(
     stderr: int | IO[Any] | None = None,
     text: bool = False,
     place: Place = HERE,
+    nursery_ahead: bool = False,
 ) -> Any:
-    """Run `python -m module words...` in a process of its own, on a host of its own if a place is given."""
+    """Run `python -m module words...` in a process of its own, on a host of its own if a place is given.
+
+    With `nursery_ahead` it is a worker whose first fork server is forked as well."""
     command = [sys.executable, "-m", module, *words]
     surroundings = dict(os.environ if env is None else env)
     if _fixed(surroundings) != _fixed(dict(os.environ)):
         return subprocess.Popen(
             command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=text, preexec_fn=place.enter
         )
-    ask = {"module": module, "words": words, "cwd": str(cwd or Path.cwd()), "env": surroundings, "place": place}
+    ask = {
+        "module": module,
+        "words": words,
+        "cwd": str(cwd or Path.cwd()),
+        "env": surroundings,
+        "place": place,
+        "nursery_ahead": nursery_ahead,
+    }
     ours: list[int] = []
     try:
         own_stdout, its_stdout = _stream(stdout, 1, text, ours)

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,7 +42,8 @@ class Way:
         return re.sub(r"\{[^}]+\}", "1", self.path)
 
 
-def ways() -> list[Way]:
+@cache
+def ways() -> tuple[Way, ...]:
     """Give every way into the door, found by asking it: a new one cannot be forgotten."""
     door = create_app("sqlite:///never-opened.db")
     found = [
@@ -50,7 +52,7 @@ def ways() -> list[Way]:
         for method in sorted(set(route.methods or ()) - {"HEAD"})
     ]
     assert len(found) > 20
-    return found
+    return tuple(found)
 
 
 def _scopes_of(dependant: Any) -> tuple[Scope, ...]:

@@ -33,6 +33,8 @@ from unstuck.store.postgres.ledger import PostgresLedger
 
 START_TIMEOUT_S = 60.0
 SUPERUSER = "postgres"
+PLENTY_BYTES = 8 << 30
+"""Enough for the servers of a whole suite: each keeps up to 1 GB of log, see `max_wal_size`, and little else."""
 NAMESPACES = "10.213.0.0/16"
 """Addresses of network namespaces: a server listens there if a test tells it to."""
 GUARDED = "guarded"
@@ -277,7 +279,7 @@ def prepare_postgres(settings: str = "", copy_of: PgServer | None = None) -> Ite
     """Make a server that is not started yet; it is stopped and removed when the block ends."""
     account = _account()
     # A unix socket's path may have about a hundred characters: the folder is as short as can be.
-    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir=_home()))
     try:
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
@@ -288,6 +290,18 @@ def prepare_postgres(settings: str = "", copy_of: PgServer | None = None) -> Ite
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _home() -> str:
+    """Return where servers keep their files: in memory if there is plenty of it.
+
+    Each new database is a thousand files, and each that is dropped as many less. Some file systems need milliseconds
+    for one file if many were deleted shortly before."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or not os.access(memory, os.W_OK):
+        return "/tmp"
+    free_bytes = min(shutil.disk_usage(memory).free, psutil.virtual_memory().available)
+    return str(memory) if free_bytes >= PLENTY_BYTES else "/tmp"
 
 
 def as_account(account: pwd.struct_passwd | None) -> dict[str, Any]:

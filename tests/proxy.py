@@ -4,6 +4,7 @@ It can fall silent as a cut network does, break, be slow, lose one answer, and l
 address does after a failover.
 """
 
+import re
 import select
 import socket
 import threading
@@ -19,6 +20,10 @@ CHUNK_BYTES = 65536
 CONNECT_S = 2.0
 _RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"
 """`struct linger`: on, with no seconds. A close sends RST instead of FIN."""
+
+_PREPARED = re.compile(rb"P....(_pg3_\d+)\x00([^\x00]*)\x00", re.DOTALL)
+"""A statement that the driver has prepared under a name (see the messages `Parse` and `Bind` of PostgreSQL)."""
+_RUN_BY_NAME = re.compile(rb"B....\x00(_pg3_\d+)\x00", re.DOTALL)
 
 Pair = tuple[socket.socket, socket.socket]
 """The client's end and the server's end of one connection."""
@@ -88,7 +93,9 @@ class Proxy:
         self._target_port = port
 
     def lose_answer_to(self, word: bytes) -> None:
-        """Let the next request that contains the word reach the server, then lose its answer and the connection."""
+        """Let the next request that contains the word reach the server, then lose its answer and the connection.
+
+        A statement that is only prepared is no request yet; one that runs by its name is."""
         self.lost.clear()
         self._word = word
 
@@ -128,8 +135,10 @@ class Proxy:
 
     def _requests(self, pair: Pair, answer_lost: threading.Event) -> None:
         client, server = pair
+        prepared: dict[bytes, bytes] = {}
         while data := self._carried(client, pair):
-            if self._word is not None and self._word in data:
+            asked = _statements(data, prepared)
+            if self._word is not None and self._word in asked:
                 self._word = None
                 answer_lost.set()
             _send(server, data)
@@ -168,6 +177,13 @@ class Proxy:
         self._flowing.wait()
         while pair in self._stranded and not self._ended.is_set():
             time.sleep(LOOK_S)
+
+
+def _statements(data: bytes, prepared: dict[bytes, bytes]) -> bytes:
+    """Return what a packet asks the server to do; `prepared` is what this connection has prepared."""
+    prepared.update(_PREPARED.findall(data))
+    by_name = b"".join(prepared.get(name, b"") for name in _RUN_BY_NAME.findall(data))
+    return _PREPARED.sub(b"", data) + by_name
 
 
 def _send(to: socket.socket, data: bytes) -> None:

@@ -105,7 +105,7 @@ def records() -> Evidence:
         EventRecord(4, NOON + 135.7, "quarantined", 42, "w7", "CRASHED_TOO_OFTEN"),
     ]
     outputs = [OutputRecord(901, b"", b"loading matrix 3 of 10\nloading matrix 4 of 10\n")]
-    around = Surroundings(None, [worker("w3", "ada", "crunch-1")], Recovery(), NOON + 900.0)
+    around = Surroundings(None, [worker("w3", "ada", "crunch-1")], Recovery().rules, NOON + 900.0)
     return Evidence(job, attempts, events, outputs, None, around)
 
 

@@ -17,6 +17,8 @@ from xdist.workermanage import WorkerController
 SHARING = ('scope="module"', "door: Door", "browser: Browser", "http: httpx.Client")
 """How a file says so: by a fixture of its own, or by a door or the browser of `tests/acceptance/conftest.py`."""
 DIALECTS = ("sqlite", "postgres")
+LONG = ("tests/simulation/", "tests/crash/test_health.py::test_a_lone_worker", "tests/crash/test_clock_steps.py")
+"""Tests of half a minute and more: begun late, one of them would keep one processor busy when all else is done."""
 SHORT = "tests/unit/"
 """Tests of a moment come last: they fill the time in which others end."""
 
@@ -79,8 +81,8 @@ def turn_of(nodeid: str) -> float:
     turn = zlib.crc32(scope.encode()) / 2**32
     if nodeid.startswith(SHORT):
         return 1 + turn
-    # Whole files take long: none of them may be the last.
-    return turn if scope == nodeid else turn / 2
+    # Whole files take long, too: none of them may be the last.
+    return turn / 2 if scope != nodeid or nodeid.startswith(LONG) else turn
 
 
 @cache

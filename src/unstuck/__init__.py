@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from unstuck.domain.errors import LedgerUnavailable as LedgerUnavailable
     from unstuck.domain.errors import LineClosed as LineClosed
     from unstuck.domain.errors import MigrationBlocked as MigrationBlocked
+    from unstuck.domain.errors import NameTaken as NameTaken
     from unstuck.domain.errors import NoLedger as NoLedger
     from unstuck.domain.errors import NoWorkers as NoWorkers
     from unstuck.domain.errors import OutOfMemory as OutOfMemory
     from unstuck.domain.errors import PayloadError as PayloadError
     from unstuck.domain.errors import RefusedValue as RefusedValue
     from unstuck.domain.errors import ReplyTimeout as ReplyTimeout
+    from unstuck.domain.errors import ResultNotAvailable as ResultNotAvailable
     from unstuck.domain.errors import ResultNotStorable as ResultNotStorable
     from unstuck.domain.errors import ResultTimeout as ResultTimeout
     from unstuck.domain.errors import SchemaAhead as SchemaAhead
@@ -96,6 +98,7 @@ __all__ = [
     "LedgerUnavailable",
     "LineClosed",
     "MigrationBlocked",
+    "NameTaken",
     "NoLedger",
     "NoWorkers",
     "Node",
@@ -105,6 +108,7 @@ __all__ = [
     "Recovery",
     "RefusedValue",
     "ReplyTimeout",
+    "ResultNotAvailable",
     "ResultNotStorable",
     "ResultTimeout",
     "Retention",

@@ -1,10 +1,8 @@
 """The composition root: tasks are registered here, and the rooms are wired together."""
 
-import inspect
-import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -15,18 +13,17 @@ from unstuck.client.hooking import names_of
 from unstuck.client.job import Job
 from unstuck.client.planning import Planning
 from unstuck.client.task import Task
+from unstuck.client.task_function import read_function, shown
+from unstuck.client.task_settings import GivenTaskSettings, check_task_settings, policy_of
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, UnknownTask
 from unstuck.domain.hooks import HOOK_SETTINGS
 from unstuck.domain.limits import QueueLimit, read_limit
-from unstuck.domain.names import checked_name, did_you_mean
-from unstuck.domain.order import KeyFunction, Order, read_order
-from unstuck.domain.policy import OnCrash, Overlap, Policy, check_policy
+from unstuck.domain.names import check_names, checked_name, did_you_mean
+from unstuck.domain.order import read_order
+from unstuck.domain.policy import check_policy
 from unstuck.domain.redaction import Redactor
-from unstuck.domain.retry import Retry, RetryRule
-from unstuck.domain.sizes import Size, size_bytes
-from unstuck.runner.context import Context
 from unstuck.runner.tasks import TaskDefinition
 
 if TYPE_CHECKING:
@@ -40,6 +37,8 @@ GATHER = "500ms"
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_APP_SETTINGS = ("queues", *HOOK_SETTINGS)
 
 
 class App(Planning, Following):
@@ -57,8 +56,9 @@ class App(Planning, Following):
         after_retry: Follower = None,
         **settings: Unpack[GivenSettings],
     ) -> None:
+        check_names(settings, (*config.SETTING_NAMES, *_APP_SETTINGS), "setting")
         self.settings: Settings = config.load({"url": url, "recovery": recovery, **settings})
-        self._counter = Counter(self.settings)
+        self._counter = Counter(self.settings, config.overruled(url))
         self._definitions: dict[str, TaskDefinition] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._limits: dict[str, QueueLimit] = {}
@@ -80,55 +80,29 @@ class App(Planning, Following):
     # Tasks ------------------------------------------------------------------------------------
 
     @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[P, R], /, **settings: Unpack[GivenTaskSettings]) -> Task[P, R]: ...
 
     @overload
-    def task(
-        self,
-        *,
-        name: str | None = None,
-        queue: str = DEFAULT_QUEUE,
-        retry: Retry | int | None = None,
-        on_crash: OnCrash = "fail",
-        max_crash_retries: int = 3,
-        timeout: Duration | None = None,
-        heartbeat: bool = True,
-        heartbeat_interval: Duration | None = None,
-        heartbeat_timeout: Duration | None = None,
-        overlap: Overlap = "bounded",
-        stall_timeout: Duration | None = None,
-        interpreter_timeout: Duration | None = None,
-        memory_limit: Size | None = None,
-        concurrency_key: str | KeyFunction | None = None,
-        concurrency_limit: int = 1,
-        expires: Duration | None = None,
-        keep: Duration | None = None,
-        after_success: Follower = None,
-        after_failure: Follower = None,
-        after_crash: Follower = None,
-        after_retry: Follower = None,
-    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    def task(self, **settings: Unpack[GivenTaskSettings]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, *function: Any, **settings: Any) -> Any:
-        """Register a function, with `@app.task` or `@app.task(queue=…, retry=…, on_crash=…, …)`."""
+        """Register a function: `@app.task`, `@app.task(queue=…, retry=…, on_crash=…, …)` or `app.task(function, …)`."""
+        check_task_settings(settings)
+        if len(function) > 1:
+            raise ConfigError(f"app.task takes one function, and {len(function)} were given. Register each by itself.")
         if function:
-            return self._register(function[0], {})
-        for name in settings:
-            if name not in _TASK_SETTINGS:
-                raise ConfigError(
-                    f"There is no task setting {name!r}.{did_you_mean(name, _TASK_SETTINGS)} "
-                    f"Known: {', '.join(_TASK_SETTINGS)}."
-                )
+            return self._register(function[0], settings)
         return lambda decorated: self._register(decorated, settings)
 
-    def _register(self, function: Callable[..., Any], settings: dict[str, Any]) -> Task[Any, Any]:
-        if not callable(function):
-            raise ConfigError(f"@app.task wants a function, not {function!r}.")
-        name = checked_name(settings.get("name") or getattr(function, "__name__", "task"), "Task")
-        context_parameter = _context_parameter(function)
+    def _register(self, given: Callable[..., Any], settings: dict[str, Any]) -> Task[Any, Any]:
+        found = read_function(given)
+        name = settings.get("name")
+        if name is None and found.name is None:
+            raise ConfigError(f"{shown(given)} has no name that a job could be found by. Give it name=….")
+        name = checked_name(found.name if name is None else name, "Task")
+        places, rest = Redactor(self.settings.web.redact).places(found.parameters)
         policy = msgspec.structs.replace(
-            _policy(settings, read_order(name, settings, _parameters(function))),
-            **self._hidden(function, context_parameter),
+            policy_of(settings, read_order(name, settings, found.defaults)), hidden_args=places, hidden_args_from=rest
         )
         recovery = self.settings.recovery
         check_policy(
@@ -137,24 +111,25 @@ class App(Planning, Following):
             app_interval_s=recovery.heartbeat_interval_s,
             app_timeout_s=recovery.running_stale_after_s,
             pulse_interval_s=recovery.runner_heartbeat_interval_s,
-            is_async=inspect.iscoroutinefunction(function),
+            is_async=found.is_async,
         )
         return self.adopt(
             TaskDefinition(
                 name=name,
                 queue=checked_name(settings.get("queue", DEFAULT_QUEUE), "Queue"),
-                function=function,
-                is_async=inspect.iscoroutinefunction(function),
-                context_parameter=context_parameter,
+                function=found.function,
+                is_async=found.is_async,
+                context_parameter=found.context_parameter,
                 policy=policy,
                 concurrency_key=settings["concurrency_key"] if policy.order.computed else None,
                 hooks=names_of(settings, f"Task {name!r}"),
             )
         )
 
-    def queue(self, name: str, *, concurrency: int | None = None, rate: str | None = None) -> str:
+    def queue(self, name: str, *, concurrency: int | None = None, rate: str | None = None, **unknown: Never) -> str:
         """Declare a queue, with how many of its jobs may be in hand at once and how many may be begun in a time
         (`"100/m"`), across all workers. Each worker that starts writes it down; what an operator chose stands."""
+        check_names(unknown, ("concurrency", "rate"), "queue setting")
         checked = checked_name(name, "Queue")
         self._queues |= {checked}
         limit = read_limit(concurrency, rate)
@@ -167,21 +142,24 @@ class App(Planning, Following):
         """What was declared of queues."""
         return self._limits
 
-    def _hidden(self, function: Callable[..., Any], context_parameter: str | None) -> dict[str, Any]:
-        """Say by which places secrets are passed: the name of a positional argument stands in the signature alone."""
-        try:
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):
-            return {}
-        passed = [parameter for parameter in parameters if parameter.name != context_parameter]
-        places, rest = Redactor(self.settings.web.redact).places(passed)
-        return {"hidden_args": places, "hidden_args_from": rest}
-
-    def adopt(self, definition: TaskDefinition) -> Task[Any, Any]:
+    def adopt(self, definition: TaskDefinition | Task[Any, Any]) -> Task[Any, Any]:
         """Take a task of another app, for example one that lives in a library."""
+        if isinstance(definition, Task):
+            definition = definition.definition
+        if not isinstance(definition, TaskDefinition):
+            raise ConfigError(
+                f"adopt(…) takes a task of another app, not {definition!r:.80}. Register it with app.task."
+            )
         name = definition.name
         if name in self._definitions:
             raise ConfigError(f"There are two tasks named {name!r} in this app. Give one of them name=….")
+        recovery = self.settings.recovery
+        policy = msgspec.structs.replace(
+            definition.policy,
+            auto_requeue_stale_claimed=recovery.auto_requeue_stale_claimed,
+            auto_fail_stale_running=recovery.auto_fail_stale_running,
+        )
+        definition = replace(definition, policy=policy)
         self._definitions[name] = definition
         self._queues |= {definition.queue}
         task: Task[Any, Any] = Task(
@@ -216,6 +194,17 @@ class App(Planning, Following):
             task = self.task_by_name(task if isinstance(task, str) else getattr(task, "__name__", repr(task)))
         return msgspec.msgpack.encode(task.follow_up(args, kwargs, job_id))
 
+    def use_ledger(self, url: str) -> None:
+        """Take the ledger of this URL instead of the one that the code names, as `--url` of a worker does.
+
+        Call it before the app is used: jobs that were enqueued before stay where they are."""
+        self.settings = replace(self.settings, url=url)
+        self._counter.move(self.settings)
+
+    def ledger_note(self) -> str:
+        """Return, only once, a sentence if the environment or a file names another ledger than the code; else ""."""
+        return self._counter.take_note()
+
     def manifest_settings(self) -> bytes:
         for name in self._definitions:
             self._policy_of(name)  # Refuse here, before a worker starts, what no job could be enqueued with.
@@ -239,8 +228,10 @@ class App(Planning, Following):
         """Signal a job: 'woken' (it waited for it) or 'kept' (until it does); SignalRefused when it is over."""
         return Job[Any](self._counter, job_id).signal(name, value)
 
-    def workflow(self, name: str) -> "Workflow":
+    def workflow(self, name: str, **unknown: Never) -> "Workflow":
         """Begin to build a workflow; nothing is stored before its `start()`."""
+        for setting in unknown:
+            raise ConfigError(f"A workflow has no setting {setting!r}. Give it to the tasks: @app.task({setting}=…).")
         from unstuck.client.workflow import Workflow
 
         return Workflow(self._counter, name)
@@ -286,89 +277,3 @@ class App(Planning, Following):
     def close(self) -> None:
         """Ring what is still to be rung and close the connections; the next use opens them again."""
         self._counter.close()
-
-
-_TASK_SETTINGS = (
-    "name",
-    "queue",
-    "retry",
-    "on_crash",
-    "max_crash_retries",
-    "timeout",
-    "heartbeat",
-    "heartbeat_interval",
-    "heartbeat_timeout",
-    "overlap",
-    "stall_timeout",
-    "interpreter_timeout",
-    "memory_limit",
-    "concurrency_key",
-    "concurrency_limit",
-    "expires",
-    "keep",
-    *HOOK_SETTINGS,
-)
-
-
-def _policy(settings: dict[str, Any], order: Order) -> Policy:
-    memory = settings.get("memory_limit")
-    return Policy(
-        retry=_rule(settings.get("retry")),
-        on_crash=settings.get("on_crash", "fail"),
-        max_crash_retries=settings.get("max_crash_retries", 3),
-        timeout_s=_optional_s(settings, "timeout"),
-        heartbeat=settings.get("heartbeat", True),
-        heartbeat_interval_s=_optional_s(settings, "heartbeat_interval"),
-        heartbeat_timeout_s=_optional_s(settings, "heartbeat_timeout"),
-        overlap=settings.get("overlap", "bounded"),
-        stall_timeout_s=_optional_s(settings, "stall_timeout"),
-        interpreter_timeout_s=_optional_s(settings, "interpreter_timeout"),
-        memory_limit_bytes=None if memory is None else size_bytes(memory, "memory_limit"),
-        order=order,
-    )
-
-
-def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
-    """Give what a caller passes, without the Context, with defaults (or `...`)."""
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    context = _context_parameter(function)
-    by_name = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    )
-    return {
-        item.name: ... if item.default is inspect.Parameter.empty else item.default
-        for item in found
-        if item.name != context and item.kind in by_name
-    }
-
-
-def _rule(retry: Any) -> RetryRule:
-    if retry is None:
-        return RetryRule()
-    if isinstance(retry, Retry):
-        return retry.rule()
-    if isinstance(retry, int) and not isinstance(retry, bool):
-        return Retry(max_attempts=retry).rule()
-    raise ConfigError(f"retry must be a Retry(…) or a number of attempts, not {retry!r}.")
-
-
-def _optional_s(settings: dict[str, Any], name: str) -> float | None:
-    value = settings.get(name)
-    return None if value is None else seconds(value, name)
-
-
-def _context_parameter(function: Callable[..., Any]) -> str | None:
-    """Find the parameter annotated with Context, if there is one."""
-    try:
-        hints = typing.get_type_hints(function)
-    except Exception:  # noqa: BLE001 - annotations may name what is not importable; then the text decides
-        hints = dict(getattr(function, "__annotations__", {}))
-    for name, hint in hints.items():
-        if name != "return" and (hint is Context or hint in ("Context", "unstuck.Context")):
-            return name
-    return None

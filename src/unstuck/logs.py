@@ -4,6 +4,7 @@ Every module takes its logger from here. A logger hands plain records to the sta
 app that uses Unstuck keeps its own set-up; only Unstuck's own processes call `setup`.
 """
 
+import json
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -11,6 +12,7 @@ from typing import Any, TextIO
 
 from unstuck.domain.errors import ConfigError
 from unstuck.domain.names import did_you_mean
+from unstuck.domain.terminal import harmless, harmless_json
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("console", "json")
@@ -96,10 +98,13 @@ def _renderer(format: str, target: TextIO) -> list[Any]:
         return [
             # As text: the structured form would write the values of local variables down, secrets included.
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(ensure_ascii=False, default=str),
+            structlog.processors.JSONRenderer(_json, default=str),
         ]
     return [
         _milliseconds,
+        # As text before it is made harmless: the message of an exception may hold anything.
+        structlog.processors.format_exc_info,
+        _harmless,
         structlog.dev.ConsoleRenderer(
             colors=target.isatty(),
             pad_event_to=0,
@@ -107,6 +112,22 @@ def _renderer(format: str, target: TextIO) -> list[Any]:
             timestamp_key="timestamp",
         ),
     ]
+
+
+def _json(value: Any, **options: Any) -> str:
+    return harmless_json(json.dumps(value, ensure_ascii=False, **options))
+
+
+def _harmless(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Make whatever others wrote harmless: a log on a terminal must not be obeyed."""
+    return {
+        harmless(key): harmless(value if isinstance(value, str) else str(value)) if _is_foreign(value) else value
+        for key, value in event.items()
+    }
+
+
+def _is_foreign(value: Any) -> bool:
+    return not isinstance(value, int | float | None)
 
 
 def _milliseconds(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:

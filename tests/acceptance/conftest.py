@@ -18,6 +18,8 @@ from tests.web import Served, opened, serving
 
 from unstuck.store.contract import Ledger
 
+NO_REAPER = {"UNSTUCK_WEB_REAP": "false"}
+
 
 @pytest.fixture(scope="session")
 def forker() -> Iterator[Forker]:
@@ -52,7 +54,8 @@ def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         server: PgServer = request.getfixturevalue("pg_server")
         url = server.new_ledger()
     shop = Shop(url, folder, forker=forker)
-    with serving(url) as client:
+    # Its workers are only written down: a reaper would soon find that they are silent.
+    with serving(url, env=NO_REAPER) as client:
         shop.worker()
         yield Door(shop, client)
 
@@ -75,7 +78,7 @@ def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def served(stand: Shop) -> Iterator[Served]:
     """The web door of that ledger."""
-    with opened(stand.url) as served:
+    with opened(stand.url, env=NO_REAPER) as served:
         yield served
 
 

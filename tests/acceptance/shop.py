@@ -125,6 +125,7 @@ class Shop:
             suspect_after_s=self.settings.recovery.claimed_stale_after_s,
             running_stale_after_s=self.settings.recovery.running_stale_after_s,
             metadata={"zone": "a"},
+            rules=self.settings.recovery.rules,
         )
         with self.ledger() as ledger:
             ledger.register(birth)

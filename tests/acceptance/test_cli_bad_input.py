@@ -32,7 +32,7 @@ USAGE = [
     (["quarantine", "release", "one"], "'one' is not a job id"),
     (["quarantine", "list", "--limit", "0"], "--limit"),
     (["quarantine", "relase", "1"], "No such command 'relase'"),
-    (["cancel"], "Missing argument"),
+    (["cancel"], "Give the numbers of jobs"),
     (["cancel", "1", "two"], "'two' is not a job id"),
     (["retry"], "Give the numbers of jobs, or --error"),
     (["retry", "1", "--state", "failed"], "not both"),
@@ -230,7 +230,7 @@ def test_an_argument_of_many_pages_does_not_bury_what_is_said_of_it(shop: Shop) 
     assert refused.code == 1
     assert len(refused.err) < 3_000
     assert refused.err.startswith("unstuck: There is no queue 'xxx")
-    assert refused.err.endswith("Known: default, scrapes.\n")
+    assert refused.err.endswith(f"Known: default, scrapes. Ledger: {shop.url}\n")
 
 
 def test_a_closed_output_stops_nobody(shop: Shop) -> None:

@@ -33,7 +33,7 @@ def test_a_problem_is_told_with_its_cure_and_the_exit_code(either_shop: Shop) ->
     either_shop.jobs(3)
     said = either_shop.run("doctor")
     assert said.code == 1
-    lines = said.out.splitlines()
+    lines = said.out.splitlines()[2:]
     assert lines[0] == "problem  3 ready jobs wait in queue 'default'"
     assert lines[1].startswith("    why   No living worker serves queue 'default'. Example: job 1;")
     assert lines[2] == "    cure  Start one with `unstuck worker module:app --queues default`."

@@ -189,10 +189,15 @@ class TestWhyAJobWaits:
         silent.jobs()
         silent.claim(start=True)
         _wait_silent(silent)
-        reason = self._reason(shop, UNSTUCK_AUTO_FAIL_STALE_RUNNING="off")
+        # The command runs without the worker's settings: what holds for the job is stored with its worker.
+        reason = self._reason(shop)
         assert reason.startswith("Its worker ada (w1) on ")
         assert "has been silent for" in reason
         assert "automatic recovery is switched off: `unstuck stale --fail`" in reason
+        assert "left: 1" in shop.run("reaper", "--once").out
+        assert shop.run("job", "1", "--json").json["state"] == "running"
+        assert "switched off" in shop.run("why", "1").out
+        assert "switched off" in shop.run("doctor", "1").out
 
     def test_a_running_job_of_a_living_worker_does_not_wait(self, shop: Shop) -> None:
         shop.worker()

@@ -184,12 +184,12 @@ class TestLooking:
         lines = shop.run("jobs", "--state", "failed").out.splitlines()
         assert lines[0].split() == ["ID", "STATE", "TASK", "QUEUE", "ENQUEUED", "TOOK", "TRIES", "NOTE"]
         assert lines[1].split()[:4] == ["2", "failed", "add", "default"]
-        assert "TASK_FAILED: boom" in lines[1]
+        assert "TASK_FAILED: ValueError: boom" in lines[1]
 
     def test_nothing_to_list_is_said_beside_the_data(self, shop: Shop) -> None:
         shop.run("migrate")
         said = shop.run("jobs")
-        assert (said.code, said.out, said.err) == (0, "", "No jobs match.\n")
+        assert (said.code, said.out, said.err) == (0, "", f"No jobs match. Ledger: {shop.url}\n")
         assert shop.run("jobs", "--json").json == []
 
     def test_options_stand_before_or_behind(self, shop: Shop) -> None:
@@ -206,6 +206,25 @@ class TestLooking:
 
 
 class TestMoving:
+    def test_cancel_by_filter(self, either_shop: Shop) -> None:
+        shop = either_shop
+        shop.worker()
+        shop.jobs(3)
+        shop.jobs(2, queue="other")
+        shop.claim(limit=1, start=True)
+        assert "1 pending" not in shop.refused(2, "cancel", "1", "--queue", "default")
+        refused = shop.refused(2, "cancel", "--queue", "default")
+        assert "3 jobs (2 pending, 1 running)" in refused
+        assert "--yes" in refused
+        would = shop.run("cancel", "--queue", "default", "--dry-run", "--json").json
+        assert {one["answer"] for one in would} == {"matched"}
+        assert len(would) == 3
+        done = shop.run("cancel", "--queue", "default", "--yes", "--json").json
+        assert sorted(one["answer"] for one in done) == ["cancelled", "cancelled", "requested"]
+        states = [job["state"] for job in shop.run("jobs", "--queue", "other", "--json").json]
+        assert states == ["pending", "pending"]
+        assert shop.run("cancel", "--task", "nothing", "--yes").err.startswith("No jobs match. Ledger: ")
+
     def test_cancel(self, either_shop: Shop) -> None:
         shop = either_shop
         shop.worker()

@@ -85,6 +85,45 @@ def test_a_worker_makes_the_ledger_works_and_leaves_in_order(shop: Shop) -> None
     assert (shop.folder / "jobs.db").stat().st_mode & 0o777 == 0o600
 
 
+WANDERING = """
+import os
+from unstuck import App
+app = App("sqlite:///code.db")
+
+@app.task
+def add(a, b=0):
+    return a + b
+
+@app.task
+def wander(folder):
+    os.chdir(folder)
+    return add.enqueue(1, 2).id
+
+@app.task
+async def awander(folder):
+    os.chdir(folder)
+    return (await add.enqueue_async(1, 2)).id
+"""
+
+
+def test_a_job_that_goes_elsewhere_enqueues_into_the_ledger_of_its_worker(shop: Shop) -> None:
+    (shop.folder / "app.py").write_text(WANDERING)
+    elsewhere = shop.folder / "elsewhere"
+    elsewhere.mkdir()
+    # Relative, and not the one that the code names: runners must hear of it, and understand it as the worker did.
+    given = ("--url", "sqlite:///given.db")
+    with running(shop, "worker", "app:app", "--concurrency", "2", *given):
+        for number, task in ((1, "wander"), (3, "awander")):
+            wait_for(lambda: shop.run("workers", "--json", *given).out.count('"active"'), "a living worker")
+            said = shop.run("enqueue", task, json.dumps(str(elsewhere)), "--wait", "--timeout", "30s", *given)
+            assert said.out == f"{number + 1}\n", said
+        for number in (2, 4):
+            wait_for(lambda n=number: shop.run("job", str(n), "--json", *given).json["state"] == "succeeded", "a job")
+    assert not list(elsewhere.iterdir())
+    assert not (shop.folder / "code.db").exists()
+    assert not (shop.folder / "jobs.db").exists()
+
+
 def test_a_running_job_is_cancelled_at_once(shop: Shop) -> None:
     make_app(shop)
     with running(shop, "worker", "app:app", "--concurrency", "1"):
@@ -117,6 +156,7 @@ def test_up_replaces_whoever_dies(shop: Shop) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert living(shop) == []
+    assert f"The supervisor uses the ledger {shop.url}" in (shop.folder / "serving.log").read_text()
 
 
 def test_the_reaper_daemon_settles_and_leaves_in_order(shop: Shop) -> None:
@@ -128,7 +168,9 @@ def test_the_reaper_daemon_settles_and_leaves_in_order(shop: Shop) -> None:
         wait_for(lambda: shop.run("job", "1", "--json").json["state"] == "failed", "settled")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-    assert "Dead worker detected: w1" in (shop.folder / "serving.log").read_text()
+    log = (shop.folder / "serving.log").read_text()
+    assert "Dead worker detected: w1" in log
+    assert f"The reaper uses the ledger {shop.url}" in log
 
 
 def test_a_worker_without_its_app_says_so(shop: Shop) -> None:

@@ -47,7 +47,7 @@ def on_terminal(shop: Shop, *arguments: str, answer: str = "", columns: int = 12
                 os.write(master, answer.encode())
                 answer = ""
     os.close(master)
-    return process.wait(30), seen.decode()
+    return process.wait(30), seen.decode(errors="replace")
 
 
 def test_lists_have_colours_and_fit_the_width(shop: Shop) -> None:
@@ -111,12 +111,35 @@ def test_enqueue_says_what_the_job_waits_for(shop: Shop) -> None:
     assert "Queue 'default' is paused" in _without_colour(seen)
 
 
+def test_cancel_by_filter_asks_first(shop: Shop) -> None:
+    shop.worker()
+    shop.jobs(2)
+    code, seen = on_terminal(shop, "cancel", "--queue", "default", answer="n\n")
+    assert code == 1
+    assert "Cancel 2 jobs (2 pending)?" in seen
+    assert len(shop.run("jobs", "--state", "pending", "--json").json) == 2
+
+
+def test_a_long_result_is_cut_on_a_terminal_and_whole_where_it_is_asked_for(shop: Shop) -> None:
+    shop.worker()
+    shop.jobs()
+    [held] = shop.claim(start=True)
+    shop.succeed(held, b'"' + b"x" * 100_000 + b'end"')
+    code, seen = on_terminal(shop, "job", "1")
+    assert code == 0
+    assert len(seen) < 10_000
+    assert "--full" in _without_colour(seen)
+    code, seen = on_terminal(shop, "job", "1", "--full")
+    assert "xend" in "".join(_without_colour(seen).split())
+    assert "xend" in shop.run("job", "1").out
+
+
 def test_purge_asks_first(shop: Shop) -> None:
     shop.worker()
     shop.jobs(2)
     code, seen = on_terminal(shop, "purge", "default", answer="n\n")
     assert code == 1
-    assert "Cancel 2 pending jobs of queue 'default'?" in seen
+    assert "Cancel up to 2 pending jobs of queue 'default'?" in seen
     assert len(shop.run("jobs", "--state", "pending", "--json").json) == 2
     code, seen = on_terminal(shop, "purge", "default", answer="y\n")
     assert code == 0

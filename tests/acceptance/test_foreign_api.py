@@ -1,6 +1,7 @@
 """Workers over HTTP, at a real `unstuck serve`: the heartbeat, registering, and the life of a job in their hands."""
 
 import base64
+import os
 from typing import Any
 
 import httpx
@@ -17,10 +18,12 @@ from tests.acceptance.foreign_kit import (
 )
 from tests.fleet import wait_for
 
+from unstuck import host
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.store.contract import Ledger
+from unstuck.store.records import WorkerBirth
 
 # The heartbeat ----------------------------------------------------------------------------------
 
@@ -68,6 +71,113 @@ def test_later_beats_are_answered_as_the_first_and_bring_news_and_orders(
     # What is wrong is said as before, also to one that is known.
     wrong = http.post(path, json={"worker_id": name, "metadata": {"n": "x" * 20_000}})
     assert (wrong.status_code, wrong.json()["code"]) == (422, "not_valid")
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_beat_without_metadata_keeps_the_last(http: httpx.Client, ledger: Ledger, quick: bool) -> None:
+    name, path = f"terse-{quick}", "/api/workers/heartbeat"
+    told = {"hostname": "server-01", "n": 1}
+    worker_id = http.post(path, json={"worker_id": name, "metadata": told}).json()["id"]
+
+    def metadata() -> dict[str, Any]:
+        record = ledger.foreign_worker(worker_id)
+        assert record is not None
+        return record.metadata
+
+    # What is not plain goes the long way: both must keep it.
+    silent = [{"worker_id": name}] if quick else [{"worker_id": name, "metadata": None}, {"worker_id": name, "x": 1}]
+    for body in silent:
+        assert http.post(path, json=body).status_code == 200
+        assert http.post(f"/api/v1/workers/{worker_id}/beat", json={}).status_code == 200
+        assert metadata() == told
+    assert http.post(path, json={"worker_id": name, "metadata": {}}).status_code == 200
+    assert metadata() == {}
+
+
+def test_a_new_life_without_metadata_keeps_those_of_the_last(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    told = {"hostname": "server-02", "n": 2}
+    http.post("/api/v1/workers", json={"name": queue, "metadata": told, **TIGHT})
+
+    def born_again() -> bool:
+        return http.post("/api/workers/heartbeat", json={"worker_id": queue}).json()["declared_dead"] is not None
+
+    wait_for(lambda: (last := ledger.foreign_worker_named(queue)) is not None and last.state == "dead", "its death")
+    assert born_again()
+    record = ledger.foreign_worker_named(queue)
+    assert record is not None
+    assert (record.metadata, record.host) == (told, "server-02")
+
+
+def test_the_name_of_a_living_python_worker_is_taken(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+    ledger.register(python_worker(f"py{abs(hash(queue)) % 10**9}", queue))
+    for more in ({}, {"replace": True}, {"instance": "a"}):
+        refused = http.post("/api/v1/workers", json={"name": queue, **more})
+        assert (refused.status_code, refused.json()["code"]) == (409, "name_taken")
+    refused = http.post("/api/workers/heartbeat", json={"worker_id": queue})
+    assert (refused.status_code, refused.json()["code"]) == (409, "name_taken")
+    assert "Python" in refused.json()["detail"]
+    assert ledger.foreign_worker_named(queue) is None
+    ledger.retire(f"py{abs(hash(queue)) % 10**9}")
+    assert http.post("/api/v1/workers", json={"name": queue}).status_code == 201
+
+
+def python_worker(worker_id: str, name: str) -> WorkerBirth:
+    return WorkerBirth(
+        id=worker_id,
+        name=name,
+        host=host.hostname(),
+        pid=os.getpid(),
+        boot_id=host.boot_id(),
+        pid_namespace=host.pid_namespace(),
+        process_started=host.process_started(os.getpid()),
+        queues=("of-python",),
+        tasks=(),
+        concurrency=1,
+        version="0.1.0",
+        heartbeat_interval_s=5,
+        suspect_after_s=300,
+        running_stale_after_s=300,
+    )
+
+
+def test_workers_are_listed_in_pages(http: httpx.Client, queue: str) -> None:
+    mine = {http.post("/api/v1/workers", json={"name": f"{queue}-{number}"}).json()["id"] for number in range(3)}
+    seen: list[str] = []
+    path: str | None = "/api/v1/workers?limit=2&state=active"
+    while path is not None:
+        page = http.get(path)
+        assert page.status_code == 200, page.text
+        assert len(page.json()) <= 2
+        seen += [worker["id"] for worker in page.json()]
+        path = page.links["next"]["url"] if "next" in page.links else None
+    assert mine <= set(seen)
+    assert len(seen) == len(set(seen)) == len(http.get("/api/v1/workers?state=active").json())
+    for wrong in ("limit=0", "limit=1001", "after=nobody"):
+        assert http.get(f"/api/v1/workers?{wrong}").status_code in (404, 422)
+
+
+def test_an_unknown_kind_of_event_is_refused(http: httpx.Client) -> None:
+    refused = http.get("/api/v1/events?kind=worker_dead,worker_died")
+    assert (refused.status_code, refused.json()["code"]) == (422, "not_valid")
+    assert "worker_died" in refused.json()["detail"]
+    assert "worker_dead" in refused.json()["detail"]
+    assert "Did you mean 'worker_dead'?" in refused.json()["detail"]
+    assert http.get("/api/v1/events?job=1&kind=nonsense").status_code in (404, 422)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("events?kinds=worker_dead", "kind"),
+        ("jobs?stat=failed", "state"),
+        ("workers?limitt=1", "limit"),
+        ("queues?x=1", ""),
+    ],
+)
+def test_an_unknown_parameter_of_a_query_is_refused(http: httpx.Client, path: str, meant: str) -> None:
+    refused = http.get(f"/api/v1/{path}")
+    assert (refused.status_code, refused.json()["code"]) == (422, "not_valid")
+    assert not meant or f"Did you mean '{meant}'?" in refused.json()["detail"]
 
 
 def test_a_beat_after_death_opens_a_new_life_and_never_revives_the_old(

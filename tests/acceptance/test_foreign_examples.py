@@ -158,7 +158,7 @@ def test_killed_it_loses_its_job_to_another(
 ) -> None:
     log = tmp_path / "worker.log"
     with served(url, port), ExitStack() as stack:
-        first = stack.enter_context(example(command, port, log, UNSTUCK_HEARTBEAT_TIMEOUT=TIGHT))
+        first = stack.enter_context(example(command, port, log, UNSTUCK_WORKER_HEARTBEAT_TIMEOUT=TIGHT))
         napping = put(ledger, "nap", 60)
         until(ledger, napping, JobState.RUNNING, log)
         # Longer than its timeout it keeps the job by beating.
@@ -168,7 +168,7 @@ def test_killed_it_loses_its_job_to_another(
         )
         assert job_of(ledger, napping).worker_id == worker.id
         first.kill()
-        stack.enter_context(example(command, port, tmp_path / "second.log", UNSTUCK_HEARTBEAT_TIMEOUT=TIGHT))
+        stack.enter_context(example(command, port, tmp_path / "second.log", UNSTUCK_WORKER_HEARTBEAT_TIMEOUT=TIGHT))
         wait_for(lambda: job_of(ledger, napping).worker_id not in (None, worker.id), "another to take the job")
         taken = until(ledger, napping, JobState.RUNNING, log)
         assert (taken.attempt, taken.crash_count) == (2, 1)

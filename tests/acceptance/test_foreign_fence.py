@@ -52,6 +52,24 @@ def test_whoever_waits_hears_at_once_that_it_shall_go(http: httpx.Client, queue:
     assert (said[0].json()["drain"], said[0].json()["jobs"]) == (True, [])
 
 
+def test_a_worker_that_waits_hears_a_request_whose_wake_up_was_lost(
+    http: httpx.Client, ledger: Ledger, queue: str
+) -> None:
+    worker = Worker(http, queue, heartbeat_interval=0.2)
+    said: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: said.append(worker.call("claim", wait=50)))
+    begun_s = time.monotonic()
+    registered = ledger.foreign_worker(worker.id)
+    assert registered is not None
+    thread.start()
+    wait_for(lambda: ledger.foreign_worker(worker.id).last_seen_at > registered.last_seen_at, "its claim")  # type: ignore[union-attr]
+    # Written without a wake-up. Its next heartbeat brings it, and while it waits the server sends that for it.
+    ledger.drain(worker.id)
+    thread.join()
+    assert time.monotonic() - begun_s < 40
+    assert (said[0].json()["drain"], said[0].json()["jobs"]) == (True, [])
+
+
 def test_a_client_that_went_away_takes_no_job_along(http: httpx.Client, ledger: Ledger, queue: str) -> None:
     worker = Worker(http, queue)
     with pytest.raises(httpx.ReadTimeout):

@@ -30,6 +30,8 @@ def test_a_ledger_that_is_away_is_a_problem_for_a_moment() -> None:
                 ("/api/v1/workers", {"name": "two"}),
                 (f"/api/v1/workers/{worker}/beat", {"jobs": []}),
                 (f"/api/v1/workers/{worker}/claim", {"wait": 5}),
+                (f"/api/v1/workers/{worker}/turn", {"claim": 1}),
+                (f"/api/v1/workers/{worker}/turn", {"claim": 1, "settle": [{**fence, "outcome": "succeeded"}]}),
                 (f"/api/v1/workers/{worker}/start", {"jobs": [fence]}),
                 (f"/api/v1/workers/{worker}/progress", {"jobs": [fence]}),
                 (f"/api/v1/workers/{worker}/settle", {"jobs": [{**fence, "outcome": "succeeded"}]}),

@@ -103,3 +103,19 @@ def test_a_name_is_free_for_another_token_when_its_worker_is_dead(guarded: Guard
     # What the other was is nobody else's business: it is another worker of that name.
     assert (said["declared_dead"], said["next_heartbeat_in"]) == (None, 30)
     assert before.heartbeat("rotated").status_code == 403
+
+
+def test_a_token_for_workers_does_not_fill_the_ledger_with_tasks(guarded: Guarded) -> None:
+    hand = Hand(guarded)
+
+    def register(number: int) -> httpx.Response:
+        tasks = [f"task{number}.{n}" for n in range(1_000)]
+        return hand.post("/v1/workers", {"name": f"flood{number}", "queues": ["flood"], "tasks": tasks})
+
+    answers = [register(number) for number in range(11)]
+    full = next(answer for answer in answers if answer.status_code != 201)
+    assert (full.status_code, full.json()["code"]) == (409, "too_many_tasks")
+    assert answers.index(full) >= 9
+    # What is known is still served, and enqueued.
+    assert hand.post("/v1/workers", {"name": "late", "queues": ["flood"], "tasks": ["task0.7"]}).status_code == 201
+    assert guarded.ask("POST", "/api/v1/jobs", guarded.all, json={"task": "task0.7"}).status_code == 201

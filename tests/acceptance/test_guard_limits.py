@@ -1,11 +1,14 @@
 """Too much, too deep, too slow, malformed, or with dots in its path: refused, and the door goes on serving."""
 
 import json
+import select
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.fleet import wait_for
 from tests.guarded import Guarded, guarded_door, raw, status_of
@@ -67,11 +70,64 @@ def test_two_lengths_are_refused(door: Guarded) -> None:
     both = raw(door.url, head(door, JSON, "Content-Length: 2", "Transfer-Encoding: chunked") + b"{}")
     assert status_of(both) == 400
     assert status_of(raw(door.url, head(door, JSON, "Content-Length: 2", "Content-Length: 3") + b"{}")) == 400
+    # Even if both say the same: whoever stands in front may have read only one of them.
+    for same in (("Content-Length: 2", "content-length: 2"), ("Content-Length: 2, 2",)):
+        assert status_of(raw(door.url, head(door, JSON, *same) + b"{}")) == 400
+        first = head(door, method="GET", path="/api/v1/audit")
+        answer = raw(door.url, first + head(door, JSON, *same, "Connection: close") + b"{}", to_the_end=True)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"not_http" in answer
 
 
 def test_a_stranger_sends_no_body_at_all(door: Guarded) -> None:
     lines = f"POST /api/v1/jobs HTTP/1.1\r\nHost: {door.host}\r\nContent-Length: 4000\r\n{JSON}\r\n\r\n"
     assert status_of(raw(door.url, lines.encode())) == 401
+
+
+NEVER_READ = [
+    ("/api/v1/jobs", Scope.READ, 403),
+    ("/api/v1/jobs/1/cancel", Scope.READ, 403),
+    ("/api/v1/workers/abc/settle", Scope.ENQUEUE, 403),
+    ("/verbs/cancel", Scope.READ, 403),
+    ("/api/v1/nowhere", Scope.READ, 404),
+    ("/api/v1/audit", Scope.READ, 405),
+]
+
+
+def test_a_body_that_will_be_refused_is_never_read(door: Guarded) -> None:
+    def ask(path: str, scope: Scope) -> int:
+        bearer = f"Authorization: Bearer {door.token(scope)}"
+        lines = (f"POST {path} HTTP/1.1", f"Host: {door.host}", bearer, JSON, "Content-Length: 4000", "", "")
+        return status_of(raw(door.url, "\r\n".join(lines).encode()))
+
+    with ThreadPoolExecutor(len(NEVER_READ)) as pool:
+        answers = list(pool.map(lambda way: ask(*way[:2]), NEVER_READ))
+    assert answers == [status for _, _, status in NEVER_READ]
+
+
+def test_bodies_that_grow_in_memory_are_worked_on_a_few_at_a_time_and_their_memory_returns(tmp_path: Path) -> None:
+    large = b'{"task": "no-such-task", "args": ["' + b"a" * 8_000_000 + b'"]}'
+    with guarded_door(f"sqlite:///{tmp_path}/jobs.db") as door:
+        token = door.token(Scope.ENQUEUE)
+        headers = {"Content-Type": "application/json"}
+
+        def send() -> int:
+            return door.ask("POST", "/api/v1/jobs", token, content=large, headers=headers).status_code
+
+        assert send() in (404, 422)
+        server = psutil.Process(door.served.process.pid)
+        before = server.memory_info().rss
+        with ThreadPoolExecutor(40) as pool:
+            answers = [pool.submit(send) for _ in range(40)]
+        assert {answer.result() for answer in answers} <= {404, 422, 429}
+        # One of them takes up to 40 MB: forty at once were more than half a gigabyte.
+        assert peak_bytes(server.pid) - before < 250_000_000
+        wait_for(lambda: server.memory_info().rss - before < 50_000_000, "the memory to return")
+
+
+def peak_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def test_a_login_is_small(door: Guarded) -> None:
@@ -245,12 +301,27 @@ def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
 def test_a_body_that_is_still_on_its_way_counts_as_a_request_that_waits(tmp_path: Path) -> None:
     with guarded_door(f"sqlite:///{tmp_path}/jobs.db", UNSTUCK_WEB_MAX_OPEN_REQUESTS_PER_CALLER="2") as door:
         host, port = door.host.split(":")
-        lines = [socket.create_connection((host, int(port)), timeout=PATIENCE_S) for _ in range(2)]
-        for line in lines:
+
+        def begin_a_body() -> socket.socket:
+            line = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
             line.sendall(head(door, JSON, "Content-Length: 100") + b"{")
-        wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 429, "no room")
-        for line in lines:
-            line.close()
+            return line
+
+        lines = [begin_a_body(), begin_a_body()]
+
+        def is_full() -> bool:
+            for n, line in enumerate(lines):
+                if select.select([line], [], [], 0)[0]:
+                    # It was refused itself: the question below came first. Try again.
+                    line.close()
+                    lines[n] = begin_a_body()
+            return door.ask("GET", "/api/v1/audit", door.all).status_code == 429
+
+        try:
+            wait_for(is_full, "no room")
+        finally:
+            for line in lines:
+                line.close()
         wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 200, "room again")
 
 
@@ -265,7 +336,16 @@ def test_who_is_slow_to_say_what_they_want_is_hung_up_on_and_others_are_served(d
             line.sendall(data)
             ends[name] = line.recv(65536)
 
+    def dawdle_later() -> None:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as line:
+            line.sendall(head(door, method="GET", path="/healthz"))
+            assert status_of(line.recv(65536)) == 200
+            # Nothing but empty lines, which may stand in front of a request.
+            line.sendall(b"\r\n")
+            ends["blank"] = line.recv(65536)
+
     threads = [threading.Thread(target=dawdle, args=args) for args in (("body", slow), ("head", unsaid))]
+    threads.append(threading.Thread(target=dawdle_later))
     for thread in threads:
         thread.start()
     assert door.ask("GET", "/api/v1/audit", door.all).status_code == 200
@@ -273,3 +353,20 @@ def test_who_is_slow_to_say_what_they_want_is_hung_up_on_and_others_are_served(d
         thread.join(PATIENCE_S)
     assert status_of(ends["body"]) == 408
     assert ends["head"] == b""
+    assert ends["blank"] == b""
+
+
+def test_who_never_reads_an_answer_is_hung_up_on(door: Guarded) -> None:
+    host, port = door.host.split(":")
+    server = psutil.Process(door.served.process.pid)
+    with socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        line.connect((host, int(port)))
+        mine = line.getsockname()[1]
+
+        def is_connected() -> bool:
+            return any(one.raddr and one.raddr.port == mine for one in server.net_connections("tcp"))
+
+        line.sendall(head(door, method="GET", path="/api/v1/openapi.json") * 30)
+        wait_for(is_connected, "it is connected")
+        wait_for(lambda: not is_connected(), "it was hung up on", patience_s=2 * PATIENCE_S)

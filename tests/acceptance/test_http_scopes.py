@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from tests.acceptance import foreign_kit
 from tests.acceptance.shop import Shop
 from tests.guarded import Guarded, guarded_door, make_token
 
@@ -12,10 +13,13 @@ API = "/api/v1"
 OF_ONE = ("", "/result", "/why", "/doctor", "/attempts", "/logs", "/events")
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    folder = tmp_path_factory.mktemp("guarded")
-    shop = Shop(f"sqlite:///{folder}/jobs.db", folder)
+@pytest.fixture(scope="module", params=foreign_kit.DATABASES)
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with foreign_kit.empty_database(request) as url:
+        yield from serve(Shop(url, tmp_path_factory.mktemp("guarded")))
+
+
+def serve(shop: Shop) -> Iterator[Guarded]:
     shop.worker()
     with guarded_door(shop.url) as door:
         yield door
@@ -71,3 +75,55 @@ def test_two_tokens_with_the_same_key_do_not_meet(guarded: Guarded) -> None:
         "POST", f"{API}/jobs", one, json={"task": "add", "args": [1, 2]}, headers={"Idempotency-Key": "the-key"}
     )
     assert (again.status_code, again.json()["id"]) == (200, first)
+
+
+def keyed(door: Guarded, token: str, key: str, path: str = "jobs", **more: object) -> tuple[int, int]:
+    """Enqueue under a unique key; give the status and the job."""
+    what = {"task": "add", "args": [1, 2]} if path == "jobs" else {"name": "sums", "nodes": [{"name": "a", **ADD}]}
+    answer = door.ask("POST", f"{API}/{path}", token, json={**what, "unique_key": key, **more})
+    assert answer.status_code < 300, answer.text
+    return answer.status_code, int(answer.json()["id"])
+
+
+ADD = {"task": "add", "args": [1, 2]}
+WAYS_OF_A_DUPLICATE = ("replace", "refuse", "return")
+
+
+def test_a_unique_key_of_one_token_says_and_does_nothing_to_jobs_of_others(guarded: Guarded) -> None:
+    mine, theirs = (make_token(guarded.ledger_url, Scope.ENQUEUE)[1] for _ in range(2))
+    for number, way in enumerate(WAYS_OF_A_DUPLICATE):
+        key = f"nightly-{number}"
+        for other in (theirs, guarded.all):
+            keyed(guarded, other, key)
+        status, job_id = keyed(guarded, mine, key, on_duplicate=way)
+        assert status == 201
+        for other in (theirs, guarded.all):
+            status, found = keyed(guarded, other, key)
+            assert (status, found != job_id) == (200, True)
+            shown = guarded.ask("GET", f"{API}/jobs/{found}", guarded.all).json()
+            assert shown["state"] == "pending"
+
+
+def test_a_unique_key_still_finds_the_jobs_of_its_own_token(guarded: Guarded) -> None:
+    mine = make_token(guarded.ledger_url, Scope.ENQUEUE)[1]
+    _, first = keyed(guarded, mine, "own")
+    assert keyed(guarded, mine, "own") == (200, first)
+    refused = guarded.ask("POST", f"{API}/jobs", mine, json={**ADD, "unique_key": "own", "on_duplicate": "refuse"})
+    assert (refused.status_code, refused.json()["job_id"]) == (409, first)
+    status, second = keyed(guarded, mine, "own", on_duplicate="replace")
+    assert (status, second != first) == (201, True)
+    assert guarded.ask("GET", f"{API}/jobs/{first}", mine).json()["state"] == "cancelled"
+
+
+def test_the_unique_key_of_a_workflow_is_its_tokens_own(guarded: Guarded) -> None:
+    mine, theirs = (make_token(guarded.ledger_url, Scope.ENQUEUE)[1] for _ in range(2))
+    _, first = keyed(guarded, theirs, "flow", "workflows")
+    status, second = keyed(guarded, mine, "flow", "workflows")
+    assert (status, second != first) == (201, True)
+    assert keyed(guarded, mine, "flow", "workflows") == (200, second)
+
+
+def test_tokens_that_operate_share_the_keys_of_everybody(guarded: Guarded) -> None:
+    one, two = (make_token(guarded.ledger_url, Scope.ENQUEUE, Scope.OPERATE)[1] for _ in range(2))
+    _, first = keyed(guarded, one, "shared")
+    assert keyed(guarded, two, "shared") == (200, first)

@@ -122,6 +122,8 @@ def test_what_failed_is_told_and_taken_up_again(door: Door) -> None:
     refused = door.problem("POST", f"/workflows/{number}/retry", 409)
     assert (refused["code"], refused["state"]) == ("not_retried", "running")
     assert door.get("/audit")[0]["verb"] == "retry workflow"
+    # A purge spares what has begun.
+    door.post(f"/workflows/{number}/cancel")
 
 
 def test_a_paused_workflow_goes_on_past_what_failed_and_can_be_given_up(door: Door) -> None:
@@ -170,6 +172,10 @@ def test_a_unique_key_gives_the_one_that_is_there(door: Door) -> None:
     number = start(door, TWO, unique_key="tonight")
     again = door.post("/workflows", {"name": "sums", "nodes": TWO, "unique_key": "tonight"}, 200)
     assert again == {"id": number, "name": "sums", "fresh": False, "warning": None}
+    job = door.enqueue(unique_key="a job", delay="1h")
+    body = {"name": "sums", "nodes": TWO, "unique_key": "a job"}
+    refused = door.problem("POST", "/workflows", 409, json=body)
+    assert (refused["code"], refused["job_id"]) == ("duplicate_job", job)
 
 
 def test_pages_of_workflows_follow_each_other(door: Door) -> None:

@@ -121,7 +121,7 @@ def evil_workflows(shop: Shop) -> tuple[int, int]:
         going.add(add, group).named("x" * 200)
         failed = going.start().id
         shop.fail(shop.claim("w1", start=True)[0], EVIL)
-        return going.start().id, failed
+        return going.start(again=True).id, failed
 
 
 def test_no_serious_trouble_for_whoever_uses_a_screen_reader_in_light_and_in_dark(

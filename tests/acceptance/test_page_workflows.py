@@ -2,7 +2,7 @@
 
 from playwright.sync_api import Browser, expect
 from tests.acceptance.browsing import looking, wait_live
-from tests.acceptance.flows import start, start_mapped
+from tests.acceptance.flows import end_workflows, start, start_mapped
 from tests.acceptance.shop import Shop
 from tests.web import Served
 
@@ -34,8 +34,7 @@ def test_the_drawing_follows_the_workflow_without_a_reload(browser: Browser, sta
 
 
 def test_going_on_and_giving_up_are_asked_about_first(browser: Browser, stand: Shop, served: Served) -> None:
-    with stand.ledger() as ledger:
-        ledger.purge("default", "test")
+    end_workflows(stand)
     number = start(stand, on_error="pause")
     stand.fail(stand.claim(start=True)[0])
     with looking(browser, served.url) as page:
@@ -55,8 +54,7 @@ def test_going_on_and_giving_up_are_asked_about_first(browser: Browser, stand: S
 
 
 def test_a_map_is_one_box_with_its_counts(browser: Browser, stand: Shop, served: Served) -> None:
-    with stand.ledger() as ledger:
-        ledger.purge("default", "test")
+    end_workflows(stand)
     number = start_mapped(stand, items=30, bad=3)
     with looking(browser, served.url) as page:
         page.goto(f"/workflows/{number}")
@@ -67,8 +65,7 @@ def test_a_map_is_one_box_with_its_counts(browser: Browser, stand: Shop, served:
 
 
 def test_without_script_the_screen_asks_and_the_verb_works(served: Served, stand: Shop) -> None:
-    with stand.ledger() as ledger:
-        ledger.purge("default", "test")
+    end_workflows(stand)
     number = start(stand)
     for path in ("/workflows", f"/workflows/{number}", "/workflows?state=running", "/workflows?state=nonsense"):
         assert served.client.get(path).status_code == 200, path

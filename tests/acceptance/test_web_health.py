@@ -1,6 +1,9 @@
 """Probes and metrics over HTTP: what answers, what says that it is wrong, and with which cure."""
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -23,7 +26,7 @@ def codes(client: httpx.Client) -> list[str]:
 
 
 def test_a_monitor_is_told_what_is_missing_and_the_cure(shop: Shop) -> None:
-    with serving(shop.url) as client:
+    with serving(shop.url, env={"UNSTUCK_WEB_REAP": "false"}) as client:
         assert client.get("/healthz").json() == {"status": "ok"}
         assert client.get("/readyz").json() == {"status": "ok"}
         empty = client.get("/api/v1/health").json()
@@ -105,8 +108,19 @@ def test_a_door_that_is_asked_to_end_ends_also_where_the_database_is_silent(read
             proxy.cut()
             with pytest.raises(httpx.ReadTimeout):
                 served.client.get("/metrics", timeout=2.0)
-            served.process.terminate()
-            assert served.process.wait(PATIENCE_S) == 1
-            assert "Ended without waiting" in served.said()
+            asked = [("GET", "/api/v1/workers"), ("GET", "/metrics"), ("POST", "/api/workers/heartbeat"), ("GET", "/")]
+            with ThreadPoolExecutor(len(asked)) as pool:
+                answers = [pool.submit(served.client.request, *one, json={"worker_id": "one"}) for one in asked]
+                wait_for(lambda: threading.active_count() > len(asked), "requests on their way")
+                # They wait for the database when it is asked to end.
+                time.sleep(0.5)
+                served.process.terminate()
+            for answer in (future.result() for future in answers):
+                assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+                assert answer.headers["Retry-After"]
+            # In order if its calls gave up in time (each has a deadline), and otherwise without waiting for them.
+            code = served.process.wait(PATIENCE_S)
+            assert code in (0, 1)
+            assert ("Ended without waiting" in served.said()) == (code == 1)
     finally:
         proxy.close()

@@ -1,7 +1,8 @@
 """Keep the statements that the last release sends to each database, and see whether the present tables answer them.
 
-`python -m tests.contract.last_release` writes them down, for both databases, in `last_release.json`. Run it with each
-release. Before the first release, run it after any change of a statement or a function that this makes incompatible.
+`python -m tests.contract.last_release` writes them down, for both databases, in `last_release.json`, with the digests
+of the release's migrations and functions. Run it with each release. Before the first release, run it after any change
+of a statement or a function that this makes incompatible.
 """
 
 import json
@@ -20,8 +21,11 @@ from psycopg.pq import ExecStatus
 from unstuck.config import Settings
 from unstuck.store.postgres.base import PACKAGE, QUERY_FILES
 from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.store.postgres.migrating import FUNCTIONS
+from unstuck.store.postgres.migrating import MIGRATIONS as POSTGRES_MIGRATIONS
 from unstuck.store.sql import load_queries
 from unstuck.store.sqlite.ledger import SqliteLedger
+from unstuck.store.sqlite.migrating import MIGRATIONS as SQLITE_MIGRATIONS
 from unstuck.store.sqlite.verbs import SQL
 
 STORED = Path(__file__).with_name("last_release.json")
@@ -48,6 +52,21 @@ def stored() -> dict[str, Calls]:
     """Return the calls of the last release, by database."""
     found: dict[str, Calls] = json.loads(STORED.read_text())
     return found
+
+
+def stored_digests(what: str) -> dict[str, str]:
+    """Return the digests of the last release's `functions` or migrations, or the `signatures` of its functions."""
+    found: dict[str, str] = json.loads(STORED.read_text())[what]
+    return found
+
+
+def current_digests() -> dict[str, dict[str, str]]:
+    return {
+        "functions": {one.name: one.digest for one in FUNCTIONS},
+        "signatures": {one.name: one.signature for one in FUNCTIONS},
+        "migrations on postgresql": {one.name: one.digest for one in POSTGRES_MIGRATIONS},
+        "migrations on sqlite": {one.name: one.digest for one in SQLITE_MIGRATIONS},
+    }
 
 
 def postgres_statements() -> Mapping[str, str]:
@@ -80,8 +99,8 @@ def _numbered(sql: str) -> str:
     return _PLACE.sub(lambda match: "%" if match[1] is None else f"${names.setdefault(match[1], len(names) + 1)}", sql)
 
 
-def _written(calls: Calls) -> str:
-    """Write one line per statement, so that a change of one is a change of one line."""
+def _written(calls: Mapping[str, Call] | Mapping[str, str]) -> str:
+    """Write one line per name, so that a change of one is a change of one line."""
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(call)}" for name, call in calls.items()) + "\n}"
 
 
@@ -102,7 +121,8 @@ def main() -> int:
         file = apsw.Connection(f"{folder}/jobs.db")
         sqlite: Calls = {name: {"sql": sql, "columns": sqlite_columns(file, sql)} for name, sql in sorted(SQL.items())}
         file.close()
-    STORED.write_text(f'{{"postgresql": {_written(postgres)}, "sqlite": {_written(sqlite)}}}\n')
+    digests = ", ".join(f"{json.dumps(what)}: {_written(found)}" for what, found in current_digests().items())
+    STORED.write_text(f'{{"postgresql": {_written(postgres)}, "sqlite": {_written(sqlite)}, {digests}}}\n')
     print(f"{len(postgres)} statements for PostgreSQL and {len(sqlite)} for SQLite are in {STORED.name}.")
     return 0
 

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import apsw
 import psycopg
 
+from unstuck import host
+
 
 class Meddler(Protocol):
     dialect: str
@@ -71,6 +73,10 @@ class Meddler(Protocol):
 
     def set_clock_back(self, seconds: float) -> None:
         """As if the clock had been so much ahead until now: whatever was written by it lies that much later."""
+        ...
+
+    def note_clock(self) -> None:
+        """As if a reaper had just looked at the clock."""
         ...
 
     def age_counters(self, minutes: int) -> None: ...
@@ -188,6 +194,10 @@ class SqliteMeddler:
         self.rows("UPDATE unstuck_schedules SET next_at = next_at + ?1, last_at = last_at + ?1", (seconds,))
         if self.rows("SELECT 1 FROM sqlite_schema WHERE name = 'unstuck_clock'"):
             self.rows("UPDATE unstuck_clock SET ahead_s = ahead_s + ?1", (seconds,))
+
+    def note_clock(self) -> None:
+        ahead_s = time.time() - host.boottime_s()
+        self.rows("UPDATE unstuck_clock SET ahead_s = ?, boot_id = ?", (ahead_s, host.boot_id()))
 
     def age_events(self, seconds: float) -> None:
         self.rows("UPDATE unstuck_events SET at = at - ?", (seconds,))
@@ -327,6 +337,9 @@ class PostgresMeddler:
             if self.rows("select to_regclass(%s)", (table,)) != [(None,)]:
                 changes = ", ".join(f"{c} = {c} + make_interval(secs => {seconds})" for c in columns)
                 self.rows(f"update {table} set {changes}")
+
+    def note_clock(self) -> None:
+        self.rows("update clock set at = clock_timestamp()")
 
     def age_events(self, seconds: float) -> None:
         self.rows("update events set at = at - make_interval(secs => %s)", (seconds,))

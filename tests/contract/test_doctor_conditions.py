@@ -9,11 +9,11 @@ import pytest
 from tests.contract.conftest import OpenLedger
 from tests.contract.doctor_kit import CALM, HOST_S_OWN
 from tests.contract.hands import birth, claim, crash, crash_retry, done, new_job, put, running, start, turn, verdict
-from tests.contract.meddling import Meddler
+from tests.contract.meddling import Meddler, PostgresMeddler
 from tests.fleet import wait_for
 
 from unstuck import config
-from unstuck.client.doctor.codes import Severity
+from unstuck.client.doctor.codes import Code, Severity
 from unstuck.client.doctor.examining import examine
 from unstuck.client.doctor.facts import Limits
 from unstuck.client.doctor.finding import Finding
@@ -22,9 +22,14 @@ from unstuck.client.doctor.visiting import visit
 from unstuck.client.operator import Operator
 from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.contract import Ledger
+from unstuck.store.migrations import Migration
+from unstuck.store.postgres import migrating as migrating_on_postgres
+from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.records import GuardNone, Pulse, TaskRecord
+from unstuck.store.sqlite import migrating as migrating_on_sqlite
 
 Look = Callable[..., dict[str, Finding]]
 
@@ -49,6 +54,18 @@ def calm(ledger: Ledger) -> str:
     """A worker that was just born, and beats rarely enough to be well for the whole test."""
     ledger.register(birth("w1", **CALM))
     return "w1"
+
+
+class Watched:
+    """A ledger that counts how often its workers are looked at."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.looks_at_workers = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.looks_at_workers += name == "workers"
+        return getattr(self._ledger, name)
 
 
 def test_an_empty_ledger_and_a_fresh_worker_are_healthy(ledger: Ledger, look: Look) -> None:
@@ -146,7 +163,7 @@ class TestRecovery:
         assert set(off) == {"requeue-switched-off", "fail-switched-off"}
 
     def test_recovery_is_switched_off_in_a_worker(self, ledger: Ledger, look: Look) -> None:
-        ledger.register(birth("w1", metadata={"settings": {"auto_fail_stale_running": False}}, **CALM))
+        ledger.register(birth("w1", rules=RecoveryRules(auto_fail_stale_running=False), **CALM))
         assert set(look()) == {"fail-switched-off"}
 
 
@@ -177,6 +194,31 @@ class TestWorkers:
         turn(ledger, done=[done(taken)])
         with beating(lambda: Pulse("w1", 0, 8)):
             assert "idle-worker" not in look(poll_interval=0.1)
+
+    def test_a_worker_that_beats_rarely_is_judged_without_waiting_for_it(
+        self, ledger: Ledger, look: Look, meddler: Meddler
+    ) -> None:
+        ledger.register(birth("w1", heartbeat_interval_s=30.0, suspect_after_s=300.0, running_stale_after_s=300.0))
+        job_id = put(ledger)
+        meddler.age_job(job_id, 20.0)
+        # It may come for it yet, as soon as it beats.
+        assert "idle-worker" not in look(poll_interval=0.1)
+        meddler.age_job(job_id, 20.0)
+        watched = Watched(ledger)
+        found = examine(gather(watched, config.build({"url": "sqlite:///unused", "poll_interval": 0.1})))  # type: ignore[arg-type]
+        assert [one.facts["ready"] for one in found if one.code is Code.IDLE_WORKER] == [[job_id]]
+        assert watched.looks_at_workers < 10
+
+    def test_the_doctor_of_one_job_waits_for_no_worker_of_another_queue(self, ledger: Ledger, meddler: Meddler) -> None:
+        frequent = {"heartbeat_interval_s": 5.0, "suspect_after_s": 300.0, "running_stale_after_s": 300.0}
+        ledger.register(birth("w1", queues=("other",), **frequent))
+        meddler.age_job(put(ledger, queue="other"), 60.0)
+        waits = put(ledger)
+        watched = Watched(ledger)
+        settings = config.build({"url": "sqlite:///unused", "poll_interval": 0.1})
+        findings = Operator(watched, settings).doctor_job(waits)  # type: ignore[arg-type]
+        assert findings[0].code is Code.NO_WORKER_FOR_QUEUE
+        assert watched.looks_at_workers < 10
 
     @pytest.fixture
     def beating(self, open_again: OpenLedger) -> Any:
@@ -259,19 +301,29 @@ class TestTheLedger:
         meddler.age_schema(9_999)
         assert visit(config.build({"url": url}))[0].code == "schema-ahead"
 
-    def test_the_tables_are_older(self, open_again: OpenLedger, url: str, meddler: Meddler) -> None:
-        applied = open_again().migrate()
-        table = "unstuck_migrations" if meddler.dialect == "sqlite" else "migrations"
-        meddler.rows(f"delete from {table} where number = {len(applied)}")
-        expected = "schema-behind" if len(applied) > 1 else "no-ledger"
-        assert visit(config.build({"url": url}))[0].code == expected
+    def test_the_tables_are_older(
+        self, open_again: OpenLedger, url: str, meddler: Meddler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        open_again().migrate()
+        dialect = migrating_on_sqlite if meddler.dialect == "sqlite" else migrating_on_postgres
+        number = len(dialect.MIGRATIONS) + 1
+        monkeypatch.setattr(dialect, "MIGRATIONS", (*dialect.MIGRATIONS, Migration(number, f"{number:04}_next", "")))
+        finding = visit(config.build({"url": url}))[0]
+        assert finding.code == "schema-behind"
+        assert f"{number:04}_next not applied" in f"{finding}"
+
+    def test_the_functions_are_older(self, pg_ledger: PostgresLedger, pg_url: str) -> None:
+        PostgresMeddler(pg_url).rows("update functions set digest = 'another' where name = 'turn_v1'")
+        finding = visit(config.build({"url": pg_url}))[0]
+        assert finding.code == "schema-behind"
+        assert "turn_v1" in f"{finding}"
 
     def test_the_tables_were_made_by_another_draft_of_a_migration(
         self, open_again: OpenLedger, url: str, meddler: Meddler
     ) -> None:
         open_again().migrate()
         table = "unstuck_migrations" if meddler.dialect == "sqlite" else "migrations"
-        meddler.rows(f"update {table} set digest = 'another' where number = 2")
+        meddler.rows(f"update {table} set digest = 'another' where number = 1")
         assert visit(config.build({"url": url}))[0].code == "schema-forked"
 
     @pytest.mark.parametrize("address", ["postgresql://u:secret@127.0.0.1:1/x", "sqlite:////nowhere/at/all.db"])

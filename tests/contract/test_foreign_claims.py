@@ -10,6 +10,7 @@ from tests.fleet import PATIENCE_S
 from unstuck.domain.states import Door, JobState
 from unstuck.http.foreign.claiming import Presence, claim, line_of
 from unstuck.http.foreign.seats import Seat
+from unstuck.http.foreign.turning import Turns
 from unstuck.http.foreign.waking import Wakeups
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Claimed
@@ -17,6 +18,10 @@ from unstuck.store.records import Claimed
 
 async def never() -> Any:
     await asyncio.Event().wait()
+
+
+async def wanted() -> bool:
+    return True
 
 
 class Watched(Presence):
@@ -36,10 +41,14 @@ def test_whoever_is_told_something_gets_no_job_of_the_same_moment(ledger: Ledger
     ledger.register(birth("w1", door=Door.HTTP, suspect_after_s=600, running_stale_after_s=600))
     seat = Seat("w1", "name-of-w1", None, (QUEUE,), (TASK,), 30.0, 600.0)
 
+    turns = Turns(lambda: ledger)
+
     async def scene() -> tuple[tuple[Claimed, ...], int]:
         wakeups, presence = Wakeups(PATIENCE_S), Watched()
         with wakeups.line(line_of(seat), seat.id) as waiter:
-            claiming = claim(ledger, wakeups, waiter, seat, presence, limit=1, wait_s=PATIENCE_S, start=False)
+            claiming = claim(
+                turns.take, ledger, wakeups, waiter, seat, presence, wanted, limit=1, wait_s=PATIENCE_S, start=False
+            )
             waiting = asyncio.create_task(claiming)
             await asyncio.wait_for(presence.resting.wait(), PATIENCE_S)
             job_id = put(ledger)
@@ -49,6 +58,7 @@ def test_whoever_is_told_something_gets_no_job_of_the_same_moment(ledger: Ledger
         return got, job_id
 
     got, job_id = asyncio.run(scene())
+    turns.close()
     record = ledger.job(job_id)
     assert got == ()
     assert record is not None

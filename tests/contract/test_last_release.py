@@ -100,7 +100,7 @@ def called() -> set[str]:
 
 
 def made() -> set[str]:
-    return {name for file in POSTGRES.glob("migrations/*.sql") for name in MADE.findall(file.read_text())}
+    return {name for file in POSTGRES.glob("functions/*.sql") for name in MADE.findall(file.read_text())}
 
 
 def test_each_function_that_python_calls_has_a_version_in_its_name() -> None:

@@ -7,7 +7,7 @@ from tests.contract.meddling import Meddler
 from tests.fleet import wait_for
 
 from unstuck.config import Recovery
-from unstuck.domain.autopsy import Autopsy, DeathKind, ProgressMark
+from unstuck.domain.autopsy import Autopsy, DeathKind, LastWords, ProgressMark
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState
 from unstuck.reaper.sweep import Reaper
@@ -178,3 +178,25 @@ def test_a_last_death_in_company_is_counted_alike_in_every_ledger(ledger: Ledger
     record = ledger.job(job.job_id)
     assert record is not None
     assert (record.suspicions, record.alone, record.crash_count) == (1, True, 0)
+
+
+def test_last_words_that_are_found_later_are_added_to_a_report_that_misses_them(ledger: Ledger, w1: str) -> None:
+    whole, lacking = running(ledger), running(ledger)
+    gone = Autopsy(DeathKind.LOST_HEARTBEAT, "silent", Detector.LEASE, stdout="known")
+    turn(
+        ledger,
+        endings=[
+            crash(whole, autopsy=gone),
+            crash(lacking, autopsy=msgspec.structs.replace(gone, stdout="", missing="Nobody was left.")),
+        ],
+    )
+    mark = ProgressMark(137, 150, "nearly", 5.0)
+    found = [LastWords(one.job_id, one.token, mark, "é last line", "", 4096) for one in (whole, lacking)]
+    for _ in range(2):
+        ledger.add_last_words([*found, LastWords(999_999, 1, None, "nobody's")])
+    [first], [second] = ledger.attempts(whole.job_id), ledger.attempts(lacking.job_id)
+    assert first.autopsy == gone
+    assert second.autopsy is not None
+    assert (second.autopsy.stdout, second.autopsy.missing) == ("é last line", "")
+    assert (second.autopsy.progress, second.autopsy.memory_bytes) == (mark, 4096)
+    assert (second.autopsy.kind, second.autopsy.summary) == (gone.kind, gone.summary)

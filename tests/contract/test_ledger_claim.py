@@ -7,9 +7,10 @@ from tests.contract.conftest import OpenLedger
 from tests.contract.hands import birth, claim, crash_retry, new_job, put, release, run, running, state_of, turn, wish
 from tests.contract.meddling import Meddler
 
+from unstuck.domain.limits import QueueLimit
 from unstuck.domain.states import JobState
 from unstuck.store.contract import Ledger
-from unstuck.store.records import Turn, Wish
+from unstuck.store.records import CLAIM_BYTES, Turn, Wish
 
 
 def test_first_come_first_served(ledger: Ledger, w1: str) -> None:
@@ -181,3 +182,36 @@ def test_a_claim_says_for_how_long_the_job_had_been_due(ledger: Ledger, w1: str,
     assert waited[scheduled] == pytest.approx(30.0, abs=20.0)
     put(ledger)
     assert 0.0 <= claim(ledger)[0].waited_s < 20.0
+
+
+LARGE = b'"' + b"x" * 1_000_000 + b'"'
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("queues", [("q",), ("q", "r")])
+def test_what_is_claimed_at_once_fits_into_memory(
+    ledger: Ledger, w1: str, queues: tuple[str, ...], limited: bool
+) -> None:
+    if limited:
+        ledger.limit_queue(queues[0], QueueLimit(concurrency=100), "test")
+    ids = [put(ledger, queue=queues[number % len(queues)], payload=LARGE) for number in range(20)]
+    small = put(ledger, queue=queues[0])
+    taken: list[int] = []
+    for _ in range(10):
+        answer = wish(ledger, queues=queues, start=1000)
+        assert sum(len(job.payload) for job in answer.claimed) <= 2 * CLAIM_BYTES
+        taken += [job.job_id for job in answer.claimed]
+        if not answer.more:
+            break
+        assert answer.claimed
+        assert len(taken) < 20
+    assert sorted(taken) == [*ids, small]
+    assert len(taken) > 8
+
+
+def test_a_job_that_is_larger_than_all_may_be_together_is_claimed_alone(ledger: Ledger, w1: str) -> None:
+    ids = [put(ledger, payload=LARGE * 9) for _ in range(2)]
+    first, second, rest = (wish(ledger) for _ in range(3))
+    assert [[job.job_id for job in answer.claimed] for answer in (first, second, rest)] == [[ids[0]], [ids[1]], []]
+    assert [answer.more for answer in (first, second, rest)] == [True, False, False]
+    assert len(first.claimed[0].payload) > CLAIM_BYTES

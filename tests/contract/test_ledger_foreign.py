@@ -230,6 +230,16 @@ def test_whoever_speaks_for_many_hears_every_word(ledger: Ledger, open_again: Op
     assert heard == wanted
 
 
+def test_a_listener_is_heard_at_once_by_a_process_that_had_rung_before(ledger: Ledger) -> None:
+    ledger.ring(["queue:before"])
+    bell = ledger.overhear()
+    try:
+        ledger.ring(["worker:f7"])
+        assert "worker:f7" in bell.wait(20.0)
+    finally:
+        bell.close()
+
+
 def test_a_listener_that_was_killed_is_forgotten_by_the_next(open_again: OpenLedger, ledger: Ledger) -> None:
     ledger.overhear().close()
     bell = open_again().overhear()

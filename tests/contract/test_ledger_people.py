@@ -148,6 +148,23 @@ def test_the_views_of_the_seeds_are_there(ledger: Ledger, w1: str, meddler: Medd
     ]
 
 
+def test_the_view_of_workers_rounds_alike_and_knows_the_names_that_workers_gave(
+    ledger: Ledger, meddler: Meddler
+) -> None:
+    ledger.register(birth("w-1a2b", name="worker-youtube-01", door="http"))
+    job = running(ledger, worker_id="w-1a2b")
+    named = "select worker_id, minutes_since_heartbeat from worker_status where name = 'worker-youtube-01'"
+    # A beat that seems to come from the future is no silence below zero.
+    for moved_s, least, most in ((-91.0, 1.52, 1.9), (300.0, 0.0, 0.0)):
+        meddler.move_beats(moved_s)
+        [(worker_id, minutes)] = meddler.rows(named)
+        assert worker_id == "w-1a2b"
+        assert least <= float(minutes) <= most
+        assert round(float(minutes), 2) == float(minutes)
+        assert not str(minutes).startswith("-")
+    assert meddler.rows("select task_id, sender_name from heartbeats") == [(job.job_id, "worker-youtube-01")]
+
+
 def test_an_attempt_shows_its_deadlines(ledger: Ledger, w1: str) -> None:
     job = running(ledger, timeout_s=100.0, heartbeat_timeout_s=50.0)
     [attempt] = ledger.attempts(job.job_id)

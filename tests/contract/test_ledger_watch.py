@@ -79,6 +79,28 @@ def test_a_clock_that_is_set_back_adds_nothing_and_forgives_nothing(
     watch_for(ledger, counted_s + 0.05)
 
 
+def test_a_clock_that_is_set_back_across_an_outage_counts_no_moment_twice(
+    ledger: Ledger, w1: str, meddler: Meddler
+) -> None:
+    """After the step the worker's heartbeat has a time at which the ledger was watched before the outage, too."""
+    meddler.age_beat("w1", 5.0)
+    meddler.move_watch(-30.0)
+    meddler.move_beats(-30.0)
+    began = ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
+    assert began.gap_s is not None
+    ledger.beat(Pulse("w1", 0, 0))
+    watch_for(ledger, 0.5)
+    step_s = began.gap_s + ledger.tick(Tick(EVER_S, 0.0)).watched_s + 2.0 - 0.1
+    meddler.move_watch(-2.0)
+    meddler.move_beats(-2.0)
+    ledger.tick(Tick(None, 0.1, cause=Cause.OUTAGE))
+    silent_s = seen(ledger).silent_s
+    meddler.move_watch(step_s)
+    meddler.move_beats(step_s)
+    assert ledger.tick(Tick(1.0, 1.0)).set_back_s > 0
+    assert seen(ledger).silent_s == pytest.approx(silent_s, abs=0.1)
+
+
 def test_an_outage_with_a_clock_that_is_set_back_gives_time_to_reconnect(
     ledger: Ledger, w1: str, meddler: Meddler
 ) -> None:
@@ -165,3 +187,72 @@ def test_a_clock_that_is_set_forward_ends_no_job_by_its_deadline(ledger: Ledger,
     meddler.forget_watch()
     ledger.tick(Tick(1.0, 1.0))
     assert ledger.overdue(10) == []
+
+
+def test_a_tick_that_was_late_vouches_for_none_of_the_time_before_it(ledger: Ledger) -> None:
+    """It may have waited through an outage, so the next one of the same reaper must not reach back beyond it."""
+    ledger.tick(Tick(None, 100.0))
+    late = ledger.tick(Tick(0.0, 100.0, slack_s=0.0))
+    assert late.began is None
+    assert late.stale_s == 0.0
+    # Whoever has just started is told, and claims nothing of it either: it knows when it started.
+    assert ledger.tick(Tick(None, 100.0)).stale_s > 0.0
+
+
+def test_a_database_that_stood_still_adds_nothing_though_a_tick_waited_for_it(ledger: Ledger, meddler: Meddler) -> None:
+    ledger.tick(Tick(None, 1.0))
+    ledger.tick(Tick(1.0, 1.0))
+    meddler.move_watch(-60.0)
+    began = ledger.tick(Tick(20.0, 1.0))
+    assert began.began is Cause.CLOCK
+    assert began.watched_s < 1.0
+
+
+STEP_S = 40.0
+
+
+def set_forward(meddler: Meddler, seen_at: float | None) -> float:
+    """Let everything have happened earlier, as seen from a clock that was set forward; return when the contact was."""
+    assert seen_at is not None
+    meddler.move_watch(-STEP_S)
+    meddler.move_beats(-STEP_S)
+    return seen_at - STEP_S
+
+
+def test_a_tick_says_what_the_clock_of_the_ledger_was(ledger: Ledger, open_again: OpenLedger) -> None:
+    first = ledger.tick(Tick(None, 60.0), "sweep", 60.0)
+    lost = open_again().tick(Tick(None, 60.0), "sweep", 60.0)
+    assert first.at is not None
+    assert lost.at is not None
+    assert 0.0 <= lost.at - first.at < 30.0
+
+
+@pytest.mark.parametrize("cause", [None, Cause.PAUSE])
+def test_a_claim_made_by_a_clock_that_was_set_forward_since_counts_nothing(
+    ledger: Ledger, w1: str, meddler: Meddler, cause: Cause | None
+) -> None:
+    seen_at = set_forward(meddler, ledger.tick(Tick(None, 1.0)).at)
+    # The claim reaches back to the last tick by the clock of now, and half of it was counted by the clock before.
+    ticked = ledger.tick(Tick(2 * STEP_S, 1.0, cause=cause, since_s=20.0, seen_at=seen_at))
+    assert ticked.began is (cause or Cause.CLOCK)
+    assert ticked.gap_s == pytest.approx(STEP_S, abs=15.0)
+    assert seen(ledger).silent_s < 15.0
+
+
+def test_a_claim_counts_if_no_clock_was_set(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+    seen_at = set_forward(meddler, ledger.tick(Tick(None, 1.0)).at)
+    ticked = ledger.tick(Tick(STEP_S, 1.0, 20.0, since_s=STEP_S, seen_at=seen_at))
+    assert ticked.began is None
+    assert seen(ledger).silent_s >= STEP_S
+
+
+def test_a_reaper_that_loses_the_ticket_does_not_claim_a_step_of_the_clock_with_its_next_tick(
+    ledger: Ledger, open_again: OpenLedger, meddler: Meddler
+) -> None:
+    seen_at = set_forward(meddler, ledger.tick(Tick(None, 1.0), "sweep", 600.0).at)
+    other = open_again()
+    calm = other.tick(Tick(1.0, 100.0, since_s=STEP_S + 30.0, seen_at=seen_at), "sweep", 600.0)
+    stepped = other.tick(Tick(1.0, 100.0, since_s=1.0, seen_at=seen_at), "sweep", 600.0)
+    assert (calm.won, stepped.won) == (False, False)
+    assert calm.stale_s >= STEP_S
+    assert stepped.stale_s == 0.0

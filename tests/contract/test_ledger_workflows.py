@@ -8,6 +8,7 @@ from tests.contract.meddling import Meddler
 
 from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.errors import DuplicateJob
+from unstuck.domain.inputs import NodeError, read_result, unpack
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
 from unstuck.store.contract import Ledger
@@ -16,9 +17,18 @@ from unstuck.store.records import Claimed, Done, Held, NewEdge, NewNode, NewWork
 ROOT = "unstuck.workflow"
 
 
-def begin(ledger: Ledger, *pairs: tuple[int, int], nodes: int = 2, unique_key: str | None = None, **job: Any) -> int:
+def begin(
+    ledger: Ledger,
+    *pairs: tuple[int, int],
+    nodes: int = 2,
+    unique_key: str | None = None,
+    on_error: Any = "fail",
+    **job: Any,
+) -> int:
     """Begin a workflow of so many tasks, of which the second of each pair waits for the first."""
-    tasks = [NewNode(place, 0, f"n{place}", "task", job=new_job(**job)) for place in range(1, nodes + 1)]
+    tasks = [
+        NewNode(place, 0, f"n{place}", "task", on_error=on_error, job=new_job(**job)) for place in range(1, nodes + 1)
+    ]
     root = new_job(task=ROOT, unique_key=unique_key)
     whole = NewNode(0, None, "all", "group", source=nodes)
     edges = tuple(NewEdge(source, target, True) for source, target in pairs)
@@ -200,3 +210,112 @@ def test_workflows_of_one_state_are_listed_page_by_page(ledger: Ledger, w1: str)
     assert [one.id for one in ledger.workflows("cancelled", before_id=numbers[3], limit=2)] == [numbers[1]]
     assert [one.id for one in ledger.workflows("running")] == [numbers[4], numbers[2], numbers[0]]
     assert [one.id for one in ledger.workflows(before_id=numbers[2])] == [numbers[1], numbers[0]]
+
+
+# Rows that lack what they should have -----------------------------------------------------------
+
+
+def end_by_hand(meddler: Meddler, dialect: str, job_id: int, state: str, **columns: str) -> None:
+    """Move a job that waits to a final state, as a person or a partial restore would."""
+    table, off, now = (
+        ("unstuck_jobs", "0", "unixepoch('subsec')") if dialect == "sqlite" else ("unstuck.jobs", "false", "now()")
+    )
+    # PostgreSQL refuses a failure without any code; an empty one is as good as none.
+    code = "NULL" if dialect == "sqlite" or state == "succeeded" else "''"
+    facts = {"error_code": code, **columns}
+    told = "".join(f", {name} = {value}" for name, value in facts.items())
+    meddler.rows(
+        f"UPDATE {table} SET state = '{state}', ready = {off}, finished_at = {now}{told} "
+        f"WHERE id = {job_id} RETURNING id"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "columns", "node_state", "code", "message"),
+    [
+        ("failed", {}, "failed", "WORKER_CRASHED", "Worker died unexpectedly"),
+        ("cancelled", {}, "cancelled", "TASK_CANCELLED", "Job was cancelled"),
+        ("quarantined", {}, "failed", "CRASHED_TOO_OFTEN", "Job is quarantined"),
+        ("succeeded", {}, "failed", "RESULT_NOT_AVAILABLE", "Its result is not there any more"),
+        ("failed", {"error_code": "'TASK_FAILED'"}, "failed", "TASK_FAILED", ""),
+        ("cancelled", {"error_code": "'CANCELLED'"}, "cancelled", "TASK_CANCELLED", ""),
+    ],
+)
+def test_a_node_whose_job_lacks_its_outcome_gets_the_error_that_its_state_means(
+    ledger: Ledger,
+    w1: str,
+    meddler: Meddler,
+    dialect: str,
+    state: str,
+    columns: dict[str, str],
+    node_state: str,
+    code: str,
+    message: str,
+) -> None:
+    number = begin(ledger, (1, 2), on_error="continue")
+    [first] = [node.job_id for node in look(ledger, number).nodes if node.place == 1]
+    assert first is not None
+    end_by_hand(meddler, dialect, first, state, **columns)
+    assert [one.workflow_id for one in ledger.repair_workflows(10)] == [number]
+    [node] = [node for node in look(ledger, number).nodes if node.place == 1]
+    assert node.error is not None
+    assert (node.state, node.error["code"], node.error["message"]) == (node_state, code, message)
+    [second] = claim(ledger)
+    given = unpack(second.inputs)[1]
+    assert isinstance(given, NodeError)
+    assert (given.code, given.message, given.node, given.job_id) == (code, message, "n1", first)
+    # The same error for whoever looks at the job itself; a success stays one.
+    record = ledger.job(first)
+    assert record is not None
+    if state != "succeeded":
+        assert record.error is not None
+        assert record.error.code == ("CANCELLED" if code == "TASK_CANCELLED" else code)
+        [outcome] = ledger.outcomes([first])
+        assert outcome.error == record.error
+
+
+def test_a_result_that_is_lost_after_its_node_succeeded_is_an_error_for_those_who_need_it(
+    ledger: Ledger, w1: str, meddler: Meddler, dialect: str
+) -> None:
+    table = "unstuck_jobs" if dialect == "sqlite" else "unstuck.jobs"
+    number = begin(ledger, (1, 2), nodes=3)
+    first, third = claim(ledger)
+    turn(ledger, start=[Held(first.job_id, first.token), Held(third.job_id, third.token)])
+    turn(ledger, done=[done(first), Done(third.job_id, third.token, b"null")])
+    meddler.rows(f"UPDATE {table} SET result = NULL WHERE id = {first.job_id} RETURNING id")
+    [second] = claim(ledger)
+    given = unpack(second.inputs)[1]
+    assert isinstance(given, NodeError)
+    assert (given.code, given.node, given.job_id) == ("RESULT_NOT_AVAILABLE", "n1", first.job_id)
+    # The workflow's own result is that of its last node, and lost in the same way.
+    meddler.rows(f"UPDATE {table} SET result = NULL WHERE id = {third.job_id} RETURNING id")
+    turn(ledger, start=[Held(second.job_id, second.token)])
+    turn(ledger, done=[done(second)])
+    [whole] = ledger.outcomes([number])
+    assert whole.result is not None
+    assert read_result(whole.result).code == "RESULT_NOT_AVAILABLE"
+
+
+def test_a_map_over_a_lost_result_fails_and_is_not_empty(
+    ledger: Ledger, w1: str, meddler: Meddler, dialect: str
+) -> None:
+    tasks = [
+        NewNode(1, 0, "list", "task", on_error="continue", job=new_job()),
+        NewNode(2, 0, "each", "map", source=1, job=new_job()),
+    ]
+    whole = NewNode(0, None, "all", "group", source=2)
+    root = new_job(task=ROOT)
+    flow = NewWorkflow("all", root, (whole, *tasks), (NewEdge(1, 2, True),))
+    number = ledger.begin_workflow(flow).job_id
+    [first] = [node.job_id for node in look(ledger, number).nodes if node.place == 1]
+    table, on_error = ("unstuck_nodes", "continue") if dialect == "sqlite" else ("unstuck.nodes", "continue")
+    meddler.rows(
+        f"UPDATE {table} SET on_error = '{on_error}' WHERE workflow_id = {number} AND place = 1 RETURNING place"
+    )
+    assert first is not None
+    end_by_hand(meddler, dialect, first, "succeeded")
+    ledger.repair_workflows(10)
+    [outcome] = ledger.outcomes([number])
+    assert outcome.state is JobState.FAILED
+    assert outcome.error is not None
+    assert outcome.error.code == "RESULT_NOT_AVAILABLE"

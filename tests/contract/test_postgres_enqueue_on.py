@@ -1,11 +1,13 @@
 """A job can be part of the caller's own transaction, and of nothing else."""
 
+import asyncio
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from tests.contract.hands import new_job
 
@@ -78,14 +80,62 @@ def test_a_refused_job_leaves_the_callers_transaction_alive(pg_ledger: PostgresL
     assert pending(pg_ledger) == 0
 
 
-def test_other_things_are_refused_by_name(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    for stranger in (object(), "postgresql://", sqlalchemy.create_engine("sqlite://").connect()):
+def test_other_things_are_refused_by_name(pg_ledger: PostgresLedger, pg_url: str, engine: sqlalchemy.Engine) -> None:
+    for stranger in (object(), "postgresql://", engine, sqlalchemy.create_engine("sqlite://").connect()):
         with pytest.raises(LedgerError, match="connection= takes"):
             pg_ledger.enqueue_on(stranger, JOBS)
     closed = psycopg.connect(pg_url)
     closed.close()
     with pytest.raises(LedgerError, match="closed"):
         pg_ledger.enqueue_on(closed, JOBS)
+
+
+def test_asyncio_connections_are_refused_with_what_works(pg_ledger: PostgresLedger, pg_url: str) -> None:
+    url = pg_url.replace("postgresql://", "postgresql+psycopg://")
+
+    async def try_all() -> dict[str, str]:
+        said: dict[str, str] = {}
+
+        def refused(connection: object, name: str) -> None:
+            with pytest.raises(LedgerError) as caught:
+                pg_ledger.enqueue_on(connection, [new_job()])
+            said[name] = str(caught.value)
+
+        engine = create_async_engine(url)
+        async with AsyncSession(engine) as session:
+            refused(session, "AsyncSession")
+            await session.run_sync(refused, "Session in run_sync")
+            # The transaction of the caller is as it was.
+            assert (await session.execute(sqlalchemy.text("select 1"))).scalar() == 1
+        async with engine.connect() as connection:
+            refused(connection, "AsyncConnection")
+            await connection.run_sync(refused, "Connection in run_sync")
+        await engine.dispose()
+        async with await psycopg.AsyncConnection.connect(pg_url) as driver:
+            refused(driver, "psycopg.AsyncConnection")
+        return said
+
+    said = asyncio.run(try_all())
+    assert len(said) == 5
+    for name, sentence in said.items():
+        assert "asyncio connections are not supported yet, not even through run_sync" in sentence, name
+        assert "asyncio.to_thread" in sentence, name
+        assert "after your own commit (await task.enqueue_async(…))" in sentence, name
+    assert pending(pg_ledger) == 0
+
+
+def test_a_sync_session_in_a_thread_works_for_asyncio(pg_ledger: PostgresLedger, engine: sqlalchemy.Engine) -> None:
+    def order() -> None:
+        with Session(engine) as session, session.begin():
+            session.execute(sqlalchemy.text("create table orders (id integer)"))
+            pg_ledger.enqueue_on(session, [new_job()])
+            assert pending(pg_ledger) == 0
+
+    async def handle() -> None:
+        await asyncio.to_thread(order)
+
+    asyncio.run(handle())
+    assert pending(pg_ledger) == 1
 
 
 def test_a_connection_to_a_database_without_the_ledger_is_told_so(pg_ledger: PostgresLedger, pg_url: str) -> None:

@@ -1,6 +1,7 @@
 """A server that hangs is an outage: every call has a deadline, and the next one goes to whoever answers."""
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from unstuck import App
 from unstuck.client.job import EXPLAIN_S
 from unstuck.config import Recovery, Settings
 from unstuck.domain.errors import LedgerBusy, LedgerUnavailable, UncertainCommit
+from unstuck.domain.liveness import Session
 from unstuck.reaper.health import HEALTH_TICKET
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.postgres import bounds
@@ -65,6 +67,42 @@ def _took_s(call: Callable[[], object], kind: type[Exception] = LedgerUnavailabl
     return time.monotonic() - begun_s
 
 
+def test_a_worker_that_gives_up_a_late_answer_keeps_its_session_until_it_has_another(own_server: PgServer) -> None:
+    """The server would take the end of the session for the end of the worker, which only cannot reconnect yet."""
+    url = own_server.new_ledger()
+    watcher = open_ledger(url)
+    with Proxy(url) as proxy:
+        worker = open_ledger(proxy.url)
+        worker.register(birth("w1"))
+        first = worker.service_lane.open().pid
+        proxy.cut()
+        with pytest.raises(LedgerUnavailable):
+            worker.beat(Pulse("w1", 0, 0))
+        # The road is whole again for what is open, and leads nowhere for what is new.
+        proxy.point_to(_closed_port())
+        proxy.heal()
+        until_s = time.monotonic() + 1.0
+        while time.monotonic() < until_s:
+            with pytest.raises(LedgerUnavailable):
+                worker.beat(Pulse("w1", 0, 0))
+            assert [one.session for one in watcher.watch()] == [Session.PRESENT]
+        proxy.point_to(own_server.port)
+        worker.beat(Pulse("w1", 0, 0))
+        wait_for(lambda: not _is_there(watcher, first), "the end of the old session")
+        assert [one.session for one in watcher.watch()] == [Session.PRESENT]
+        worker.close()
+    watcher.close()
+
+
+def _closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _is_there(ledger: PostgresLedger, pid: int) -> bool:
+    return bool(ledger.read_lane.ask(b"select 1 from pg_stat_activity where pid = %(pid)s", {"pid": pid}))
+
+
 def test_no_call_waits_for_ever_for_a_server_that_hangs(own_server: PgServer, caplog: pytest.LogCaptureFixture) -> None:
     ledger = open_ledger(own_server.new_ledger())
     ledger.register(birth("w1"))
@@ -86,7 +124,8 @@ def test_no_call_waits_for_ever_for_a_server_that_hangs(own_server: PgServer, ca
         # A connection that cannot be opened is bounded as well, and does not stay behind half open.
         assert _took_s(calls["read"]) < 2 + MARGIN_S
         opened = psutil.Process().net_connections()
-        assert [one for one in opened if one.raddr and one.raddr.port == own_server.port] == []
+        left = [one for one in opened if one.raddr and one.raddr.port == own_server.port]
+        assert len(left) == 1, "the session that proves that the worker lives is left open, and no other"
     for call in calls.values():
         call()
     assert caplog.text.count("PostgreSQL does not answer; dropping the connection") == len(calls)

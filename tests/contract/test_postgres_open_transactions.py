@@ -205,6 +205,14 @@ def test_an_outcome_whose_row_is_held_is_told_by_name(ledger: PostgresLedger, us
     assert [state_of(ledger, job.job_id) for job in (first, second)] == [JobState.SUCCEEDED] * 2
 
 
+def test_a_worker_whose_row_is_held_is_found_without_waiting(ledger: PostgresLedger, user: Session) -> None:
+    ledger.register(birth("w2"))
+    user.execute("select 1 from unstuck.workers where id = 'w1' for update")
+    assert quickly(lambda: ledger.blocked_workers(["w1", "w2", "never was"])) == {"w1"}
+    user.rollback()
+    assert ledger.blocked_workers(["w1", "w2"]) == set()
+
+
 @pytest.mark.parametrize("savepoint", [False, True])
 def test_a_node_whose_workflow_is_held_is_told_by_name(ledger: PostgresLedger, user: Session, savepoint: bool) -> None:
     number = workflow_of(ledger, new_job())

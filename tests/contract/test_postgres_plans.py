@@ -28,7 +28,7 @@ TIMES_EACH = 8
 
 def _margin() -> int:
     """Read from the code how far a gap keeps away from what is at each of its ends."""
-    text = files("unstuck.store.postgres.migrations").joinpath("0013_gaps.sql").read_text()
+    text = files("unstuck.store.postgres.functions").joinpath("claim_around_gaps.sql").read_text()
     [number] = re.findall(r"c_margin constant integer := (\d+);", text)
     return int(number)
 

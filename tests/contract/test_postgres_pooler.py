@@ -14,6 +14,7 @@ from unstuck.config import Settings
 from unstuck.domain.errors import LedgerBusy
 from unstuck.domain.liveness import Session
 from unstuck.domain.states import JobState, WorkerState
+from unstuck.store.overkept import RUN_OF_IDS
 from unstuck.store.postgres.ledger import PostgresLedger
 from unstuck.store.records import Exchange, Pulse, Turn, Wish
 
@@ -56,6 +57,27 @@ def test_a_worker_lives_its_whole_life_behind_a_pooler(pooled: PostgresLedger) -
     assert pooled.take_ticket("sweep", 60)
     pooled.enqueue([])
     pooled.retire("w1")
+
+
+def test_a_standby_that_takes_over_behind_a_pooler_gives_out_no_number_of_the_lost_primary(
+    pooled: PostgresLedger, pg_url: str
+) -> None:
+    pooled.register(birth("w1"))
+    old_job = put(pooled)
+    [old_claim] = claim(pooled)
+    with psycopg.connect(pg_url, autocommit=True) as promoted:
+        # As after a promotion: the pooler goes on with another server, and no connection of ours is opened anew.
+        promoted.execute("update unstuck.ledger set numbered_on = 'before'")
+        new_job_id = put(pooled)
+        assert new_job_id > old_job + RUN_OF_IDS
+        promoted.execute("update unstuck.ledger set numbered_on = 'before'")
+        [new_claim] = claim(pooled)
+        assert new_claim.token > old_claim.token + RUN_OF_IDS
+        promoted.execute("update unstuck.ledger set numbered_on = 'before'")
+        wanted = Turn("w1", wish=Wish((QUEUE,), (TASK,), 1, start=1))
+        exchanged = pooled.exchange(Exchange(jobs=(new_job(),), turns=(wanted,)))
+        assert exchanged.turns is not None
+        assert exchanged.turns[0].claimed[0].token > new_claim.token + RUN_OF_IDS
 
 
 def test_behind_a_pooler_a_lock_holds_a_worker_up_for_a_moment_only(pooled: PostgresLedger, pg_url: str) -> None:

@@ -60,10 +60,10 @@ def test_a_role_that_may_not_read_the_system_identifier_knows_the_rest(
     pg_ledger: PostgresLedger, pg_url: str, pg_server: PgServer
 ) -> None:
     name = pg_url.rpartition("/")[2]
-    pg_server.execute("drop role if exists narrow; create role narrow login")
+    pg_server.execute("drop role if exists unprivileged; create role unprivileged login")
     pg_server.execute("revoke execute on function pg_catalog.pg_control_system() from public", name)
-    pg_server.execute("grant usage on schema unstuck to narrow", name)
-    ledger = PostgresLedger(Settings(url=pg_server.url(name, "narrow")))
+    pg_server.execute("grant usage on schema unstuck to unprivileged", name)
+    ledger = PostgresLedger(Settings(url=pg_server.url(name, "unprivileged")))
     told = ledger.read_lane.open().server
     assert told == "-/" + pg_ledger.read_lane.open().server.partition("/")[2]
     assert ledger.read_lane.ask(b"select unstuck.incarnation()") == [(told,)]

@@ -1,5 +1,8 @@
 """Live in the user's file: whatever their tables are called, they stay theirs, and the ledger works beside them."""
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,3 +136,39 @@ def test_a_clash_that_was_cured_is_forgotten(empty_ledger: SqliteLedger, connect
     connection.execute("ALTER TABLE heartbeats RENAME TO pulses")
     assert empty_ledger.migrate()
     put(empty_ledger)
+
+
+READERS = {
+    "the sqlite3 of Python": [
+        sys.executable,
+        "-c",
+        "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute(sys.argv[2]).fetchone(), sep='|')",
+    ],
+    "the program sqlite3": ["sqlite3"],
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_the_views_are_read_by_older_copies_of_sqlite(
+    ledger: SqliteLedger, connection: apsw.Connection, reader: list[str]
+) -> None:
+    if shutil.which(reader[0]) is None:
+        pytest.skip(f"there is no {reader[0]}")
+    ledger.register(birth("w1", name="ada"))
+    put(ledger)
+    [job] = run(ledger)
+    for query, expected in (
+        ("SELECT worker_id, name, active_tasks, minutes_since_heartbeat < 5 FROM worker_status", "w1|ada|1|1"),
+        ("SELECT task_id, sender_name, length(sent_at) FROM heartbeats", f"{job.job_id}|ada|23"),
+        ("SELECT job_id, state, heartbeat_deadline IS NOT NULL FROM attempt_status", f"{job.job_id}|running|1"),
+    ):
+        # In a process of its own: two copies of SQLite in one process would drop each other's locks.
+        done = subprocess.run([*reader, connection.filename, query], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
+
+
+def test_no_view_needs_a_newer_sqlite_than_debian_has(ledger: SqliteLedger, connection: apsw.Connection) -> None:
+    views = [sql for kind, _, sql in connection.execute(SCHEMA) if kind == "view"]
+    assert len(views) == len(VIEWS)
+    # 'subsec' came with 3.42, and is NULL before it.
+    assert not [sql for sql in views if "subsec" in sql]

@@ -71,6 +71,7 @@ def test_a_success_after_a_wait_is_no_success_after_trouble(ledger: Ledger, url:
     assert story.headline.startswith("It succeeded, after")
 
 
+@pytest.mark.usefixtures("restored_logging")
 def test_the_commands(ledger: Ledger, url: str, waiting: int, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: str, code: int = 0) -> str:
         assert main(["--url", url, *arguments]) == code

@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from tests.contract.hands import new_job
+from tests.contract.hands import birth, new_job
 
 from unstuck.domain.payload import decode_call
 from unstuck.domain.schedules import ScheduleDefinition
 from unstuck.domain.ticking import Timing
+from unstuck.reaper.restoring import Restorer
 from unstuck.reaper.timekeeper import LOOK_EVERY_S, Timekeeper
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Firing, JobFilter, pack_job
@@ -58,3 +59,60 @@ def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(ledger: Ledger)
 
 def test_where_nothing_is_planned_it_sleeps_long(ledger: Ledger) -> None:
     assert Timekeeper(ledger, frozenset()).step() == LOOK_EVERY_S
+
+
+# A definition that only a short-lived worker had ------------------------------------------------
+
+
+def defined(every_s: float) -> ScheduleDefinition:
+    return ScheduleDefinition("nightly", "add", "default", Timing(every_s=every_s), pack_job(new_job()))
+
+
+def join(ledger: Ledger, worker_id: str, *definitions: ScheduleDefinition) -> None:
+    """Start a worker whose code has these schedules, as `unstuck worker` does."""
+    ledger.register(birth(worker_id, metadata={"schedules": [one.fingerprint for one in definitions]}))
+    ledger.know_schedules(definitions, "app")
+
+
+def in_force(ledger: Ledger) -> float | None:
+    [record] = ledger.schedules()
+    return record.timing.every_s
+
+
+def test_a_living_worker_restores_the_schedule_that_a_canary_changed(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = defined(60.0), defined(61.0)
+    join(ledger, "w1", old)
+    Timekeeper(ledger, [old]).step()
+    restorer = Restorer(ledger, [old])
+    join(ledger, "canary", new)
+    ledger.pause_schedule("nightly", True, "ops")
+    restorer.look()
+    assert in_force(ledger) == 61.0, "a worker lives that has it so"
+    ledger.retire("canary")
+    restorer.look()
+    [record] = ledger.schedules()
+    assert (record.timing.every_s, record.fingerprint, record.paused) == (60.0, old.fingerprint, True)
+    [told] = [event for event in ledger.events() if event.kind == "schedule_restored"]
+    assert "nightly" in told.message
+    restorer.look()
+    assert len([event for event in ledger.events() if event.kind == "schedule_restored"]) == 1
+    # The thread of a worker does so by itself.
+    join(ledger, "second canary", new)
+    ledger.retire("second canary")
+    monkeypatch.setattr("unstuck.reaper.restoring.LOOK_EVERY_S", 0.0)
+    Timekeeper(ledger, [old]).step()
+    assert in_force(ledger) == 60.0
+
+
+def test_a_schedule_that_was_removed_or_taken_over_by_an_operator_is_not_restored(ledger: Ledger) -> None:
+    old = defined(60.0)
+    join(ledger, "w1", old)
+    restorer = Restorer(ledger, [old])
+    ledger.know_schedules([defined(61.0)], "operator")
+    restorer.look()
+    assert in_force(ledger) == 61.0
+    ledger.remove_schedule("nightly", "ops")
+    restorer.look()
+    assert ledger.schedules() == []

@@ -63,7 +63,7 @@ def memory_cgroup() -> Iterator[Path]:
 
 
 def started_in(group: Path, fleet: Fleet) -> WorkerProcess:
-    worker = fleet.start("--concurrency", "2", wait=False)
+    worker = fleet.start("--concurrency", "2", wait=False, nursery_ahead=False)
     assert cgroups.enter(group, worker.pid), "moved long before it starts its nursery"
     fleet.wait_active(worker)
     return worker

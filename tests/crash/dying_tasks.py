@@ -110,6 +110,14 @@ def die_if_sick() -> int:
     return os.getpid()
 
 
+@app.task(on_crash="retry")
+def victim(nap_s: float = 0.0) -> None:
+    """Die where the host is sick, and be tried again."""
+    if os.environ.get("SICK") and Path(os.environ["SICK"]).exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(nap_s)
+
+
 @app.task(on_crash="retry", max_crash_retries=2)
 async def poison_async(beside: list[str]) -> None:
     """Kill the process that it shares with others, each time; at first when all of these have begun."""

@@ -31,3 +31,10 @@ def add(a: int, b: int) -> int:
 def serve(customer: str, seconds: float) -> str:
     time.sleep(seconds)
     return customer
+
+
+@app.task(timeout="1m")
+def hand_on(ctx: Context, key: str) -> str:
+    """Succeed with a job to follow whose unique key somebody may hold."""
+    ctx.enqueue(add.options(unique_key=key), 1, 2)
+    return "handed on"

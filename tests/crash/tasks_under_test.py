@@ -71,6 +71,17 @@ def nap(seconds: float, path: str = "") -> str:
 
 
 @app.task
+def talk(seconds: float, path: str) -> str:
+    """Say something on every way there is, then sleep."""
+    print("the last line of stdout", flush=True)
+    print("the last line of stderr", file=sys.stderr, flush=True)
+    current_context().progress(137, 150, "nearly done")
+    note(path, f"begun {os.getpid()}")
+    time.sleep(seconds)
+    return "rested"
+
+
+@app.task
 def wait_for_file(gate: str, path: str) -> str:
     """Wait until the file is there: the test says when."""
     note(path, f"begun {os.getpid()}")

@@ -277,3 +277,80 @@ def test_descriptors_do_not_pile_up(home: House) -> None:
     for _ in range(5):
         one_life()
     wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "as many descriptors as before")
+
+
+SURROUNDINGS = (
+    "[os.getcwd(), hash(str(sorted(os.environ.items()))), os.environ.get('PATH') == os.getenv('PATH'), time.tzname, "
+    "(lambda before: [os.umask(before), before])(os.umask(0o22))[1], "
+    "hash(str([signal.getsignal(one) for one in sorted(signal.valid_signals())])), "
+    "sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))]"
+)
+CHANGES = {
+    "the working directory": "os.chdir('/')",
+    "a directory that is gone": "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')",
+    "a new variable": "os.environ['NEW_VARIABLE'] = 'x'",
+    "a changed variable": "os.environ['PATH'] = '/nowhere'",
+    "no variables at all": "os.environ.clear()",
+    "another environ": "os.environ['A'] = 'b'; os.environ = {'only': 'this'}",
+    "the time zone": "os.environ['TZ'] = 'Asia/Tokyo'; time.tzset()",
+    "the umask": "os.umask(0)",
+    "a signal handler": "signal.signal(signal.SIGUSR2, lambda *_: 1 / 0)",
+    "an ignored signal": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "a blocked signal": "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_job_finds_its_process_as_the_one_before_found_it(home: House, runner: Runner, change: str) -> None:
+    before = home.run(runner, "result_of", SURROUNDINGS).outcome
+    assert isinstance(before, Succeeded)
+    changed = home.run(runner, "evaluate", change)
+    assert changed.outcome == Succeeded(b"null")
+    assert home.run(runner, "result_of", SURROUNDINGS).outcome == before
+    # A failure is an end like any other.
+    home.run(runner, "evaluate", f"{change}; 1 / 0")
+    assert home.run(runner, "result_of", SURROUNDINGS).outcome == before
+
+
+def test_an_async_job_that_finds_the_runner_idle_finds_it_as_the_first_did(home: House, loop: Runner) -> None:
+    note = "globals().__setitem__('seen', " + SURROUNDINGS + ")"
+    home.run(loop, "aevaluate", note.replace("'seen'", "'first'"))
+    for change in CHANGES.values():
+        home.run(loop, "aevaluate", change)
+        home.run(loop, "aevaluate", note)
+        assert home.run(loop, "aevaluate", "assert seen == first, (seen, first)").outcome == Succeeded(b"null"), change
+
+
+def test_a_job_that_changed_its_process_is_told_so_once(home: House) -> None:
+    runner = home.bench.open_runner(2, "sync")
+    said = home.run(runner, "evaluate", "os.chdir('/'); os.environ['SECRET_NAME'] = 'value'").stderr
+    assert b"this job changed the working directory and environment variables (SECRET_NAME)" in said
+    assert b"value" not in said.replace(b"variables", b"")
+    assert home.run(runner, "evaluate", "os.chdir('/')").stderr == b""
+    assert b"the umask" in home.run(runner, "evaluate", "os.umask(0)").stderr
+
+
+def test_a_job_that_leaves_what_cannot_be_put_back_is_reported_and_its_runner_replaced(home: House) -> None:
+    runner = home.bench.open_runner(2, "sync")
+    strange = (
+        "class Strange:\n    def __call__(self, *_): pass\n    def __eq__(self, other): raise OSError('no')\n"
+        "    __hash__ = None\nsignal.signal(signal.SIGUSR2, Strange())"
+    )
+    done = home.run(runner, "evaluate", strange)
+    assert done.outcome == Succeeded(b"null")
+    assert b"The runner is replaced: not all can be restored." in done.stderr
+    assert home.exit_of(runner).exit_code == 0
+
+
+def test_a_spawned_runner_starts_in_the_directory_of_its_worker(tmp_path: Path) -> None:
+    # The import goes elsewhere, and leaves a thread: so runners are spawned, and import once more.
+    source = (
+        "import os, threading, time\nfrom unstuck import App\nos.makedirs('data', exist_ok=True)\nos.chdir('data')\n"
+        "app = App('sqlite:///jobs.db')\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "@app.task\ndef where(): return [os.getcwd(), app.settings.url]\n"
+    )
+    with house(tmp_path, source=source) as built:
+        assert not built.manifest.fork
+        runner = built.bench.open_runner(0, "sync")
+        expected = f'["{tmp_path}/data","sqlite:///{tmp_path}/data/jobs.db"]'
+        assert built.run(runner, "where").outcome == Succeeded(expected.encode())

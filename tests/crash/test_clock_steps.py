@@ -1,6 +1,5 @@
 """Clocks are set while workers run: the database server's, or that of a worker's host."""
 
-import signal
 import time
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def test_the_servers_clock_steps_by_an_hour(tmp_path: Path, step_s: float) -> No
             job, _ = begin(fleet, "nap_once_then_quick", 60.0, "twice")
             fleet.start("--concurrency", "1", place=Place(host="host-9"))
             frozen_s = time.monotonic()
-            workers[0].signal_family(signal.SIGSTOP)
+            workers[0].freeze()
             clock.step_to(0)
             assert job.result(timeout=30) == "quick"
             assert time.monotonic() - frozen_s < 3 * LEASE_S, "found soon after its lease"

@@ -68,7 +68,7 @@ def test_a_stopped_worker_is_late_then_silent_and_nobody_sweeps(make_fleet: Make
     fleet = make_fleet(heartbeat_interval="0.5s", heartbeat_timeout="5s", check_interval="0.25s")
     worker = fleet.start("--concurrency", "1", "--no-reaper")
     job, _ = fleet.begin("nap", 600)
-    worker.signal_family(signal.SIGSTOP)
+    worker.freeze()
     wait_for(lambda: "late-beats" in wrong(fleet), "a late beat", every_s=VISIT_S)
     silent = wait_for(lambda: wrong(fleet).get("silent-worker"), "a silent worker", every_s=VISIT_S)
     assert (silent.severity, silent.facts["worker"], silent.facts["held"]) == (Severity.PROBLEM, worker.id, 1)

@@ -146,6 +146,7 @@ def test_a_job_in_a_transaction_of_its_callers_is_told_of_without_an_event(
     own.close()
     assert "No living worker takes task 'add'" in (job.warning or "")
     assert "No living worker takes task 'add'" in caplog.text
+    assert "(ledger: " in caplog.records[-1].getMessage()
     assert "Could not write" not in caplog.text
     assert [event.kind for event in fleet.ledger.events(limit=100)] == []
     assert fleet.task("add").enqueue(1, 2).warning is not None

@@ -22,7 +22,7 @@ def test_a_frozen_worker_wakes_late_and_its_result_is_refused(make_fleet: MakeFl
     job = fleet.task("nap_once_then_quick").enqueue(3.0, str(notes))
     wait_for(notes.exists, "the first attempt to begin")
     runners = [process.pid for process in frozen.runners()]
-    frozen.signal_family(signal.SIGSTOP)
+    frozen.freeze()
     fleet.start("--concurrency", "1")
     assert job.result(timeout=30) == "quick"
     frozen.signal_family(signal.SIGCONT)
@@ -52,7 +52,7 @@ def test_only_the_worker_is_frozen_and_the_nursery_ends_its_runners(make_fleet: 
     job = fleet.task("nap_once_then_quick").enqueue(60.0, str(notes))
     wait_for(notes.exists, "the first attempt to begin")
     runner = frozen.runners()[0]
-    os.kill(frozen.pid, signal.SIGSTOP)
+    frozen.freeze(alone=True)
     fleet.start("--concurrency", "1")
     assert job.result(timeout=30) == "quick"
     # Its lease ended before the job was given away, and the nursery saw to it.

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import pytest
 from tests.crash.conftest import MakeFleet
 from tests.fleet import Fleet, WorkerProcess, wait_for
 
+from unstuck import Job
+from unstuck.client.doctor.codes import Code
 from unstuck.client.operator import Operator
 from unstuck.config import Settings
-from unstuck.domain.health import DISABLE_AT, DISABLE_FROM_JOBS, Health, read_health
-from unstuck.domain.states import JobState
+from unstuck.domain.health import DISABLE_IN_A_ROW, DISABLE_IN_A_ROW_DEATHS, IN_A_ROW, Health, read_health
+from unstuck.domain.states import AttemptState, JobState
 from unstuck.reaper.health import HealthWatch
 from unstuck.reaper.rounds import Round
 from unstuck.store.records import WorkerRecord
@@ -36,7 +39,7 @@ def sicken(fleet: Fleet, plague: Path) -> WorkerProcess:
     for _ in range(MOST_DEATHS):
         fleet.wait_state(fleet.task("die_if_sick").enqueue(), JobState.FAILED)
         said = health(sick)
-        if said.weight >= DISABLE_AT and said.jobs >= DISABLE_FROM_JOBS:
+        if said.in_a_row >= DISABLE_IN_A_ROW and said.deaths >= DISABLE_IN_A_ROW_DEATHS + 1:
             return sick
     raise AssertionError(f"after {MOST_DEATHS} deaths it still takes itself for well: {health(sick)}")
 
@@ -89,6 +92,76 @@ def test_a_worker_under_which_every_job_dies_is_switched_off_once_another_serves
     wait_for(lambda: sick.said().count("was disabled") == 2, "the sick worker to hear of it")
     stuck = fleet.task("add").enqueue(1, 2)
     assert "unstuck workers enable" in (operator.explain_wait(stuck.id) or "")
+
+
+VICTIMS_AT_ONCE = 20
+
+
+def test_a_worker_that_kills_every_job_gets_no_innocent_job_quarantined(make_fleet: MakeFleet, tmp_path: Path) -> None:
+    fleet = make_fleet(**SETTINGS)
+    plague = tmp_path / "plague"
+    plague.touch()
+    sick = fleet.start("--concurrency", "8", "--name", "sick", SICK=str(plague))
+    well = fleet.start("--concurrency", "1", "--name", "well")
+    jobs: list[Job[None]] = []
+    while record(sick).disabled is None:
+        assert len(jobs) < MOST_DEATHS * VICTIMS_AT_ONCE, health(sick)
+        jobs += [fleet.task("victim").enqueue(0.02) for _ in range(VICTIMS_AT_ONCE)]
+        for job in jobs[-VICTIMS_AT_ONCE:]:
+            job.result(timeout=60)
+    records = [job.record() for job in jobs]
+    assert {one.state for one in records} == {JobState.SUCCEEDED}
+    # The first crash is the job's, as far as anyone knows. Those after it are the worker's.
+    assert max(one.crash_count for one in records) == 1
+    # What died in its hands was not done by it.
+    wait_for(lambda: record(well).processed == len(jobs), "the well worker to tell what it did")
+    assert record(sick).processed == 0
+
+
+FEW = 12
+ENOUGH_DEATHS = 10
+
+
+@pytest.mark.parametrize("concurrency", ["1", "8"])
+def test_a_lone_worker_that_kills_every_job_gets_none_quarantined(
+    make_fleet: MakeFleet, tmp_path: Path, concurrency: str
+) -> None:
+    fleet = make_fleet(**SETTINGS)
+    plague = tmp_path / "plague"
+    plague.touch()
+    jobs = [fleet.task("victim").enqueue() for _ in range(FEW)]
+    sick = fleet.start("--concurrency", concurrency, "--name", "sick", SICK=str(plague))
+    wait_for(lambda: deaths_of(fleet, jobs) >= ENOUGH_DEATHS and sick_of_all(sick), "enough deaths")
+    operator = Operator(fleet.ledger, Settings(url=fleet.url))
+    assert Code.EVERYTHING_DIES in {finding.code for finding in operator.doctor()}
+    records = [job.record() for job in jobs]
+    assert JobState.QUARANTINED not in {one.state for one in records}
+    assert max(one.crash_count for one in records) == 1
+    # Mended, it proves itself with the next one that it tries, and the others are tried again in time.
+    plague.unlink()
+    for job in jobs:
+        job.result(timeout=120)
+
+
+def test_jobs_that_always_die_are_quarantined_by_a_lone_worker_that_succeeds_with_others(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(**SETTINGS)
+    deadly = [fleet.task("die_again").enqueue() for _ in range(4)]
+    good = fleet.task("add").enqueue(1, 2)
+    worker = fleet.start("--concurrency", "1")
+    assert good.result(timeout=60) == 3
+    for job in deadly:
+        fleet.wait_state(job, JobState.QUARANTINED)
+    assert record(worker).disabled is None
+    assert fleet.task("add").enqueue(1, 2).result(timeout=60) == 3
+
+
+def deaths_of(fleet: Fleet, jobs: list[Job[None]]) -> int:
+    return sum(one.state is AttemptState.CRASHED for job in jobs for one in fleet.ledger.attempts(job.id))
+
+
+def sick_of_all(worker: WorkerProcess) -> bool:
+    said = health(worker)
+    return said.in_a_row >= IN_A_ROW and said.deaths > 1
 
 
 def test_of_two_idle_workers_the_stable_one_gets_the_work(make_fleet: MakeFleet, tmp_path: Path) -> None:

@@ -52,3 +52,20 @@ def test_a_job_whose_runner_we_killed_is_handed_in_by_its_policy_and_never_given
     assert notes.read_text().count("begun") == len(attempts) == (1 if end is JobState.FAILED else 2)
     assert "the ledger said for a while that it was not ours" in (attempts[0].cause or "")
     assert job.record().crash_count == 0, "the job is not to blame"
+
+
+def test_a_job_whose_beginning_the_ledger_forgot_ends_as_its_code_does(
+    make_fleet: MakeFleet, meddle: Meddle, tmp_path: Path
+) -> None:
+    """A failover to a server that lagged behind: there the job is only claimed, and what is claimed cannot be ended."""
+    fleet = make_fleet(**QUICK)
+    fleet.start("--concurrency", "1")
+    notes, gate = tmp_path / "notes", tmp_path / "gate"
+    job = fleet.task("wait_for_file").enqueue(str(gate), str(notes))
+    wait_for(lambda: notes.exists() and "\n" in notes.read_text(), "the job to begin")
+    meddle(f"state = 'claimed', started_at = null, attempt = attempt - 1 where id = {job.id}")
+    wait_for(lambda: fleet.state(job) is JobState.RUNNING, "the job to run again by the ledger's word")
+    gate.touch()
+    fleet.wait_final(job)
+    assert fleet.state(job) is JobState.SUCCEEDED
+    assert notes.read_text().count("begun") == 1

@@ -8,12 +8,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.contract.meddling import PostgresMeddler
 from tests.crash import locking_tasks
 from tests.fleet import Fleet, wait_for
 
 from unstuck import App
 from unstuck.client.job import Job
 from unstuck.domain.states import JobState, WorkerState
+from unstuck.store.diagnosis import SWEEP_TICKET
 from unstuck.store.records import JobFilter
 
 TARGET = "tests.crash.locking_tasks:app"
@@ -86,7 +88,9 @@ def test_a_transaction_holds_the_unique_key_of_a_schedule(fleet: LockedFleet) ->
     assert len(keyed) == len(set(keyed))
     assert long.result(timeout=30) == "slept"
     assert deaths(fleet) == []
-    assert any("blocked by session" in worker.said() for worker in fleet.workers)
+    assert any("blocked by session" in worker.said() for worker in fleet.workers), [
+        worker.said() for worker in fleet.workers
+    ]
 
 
 def ticks_of(fleet: Fleet, schedule: str) -> list[str]:
@@ -176,3 +180,52 @@ def test_a_session_holds_the_row_of_a_running_job(fleet: LockedFleet) -> None:
     record = fleet.ledger.job(job.id)
     assert record is not None
     assert record.attempt == 1
+
+
+def test_an_outcome_waits_for_a_lock_until_long_after_the_deadline_of_its_job(fleet: LockedFleet) -> None:
+    """Its code ended in time: that it could not be written is no reason to call it late."""
+    fleet.reinforce()
+    meddler = PostgresMeddler(fleet.url)
+    with psycopg.connect(fleet.url) as connection:
+        fleet.task("add").options(unique_key="held", connection=connection).enqueue(1, 2)
+        job = fleet.task("hand_on").enqueue("held")
+        wait_for(lambda: "cannot be written yet" in fleet.workers[0].said(), "the outcome to be deferred")
+        wait_for(lambda: fleet.ledger.deferred_outcome(job.id) is not None, "the ledger to know that its code ended")
+        meddler.age_job(job.id, 600.0)
+        swept_s = last_sweep_s(meddler)
+        wait_for(lambda: last_sweep_s(meddler) > swept_s + 2, "reapers to look for jobs past their deadline")
+        assert fleet.state(job) is JobState.RUNNING
+        story = fleet.app.operator.why(job.id)
+        assert story.headline.startswith("Its code has ended, try 1;")
+        assert f"session {connection.info.backend_pid} (" in story.next
+        assert "; its last statement: " in story.next
+        connection.commit()
+    assert job.result(timeout=30) == "handed on"
+    wait_for(lambda: fleet.ledger.deferred_outcome(job.id) is None, "the note to be removed")
+
+
+@pytest.mark.long
+def test_a_worker_that_must_leave_beside_a_lock_names_the_outcome_that_it_loses(fleet: LockedFleet) -> None:
+    fleet.start("--concurrency", "2", target=TARGET, UNSTUCK_SHUTDOWN_GRACE="1s")
+    leaving = fleet.workers[0]
+    with psycopg.connect(fleet.url) as connection:
+        fleet.task("add").options(unique_key="held", connection=connection).enqueue(1, 2)
+        job = fleet.task("hand_on").enqueue("held")
+        wait_for(lambda: fleet.ledger.deferred_outcome(job.id) is not None, "the ledger to know that its code ended")
+        fleet.reinforce()
+        leaving.stop()
+        said = leaving.said()
+        assert "The outcome of a job could not be recorded" in said
+        assert f"job_id={job.id}" in said
+        assert "could not be reached" not in said
+        fleet.wait_final(job)
+    record = fleet.ledger.job(job.id)
+    assert record is not None
+    assert (record.state, record.attempt) == (JobState.FAILED, 1)
+    assert record.error is not None
+    assert "its code had ended before that" in (record.error.cause or "")
+
+
+def last_sweep_s(meddler: PostgresMeddler) -> float:
+    """Return when the ticket for a sweep was last taken, in seconds by the database's clock."""
+    return float(meddler.rows(f"select extract(epoch from until) from tickets where name = '{SWEEP_TICKET}'")[0][0])

@@ -7,7 +7,7 @@ import time
 import pytest
 from tests.fleet import Fleet, at_best
 
-from unstuck import OutOfMemory, WorkerCrashed
+from unstuck import OutOfMemory, TaskFailed, WorkerCrashed
 from unstuck.domain.states import JobState
 
 
@@ -36,11 +36,26 @@ def test_a_killed_runner_is_settled_in_half_a_second_and_its_siblings_are_untouc
     ("how", "words"), [("kill", "SIGKILL"), ("exit", "code 3"), ("segfault", "SIGSEGV")], ids=["kill", "exit", "segv"]
 )
 def test_every_way_of_dying_is_named(fleet: Fleet, how: str, words: str) -> None:
-    fleet.start("--concurrency", "1")
+    worker = fleet.start("--concurrency", "1")
     job = fleet.task("die").enqueue(how)
     with pytest.raises(WorkerCrashed) as caught:
         job.result(timeout=30)
     assert words in str(caught.value.cause)
+    # The worker lives: its log says what died. On the job the words are those that people look for.
+    assert "Worker died" in str(caught.value)
+    said = worker.said()
+    assert "Worker died" not in said
+    [line] = [line for line in said.splitlines() if "Runner process died; its job failed" in line]
+    assert f"job_id={job.id}" in line
+    assert words in line
+    # So is every failure a line: each try, and the last one.
+    failing = fleet.task("fail").enqueue("no such customer")
+    with pytest.raises(TaskFailed):
+        failing.result(timeout=30)
+    lines = [line for line in worker.said().splitlines() if f"job_id={failing.id} " in line]
+    assert len(lines) == len(fleet.ledger.attempts(failing.id))
+    assert all("RuntimeError: no such customer" in line for line in lines)
+    assert " Job failed [" in lines[-1]
 
 
 def test_a_job_that_kills_four_times_is_quarantined(fleet: Fleet) -> None:

@@ -42,7 +42,7 @@ def test_a_frozen_worker_is_found_at_the_slowest_heartbeat_that_is_allowed(
     job, notes = begin(fleet, "nap_once_then_quick", 60.0, "notes")
     for _ in range(2):
         fleet.start("--concurrency", "1")
-    frozen.signal_family(signal.SIGSTOP)
+    frozen.freeze()
     assert job.result(timeout=15) == "quick"
     assert notes.read_text().count("begun") == 2
     assert [worker.id for worker in fleet.ledger.workers() if worker.state == "dead"] == [frozen_id]
@@ -85,7 +85,7 @@ def test_a_worker_frozen_beside_a_long_transaction_is_found_after_it(locked_flee
     job, _ = begin(fleet, "nap_once_then_quick", 60.0, "notes")
     fleet.start("--concurrency", "1")
     if when == "before":
-        frozen.signal_family(signal.SIGSTOP)
+        frozen.freeze()
     with _transaction(fleet.folder / "jobs.db"):
         time.sleep(LEASE_S / 2)  # The transaction itself, in two halves.
         frozen.signal_family(signal.SIGSTOP)

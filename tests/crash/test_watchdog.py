@@ -1,6 +1,5 @@
 """A worker lives and beats, but a loop of its own hangs: its watchdog ends it, and somebody else takes over."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -97,7 +96,7 @@ def test_a_worker_that_was_stopped_for_long_is_not_taken_for_hung(make_fleet: Ma
     # At rest: one that is frozen with the write lock of SQLite in its hands is ended for that.
     assert fleet.task("add").enqueue(1, 1).result(timeout=30) == 2
     wait_for(lambda: not fleet.ledger.held(before), "it to hold nothing")
-    wait_for(lambda: frozen_at_rest(worker.pid, fleet.folder / "jobs.db-lock"), "a moment in which it does not write")
+    worker.freeze(alone=True)
     # Another one declares it dead for its silence; the time itself must be longer than the watchdog's own limit.
     other = fleet.start("--concurrency", "1")
     wait_for(lambda: fleet_silence(fleet, before) > 8.0, "a long silence")
@@ -106,19 +105,6 @@ def test_a_worker_that_was_stopped_for_long_is_not_taken_for_hung(make_fleet: Ma
     assert worker.process.poll() is None, worker.said()
     other.stop()
     assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
-
-
-def frozen_at_rest(pid: int, lock: Path) -> bool:
-    """Stop it, and let it go on where it has the lock."""
-    os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it to stand still")
-    with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.kill(pid, signal.SIGCONT)
-            return False
-    return True
 
 
 def fleet_silence(fleet: Fleet, worker_id: str) -> float:

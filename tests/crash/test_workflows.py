@@ -8,7 +8,7 @@ from tests.contract.meddling import Meddler, PostgresMeddler, SqliteMeddler
 from tests.crash import workflow_tasks as tasks
 from tests.fleet import Fleet, wait_for
 
-from unstuck import App, WorkerCrashed, WorkflowRun
+from unstuck import App, NodeError, WorkerCrashed, WorkflowRun
 from unstuck.client.workflow import Workflow
 from unstuck.domain.workflow import NodeState, WorkflowState
 
@@ -144,7 +144,8 @@ def test_what_was_removed_by_hand_is_an_error_of_its_own(fleet: Fleet) -> None:
     app = app_on(fleet)
     flow = app.workflow("gone")
     node = flow.add(app.task_by_name("nap"), 60).on_error("continue")
-    flow.add(app.task_by_name("total"), [], node)
+    passed = flow.add(app.task_by_name("pass_on"), node)
+    flow.add(app.task_by_name("total"), [], passed)
     run = flow.start()
     table = "unstuck_jobs" if fleet.url.startswith("sqlite") else "unstuck.jobs"
     meddler_of(fleet).rows(f"DELETE FROM {table} WHERE id = {run.job('nap').id} RETURNING id")
@@ -154,4 +155,8 @@ def test_what_was_removed_by_hand_is_an_error_of_its_own(fleet: Fleet) -> None:
     [error] = [node.error for node in run.look().nodes if node.name == "nap"]
     assert error is not None
     assert error["code"] == "RESULT_NOT_AVAILABLE"
+    # A task may return the error that it was given: it is the same to those who depend on it, and to its caller.
+    returned = run.job("pass_on").result(timeout=5)
+    assert isinstance(returned, NodeError)
+    assert (returned.code, returned.node) == ("RESULT_NOT_AVAILABLE", "nap")
     app.close()

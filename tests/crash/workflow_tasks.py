@@ -38,6 +38,11 @@ def first(pair: list[int]) -> int:
 
 
 @app.task
+def pass_on(value: int | NodeError) -> int | NodeError:
+    return value
+
+
+@app.task
 def break_down(x: int) -> int:
     raise ValueError(f"{x} is too much")
 

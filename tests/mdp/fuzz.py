@@ -33,7 +33,21 @@ OPEN_JOBS = 5_000
 """Requests that nobody serves are jobs, and kept: after so many, no more are made."""
 WORDS = [b"", b"MDPC01", b"MDPW01", b"MDPC02", b"MDPW02", *(bytes([number]) for number in range(12))]
 NAMES = [b"fuzz-a", b"fuzz-b", b"mmi.service", b"mmi.notify", b"mmi.status", b"mmi.list", b"mmi.workers", b"mmi.x"]
-KEYS = ["v", "ttl", "events", "priority", "JobID", "job_id", "idempotency_key", "error", "metadata", "name", "host"]
+KEYS = [
+    "v",
+    "ttl",
+    "events",
+    "priority",
+    "JobID",
+    "job_id",
+    "idempotency_key",
+    "error",
+    "metadata",
+    "name",
+    "host",
+    "instance",
+    "holding",
+]
 
 
 class Fuzz:

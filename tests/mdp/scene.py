@@ -10,6 +10,7 @@ from typing import Any
 import cbor2
 from tests import forked
 from tests.fleet import PATIENCE_S, ROOT, Fleet, wait_for
+from tests.mdp.wire import clear_away
 
 from unstuck.config import Recovery
 from unstuck.domain.liveness import Detector
@@ -124,6 +125,7 @@ class Scene:
         for process in reversed(self._processes):
             process.kill()
             process.communicate()
+        clear_away(self.fleet.url)
         self.fleet.close()
 
     def _start(self, module: str, *words: str, **more: Any) -> Process:

@@ -9,6 +9,7 @@ from tests.mdp.told import Told, broker, claimed
 
 from unstuck.domain.endings import JobError
 from unstuck.domain.states import JobState
+from unstuck.mdp.broker.mmi import MAX_LISTENERS
 from unstuck.mdp.broker.orders import Answer
 from unstuck.store.records import Letter, Outcome
 
@@ -149,8 +150,8 @@ def test_what_strangers_say_makes_no_list_without_end() -> None:
     for number in range(1000):
         core.on_message(b"x", [b"", b"MDPW01", b"%d" % number], None, 0.0)
         core.on_message(b"x", [b"%d" % number], None, 0.0)
-    assert len(core.dropped) < 10
-    assert sum(core.dropped.values()) == 2000
+    assert len(core.dropped.counts) < 10
+    assert sum(core.dropped.counts.values()) == 2000
 
 
 def test_a_death_is_told_in_the_moment_of_the_verdict() -> None:
@@ -188,4 +189,109 @@ def test_a_request_that_expires_while_it_is_looked_at_ends_with_its_last_word() 
     cancelled = Outcome(1, JobState.CANCELLED, None, JobError("CANCELLED", "Job was cancelled", None, {}))
     core.on_answer(Answer(expired=[1], outcomes=[cancelled]), late_s)
     words = [send.frames[3] for send in core.take_sends() if send.to == LISTENING]
-    assert words == [b"\x09", b"echo"]
+    assert words == [b"\x09"], "no reply follows the last word"
+
+
+def test_what_is_blocked_waits_alone_and_the_end_of_its_worker_behind_it() -> None:
+    core, ledger = broker(), Told()
+    client, other = b"\x00old1", b"\x00old2"
+
+    def write(now_s: float) -> None:
+        order = core.take_order(now_s)
+        assert order is not None
+        core.on_answer(ledger.do(order), now_s)
+
+    def heard_by(who: bytes) -> list[list[bytes]]:
+        return [send.frames for send in core.take_sends() if send.to == who]
+
+    core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 3, 0.0)
+    core.on_message(client, [b"", b"MDPC01", b"echo", b"first"], None, 0.0)
+    write(0.0)
+    write(0.0)
+    [address] = [frames[3] for frames in heard_by(b"w") if frames[2] == b"\x02"]
+    ledger.locked.add(1)
+    core.on_message(b"w", [b"", b"MDPW01", b"\x03", address, b"", b"done"], None, 1.0)
+    write(1.0)
+    core.on_gone(3, 1.0)
+    core.on_message(other, [b"", b"MDPC01", b"echo", b"second"], None, 1.0)
+    order = core.take_order(1.01)
+    assert order is not None
+    assert (order.deaths, order.again, len(order.posts)) == ([], None, 1)
+    core.on_answer(ledger.do(order), 1.01)
+    assert heard_by(client) == []
+    assert 1.0 < core.next_tick_s(1.01) <= 1.2
+    write(1.2)
+    assert ledger.held == {1: "id2"}, "blocked again"
+    ledger.locked.clear()
+    order = core.take_order(5.0)
+    assert order is not None
+    assert order.again is not None
+    assert [death.worker_id for death in order.again.deaths] == ["id2"]
+    core.on_answer(ledger.do(order), 5.0)
+    assert heard_by(client) == [[b"", b"MDPC01", b"echo", b"done"]]
+    assert "id2" not in ledger.services
+    write(5.1)
+    assert not core.busy_with_ledger
+
+
+def test_requests_of_a_client_keep_their_order_behind_one_that_is_blocked() -> None:
+    core, ledger = broker(), Told()
+    ledger.locked_clients.add(b"a")
+    for who, body in ((b"a", b"1"), (b"b", b"1"), (b"a", b"2")):
+        core.on_message(who, [b"", b"MDPC01", b"echo", body], None, 0.0)
+    order = core.take_order(0.0)
+    assert order is not None
+    core.on_answer(ledger.do(order), 0.0)
+    ledger.locked_clients.clear()
+    core.on_message(b"a", [b"", b"MDPC01", b"echo", b"3"], None, 0.0)
+    core.on_message(b"b", [b"", b"MDPC01", b"echo", b"2"], None, 0.0)
+    order = core.take_order(0.0)
+    assert order is not None
+    assert [post.asked.client for post in order.posts] == [b"b"]
+    core.on_answer(ledger.do(order), 0.0)
+    order = core.take_order(1.0)
+    assert order is not None
+    assert order.again is not None
+    assert [post.call.job.payload[-1:] for post in order.again.posts] == [b"1", b"2", b"3"]
+
+
+def test_an_outage_makes_no_list_of_questions_without_end() -> None:
+    core, ledger = broker(request_ttl="5s"), Told()
+    for number in range(20):
+        core.on_message(OLD[0], [b"", b"MDPC01", b"echo", b"%d" % number], None, 0.0)
+    while (order := core.take_order()) is not None:
+        core.on_answer(ledger.do(order), 0.0)
+    core.on_tick(0.1)
+    under_way = core.take_order(0.1)
+    assert under_way is not None
+    now_s = 0.1
+    for _ in range(10_000):
+        # As the loop does it: it ticks when the rules say so, and no more often.
+        now_s = max(core.next_tick_s(now_s), now_s)
+        if now_s > 60:
+            break
+        core.on_tick(now_s)
+    assert now_s > 60, "it ticks all the time for nothing"
+    core.on_answer(ledger.do(under_way), now_s)
+    order = core.take_order(now_s)
+    assert order is not None
+    assert len(order.look_at) <= 20
+    assert sorted(order.overdue) == list(range(1, 21))
+
+
+def test_clients_that_are_gone_keep_nobody_from_listening() -> None:
+    core = broker()
+    wish = [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1, "ttl": 3600})]
+
+    def answer_to(client: bytes) -> bytes:
+        core.on_message(client, wish, None, 0.0)
+        (said,) = [send.frames[3] for send in core.take_sends() if send.to == client]
+        return said
+
+    names = [b"listener of the test %d" % number for number in range(MAX_LISTENERS)]
+    assert {answer_to(name) for name in names} == {b"200"}
+    assert answer_to(b"one more than there is room for") == b"403"
+    core.on_client_gone(names[5])
+    assert answer_to(b"one that takes its place") == b"200"
+    assert answer_to(b"one more than there is room for") == b"403"
+    assert answer_to(names[4]) == b"200", "whoever has a lease renews it"

@@ -17,7 +17,7 @@ from tests.mdp.wire import Raw
 from unstuck.config import Mdp
 from unstuck.domain.states import JobState
 from unstuck.mdp.broker.core import Broker
-from unstuck.mdp.broker.loop import Loop, open_router
+from unstuck.mdp.broker.loop import Loop, open_router, watch_connections
 from unstuck.mdp.broker.orders import Answer
 from unstuck.worker.identity import new_worker_id
 
@@ -107,7 +107,9 @@ def test_whoever_wakes_a_loop_that_is_closed_writes_into_nobody_elses_file() -> 
     settings = Mdp()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        loop = Loop(open_router(context, settings), Broker(settings, new_worker_id, time.time), print, settings)
+        router = open_router(context, settings)
+        core = Broker(settings, new_worker_id, time.time)
+        loop = Loop(router, watch_connections(router), core, print, settings)
         loop.close()
         theirs = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(50)]
         loop.answered(Answer())

@@ -4,14 +4,21 @@ import time
 from pathlib import Path
 
 import psycopg
+import pytest
 from tests.fleet import PATIENCE_S
-from tests.mdp.wire import HEARTBEAT, NO_WORKERS, REQUEST, Broker, Peers, RawWorker
+from tests.mdp.wire import HEARTBEAT, NO_WORKERS, REQUEST, Broker, Peers, RawWorker, clear_away
 from tests.pg import PgServer
 
 OUTAGE_S = 10.0
 """Longer than every beat may be missing."""
 LOCKED_S = 5.0
 """The same for the test with a lock."""
+JOB = "select id from unstuck.jobs where state = 'running' for update"
+WORKER = (
+    "select id from unstuck.workers where id = (select worker_id from unstuck.jobs where state = 'running') for update"
+)
+ENOUGH = 4
+"""Requests that are answered while the lock is held, and it is held until they are: none of them waits for it."""
 
 
 def attend(worker: RawWorker) -> int:
@@ -65,33 +72,53 @@ def test_an_outage_costs_no_worker_no_reply_and_no_request(pg_server: PgServer, 
         peers.close()
         broker.process.kill()
         broker.process.wait(10)
+        clear_away(broker.url)
 
 
-def test_a_lock_on_a_job_costs_no_worker_and_no_reply(ready_pg_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("held", "blocks"), [(JOB, "a job"), (WORKER, "a worker")])
+def test_a_row_that_is_held_costs_no_worker_and_no_reply_and_holds_up_nobody_else(
+    ready_pg_url: str, tmp_path: Path, held: str, blocks: str
+) -> None:
     broker = Broker(
         ready_pg_url, tmp_path / "log", heartbeat_interval="300ms", heartbeat_timeout="2s", busy_timeout="2s"
     )
     peers = Peers(broker)
     try:
-        busy, idle, client = peers.worker(), peers.worker(peers.service + b"-other"), peers.listener()
+        other = peers.service + b"-other"
+        busy, idle, client, old = peers.worker(), peers.worker(other), peers.listener(), peers.client()
         client.ask(peers.service, b"begun before", correlation=b"1")
         address, body = busy.request()
         with psycopg.connect(ready_pg_url) as user:
-            user.execute("select 1 from unstuck.jobs where state = 'running' for update")
+            assert user.execute(held).fetchall()
             busy.reply(address, *body)
             until_s = time.monotonic() + LOCKED_S
-            while time.monotonic() < until_s:
-                attend(busy)
-                attend(idle)
+            answered = 0
+            while time.monotonic() < until_s or answered < ENOUGH:
+                # Through another worker, and through that whose reply is blocked.
+                for service in (other, peers.service) if blocks == "a job" else (other,):
+                    begun_s = time.monotonic()
+                    old.ask(service, b"beside it")
+                    while old.is_silent(0):
+                        assert time.monotonic() < begun_s + PATIENCE_S, broker.log.read_text()[-4000:]
+                        attend(busy)
+                        attend(idle)
+                    assert old.answer(service) == [b"beside it"]
+                    answered += 1
+            assert client.is_silent(0), "a reply was sent that the ledger does not have"
             dead = user.execute("select name from unstuck.workers where state = 'dead'").fetchall()
             assert dead == [], broker.log.read_text()[-4000:]
+            noted = user.execute("select count(*) from unstuck.deferred_outcomes").fetchall()
+            assert noted == [(int(blocks == "a job"),)], "others must know that its code has ended"
         until_s = time.monotonic() + PATIENCE_S
         while client.is_silent(0):
             assert time.monotonic() < until_s
             attend(busy)
             attend(idle)
         assert client.answer(peers.service, b"1") == [b"begun before"]
+        assert broker.log.read_text().count("cannot be written yet") == 1, broker.log.read_text()
+        assert broker.stop() == 0, broker.log.read_text()[-4000:]
     finally:
         peers.close()
         broker.process.kill()
         broker.process.wait(10)
+        clear_away(broker.url)

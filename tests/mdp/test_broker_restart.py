@@ -2,18 +2,21 @@
 
 import itertools
 import signal
+import time
 from collections import defaultdict
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import zmq
 from tests.fleet import PATIENCE_S, wait_for
 from tests.mdp.scene import Scene, Work, as_cbor
-from tests.mdp.wire import RawWorker
+from tests.mdp.wire import DISCONNECT, HEARTBEAT, READY, REQUEST, RawWorker
 
 from unstuck.domain.states import FINAL, JobState
+from unstuck.mdp.broker.handed import PREFIX, digest_of
 from unstuck.mdp.broker.piles import HIGHEST
+from unstuck.runner.trace import trace_folder
 
 REQUESTS = 1_000
 CLIENTS = 4
@@ -210,4 +213,173 @@ def test_an_old_client_is_never_sent_what_another_asked_before_the_restart(scene
         after.send_multipart([b"", b"MDPC01", b"mmi.service", b"echo"])
         assert after.recv_multipart()[-2:] == [b"mmi.service", b"200"]
     finally:
+        context.destroy(linger=0)
+
+
+def test_what_a_dead_broker_kept_for_old_workers_is_settled_by_the_next_one(scene: Scene) -> None:
+    """The worker is gone too, so that no late reply says what it had. Only that one job waits for a moment."""
+    requests = 150
+    scene.kill_broker()
+    scene.open(busy_timeout="10m", heartbeat_timeout="3s", heartbeat_interval="500ms")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    worker = RawWorker(scene.endpoint, b"quick")
+    try:
+        wait_for(lambda: scene.living("quick"), "the worker")
+        client = context.socket(zmq.DEALER)
+        client.connect(scene.endpoint)
+        for number in range(requests):
+            client.send_multipart([b"", b"MDPC01", b"quick", b"%d" % number])
+        answered = 0
+        while True:
+            address, body = worker.request()
+            if answered > 20:
+                scene.broker.send_signal(signal.SIGSTOP)
+                if len(scene.jobs(JobState.RUNNING)) > 5:
+                    break
+                scene.broker.send_signal(signal.SIGCONT)
+            worker.reply(address, *body)
+            answered += 1
+            assert answered < requests, "it never got more than one at a time"
+        scene.kill_broker()
+        worker.close(0)
+        scene.open(busy_timeout="10m", heartbeat_timeout="3s", heartbeat_interval="500ms")
+        worker = RawWorker(scene.endpoint, b"quick")
+        left = sum(job.state is not JobState.SUCCEEDED for job in scene.jobs())
+        for _ in range(left - 1):
+            address, body = worker.request()
+            worker.reply(address, *body)
+        # The job that it had: nobody can say whether it was begun. It was quick before, and silent for too long now.
+        address, body = worker.request()
+        worker.reply(address, *body)
+        wait_for(lambda: scene.fleet.ledger.count_jobs() == {JobState.SUCCEEDED: requests}, "all of them")
+        assert sorted(job.crash_count for job in scene.jobs())[-2:] == [0, 1]
+    finally:
+        worker.close(0)
+        context.destroy(linger=0)
+    mine = f"{PREFIX}{digest_of(scene.fleet.url)}-*"
+    wait_for(lambda: len(list(trace_folder().glob(mine))) == 1, "what dead brokers left to be cleared away")
+
+
+QUICKLY = {"busy_timeout": "10m", "heartbeat_timeout": "2s", "heartbeat_interval": "500ms"}
+
+
+def beat(worker: RawWorker) -> bool:
+    """Say that it is idle, as old workers do, and READY again if it is sent away; return whether it got a request."""
+    worker.tell(HEARTBEAT)
+    while not worker.is_silent(0.05):
+        command = worker.hear()[2]
+        if command == DISCONNECT:
+            worker.tell(READY, *worker.services)
+        elif command == REQUEST:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("how", ["dies", "goes on"])
+def test_a_request_whose_reply_was_lost_with_the_broker_does_not_wait_for_the_busy_timeout(
+    scene: Scene, how: str
+) -> None:
+    """Its worker died too, or had replied to the dead broker and goes on: in both cases no connection is silent."""
+    scene.kill_broker()
+    scene.open(**QUICKLY)
+    client = scene.client()
+    with ExitStack() as stack:
+        worker, second = (stack.enter_context(closing(RawWorker(scene.endpoint, name))) for name in (b"echo", b"other"))
+        wait_for(lambda: scene.living("echo") and scene.living("other"), "the workers")
+        call = client.submit("echo", b"job", timeout=ACROSS_S)
+        worker.request()
+        scene.kill_broker()
+        if how == "dies":
+            worker.close(0)
+        scene.open(**QUICKLY)
+        fresh = stack.enter_context(closing(RawWorker(scene.endpoint, b"echo")))
+        idle = [second, fresh] if how == "dies" else [worker, second, fresh]
+        until_s = time.monotonic() + PATIENCE_S
+        while not any(map(beat, idle)):
+            assert time.monotonic() < until_s, "nobody gave it up"
+        assert (scene.job().attempt, scene.job().crash_count) == (2, 1)
+        assert not call.done()
+
+
+def test_an_old_worker_that_says_ready_under_its_own_routing_id_has_nothing_in_hand(scene: Scene) -> None:
+    """Another peer is silent, so that the connections say nothing."""
+    scene.kill_broker()
+    scene.open(**QUICKLY)
+    client = scene.client()
+    with ExitStack() as stack:
+        worker = stack.enter_context(closing(RawWorker(scene.endpoint, b"echo", identity=b"my own name")))
+        stack.enter_context(closing(RawWorker(scene.endpoint)))
+        wait_for(lambda: scene.living("echo"), "the worker")
+        client.submit("echo", b"job", timeout=ACROSS_S)
+        worker.request()
+        scene.kill_broker()
+        scene.open(**QUICKLY)
+        until_s = time.monotonic() + PATIENCE_S
+        while not beat(worker):
+            assert time.monotonic() < until_s, "nobody gave it up"
+        assert (scene.job().attempt, scene.job().crash_count) == (2, 1)
+
+
+def test_an_old_worker_that_is_silent_because_it_works_keeps_its_request_across_a_restart(
+    scene: Scene, tmp_path: Path
+) -> None:
+    scene.kill_broker()
+    scene.open(**QUICKLY)
+    gate = tmp_path / "gate"
+    scene.worker("echo", "--plain")
+    client = scene.client()
+    call = client.submit("echo", f"job 0 {gate}".encode(), timeout=ACROSS_S)
+    scene.wait_begun("job")
+    scene.kill_broker()
+    scene.open(**QUICKLY)
+    with closing(RawWorker(scene.endpoint, b"echo")) as idle:
+        # Three times as long as a worker may be silent that has nothing to do.
+        until_s = time.monotonic() + 6
+        while time.monotonic() < until_s:
+            beat(idle)
+        gate.touch()
+        assert call.result() == [b"done job"]
+    assert (scene.job().attempt, scene.times()["job"]) == (1, 1)
+
+
+@pytest.mark.parametrize("where", ["this host", "another host"])
+def test_a_living_broker_settles_what_another_one_leaves_that_dies(scene: Scene, where: str) -> None:
+    """Brokers of other hosts cannot read what it noted. They know that it is dead when it has been silent for long."""
+    scene.kill_broker()
+    scene.open(**QUICKLY)
+    dying, dying_endpoint = scene.broker, scene.endpoint
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    scene.endpoint = "tcp://127.0.0.1:0"
+    scene.open(**QUICKLY)
+    quick = RawWorker(dying_endpoint, b"quick")
+    try:
+        wait_for(lambda: scene.living("quick"), "the worker")
+        client = context.socket(zmq.DEALER)
+        client.connect(dying_endpoint)
+        for number in range(150):
+            client.send_multipart([b"", b"MDPC01", b"quick", b"%d" % number])
+        answered = 0
+        while True:
+            address, body = quick.request()
+            if answered > 20:
+                dying.send_signal(signal.SIGSTOP)
+                if len(scene.jobs(JobState.RUNNING)) > 5:
+                    break
+                dying.send_signal(signal.SIGCONT)
+            quick.reply(address, *body)
+            answered += 1
+            assert answered < 150, "it never got more than one at a time"
+        if where == "another host":
+            for path in trace_folder().glob(f"{PREFIX}{digest_of(scene.fleet.url)}-*"):
+                path.unlink()
+        dying.kill()
+        dying.wait()
+        quick.close(0)
+        quick = RawWorker(scene.endpoint, b"quick")
+        for _ in range(sum(job.state is not JobState.SUCCEEDED for job in scene.jobs())):
+            address, body = quick.request()
+            quick.reply(address, *body)
+        wait_for(lambda: scene.fleet.ledger.count_jobs() == {JobState.SUCCEEDED: 150}, "all of them")
+    finally:
+        quick.close(0)
         context.destroy(linger=0)

@@ -3,8 +3,14 @@
 import time
 from pathlib import Path
 
+import cbor2
 import pytest
 from tests.mdp.wire import NO_WORKERS, WORKER_DIED, Peers, RawClient, broker_on
+
+from unstuck.domain.errors import CallFailed
+from unstuck.mdp import Client
+from unstuck.mdp.broker.mmi import Listeners
+from unstuck.mdp.broker.notices import Notice, Notices
 
 
 def kill_one_at_work(peers: Peers, client: RawClient) -> None:
@@ -90,3 +96,56 @@ def test_a_bare_service_is_retried_so_often_and_no_more(
             assert (told["attempt"], told.get("final", False)) == (attempt, attempt > attempts)
         assert peers.worker().is_idle()
         peers.close()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+def test_a_delay_for_crashes_delays_no_other_notice_and_loses_none(
+    request: pytest.FixtureRequest, tmp_path: Path, dialect: str
+) -> None:
+    settings = {"crash_notification_delay_ms": 600_000, "request_ttl": "1s", "heartbeat_interval": "200ms"}
+    with broker_on(request, tmp_path, dialect, **settings) as broker:
+        peers = Peers(broker)
+        client = peers.listener()
+        client.ask(peers.service, b"job", correlation=b"c")
+        [told] = client.notice(NO_WORKERS, b"c")
+        assert "final" not in told
+        [told] = client.notice(NO_WORKERS, b"c")
+        assert (told["final"], told["message"]) == (True, "No worker took this job in time. It was cancelled.")
+        assert client.is_silent(), "something came after the last word about a job"
+        with Client(broker.endpoint, timeout=30, log_errors=False) as ours, pytest.raises(CallFailed) as raised:
+            ours.call(peers.service.decode(), b"job")
+        assert raised.value.error == "NO_WORKERS"
+        peers.close()
+
+
+def test_a_last_word_overtakes_no_earlier_one_of_the_same_job() -> None:
+    notices = Notices(delay_s=60.0)
+
+    def notice(job_id: int, **facts: object) -> Notice:
+        return Notice(WORKER_DIED, job_id, None, {"ledger_id": job_id, **facts})
+
+    notices.add(b"a", notice(1), 0.0)
+    notices.add(b"a", notice(2), 0.0)
+    assert list(notices.due(1.0)) == []
+    notices.add(b"a", notice(1, final=True), 1.0, at_once=True)
+    [(_, message)] = notices.due(1.0)
+    assert [cbor2.loads(one) for one in message[3:]] == [{"ledger_id": 1}, {"ledger_id": 1, "final": True}]
+    assert notices.next_due_s() == 60.0
+    [(_, message)] = notices.due(60.0)
+    assert [cbor2.loads(one) for one in message[3:]] == [{"ledger_id": 2}]
+
+
+def test_a_wish_for_events_that_nobody_knows_is_refused() -> None:
+    listeners = Listeners()
+    identity = b"i" * 16
+
+    def ask(**wish: object) -> list[bytes]:
+        return listeners.ask(identity, (cbor2.dumps({"v": 1, **wish}),), 0.0)
+
+    for events in (["WORKER_DIED", "SOMETHING"], ["worker_died"], [7], [["NO_WORKERS"]]):
+        code, why = ask(events=events)
+        assert code == b"501"
+        assert "NO_WORKERS" in cbor2.loads(why)["why"], "it says what there is"
+        assert not listeners.is_on(identity)
+    assert ask(events=[])[0] == b"200"
+    assert ask(events=["WORKER_DIED"])[0] == b"200"

@@ -1,13 +1,24 @@
 """What makes no sense, what is too large and what comes twice disturbs no broker and nobody else."""
 
 import secrets
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import cbor2
 import psutil
 import pytest
+from tests.bombs import colliding_map
+from tests.fleet import wait_for
 from tests.mdp.stage import running
-from tests.mdp.wire import CLIENT, READY, REPLY, Broker, Peers, broker_on
+from tests.mdp.wire import CLIENT, READY, REPLY, SERVED_S, Broker, Peers, RawWorker, broker_on, serve_afresh
+
+from unstuck.client.doctor.codes import Code
+from unstuck.client.doctor.examining import examine
+from unstuck.client.doctor.gathering import gather
+from unstuck.config import Settings
+from unstuck.mdp.broker.loop import CUT_OFF, TOO_LARGE
+from unstuck.store.opening import ready_ledger
 
 MB = 1024 * 1024
 
@@ -44,6 +55,16 @@ STRANGE = {
     "a huge status": [b"", CLIENT, b"mmi.status", b"\xa1\x66job_id" + HUGE],
     "deep CBOR": [b"", CLIENT, b"echo", b"\xa1\x61a" + b"\x81" * 100_000 + b"\x01"],
     "deep JSON": [b"", CLIENT, b"echo", b'{"a":' + b"[" * 100_000],
+    "a map whose keys collide": [b"", CLIENT, b"echo", colliding_map(130_000)],
+    "options whose keys collide": [b"", CLIENT, b"echo", b"\xa1\x61x" + colliding_map(130_000), b"\xa0"],
+    "a worker that introduces itself with keys that collide": [
+        b"",
+        b"MDPW01",
+        READY,
+        b"strange",
+        b"",
+        b"\xa1\x68metadata" + colliding_map(60_000),
+    ],
     "endless CBOR": [b"", CLIENT, b"echo", b"\xbb" + b"\xff" * 8],
     "reply with a huge address": [b"", b"MDPW01", REPLY, b"9" * 20 + b".1.abc.echo", b"", b"body"],
     "reply with a large address": [b"", b"MDPW01", REPLY, b"9" * 18 + b"." + b"9" * 18 + b".abc.echo", b"", b"body"],
@@ -85,7 +106,7 @@ def test_who_said_something_strange_gets_no_answer_and_its_next_request_is_serve
     assert client.is_silent(0.1)
 
 
-def test_frames_of_ten_megabytes_end_their_connection_and_nothing_else(peers: Peers) -> None:
+def test_frames_of_ten_megabytes_are_dropped_and_nothing_else(peers: Peers) -> None:
     worker, other = peers.worker(), peers.client()
     for identity in (None, secrets.token_bytes(16)):
         client = peers.client(identity)
@@ -139,3 +160,61 @@ def test_two_replies_to_one_request_end_the_worker_and_reach_the_client_once(pee
     assert client.answer(peers.service) == [b"first"]
     worker.is_sent_away()
     assert client.is_silent()
+
+
+def test_peers_that_come_and_go_without_end_keep_nobody_waiting(peers: Peers) -> None:
+    """One connection says READY over and over, each second one a breach; others say it once and are gone."""
+    endless = peers.stranger()
+    for _ in range(20_000):
+        endless.tell(READY, b"churn")
+    for _ in range(200):
+        gone = RawWorker(peers.broker.endpoint, b"churn")
+        gone.close(1000)
+    took: list[float] = []
+    for number in range(5):
+        for _ in range(500):
+            endless.tell(READY, b"churn")
+        took.append(serve_afresh(peers, number))
+    # A second on a machine that does nothing else. Before, it was the time of ten thousand deaths.
+    assert max(took) < SERVED_S, took
+    assert peers.client().call(b"mmi.health", b"")[0] == b"200"
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+@pytest.mark.parametrize("reap", ["true", "false"])
+def test_what_is_dropped_shows_in_metrics_log_and_doctor(
+    request: pytest.FixtureRequest, tmp_path: Path, dialect: str, reap: str
+) -> None:
+    with broker_on(request, tmp_path, dialect, max_message_bytes=100_000, reap=reap) as broker:
+        peers = Peers(broker)
+        worker, client = peers.worker(), peers.client()
+        for _ in range(3):
+            client.ask(peers.service, b"x" * 200_000)
+        peers.client().ask(peers.service, b"x" * 2_000_000)
+        # Before others come: one of them could get the number of its connection, and speak in the same moment.
+        wait_for(lambda: CUT_OFF in broker.log.read_text(), "the word about the request that was cut off")
+        host, port = broker.endpoint.removeprefix("tcp://").split(":")
+        for _ in range(20):
+            # A check of somebody's load balancer is no peer.
+            socket.create_connection((host, int(port))).close()
+        listener = peers.listener()
+        listener.ask(peers.service, b"give me much")
+        address, _body = worker.request()
+        worker.reply(address, b"x" * 200_000)
+        assert cbor2.loads(listener.answer(peers.service)[0])["error"] == "RESULT_NOT_STORABLE"
+        client.ask(peers.service, b"small")
+        address, body = worker.request()
+        worker.reply(address, *body)
+        assert client.answer(peers.service) == [b"small"], "the same worker goes on"
+        peers.close()
+        assert broker.stop() == 0
+        said = [line for line in broker.log.read_text().splitlines() if TOO_LARGE in line]
+        assert len(said) == 1, said
+        settings = Settings(url=broker.url)
+        ledger = ready_ledger(settings)
+        found = {finding.code: finding for finding in examine(gather(ledger, settings))}
+        ledger.close()
+        reasons = found[Code.MDP_DROPPED].facts["reasons"]
+        assert reasons[TOO_LARGE] == 4
+        assert 1 <= reasons[CUT_OFF] < 10, "libzmq connects again, and says nothing more"
+        broker.start()

@@ -2,11 +2,13 @@
 
 import secrets
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import cbor2
 import pytest
@@ -14,6 +16,12 @@ import zmq
 from tests.fleet import at_best, wait_for
 from tests.mdp.stage import line_of, running
 from tests.mdp.wire import DISCONNECT, HEARTBEAT, READY, WORKER_DIED, Broker, Peers, RawWorker, broker_on
+
+from unstuck.config import Mdp, Settings
+from unstuck.mdp.broker import serving
+from unstuck.mdp.broker.handed import Handed
+from unstuck.metrics.tallies import Tallies
+from unstuck.store.opening import ready_ledger
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -257,6 +265,65 @@ def test_nothing_is_sent_to_an_automatic_identity_of_before_a_restart(
         assert body == [b"from before"], "the request itself is not lost"
         worker.reply(address, b"for somebody who is gone")
         assert all(other.is_silent(0.1) for other in others)
+        peers.close()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+def test_a_worker_that_connects_in_the_moment_of_the_start_is_served(
+    request: pytest.FixtureRequest, tmp_path: Path, dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers come back as soon as the address is bound. A connection whose beginning was not seen was never heard."""
+    url = request.getfixturevalue("pg_server").new_ledger() if dialect == "postgres" else f"sqlite:///{tmp_path}/l.db"
+    create = Handed.create
+
+    def create_slowly(folder: Path, digest: str, address: str = "") -> Handed:
+        time.sleep(0.5)
+        return create(folder, digest, address)
+
+    monkeypatch.setattr(Handed, "create", create_slowly)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    settings = Settings(url=url, mdp=Mdp(bind=endpoint))
+    end = serving._End()
+    with closing(RawWorker(endpoint, b"echo")) as worker, closing(ready_ledger(settings)) as ledger:
+        thread = threading.Thread(
+            target=serving._sit, args=(settings, ledger, Tallies(), end, lambda address: None, None)
+        )
+        thread.start()
+        try:
+            assert worker.hear(10)[2] == HEARTBEAT
+            assert len(ledger.workers(living_only=True)) == 1
+        finally:
+            wait_for(lambda: end.loop, "the loop")
+            end.ask(0, None)
+            thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+def test_a_worker_that_beat_on_while_the_broker_was_away_is_sent_away_once(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, dialect: str
+) -> None:
+    """It answers each DISCONNECT with READY through the same connection. A second READY is a violation, so many at once
+    went on for minutes."""
+    with broker_on(request, tmp_path_factory.mktemp("again"), dialect) as broker:
+        peers = Peers(broker)
+        worker = peers.worker(identity=b"my own name")
+        broker.process.kill()
+        broker.process.wait(10)
+        for _ in range(200):
+            worker.tell(HEARTBEAT)
+        broker.start()
+        client = peers.client()
+        client.ask(peers.service, b"job")
+        sent_away = 0
+        while (heard := worker.heard())[0] == DISCONNECT:
+            sent_away += 1
+            worker.tell(READY, peers.service)
+        worker.reply(heard[1][0], b"done")
+        assert client.answer(peers.service) == [b"done"]
+        assert sent_away <= 3
         peers.close()
 
 

@@ -162,6 +162,7 @@ def test_our_broker_hears_who_it_is_and_gives_work_of_several_services(broker: P
     with serving(broker.endpoint, services, name="w1", metadata={"rack": 7}):
         worker, names, about = ready(broker)
         assert names == [b"plain", b"dotted.name", b"frames", b"nothing"]
+        assert len(about.pop("instance")) == 16
         assert about == {"name": "w1", "metadata": {"rack": 7}, "pid": os.getpid(), "host": socket.gethostname()}
         for name, reply in (
             ("plain", [b"a!b"]),

@@ -6,6 +6,7 @@ from unstuck.config import Mdp
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.mdp.broker.core import Broker
 from unstuck.mdp.broker.orders import Answer, Order, Stored
+from unstuck.mdp.broker.parts import Part
 from unstuck.store.records import Claimed
 
 
@@ -19,9 +20,20 @@ class Told:
         """Who has it, by job."""
         self.tasks: dict[int, bytes] = {}
         self.services: dict[str, tuple[str, ...]] = {}
+        self.locked: set[int] = set()
+        """Jobs whose rows another session holds."""
+        self.locked_clients: set[bytes] = set()
+        """Clients whose requests cannot be written now."""
 
     def do(self, order: Order) -> Answer:
+        answer = self._do(order)
+        if order.again is not None:
+            answer.again = self._do(order.again)
+        return answer
+
+    def _do(self, order: Order) -> Answer:
         answer = Answer()
+        self._set_aside(order, answer)
         for birth in order.births:
             self.services[birth.worker_id] = birth.services
         for posted in order.posts:
@@ -32,6 +44,7 @@ class Told:
             if worker_id not in self.services:
                 answer.gone.add(worker_id)
                 continue
+            hand.done, hand.late = [*hand.done, *(late.done for late in hand.late)], []
             for done in hand.done:
                 if self.held.get(done.job_id) == worker_id:
                     del self.held[done.job_id]
@@ -40,13 +53,18 @@ class Told:
             for job in hand.release:
                 assert self.held[job.job_id] == worker_id
                 self._back(job.job_id)
+            if hand.empty:
+                continue
             # Whatever it is known to hold and was not handed in with this is still its own.
             assert {job_id for job_id, _ in hand.holds} <= self._of(worker_id)
             fit = [id for id, task in sorted(self.waiting.items()) if task.decode() in self.services[worker_id]]
             if found := fit[: hand.wants]:
                 answer.claimed[worker_id] = tuple(claimed(id, self.waiting.pop(id).decode()) for id in found)
                 self.held |= dict.fromkeys(found, worker_id)
+        answer.left.deaths = [death for death in order.deaths if answer.left.concerns(death.worker_id)]
         for death in order.deaths:
+            if death in answer.left.deaths:
+                continue
             self.services.pop(death.worker_id, None)
             lost = self._of(death.worker_id)
             assert lost <= {death.job_id}, "what never reached it goes back before its death is told"
@@ -55,6 +73,13 @@ class Told:
             answer.buried.append((death, None))
         answer.replies = [(question, [b"200"]) for question in order.questions]
         return answer
+
+    def _set_aside(self, order: Order, answer: Answer) -> None:
+        part = Part(order.posts, order.hands)
+        locked = [key for key in part.attempts() if key[0] in self.locked]
+        answer.left.hands = part.take(locked).hands
+        answer.left.posts = [post for post in order.posts if post.asked.client in self.locked_clients]
+        order.posts = [post for post in order.posts if post.asked.client not in self.locked_clients]
 
     def _of(self, worker_id: str) -> set[int]:
         return {job_id for job_id, holder in self.held.items() if holder == worker_id}

@@ -19,11 +19,16 @@ import zmq
 from tests import forked
 from tests.fleet import PATIENCE_S, ROOT, wait_for
 
+from unstuck.mdp.broker.handed import digest_of, find_abandoned
+from unstuck.runner.trace import trace_folder
+
 CLIENT, WORKER = b"MDPC01", b"MDPW01"
 READY, REQUEST, REPLY, HEARTBEAT, DISCONNECT = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 WORKER_DIED, NO_WORKERS = b"\x08", b"\x09"
 QUIET_S = 0.3
 """So long nothing must come where nothing may come."""
+SERVED_S = 4.0
+"""How soon a fresh worker is served on a machine of two cores that others use too."""
 
 
 class Raw:
@@ -191,6 +196,12 @@ class Broker:
         client.close()
 
 
+def clear_away(url: str) -> None:
+    """Remove what brokers of this ledger that were killed left for the next one."""
+    for one in find_abandoned(trace_folder(), digest_of(url)):
+        one.estate.close()
+
+
 @contextmanager
 def broker_on(request: pytest.FixtureRequest, folder: Path, dialect: str, **settings: object) -> Iterator[Broker]:
     """Run a broker on a fresh ledger of this dialect, and see in the end that nothing broke it."""
@@ -210,6 +221,7 @@ def broker_on(request: pytest.FixtureRequest, folder: Path, dialect: str, **sett
             peers.close()
         broker.process.kill()
         broker.process.wait(10)
+        clear_away(url)
         if server is not None:
             server.drop_database(url)
 
@@ -254,3 +266,17 @@ class Peers:
                 peer.tell(DISCONNECT)
             peer.close(500)
         self.made.clear()
+
+
+def serve_afresh(peers: Peers, number: int) -> float:
+    """Let a worker and a client come that the broker does not know; return how long it took until they were served."""
+    begun_s = time.monotonic()
+    service = peers.service + b"-%d" % number
+    worker, client = RawWorker(peers.broker.endpoint, service), peers.client()
+    client.ask(service, b"fresh")
+    address, body = worker.request()
+    worker.reply(address, *body)
+    assert client.answer(service) == [b"fresh"]
+    worker.tell(DISCONNECT)
+    worker.close()
+    return time.monotonic() - begun_s

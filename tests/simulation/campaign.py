@@ -1,5 +1,6 @@
 """Run many seeds on all processors, and put together what they found."""
 
+import gc
 import multiprocessing
 import os
 import time
@@ -13,6 +14,8 @@ from tests.simulation.run import run_seed
 from tests.simulation.scenario import FAULTS
 
 CHUNK = 20
+GARBAGE = 50_000
+"""How many objects are made before garbage is looked for: a run makes some ten thousand."""
 MOST_TOLD = 30
 """How many failing seeds are printed at once; more of them have one cause."""
 
@@ -100,6 +103,9 @@ def run_campaign(
 def prepare(mutant: str | None) -> None:
     """Make this Python process one that only simulates."""
     clock.install()
+    # What is loaded by now stays for good: not to be looked through again for garbage with every few runs.
+    gc.freeze()
+    gc.set_threshold(GARBAGE)
     if mutant is not None:
         MUTANTS[mutant]()
 

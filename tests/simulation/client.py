@@ -1,28 +1,33 @@
-"""Play the clients: they enqueue jobs, and wait to be told how these end."""
+"""Play the clients: they enqueue jobs, and wait for their ends as the product's clients do."""
 
+import threading
 from typing import TYPE_CHECKING
 
 from tests.simulation.scenario import JobPlan
-from tests.simulation.worker import QUEUE, TASK
+from tests.simulation.worker import LEAST_NAP_S, QUEUE, TASK
 
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, UncertainCommit
+from unstuck.domain.errors import JobNotFound, LedgerUnavailable, UncertainCommit
 from unstuck.domain.policy import encode_policy
-from unstuck.store.records import NewJob
+from unstuck.notify.waiting import Answer, Watcher
+from unstuck.store.records import NewJob, Outcome
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-LOOK_SHARE = 0.5
-"""How often, in timeouts, a client asks how its job ended."""
-
 
 class Client:
-    """One program on a machine of its own; each job has a thread there that waits for it."""
+    """One program on a machine of its own. The product's `Watcher` asks there for the ends of all of its jobs."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
         self.process = world.new_process("client", world.client_machine)
         self.road = world.new_road(self.process)
+        self.waiting: set[str] = set()
+        """The jobs whose end has not been told yet."""
+        self._watcher = Watcher(lambda: self.road, lambda _: None, lambda job_id: JobNotFound(str(job_id)))  # type: ignore[arg-type,return-value]
+        # The task below does what its thread does.
+        self._watcher._thread = threading.current_thread()
+        self._watching = self.process.spawn("waiting", self._watch)
         for number, plan in enumerate(world.scenario.jobs):
             self._plan(str(number), plan)
 
@@ -35,7 +40,9 @@ class Client:
     def _serve(self, key: str, plan: JobPlan) -> None:
         job_id = self._enqueue(key, plan)
         if job_id is not None:
-            self._wait(key, job_id)
+            self.waiting.add(key)
+            self._watcher.add(job_id, lambda answer: self._told(key, answer))
+            self._watching.wake()
 
     def _enqueue(self, key: str, plan: JobPlan) -> int | None:
         history, task = self._world.history, self.process.hub.current
@@ -54,18 +61,18 @@ class Client:
             self.road.ring({f"queue:{QUEUE}"})
             return int(stored.job_id)
 
-    def _wait(self, key: str, job_id: int) -> None:
-        task, facts = self.process.hub.current, self._world.history.jobs[key]
+    def _watch(self) -> None:
+        task = self.process.hub.current
         assert task is not None
-        while facts.acknowledged == job_id:
-            task.wait(LOOK_SHARE * self._world.scenario.timeout_s)
-            try:
-                outcomes = self.road.outcomes([job_id])
-            except LedgerError:
-                continue
-            if outcomes and facts.acknowledged == job_id:
-                self._world.history.told(key, outcomes[0].state.value)
-                return
+        while True:
+            wait_s = self._watcher.due_in_s()
+            if wait_s != 0.0:
+                task.wait(wait_s if wait_s is None else max(wait_s, LEAST_NAP_S))
+            self._watcher.step()
+
+    def _told(self, key: str, answer: Answer) -> None:
+        self.waiting.discard(key)
+        self._world.history.told(key, answer.state.value if isinstance(answer, Outcome) else repr(answer))
 
 
 def new_job(key: str, plan: JobPlan) -> NewJob:

@@ -270,7 +270,7 @@ class Faults:
         world = self._world
         world.server.full += 1
         if worker.life is not None:
-            worker.life.road.forget_session()
+            worker.life.road.terminate_sessions()
 
         def free() -> None:
             world.server.full -= 1
@@ -315,7 +315,7 @@ class Faults:
 
         def promote() -> None:
             server.down -= 1
-            lagged = fault.kind == "failover with lag"
+            lagged = fault.kind == "failover with lag" and server.can_lag(number)
             server.fail_over(number if lagged else None, started_s=-1.0)
             if lagged:
                 world.history.lose(fault.at_s - fault.size, fault.at_s)
@@ -327,19 +327,17 @@ class Faults:
     # Clocks -------------------------------------------------------------------------------------
 
     def _step(self, machines: list[Machine], size_s: float) -> Mend:
+        self._set_clocks(machines, size_s)
+        return lambda: self._set_clocks(machines, -size_s)
+
+    def _set_clocks(self, machines: list[Machine], size_s: float) -> None:
         for machine in machines:
             machine.step_s += size_s
-        self._world.history.forget_ticks()
-
-        def set_right() -> None:
-            for machine in machines:
-                machine.step_s -= size_s
-            self._world.history.forget_ticks()
-
-        return set_right
+        history = self._world.history
+        history.forget_ticks()
+        if any(machine is self._world.server.machine for machine in machines):
+            history.note_step(size_s)
 
     def _step_server(self, size_s: float) -> Mend:
-        machine = self._world.server.machine
-        machine.step_s += size_s
-        self._world.history.forget_ticks()
+        self._set_clocks([self._world.server.machine], size_s)
         return nothing

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 ROUNDING_S = 0.02
 TICK_RUNS_S = 0.05
+TOLD_AFTER_S = 5.0
+"""How long after the end of its job a client may not know it, beside one call that no server answers: it asks several
+times per second, and every half a second after a call that failed."""
 
 
 @dataclass
@@ -85,14 +88,18 @@ class History:
             str(number): JobFacts(plan, plan.policy) for number, plan in enumerate(scenario.jobs)
         }
         self.verdicts: Counter[str] = Counter()
-        self.closed_by_itself: Callable[[str], bool] = lambda worker_id: False
-        """Return whether a worker closed the session that the ledger knows."""
         self._key_of: dict[int, str] = {}
-        """By number in the ledger, which job that is now: after a failover numbers may be given again."""
+        """By number in the ledger, which job that is or was: what a standby that lagged had lost keeps its number."""
+        self._tokens: set[int] = set()
         self._ticks: Counter[str] = Counter()
         self._unwritable: list[tuple[float, float]] = []
         self._unwritable_since_s: float | None = None
         self._enqueued_s: dict[str, float] = {}
+        self._small_steps: list[tuple[float, float]] = []
+        """When the clock of the ledger was set forward by how much, if that is too little to be seen."""
+        self._set_back_s: list[float] = []
+        self._detours: list[tuple[float, float]] = []
+        """From when to when the clock of the ledger was set back, if that is too short to be seen."""
 
     def violate(self, invariant: str, what: str) -> None:
         self.violations.append(Violation(self.now(), invariant, what))
@@ -109,21 +116,55 @@ class History:
 
     def silent_s(self, facts: WorkerFacts) -> float:
         """Return how long a worker has been silent, without the time in which nobody could write."""
-        if facts.beat_s is None:
+        beat_s = self._counted_from_s(facts)
+        if beat_s is None:
             return 0.0
         now_s = self.now()
         spans = list(self._unwritable)
         if self._unwritable_since_s is not None:
             spans.append((self._unwritable_since_s, now_s))
-        lost_s = [min(end, now_s) - max(begin, facts.beat_s) for begin, end in spans]
-        return now_s - facts.beat_s - sum(max(0.0, span_s - self.unseen_s) for span_s in lost_s)
+        lost_s = [min(end, now_s) - max(begin, beat_s) for begin, end in _merged(spans)]
+        silent_s = now_s - beat_s - sum(span_s for span_s in lost_s if span_s > self.unseen_s)
+        return silent_s + sum(step_s for at_s, step_s in self._small_steps if at_s >= beat_s)
+
+    def _counted_from_s(self, facts: WorkerFacts) -> float | None:
+        """Return from when the silence of a worker counts: its last heartbeat.
+
+        One that came while the clock was set back, and forward again before a reaper saw it, counts from the last
+        contact of a reaper before."""
+        beat_s = facts.beat_s
+        if beat_s is None:
+            return None
+        return min([beat_s, *(end - self.unseen_s for begin, end in self._detours if begin <= beat_s <= end)])
+
+    def note_step(self, size_s: float) -> None:
+        """Hear that the clock of the ledger was set.
+
+        A step forward that is smaller than the slack of a tick looks like a tick that was late. One back and forward
+        again stays unseen if it fits between two contacts of a reaper."""
+        now_s = self.now()
+        if size_s < 0.0:
+            self._set_back_s.append(now_s)
+            return
+        if size_s <= slack_s(self.scenario.interval_s) + ROUNDING_S:
+            self._small_steps.append((now_s, size_s))
+        self._detours += [(begin, now_s) for begin in self._set_back_s if now_s - begin <= self.unseen_s]
 
     @property
     def unseen_s(self) -> float:
-        """How much of an outage may count as silence: a reaper reaches the ledger twice per heartbeat interval, and
-        what begins and ends between two contacts stays unseen."""
+        """How long an outage may last and count as silence.
+
+        A reaper claims at most half a heartbeat interval with each contact, and what fits between two contacts stays
+        unseen. Of a longer one nothing counts."""
         interval_s = self.scenario.interval_s
         return interval_s / 2 + slack_s(interval_s) + ROUNDING_S
+
+    @property
+    def told_within_s(self) -> float:
+        """How soon after the end of its job a client must know it.
+
+        A call that was sent to a server that vanished stays without an answer until its deadline."""
+        return self.scenario.deadline_s + TOLD_AFTER_S
 
     def expect(self, birth: WorkerBirth, process: Process) -> None:
         """Know who will be meant by this id."""
@@ -157,9 +198,7 @@ class History:
 
     def _enqueued(self, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> None:
         for job, enqueued in zip(jobs, stored, strict=True):
-            key = job.payload.decode()
-            self._key_of[enqueued.job_id] = key
-            self._enqueued_s[key] = self.now()
+            self._number(enqueued.job_id, job.payload.decode())
 
     def _fired(self, jobs: Sequence[NewJob], ids: list[int] | None) -> None:
         for job, job_id in zip(jobs, ids or (), strict=False):
@@ -167,9 +206,14 @@ class History:
             self._ticks[key] += 1
             if self._ticks[key] > 1:
                 self.violate("a tick is enqueued once", f"{key} was enqueued {self._ticks[key]} times")
-            self._key_of[job_id] = key
-            self._enqueued_s[key] = self.now()
+            self._number(job_id, key)
             self.jobs[key] = JobFacts(JobPlan(self.now(), TICK_RUNS_S, "well", Policy()), Policy(), acknowledged=job_id)
+
+    def _number(self, job_id: int, key: str) -> None:
+        if self._key_of.setdefault(job_id, key) != key:
+            self.violate("no number is given out twice", f"{job_id} was the number of job {self._key_of[job_id]}")
+        self._key_of[job_id] = key
+        self._enqueued_s[key] = self.now()
 
     def _turned(self, turn: Turn, answer: TurnAnswer) -> None:
         if not answer.alive:
@@ -186,6 +230,9 @@ class History:
         self._count_failures(turn.endings, {(one.job_id, one.token) for one in turn.endings} - answer.superseded)
         for claimed in answer.claimed:
             self._job(claimed.job_id).changed_s = self.now()
+            if claimed.token in self._tokens:
+                self.violate("no number is given out twice", f"token {claimed.token} of job {claimed.job_id}")
+            self._tokens.add(claimed.token)
 
     def _condemned(self, worker_id: str, verdict: WorkerVerdict, written: bool) -> None:
         if not written or verdict.state is not WorkerState.DEAD:
@@ -202,9 +249,6 @@ class History:
             return
         if verdict.detector in KERNEL:
             self.violate("no living worker is declared dead", f"{worker_id} lives; {verdict.evidence}")
-        elif verdict.detector is Detector.SESSION and self.closed_by_itself(worker_id):
-            # From a server this looks like a death: the process closed its connection, and no other one came.
-            self.tell(f"{worker_id} had closed its session itself after a late answer, and could not open another")
         elif silent_s < facts.suspect_after_s - ROUNDING_S:
             self.violate(
                 "no worker that could write within its lease is declared dead",
@@ -297,8 +341,11 @@ class History:
 
     # At the end -----------------------------------------------------------------------------------
 
-    def check_jobs(self, stored: dict[int, JobRecord], left: set[int]) -> None:
-        """Check that every acknowledged job exists and has ended; `left` are those that an operator must decide."""
+    def check_jobs(self, stored: dict[int, JobRecord], left: set[int], waiting: set[str]) -> None:
+        """Check that every acknowledged job exists, has ended, and that its client knows.
+
+        `left` are jobs that an operator must decide, `waiting` those whose client still waits."""
+        told_before_s = self.now() - self.told_within_s
         for key, facts in self.jobs.items():
             if facts.acknowledged is None:
                 continue
@@ -309,8 +356,26 @@ class History:
                 self.violate(
                     "every job ends", f"job {facts.acknowledged} is {job.state.value} (worker {job.worker_id})"
                 )
+            elif job.state in FINAL and key in waiting and facts.changed_s < told_before_s and not facts.accounted:
+                self.violate("waiters are told once", f"job {key} is {job.state.value}, and its client was never told")
             elif facts.told and facts.told[0] != job.state.value and not facts.accounted:
                 self.violate("waiters are told once", f"job {key} was told {facts.told[0]} and is {job.state.value}")
 
+    def is_delayed(self, job_id: int) -> bool:
+        """Return whether the client said when to begin the job, and it has not begun yet."""
+        facts = self._job(job_id)
+        return facts.plan.delay_s > 0 and (facts.accounted or not facts.begins)
+
     def _job(self, job_id: int) -> JobFacts:
         return self.jobs[self._key_of[job_id]]
+
+
+def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the same time in spans that do not overlap: a standby may have lagged into an outage."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return merged

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
-from tests.simulation.clock import Machine, stand_on
+from tests.simulation.clock import Machine, here
 
 MAX_EVENTS = 2_000_000
 """A run that needs more than this has a loop that does not let time pass."""
 
-Act = Callable[[], None]
+Act = Callable[..., None]
 
 
 class Hub:
@@ -23,44 +23,39 @@ class Hub:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._queue: list[tuple[float, int, Act]] = []
+        self._queue: list[tuple[float, int, Act, tuple[Any, ...]]] = []
         self._numbers = itertools.count()
-        self._main = getcurrent()
+        self.main = getcurrent()
+        """Where events happen; tasks go back to it when they wait."""
         self._finished = False
         self.events = 0
         self.current: Task | None = None
         """The task that runs just now; None while an event happens that belongs to no task."""
 
-    def at(self, when_s: float, act: Act) -> None:
+    def at(self, when_s: float, act: Act, *args: Any) -> None:
         """Call `act` at this time, after everything that was put there before."""
-        heapq.heappush(self._queue, (max(when_s, self.now_s), next(self._numbers), act))
+        now_s = self.now_s
+        heapq.heappush(self._queue, (when_s if when_s > now_s else now_s, next(self._numbers), act, args))
 
-    def after(self, delay_s: float, act: Act) -> None:
-        self.at(self.now_s + delay_s, act)
+    def after(self, delay_s: float, act: Act, *args: Any) -> None:
+        heapq.heappush(self._queue, (self.now_s + max(delay_s, 0.0), next(self._numbers), act, args))
 
     def run(self, until_s: float) -> None:
         """Let events happen until this time, or until `finish`."""
-        self._main = getcurrent()
-        while self._queue and not self._finished:
-            when_s, _, act = self._queue[0]
-            if when_s > until_s:
-                break
-            heapq.heappop(self._queue)
-            self.now_s = when_s
+        assert getcurrent() is self.main, "tasks run inside of events"
+        queue, take = self._queue, heapq.heappop
+        while queue and not self._finished and queue[0][0] <= until_s:
+            self.now_s, _, act, args = take(queue)
             self.events += 1
             if self.events > MAX_EVENTS:
                 raise RuntimeError(f"{MAX_EVENTS} events and no end: something spins at {self.now_s:.3f} s")
-            act()
+            act(*args)
         if not self._finished:
             self.now_s = max(self.now_s, until_s)
 
     def finish(self) -> None:
         """End the run after the present event."""
         self._finished = True
-
-    def back(self) -> Any:
-        """Leave the present task until it is resumed; return what it is resumed with."""
-        return self._main.switch()
 
 
 class Process:
@@ -75,7 +70,7 @@ class Process:
         self.alive = True
         self._frozen = 0
         self._tasks: list[Task] = []
-        self._waiting: list[Act] = []
+        self._waiting: list[tuple[Act, tuple[Any, ...]]] = []
 
     @property
     def frozen(self) -> bool:
@@ -83,7 +78,7 @@ class Process:
 
     @property
     def well(self) -> bool:
-        return self.alive and not self.frozen
+        return self.alive and not self._frozen
 
     def spawn(self, name: str, body: Act) -> "Task":
         """Begin a task now, after the present event."""
@@ -101,8 +96,9 @@ class Process:
         self._frozen -= 1
         if self._frozen == 0 and self.alive:
             waiting, self._waiting = self._waiting, []
-            for act in waiting:
-                self.hub.at(self.hub.now_s, act)
+            for act, args in waiting:
+                # Asked again then: it may be frozen anew by an earlier one of them.
+                self.hub.at(self.hub.now_s, self.when_well, act, *args)
 
     def kill(self) -> None:
         """End all tasks where they stand."""
@@ -114,15 +110,14 @@ class Process:
         for task in tasks:
             task.end()
 
-    def when_well(self, act: Act) -> None:
+    def when_well(self, act: Act, *args: Any) -> None:
         """Do this now, or at the end of the freeze; never after the death."""
         if not self.alive:
             return
-        if self.frozen:
-            # Asked again then: it may be frozen anew by an earlier one of them.
-            self._waiting.append(lambda: self.when_well(act))
+        if self._frozen:
+            self._waiting.append((act, args))
         else:
-            act()
+            act(*args)
 
 
 class Task:
@@ -132,7 +127,8 @@ class Task:
         self.process = process
         self.name = name
         self._body = body
-        self._greenlet: greenlet | None = greenlet(self._run)
+        self._hub = process.hub
+        self._greenlet: greenlet | None = greenlet(self._run, process.hub.main)
         self._naps = 0
         self._napping = False
         self._key: object = None
@@ -142,7 +138,7 @@ class Task:
         return self._greenlet is None
 
     def begin(self) -> None:
-        self.process.when_well(lambda: self._switch(None))
+        self.process.when_well(self._switch, None)
 
     def sleep(self, delay_s: float) -> None:
         """Suspend for this long by true time."""
@@ -154,11 +150,10 @@ class Task:
         Return what it was woken with, None when the time was over."""
         assert getcurrent() is self._greenlet, "a task waits only for itself"
         self._naps += 1
-        nap = self._naps
         self._napping, self._key = True, key
         if patience_s is not None:
-            self.process.hub.after(patience_s, lambda: self._rouse(nap, None))
-        given = self.process.hub.back()
+            self._hub.after(patience_s, self._rouse, self._naps, None)
+        given = self._hub.main.switch()
         if not self.process.alive:
             raise GreenletExit
         return given
@@ -166,8 +161,12 @@ class Task:
     def wake(self, value: Any = True, key: object = None) -> None:
         """End the present wait, if it is for this key."""
         if self._napping and key is self._key:
-            nap = self._naps
-            self.process.hub.at(self.process.hub.now_s, lambda: self._rouse(nap, value))
+            self._hub.at(self._hub.now_s, self._rouse, self._naps, value)
+
+    def resume(self, value: Any, key: object) -> None:
+        """End the present wait at once, if it is for this key; called by events alone."""
+        if self._napping and key is self._key:
+            self._rouse(self._naps, value)
 
     def end(self) -> None:
         one, self._greenlet = self._greenlet, None
@@ -179,25 +178,27 @@ class Task:
         one.throw(GreenletExit)
 
     def _rouse(self, nap: int, value: Any) -> None:
-        def act() -> None:
-            if self._napping and nap == self._naps:
-                self._napping = False
-                self._switch(value)
-
-        self.process.when_well(act)
+        # Most of these come for a wait that ended long ago: an answer came within its deadline.
+        if not self._napping or nap != self._naps:
+            return
+        process = self.process
+        if not process.well:
+            process.when_well(self._rouse, nap, value)
+            return
+        self._napping = False
+        self._switch(value)
 
     def _switch(self, value: Any) -> None:
         one = self._greenlet
         if one is None or one.dead:
             return
-        hub = self.process.hub
-        one.parent = getcurrent()
-        hub.current = self
+        self._hub.current = self
+        here.append(self.process.machine)
         try:
-            with stand_on(self.process.machine):
-                one.switch(value)
+            one.switch(value)
         finally:
-            hub.current = None
+            here.pop()
+            self._hub.current = None
 
     def _run(self, *_: Any) -> None:
         try:

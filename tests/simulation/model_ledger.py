@@ -11,10 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+from tests.simulation.clock import Machine
+
 from unstuck import host
 from unstuck.config import Recovery
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import Session
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.states import FINAL, HELD, LIVING, WORKER_TRANSITIONS, JobState, WorkerState, may_move
 from unstuck.domain.watch import MAX_PERIODS, Begin, Extend, Keep, Period, SetBack, Tick, advance, watched_s
 from unstuck.store.overdue import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S
@@ -45,6 +48,7 @@ from unstuck.store.records import (
     WorkerVerdict,
     WorkerWatch,
 )
+from unstuck.store.sqlite.upkeep import CLOCK_STEP_S, first_after_restore
 
 
 @dataclass
@@ -93,6 +97,8 @@ class Tables:
     tickets: dict[str, float] = field(default_factory=dict)
     last_job: int = 0
     last_token: int = 0
+    ahead_s: float | None = None
+    """How far the wall clock was ahead of the boot clock when a reaper last looked."""
 
 
 class ModelLedger:
@@ -111,7 +117,7 @@ class ModelLedger:
         for job in jobs:
             self.tables.last_job += 1
             number = self.tables.last_job
-            self.tables.jobs[number] = JobRow(number, job, time.time() + job.delay_s)
+            self.tables.jobs[number] = JobRow(number, job, _due_at(job.delay_s))
             stored.append(Enqueued(number))
         return stored
 
@@ -119,14 +125,24 @@ class ModelLedger:
         found = [self.tables.jobs[one] for one in job_ids if one in self.tables.jobs]
         return [Outcome(job.id, job.state, None, None) for job in found if job.state in FINAL]
 
+    def missing(self, job_ids: Collection[int]) -> set[int]:
+        return set(job_ids) - set(self.tables.jobs)
+
     def jobs(self, where: JobFilter) -> list[JobRow]:
         return list(self.tables.jobs.values())
 
     # Workers ------------------------------------------------------------------------------------
 
     def register(self, birth: WorkerBirth) -> bool:
-        self.tables.workers.setdefault(birth.id, WorkerRow(birth, time.time()))
+        self.tables.workers.setdefault(birth.id, WorkerRow(birth, self._heard_at()))
         return False
+
+    def recovery_rules(self) -> list[RecoveryRules]:
+        return [row.birth.rules for row in self.tables.workers.values() if row.birth.rules is not None]
+
+    def _heard_at(self) -> float:
+        """Return the time of a heartbeat: never before the last tick, if the clock was set back since."""
+        return max([time.time(), *(period.until for period in self.tables.periods[-1:])])
 
     def beat(self, pulse: Pulse) -> BeatAnswer:
         worker = self.tables.workers.get(pulse.worker_id)
@@ -134,7 +150,7 @@ class ModelLedger:
             return BeatAnswer(WorkerState.DEAD)
         if worker.state not in LIVING:
             return BeatAnswer(worker.state)
-        worker.beat_at = time.time()
+        worker.beat_at = self._heard_at()
         was_suspect = worker.state is WorkerState.SUSPECT
         if was_suspect:
             worker.move(WorkerState.ACTIVE)
@@ -172,6 +188,8 @@ class ModelLedger:
             self.tables.last_token += 1
             job.worker_id, job.token, job.claimed_at = turn.worker_id, self.tables.last_token, now
             job.tried += 1
+            # Given back, it is ready at once.
+            job.run_at = -math.inf
             running = len(claimed) < turn.wish.start
             if running:
                 self._start(job)
@@ -194,6 +212,9 @@ class ModelLedger:
     def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
         return {}
 
+    def blocked_workers(self, worker_ids: Collection[str]) -> set[str]:
+        return set()
+
     def retire(self, worker_id: str) -> None:
         worker = self.tables.workers.get(worker_id)
         if worker is not None and worker.state in LIVING:
@@ -214,36 +235,35 @@ class ModelLedger:
         won = ticket is None or self.take_ticket(ticket, ttl_s)
         last = periods[-1] if periods else None
         if not won and last is not None and 0 <= now - last.until <= tick.every_s:
-            return Ticked(False, stale_s=now - last.until, watched_s=last.until - last.since)
+            stale_s = 0.0 if tick.overtaken(now) else now - last.until
+            return Ticked(False, stale_s=stale_s, watched_s=last.until - last.since, at=now)
         change = advance(last, now, tick, same_server=self.is_same())
         if isinstance(change, Begin):
             periods.append(Period(change.since, now))
             del periods[:-MAX_PERIODS]
             gap_s = None if last is None else change.since - last.until
-            return Ticked(won, watched_s=now - change.since, began=change.cause, gap_s=gap_s)
+            return Ticked(won, watched_s=now - change.since, began=change.cause, gap_s=gap_s, at=now)
         assert last is not None
         match change:
             case Keep():
-                return Ticked(won, stale_s=now - last.until, watched_s=last.until - last.since)
+                stale_s = now - last.until if tick.claim_s is None else 0.0
+                return Ticked(won, stale_s=stale_s, watched_s=last.until - last.since, at=now)
             case Extend():
                 periods[-1] = Period(last.since, max(now, last.until))
-                return Ticked(won, watched_s=periods[-1].until - last.since)
+                return Ticked(won, watched_s=periods[-1].until - last.since, at=now)
             case SetBack():
                 self._set_back(change.step_s, now)
                 if change.cause is None:
-                    return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s)
+                    return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s, at=now)
                 self.tables.periods.append(Period(now, now))
-                return Ticked(won, began=change.cause, gap_s=0.0, set_back_s=change.step_s)
+                return Ticked(won, began=change.cause, gap_s=0.0, set_back_s=change.step_s, at=now)
             case _:
                 assert_never(change)
 
     def _set_back(self, step_s: float, now: float) -> None:
-        self.tables.periods = [
-            Period(one.since - step_s, one.until - step_s) if one.until > now else one for one in self.tables.periods
-        ]
+        self.tables.periods = [Period(one.since - step_s, one.until - step_s) for one in self.tables.periods]
         for worker in self.tables.workers.values():
-            if worker.beat_at > now:
-                worker.beat_at -= step_s
+            worker.beat_at = min(worker.beat_at - step_s, now)
 
     def counted_s(self, beat_at: float) -> float:
         """Return the silence that counts."""
@@ -311,8 +331,16 @@ class ModelLedger:
     def repair_workflows(self, limit: int) -> list[Any]:
         return []
 
-    def follow_clock(self, *_: Any) -> float:
-        return 0.0
+    def follow_clock(self, limit: int) -> float:
+        now, ahead_s = time.time(), time.time() - host.boottime_s()
+        known_s, self.tables.ahead_s = self.tables.ahead_s, ahead_s
+        step_s = 0.0 if known_s is None else known_s - ahead_s
+        for job in self.tables.jobs.values():
+            if job.state in HELD and job.started_at is not None and job.started_at > now + CLOCK_STEP_S:
+                job.started_at = min(now, job.started_at - max(step_s, 0.0))
+            if step_s >= CLOCK_STEP_S and job.state is JobState.PENDING and job.run_at > now and job.tried:
+                job.run_at = max(now, job.run_at - step_s)
+        return max(step_s, 0.0)
 
     def sweep_audit(self, *_: Any) -> int:
         return 0
@@ -346,7 +374,7 @@ class ModelLedger:
             job.suspicions += ending.counter in ("suspicion", "company")
             if ending.state is JobState.PENDING:
                 job.worker_id = job.token = None
-                job.run_at = time.time() + ending.delay_s
+                job.run_at = _due_at(ending.delay_s)
             written.add((ending.job_id, ending.token))
         return written
 
@@ -405,6 +433,7 @@ class ModelLedger:
             since_beat_s=time.time() - worker.beat_at,
             heartbeat_interval_s=birth.heartbeat_interval_s,
             suspected_by=None if worker.verdict is None else worker.verdict.detector,
+            rules=birth.rules,
         )
 
     def _held_job(self, job: JobRow) -> HeldJob:
@@ -438,7 +467,7 @@ class ModelStorage:
     def notice_failovers(self, is_same: Callable[[], bool]) -> None:
         self.ledger.is_same = is_same
 
-    def set_time(self, now: float, incarnation: int) -> None:
+    def set_time(self, machine: Machine, incarnation: int) -> None:
         """Do nothing: it reads the clocks of the simulation itself."""
 
     def save(self) -> Tables:
@@ -447,8 +476,18 @@ class ModelStorage:
     def restore(self, saved: Tables) -> None:
         self.ledger.tables = saved
 
+    def skip_lost_numbers(self) -> None:
+        tables, now = self.ledger.tables, time.time()
+        tables.last_job = first_after_restore(tables.last_job, now)
+        tables.last_token = first_after_restore(tables.last_token, now)
+
     def close(self) -> None:
         """Leave nothing behind: it was only in memory."""
+
+
+def _due_at(delay_s: float) -> float:
+    """Return when a job may begin; one that need not wait is ready, whatever the clock says."""
+    return time.time() + delay_s if delay_s > 0 else -math.inf
 
 
 def _claimed(job: JobRow, running: bool) -> Claimed:

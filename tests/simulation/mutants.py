@@ -47,7 +47,7 @@ def any_server() -> None:
             return Session.UNKNOWN
         if stamp.number in server.sessions:
             return Session.PRESENT
-        return Session.UNKNOWN if server.full else Session.MISSING
+        return Session.MISSING
 
     road.session_of = session_of
 
@@ -59,7 +59,7 @@ def cut_off() -> None:
     def judge_by_any_session(
         vitals: Vitals, *, session_grace_s: float, neighbours: bool, session: bool, lease: bool = True
     ) -> Verdict | None:
-        missing = session and vitals.session is Session.MISSING
+        missing = session and vitals.session_lost
         if missing and vitals.state is WorkerState.SUSPECT and vitals.session_missing_s >= session_grace_s:
             return Verdict(WorkerState.DEAD, Detector.SESSION, "its database session was lost", vitals.silent_s)
         return judge(vitals, session_grace_s=session_grace_s, neighbours=neighbours, session=session, lease=lease)
@@ -73,9 +73,15 @@ def raw_clock() -> None:
     Clock.counted_s = lambda self, beat_at: math.inf if beat_at is None else max(0.0, self.at - beat_at)  # type: ignore[method-assign]
 
 
+def undoubted() -> None:
+    """Row 18: a session is missing, though someone terminated it or no connection was free."""
+    liveness.Vitals.session_lost = property(lambda self: self.session is Session.MISSING)  # type: ignore[method-assign, assignment]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "amnesty": amnesty,
     "any-server": any_server,
     "cut-off": cut_off,
     "raw-clock": raw_clock,
+    "undoubted": undoubted,
 }

@@ -1,5 +1,6 @@
 """Give each process a ledger that it reaches over a network: calls get lost, come late, or are answered with errors."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 
 import msgspec
 from greenlet import GreenletExit
-from tests.simulation.hub import Process, Task
+from tests.simulation.hub import Process
 from tests.simulation.server import READS, Call, Reply, Server, Session
 
 from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
@@ -46,10 +47,11 @@ class Road:
         on_hammering: Callable[[str], None],
     ) -> None:
         self.process = process
+        self._hub = process.hub
         self.server = server
         self.one_host = server.shape == "file"
-        self.cuts: list[Cut] = []
-        """Those of the process and of its machine."""
+        self.cuts = Cut(), Cut()
+        """That of the process, and that of its machine."""
         self.on_lost: Callable[[], None] = lambda: None
         """Hears that the session was closed at the other end."""
         self.worker_id: str | None = None
@@ -66,9 +68,11 @@ class Road:
         self._second = -1
         self._calls = 0
         self._session: Session | None = None
+        self._late: Session | None = None
+        """The session whose answer is late: left open until there is another one."""
         self._orphans: list[Session] = []
         """Sessions that this end gave up and the server does not know to be over."""
-        self._lost: list[tuple[Call, Callable[[], None]]] = []
+        self._lost: list[tuple[Call, Callable[..., None], tuple[Any, ...]]] = []
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         if verb.startswith("_"):
@@ -80,7 +84,7 @@ class Road:
     @property
     def reaches(self) -> bool:
         """Return whether a call would get there and back."""
-        return not self.hung and not any(cut.there or cut.back for cut in self.cuts)
+        return not (self.hung or self._cut_there or self._cut_back)
 
     def ring(self, words: set[str]) -> None:
         """Wake who listens; best effort, as in the product."""
@@ -92,40 +96,65 @@ class Road:
     def disconnect(self) -> None:
         """End the session at both ends: the process died, or closed it."""
         session, self._session = self._session, None
-        if session is None:
-            return
+        if session is not None:
+            self._end(session)
+        self._leave_late()
+
+    def _end(self, session: Session) -> None:
         if self.reaches:
-            session.closed = True
             self.server.sessions.discard(session.number)
         else:
             self._orphans.append(session)
 
+    def _give_up_session(self) -> None:
+        """Use a session no more whose answer is late, but leave it open: the server must not take its end for ours."""
+        self._leave_late()
+        self._late, self._session = self._session, None
+
+    def _leave_late(self) -> None:
+        late, self._late = self._late, None
+        if late is not None:
+            self._end(late)
+
     @property
     def active_s(self) -> float:
         """When the server last heard something over a session of this road."""
-        sessions = [*self._orphans, *([self._session] if self._session is not None else [])]
-        return max((session.active_s for session in sessions), default=0.0)
+        sessions = [*self._orphans, self._late, self._session]
+        return max((session.active_s for session in sessions if session is not None), default=0.0)
 
     def forget_session(self) -> None:
         """Let the server end the session, and those that this end gave up while nobody could hear it."""
         self._end_orphans()
+        if self._late is not None:
+            self.server.sessions.discard(self._late.number)
         if self._session is not None:
             self.server.sessions.discard(self._session.number)
             self.notice_loss()
+
+    def terminate_sessions(self) -> None:
+        """Let someone terminate the sessions at the server, whether or not this end can hear of it."""
+        for session in (*self._orphans, self._late, self._session):
+            if session is not None:
+                self.server.terminate(session)
+        self._orphans.clear()
+        self.notice_loss()
 
     def notice_loss(self) -> None:
         """Hear that the session was closed at the other end, unless the road is cut."""
         if self._session is not None and self.reaches:
             self._session = None
-            self._later(lambda: self.process.when_well(self.on_lost))
+            self._later(self.process.when_well, self.on_lost)
 
     def mend(self) -> None:
         """Deliver what was on its way when the road was cut; what nobody waits for any more only sometimes."""
         self._end_orphans()
         lost, self._lost = self._lost, []
-        for call, deliver in lost:
+        for call, deliver, args in lost:
+            if call.session is not None and call.session.incarnation in self.server.vanished:
+                # No machine is left that would send it again.
+                continue
             if not call.abandoned or self._chance.random() < self._late_share:
-                self._later(deliver)
+                self._later(deliver, *args)
 
     def _end_orphans(self) -> None:
         orphans, self._orphans = self._orphans, []
@@ -135,25 +164,23 @@ class Road:
     # ------------------------------------------------------------------------------------------
 
     def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        task = self.process.hub.current
+        task = self._hub.current
         if not self.process.alive:
             raise GreenletExit
         assert task is not None, f"{verb} was called from nowhere"
         self._count_call()
         if verb == "register" and not self.one_host:
             args = (self.server.adopt(args[0]),)
-        call = Call(self.process.name, verb, args, kwargs, reply=lambda reply: self._send_back(call, task, reply))
-        call.session = self._session
-        call.worker_id = self.worker_id
-        self._later(lambda: self._arrive(call))
+        call = Call(self, task, verb, args, kwargs, self._session, self.worker_id)
+        self._later(self._arrive, call)
         answer: Reply | None = task.wait(self._deadline_s, call)
         if answer is None:
             call.abandoned = True
             # Another call may have opened the next session already.
-            if call.session is self._session:
-                self.disconnect()
+            if call.session is not None and call.session is self._session:
+                self._give_up_session()
                 # Whoever waits for a wake-up on that connection finds it closed.
-                self._later(lambda: self.process.when_well(self.on_lost))
+                self._later(self.process.when_well, self.on_lost)
             kind = LedgerUnavailable if verb in READS else UncertainCommit
             raise kind(f"No answer of the ledger within {self._deadline_s:g}s.")
         if answer.error is not None:
@@ -163,41 +190,58 @@ class Road:
         return self._with_sessions(verb, answer.value) if verb in WATCHING else answer.value
 
     def _count_call(self) -> None:
-        second = int(self.process.hub.now_s)
+        second = int(self._hub.now_s)
         self._calls = self._calls + 1 if second == self._second else 1
         self._second = second
         if self._calls == MOST_CALLS_PER_S:
             self._on_hammering(self.process.name)
 
-    def _later(self, act: Callable[[], None]) -> None:
-        self.process.hub.after(self._latency_s * self.slow * self._chance.uniform(0.5, 1.5), act)
+    def _later(self, act: Callable[..., None], *args: Any) -> None:
+        self._hub.after(self._latency_s * self.slow * (0.5 + self._chance.random()), act, *args)
 
     def _arrive(self, call: Call) -> None:
         if self.server.shape == "file":
             # No server executes it for a process that is gone, and a frozen one executes nothing.
-            self.process.when_well(lambda: self.server.arrive(call))
+            self.process.when_well(self.server.arrive, call)
             return
         connects = call.session is None and not self._pooled
         # No connection is made over a road that is cut one way: both ends must hear each other.
-        if self.hung or any(cut.there or (connects and cut.back) for cut in self.cuts):
-            self._lost.append((call, lambda: self._arrive(call)))
+        own, machine = self.cuts
+        if self.hung or own.there or machine.there or (connects and (own.back or machine.back)):
+            self._lost.append((call, self._arrive, (call,)))
             return
         if connects:
             refused = self.server.connect(call)
             if refused is not None:
+                if self.server.full:
+                    # It may be the one that takes our own place.
+                    self._leave_late()
                 call.reply(refused)
                 return
             self._session = call.session
+            self._leave_late()
         self.server.arrive(call)
 
-    def _send_back(self, call: Call, task: Task, reply: Reply) -> None:
-        def arrive() -> None:
-            if any(cut.back for cut in self.cuts):
-                self._lost.append((call, arrive))
-            elif not call.abandoned:
-                task.wake(reply, call)
+    def send_back(self, call: Call, reply: Reply) -> None:
+        """Let the answer travel to the task that waits for it."""
+        self._hub.after(self._latency_s * self.slow * (0.5 + self._chance.random()), self._return, call, reply)
 
-        self._later(arrive)
+    def _return(self, call: Call, reply: Reply) -> None:
+        own, machine = self.cuts
+        if own.back or machine.back:
+            self._lost.append((call, self._return, (call, reply)))
+        elif not call.abandoned:
+            call.task.resume(reply, call)
+
+    @property
+    def _cut_there(self) -> bool:
+        own, machine = self.cuts
+        return own.there > 0 or machine.there > 0
+
+    @property
+    def _cut_back(self) -> bool:
+        own, machine = self.cuts
+        return own.back > 0 or machine.back > 0
 
     # Sessions -----------------------------------------------------------------------------------
 
@@ -214,14 +258,17 @@ class Road:
         return [self._with_session(worker) for worker in answer]
 
     def _with_session(self, worker: WorkerWatch) -> WorkerWatch:
-        session = session_of(self.server, worker.id)
+        session, stamp = session_of(self.server, worker.id), self.server.stamps.get(worker.id)
         idle_s = None
-        if session is Presence.PRESENT:
-            idle_s = self.process.hub.now_s - self.server.stamps[worker.id].active_s
+        if session is Presence.PRESENT and stamp is not None:
+            idle_s = self.process.hub.now_s - stamp.active_s
         return msgspec.structs.replace(
             worker,
             session=session,
             session_idle_s=idle_s,
+            sessions_doubted_s=0.0 if self.server.is_doubted(worker.id) else math.inf,
+            session_id=None if stamp is None else str(stamp.number),
+            suspected_session=self.server.suspicions.get(worker.id),
             boot_id=self.server.boot_ids.get(worker.id, worker.boot_id),
         )
 
@@ -233,4 +280,4 @@ def session_of(server: Server, worker_id: str) -> Presence:
         return Presence.UNKNOWN
     if stamp.number in server.sessions:
         return Presence.PRESENT
-    return Presence.UNKNOWN if server.full else Presence.MISSING
+    return Presence.MISSING

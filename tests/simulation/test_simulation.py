@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 1_000
 MODEL_SEEDS = 500
-POSTGRES_SEEDS = 20
+POSTGRES_SEEDS = 8
 
 
 def simulate(*arguments: str) -> str:

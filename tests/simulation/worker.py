@@ -17,6 +17,7 @@ from tests.simulation.scenario import WorkerPlan
 from tests.simulation.threads import NoMailbox, Pause
 
 from unstuck import host
+from unstuck.config import Recovery
 from unstuck.domain.errors import LedgerError, LedgerUnavailable
 from unstuck.domain.liveness import Detector
 from unstuck.domain.outcomes import Cancelled, Died, Outcome, Overran, Succeeded
@@ -95,8 +96,10 @@ class Life:
         self.hand: list[Hold] = []
         self.ready: list[Hold] = []
         self.starting: dict[int, Hold] = {}
+        self.forgotten: list[Held] = []
         self.outbox = Outbox()
-        self.terms = Terms(self.world.recovery.running_stale_after_s, frozenset(), self._quicken)
+        recovery = self.world.recovery
+        self.terms = Terms(recovery.running_stale_after_s, frozenset(), self._quicken, recovery.claimed_stale_after_s)
         self.interval_s = self.scenario.interval_s
         self.confirmed_s = 0.0
         self.uncertain: Turn | None = None
@@ -127,7 +130,8 @@ class Life:
             self.beating = self.process.spawn("heartbeat", self._beat_loop)
             self.turning = self.process.spawn("turns", self._turn_loop)
             if self.place.plan.reaps:
-                keep_watch(self.world, self.process, self.road, self.id, self._is_current())
+                world = self.world
+                keep_watch(self.process, self.road, world.recovery, self.id, self._is_current(), world.watchmen)
             if self.scenario.schedule_every_s is not None:
                 self.process.spawn("schedules", partial(keep_schedules, self.process, self.road, self._is_current()))
             task = self.process.hub.current
@@ -161,6 +165,7 @@ class Life:
             suspect_after_s=recovery.claimed_stale_after_s,
             running_stale_after_s=recovery.running_stale_after_s,
             trace=self.id,
+            rules=recovery.rules,
         )
         self.world.expect(self, birth)
         while True:
@@ -306,7 +311,10 @@ class Life:
             hold = self.hand.pop(0)
             self.starting[hold.token] = hold
             start.append(Held(hold.job.job_id, hold.token))
-        wish = self._wish(now_s, free - len(start), busy=bool(start or len(self.outbox)))
+        chosen = len(start)
+        start += self.forgotten
+        self.forgotten = []
+        wish = self._wish(now_s, free - chosen, busy=bool(start or len(self.outbox)))
         if wish is not None:
             self.rung = False
         if wish is not None or now_s >= self.look_at_s:
@@ -336,6 +344,7 @@ class Life:
             self._stop_superseded(token)
         begun = [self.starting.pop(held.token, None) for held in turn.start]
         self.ready += [hold for hold in begun if hold is not None]
+        self.compare_wanted |= any(held.token in self.entered for held in turn.start)
         now_s = host.boottime_s()
         for job in answer.claimed:
             hold = self.terms.hold(job, now_s)
@@ -374,10 +383,14 @@ class Life:
         # What ended while we asked is still in the mail, and ours.
         ours = self.outbox.tokens() | set(self.given) | {hold.token for hold in (*self.hand, *self.ready)}
         for token, item in theirs.items():
-            if token not in ours:
+            if item.state is JobState.CLAIMED and token in self.entered:
+                self.forgotten.append(Held(item.job_id, token))
+            elif token not in ours:
                 self._part_with(item)
-        self.hand = [hold for hold in self.hand if hold.token in theirs]
-        self.ready = [hold for hold in self.ready if hold.token in theirs]
+        unbegun = [hold for hold in self.ready if hold.token in theirs]
+        again = [hold for hold in unbegun if theirs[hold.token].state is JobState.CLAIMED]
+        self.hand = [*again, *(hold for hold in self.hand if hold.token in theirs)]
+        self.ready = [hold for hold in unbegun if hold not in again]
         for token in [token for token in self.given if token not in theirs]:
             self._stop_superseded(token)
         self._feed()
@@ -490,14 +503,21 @@ class Life:
         self.given.clear()
 
 
-def keep_watch(world: "World", process: Process, road: Road, by: str, current: Callable[[], bool]) -> None:
-    """Let a process walk the rounds of the product's reaper."""
+def keep_watch(
+    process: Process,
+    road: Road,
+    recovery: Recovery,
+    by: str,
+    current: Callable[[], bool],
+    watchmen: dict[str, Watchman],
+) -> None:
+    """Let a process walk the rounds of the product's reaper, with these settings."""
 
     def walk() -> None:
-        watchman = Watchman(Reaper(road, world.recovery, by=by))  # type: ignore[arg-type]
+        watchman = Watchman(Reaper(road, recovery, by=by))  # type: ignore[arg-type]
         task = process.hub.current
         assert task is not None
-        world.watchmen[process.name] = watchman
+        watchmen[process.name] = watchman
         watchman._tick_s = host.boottime_s()
         while current():
             task.wait(max(watchman.step(), LEAST_NAP_S))

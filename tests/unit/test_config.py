@@ -1,12 +1,16 @@
 """Settings come from code, environment and file, in that order, and unsafe ones never start."""
 
+import inspect
+import re
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from unstuck import config
-from unstuck.config import Recovery, Retention, Settings
+from unstuck import App, Retry, config
+from unstuck.config import Alerts, Mdp, Recovery, Retention, Settings, Web
 from unstuck.domain.errors import ConfigError
 
 
@@ -20,9 +24,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class TestWhereSettingsComeFrom:
-    def test_defaults_where_nothing_is_said(self) -> None:
+    def test_defaults_where_nothing_is_said(self, tmp_path: Path) -> None:
         settings = config.load()
-        assert settings.url == "sqlite:///unstuck.db"
+        assert settings.url == f"sqlite:///{tmp_path}/unstuck.db"
         assert settings.recovery.heartbeat_interval_s == 5
         assert settings.recovery.heartbeat_timeout_s == 30
         assert settings.recovery.claimed_stale_after_s == 30
@@ -35,15 +39,15 @@ class TestWhereSettingsComeFrom:
         monkeypatch.setenv("UNSTUCK_URL", "sqlite:///env.db")
         monkeypatch.setenv("UNSTUCK_SCHEMA", "of_env")
         settings = config.load({"url": "sqlite:///code.db", "schema": None})
-        assert settings.url == "sqlite:///code.db"
+        assert settings.url == f"sqlite:///{tmp_path}/code.db"
         assert settings.schema == "of_env"
         assert settings.poll_interval_s == 9
 
     def test_unstuck_toml_wins_over_pyproject(self, tmp_path: Path) -> None:
         (tmp_path / "pyproject.toml").write_text('[tool.unstuck]\nurl = "sqlite:///project.db"\n')
-        assert config.load().url == "sqlite:///project.db"
+        assert config.load().url == f"sqlite:///{tmp_path}/project.db"
         (tmp_path / "unstuck.toml").write_text('url = "sqlite:///own.db"\n')
-        assert config.load().url == "sqlite:///own.db"
+        assert config.load().url == f"sqlite:///{tmp_path}/own.db"
 
     def test_a_pyproject_of_someone_else_says_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n')
@@ -80,12 +84,34 @@ class TestWhereSettingsComeFrom:
 
     def test_an_empty_variable_is_no_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("UNSTUCK_URL", "")
-        assert config.load().url == config.DEFAULT_URL
+        assert config.load() == Settings()
 
     def test_variables_of_other_tools_are_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("UNSTUCK_SOMETHING_ELSE", "UNSTUCK_LOG_LEVEL", "UNSTUCK_APP"):
             monkeypatch.setenv(name, "x")
         assert config.load() == Settings()
+
+    def test_a_misspelt_variable_is_named_with_the_setting_that_was_meant(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        of_others = (
+            "QUEUE",
+            "GRACE",
+            "SERVER",
+            "TOKEN",
+            "WORKER_CONCURRENCY",
+            "WORKER_HEARTBEAT_TIMEOUT",
+            "EXPECTED_LEDGER",
+        )
+        for name in (*of_others, "HEARTBEAT_TIMEOUT", "APP", "SOMETHING_ELSE"):
+            monkeypatch.setenv(f"UNSTUCK_{name}", "1m")
+        assert config.misspelt_variables() == []
+        monkeypatch.setenv("UNSTUCK_HEARTBEAT_TIMOUT", "1m")
+        monkeypatch.setenv("UNSTUCK_MDP_BUSY_TIME_OUT", "1m")
+        assert config.misspelt_variables() == [
+            "UNSTUCK_HEARTBEAT_TIMOUT is no setting and is ignored. Did you mean UNSTUCK_HEARTBEAT_TIMEOUT?",
+            "UNSTUCK_MDP_BUSY_TIME_OUT is no setting and is ignored. Did you mean UNSTUCK_MDP_BUSY_TIMEOUT?",
+        ]
 
     @pytest.mark.parametrize(
         ("name", "text", "message"),
@@ -177,6 +203,62 @@ class TestUnsafeSettings:
         with pytest.raises(ConfigError, match=name):
             Recovery(**{name: "6s"})  # type: ignore[arg-type]
         assert getattr(Recovery(**{name: "10s"}), f"{name}_s") == 10  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"runner_heartbeat_interval": "30s", "running_stale_after": "30s"},
+            {"runner_heartbeat_interval": "30s"},
+            {"runner_heartbeat_interval": "4s", "heartbeat_timeout": "7s", "heartbeat_interval": "1s"},
+        ],
+    )
+    def test_the_running_threshold_is_at_least_twice_the_interval_of_the_runner(self, values: dict[str, str]) -> None:
+        with pytest.raises(ConfigError, match="running_stale_after") as refused:
+            Recovery(**values)  # type: ignore[arg-type]
+        # Python knows unsafe settings by this class, and people by both names.
+        assert isinstance(refused.value, ValueError)
+        assert "runner_heartbeat_interval" in str(refused.value)
+        assert "twice" in str(refused.value)
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"runner_heartbeat_interval": "30s", "running_stale_after": "60s"},
+            {"runner_heartbeat_interval": "60s", "running_stale_after": "5m"},
+            {"runner_heartbeat_interval": "10s", "running_stale_after": "30s"},
+            # Runners give a sign once per second whatever is set, so the default is safe with any threshold.
+            {"heartbeat_interval": "0.2s", "heartbeat_timeout": "1s"},
+        ],
+    )
+    def test_the_valid_pairs_of_the_guide_are_accepted(self, values: dict[str, str]) -> None:
+        Recovery(**values)  # type: ignore[arg-type]
+
+    def test_the_same_holds_for_a_task_with_a_timeout_of_its_own(self) -> None:
+        app = App("sqlite:///jobs.db", recovery=Recovery(runner_heartbeat_interval="30s", running_stale_after="5m"))
+        with pytest.raises(ConfigError, match=r"'quick'.*runner_heartbeat_interval"):
+            app.task(name="quick", heartbeat_timeout="40s")(lambda: None)
+
+    @pytest.mark.parametrize(
+        ("kind", "wrong", "right"),
+        [
+            (Recovery, "heartbeat_intervall", "heartbeat_interval"),
+            (Recovery, "auto_fail_stale_runing", "auto_fail_stale_running"),
+            (Recovery, "runner_heartbeat_interval_ms", "runner_heartbeat_interval"),
+            (Retention, "job", "jobs"),
+            (Settings, "pol_interval", "poll_interval"),
+            (Web, "prot", "port"),
+            (Mdp, "bnd", "bind"),
+            (Alerts, "target", "targets"),
+            (Retry, "max_atempts", "max_attempts"),
+        ],
+    )
+    def test_a_misspelt_setting_in_code_is_named_with_what_was_meant(self, kind: Any, wrong: str, right: str) -> None:
+        with pytest.raises(ConfigError, match=f"no {kind.__name__} setting '{wrong}'. Did you mean '{right}'"):
+            kind(**{wrong: 1})
+        with pytest.raises(ConfigError, match=wrong):
+            replace(kind(), **{wrong: 1})
+        # Editors and the docs still see the settings.
+        assert right in inspect.signature(kind).parameters
 
     @pytest.mark.parametrize(
         "values",
@@ -298,3 +380,13 @@ def test_settings_survive_the_way_to_another_process() -> None:
 )
 def test_an_address_is_shown_without_its_passwords(url: str, shown: str) -> None:
     assert config.public_url(url) == shown
+
+
+def test_no_variable_of_an_example_is_a_setting() -> None:
+    root = Path(__file__).parents[2]
+    texts = [path.read_text() for path in (root / "examples").iterdir() if path.is_file()]
+    used = {name for text in texts for name in re.findall(r"UNSTUCK_[A-Z_]+", text)}
+    assert "UNSTUCK_SERVER" in used
+    settings = {f"UNSTUCK_{name.upper()}" for name in config.SETTING_NAMES}
+    groups = tuple(f"UNSTUCK_{name.upper()}_" for name in config.GROUPS)
+    assert not [name for name in used if name in settings or name.startswith(groups)]

@@ -17,11 +17,12 @@ from unstuck.client.doctor.facts import Facts, Host, Standstill, Trouble
 from unstuck.domain.health import Disabled
 from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.states import Door, WorkerState
 from unstuck.domain.watch import Cause
 from unstuck.runner import cgroups
 from unstuck.store.diagnosis import Blocker, JobGroup, Overkept, Snapshot, TableLook, Waiter, WatchLook
-from unstuck.store.records import TaskRecord, WorkerVerdict
+from unstuck.store.records import TaskRecord, WorkerRecord, WorkerVerdict
 
 HALF_OF_THE_TIMEOUT = {"heartbeat_interval": "15s", "heartbeat_timeout": "30s"}
 GROUP = JobGroup("default", "add", 3, 17, 90_000.0)
@@ -81,7 +82,7 @@ class TestRecovery:
     )
     def test_a_switch_is_seen_here_and_in_the_workers(self, switch: str, code: str) -> None:
         assert set(found(facts(settings={switch: False}))) == {code}
-        finding = found(facts(worker(metadata={"settings": {switch: False}})))[code]
+        finding = found(facts(worker(rules=RecoveryRules(**{switch: False}))))[code]
         assert finding.facts["workers"] == ["ada"]
         assert finding.severity is Severity.WARNING
 
@@ -93,6 +94,18 @@ class TestFleet:
         assert finding.severity is Severity.WARNING
         assert "5 jobs died in its runners" in finding.why
         assert "`unstuck workers enable id-of-bob`" in finding.cure
+
+    def test_a_worker_on_which_every_job_dies_is_a_problem_even_if_it_is_the_only_one(self) -> None:
+        def dying(**health: Any) -> WorkerRecord:
+            return msgspec.structs.replace(worker("bob"), metadata={"health": {"in_a_row": 3, **health}})
+
+        finding = found(facts(dying(deaths=3)))["everything-dies"]
+        assert finding.severity is Severity.PROBLEM
+        assert finding.facts["jobs"] == 3
+        # Its weight fades sooner than its jobs come back; and what died in one moment may have one cause.
+        assert "everything-dies" in found(facts(dying(deaths=0)))
+        assert found(facts(dying(deaths=1))) == {}
+        assert found(facts(msgspec.structs.replace(dying(deaths=3), door=Door.HTTP))) == {}
 
     def test_a_host_that_an_operator_disabled_is_information(self) -> None:
         off = Disabled("new memory", "ada@desk", NOW_AT, of_host=True)

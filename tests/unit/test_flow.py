@@ -160,7 +160,7 @@ def test_a_node_is_a_plain_call_for_other_languages() -> None:
     payload = encode_call((None,), {"rest": [1, None], "lost": None}, "add", 1_000, refs=refs)
     error = NodeError(code="TASK_FAILED", message="boom")
     inputs = pack([Part(ITEM, False, 0, b'"item"'), Part(2, True, 0, b"5"), Part(2, True, 1, error=error)])
-    call = with_results(payload, inputs)
+    call = msgspec.json.decode(msgspec.json.encode(with_results(payload, inputs)))
     assert call["args"] == ["item"]
     assert call["kwargs"]["rest"] == [1, [5, {"$error": msgspec.to_builtins(error)}]]
     assert call["kwargs"]["lost"]["$error"]["code"] == "RESULT_NOT_AVAILABLE"

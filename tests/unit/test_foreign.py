@@ -2,25 +2,28 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.hands import put
+from tests.contract.hands import birth, put
 
-from unstuck.config import Settings, Web
+from unstuck.config import Recovery, Settings, Web
 from unstuck.domain.errors import LedgerUnavailable, RefusedValue
+from unstuck.domain.policy import Policy, decode_policy, encode_policy
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.http.callers import LOCAL, Caller, Scope
 from unstuck.http.foreign.beating import Beats
-from unstuck.http.foreign.bodies import RegisterBody
+from unstuck.http.foreign.bodies import RegisterBody, TaskBody
 from unstuck.http.foreign.claiming import Gone, Presence, claim
 from unstuck.http.foreign.seats import Seat, Seats
+from unstuck.http.foreign.turning import Turns
 from unstuck.http.foreign.waking import Waiter, Wakeups
 from unstuck.http.problems import Problem
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
-from unstuck.store.records import BeatAnswer, ForeignPulse
+from unstuck.store.records import BeatAnswer, ForeignPulse, TaskRecord
 
 MINE = Caller("mine", frozenset({Scope.WORKER}), "t1")
 THEIRS = Caller("theirs", frozenset({Scope.WORKER}), "t2")
@@ -48,6 +51,29 @@ def seats(settings: Settings) -> Seats:
 
 def registered(seats: Seats, ledger: Ledger, caller: Caller = LOCAL) -> Seat:
     return seats.keep(seats.register(ledger, BODY, caller, "127.0.0.1"))
+
+
+# By which rules ---------------------------------------------------------------------------------
+
+
+def test_a_remote_worker_is_judged_by_the_settings_of_the_server_that_registered_it(
+    settings: Settings, ledger: Ledger
+) -> None:
+    careful = replace(settings, recovery=Recovery(auto_fail_stale_running=False))
+    seat = registered(Seats(careful, Web()), ledger)
+    assert [worker.rules for worker in ledger.workers() if worker.id == seat.id] == [careful.recovery.rules]
+
+
+def test_a_remote_worker_that_describes_a_task_keeps_the_switches_of_the_app_that_owns_it(
+    seats: Seats, ledger: Ledger
+) -> None:
+    owned = encode_policy(Policy(on_crash="retry", auto_fail_stale_running=False))
+    ledger.register(birth("python", tasks=(TaskRecord("resize", "default", owned),)))
+    body = RegisterBody(name="node", queues=["default"], tasks=[TaskBody(name="resize", on_crash="retry")])
+    # The same rules as those of the app: it names no switches, and is not refused for that.
+    seats.register(ledger, body, THEIRS, "127.0.0.1")
+    [task] = ledger.tasks()
+    assert decode_policy(task.policy) == decode_policy(owned)
 
 
 # Whose worker -----------------------------------------------------------------------------------
@@ -129,6 +155,10 @@ def test_without_a_bell_one_of_each_line_looks_now_and_then() -> None:
 # Who is gone ------------------------------------------------------------------------------------
 
 
+async def wanted() -> bool:
+    return True
+
+
 def test_what_was_claimed_for_a_client_that_is_gone_goes_back_at_once(seats: Seats, ledger: Ledger) -> None:
     seat = registered(seats, ledger)
     job_id = put(ledger)
@@ -140,9 +170,13 @@ def test_what_was_claimed_for_a_client_that_is_gone_goes_back_at_once(seats: Sea
         presence = Presence(gone)
         await asyncio.sleep(0)
         with pytest.raises(Gone):
-            await claim(ledger, Wakeups(60), Waiter(seat.id), seat, presence, limit=1, wait_s=0, start=True)
+            await claim(
+                turns.take, ledger, Wakeups(60), Waiter(seat.id), seat, presence, wanted, limit=1, wait_s=0, start=True
+            )
 
+    turns = Turns(lambda: ledger)
     asyncio.run(scene())
+    turns.close()
     record = ledger.job(job_id)
     assert record is not None
     assert (record.state, record.attempt) == (JobState.PENDING, 0)
@@ -157,8 +191,10 @@ def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Seat
         return {}
 
     async def scene() -> None:
-        waiter = Waiter(seat.id)
-        claiming = claim(ledger, Wakeups(60), waiter, seat, Presence(there), limit=1, wait_s=0, start=False)
+        waiter, presence = Waiter(seat.id), Presence(there)
+        claiming = claim(
+            turns.take, ledger, Wakeups(60), waiter, seat, presence, wanted, limit=1, wait_s=0, start=False
+        )
         task = asyncio.ensure_future(claiming)
         while ledger.job(job_id).state is JobState.PENDING:  # type: ignore[union-attr]
             # The commit is made in another thread; whoever is in the middle of it is cut off.
@@ -169,7 +205,9 @@ def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Seat
         with pytest.raises(asyncio.CancelledError):
             await task
 
+    turns = Turns(lambda: ledger)
     asyncio.run(scene())
+    turns.close()
     assert ledger.held(seat.id) == []
 
 

@@ -1,7 +1,5 @@
 """The rules of the web door's guard, each by itself: names, origins, depth, rates, logins, where to go next."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from unstuck.domain.api_tokens import Scope, hash_of, id_of, mint, proof_of, rea
 from unstuck.domain.errors import ConfigError
 from unstuck.http.guard import sessions
 from unstuck.http.guard.crowd import Crowd
-from unstuck.http.guard.depth import is_deeper_than
 from unstuck.http.guard.hosts import Host, Hosts, is_loopback, read_host
 from unstuck.http.guard.keyring import Key
 from unstuck.http.guard.login import safe_next
@@ -157,29 +154,6 @@ class TestOrigins:
     def test_ports_that_go_without_saying_are_equal(self) -> None:
         assert judge({"origin": "https://jobs.example.com"}, Host("jobs.example.com", None), "POST").proven
         assert judge({"origin": "https://jobs.example.com:443"}, Host("jobs.example.com", None), "POST").proven
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text('[]{}"\\x é', max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[]{}"\\', max_size=4), inner, max_size=3),
-    max_leaves=20,
-)
-
-
-def depth_of(value: object) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
-
-
-class TestDepth:
-    @given(JSON, st.integers(0, 6))
-    def test_depth_is_what_a_parser_would_find(self, value: object, limit: int) -> None:
-        assert is_deeper_than(limit, json.dumps(value, ensure_ascii=False).encode()) is (depth_of(value) > limit)
-
-    def test_a_bomb_is_found_without_parsing_it(self) -> None:
-        assert is_deeper_than(64, b"[" * 5_000_000)
-        assert is_deeper_than(64, b'{"a":' * 1_000_000 + b"1" + b"}" * 1_000_000)
-        assert not is_deeper_than(64, b'["' + b"[" * 5_000_000 + b'"]')
 
 
 class TestRates:

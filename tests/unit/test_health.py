@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 from unstuck.domain import health
 from unstuck.domain.health import (
     DISABLE_AT,
+    FIRST_PROBE_S,
     HALF_LIFE_S,
     LONGEST_DELAY_S,
+    LONGEST_PROBE_S,
     Disabled,
     Health,
     Standing,
@@ -26,6 +29,7 @@ from unstuck.domain.health import (
     usable_slots,
 )
 from unstuck.domain.liveness import Detector
+from unstuck.domain.retry import EXCUSED_MAX_S
 from unstuck.domain.states import WorkerState
 from unstuck.store.records import BeatAnswer, Claimed
 from unstuck.worker.health import WorkerHealth
@@ -259,7 +263,77 @@ def test_a_sick_worker_lets_others_go_first_and_then_claims() -> None:
 def test_a_worker_does_not_take_the_next_job_in_the_breath_in_which_it_hands_in_a_death() -> None:
     own = a_sick_worker(deaths=6)
     assert own.hold_back(5.01, busy=True)
-    assert not own.hold_back(5.0 + LONGEST_DELAY_S + 0.01, busy=True)
+    assert not own.hold_back(5.0 + LONGEST_PROBE_S + 0.01, busy=True)
+
+
+def test_a_worker_under_which_everything_dies_tries_one_job_at_a_time_until_one_ends_otherwise() -> None:
+    own = WorkerHealth()
+    own.born({}, disabled=False)
+    assert [own.saw_death(job(n), float(n)) for n in range(5)] == [False, False, True, True, True]
+    assert (own.at_fault, own.in_a_row, own.now(4.0).in_a_row) == (True, 5, 5)
+    assert own.withheld(8, 4.0) == 7
+    assert own.hold_back(4.0 + FIRST_PROBE_S, busy=True)
+    # The same job again says nothing new; the pauses grow.
+    assert own.saw_death(job(4, crashes=1), 9.0)
+    assert (own.in_a_row, own.now(9.0).weight > 5.5) == (5, True)
+    own.saw_processed(1, 9.1)
+    assert (own.at_fault, own.in_a_row, own.withheld(8, 9.1)) == (False, 0, 8 - usable_slots(own.now(9.1).weight, 8))
+    assert not own.hold_back(9.1 + LONGEST_DELAY_S + 0.01, busy=True)
+
+
+def test_deaths_beside_a_job_that_runs_well_are_not_the_workers() -> None:
+    own = WorkerHealth()
+    own.born({}, disabled=False)
+    for n in range(5):
+        own.saw_death(job(n), 10.0 + n, beside_since_s=1.0)
+    assert (own.at_fault, own.in_a_row) == (False, 0)
+    # One that began together with those that died has shown nothing yet.
+    other = WorkerHealth()
+    other.born({}, disabled=False)
+    for n in range(5):
+        other.saw_death(job(n), 10.0 + n / 10, beside_since_s=9.9)
+    assert other.at_fault
+
+
+def test_a_job_that_dies_again_after_another_one_ended_well_is_to_blame_itself() -> None:
+    own = WorkerHealth()
+    own.born({}, disabled=False)
+    for n in range(4):
+        assert own.died_here(n) == 0
+        own.saw_death(job(n), float(n))
+    assert (own.at_fault, own.died_here(0)) == (True, 1)
+    own.saw_processed(1, 5.0)
+    for n in range(4):
+        own.saw_death(job(n, crashes=1), 6.0 + n)
+    assert (own.at_fault, own.in_a_row, own.died_here(0)) == (False, 0, 0)
+    # Others that begin to die are a new row.
+    for n in range(10, 13):
+        own.saw_death(job(n), float(n))
+    assert (own.at_fault, own.in_a_row) == (True, 3)
+
+
+def test_a_row_is_told_for_as_long_as_the_jobs_in_it_may_wait() -> None:
+    own = WorkerHealth({"zone": "a"})
+    own.born({"zone": "a"}, disabled=False)
+    for n in range(3):
+        own.saw_death(job(n), float(n))
+    later = own.now(2.0 + EXCUSED_MAX_S)
+    assert (later.weight, later.in_a_row) == (0.0, 3)
+    assert own.saw_death(job(0, crashes=1), 2.0 + EXCUSED_MAX_S)
+    assert (own.at_fault, own.died_here(0)) == (True, 2)
+    # After a long time without any death, it begins anew.
+    own.saw_death(job(1, crashes=1), 4 * EXCUSED_MAX_S)
+    assert (own.at_fault, own.died_here(0)) == (False, 0)
+
+
+def test_a_worker_under_which_everything_dies_is_switched_off_sooner() -> None:
+    dying = Health(weight=2.0, deaths=2, jobs=4, in_a_row=4)
+    reason = should_disable(worker("sick", dying), [worker("sick", dying), worker("well")])
+    assert reason is not None
+    assert "all in a row" in reason
+    # One moment may have one cause; and where another is as sick, it is the jobs.
+    for sick, other in ((msgspec.structs.replace(dying, deaths=1), 0.0), (dying, 1.5)):
+        assert should_disable(worker("sick", sick), [worker("sick", sick), worker("well", other)]) is None
 
 
 def test_jobs_that_end_well_bring_a_worker_back() -> None:

@@ -34,6 +34,8 @@ def vitals_of_the_living(draw: st.DrawFn) -> Vitals:
         watched_s=draw(st.one_of(spans_s, st.just(math.inf))),
         quiet_s=draw(spans_s),
         suspected_by=draw(st.sampled_from([Detector.SESSION, Detector.LEASE])) if state == "suspect" else None,
+        since_beat_s=draw(spans_s),
+        sessions_doubted_s=draw(st.one_of(spans_s, st.just(math.inf))),
     )
 
 
@@ -109,6 +111,7 @@ def test_a_lost_session_is_a_suspicion_first_and_a_death_only_after_the_grace(vi
     if verdict is None or verdict.detector is not Detector.SESSION:
         return
     assert vitals.session is Session.MISSING
+    assert vitals.since_beat_s < vitals.sessions_doubted_s, "something else may have ended its session"
     if verdict.state is WorkerState.DEAD:
         assert vitals.state is WorkerState.SUSPECT
         assert vitals.suspected_by is Detector.SESSION
@@ -193,6 +196,20 @@ def test_a_worker_that_was_silent_before_its_session_ended_may_be_cut_off_and_on
     )
     assert ask(suspect) is None
     assert ask(msgspec.structs.replace(suspect, suspected_by=Detector.SESSION)) is not None
+
+
+def test_a_session_that_may_be_missing_for_another_reason_proves_nothing_until_the_next_heartbeat() -> None:
+    missing = healthy(session=Session.MISSING, since_beat_s=4.0, sessions_doubted_s=3.0)
+    assert ask(missing) is None
+    assert missing.well, "no round need look at it any closer"
+    suspect = msgspec.structs.replace(
+        missing, state=WorkerState.SUSPECT, suspected_by=Detector.SESSION, session_missing_s=60.0
+    )
+    assert ask(suspect) is None
+    assert ask(msgspec.structs.replace(suspect, since_beat_s=2.0)) is not None
+    assert ask(msgspec.structs.replace(missing, silent_s=31.0)) is not None, "its lease decides"
+    # A clock that was set may show a heartbeat of the future.
+    assert ask(msgspec.structs.replace(missing, since_beat_s=-1.0, sessions_doubted_s=0.0)) is None
 
 
 def test_a_worker_that_was_killed_in_the_middle_of_its_work_is_seen_by_its_session() -> None:

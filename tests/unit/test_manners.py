@@ -42,3 +42,12 @@ def test_a_hurry_that_fails_is_over_too() -> None:
         give_way()
     # A thousand waits would take ten seconds.
     assert time.monotonic() - begun_s < MOST_STEPS * STEP_S * 500
+
+
+def test_a_thread_in_a_hurry_does_not_give_way_to_itself() -> None:
+    with hurry():
+        begun_s = time.monotonic()
+        for _ in range(1_000):
+            give_way()
+    # A thousand waits would take ten seconds.
+    assert time.monotonic() - begun_s < MOST_STEPS * STEP_S * 500

@@ -183,7 +183,7 @@ def example() -> str:
     tallies.add(JOBS_ENDED, (NASTY, "failed"), 3)
     for value in (0.002, 0.3, 5000.0):
         tallies.observe(JOB_RUN, value, ("default", "add"))
-    queue = QueueRecord(NASTY, True, 1, 2, 3, 4, 12.5, 0, 5)
+    queue = QueueRecord(NASTY, True, 1, 2, 3, 4, 12.5, 0, 5, 6)
     return expose(tallies.snapshot().totals, gauges([queue], Fleet({"active": 2}, 1, 7.5, None)))
 
 
@@ -204,6 +204,7 @@ def test_the_text_is_what_a_parser_reads() -> None:
         "claimed": 3,
         "running": 4,
         "waiting": 5,
+        "blocked": 6,
     }
     assert found["unstuck_sweep_overdue_seconds"][0].value == math.inf
     assert found["unstuck_queue_oldest_pending_age_seconds"][0].value == 12.5

@@ -157,7 +157,7 @@ def waiting(tmp_path: Any) -> Any:
 def around(**facts: Any) -> Surroundings:
     from unstuck.config import Recovery
 
-    return Surroundings(None, [], Recovery(), 0.0, **facts)
+    return Surroundings(None, [], Recovery().rules, 0.0, **facts)
 
 
 def test_a_blocked_job_says_who_has_its_place(waiting: Any) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from unstuck.config import Recovery
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import KERNEL, Detector, Session
 from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.retry import RetryRule
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.states import JobState, WorkerState
 from unstuck.reaper.settling import Grounds, in_company, is_left, is_stale, overrun, settle
 from unstuck.store.records import HeldJob, WorkerWatch
@@ -150,15 +150,22 @@ def test_each_job_is_stale_by_its_own_timeout() -> None:
 
 
 def test_switches_leave_the_silent_to_an_operator_but_not_what_the_kernel_saw() -> None:
-    off = Recovery(auto_requeue_stale_claimed=False, auto_fail_stale_running=False)
+    off = RecoveryRules(auto_requeue_stale_claimed=False, auto_fail_stale_running=False)
     for detector in Detector:
         silent = detector in (Detector.LEASE, Detector.SESSION)
         assert is_left(job(), detector, off) == silent
         assert is_left(job(state=JobState.CLAIMED), detector, off) == silent
-        assert not is_left(job(), detector, Recovery())
-    half = Recovery(auto_fail_stale_running=False)
+        assert not is_left(job(), detector, RecoveryRules())
+    half = RecoveryRules(auto_fail_stale_running=False)
     assert not is_left(job(state=JobState.CLAIMED), Detector.LEASE, half)
     assert is_left(job(), Detector.LEASE, half)
+
+
+def test_a_job_that_its_own_app_reserved_for_an_operator_is_left_whoever_holds_it() -> None:
+    reserved = Policy(auto_fail_stale_running=False)
+    assert is_left(job(reserved), Detector.LEASE, RecoveryRules())
+    assert not is_left(job(reserved, state=JobState.CLAIMED), Detector.LEASE, RecoveryRules())
+    assert not is_left(job(reserved), Detector.NEIGHBOUR, RecoveryRules())
 
 
 def test_a_policy_nobody_understands_still_lets_the_job_end() -> None:
@@ -176,3 +183,12 @@ def test_a_crowd_of_thousands_is_settled_without_each_looking_at_each() -> None:
         autopsy = endings[place].autopsy
         assert autopsy is not None
         assert (autopsy.beside[0], len(autopsy.beside), autopsy.beside_count) == (first, 20, 19_999)
+
+
+@pytest.mark.parametrize("policy", [Policy(), RETRY])
+def test_a_lost_outcome_that_waited_for_a_lock_is_a_crash_that_says_so(policy: Policy) -> None:
+    write = ended(settle(job(policy, deferred=True), grounds(cleared=True, entered=frozenset({7}))))
+    assert write.counter == "crash"
+    assert write.state is (JobState.PENDING if policy is RETRY else JobState.FAILED)
+    assert write.error is not None
+    assert "its code had ended before that" in (write.error.cause or "")

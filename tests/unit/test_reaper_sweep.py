@@ -13,7 +13,7 @@ from unstuck.domain.liveness import Detector
 from unstuck.domain.policy import Policy
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.reaper import evidence, handover, run_once, sweep, watchman
+from unstuck.reaper import evidence, handover, run_once, watchman
 from unstuck.runner.trace import SYNC, Trace
 from unstuck.store.overdue import OVERDUE_LOST_GRACE_S
 from unstuck.store.records import Pulse
@@ -370,7 +370,7 @@ def test_one_round_for_cron_waits_for_the_next_heartbeat_however_rare_they_are(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = stage.worker(suspect_after_s=SHORT_S, heartbeat_interval_s=120.0)
-    monkeypatch.setattr(sweep, "patience_s", lambda _: SHORT_S)
+    monkeypatch.setattr(evidence, "patience_s", lambda _: SHORT_S)
     monkeypatch.setattr(watchman, "patience_s", lambda _: LONG_S)
     stage.unwatched(worker, SHORT_S)
     looked: list[float] = []

@@ -9,10 +9,11 @@ from hypothesis import given
 from unstuck.domain.autopsy import Autopsy, DeathKind, ProgressMark, encode_autopsy
 from unstuck.domain.endings import Ending
 from unstuck.domain.errors import WORKER_DIED, ErrorCode
+from unstuck.domain.health import IN_A_ROW
 from unstuck.domain.liveness import Detector
 from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Stalled, Succeeded
 from unstuck.domain.policy import Policy, decode_policy
-from unstuck.domain.recovery import MAX_SUSPICIONS, Attempt, conclude, printable
+from unstuck.domain.recovery import MAX_EXCUSES, MAX_SUSPICIONS, Attempt, conclude, printable
 from unstuck.domain.retry import CRASH_BACKOFF_MAX_S, RetryRule
 from unstuck.domain.states import FINAL, AttemptState, JobState, may_move
 
@@ -131,6 +132,48 @@ def test_a_job_that_always_dies_in_company_is_quarantined_too(shared: Literal["p
     endings = live_through(Policy(on_crash="retry"), Died("the host went down", shared=shared))
     assert len(endings) == MAX_SUSPICIONS + 3 + 1
     assert endings[-1].state is JobState.QUARANTINED
+
+
+def test_a_crash_on_a_worker_under_which_everything_dies_is_charged_once_and_then_excused_for_most_of_a_day() -> None:
+    everything_dies = Died("SIGKILL", in_a_row=7, autopsy=Autopsy(DeathKind.SIGNAL, "SIGKILL", Detector.RUNNER))
+    endings = live_through(Policy(on_crash="retry"), everything_dies)
+    assert [ending.counter for ending in endings] == ["crash", *["company"] * MAX_EXCUSES, *["crash"] * 3]
+    assert endings[-1].state is JobState.QUARANTINED
+    waits = [ending.delay_s for ending in endings[1 : MAX_EXCUSES + 1]]
+    assert waits == sorted(waits)
+    assert 18 * 3600 < sum(waits) < 24 * 3600
+    rule = endings[1].autopsy.rule if endings[1].autopsy is not None else ""
+    assert rule.startswith("the last 7 different jobs on its worker all died, so this crash is the worker's")
+
+
+@pytest.mark.parametrize("shared", ["process", "worker"])
+def test_company_is_no_reason_to_charge_a_job_on_a_worker_under_which_everything_dies(
+    shared: Literal["process", "worker"],
+) -> None:
+    attempt = Attempt(1, 1, Policy(on_crash="retry"), 0, crashes=1, suspicions=MAX_SUSPICIONS)
+    assert conclude(attempt, Died("SIGKILL", shared=shared, in_a_row=IN_A_ROW)).counter == "company"
+    assert conclude(attempt, Died("SIGKILL", shared=shared)).counter == "crash"
+
+
+def test_two_jobs_that_die_by_turns_are_excused_for_a_while_and_then_quarantined() -> None:
+    endings = live_through(Policy(on_crash="retry"), Died("SIGKILL", in_a_row=2, died_here=1))
+    assert [ending.counter for ending in endings] == ["crash", *["company"] * MAX_SUSPICIONS, *["crash"] * 3]
+    # Others go first: one of them may show that it is the worker.
+    assert all(ending.delay_s >= 1.0 for ending in endings[:-1])
+
+
+def test_the_only_job_that_dies_on_a_worker_is_quarantined_at_its_fourth_death_and_lets_others_go_first() -> None:
+    first = conclude(Attempt(1, 1, Policy(on_crash="retry"), 0, crashes=0), Died("SIGKILL", in_a_row=1))
+    assert first.delay_s < 0.5
+    endings = live_through(Policy(on_crash="retry"), Died("SIGKILL", in_a_row=1, died_here=1))
+    assert [ending.counter for ending in endings] == ["crash"] * 4
+    assert endings[1].delay_s >= 1.0
+    assert endings[-1].state is JobState.QUARANTINED
+
+
+def test_a_job_whose_first_crash_was_elsewhere_is_charged_by_the_first_two_deaths_in_a_row() -> None:
+    attempt = Attempt(1, 1, Policy(on_crash="retry"), 0, crashes=1)
+    assert conclude(attempt, Died("SIGKILL", in_a_row=2)).counter == "crash"
 
 
 @given(attempts, outcomes)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,19 @@ def test_frames_come_out_whole_however_they_are_cut(frames: list[tuple[int, byte
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         seen += [(kind, bytes(body)) for kind, body in buffer.feed(stream[start:end])]
     assert seen == frames
+
+
+def test_a_large_frame_is_not_copied_again_with_every_piece() -> None:
+    body = bytes(16 * 1024 * 1024)
+    stream = wire.frame(wire.JOB, body)
+    buffer = wire.FrameBuffer()
+    seen = []
+    begun_s = time.process_time()
+    for at in range(0, len(stream), 1024):
+        seen += [len(piece) for _, piece in buffer.feed(stream[at : at + 1024])]
+    assert seen == [len(body)]
+    # Copied with every piece, it is 130 GB.
+    assert time.process_time() - begun_s < 3.0
 
 
 @pytest.mark.parametrize("rubbish", [b"rubbish rubbish", wire.HEADER.pack(wire.MAX_FRAME_BYTES + 1, 0)])

@@ -56,3 +56,13 @@ def test_what_a_signal_writes_of_one_thread_comes_before_the_others() -> None:
         'Stack (most recent call first):\n  File "job.py", line 7 in job\n\n'
         'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in beside'
     )
+
+
+def test_frames_that_started_the_process_of_a_runner_are_not_the_jobs() -> None:
+    room = str(stacks.__file__).removesuffix("stacks.py")
+    text = (
+        'Current thread 0x01 (most recent call first):\n  File "job.py", line 7 in job\n'
+        f'  File "{room}sync_loop.py", line 3 in run\n  File "{room}child.py", line 9 in live\n'
+        f'  File "{room}nursery.py", line 1 in _become\n  File "debugger.py", line 2 in start\n'
+    )
+    assert tidy(text) == 'Current thread 0x01 (most recent call first):\n  File "job.py", line 7 in job'

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.together import scope_of, turn_of
+from tests.together import LONG, scope_of, turn_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = """
@@ -49,3 +49,13 @@ def test_a_file_that_shares_has_one_turn_on_each_database_and_short_tests_come_l
     alone = [f"tests/crash/test_frozen.py::test_{number}" for number in range(50)]
     assert len({scope_of(nodeid) for nodeid in alone}) == len({turn_of(nodeid) for nodeid in alone}) == 50
     assert max(map(turn_of, alone)) < 1 <= turn_of("tests/unit/test_order.py::test_a")
+
+
+def test_the_longest_tests_begin_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for word in LONG:
+        path, _, name = word.partition("::")
+        found = [ROOT / path] if path.endswith(".py") else sorted((ROOT / path).glob("test_*.py"))
+        assert any(name in one.read_text() for one in found), f"{word} names no test"
+    long = [f"tests/simulation/test_simulation.py::test_{number}" for number in range(50)]
+    assert max(map(turn_of, long)) < 0.5

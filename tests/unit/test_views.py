@@ -15,7 +15,8 @@ from unstuck.client.views import call_view, value_view
         (b"", ([""], {})),
         (b'{"args":[1,', (['{"args":[1,'], {})),
         (b'{"args":["\xff"]}', (['{"args":["\ufffd"]}'], {})),
-        (b"[" * 100_000, (["[" * 100_000], {})),
+        # As text it would show secrets that only a reader of JSON finds.
+        (b"[" * 100_000, (["(too much to show)"], {})),
     ],
     ids=["a call", "a list", "nothing", "cut off", "no text", "lists without end"],
 )

@@ -45,12 +45,16 @@ def test_a_hole_that_no_one_can_vouch_for_is_left_out(cause: Cause) -> None:
     assert ticks(240.0, None, cause) == Begin(240.0, cause)
 
 
-def test_a_clock_that_was_set_forward_by_an_hour_adds_only_what_really_passed() -> None:
-    assert ticks(3801.0, 1.0) == Begin(3800.0, Cause.CLOCK)
+def test_a_clock_that_was_set_forward_by_an_hour_adds_nothing() -> None:
+    assert ticks(3801.0, 1.0) == Begin(3801.0, Cause.CLOCK)
 
 
-def test_a_database_that_stood_still_adds_only_what_the_reaper_waited() -> None:
-    assert ticks(221.0, 1.0) == Begin(220.0, Cause.CLOCK)
+def test_a_database_that_stood_still_adds_nothing_for_a_tick_that_waited_for_it() -> None:
+    assert ticks(221.0, 1.0) == Begin(221.0, Cause.CLOCK)
+
+
+def test_a_second_look_at_the_silent_vouches_for_all_that_it_claims() -> None:
+    assert ticks(260.0, 50.0, Cause.START) == Begin(210.0, Cause.START)
 
 
 def test_a_reaper_that_was_frozen_vouches_only_for_what_it_planned() -> None:
@@ -93,3 +97,25 @@ def test_a_quick_fleet_allows_less_delay() -> None:
     assert slack_s(5.0) == 1.0
     assert slack_s(1.0) == 0.5
     assert slack_s(0.1) == 0.2
+
+
+def test_a_frozen_reaper_does_not_count_again_what_others_counted_before_the_clock_was_set_forward() -> None:
+    # Others watched until a second ago. The clock was set forward by 32 s since then, while it was frozen for 20 s.
+    tick = Tick(7.5, every_s=7.5, cause=Cause.PAUSE, since_s=20.0, seen_at=181.0)
+    assert advance(LAST, 233.0, tick) == Begin(233.0, Cause.PAUSE)
+
+
+def test_a_starved_reaper_claims_its_part_if_the_clock_was_not_set() -> None:
+    tick = Tick(7.5, every_s=7.5, cause=Cause.PAUSE, since_s=20.0, seen_at=200.0)
+    assert advance(LAST, 220.5, tick) == Begin(213.0, Cause.PAUSE)
+
+
+def test_a_claim_does_not_reach_over_a_step_of_the_clock_to_the_last_tick_of_another_reaper() -> None:
+    # Another reaper was in touch a second ago. This one was 4.5 s ago, and the clock was set forward by 3.9 s since.
+    tick = Tick(4.5, every_s=1.0, since_s=4.5, seen_at=196.5)
+    assert advance(LAST, 201.0, tick) == Extend()
+    assert advance(LAST, 204.9, tick) == Begin(204.9, Cause.CLOCK)
+
+
+def test_a_clock_that_was_set_back_takes_nothing_from_a_claim() -> None:
+    assert advance(LAST, 201.0, Tick(4.5, every_s=1.0, since_s=4.5, seen_at=300.0)) == Extend()

@@ -20,7 +20,9 @@ from unstuck.domain.durations import in_words
 from unstuck.domain.endings import JobError
 from unstuck.domain.errors import ErrorCode
 from unstuck.domain.liveness import Detector
+from unstuck.domain.outcomes import Raised
 from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.recovery import Attempt, conclude
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import AttemptState, JobState, WorkerState
 from unstuck.store.records import EventRecord, OutputRecord, WorkerVerdict
@@ -197,6 +199,15 @@ def test_what_is_not_sure_is_called_probable_once_and_says_why() -> None:
 
 def test_one_line_tells_of_memory_and_stack() -> None:
     assert one_line(HUNG) == "gave no sign for 30s, its stall_timeout, 1.1 GB of memory at most, left a stack"
+
+
+@pytest.mark.parametrize("message", ["boom", ""])
+def test_an_exception_is_named_once(message: str) -> None:
+    error = conclude(Attempt(1, 1, Policy(), 0, 0), Raised("ValueError", message, "Traceback: boom")).error
+    assert error is not None
+    tries = [attempt(1, "w3", AttemptState.FAILED, 0.0, 1.0, ErrorCode.TASK_FAILED, cause=error.cause)]
+    story = tell(of(ended(JobState.FAILED, error=error), tries))
+    assert step_of(story, StepKind.FAILED).text.count("ValueError") == 1
 
 
 def test_last_lines_come_from_the_output_where_no_autopsy_has_them() -> None:

@@ -9,7 +9,8 @@ from unstuck.client.why.telling import tell
 from unstuck.domain.errors import ErrorCode
 from unstuck.domain.health import Disabled
 from unstuck.domain.states import AttemptState, JobState
-from unstuck.store.records import Progress, QueueRecord
+from unstuck.store.diagnosis import Blocker
+from unstuck.store.records import DeferredRecord, Progress, QueueRecord
 
 RUNNING = {"state": JobState.RUNNING, "token": 1, "worker_id": "w3", "started_at": NOON, "attempt": 1}
 HELD = [attempt(1, "w3", AttemptState.RUNNING, 0.0, None)]
@@ -23,6 +24,28 @@ def test_a_running_job_says_where_since_when_and_how_far() -> None:
     assert 'It has come to 5 of 20 (25%), "fifth", 10 seconds ago.' in story.next
     assert "No Python code has run in its process for 5 seconds: it is busy in C code, or stuck there." in story.next
     assert [action.command for action in story.actions] == ["unstuck stack 42", "unstuck cancel 42"]
+
+
+def test_a_job_whose_outcome_waits_for_a_lock_says_that_its_code_has_ended_and_who_is_in_the_way() -> None:
+    running = of(RUNNING, HELD, now_s=NOON + 60.0)
+    deferred = DeferredRecord("w3", False, "blocked by another session of the database", NOON + 20.0)
+    around = msgspec.structs.replace(running.around, deferred=deferred)
+    story = tell(msgspec.structs.replace(running, around=around))
+    assert story.headline == "Its code has ended, try 1; its outcome waits for a lock that another session holds."
+    assert "cannot be written since 40s" in story.next
+    assert "blocked by another session of the database" in story.next
+    assert [action.command for action in story.actions] == ["unstuck doctor"], "there is nothing to cancel or to settle"
+    young = Blocker("session", "4712", 5.0)
+    old = Blocker("session", "4711", 50.0, "ada", "shop", "idle in transaction", "insert into orders", ("jobs",))
+    named = msgspec.structs.replace(around, blockers=(young, old))
+    story = tell(msgspec.structs.replace(running, around=named))
+    assert (
+        "most likely session 4711 (user ada, application 'shop', idle in transaction), in a transaction for 50s; "
+        "its last statement: insert into orders." in story.next
+    )
+    assert "`select pg_terminate_backend(4711)`" in story.next
+    sure = msgspec.structs.replace(around, blockers=(old, msgspec.structs.replace(young, jobs=(42,))))
+    assert "it is session 4712" in tell(msgspec.structs.replace(running, around=sure)).next
 
 
 def test_progress_of_an_earlier_try_is_not_taken_for_this_one() -> None:

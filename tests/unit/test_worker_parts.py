@@ -11,9 +11,10 @@ import pytest
 
 from unstuck import host
 from unstuck.client.coalescing import Coalescer
-from unstuck.domain.endings import Release
+from unstuck.domain.endings import Ending, Release
 from unstuck.domain.errors import DuplicateJob, LedgerUnavailable, RefusedValue
 from unstuck.domain.policy import Policy
+from unstuck.domain.states import AttemptState, JobState
 from unstuck.runner.signs import Signs, read_signs
 from unstuck.store.records import (
     Claimed,
@@ -29,6 +30,7 @@ from unstuck.store.records import (
 )
 from unstuck.worker.fencing import lease_end_s, must_stop_at_s
 from unstuck.worker.holds import Hold
+from unstuck.worker.leaving import LOCKED, UNREACHABLE, outcomes_left
 from unstuck.worker.mailbox import Mailbox
 from unstuck.worker.outbox import MAX_ITEMS, Outbox
 from unstuck.worker.pace import MAX_DEPTH, Pace
@@ -49,6 +51,14 @@ def test_a_job_that_others_would_take_must_stop_before_its_lease_ends() -> None:
 def test_a_job_that_nobody_else_would_take_goes_on() -> None:
     assert must_stop_at_s(hold(Policy(on_crash="fail")), 100.0) is None
     assert must_stop_at_s(hold(Policy(on_crash="retry", heartbeat=False), None), 100.0) is None
+
+
+def test_a_job_past_its_deadline_is_stopped_when_its_worker_may_be_suspect() -> None:
+    """A reaper ends it then, and it may be retried: a frozen worker cannot stop it, its fork server does."""
+    given = hold(Policy(on_crash="fail", heartbeat=False, timeout_s=60.0), None)
+    given.given_s, given.unheard_s = 100.0, 30.0
+    assert must_stop_at_s(given, 100.0) == 160.0, "not before its deadline"
+    assert must_stop_at_s(given, 150.0) == 178.0, "and not while its worker is heard"
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 2.0, 30.0, 3600.0])
@@ -94,6 +104,38 @@ def test_an_uncertain_turn_gives_back_only_what_was_not_written() -> None:
     turn = Turn("w", done=(Done(1, 1, b""), Done(2, 2, b"")), release=(Release(3, 3), Release(4, 4)))
     outbox.put_back(turn, still_held={2, 3})
     assert outbox.tokens() == {2, 3}
+
+
+def test_outcomes_that_are_left_behind_are_named_each_with_what_kept_it_from_the_ledger() -> None:
+    outbox = Outbox()
+    outbox.defer(Turn("w", done=(Done(1, 11, b""),)), 0.0, {11: "blocked by session 4711"})
+    failed = Ending(2, 12, JobState.FAILED, AttemptState.FAILED)
+    outbox.defer(Turn("w", endings=(failed,), release=(Release(3, 13),)), 0.0)
+    outbox.done.append(Done(4, 14, b""))
+    left = outcomes_left(outbox, (None, Turn("w", done=(Done(5, 15, b""),))), UNREACHABLE)
+    assert {one.job_id: (one.outcome, one.reason) for one in left} == {
+        1: (JobState.SUCCEEDED, "blocked by session 4711"),
+        2: (JobState.FAILED, LOCKED),
+        4: (JobState.SUCCEEDED, UNREACHABLE),
+        5: (JobState.SUCCEEDED, UNREACHABLE),
+    }
+    # On its way once more, it is still known to have waited for a lock.
+    outbox.take_up(10.0)
+    assert {one.reason for one in outcomes_left(outbox, (), UNREACHABLE) if one.job_id == 1} == {
+        "blocked by session 4711"
+    }
+
+
+def test_an_outcome_that_waits_for_a_lock_is_noted_and_forgotten_when_it_is_written() -> None:
+    outbox = Outbox()
+    turn = Turn("w", done=(Done(1, 11, b""),), entries=(Entry(2, 12, 1, "step", "s", b"1"),))
+    outbox.defer(turn, 100.0)
+    assert outbox.take_late(100.5) == []
+    assert [one.token for one in outbox.take_late(101.0)] == [11], "an attempt that only wrote a step goes on"
+    assert outbox.take_late(110.0) == []
+    assert [one.token for one in outbox.take_late(116.0)] == [11], "once more: a failover may have lost the note"
+    outbox.written(turn)
+    assert outbox.waiting() == []
 
 
 def test_what_an_attempt_wrote_down_goes_before_its_end() -> None:

@@ -16,12 +16,12 @@ def test_the_largest_workflow_is_built_and_planned_in_a_moment() -> None:
     app = App("sqlite:///nowhere.db")
     task = app.task(name="add")(lambda *args: None)
     flow = app.workflow("chain")
-    begun_s = time.monotonic()
+    begun_s = time.thread_time()
     last = flow.add(task)
     for _ in range(MAX_NODES - 1):
         last = flow.add(task, last)
     found = plan(flow, unique_key=None, priority=0)
-    assert time.monotonic() - begun_s < PATIENCE_S
+    assert time.thread_time() - begun_s < PATIENCE_S
     assert [node.name for node in found.nodes[1:4]] == ["add", "add-2", "add-3"]
     assert len({node.name for node in found.nodes}) == MAX_NODES + 1
     with pytest.raises(ConfigError, match="more than 10,000 nodes"):

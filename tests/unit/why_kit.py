@@ -35,7 +35,10 @@ def of(job: dict[str, Any], attempts: list[Any] = [], **more: Any) -> Evidence: 
     }
     tale = records()
     around = Surroundings(
-        more.pop("queue", None), more.pop("workers", tale.around.workers), Recovery(), more.pop("now_s", NOON + 900.0)
+        more.pop("queue", None),
+        more.pop("workers", tale.around.workers),
+        Recovery().rules,
+        more.pop("now_s", NOON + 900.0),
     )
     facts = {"events": [], "outputs": [], "progress": None, **more}
     return Evidence(msgspec.structs.replace(tale.job, **{**fresh, **job}), attempts, around=around, **facts)

@@ -9,6 +9,7 @@ from unstuck import host
 from unstuck.cli import ledgers
 from unstuck.cli.common import Common, command
 from unstuck.cli.show import Show, coarse, count
+from unstuck.config import ledger_name
 from unstuck.domain.errors import LedgerUnavailable
 from unstuck.domain.states import LIVING
 from unstuck.reaper.evidence import Witness, patience_s
@@ -28,7 +29,8 @@ def alive(
 ) -> None:
     """Exit 0 if a worker of this host (and container) beats within its timeout, else 1 with a sentence: for probes."""
     try:
-        ledger = ledgers.open_existing(common.settings())
+        settings = common.settings()
+        ledger = ledgers.open_existing(settings)
         with closing(ledger):
             watched = ledger.watch(host.hostname())
     except LedgerUnavailable as error:
@@ -39,7 +41,10 @@ def alive(
     witness = Witness(one_host=ledger.one_host)
     here = [worker for worker in watched if worker.state in LIVING and witness.is_neighbour(worker)]
     beating = [worker for worker in here if worker.silent_s < patience_s(worker)]
-    _answer(common.show, ALIVE if len(beating) >= workers else NOT_ALIVE, _sentence(here, beating, workers), beating)
+    sentence = _sentence(here, beating, workers)
+    if not here:
+        sentence += f" Ledger: {ledger_name(settings)}"
+    _answer(common.show, ALIVE if len(beating) >= workers else NOT_ALIVE, sentence, beating)
 
 
 def _sentence(here: list[WorkerWatch], beating: list[WorkerWatch], wanted: int) -> str:

@@ -21,7 +21,7 @@ def audit(
         common.show.json([views.audit_view(note) for note in found])
         return
     if not found:
-        common.show.note("Nobody has done anything yet.")
+        common.show.empty("Nobody has done anything yet.")
         return
     columns = [Column("when"), Column("by"), Column("door"), Column("verb"), Column("target", wide=True), Column("end")]
     rows: list[list[Cell | str]] = [

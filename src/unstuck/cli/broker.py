@@ -11,7 +11,7 @@ import typer
 
 from unstuck import config
 from unstuck.cli import ledgers
-from unstuck.cli.common import Common, command
+from unstuck.cli.common import Common, command, log_ledger
 from unstuck.config import IN_MEMORY, Settings
 from unstuck.domain.errors import ConfigError
 from unstuck.mdp import CURE
@@ -50,6 +50,7 @@ def broker(
         show.json({"endpoint": endpoint}) if show.as_json else show.say(f"Serving {endpoint}")
         # Whoever started us reads it through a pipe, and nothing more is printed.
         sys.stdout.flush()
+        log_ledger("The broker", settings)
 
     serving.serve(replace(settings, mdp=mdp), ready)
 

@@ -16,9 +16,11 @@ from unstuck.cli.show import Show
 from unstuck.client.operator import Operator
 from unstuck.config import Settings
 from unstuck.domain.durations import seconds
-from unstuck.domain.errors import ConfigError
+from unstuck.domain.errors import ConfigError, UnknownName
 from unstuck.runner.tasks import Registry
 from unstuck.store.contract import Ledger
+
+log = logs.logger("unstuck.cli")
 
 PANEL = "Common options"
 
@@ -66,7 +68,7 @@ class Common:
 
     @property
     def show(self) -> Show:
-        return Show(self.as_json)
+        return Show(self.as_json, self.ledger_name)
 
     @property
     def app_path(self) -> str | None:
@@ -80,18 +82,22 @@ class Common:
 
         # What the app prints while it is imported must not mix with what the command prints.
         with redirect_stdout(sys.stderr):
-            return load_registry(self.app_path)
+            registry = load_registry(self.app_path, self.url)
+        note = registry.ledger_note()
+        if note:
+            self.show.note(note)
+        return registry
+
+    def ledger_name(self) -> str:
+        """Return the name of the ledger that this command looks at, for people."""
+        return config.ledger_name(self.settings())
 
     def settings(self) -> Settings:
         """Give the settings in force: of the app that was named, else of environment and files; `--url` wins."""
         registry = self.registry()
         if registry is None:
             return config.load({"url": self.url})
-        settings = config.restore(registry.manifest_settings())
-        if self.url is None:
-            return settings
-        config.check_url(self.url)
-        return replace(settings, url=self.url)
+        return config.restore(registry.manifest_settings())
 
     @contextmanager
     def reading(self) -> Iterator[Operator]:
@@ -99,7 +105,8 @@ class Common:
         settings = self.settings()
         ledger = ledgers.open_existing(settings)
         try:
-            yield Operator(ledger, settings, door="cli")
+            with naming_the_ledger(settings):
+                yield Operator(ledger, settings, door="cli")
         finally:
             ledger.close()
 
@@ -109,9 +116,25 @@ class Common:
         settings = self.settings()
         ledger = ledgers.open_or_create(settings if migrate else replace(settings, auto_migrate=False))
         try:
-            yield ledger, settings
+            with naming_the_ledger(settings):
+                yield ledger, settings
         finally:
             ledger.close()
+
+
+def log_ledger(what: str, settings: Settings) -> None:
+    """Log which ledger a command that runs for long works on."""
+    log.info(f"{what} uses the ledger {config.ledger_name(settings)}")
+
+
+@contextmanager
+def naming_the_ledger(settings: Settings) -> Iterator[None]:
+    """Add to an error about something that does not exist in which ledger it was looked for."""
+    try:
+        yield
+    except UnknownName as error:
+        error.args = (f"{error} Ledger: {config.ledger_name(settings)}",)
+        raise
 
 
 def command(log_level: str = "warning") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -126,6 +149,7 @@ def command(log_level: str = "warning") -> Callable[[Callable[..., Any]], Callab
             # One dict for the whole command line: what stands further to the right wins.
             said = ctx.ensure_object(dict)
             said.update({name: value for name in _OPTIONS if (value := values.pop(name)) not in (None, False)})
+            _resolve_urls(said)
             common = Common(**said)
             _set_up_logs(common, log_level)
             return function(common, **({"ctx": ctx} if wants_context else {}), **values)
@@ -148,6 +172,14 @@ def command(log_level: str = "warning") -> Callable[[Callable[..., Any]], Callab
     return decorate
 
 
+def _resolve_urls(said: dict[str, Any]) -> None:
+    """Resolve relative addresses before anything runs that could change the directory, for our children too."""
+    if said.get("url"):
+        said["url"] = config.resolved_url(said["url"])
+    if os.environ.get("UNSTUCK_URL"):
+        os.environ["UNSTUCK_URL"] = config.resolved_url(os.environ["UNSTUCK_URL"])
+
+
 def _set_up_logs(common: Common, default_level: str) -> None:
     level = common.log_level or os.environ.get("UNSTUCK_LOG_LEVEL") or default_level
     format = common.log_format or os.environ.get("UNSTUCK_LOG_FORMAT") or "console"
@@ -155,6 +187,8 @@ def _set_up_logs(common: Common, default_level: str) -> None:
         logs.setup(level, format)
     except ConfigError as error:
         raise Misuse(str(error)) from error
+    for sentence in config.misspelt_variables():
+        log.warning(sentence)
     # Workers that this process starts speak the way it was asked to.
     if common.log_level:
         os.environ["UNSTUCK_LOG_LEVEL"] = common.log_level

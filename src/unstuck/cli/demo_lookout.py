@@ -83,7 +83,7 @@ class Lookout:
             # Pids come round again: the youngest of a number is the one that lives.
             workers={w.pid: w for w in sorted(workers, key=lambda w: w.created_at) if w.pid in ours},
             doing=doing,
-            waiting=queue.pending + queue.scheduled if queue else 0,
+            waiting=queue.pending + queue.blocked + queue.scheduled if queue else 0,
             running=queue.claimed + queue.running if queue else 0,
         )
         self._count_ended()

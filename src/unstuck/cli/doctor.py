@@ -4,11 +4,12 @@ from typing import Annotated
 
 import typer
 
-from unstuck.cli.common import Common, command, job_id
+from unstuck.cli.common import Common, command, job_id, naming_the_ledger
 from unstuck.cli.show import Cell, Show, count
 from unstuck.client.doctor.codes import Severity
 from unstuck.client.doctor.finding import Finding
 from unstuck.client.doctor.visiting import visit, visit_job
+from unstuck.config import ledger_name
 
 STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
 MARKS = {Severity.PROBLEM: "✗", Severity.WARNING: "!", Severity.INFO: "·"}
@@ -23,10 +24,15 @@ def doctor(
     ] = None,
 ) -> None:
     """Say what is wrong, why, and the cure. Exits 1 if there is at least one problem."""
-    findings = visit(common.settings()) if job is None else visit_job(common.settings(), job_id(job))
+    settings = common.settings()
+    with naming_the_ledger(settings):
+        findings = visit(settings) if job is None else visit_job(settings, job_id(job))
     if common.as_json:
         common.show.json(findings)
     else:
+        if job is None:
+            common.show.facts([("ledger", Cell(ledger_name(settings)))], indent=0)
+            common.show.line()
         _tell(common.show, findings, whole=job is None)
     if any(finding.severity is Severity.PROBLEM for finding in findings):
         raise typer.Exit(FOUND_A_PROBLEM)

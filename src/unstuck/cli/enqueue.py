@@ -10,17 +10,20 @@ from unstuck.cli.common import Common, Misuse, command, duration_s
 from unstuck.cli.show import Cell, Show
 from unstuck.client.enqueueing import UNFINISHED, Options, build_job
 from unstuck.client.knowing import check_queue, known_task, known_tasks
+from unstuck.client.lookout import Lookout
 from unstuck.client.operator import Operator
 from unstuck.client.views import value_view
+from unstuck.config import Settings, ledger_name
+from unstuck.domain.bounded import TOO_MUCH
 from unstuck.domain.durations import brief
-from unstuck.domain.errors import ConfigError, ResultTimeout, UnknownTask, exception_for
+from unstuck.domain.errors import ConfigError, NoWorkers, ResultTimeout, UnknownTask, exception_for
 from unstuck.domain.names import did_you_mean
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import JobState
 from unstuck.runner.tasks import Registry
 from unstuck.store.contract import Ledger
-from unstuck.store.records import Enqueued, Outcome
+from unstuck.store.records import Enqueued, NewJob, Outcome
 
 FIRST_LOOK_S = 0.01
 SLOWEST_LOOK_S = 0.2
@@ -98,6 +101,17 @@ def enqueue(
             _wait(common, ledger, operator, stored.job_id, patience_s)
         else:
             _tell(common.show, operator, task, stored)
+            if not common.show.pretty:
+                _warn(ledger, settings, job, stored)
+
+
+def _warn(ledger: Ledger, settings: Settings, job: NewJob, stored: Enqueued) -> None:
+    """Do what `no_workers` says if no living worker would take the job: log it, or fail although it is stored."""
+    if settings.no_workers == "ignore" or job.delay_s:
+        return
+    [warning] = Lookout(ledger, ledger_name(settings)).warnings([job])
+    if warning is not None and settings.no_workers == "error":
+        raise NoWorkers(f"{warning}.", job_ids=[stored.job_id])
 
 
 def arguments(args: list[str], kwargs: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -172,14 +186,20 @@ def _wait(common: Common, ledger: Ledger, operator: Operator, job_id: int, patie
     outcome = _outcome(common.show, ledger, operator, job_id, patience_s)
     if common.as_json:
         common.show.json(operator.job_view(job_id))
-    if outcome.state is JobState.SUCCEEDED:
+    if outcome.state is JobState.SUCCEEDED and outcome.result is not None:
         if not common.as_json:
-            common.show.line(json.dumps(value_view(outcome.result, JSON), ensure_ascii=False))
+            common.show.json_line(_result_text(outcome.result))
         return
     error = outcome.error
     if error is None:
         raise exception_for("", f"Job ended as {outcome.state}", job_id=job_id, cause=None, details={})
     raise exception_for(error.code, error.message, job_id=job_id, cause=error.cause, details=error.details)
+
+
+def _result_text(result: bytes | None) -> str:
+    """Return a result as JSON: laid out for people, or as it is stored if it is very large."""
+    value = value_view(result, JSON)
+    return result.decode() if result and value == TOO_MUCH else json.dumps(value, ensure_ascii=False)
 
 
 def _outcome(show: Show, ledger: Ledger, operator: Operator, job_id: int, patience_s: float | None) -> Outcome:

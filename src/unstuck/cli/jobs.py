@@ -1,6 +1,5 @@
 """Look at jobs: `jobs` lists them, `job` tells the story of one, `logs` gives what it printed."""
 
-import sys
 import time
 from typing import Annotated
 
@@ -58,7 +57,7 @@ def jobs(
     if not found:
         codes = [code.value for code in ErrorCode]
         hint = did_you_mean(where.error, codes) if where.error and where.error not in codes else ""
-        common.show.note(f"No jobs match.{hint}")
+        common.show.empty(f"No jobs match.{hint}")
         return
     _list(common.show, found)
     if len(found) == limit and common.show.pretty:
@@ -110,7 +109,7 @@ def _list(show: Show, found: list[JobRecord]) -> None:
 def _remark(job: JobRecord, now_s: float) -> Cell:
     if job.error is not None:
         # An exception without words, like most MemoryErrors, is told by its type.
-        said = job.error.cause or job.error.message or str(job.error.details.get("type") or "")
+        said = job.error.cause or job.error.shown
         what = f"{job.error.code}: {one_line(said)}"
         return Cell(what, "red") if job.state in FINAL else Cell(f"last try: {what}", "yellow")
     if job.cancel_requested:
@@ -125,7 +124,11 @@ def _remark(job: JobRecord, now_s: float) -> Cell:
 
 
 @command()
-def job(common: Common, id: Annotated[str, typer.Argument(metavar="ID", help="The job's number.")]) -> None:
+def job(
+    common: Common,
+    id: Annotated[str, typer.Argument(metavar="ID", help="The job's number.")],
+    full: Annotated[bool, typer.Option("--full", help="All of a long call or result, on a terminal too.")] = False,
+) -> None:
     """Tell the story of one job: state, result or error, every attempt and event."""
     number = job_id(id)
     with common.reading() as operator:
@@ -135,11 +138,17 @@ def job(common: Common, id: Annotated[str, typer.Argument(metavar="ID", help="Th
     if common.as_json:
         common.show.json(view)
     else:
-        tell_story(common.show, record, view, printed)
+        tell_story(common.show, record, view, printed, full=full)
 
 
 @command()
-def logs(common: Common, id: Annotated[str, typer.Argument(metavar="JOB", help="The job's number.")]) -> None:
+def logs(
+    common: Common,
+    id: Annotated[str, typer.Argument(metavar="JOB", help="The job's number.")],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="On a terminal too: byte by byte, with colours and escape sequences.")
+    ] = False,
+) -> None:
     """Give what a job printed: its stdout on stdout, its stderr on stderr."""
     number = job_id(id)
     with common.reading() as operator:
@@ -152,10 +161,7 @@ def logs(common: Common, id: Annotated[str, typer.Argument(metavar="JOB", help="
     for at, output in enumerate(outputs, 1):
         if len(outputs) > 1:
             common.show.note(f"── attempt {at} of {len(outputs)} ──")
-        for stream, data in ((sys.stdout, output.stdout), (sys.stderr, output.stderr)):
-            stream.flush()
-            stream.buffer.write(data if data.endswith(b"\n") or not data else data + b"\n")
-            stream.buffer.flush()
+        common.show.output(output.stdout, output.stderr, raw=raw)
 
 
 def job_filter(

@@ -1,8 +1,6 @@
 """Open the ledger for a command: reading never creates one, and trouble is told with its cure."""
 
-from pathlib import Path
-
-from unstuck.config import Settings
+from unstuck.config import Settings, sqlite_file
 from unstuck.domain.errors import LedgerUnavailable
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import open_ledger, ready_ledger
@@ -30,8 +28,3 @@ def open_existing(settings: Settings) -> Ledger:
 def open_or_create(settings: Settings) -> Ledger:
     """Open a ledger, making or updating its tables where the settings allow it."""
     return ready_ledger(settings)
-
-
-def sqlite_file(url: str) -> Path | None:
-    """Give the file of a SQLite ledger; None for any other."""
-    return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None

@@ -71,7 +71,7 @@ def lines(common: Common, ctx: typer.Context) -> None:
         show.json([views.line_view(line) for line in found])
         return
     if not found:
-        show.note("Nobody stands in a line: no job with a concurrency_key waits or runs.")
+        show.empty("Nobody stands in a line: no job with a concurrency_key waits or runs.")
         return
     columns = [Column("key"), Column("limit", right=True), Column("held by"), Column("wait", right=True)]
     show.table([*columns, Column("note", wide=True)], [_row(line) for line in found])

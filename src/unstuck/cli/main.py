@@ -36,6 +36,8 @@ from unstuck.cli import (
     workflows,
 )
 from unstuck.cli.common import Common, Misuse, command
+from unstuck.cli.lazily import LazyCommands
+from unstuck.cli.show import complain
 from unstuck.domain.errors import UnstuckError
 
 RUN = "Run"
@@ -79,7 +81,11 @@ def root(
         ctx.get_help()
 
 
-app = typer.Typer(cls=_Root, callback=root, invoke_without_command=True, add_completion=False)
+def _root() -> typer.Typer:
+    return typer.Typer(cls=_Root, callback=root, invoke_without_command=True, add_completion=False)
+
+
+app = _root()
 
 NEGATIVE: dict[Any, Any] = {"ignore_unknown_options": True}
 """Numbers below zero are arguments of the task, not options."""
@@ -177,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says and give the exit code."""
     _prepare_streams()
     try:
-        code = typer.main.get_command(app).main(
+        code = _command_line().main(
             list(sys.argv[1:] if argv is None else argv), prog_name="unstuck", standalone_mode=False
         )
         sys.stdout.flush()
@@ -206,6 +212,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(_usage(error, sentence()), USAGE)
 
 
+def _command_line() -> Any:
+    made: Any = typer.main.get_command(_root())
+    made.commands = LazyCommands(app)
+    return made
+
+
 def _prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -227,12 +239,11 @@ def _usage(error: Exception, sentence: str) -> str:
 
 
 def _complain(sentence: str, code: int) -> int:
-    sys.stdout.flush()
     # An argument of a megabyte must not bury what is said of it: that stands at both ends.
     if len(sentence) > MAX_COMPLAINT_CHARS:
         half = MAX_COMPLAINT_CHARS // 2
         sentence = f"{sentence[:half]} … {sentence[-half:]}"
-    sys.stderr.write(f"unstuck: {sentence}\n")
+    complain(f"unstuck: {sentence}")
     return code
 
 

@@ -43,7 +43,7 @@ def _list(common: Common, task: str | None, limit: int) -> None:
         show.json([quarantined_view(job) for job in found])
         return
     if not found:
-        show.note("No job is quarantined.")
+        show.empty("No job is quarantined.")
         return
     _table(show, found)
     if show.pretty:
@@ -115,7 +115,7 @@ def _tell(show: Show, answers: dict[int, str]) -> None:
         return
     released = [number for number, answer in answers.items() if answer == "queued"]
     if not answers:
-        show.note("No job is quarantined there.")
+        show.empty("No job is quarantined there.")
     if len(released) > NAMED:
         show.say(f"{count(len(released), 'job')} are queued again, each alone in its process.", "green")
     else:
@@ -124,6 +124,7 @@ def _tell(show: Show, answers: dict[int, str]) -> None:
     for number, answer in answers.items():
         if answer != "queued":
             show.note(f"Job {number} was not released: {_refusal(number, answer)}")
+    show.missing(answers.values())
 
 
 def _refusal(number: int, answer: str) -> str:

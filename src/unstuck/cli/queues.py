@@ -7,7 +7,7 @@ import typer
 
 from unstuck.cli.common import Common, Misuse, command
 from unstuck.cli.limits import limit_cell
-from unstuck.cli.show import Cell, Column, coarse, count, state_cell
+from unstuck.cli.show import Cell, Column, coarse, confirm, count, state_cell
 from unstuck.client import views
 from unstuck.store.records import QueueRecord
 
@@ -27,11 +27,13 @@ def queues(common: Common, ctx: typer.Context) -> None:
         common.show.json([views.queue_view(queue, limits.get(queue.name)) for queue in found])
         return
     if not found:
-        common.show.note("No queues yet: they appear with their first job or worker.")
+        common.show.empty("No queues yet: they appear with their first job or worker.")
         return
     columns = [Column("queue"), Column("state")]
-    numbers = ("pending", "scheduled", "claimed", "running", "waiting", "workers")
-    columns += [Column(title, right=True, spare=title in ("scheduled", "claimed", "waiting")) for title in numbers]
+    numbers = ("pending", "blocked", "scheduled", "claimed", "running", "waiting", "workers")
+    columns += [
+        Column(title, right=True, spare=title in ("blocked", "scheduled", "claimed", "waiting")) for title in numbers
+    ]
     columns += [Column("oldest")]
     if limits:
         columns += [Column("limit")]
@@ -41,8 +43,8 @@ def queues(common: Common, ctx: typer.Context) -> None:
 
 
 def _row(queue: QueueRecord, limit: list[str], pretty: bool) -> list[Cell | str]:
-    numbers = (queue.pending, queue.scheduled, queue.claimed, queue.running, queue.waiting)
-    alone = queue.workers == 0 and queue.pending + queue.scheduled > 0
+    numbers = (queue.pending, queue.blocked, queue.scheduled, queue.claimed, queue.running, queue.waiting)
+    alone = queue.workers == 0 and queue.pending + queue.blocked + queue.scheduled > 0
     return [
         Cell(queue.name, "bold"),
         state_cell("paused" if queue.paused else "open", mark=pretty),
@@ -92,21 +94,28 @@ def purge(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Cancel every pending job of a queue; what runs goes on."""
+    """Cancel the jobs of a queue that have not begun.
+
+    Jobs that run, sleep, wait for a signal or wait for their next try go on. So do the nodes of workflows that have
+    begun.
+    """
     with common.reading() as operator:
         found = operator.known_queue(queue)
         if not yes:
             _confirm(found)
         cancelled = operator.purge(queue)
+        left = operator.known_queue(queue)
     if common.as_json:
         common.show.json({"queue": queue, "cancelled": cancelled})
     else:
         common.show.say(f"Cancelled {count(cancelled, 'pending job')} of queue {queue!r}.", "green")
+        if spared := left.pending + left.scheduled + left.blocked:
+            hint = f"`unstuck cancel --queue {queue}` cancels them too"
+            common.show.note(f"{count(spared, 'job')} that had begun, or came meanwhile, stayed; {hint}.")
 
 
 def _confirm(queue: QueueRecord) -> None:
     if not sys.stdin.isatty():
-        raise Misuse(f"purge cancels every pending job of {queue.name!r}. Say --yes where nobody can be asked.")
-    waiting = queue.pending + queue.scheduled
-    if not typer.confirm(f"Cancel {count(waiting, 'pending job')} of queue {queue.name!r}?", err=True):
-        raise typer.Exit(1)
+        raise Misuse(f"purge cancels the pending jobs of {queue.name!r}. Say --yes if there is no terminal to ask on.")
+    waiting = queue.pending + queue.scheduled + queue.blocked
+    confirm(f"Cancel up to {count(waiting, 'pending job')} of queue {queue.name!r}? Jobs that have begun go on.")

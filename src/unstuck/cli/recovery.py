@@ -1,14 +1,17 @@
 """Mend by hand: `stale` finds what silent workers hold, `retry` and `cancel` move jobs, `prune` clears away."""
 
+import sys
 from typing import Annotated
 
+import msgspec
 import typer
 
 from unstuck.cli.common import Common, Misuse, command, duration_s, job_id
 from unstuck.cli.jobs import Error, OlderThan, Queue, State, Task, job_filter, states
-from unstuck.cli.show import Cell, Column, Show, coarse, count, state_cell
-from unstuck.client.operator import RETRIED_BY_DEFAULT, StaleAction
+from unstuck.cli.show import Cell, Column, Show, coarse, confirm, count, state_cell
+from unstuck.client.operator import CANCELLED_BY_DEFAULT, RETRIED_BY_DEFAULT, Operator, StaleAction
 from unstuck.domain.states import FINAL, JobState
+from unstuck.store.records import JobFilter
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Numbers of jobs.")]
 
@@ -59,7 +62,7 @@ def _list(show: Show, found: list[StaleAction], left: list[StaleAction]) -> None
         show.json(found)
         return
     if not found:
-        show.note("No stale jobs: every worker that holds one beats.")
+        show.empty("No stale jobs: every worker that holds one beats.")
         return
     columns = [
         Column("job", right=True),
@@ -133,7 +136,10 @@ _CANCELLED = {
     "requested": "is running; its worker was told to end it",
     "finished": "has ended already",
     "missing": "does not exist",
+    "matched": "would be cancelled",
 }
+
+CHOOSE = "Give the numbers of jobs, or --error, --task, --queue, --state, --older-than to choose them; not both."
 
 
 @command()
@@ -152,12 +158,10 @@ def retry(
     where = job_filter(state, queue, task, error, older_than)
     filtered = any(option is not None for option in (state, queue, task, error, older_than))
     if bool(ids) == filtered:
-        raise Misuse("Give the numbers of jobs, or --error, --task, --queue, --state to choose them; not both.")
+        raise Misuse(CHOOSE)
     numbers = [job_id(text) for text in ids or []]
     with common.reading() as operator:
         if filtered:
-            import msgspec
-
             where = msgspec.structs.replace(where, states=where.states or RETRIED_BY_DEFAULT)
             numbers = list(operator.matching(where))
         answers = operator.retry(numbers)
@@ -165,12 +169,50 @@ def retry(
 
 
 @command()
-def cancel(common: Common, ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Numbers of jobs.")]) -> None:
-    """Cancel jobs: those that wait at once, those that run through their worker."""
-    numbers = [job_id(text) for text in ids]
+def cancel(
+    common: Common,
+    ids: Ids = None,
+    state: State = None,
+    queue: Queue = None,
+    task: Task = None,
+    error: Error = None,
+    older_than: OlderThan = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which jobs it would be.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Cancel jobs, by number or all that match: those that wait at once, those that run through their worker.
+
+    Without --state all that have not ended."""
+    where = job_filter(state, queue, task, error, older_than)
+    filtered = any(option is not None for option in (state, queue, task, error, older_than))
+    if bool(ids) == filtered:
+        raise Misuse(CHOOSE)
+    numbers = [job_id(text) for text in ids or []]
     with common.reading() as operator:
-        answers = operator.cancel(numbers)
-    _tell(common.show, answers, _CANCELLED, {"cancelled", "requested"}, strict=True)
+        if filtered:
+            found = _by_state(operator, where)
+            numbers = [number for one in found.values() for number in one]
+            if numbers and not (dry_run or yes):
+                _confirm_cancel(found)
+        answers = dict.fromkeys(numbers, "matched") if dry_run else operator.cancel(numbers)
+    _tell(common.show, answers, _CANCELLED, {"cancelled", "requested", "matched"}, strict=not filtered)
+
+
+def _by_state(operator: Operator, where: JobFilter) -> dict[JobState, list[int]]:
+    """Return the numbers of the jobs that match, by their states."""
+    chosen = where.states or CANCELLED_BY_DEFAULT
+    found = {one: list(operator.matching(msgspec.structs.replace(where, states=(one,)))) for one in chosen}
+    return {one: numbers for one, numbers in found.items() if numbers}
+
+
+def _confirm_cancel(found: dict[JobState, list[int]]) -> None:
+    states_named = ", ".join(f"{len(numbers):,} {one.value}" for one, numbers in found.items())
+    jobs = f"{count(sum(map(len, found.values())), 'job')} ({states_named})"
+    if not sys.stdin.isatty():
+        raise Misuse(
+            f"This would cancel {jobs}. Say --yes if there is no terminal to ask on, or --dry-run to see them."
+        )
+    confirm(f"Cancel {jobs}?")
 
 
 def _tell(show: Show, answers: dict[int, str], words: dict[str, str], good: set[str], strict: bool) -> None:
@@ -178,16 +220,17 @@ def _tell(show: Show, answers: dict[int, str], words: dict[str, str], good: set[
     bad = [answer for answer in answers.values() if answer not in good]
     if show.as_json:
         show.json([{"id": number, "answer": answer} for number, answer in answers.items()])
-    elif len(answers) > 20 or not answers:
+    elif not answers:
+        show.empty("No jobs match.")
+    elif len(answers) > 20:
         done = {answer: list(answers.values()).count(answer) for answer in sorted(set(answers.values()))}
-        show.say(
-            "; ".join(f"{count(number, 'job')}: {words[answer]}" for answer, number in done.items()) or "No jobs match."
-        )
+        show.say("; ".join(f"{count(number, 'job')}: {words[answer]}" for answer, number in done.items()))
     else:
         for number, answer in answers.items():
             show.rich(
                 "Job ", Cell(str(number), "bold"), " ", Cell(words[answer], "green" if answer in good else "yellow")
             )
+    show.missing(answers.values())
     if strict and bad:
         raise typer.Exit(1)
 

@@ -37,7 +37,7 @@ def _list(common: Common) -> None:
         common.show.json([schedule_view(record, workers) for record in found])
         return
     if not found:
-        common.show.note("No schedules: write @app.schedule(…) above a task, or use `unstuck schedules add`.")
+        common.show.empty("No schedules: write @app.schedule(…) above a task, or use `unstuck schedules add`.")
         return
     columns = [
         *(Column("schedule"), Column("state"), Column("when"), Column("task", spare=True), Column("next")),

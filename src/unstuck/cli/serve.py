@@ -12,7 +12,7 @@ import typer
 from unstuck import config
 from unstuck.cli import ledgers
 from unstuck.cli.app_settings import settings_of
-from unstuck.cli.common import Common, Misuse, command
+from unstuck.cli.common import Common, Misuse, command, log_ledger
 from unstuck.cli.show import Show
 from unstuck.cli.web import check_installed
 from unstuck.config import Recovery
@@ -129,6 +129,7 @@ def up(
             own=lambda number: _metrics_of_place(metrics_host, metrics_port, number),
         )
         with served(tallies, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
+            log_ledger("The supervisor", settings)
             code = supervisor.run()
         raise typer.Exit(code)
     finally:
@@ -156,6 +157,7 @@ def reaper(
             signal.signal(number, lambda *_: stop.set())
         tallies = Tallies()
         with served(tallies, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
+            log_ledger("The reaper", settings)
             run_daemon(ledger, settings.recovery, stop, tallies=tallies)
     finally:
         ledger.close()

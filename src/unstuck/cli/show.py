@@ -1,15 +1,19 @@
-"""Print for whoever looks: tables with colour on a terminal, plain aligned lines in a pipe, JSON on request."""
+"""Print for whoever looks: tables with colour on a terminal, plain aligned lines in a pipe, JSON on request.
 
-import re
+No other module of the command line writes to stdout or stderr: everything that others wrote is made harmless here.
+"""
+
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import typer
 
 from unstuck.domain.durations import brief
+from unstuck.domain.terminal import harmless, harmless_json
 
 STATE_STYLES = {
     "pending": "yellow",
@@ -35,9 +39,6 @@ STATE_STYLES = {
 GAP = 2
 ROOM_FOR_NOTES = 24
 
-# Anything a job or a worker wrote may end up on a terminal: escape sequences must not be obeyed there.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
 
 class Cell(NamedTuple):
     """A piece of text with its colour."""
@@ -58,51 +59,80 @@ class Column(NamedTuple):
 class Show:
     """Where and how a command prints."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, ledger_name: Callable[[], str] | None = None) -> None:
         self.as_json = as_json
+        self._ledger_name = ledger_name
         self.pretty = not as_json and sys.stdout.isatty()
 
     def json(self, value: Any) -> None:
-        self.line(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode("utf-8"))
+        text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode("utf-8")
+        self.json_line(text)
+
+    def json_line(self, text: str) -> None:
+        """Print JSON that is written already."""
+        sys.stdout.write(harmless_json(text) + "\n")
 
     def line(self, text: str = "") -> None:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(harmless(text) + "\n")
+
+    def output(self, stdout: bytes, stderr: bytes, *, raw: bool) -> None:
+        """Print what a job printed, each stream on its own: byte by byte if `raw` or in a pipe, harmless otherwise."""
+        for stream, data in ((sys.stdout, stdout), (sys.stderr, stderr)):
+            if not data:
+                continue
+            if not data.endswith(b"\n"):
+                data += b"\n"
+            if raw or not stream.isatty():
+                stream.flush()
+                stream.buffer.write(data)
+                stream.buffer.flush()
+            else:
+                stream.write(harmless(data.decode("utf-8", "backslashreplace")))
+                stream.flush()
 
     def note(self, text: str) -> None:
         """Say something beside the data: to stderr, so that a pipe gets the data alone."""
-        sys.stdout.flush()
-        sys.stderr.write(text + "\n")
+        complain(text)
+
+    def empty(self, sentence: str) -> None:
+        """Say that a list is empty, and in which ledger: the one that was meant may be another."""
+        self.note(sentence if self._ledger_name is None else f"{sentence} Ledger: {self._ledger_name()}")
+
+    def missing(self, answers: Iterable[str]) -> None:
+        """Say in which ledger jobs were looked for, if one of these answers is that it is missing there."""
+        if "missing" in answers and not self.as_json:
+            self.empty("A job that does not exist was never stored, or was pruned after it ended.")
 
     def say(self, sentence: str, style: str = "") -> None:
         """Say what was done, in the colour of what it means."""
-        self.rich(Cell(sentence, style)) if self.pretty else self.line(plain(sentence))
+        self.rich(Cell(sentence, style)) if self.pretty else self.line(harmless(sentence))
 
     def rich(self, *cells: Cell | str, indent: int = 0) -> None:
         """Print pieces of text on one line; wraps on a terminal, with the indent kept."""
         if not self.pretty:
-            self.line(" " * indent + "".join(plain(_cell(cell).text) for cell in cells).rstrip())
+            self.line(" " * indent + "".join(harmless(_cell(cell).text) for cell in cells).rstrip())
             return
         from rich.padding import Padding
         from rich.text import Text
 
-        text = Text.assemble(*((plain(_cell(cell).text), _cell(cell).style) for cell in cells))
+        text = Text.assemble(*((harmless(_cell(cell).text), _cell(cell).style) for cell in cells))
         self._console().print(Padding(text, (0, 0, 0, indent)), highlight=False)
 
     def quote(self, cell: Cell, indent: int) -> None:
         """Print a line as it was written: the terminal may wrap it, we do not, so that paths can be copied whole."""
         if not self.pretty:
-            self.line(" " * indent + plain(cell.text).rstrip())
+            self.line(" " * indent + harmless(cell.text).rstrip())
             return
         from rich.text import Text
 
-        self._console().print(Text(" " * indent + plain(cell.text), cell.style), soft_wrap=True)
+        self._console().print(Text(" " * indent + harmless(cell.text), cell.style), soft_wrap=True)
 
     def facts(self, pairs: Sequence[tuple[str, Cell]], indent: int = 2, names: str = "bright_black") -> None:
         """Print names with their values, one below the other; long values wrap beside their name."""
         width = max(len(name) for name, _ in pairs)
         if not self.pretty:
             for name, value in pairs:
-                self.line(" " * indent + name.ljust(width + GAP) + plain(value.text))
+                self.line(" " * indent + name.ljust(width + GAP) + harmless(value.text))
             return
         from rich.padding import Padding
         from rich.table import Table
@@ -112,7 +142,7 @@ class Show:
         grid.add_column(style=names, no_wrap=True)
         grid.add_column(overflow="fold")
         for name, value in pairs:
-            grid.add_row(name, Text(plain(value.text), value.style))
+            grid.add_row(harmless(name), Text(harmless(value.text), value.style))
         self._console().print(Padding(grid, (0, 0, 0, indent)))
 
     def table(
@@ -217,13 +247,20 @@ def coarse(value_s: float) -> str:
     return brief(float(round(value_s))) if value_s < 600 else brief(round(value_s / 60) * 60.0)
 
 
-def plain(text: str) -> str:
-    """Make text harmless on a terminal: control characters are shown, not obeyed."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+def complain(text: str) -> None:
+    """Say something on stderr, after all that was printed before."""
+    sys.stdout.flush()
+    sys.stderr.write(harmless(text) + "\n")
+
+
+def confirm(question: str) -> None:
+    """Ask for a yes on the terminal; end the command with exit code 1 if it is not given."""
+    if not typer.confirm(harmless(question), err=True):
+        raise typer.Exit(1)
 
 
 def one_line(text: str) -> str:
-    return plain(" ".join(text.split()) if "\n" in text or "\t" in text else text)
+    return harmless(" ".join(text.split()) if "\n" in text or "\t" in text else text)
 
 
 def count(number: int, noun: str) -> str:

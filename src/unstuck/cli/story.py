@@ -14,17 +14,19 @@ from unstuck.domain.autopsy import Autopsy, ProgressMark
 from unstuck.domain.states import FINAL, JobState
 from unstuck.store.records import JobRecord
 
+MAX_SHOWN_CHARS = 2_000
+"""Of a call and of a result on a terminal."""
 MAX_VALUE_CHARS = 200
 """Of what a step returned; `--json` has all of it."""
 
 
-def tell_story(show: Show, record: JobRecord, view: dict[str, Any], printed: bool) -> None:
+def tell_story(show: Show, record: JobRecord, view: dict[str, Any], printed: bool, *, full: bool = False) -> None:
     now_s = time.time()
     show.rich(Cell(f"Job {record.id}", "bold"), f"  {record.task}  ", state_cell(record.state, mark=show.pretty))
     call = ", ".join([*map(_json, view["args"]), *(f"{key}={_json(value)}" for key, value in view["kwargs"].items())])
     ran = took(record.started_at, record.finished_at)
     facts: list[tuple[str, Cell]] = [
-        ("call", Cell(_short(f"{record.task}({call})", show))),
+        ("call", Cell(_short(f"{record.task}({call})", show, full))),
         ("queue", Cell(record.queue + (f", priority {record.priority}" if record.priority else ""))),
         (
             "enqueued",
@@ -41,15 +43,13 @@ def tell_story(show: Show, record: JobRecord, view: dict[str, Any], printed: boo
         facts.append(("started", Cell(_when(record.started_at, now_s))))
     if record.finished_at is not None:
         facts.append(("ended", Cell(_when(record.finished_at, now_s) + (f", after {ran}" if ran else ""))))
-    if record.state is JobState.SUCCEEDED:
-        facts.append(("result", Cell(_short(_json(view["result"]), show), "green")))
+    if record.state is JobState.SUCCEEDED and record.result is not None:
+        facts.append(("result", Cell(_short(_json(view["result"]), show, full), "green")))
     if record.error is not None:
-        kind = record.error.details.get("type")
-        message = f"{kind}: {record.error.message}" if kind else record.error.message
         # Until the job has ended, this is only what became of an earlier try.
         name, style = ("error", "red") if record.state in FINAL else ("last try", "yellow")
-        facts.append((name, Cell(f"{record.error.code}  {message}", style)))
-        if record.error.cause:
+        facts.append((name, Cell(f"{record.error.code}  {record.error.shown}", style)))
+        if record.error.cause and record.error.cause != record.error.shown:
             facts.append(("cause", Cell(record.error.cause, style)))
     if record.crash_count:
         facts.append(("crashes", Cell(str(record.crash_count))))
@@ -154,7 +154,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _short(text: str, show: Show, limit: int = 2_000) -> str:
-    return (
-        text if not show.pretty or len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters; --json has all)"
-    )
+def _short(text: str, show: Show, full: bool) -> str:
+    """Cut a long text for a terminal. A pipe gets all of it."""
+    if full or not show.pretty or len(text) <= MAX_SHOWN_CHARS:
+        return text
+    return f"{text[:MAX_SHOWN_CHARS]}… ({len(text):,} characters; --full shows all)"

@@ -67,7 +67,7 @@ def _list(common: Common) -> None:
         common.show.json([views.token_view(token) for token in found])
         return
     if not found:
-        common.show.note("No token has been made: the web door is open to this machine alone.")
+        common.show.empty("No token has been made: the web door is open to this machine alone.")
         return
     columns = [Column("id"), Column("name", wide=True), Column("state"), Column("scopes"), Column("created")]
     columns += [Column("by", spare=True), Column("expires")]

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from unstuck.cli import ledgers
-from unstuck.cli.common import Common, command
+from unstuck.cli.common import Common, command, log_ledger
 from unstuck.domain.errors import ConfigError
 from unstuck.http import CURE
 from unstuck.notify.alerts.checking import usable_targets
 
+MAX_PROCESSES = 64
 PACKAGES = ("fastapi", "uvicorn", "jinja2", "python_multipart")
 
 
@@ -27,6 +28,9 @@ def serve(
     port: Annotated[
         int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="Default: 8642; 0: a free one.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", metavar="N", min=1, max=MAX_PROCESSES, help="Serve from N processes.")
+    ] = 1,
 ) -> None:
     """Serve the API, the page and the metrics over HTTP."""
     common = replace(common, app=target) if target is not None else common
@@ -54,8 +58,9 @@ def serve(
         show.json({"url": url}) if show.as_json else show.say(f"Serving {url}")
         # Whoever started us reads it through a pipe, and nothing more is printed.
         sys.stdout.flush()
+        log_ledger("The HTTP server", settings)
 
-    server.serve(settings, web, listener, ready)
+    raise typer.Exit(server.serve(settings, web, listener, ready, processes))
 
 
 def check_installed() -> None:

@@ -36,7 +36,7 @@ def workers(
         common.show.json([views.worker_view(worker) for worker in shown])
         return
     if not shown:
-        common.show.note("No workers. Start one with `unstuck worker module:app`.")
+        common.show.empty("No workers. Start one with `unstuck worker module:app`.")
     else:
         _list(common.show, shown, now_s)
     if len(shown) < len(every) and (common.show.pretty or not shown):
@@ -95,8 +95,8 @@ def _list(show: Show, shown: list[WorkerRecord], now_s: float) -> None:
                 worker.id,
                 state_cell(worker.state, mark=show.pretty),
                 ",".join(worker.queues),
-                # The dead keep the number of their last beat; what they held is in other hands.
-                f"{worker.running}/{worker.concurrency}" if worker.state in LIVING else "",
+                # What the dead held is in other hands, or soon will be.
+                f"{worker.busy}/{worker.concurrency}" if worker.state in LIVING else "",
                 Cell(ago(worker.last_seen_at, now_s), "bright_black"),
                 worker.host,
                 str(worker.pid) if worker.door is Door.PYTHON else worker.door.value,

@@ -9,7 +9,7 @@ import typer
 from unstuck.cli.common import Common, Misuse, command, job_id
 from unstuck.cli.drawing import draw
 from unstuck.cli.jobs import MAX_LISTED
-from unstuck.cli.show import Cell, Column, Show, ago, count, state_cell, took
+from unstuck.cli.show import Cell, Column, Show, ago, confirm, count, state_cell, took
 from unstuck.client.flow.outline import ORDER
 from unstuck.client.flow.views import workflow_summary, workflow_view
 from unstuck.client.flow.words import summary
@@ -61,7 +61,7 @@ def _list(common: Common, state: str | None, limit: int) -> None:
     if common.as_json:
         common.show.json([workflow_summary(one) for one in found])
     elif not found:
-        common.show.note("No workflows match." if state else "No workflows yet: `app.workflow(name)` builds one.")
+        common.show.empty("No workflows match." if state else "No workflows yet: `app.workflow(name)` builds one.")
     else:
         _table(common.show, found)
         if len(found) == limit and common.show.pretty:
@@ -147,8 +147,7 @@ def cancel(common: Common, id: Id, yes: Yes = False) -> None:
 def _confirm(workflow: WorkflowRecord) -> None:
     if not sys.stdin.isatty():
         return
-    if not typer.confirm(f"Cancel workflow {workflow.id} ({workflow.name})?", err=True):
-        raise typer.Exit(1)
+    confirm(f"Cancel workflow {workflow.id} ({workflow.name})?")
 
 
 def _tell(common: Common, number: int, done: bool, word: str, said: str, why: str) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from unstuck.config import Settings
+from unstuck.config import Settings, ledger_name
 from unstuck.domain.errors import JobNotFound
+from unstuck.logs import logger
 
 if TYPE_CHECKING:
     from unstuck.client.coalescing import Coalescer
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from unstuck.notify.ringer import Ringer
     from unstuck.notify.waiting import Watcher
     from unstuck.store.contract import Ledger
+
+log = logger("unstuck.client")
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,9 @@ class Parts:
 class Counter:
     """The counter of the front door: `parts()` gives what belongs to this very process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, note: str = "") -> None:
         self.settings = settings
+        self._note = note
         self._lock = threading.Lock()
         self._parts: Parts | None = None
         _counters.add(self)
@@ -47,12 +51,26 @@ class Counter:
         with self._lock:
             if self._parts is None:
                 self._parts = _make(self.settings)
+                note = self.take_note()
+                if note:
+                    log.warning(note)
             return self._parts
+
+    def take_note(self) -> str:
+        """Return what there is to say about the choice of the ledger; only once."""
+        note, self._note = self._note, ""
+        return note
 
     def wake_listeners(self) -> None:
         """Have everybody who listens to events look now, whether there is news or not."""
         if self._parts is not None:
             self._parts.feed.nudge()
+
+    def move(self, settings: Settings) -> None:
+        """Use other settings from now on; connections are opened again on the next use."""
+        self.close()
+        self.settings = settings
+        self._note = ""
 
     def close(self) -> None:
         with self._lock:
@@ -87,7 +105,7 @@ def _make(settings: Settings) -> Parts:
         operator.explain_wait,
         lambda job_id: JobNotFound(f"Job {job_id} does not exist: it was never stored, or was pruned after it ended."),
     )
-    feed, lookout = Feed(lambda: ledger), Lookout(ledger)
+    feed, lookout = Feed(lambda: ledger), Lookout(ledger, ledger_name(settings))
     # It waits for other sessions by itself, and lets other enqueues through meanwhile.
     coalescer = Coalescer(partial(ledger.enqueue, patience_s=0.0))
     return Parts(ledger, coalescer, Ringer(ledger.ring), watcher, operator, feed, lookout)

@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import Any, Literal, Self, TypedDict
 
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError, PayloadError, UnknownQueue
-from unstuck.domain.names import checked_name, did_you_mean
+from unstuck.domain.names import check_names, checked_name, did_you_mean
 from unstuck.domain.order import MAX_KEY_CHARS, Order, check_key, check_limit, line_of, positive_s, refuse_unknown
 from unstuck.domain.payload import encode_call
-from unstuck.domain.policy import Policy, encode_policy, without_hooks
+from unstuck.domain.policy import TASK_SETTINGS, Policy, encode_policy, without_hooks
 from unstuck.store.checks import EARLIEST_S, LATEST_S
 from unstuck.store.records import NewJob, Ties
 
@@ -71,10 +71,8 @@ class Options:
     @classmethod
     def checked(cls, base: "Options | None", values: dict[str, Any]) -> Self:
         """Give the options with `values` over `base`, or raise ConfigError with what was meant."""
-        known = [item.name for item in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise ConfigError(f"There is no option {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+        known = OPTION_NAMES
+        check_names(refuse_task_settings(values, known), known, "option")
         merged = {name: getattr(base, name) for name in known} if base is not None else {}
         options = cls(**{**merged, **values})
         options._check()
@@ -112,6 +110,17 @@ class Options:
         for name in ("expires", "keep"):
             if getattr(self, name) is not None:
                 positive_s(getattr(self, name), name)
+
+
+OPTION_NAMES = tuple(item.name for item in fields(Options))
+
+
+def refuse_task_settings(given: Iterable[str], known: Collection[str]) -> Iterator[str]:
+    """Pass the names on, and raise ConfigError for one that belongs to the task instead."""
+    for name in given:
+        if name not in known and name in TASK_SETTINGS:
+            raise ConfigError(f"{name!r} is a setting of the task. Give it to @app.task({name}=…).")
+        yield name
 
 
 def _check_run_at(moment: object) -> None:

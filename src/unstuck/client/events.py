@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from unstuck.client.counter import Counter
 from unstuck.domain.cursor import read_cursor
 from unstuck.domain.durations import Duration, seconds
-from unstuck.domain.events import Event
+from unstuck.domain.events import Event, checked_kinds
 from unstuck.notify.feed import Wake
 from unstuck.notify.subscription import Choice, JobSubscription, Reading, Subscription
 
@@ -82,4 +82,4 @@ def follow(counter: Counter, job_id: int, kinds: Collection[str] = (), after: st
 
 
 def _kinds(kinds: Collection[str]) -> frozenset[str]:
-    return frozenset([kinds] if isinstance(kinds, str) else (str(kind) for kind in kinds))
+    return checked_kinds([kinds] if isinstance(kinds, str) else kinds)

@@ -6,16 +6,20 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from unstuck.client.blockers import blocker_of, end_blocker, tell_blocker
 from unstuck.client.doctor.codes import Code
 from unstuck.client.flow.words import waits_for
-from unstuck.config import Recovery
 from unstuck.domain.durations import brief
 from unstuck.domain.limits import write_rate
+from unstuck.domain.liveness import BY_SILENCE
 from unstuck.domain.policy import decode_policy
+from unstuck.domain.rules import RecoveryRules, is_recovered
 from unstuck.domain.serving import cure_unserved, why_unserved
 from unstuck.domain.states import FINAL, LIVING, JobState, WorkerState
 from unstuck.domain.workflow import WorkflowState
+from unstuck.store.diagnosis import Blocker
 from unstuck.store.records import (
+    DeferredRecord,
     JobRecord,
     LineRecord,
     QueueLimitRecord,
@@ -35,7 +39,8 @@ class Surroundings(msgspec.Struct, frozen=True):
 
     queue: QueueRecord | None
     workers: Sequence[WorkerRecord]
-    recovery: Recovery
+    rules: RecoveryRules
+    """The recovery settings here: for workers that stored none."""
     now_s: float
     flow: WorkflowRecord | None = None
     """The workflow that the job belongs to."""
@@ -49,6 +54,12 @@ class Surroundings(msgspec.Struct, frozen=True):
     """The line that it stands in, where there is one."""
     limit: QueueLimitRecord | None = None
     """The limit of its queue, where it has one."""
+    deferred: DeferredRecord | None = None
+    """Since when its outcome waits for a lock, if it does."""
+    blockers: Sequence[Blocker] = ()
+    """Transactions that hold locks of the ledger; looked for only if the outcome waits for one."""
+    swept: bool = False
+    """A reaper did a round lately. It may run outside of any worker."""
 
     @property
     def whole_flow(self) -> WorkflowRecord | None:
@@ -240,40 +251,61 @@ def _explain_held(job: JobRecord, around: Surroundings) -> Reason | None:
         return Reason(Code.WORKER_GONE, why, f"`unstuck stale {verb}` settles the job")
     who = f"Its worker {worker.name} ({worker.id}) on {worker.host}"
     if worker.state not in LIVING:
-        return _who_settles(job, around, Code.DEAD_WORKER_HOLDS_JOBS, f"{who} is {worker.state}")
-    patience_s = _patience_s(job, worker, around.recovery)
+        return _who_settles(job, worker, around, Code.DEAD_WORKER_HOLDS_JOBS, f"{who} is {worker.state}")
+    patience_s = _patience_s(job, worker)
     if worker.state is not WorkerState.SUSPECT and worker.silent_s < worker.suspect_after_s:
-        return None
+        return None if around.deferred is None else _outcome_waits(job, around.deferred, around)
     silent = f"{who} has been silent for {brief(worker.silent_s)}"
     if patience_s is None:
         cure = "its task has no heartbeat, so the job is judged by its deadline alone"
         return Reason(Code.SILENT_WORKER, silent, cure)
     if worker.silent_s < patience_s:
         silent = f"{silent} and is given up after {brief(patience_s)}"
-    return _who_settles(job, around, Code.SILENT_WORKER, silent)
+    return _who_settles(job, worker, around, Code.SILENT_WORKER, silent)
 
 
-def _who_settles(job: JobRecord, around: Surroundings, code: Code, why: str) -> Reason:
-    recovery = around.recovery
-    running = job.state is JobState.RUNNING
-    if not (recovery.auto_fail_stale_running if running else recovery.auto_requeue_stale_claimed):
-        verb = "--fail" if running else "--requeue"
+def _outcome_waits(job: JobRecord, deferred: DeferredRecord, around: Surroundings) -> Reason:
+    """Say that nothing of the job is left to do but to write how it ended, and who keeps that from the ledger."""
+    over = "Its code never began and it goes back to its queue" if deferred.is_return else "Its code has ended"
+    since = brief(max(0.0, around.now_s - deferred.since))
+    why = f"{over}, but this cannot be written since {since}: another session holds a lock that it needs"
+    blocker = blocker_of(job.id, around.blockers)
+    if blocker is None:
+        told = f" ({deferred.reason.rstrip('.')})" if deferred.reason else ""
+        return Reason(
+            Code.BLOCKING_TRANSACTION, f"{why}{told}", "end that transaction, and it is written within a second"
+        )
+    likely = "it is" if job.id in blocker.jobs else "most likely"
+    force = f" If no one can, `{command}`" if (command := end_blocker(blocker)) else ""
+    why = f"{why}; {likely} {tell_blocker(blocker).rstrip('.')}"
+    return Reason(
+        Code.BLOCKING_TRANSACTION, why, f"End that transaction, and it is written within a second.{force}", ". "
+    )
+
+
+def _who_settles(job: JobRecord, worker: WorkerRecord, around: Surroundings, code: Code, why: str) -> Reason:
+    rules = around.rules if worker.rules is None else worker.rules
+    # What the kernel saw, or an operator said, is settled whatever the switches say.
+    by_silence = worker.state in LIVING or worker.verdict is None or worker.verdict.detector in BY_SILENCE
+    if by_silence and not is_recovered(job.state, decode_policy(job.policy), rules):
+        verb = "--fail" if job.state is JobState.RUNNING else "--requeue"
         why = f"{why}, and automatic recovery is switched off"
         return Reason(code, why, f"`unstuck stale {verb}` settles it by hand", ": ")
-    if not any(is_well(worker) for worker in around.workers):
+    if not around.swept and not any(is_well(one) for one in around.workers):
         return Reason(
             code, f"{why}, and no living worker is there to settle it", "start one, or `unstuck reaper`", ": "
         )
     return Reason(code, why, "the reaper settles it in its next rounds")
 
 
-def _patience_s(job: JobRecord, worker: WorkerRecord, recovery: Recovery) -> float | None:
+def _patience_s(job: JobRecord, worker: WorkerRecord) -> float | None:
     if job.state is not JobState.RUNNING:
         return worker.suspect_after_s
     policy = decode_policy(job.policy)
     if not policy.heartbeat:
         return None
-    return recovery.running_stale_after_s if policy.heartbeat_timeout_s is None else policy.heartbeat_timeout_s
+    usual_s = worker.suspect_after_s if worker.running_stale_after_s is None else worker.running_stale_after_s
+    return usual_s if policy.heartbeat_timeout_s is None else policy.heartbeat_timeout_s
 
 
 def _worker_of(job: JobRecord, around: Surroundings) -> WorkerRecord | None:

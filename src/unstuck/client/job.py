@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from unstuck.client.counter import Counter
 from unstuck.domain.durations import Duration, brief, seconds
 from unstuck.domain.errors import JobNotFound, LedgerError, ResultTimeout, exception_for
+from unstuck.domain.inputs import read_result
 from unstuck.domain.meaning import is_packed, read_reply
-from unstuck.domain.payload import decode, encode
+from unstuck.domain.payload import encode
 from unstuck.domain.states import JobState
 from unstuck.store.records import JobRecord, Outcome
 
@@ -115,12 +116,12 @@ class Job(Generic[R_co]):
     def _value(self, answer: "Answer") -> Any:
         if not isinstance(answer, Outcome):
             raise answer
-        if answer.state is JobState.SUCCEEDED:
-            if answer.result is not None and _is_packed(answer):
+        if answer.state is JobState.SUCCEEDED and answer.result is not None:
+            if _is_packed(answer):
                 return read_reply(answer.result, self.record().payload)
-            return decode(answer.result)
-        assert answer.error is not None, f"job {answer.job_id} ended as {answer.state} without an error"
+            return read_result(answer.result)
         error = answer.error
+        assert error is not None, f"job {answer.job_id} ended as {answer.state} without an error"
         raise exception_for(error.code, error.message, job_id=answer.job_id, cause=error.cause, details=error.details)
 
     def _timeout(self, patience_s: float | None) -> ResultTimeout:

@@ -25,8 +25,9 @@ Pair = tuple[str, str]
 
 
 class Lookout:
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, name: str = "") -> None:
         self._ledger = ledger
+        self._name = name
         self._lock = threading.Lock()
         self._known: dict[Pair, tuple[float, bool]] = {}
         self._told: dict[tuple[Pair, bool], float] = {}
@@ -46,7 +47,11 @@ class Lookout:
             return [None] * len(jobs)
         for pair in unserved:
             self._tell(pair, committed)
-        return [_sentence((job.queue, job.task)) if (job.queue, job.task) in unserved else None for job in jobs]
+        return [self._warning((job.queue, job.task)) if (job.queue, job.task) in unserved else None for job in jobs]
+
+    def _warning(self, pair: Pair) -> str:
+        # A worker may well be running, on another ledger: so it is said which one this is.
+        return f"{_sentence(pair)} (ledger: {self._name})" if self._name else _sentence(pair)
 
     def _unserved(self, pairs: set[Pair]) -> set[Pair]:
         now_s = time.monotonic()
@@ -71,7 +76,8 @@ class Lookout:
             self._told[pair, committed] = now_s + TOLD_AGAIN_S
         queue, task = pair
         sentence = _sentence(pair)
-        log.warning(sentence, queue=queue, task=task)
+        # Without a set-up of logging a script shows the sentence alone, so the ledger is in it.
+        log.warning(self._warning(pair), queue=queue, task=task)
         if not committed:
             return
         try:

@@ -74,5 +74,6 @@ def _jobs(queue: QueueRecord) -> Readings:
         "claimed": queue.claimed,
         "running": queue.running,
         "waiting": queue.waiting,
+        "blocked": queue.blocked,
     }
     return [({"queue": queue.name, "state": state}, count) for state, count in counts.items()]

@@ -4,17 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from unstuck.client.enqueueing import GivenOptions
+from unstuck.client.enqueueing import OPTION_NAMES, GivenOptions, refuse_task_settings
 from unstuck.client.scheduling import DEFAULT_CATCH_UP, define
 from unstuck.client.task import Task
 from unstuck.domain.catching_up import CatchUp
 from unstuck.domain.durations import Duration
 from unstuck.domain.errors import ConfigError
+from unstuck.domain.names import check_names
 from unstuck.domain.schedules import ScheduleDefinition
 from unstuck.runner.tasks import TaskDefinition
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_SCHEDULE_SETTINGS = ("cron", "every", "tz", "catch_up", "name", "args", "kwargs")
 
 
 class Planning:
@@ -72,6 +74,9 @@ class Planning:
     ) -> Any:
         """Enqueue a task again and again: `@app.schedule("*/5 * * * *", tz="Europe/Berlin")` above `@app.task`, or
         `app.schedule(task, every="30s", args=[…])`. The workers keep the clock; nothing else needs to run."""
+        check_names(
+            refuse_task_settings(options, OPTION_NAMES), (*_SCHEDULE_SETTINGS, *OPTION_NAMES), "schedule setting"
+        )
 
         def add(task: Any) -> Any:
             if not isinstance(task, Task):

@@ -61,7 +61,7 @@ def find_quarantined(ledger: Ledger, job_ids: Iterable[int]) -> list[Quarantined
                 crash_count=job.crash_count,
                 enqueued_at=job.enqueued_at,
                 quarantined_at=job.finished_at,
-                cause=job.error.cause or job.error.message if job.error is not None else None,
+                cause=job.error.cause or job.error.shown if job.error is not None else None,
                 victims=victims,
             )
         )

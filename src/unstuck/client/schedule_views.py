@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unstuck.client.views import call_view, instant
+from unstuck.domain.schedules import is_known_to
 from unstuck.domain.states import LIVING, Door
 from unstuck.store.records import ScheduleRecord, WorkerRecord, unpack_job
 
@@ -42,9 +43,4 @@ def keepers(record: ScheduleRecord, workers: Sequence[WorkerRecord]) -> list[Wor
     ours = [worker for worker in workers if worker.state in LIVING and worker.door is Door.PYTHON]
     if record.source == "operator":
         return ours
-    return [worker for worker in ours if knows(worker, record.fingerprint)]
-
-
-def knows(worker: WorkerRecord, fingerprint: str) -> bool:
-    told = worker.metadata.get("schedules")
-    return isinstance(told, list) and fingerprint in told
+    return [worker for worker in ours if is_known_to(worker.metadata, record.fingerprint)]

@@ -38,7 +38,7 @@ def define(
     """Give the definition of a schedule of a task, or raise ConfigError with what to write instead.
 
     Without `hooks` for a first look: the tasks that follow may be registered later."""
-    name = checked_name(name or task.name, "Schedule")
+    name = checked_name(task.name if name is None else name, "Schedule")
     owner = f"Schedule {name!r}"
     for option in NOT_HERE:
         if option in options:

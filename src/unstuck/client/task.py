@@ -37,13 +37,14 @@ class Task(Generic[P, R]):
         options: Options | None = None,
         policy: Callable[[], Policy] | None = None,
     ) -> None:
+        # First of all: a callable object may have attributes that are named like ours.
+        functools.update_wrapper(self, definition.function)
         self.definition = definition
         self._counter = counter
         self._known_queues = known_queues
         self._options = options or Options()
         # Asked for at each enqueue: what follows its ends may be registered later than it.
         self._policy = policy or (lambda: definition.policy)
-        functools.update_wrapper(self, definition.function)
 
     @functools.cached_property
     def _signature(self) -> inspect.Signature | None:

@@ -10,17 +10,19 @@ from typing import Any
 
 import msgspec
 
-from unstuck.domain import meaning
+from unstuck.domain import bounded, meaning
 from unstuck.domain.autopsy import Autopsy
+from unstuck.domain.bounded import TOO_MUCH, BoundExceeded, NotDecodable
+from unstuck.domain.bounded_json import decode_json
 from unstuck.domain.endings import JobError
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.health import Disabled, Health, read_health
 from unstuck.domain.inputs import ITEM
 from unstuck.domain.limits import write_rate
-from unstuck.domain.payload import JSON, decode, decode_call, put_results
+from unstuck.domain.payload import JSON, decode_call, put_results
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.redaction import Redactor
-from unstuck.domain.states import HELD, Door
+from unstuck.domain.states import HELD, Door, JobState
 from unstuck.store.records import (
     ApiTokenRecord,
     AttemptRecord,
@@ -111,7 +113,7 @@ def entry_view(entry: JournalRecord, redact: Redactor) -> View:
         "seq": entry.seq,
         "kind": entry.kind,
         "name": entry.name,
-        "value": redact(decode(entry.value)),
+        "value": redact(value_view(entry.value, JSON)),
         "at": instant(entry.at),
         "token": entry.token,
     }
@@ -121,7 +123,7 @@ def signal_view(signal: SignalRecord, redact: Redactor) -> View:
     return {
         "number": signal.number,
         "name": signal.name,
-        "value": redact(decode(signal.value)),
+        "value": redact(value_view(signal.value, JSON)),
         "at": instant(signal.at),
         "by": signal.sent_by,
         "taken_seq": signal.taken_seq,
@@ -131,7 +133,13 @@ def signal_view(signal: SignalRecord, redact: Redactor) -> View:
 def error_view(error: JobError | None) -> View | None:
     if error is None:
         return None
-    return {"code": error.code, "message": error.message, "cause": error.cause, "details": error.details}
+    return {
+        "code": error.code,
+        "type": error.type,
+        "message": error.message,
+        "cause": error.cause,
+        "details": error.details,
+    }
 
 
 def attempt_view(attempt: AttemptRecord, names: Mapping[str, str]) -> View:
@@ -155,6 +163,23 @@ def attempt_view(attempt: AttemptRecord, names: Mapping[str, str]) -> View:
 def autopsy_view(autopsy: Autopsy | None) -> View | None:
     """What is not known is left out, as it is in the ledger."""
     return None if autopsy is None else msgspec.to_builtins(autopsy)
+
+
+def progress_of(job: JobRecord, progress: Progress | None, attempts: Sequence[AttemptRecord]) -> Progress | None:
+    """Return what the present try of a job said of its progress, if that is worth showing.
+
+    What an earlier try said says nothing of this one, and a job that succeeded is done, whatever it said last. Of a try
+    that died, the report of its death knows more than the ledger was told while it ran."""
+    if job.state is JobState.SUCCEEDED or job.token is None:
+        return None
+    known = progress if progress is not None and progress.token == job.token else None
+    if job.state is JobState.RUNNING:
+        return known
+    autopsy = next((one.autopsy for one in attempts if one.token == job.token), None)
+    mark = None if autopsy is None else autopsy.progress
+    if mark is not None and mark.at is not None:
+        return Progress(job.id, job.token, mark.at, mark.done, mark.total, mark.message)
+    return None if known is None else msgspec.structs.replace(known, busy_since=None)
 
 
 def progress_view(progress: Progress | None) -> View | None:
@@ -203,7 +228,7 @@ def worker_view(worker: WorkerRecord) -> View:
         "last_seen_at": instant(worker.last_seen_at),
         "stopped_at": instant(worker.stopped_at),
         "silent_s": round(worker.silent_s, 3),
-        "running": worker.running,
+        "running": worker.busy,
         "held": worker.held,
         "processed": worker.processed,
         "version": worker.version,
@@ -315,14 +340,28 @@ def result_view(job: JobRecord) -> Any:
     return value_view(job.result, JSON if job.payload_type == FRAMES else job.payload_type)
 
 
+def whole_result(job: JobRecord) -> Any:
+    """Return the result for a program that asked for it, however large: what is too much to show stays JSON as it is
+    stored."""
+    view = result_view(job)
+    if view != TOO_MUCH or job.result is None:
+        return view
+    try:
+        return msgspec.json.decode(job.result, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return {"type": job.payload_type, "base64": base64.b64encode(job.result).decode("ascii")}
+
+
 def value_view(data: bytes | None, payload_type: str) -> Any:
     if data is None:
         return None
     if payload_type == JSON:
         try:
-            return msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return decode_json(data, bounded.shown(data))
+        except NotDecodable:
             return data.decode("utf-8", "replace")
+        except BoundExceeded:
+            return TOO_MUCH
     return {"type": payload_type, "base64": base64.b64encode(data).decode("ascii")}
 
 

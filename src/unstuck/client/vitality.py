@@ -27,7 +27,7 @@ def _troubles(fleet: Fleet, queues: Sequence[QueueRecord], patience_s: float) ->
         yield Trouble(
             "no_reaper",
             f"No reaper has walked a round {since}: the dead are not found.",
-            "Start a worker without --no-reaper, or `unstuck reaper` as a service.",
+            "Start a worker without --no-reaper, `unstuck serve`, or `unstuck reaper` as a service.",
         )
     unserved = [queue.name for queue in queues if queue.pending and not queue.workers]
     if unserved:

@@ -5,15 +5,16 @@ from urllib.parse import urlsplit
 
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean
+from unstuck.domain.names import did_you_mean, settings_class
 
 ALERT_KINDS = (
     *("worker_died", "no_workers", "quarantined", "crash_loop", "workflow_paused"),
-    *("backlog_old", "heartbeat_late", "no_reaper"),
+    *("backlog_old", "heartbeat_late", "no_reaper", "task_failing", "schedule_failing"),
 )
 WEBHOOK_SCHEMES = ("http", "https")
 
 
+@settings_class
 @dataclass(frozen=True)
 class Alerts:
     targets: tuple[str, ...] | str = field(default=(), repr=False)
@@ -37,6 +38,8 @@ class Alerts:
     """Silence of a living worker that is worth a word; None: as long as makes it suspect."""
     unserved_after: Duration = "30s"
     """So long a queue with ready jobs may be without workers, as in a deploy."""
+    failure_rate: float = 0.5
+    """Share of failed jobs, from 0 to 1, from which on a task is failing."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", _targets(self.targets))
@@ -46,6 +49,10 @@ class Alerts:
         for name in ("remind_every", "send_timeout"):
             if seconds(getattr(self, name)) <= 0:
                 raise ConfigError(f"alerts {name} must be above zero.")
+        if isinstance(self.failure_rate, bool) or not isinstance(self.failure_rate, int | float):
+            raise ConfigError(f"alerts failure_rate must be a number, not {self.failure_rate!r}.")
+        if not 0 < self.failure_rate <= 1:
+            raise ConfigError(f"alerts failure_rate must be above 0 and at most 1, not {self.failure_rate}.")
         if self.heartbeat_late is not None:
             seconds(self.heartbeat_late, "alerts heartbeat_late")
         if not isinstance(self.allow_private, bool):

@@ -8,24 +8,54 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from unstuck.config.ledger_url import check_url, current_directory, resolved_url
+from unstuck.config.public_url import public_url
 from unstuck.config.recovery import Recovery, Retention
-from unstuck.config.settings import GROUPS, Settings, check_url
+from unstuck.config.settings import GROUPS, Settings
 from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean
+from unstuck.domain.names import MAX_NAME_CHARS, did_you_mean
+
+SETTING_NAMES = tuple(item.name for kind in (Settings, Recovery) for item in fields(kind))
+"""The names of all settings that may be given to an app, the recovery settings beside the others."""
 
 
 def load(overrides: Mapping[str, Any] | None = None, directory: Path | None = None) -> Settings:
     """Give the settings in force: `overrides` (code) over environment over file over defaults."""
-    merged = _from_file(directory or _here())
+    directory = directory or current_directory()
+    merged = _from_file(directory)
+    if isinstance(merged.get("url"), str):
+        # A file names what lies beside it, whoever reads it.
+        merged["url"] = resolved_url(merged["url"], directory)
     for name, value in _from_environment().items():
         merged[name] = {**merged.get(name, {}), **value} if name in GROUPS else value
     merged.update({name: value for name, value in (overrides or {}).items() if value is not None})
     return build(merged)
+
+
+def overruled(url: str | None) -> str:
+    """Return a sentence about an address in the environment or a file that differs from the one in code, else ""."""
+    if url is None:
+        return ""
+    directory = current_directory()
+    environment, file = os.environ.get("UNSTUCK_URL"), _from_file(directory).get("url")
+    source, other = ("UNSTUCK_URL", environment) if environment else ("the settings file", file)
+    if not isinstance(other, str) or _same(resolved_url(other, directory), resolved_url(url, directory)):
+        return ""
+    named, own = public_url(resolved_url(other, directory)), public_url(resolved_url(url, directory))
+    return (
+        f"{source[0].upper()}{source[1:]} names the ledger {named}, and the code of the app names {own}: the code "
+        f"wins. To let {source} decide, write App() without a URL."
+    )
+
+
+def _same(one: str, other: str) -> bool:
+    return one.replace("postgres://", "postgresql://", 1) == other.replace("postgres://", "postgresql://", 1)
 
 
 def build(values: Mapping[str, Any]) -> Settings:
@@ -47,7 +77,7 @@ def build(values: Mapping[str, Any]) -> Settings:
         elif name in inner:
             recovery.setdefault(name, value)
         else:
-            rest.update(_known({name: value}, top, "setting"))
+            rest.update(_known({name: value}, {*top, *inner}, "setting"))
     if isinstance(recovery.get("retention"), Mapping):
         kept = {item.name for item in fields(Retention)}
         recovery["retention"] = Retention(**_known(recovery["retention"], kept, "retention"))
@@ -85,13 +115,6 @@ def _known(values: Mapping[str, Any], known: set[str], what: str) -> dict[str, A
     return dict(values)
 
 
-def _here() -> Path:
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise ConfigError(f"The current directory cannot be used: {error.strerror}. Change to another one.") from error
-
-
 def _from_file(directory: Path) -> dict[str, Any]:
     own = directory / "unstuck.toml"
     if own.is_file():
@@ -117,17 +140,40 @@ def _read_toml(path: Path, mentioning: str = "") -> dict[str, Any]:
 
 
 _RESERVED_VARIABLES = frozenset({"UNSTUCK_FAILPOINTS", "UNSTUCK_LOG_LEVEL", "UNSTUCK_LOG_FORMAT", "UNSTUCK_APP"})
+ALMOST_THE_SAME = 0.9
+"""How alike two names are if one is a typing error: the example workers have names of their own that are less alike."""
 _SPACED = frozenset({"UNSTUCK_ALERTS_TARGETS"})
 """Lists of what may hold commas itself."""
 
 
-def _from_environment() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def misspelt_variables() -> list[str]:
+    """Return a sentence for each variable that is no setting and is written almost like one.
+
+    Others are left alone: they may belong to another tool or to a later version."""
+    known = list(_variables())
+    found = []
+    for variable, text in sorted(os.environ.items()):
+        name = variable.removeprefix("UNSTUCK_").lower()
+        if not text or not variable.startswith("UNSTUCK_") or variable in _RESERVED_VARIABLES or name in known:
+            continue
+        close = get_close_matches(name[:MAX_NAME_CHARS], known, n=1, cutoff=ALMOST_THE_SAME)
+        found += [f"{variable} is no setting and is ignored. Did you mean UNSTUCK_{one.upper()}?" for one in close]
+    return found
+
+
+def _variables() -> dict[str, Any]:
+    """Return the settings that a variable can give, with their defaults."""
     known = {item.name: item.default for cls in (Settings, Recovery) for item in fields(cls)}
     for group in ("recovery", *GROUPS):
         del known[group]
     for group, kind in GROUPS.items():
         known |= {f"{group}_{item.name}": item.default for item in fields(kind)}
+    return known
+
+
+def _from_environment() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    known = _variables()
     for variable, text in os.environ.items():
         if not variable.startswith("UNSTUCK_") or variable in _RESERVED_VARIABLES or not text:
             continue

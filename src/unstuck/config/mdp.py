@@ -5,11 +5,13 @@ from urllib.parse import urlsplit
 
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError
+from unstuck.domain.names import settings_class
 
 DEFAULT_BIND = "tcp://127.0.0.1:5555"
 SCHEMES = ("tcp", "ipc")
 
 
+@settings_class
 @dataclass(frozen=True)
 class Mdp:
     bind: str = DEFAULT_BIND

@@ -1,9 +1,21 @@
-"""Show an address to people and logs without what is secret in it."""
+"""Name a ledger to people and logs, without what is secret in its address."""
 
 import re
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
+if TYPE_CHECKING:
+    from unstuck.config.settings import Settings
+
+DEFAULT_SCHEMA = "unstuck"
+
 _SECRET = re.compile(r"(?i)((?:^|[?&])(?:password|passfile|sslpassword|sslkey|token|secret)=)[^&]*")
+
+
+def ledger_name(settings: "Settings") -> str:
+    """Return the name of the ledger of these settings: its address without passwords, and its schema if not usual."""
+    schema = "" if settings.schema == DEFAULT_SCHEMA or settings.url.startswith("sqlite:") else settings.schema
+    return public_url(settings.url) + (f" (schema {schema})" if schema else "")
 
 
 def public_url(url: str) -> str:

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field, fields
 
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean
-from unstuck.domain.policy import check_heartbeat
+from unstuck.domain.names import did_you_mean, settings_class
+from unstuck.domain.policy import check_heartbeat, check_runner_heartbeat
+from unstuck.domain.rules import EVIDENCE, Kept, RecoveryRules
 
-EVIDENCE = ("neighbours", "session")
 
-
+@settings_class
 @dataclass(frozen=True)
 class Retention:
     """How long finished things are kept before the reaper removes them."""
@@ -41,6 +41,7 @@ class Retention:
         return seconds(self.audit)
 
 
+@settings_class
 @dataclass(frozen=True)
 class Recovery:
     """How death is detected and what is done about it. `…_s` properties give plain seconds."""
@@ -73,6 +74,9 @@ class Recovery:
         check_heartbeat("Recovery", self.heartbeat_interval_s, self.heartbeat_timeout_s)
         check_heartbeat("Recovery (claimed_stale_after)", self.heartbeat_interval_s, self.claimed_stale_after_s)
         check_heartbeat("Recovery (running_stale_after)", self.heartbeat_interval_s, self.running_stale_after_s)
+        check_runner_heartbeat(
+            "Recovery", self.runner_heartbeat_interval_s, self.running_stale_after_s, "running_stale_after"
+        )
         for switch in ("auto_requeue_stale_claimed", "auto_fail_stale_running", "auto_disable_unhealthy"):
             if not isinstance(getattr(self, switch), bool):
                 raise ConfigError(f"Recovery {switch} must be true or false, not {getattr(self, switch)!r}.")
@@ -127,3 +131,19 @@ class Recovery:
     def kept(self) -> Retention:
         assert isinstance(self.retention, Retention)
         return self.retention
+
+    @property
+    def rules(self) -> RecoveryRules:
+        """The part of these settings that a worker stores in the ledger for all who judge it."""
+        assert isinstance(self.evidence, tuple)
+        kept = self.kept
+        return RecoveryRules(
+            auto_requeue_stale_claimed=self.auto_requeue_stale_claimed,
+            auto_fail_stale_running=self.auto_fail_stale_running,
+            auto_disable_unhealthy=self.auto_disable_unhealthy,
+            evidence=self.evidence,
+            session_grace_s=self.session_grace_s,
+            check_interval_s=self.check_interval_s,
+            starvation_after_s=self.starvation_after_s,
+            kept=Kept(kept.jobs_s, kept.events_s, kept.workers_s, kept.audit_s),
+        )

@@ -3,19 +3,18 @@
 import os
 from dataclasses import dataclass, field
 from typing import TypedDict
-from urllib.parse import urlsplit
 
 from unstuck.config.alerts import Alerts
+from unstuck.config.ledger_url import IN_MEMORY, check_url, resolved_url
 from unstuck.config.mdp import Mdp
+from unstuck.config.public_url import DEFAULT_SCHEMA
 from unstuck.config.recovery import Recovery, Retention
 from unstuck.config.web import Web
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean
+from unstuck.domain.names import settings_class
 
 DEFAULT_URL = "sqlite:///unstuck.db"
-IN_MEMORY = "sqlite:///:memory:"
-"""A ledger that lives and dies with one process: for who opens it and serves from it alone, such as a broker."""
 DEFAULT_QUEUE = "default"
 LEAST_PROCESSES = 20
 LEAST_OPEN_FILES = 64
@@ -23,16 +22,16 @@ LEAST_OPEN_FILES = 64
 GROUPS: dict[str, type] = {"web": Web, "alerts": Alerts, "mdp": Mdp}
 """Settings with a table of their own in a file, and a prefix of their own in the environment."""
 NO_WORKERS = ("warn", "error", "ignore")
-_SCHEMES = ("sqlite", "postgresql", "postgres")
 
 
+@settings_class
 @dataclass(frozen=True)
 class Settings:
     """Everything that is not a rule of one task."""
 
     url: str = DEFAULT_URL
     recovery: Recovery = field(default_factory=Recovery)
-    schema: str = "unstuck"
+    schema: str = DEFAULT_SCHEMA
     """The PostgreSQL schema that holds the ledger."""
     listen_url: str | None = None
     """A direct PostgreSQL address for wake-ups where `url` goes through a pooler."""
@@ -68,6 +67,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.url != IN_MEMORY:
             check_url(self.url)
+            object.__setattr__(self, "url", resolved_url(self.url))
         if self.listen_url is not None:
             check_url(self.listen_url)
         for switch in ("notify", "auto_migrate"):
@@ -163,25 +163,3 @@ class GivenSettings(_GivenRecovery, total=False):
     web: Web
     alerts: Alerts
     mdp: Mdp
-
-
-def check_url(url: str) -> None:
-    """Refuse an address that no ledger can have, and say which can."""
-    cure = "Use sqlite:///file.db or postgresql://user@host/database."
-    if not isinstance(url, str) or "://" not in url:
-        raise ConfigError(f"{url!r} is not a ledger URL. {cure}")
-    try:
-        scheme = urlsplit(url).scheme
-    except ValueError as error:
-        # The address may hold a password: say what is wrong with it, not what it is.
-        raise ConfigError(f"The ledger URL cannot be read: {error}. {cure}") from None
-    if scheme not in _SCHEMES:
-        raise ConfigError(f"{scheme}:// is not a ledger that Unstuck knows.{did_you_mean(scheme, _SCHEMES)} {cure}")
-    if scheme == "sqlite":
-        path = url.removeprefix("sqlite://")
-        if not path.startswith("/") or path in ("/", ""):
-            raise ConfigError(f"{url!r} names no file. Use sqlite:///relative.db or sqlite:////absolute/path.db.")
-        if path == "/:memory:":
-            raise ConfigError(
-                "sqlite:///:memory: cannot be shared with a worker process. Use a file, sqlite:///unstuck.db."
-            )

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from unstuck.domain.api_tokens import LEAST_GIVEN_CHARS, MAX_TOKEN_CHARS
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError
+from unstuck.domain.names import settings_class
 from unstuck.domain.policy import check_heartbeat
 
 DEFAULT_PORT = 8642
 
 
+@settings_class
 @dataclass(frozen=True)
 class Web:
     host: str = "127.0.0.1"
@@ -23,7 +25,7 @@ class Web:
     secure_cookies: bool = False
     """Something in front of it speaks HTTPS: cookies are sent over that alone."""
     max_body_bytes: int = 8 * 1024 * 1024
-    requests_per_second: int = 500
+    requests_per_second: int = 5000
     """Of one caller, in the long run; ten seconds' worth at once. 0: no limit."""
     max_open_requests: int = 4000
     max_open_requests_per_caller: int = 2000

@@ -1,6 +1,7 @@
 """Record why a process died or had to be ended: kept with the attempt and the worker, shown at every door."""
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -94,6 +95,31 @@ class Autopsy(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was tried to end it, in order."""
     rule: str = ""
     """Which rule decided what became of the job, and why."""
+    missing: str = ""
+    """Why what it printed last is not here, if it may have printed something."""
+
+
+class LastWords(msgspec.Struct, frozen=True):
+    """What a job said before its whole worker was killed, as a neighbour found it."""
+
+    job_id: int
+    token: int
+    progress: ProgressMark | None = None
+    stdout: str = ""
+    stderr: str = ""
+    """The last lines of each."""
+    memory_bytes: int | None = None
+
+
+def said_fields(words: LastWords) -> dict[str, Any]:
+    """Return what was said as fields of an autopsy; what is not known is left out."""
+    said = {
+        "progress": None if words.progress is None else msgspec.to_builtins(words.progress),
+        "stdout": words.stdout,
+        "stderr": words.stderr,
+        "memory_bytes": words.memory_bytes,
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 _decoder = msgspec.json.Decoder(Autopsy)

@@ -14,13 +14,14 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 60
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 _WHOLE = re.compile(rf"(?:{_PART.pattern}\s*)+")
 MAX_DURATION_S = 10 * 365 * 86400.0
+MAX_CHARS = 100
 
 
 def seconds(value: Duration, what: str = "duration") -> float:
     """Turn a duration into seconds, or raise ConfigError naming `what`."""
-    result = _parse(value, what)
+    result = value if type(value) is float else _parse(value, what)
     if not math.isfinite(result) or result < 0 or result > MAX_DURATION_S:
-        raise ConfigError(f"{what} must be between 0 and ten years, not {value!r}.")
+        raise ConfigError(f"{what} must be between 0 and ten years, not {value!r:.80}.")
     return result
 
 
@@ -30,8 +31,9 @@ def _parse(value: Duration, what: str) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, str):
+        # An integer may have more digits than a float has room for, and than Python writes.
+        return float(min(value, 2 * MAX_DURATION_S)) if value > MAX_DURATION_S else float(max(value, -1.0))
+    if isinstance(value, str) and len(value) <= MAX_CHARS:
         text = value.strip().lower()
         if _WHOLE.fullmatch(text):
             return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
@@ -39,7 +41,7 @@ def _parse(value: Duration, what: str) -> float:
             return float(text)
         except ValueError:
             pass
-    raise ConfigError(f"{what} must be {type_hint}, not {value!r}.")
+    raise ConfigError(f"{what} must be {type_hint}, not {value!r:.80}.")
 
 
 def brief(value_s: float) -> str:

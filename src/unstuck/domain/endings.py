@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from unstuck.domain.autopsy import Autopsy
+from unstuck.domain.errors import RESULT_NOT_AVAILABLE, WORKER_DIED, ErrorCode, type_in_cause
 from unstuck.domain.states import AttemptState, JobState
 
 Counter = Literal["none", "failure", "crash", "suspicion", "company"]
@@ -19,6 +20,46 @@ class JobError(msgspec.Struct, frozen=True):
     message: str
     cause: str | None = None
     details: dict[str, Any] = {}
+
+    @property
+    def type(self) -> str | None:
+        """The type of the exception that user code raised, if it did."""
+        found = self.details.get("type")
+        if isinstance(found, str) and found:
+            return found
+        return type_in_cause(self.cause, self.message) if self.code == ErrorCode.TASK_FAILED else None
+
+    @property
+    def shown(self) -> str:
+        """The message with the type of the exception, as people read it."""
+        return ": ".join(part for part in (self.type, self.message) if part)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.shown}"
+
+
+NO_ERROR_STORED = "its row stores no error: it was edited by hand, or restored in part"
+_MISSING = {
+    JobState.FAILED: JobError(ErrorCode.WORKER_CRASHED.value, WORKER_DIED, NO_ERROR_STORED),
+    JobState.CANCELLED: JobError(ErrorCode.CANCELLED.value, "Job was cancelled", NO_ERROR_STORED),
+    JobState.QUARANTINED: JobError(ErrorCode.CRASHED_TOO_OFTEN.value, "Job is quarantined", NO_ERROR_STORED),
+}
+
+
+_NO_RESULT = JobError(
+    RESULT_NOT_AVAILABLE,
+    "Its result is not there any more",
+    "its row stores no result: it was edited by hand, or restored in part",
+)
+
+
+def missing_error(state: JobState, *, has_result: bool) -> JobError | None:
+    """Return the error that a final state means if none is stored; None for all other states.
+
+    A success always stores a result, if only `null`. PostgreSQL has the same in its function `node_error`."""
+    if state is JobState.SUCCEEDED and not has_result:
+        return _NO_RESULT
+    return _MISSING.get(state)
 
 
 class Ending(msgspec.Struct, frozen=True):

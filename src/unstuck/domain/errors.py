@@ -19,6 +19,8 @@ class ErrorCode(StrEnum):
 
 
 WORKER_DIED = "Worker died unexpectedly"
+RESULT_NOT_AVAILABLE = "RESULT_NOT_AVAILABLE"
+"""The job succeeded and its result is not stored. Never kept with a job: a success has no error code."""
 
 
 class UnstuckError(Exception):
@@ -174,12 +176,20 @@ class JobFailed(UnstuckError):
         return _rebuilt, (type(self), self.message, self.job_id, self.code, self.cause, self.details)
 
 
+def type_in_cause(cause: str | None, message: str) -> str | None:
+    """Return the type of an exception from a cause that names it, as that of a workflow does, or None."""
+    if not cause or cause == message:
+        return None
+    named = cause.removesuffix(f": {message}") if message else cause
+    return named if named != cause or not message else None
+
+
 class TaskFailed(JobFailed):
     """User code raised: `remote_type`, `remote_message`, `remote_traceback` say what."""
 
     @property
     def remote_type(self) -> str:
-        return str(self.details.get("type") or "Exception")
+        return str(self.details.get("type") or type_in_cause(self.cause, self.message) or "Exception")
 
     @property
     def remote_message(self) -> str:
@@ -209,6 +219,10 @@ class Stalled(JobFailed): ...
 class ResultNotStorable(JobFailed): ...
 
 
+class ResultNotAvailable(JobFailed):
+    """The job succeeded, and its result is not stored: its row was edited by hand, or restored in part."""
+
+
 class JobQuarantined(JobFailed):
     """The job killed its workers too often and waits for an operator."""
 
@@ -219,7 +233,7 @@ class JobCancelled(JobFailed): ...
 class JobExpired(JobCancelled): ...
 
 
-# What a client of the ZeroMQ door raises -----------------------------------------------------
+# What clients and workers of the ZeroMQ door raise ------------------------------------------
 
 
 class ReplyTimeout(UnstuckError, TimeoutError):
@@ -228,6 +242,10 @@ class ReplyTimeout(UnstuckError, TimeoutError):
 
 class LineClosed(UnstuckError, ConnectionError):
     """The client was closed, or it was opened by another process than this one."""
+
+
+class NameTaken(ConfigError):
+    """Another living worker has the name of this one."""
 
 
 class CallFailed(UnstuckError):
@@ -281,6 +299,8 @@ def exception_for(code: str, message: str, *, job_id: int, cause: str | None, de
 
 def exception_type(code: str) -> type[JobFailed]:
     """Give the class of that exception; the root of them for a code that a version we do not know wrote."""
+    if code == RESULT_NOT_AVAILABLE:
+        return ResultNotAvailable
     return _EXCEPTIONS[ErrorCode(code)] if code in ErrorCode.__members__ else JobFailed
 
 

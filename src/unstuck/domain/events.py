@@ -5,6 +5,9 @@ from enum import StrEnum
 
 import msgspec
 
+from unstuck.domain.errors import ConfigError
+from unstuck.domain.names import did_you_mean
+
 FIRST = 5
 """So many of a burst are told in full."""
 
@@ -45,6 +48,8 @@ class EventKind(StrEnum):
     SCHEDULE_PAUSED = "schedule_paused"
     SCHEDULE_RESUMED = "schedule_resumed"
     SCHEDULE_REMOVED = "schedule_removed"
+    SCHEDULE_RESTORED = "schedule_restored"
+    """Its definition came from a worker that is gone, and a living worker put its own back."""
     SCHEDULE_MISSED = "schedule_missed"
     """Ticks were due while nobody was there, and not all of them are made up for."""
     SCHEDULE_SET_BACK = "schedule_set_back"
@@ -68,6 +73,14 @@ class EventKind(StrEnum):
     NO_REAPER = "no_reaper"
     NO_REAPER_STILL = "no_reaper_still"
     NO_REAPER_OVER = "no_reaper_over"
+    TASK_FAILING = "task_failing"
+    """A large share of the jobs of a task failed lately."""
+    TASK_FAILING_STILL = "task_failing_still"
+    TASK_FAILING_OVER = "task_failing_over"
+    SCHEDULE_FAILING = "schedule_failing"
+    """The last job of a schedule failed."""
+    SCHEDULE_FAILING_STILL = "schedule_failing_still"
+    SCHEDULE_FAILING_OVER = "schedule_failing_over"
     WORKFLOW_PAUSED = "workflow_paused"
     """A node failed, and waits for an operator."""
     WORKFLOW_RESUMED = "workflow_resumed"
@@ -91,8 +104,11 @@ LEVELS = {
     "quarantined": "problem",
     "no_workers": "problem",
     "workflow_paused": "problem",
+    "task_failing": "problem",
+    "schedule_failing": "problem",
     "workflow_repaired": "warning",
     "schedule_missed": "warning",
+    "schedule_restored": "warning",
     "worker_stillborn": "warning",
     "requeued": "warning",
     "loop_blocked": "warning",
@@ -103,6 +119,14 @@ LEVELS = {
     "worker_recovered": "good",
 }
 """How bad a kind is; any other is plain news."""
+
+
+def checked_kinds(kinds: Iterable[str]) -> frozenset[str]:
+    """Return the kinds as a set. Raise ConfigError for one that does not exist: its events would never come."""
+    chosen = frozenset(str(kind) for kind in kinds)
+    for kind in sorted(chosen - set(EventKind)):
+        raise ConfigError(f"There is no kind of event {kind!r}.{did_you_mean(kind, [one.value for one in EventKind])}")
+    return chosen
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from unstuck.domain.inputs import ERROR_KEY, NodeError, unpack
+from unstuck.domain.inputs import ALL, ERROR_KEY, NodeError, unpack_raw
 from unstuck.domain.payload import decode_call, put_results
 
 MISSING = NodeError(code="RESULT_NOT_AVAILABLE", message="Its result is not there any more")
@@ -12,10 +12,11 @@ MISSING = NodeError(code="RESULT_NOT_AVAILABLE", message="Its result is not ther
 
 def with_results(payload: bytes, inputs: bytes) -> dict[str, Any]:
     """Give both members of the call, so that no language needs to know of references. What did not succeed stands
-    there as `{"$error": {"code": ..., ...}}`, in lists too."""
+    there as `{"$error": {"code": ..., ...}}`, in lists too. Results are `msgspec.Raw`: JSON, and never built here."""
     call = decode_call(payload)
-    found = unpack(inputs)
-    put_results(call, {place: plain(found.get(place, MISSING)) for _, place in call.refs})
+    found = unpack_raw(inputs)
+    instead = found.get(ALL, MISSING)
+    put_results(call, {place: plain(found.get(place, instead)) for _, place in call.refs})
     return {"args": call.args, "kwargs": call.kwargs}
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from unstuck.domain.liveness import Detector
+from unstuck.domain.retry import EXCUSED_MAX_S
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.states import Door, WorkerState
 
 HALF_LIFE_S = 600.0
@@ -27,6 +29,19 @@ SAME_MOMENT_OF_HOST_S = 5.0
 FORGOTTEN_BELOW = 0.05
 BAD_LUCK = 1.5
 """Up to this weight nothing changes."""
+IN_A_ROW = 3
+"""From this many different jobs on that died one after the other, with none that ended otherwise in between, their
+deaths are the worker's doing and not theirs."""
+ROW_KEPT_S = 2 * EXCUSED_MAX_S
+"""A row without another death for this long is forgotten; jobs that are excused wait for at most half of it."""
+SURVIVED_S = 5.0
+"""Another job that has run for this long beside the dead shows that the worker does not kill everything."""
+FIRST_PROBE_S = 0.5
+LONGEST_PROBE_S = 5.0
+"""Pauses between the jobs that such a worker still tries, one at a time."""
+DISABLE_IN_A_ROW = 4
+DISABLE_IN_A_ROW_DEATHS = 2
+"""A worker under which this many different jobs died in a row is switched off after this many moments of death."""
 DISABLE_AT = 5.0
 DISABLE_FROM_JOBS = 5
 """So many different jobs must have died there, or so many workers of a host."""
@@ -36,6 +51,7 @@ LONGEST_DELAY_S = 1.0
 DELAY_PER_WEIGHT_S = 0.25
 RECENT_S = 3 * HALF_LIFE_S
 MAX_JOBS_KEPT = 50
+MAX_GUILTY_KEPT = 1000
 
 
 class Disabled(msgspec.Struct, frozen=True):
@@ -61,6 +77,8 @@ class Health(msgspec.Struct, frozen=True):
     """How many different jobs died in them."""
     score: float = 1.0
     """The same for people: from 1 (well) towards 0. At 0.5 a worker may be switched off."""
+    in_a_row: int = 0
+    """How many different jobs died since one ended otherwise."""
 
 
 def read_health(said: Any) -> Health:
@@ -92,6 +110,13 @@ class Standing(msgspec.Struct, frozen=True):
     detector: Detector | None = None
     """Who saw it die."""
     door: Door = Door.PYTHON
+    rules: RecoveryRules | None = None
+    """The recovery settings that it stored."""
+
+    @property
+    def may_be_disabled(self) -> bool:
+        """Whether a reaper may switch it off by itself (`auto_disable_unhealthy`)."""
+        return self.rules is None or self.rules.auto_disable_unhealthy
 
     @property
     def serving(self) -> bool:
@@ -107,9 +132,11 @@ def faded(weight: float, elapsed_s: float, jobs: int = 0) -> float:
     return left if left >= FORGOTTEN_BELOW else 0.0
 
 
-def blame(crashes: int, suspicions: int) -> float:
-    """Give what the death of a job adds to the weight of its worker; the counters are those of before it."""
-    return FIRST_DEATH if crashes + suspicions == 0 else REPEATED_DEATH
+def blame(crashes: int, suspicions: int, *, at_fault: bool = False) -> float:
+    """Return what the death of a job adds to the weight of its worker; the counters are those of before it.
+
+    A job that died before is most likely killed by itself, unless everything dies here (`at_fault`)."""
+    return FIRST_DEATH if at_fault or crashes + suspicions == 0 else REPEATED_DEATH
 
 
 def score(weight: float) -> float:
@@ -126,9 +153,16 @@ def delay_s(weight: float) -> float:
     return min(LONGEST_DELAY_S, DELAY_PER_WEIGHT_S * (weight - 1.0))
 
 
-def usable_slots(weight: float, slots: int) -> int:
-    """Give how many of its slots a worker may fill: never none, since only work can show that it is well again."""
+def usable_slots(weight: float, slots: int, *, at_fault: bool = False) -> int:
+    """Return how many of its slots a worker may fill: never none, since only work can show that it is well again."""
+    if at_fault:
+        return 1
     return slots if weight <= BAD_LUCK else max(1, math.ceil(slots * score(weight)))
+
+
+def probe_delay_s(probes: int) -> float:
+    """Return how long a worker under which everything dies waits before it tries another job; `probes` died already."""
+    return min(LONGEST_PROBE_S, FIRST_PROBE_S * 2.0 ** min(probes, 10))
 
 
 # Switching off --------------------------------------------------------------------------------
@@ -137,14 +171,17 @@ def usable_slots(weight: float, slots: int) -> int:
 def should_disable(worker: Standing, fleet: Iterable[Standing]) -> str | None:
     """Give the reason to switch a worker off; None where there is none, or where nobody could stand in for it."""
     health = worker.health
-    if not worker.serving or health.weight < DISABLE_AT or health.jobs < DISABLE_FROM_JOBS:
+    everything_dies = health.in_a_row >= DISABLE_IN_A_ROW and health.deaths >= DISABLE_IN_A_ROW_DEATHS
+    often = health.jobs >= DISABLE_FROM_JOBS and health.weight >= DISABLE_AT
+    if not (worker.may_be_disabled and worker.serving and (everything_dies or often)):
         return None
     bound = CLEARLY_HEALTHIER * health.weight
     others = [other for other in fleet if other.id != worker.id and other.health.weight <= bound]
     if not _all_served(worker, others):
         return None
+    how = ", all in a row" if everything_dies else " lately"
     return (
-        f"its runners keep dying: {health.jobs} different jobs lately (score {score(health.weight):.2f}), "
+        f"its runners keep dying: {health.jobs} different jobs{how} (score {score(health.weight):.2f}), "
         "while others that serve the same queues are well"
     )
 
@@ -177,6 +214,8 @@ def should_disable_host(host: str, fleet: Sequence[Standing]) -> str | None:
     if health.weight < DISABLE_AT or health.deaths < DISABLE_FROM_JOBS:
         return None
     if any(worker.disabled is not None and worker.disabled.of_host for worker in living):
+        return None
+    if not all(worker.may_be_disabled for worker in here):
         return None
     bound = CLEARLY_HEALTHIER * health.weight
     elsewhere = {worker.host for worker in fleet} - {host}

@@ -8,6 +8,7 @@ from unstuck.domain.errors import ConfigError
 
 MAX_CONCURRENCY = 1_000_000
 MAX_RATE = 1_000_000_000.0
+MAX_RATE_CHARS = 100
 UNLIMITED = 2**31 - 1
 
 _WINDOWS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -40,7 +41,7 @@ def read_limit(concurrency: object, rate: object) -> QueueLimit:
     if concurrency is not None and (
         isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY
     ):
-        raise ConfigError(f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY}, not {concurrency!r}.")
+        raise ConfigError(f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY}, not {concurrency!r:.80}.")
     if rate is None:
         return QueueLimit(concurrency)
     return QueueLimit(concurrency, *read_rate(rate))
@@ -48,13 +49,14 @@ def read_limit(concurrency: object, rate: object) -> QueueLimit:
 
 def read_rate(text: object) -> tuple[float, float]:
     """Read "100/m" as (100, 60.0): so many in so many seconds."""
-    found = _RATE.fullmatch(text.strip().lower()) if isinstance(text, str) else None
+    short = isinstance(text, str) and len(text) <= MAX_RATE_CHARS
+    found = _RATE.fullmatch(str(text).strip().lower()) if short else None
     if found is None:
-        raise ConfigError(f"rate must be written as '10/s', '100/m', '5000/h' or '1/10s', not {text!r}.")
+        raise ConfigError(f"rate must be written as '10/s', '100/m', '5000/h' or '1/10s', not {text!r:.80}.")
     count, windows, unit = found.groups()
     rate, window_s = float(count), float(windows or 1) * _WINDOWS_S[unit]
     if not 1 <= rate <= MAX_RATE or not 0 < window_s <= 366 * 86400.0:
-        raise ConfigError(f"rate must be at least one in a year, and at most {MAX_RATE:.0e}, not {text!r}.")
+        raise ConfigError(f"rate must be at least one in a year, and at most {MAX_RATE:.0e}, not {text!r:.80}.")
     return rate, window_s
 
 

@@ -88,6 +88,11 @@ class Vitals(msgspec.Struct, frozen=True):
     """Since anything at all was heard of it: a heartbeat, or a call over its session."""
     suspected_by: Detector | None = None
     """What it is suspected by, if it is."""
+    since_beat_s: float = 0.0
+    """Plain time since its last heartbeat, by the ledger's clock."""
+    sessions_doubted_s: float = math.inf
+    """How long ago a session could last be missing though its worker lives: someone terminated sessions at the server,
+    or no connection was free. Infinite: never."""
 
     @property
     def patience_s(self) -> float:
@@ -112,11 +117,19 @@ class Vitals(msgspec.Struct, frozen=True):
         return self.quiet_s >= min(NOT_CUT_OFF_S, 1.5 * self.interval_s + 1.0)
 
     @property
+    def session_lost(self) -> bool:
+        """Its session is missing, and since its last heartbeat there was no other reason for that than its own end.
+
+        A worker whose session was terminated, or which found no free connection, may be kept from coming back by
+        something else later: by a cut, by a freeze, by a call that hangs. Only its next heartbeat ends the doubt."""
+        return self.session is Session.MISSING and max(0.0, self.since_beat_s) < self.sessions_doubted_s
+
+    @property
     def well(self) -> bool:
         """Nothing at all speaks against it: what is true of nearly everybody in nearly every round."""
         return (
             self.silent_s < self.patience_s
-            and self.session is not Session.MISSING
+            and not self.session_lost
             and self.process is not Process.GONE
             and not self.rebooted
         )
@@ -129,6 +142,10 @@ load balancer in between may end it sooner, so a worker that has missed a heartb
 
 KERNEL = frozenset({Detector.RUNNER, Detector.NEIGHBOUR, Detector.SUPERVISOR, Detector.BOOT})
 """Detectors that prove the end of a process; the others may be wrong about it."""
+
+
+BY_SILENCE = frozenset({Detector.LEASE, Detector.SESSION})
+"""Detectors that conclude a death from silence. An operator may want to decide about jobs of such workers."""
 
 
 def judge(
@@ -144,7 +161,7 @@ def judge(
     if neighbours and vitals.process is Process.GONE:
         return _verdict(vitals, WorkerState.DEAD, Detector.NEIGHBOUR, "its process no longer exists")
     # A process that we can see running is not dead because its session is: it is reconnecting.
-    missing = session and vitals.session is Session.MISSING and vitals.process is not Process.ALIVE
+    missing = session and vitals.session_lost and vitals.process is not Process.ALIVE
     # Suspected first, always: the grace runs from there, and a beat in between clears it. A worker that is suspect
     # because it was silent may be cut off, and its session ended for that reason: only its lease decides.
     by_session = vitals.state is WorkerState.SUSPECT and vitals.suspected_by is Detector.SESSION

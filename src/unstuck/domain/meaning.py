@@ -2,19 +2,28 @@
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import msgspec
-
-from unstuck.domain.envelope import pack, read_any, read_map, read_object, unpack
+from unstuck.domain import bounded
+from unstuck.domain.bounded import MAX_SHOWN, TOO_MUCH, BoundExceeded, Bounds, NotDecodable, stored
+from unstuck.domain.bounded_cbor import build_cbor, count_cbor, decode_cbor_fields, is_cbor_map
+from unstuck.domain.bounded_json import build_json, count_json, decode_json_fields
+from unstuck.domain.envelope import (
+    begins_as_json,
+    pack,
+    read_fields,
+    read_map,
+    read_object,
+    unpack,
+    why_unreadable,
+)
 from unstuck.domain.errors import PayloadError
 
 OWN_ID = "JobID"
 """How a client names its own id in the parameters of a call."""
-MAX_SHOWN = 100_000
-"""Values in one frame that are shown one by one: a few bytes of CBOR can stand for any number."""
 MAX_DEPTH = 100
+_CHUNK_CHARS = 64 * 1024
 
 
 def is_packed(data: bytes) -> bool:
@@ -23,25 +32,38 @@ def is_packed(data: bytes) -> bool:
 
 
 def arguments(payload: bytes) -> dict[str, Any]:
-    """Give the keyword arguments that a request holds, or raise PayloadError that says what would do."""
-    found = _arguments(unpack(payload))
+    """Return the keyword arguments that a request holds, or raise PayloadError that says what would do."""
+    frames = unpack(payload)
+    found = _arguments(frames)
     if found is None:
+        why = " ".join(filter(None, map(why_unreadable, frames[-2:])))
         raise PayloadError(
-            "they are no CBOR map and no JSON object with the names of the parameters. Send one such frame, or a map "
-            "of options and one of parameters"
+            "they are no CBOR map and no JSON object with the names of the parameters. "
+            + (f"{why} " if why else "")
+            + "Send one such frame, or a map of options and one of parameters"
         )
     return found
 
 
+def named_arguments(payload: bytes, names: Collection[str]) -> dict[str, Any]:
+    """Like `arguments`, only those with these names; no other is read."""
+    frames = unpack(payload)
+    if len(frames) not in (1, 2):
+        raise PayloadError("These frames are no map of options and one of parameters.")
+    if len(frames) == 2 or is_cbor_map(frames[-1]):
+        return decode_cbor_fields(frames[-1], names, stored(frames[-1]))
+    return decode_json_fields(frames[0], names, stored(frames[0]))
+
+
 def _arguments(frames: Sequence[bytes]) -> dict[str, Any] | None:
-    if len(frames) == 2 and read_map(frames[0]) is not None:
+    if len(frames) == 2 and read_fields(frames[0], ()) is not None:
         return read_map(frames[1])
     return read_object(frames[0]) if len(frames) == 1 else None
 
 
 def speaks_cbor(payload: bytes) -> bool:
-    """Say whether a request holds CBOR, so that its reply should too."""
-    return any(read_map(frame) is not None for frame in unpack(payload))
+    """Return whether a request holds CBOR, so that its reply should too."""
+    return any(read_fields(frame, ()) is not None for frame in unpack(payload))
 
 
 def reply(value: Any, json: bytes, payload: bytes) -> bytes:
@@ -54,9 +76,11 @@ def reply(value: Any, json: bytes, payload: bytes) -> bytes:
 
 
 def read_reply(result: bytes, payload: bytes) -> Any:
-    """Give what the result of such a job means: a value, or a list of them where several frames came."""
+    """Return what the result of such a job means: a value, or a list of them if several frames came.
+
+    Raise BoundExceeded if it holds too much."""
     cbor_first = is_packed(payload) and speaks_cbor(payload)
-    values = [_value(frame, cbor_first) for frame in unpack(result)]
+    values = _values(unpack(result), stored(result), cbor_first)
     return values[0] if len(values) == 1 else values
 
 
@@ -64,20 +88,29 @@ def show_call(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
     """Give the arguments of a request as plain values: by name where it has such, else one per frame."""
     try:
         frames = unpack(payload)
-        named = _arguments(frames)
-        if named is not None:
-            return [], {name: shown(value) for name, value in named.items()}
-        return [shown(_value(frame, False)) for frame in frames], {}
+        values = _values(frames, bounded.shown(payload), False, for_people=True)
     except PayloadError:
         return [shown(payload)], {}
+    if _is_call(frames, values):
+        return [], {name: shown(value) for name, value in values[-1].items()}
+    return [shown(value) for value in values], {}
+
+
+def _is_call(frames: Sequence[bytes], values: Sequence[Any]) -> bool:
+    """Return whether these frames, which mean these values, are arguments by name."""
+    if not values or not isinstance(values[-1], dict):
+        return False
+    return len(frames) == 1 or (len(frames) == 2 and all(map(is_cbor_map, frames)) and isinstance(values[0], dict))
 
 
 def show_reply(result: bytes, payload: bytes) -> Any:
     """Like `read_reply`, as plain values that can be written as JSON."""
     try:
-        return shown(read_reply(result, payload))
+        cbor_first = is_packed(payload) and speaks_cbor(payload)
+        values = _values(unpack(result), bounded.shown(result), cbor_first, for_people=True)
     except PayloadError:
         return shown(result)
+    return shown(values[0] if len(values) == 1 else values)
 
 
 def shown(value: Any) -> Any:
@@ -85,7 +118,7 @@ def shown(value: Any) -> Any:
     try:
         return _Plain().of(value, 0)
     except _TooMuchError:
-        return "(too much to show)"
+        return TOO_MUCH
 
 
 class _TooMuchError(Exception):
@@ -114,20 +147,54 @@ class _Plain:
         return str(value)
 
 
-def _value(frame: bytes, cbor_first: bool) -> Any:
-    if cbor_first and (found := read_any(frame)) is not None:
-        return found[0]
-    try:
-        return msgspec.json.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    if (known := read_map(frame)) is not None:
-        return known
+def _values(frames: Sequence[bytes], within: Bounds, cbor_first: bool, *, for_people: bool = False) -> list[Any]:
+    """Return what each frame means; all of them together are within the bounds."""
+    found = []
+    for frame in frames:
+        value, used = _value(frame, cbor_first, within, for_people)
+        found.append(value)
+        within = within.after(used)
+    return found
+
+
+def _value(frame: bytes, cbor_first: bool, within: Bounds, for_people: bool) -> tuple[Any, int]:
+    """Return what a frame means, which is the frame itself if that cannot be told, and how many values that is."""
+    for read in (_cbor, _json, _text) if cbor_first else (_json, _cbor_map, _text, _cbor):
+        try:
+            return read(frame, within)
+        except NotDecodable:
+            pass
+        except BoundExceeded:
+            if not for_people:
+                raise
+            # Nothing is left for the frames behind it, or each of them would be walked as far.
+            return TOO_MUCH, within.values
+    return frame, 1
+
+
+def _json(frame: bytes, bounds: Bounds) -> tuple[Any, int]:
+    # Only arrays and objects can be more than their bytes; prose, with all its commas, is not measured.
+    used = count_json(frame, bounds, "The result") if begins_as_json(frame) else 1
+    return build_json(frame), used
+
+
+def _cbor(frame: bytes, bounds: Bounds) -> tuple[Any, int]:
+    used = count_cbor(frame, bounds, "The result")
+    return build_cbor(frame), used
+
+
+def _cbor_map(frame: bytes, bounds: Bounds) -> tuple[Any, int]:
+    if not is_cbor_map(frame):
+        raise NotDecodable("This is not a map.")
+    return _cbor(frame, bounds)
+
+
+def _text(frame: bytes, bounds: Bounds) -> tuple[str, int]:
     try:
         text = frame.decode("utf-8")
-    except UnicodeDecodeError:
-        text = None
-    if text is not None and all(char.isprintable() or char.isspace() for char in text):
-        return text
-    found = read_any(frame)
-    return frame if found is None else found[0]
+    except UnicodeDecodeError as error:
+        raise NotDecodable(f"This is not text: {error}.") from None
+    chunks = (text[start : start + _CHUNK_CHARS] for start in range(0, len(text), _CHUNK_CHARS))
+    if not all("".join(chunk.split()).isprintable() for chunk in chunks):
+        raise NotDecodable("This is not text for people.")
+    return text, 1

@@ -70,6 +70,11 @@ def line_of(order: Order, args: tuple[Any, ...], kwargs: Mapping[str, Any], task
     return key
 
 
+def names_in_key(order: Order) -> tuple[str, ...]:
+    """Return the names of the arguments that the key of a task is made of."""
+    return () if order.key is None else tuple(_fields(order.key))
+
+
 def refuse_unknown(order: Order, unknown: Collection[str | int], task: str) -> None:
     """Raise ConfigError where the key is made of arguments that are not known yet, given by their names and places."""
     if order.key is None:

@@ -36,6 +36,11 @@ class Died(msgspec.Struct, frozen=True):
     drained: bool = False
     shared: Literal["process", "worker"] | None = None
     """What died with it had other jobs too, and who of them killed it is not known."""
+    in_a_row: int = 0
+    """How many different jobs died on its worker since one ended otherwise there, this one included. 0 if a job that
+    runs beside them speaks for the worker."""
+    died_here: int = 0
+    """How often this job died among them before."""
     autopsy: Autopsy | None = None
 
 

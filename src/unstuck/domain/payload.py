@@ -7,10 +7,14 @@ from typing import Any
 import msgspec
 
 from unstuck.domain.errors import PayloadError
+from unstuck.domain.inputs import write_error
 
 JSON = "json"
 
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=True)
+_result_encoder = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=True, default=write_error
+)
 _decoder = msgspec.json.Decoder()
 
 
@@ -27,12 +31,17 @@ class Call(msgspec.Struct, frozen=True):
     """Of a node of a workflow: where among the arguments the result of which place goes."""
 
 
-def encode(value: Any, what: str, limit_bytes: int) -> bytes:
+def encode_result(value: Any, task: str, limit_bytes: int) -> bytes:
+    """Return the JSON of what a task returned, which may be or hold a NodeError that it was given."""
+    return encode(value, f"The result of {task!r}", limit_bytes, _result_encoder)
+
+
+def encode(value: Any, what: str, limit_bytes: int, encoder: json.JSONEncoder = _encoder) -> bytes:
     """Give the JSON of a value, or raise PayloadError that names `what` and the cure."""
     if value is None:
         return b"null"
     try:
-        data = _encoder.encode(value).encode("utf-8")
+        data = encoder.encode(value).encode("utf-8")
     except (TypeError, RecursionError) as error:
         raise PayloadError(
             f"{what} cannot be written as JSON: {error}. Use None, bool, numbers, str, list and dict, "

@@ -6,7 +6,7 @@ import msgspec
 
 from unstuck.domain.durations import brief
 from unstuck.domain.errors import ConfigError
-from unstuck.domain.hooks import Hooks
+from unstuck.domain.hooks import HOOK_SETTINGS, Hooks
 from unstuck.domain.order import Order
 from unstuck.domain.retry import RetryRule
 
@@ -14,8 +14,30 @@ OnCrash = Literal["fail", "retry"]
 Overlap = Literal["bounded", "never"]
 
 DEFAULT_MAX_CRASH_RETRIES = 3
+MAX_CRASH_RETRIES = 1000
 LEAST_SILENCE_S = 0.5
 LEAST_MEMORY_BYTES = 16 * 1024 * 1024
+TASK_SETTINGS = (
+    "name",
+    "queue",
+    "retry",
+    "on_crash",
+    "max_crash_retries",
+    "timeout",
+    "heartbeat",
+    "heartbeat_interval",
+    "heartbeat_timeout",
+    "overlap",
+    "stall_timeout",
+    "interpreter_timeout",
+    "memory_limit",
+    "concurrency_key",
+    "concurrency_limit",
+    "expires",
+    "keep",
+    *HOOK_SETTINGS,
+)
+"""The names of the settings that a task has, wherever it is registered."""
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,6 +64,9 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """Places of arguments that no door shows: their parameters are called like secrets."""
     hidden_args_from: int | None = None
     """From this place on none is shown: `*tokens`."""
+    auto_requeue_stale_claimed: bool = True
+    auto_fail_stale_running: bool = True
+    """The app's, when the job was enqueued. Off, here or for its worker: a silent worker keeps it for an operator."""
     hooks: Hooks | None = None
     """What follows its ends. Only with the task: a job has its own copy beside its policy."""
 
@@ -93,6 +118,19 @@ def check_heartbeat(owner: str, interval_s: float, timeout_s: float) -> None:
         )
 
 
+LONGEST_PULSE_S = 1.0
+"""A runner gives a sign at least this often, whatever `runner_heartbeat_interval` says."""
+
+
+def check_runner_heartbeat(owner: str, interval_s: float, timeout_s: float, timeout: str) -> None:
+    """Refuse a threshold for running jobs that is shorter than two heartbeats of their runner."""
+    if interval_s > LONGEST_PULSE_S and timeout_s < 2 * interval_s:
+        raise ConfigError(
+            f"{owner} has unsafe heartbeat config. {timeout} ({_plain(timeout_s)}) must be at least twice "
+            f"runner_heartbeat_interval ({_plain(interval_s)}) to prevent false positives."
+        )
+
+
 def check_policy(
     task: str,
     policy: Policy,
@@ -108,8 +146,13 @@ def check_policy(
         raise ConfigError(f"{owner}: on_crash must be 'fail' or 'retry', not {policy.on_crash!r}.")
     if policy.overlap not in ("bounded", "never"):
         raise ConfigError(f"{owner}: overlap must be 'bounded' or 'never', not {policy.overlap!r}.")
-    if not 0 <= policy.max_crash_retries <= 1000:
-        raise ConfigError(f"{owner}: max_crash_retries must be 0 to 1000, not {policy.max_crash_retries}.")
+    retries = policy.max_crash_retries
+    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= MAX_CRASH_RETRIES:
+        raise ConfigError(
+            f"{owner}: max_crash_retries must be a whole number from 0 to {MAX_CRASH_RETRIES}, not {retries!r}."
+        )
+    if not isinstance(policy.heartbeat, bool):
+        raise ConfigError(f"{owner}: heartbeat must be true or false, not {policy.heartbeat!r}.")
     if policy.timeout_s is not None and policy.timeout_s <= 0:
         raise ConfigError(f"{owner}: timeout must be above zero.")
     for name, value_s in (
@@ -140,11 +183,11 @@ def check_policy(
                 "Give it timeout=…, or leave the heartbeat on."
             )
         return
+    timeout_s = app_timeout_s if policy.heartbeat_timeout_s is None else policy.heartbeat_timeout_s
     check_heartbeat(
-        owner,
-        app_interval_s if policy.heartbeat_interval_s is None else policy.heartbeat_interval_s,
-        app_timeout_s if policy.heartbeat_timeout_s is None else policy.heartbeat_timeout_s,
+        owner, app_interval_s if policy.heartbeat_interval_s is None else policy.heartbeat_interval_s, timeout_s
     )
+    check_runner_heartbeat(owner, pulse_interval_s, timeout_s, "heartbeat_timeout")
 
 
 def _plain(value_s: float) -> str:

@@ -8,6 +8,7 @@ from unstuck.domain.autopsy import MAX_STACK_CHARS, Autopsy
 from unstuck.domain.durations import brief
 from unstuck.domain.endings import Counter, Ending, JobError
 from unstuck.domain.errors import WORKER_DIED, ErrorCode
+from unstuck.domain.health import IN_A_ROW
 from unstuck.domain.outcomes import (
     Cancelled,
     Died,
@@ -20,13 +21,16 @@ from unstuck.domain.outcomes import (
     Suspended,
 )
 from unstuck.domain.policy import Policy
-from unstuck.domain.retry import crash_delay_s, retry_delay_s
+from unstuck.domain.retry import PAIR_EXCUSED_S, REPEATED_CRASH_S, crash_delay_s, excused_delay_s, retry_delay_s
 from unstuck.domain.states import AttemptState, JobState
 
 MAX_MESSAGE_CHARS = 10_000
 MAX_TRACEBACK_CHARS = 50_000
 MAX_SUSPICIONS = 3
 """So many deaths in company are free; after that each counts, though nobody knows who did it."""
+MAX_EXCUSES = 24
+"""Number of deaths that are not charged to a job on workers under which everything dies. With their waits that takes
+about 20 hours; a job that kills every worker it meets must be found in the end."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -55,7 +59,8 @@ def conclude(attempt: Attempt, outcome: Outcome) -> Ending:
                 "traceback": printable(outcome.traceback, MAX_TRACEBACK_CHARS),
             }
             error = JobError(ErrorCode.TASK_FAILED, printable(outcome.message, MAX_MESSAGE_CHARS), None, details)
-            return _after_failure(attempt, error)
+            # What is kept of an attempt, and what others are told, is the cause: it names the exception.
+            return _after_failure(attempt, msgspec.structs.replace(error, cause=error.shown))
         case Overran():
             error = JobError(
                 ErrorCode.DEADLINE_EXCEEDED, "Job ran past its deadline", printable(outcome.cause, MAX_MESSAGE_CHARS)
@@ -147,7 +152,7 @@ def _after_death(attempt: Attempt, death: Died) -> Ending:
         return _final(
             attempt, JobState.QUARANTINED, state, quarantine, counter=counter, autopsy=_ruled(death.autopsy, rule)
         )
-    delay_s = 0.0 if counter == "none" else crash_delay_s(max(crashes, 1))
+    delay_s = _delay_after_death_s(attempt, death, counter, crashes)
     return Ending(
         attempt.job_id,
         attempt.token,
@@ -158,23 +163,57 @@ def _after_death(attempt: Attempt, death: Died) -> Ending:
         counter=counter,
         event="requeued",
         message=f"Task re-queued: {error.cause}"[:500],
-        autopsy=_ruled(death.autopsy, _rule_of_requeue(attempt, counter, crashes, delay_s)),
+        autopsy=_ruled(death.autopsy, _rule_of_requeue(attempt, death, counter, crashes, delay_s)),
     )
 
 
 def counter_of(attempt: Attempt, death: Died) -> Counter:
-    """Say what a death adds to. A drain counts for nobody; a death that others shared only as a suspicion, but not
-    for ever: a job that takes whole workers with it must be found too."""
+    """Return what a death adds to. A drain counts for nobody. A death that others shared counts only as a suspicion,
+    and so does one on a worker under which everything dies, beyond the first crash of the job. But not for ever: a job
+    that takes whole workers with it must be found too."""
     if death.drained or not death.counts:
         return "none"
-    if death.shared is None or attempt.suspicions >= MAX_SUSPICIONS:
-        return "crash"
-    return "suspicion" if death.shared == "process" else "company"
+    if death.shared is not None and attempt.suspicions < MAX_SUSPICIONS:
+        return "suspicion" if death.shared == "process" else "company"
+    return "company" if _excuses_left(attempt, death) > 0 else "crash"
 
 
-def _rule_of_requeue(attempt: Attempt, counter: Counter, crashes: int, delay_s: float) -> str:
+def _excuses_left(attempt: Attempt, death: Died) -> int:
+    """Return how many deaths, this one included, may still be the worker's doing instead of the job's.
+
+    The first crash is always the job's. Two different jobs that die by turns may both be deadly, or their worker may be
+    sick: that is excused for a while. From three on it is the worker, until a job ends otherwise there."""
+    if not attempt.crashes:
+        return 0
+    if death.in_a_row >= IN_A_ROW:
+        return MAX_EXCUSES - attempt.suspicions
+    return MAX_SUSPICIONS - attempt.suspicions if death.in_a_row > 1 and death.died_here else 0
+
+
+def _is_excused(attempt: Attempt, death: Died, counter: Counter) -> bool:
+    return counter == "company" and (death.shared is None or attempt.suspicions >= MAX_SUSPICIONS)
+
+
+def _delay_after_death_s(attempt: Attempt, death: Died, counter: Counter, crashes: int) -> float:
+    """Return the wait before the next try. A job waits for longer if it died on that worker before: without that, it
+    would be first in its queue again, and no other job could show whether the worker is well."""
+    if counter == "none":
+        return 0.0
+    if _is_excused(attempt, death, counter):
+        return excused_delay_s(attempt.suspicions) if death.in_a_row >= IN_A_ROW else PAIR_EXCUSED_S
+    return max(crash_delay_s(max(crashes, 1)), REPEATED_CRASH_S if death.died_here else 0.0)
+
+
+def _rule_of_requeue(attempt: Attempt, death: Died, counter: Counter, crashes: int, delay_s: float) -> str:
     limit = attempt.policy.max_crash_retries
     match counter:
+        case "company" if _is_excused(attempt, death, counter):
+            excuses = attempt.suspicions + _excuses_left(attempt, death)
+            return (
+                f"the last {death.in_a_row} different jobs on its worker all died, so this crash is the worker's: it "
+                f"counts as no crash of the job ({attempt.suspicions + 1} of {excuses} such); tried again in "
+                f"{brief(delay_s)}"
+            )
         case "suspicion" | "company":
             what, then = ("process", ", and the job runs alone next") if counter == "suspicion" else ("worker", "")
             return (
@@ -208,7 +247,9 @@ def storable(autopsy: Autopsy) -> Autopsy:
 
 
 def _brief(error: JobError) -> str:
-    return f"{error.message}: {error.cause}" if error.cause else error.message
+    if error.cause is None or error.cause == error.shown:
+        return error.shown
+    return f"{error.message}: {error.cause}"
 
 
 def _cancelled(attempt: Attempt, cause: str, autopsy: Autopsy | None = None) -> Ending:

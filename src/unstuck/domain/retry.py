@@ -8,13 +8,22 @@ import msgspec
 
 from unstuck.domain.durations import Duration, seconds
 from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean
+from unstuck.domain.names import did_you_mean, settings_class
 
 Backoff = Literal["exponential", "linear", "constant"]
 _BACKOFFS = ("exponential", "linear", "constant")
 
 CRASH_BACKOFF_FIRST_S = 0.1
 CRASH_BACKOFF_MAX_S = 30.0
+REPEATED_CRASH_S = 1.0
+"""The least wait if the job died on the same worker before and nothing else ended there since: other jobs go first, and
+show whether it is the job or the worker."""
+PAIR_EXCUSED_S = 2.0
+"""The wait if only two different jobs died there by turns."""
+EXCUSED_FIRST_S = 30.0
+EXCUSED_GROWTH = 3.0
+EXCUSED_MAX_S = 3600.0
+"""Waits of a job that is excused since everything dies on its worker."""
 MAX_EXPONENT = 32
 JITTER = 0.1
 MAX_ATTEMPTS = 10_000
@@ -29,6 +38,7 @@ class RetryRule(msgspec.Struct, frozen=True, omit_defaults=True):
     max_delay_s: float = 600.0
 
 
+@settings_class
 @dataclass(frozen=True)
 class Retry:
     """What to do when user code raises: how often to try, and how long to wait in between."""
@@ -78,3 +88,10 @@ def crash_delay_s(crashes: int) -> float:
     """Give the short, growing wait before a crashed job is tried again."""
     assert crashes >= 1
     return float(min(CRASH_BACKOFF_FIRST_S * 2.0 ** min(crashes - 1, MAX_EXPONENT), CRASH_BACKOFF_MAX_S))
+
+
+def excused_delay_s(excuses: int) -> float:
+    """Return the long, growing wait of a job that died on a worker under which everything dies.
+
+    `excuses` were made for it before."""
+    return float(min(EXCUSED_FIRST_S * EXCUSED_GROWTH ** min(excuses, MAX_EXPONENT), EXCUSED_MAX_S))

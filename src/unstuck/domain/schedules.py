@@ -1,6 +1,7 @@
 """Describe a schedule as its app or an operator defined it, and know it again by its fingerprint."""
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -26,6 +27,12 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     def fingerprint(self) -> str:
         """Change when anything in it changes: a worker fires only what it knows exactly so."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:FINGERPRINT_CHARS]
+
+
+def is_known_to(metadata: Mapping[str, object], fingerprint: str) -> bool:
+    """Return whether a worker that describes itself so has exactly this definition in its code."""
+    told = metadata.get("schedules")
+    return isinstance(told, list) and fingerprint in told
 
 
 def tick_text(tick: float) -> str:

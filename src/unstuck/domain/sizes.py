@@ -24,6 +24,7 @@ _UNITS = {
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 MAX_SIZE_BYTES = 2**60
+MAX_CHARS = 100
 
 
 def size_bytes(value: Size, what: str = "size") -> int:
@@ -31,12 +32,14 @@ def size_bytes(value: Size, what: str = "size") -> int:
     result: float | None = None
     if isinstance(value, int) and not isinstance(value, bool):
         result = value
-    elif isinstance(value, str) and (match := _SIZE.fullmatch(value.strip().lower())) and match[2] in _UNITS:
-        result = float(match[1]) * _UNITS[match[2]]
+    elif isinstance(value, str) and len(value) <= MAX_CHARS:
+        match = _SIZE.fullmatch(value.strip().lower())
+        if match is not None and match[2] in _UNITS:
+            result = float(match[1]) * _UNITS[match[2]]
     if result is None:
-        raise ConfigError(f"{what} must be a size like '512MB', '2GiB' or a number of bytes, not {value!r}.")
+        raise ConfigError(f"{what} must be a size like '512MB', '2GiB' or a number of bytes, not {value!r:.80}.")
     if not 0 <= result <= MAX_SIZE_BYTES:
-        raise ConfigError(f"{what} must be between 0 and 1 EiB, not {value!r}.")
+        raise ConfigError(f"{what} must be between 0 and 1 EiB, not {value!r:.80}.")
     return int(result)
 
 

@@ -7,7 +7,7 @@ from unstuck.domain.durations import brief
 ROUNDS_MISSED = 10
 PATIENCE_S = 5.0
 NO_REAPER = "No reaper is running"
-NO_REAPER_CURE = "Start a worker without --no-reaper, or `unstuck reaper` as a service."
+NO_REAPER_CURE = "Start a worker without --no-reaper, `unstuck serve`, or `unstuck reaper` as a service."
 
 
 def is_unswept(unswept_s: float | None, interval_s: float, ages_s: Collection[float]) -> bool:

@@ -19,6 +19,7 @@ from unstuck.domain.names import did_you_mean
 
 LEAST_EVERY_S = 1.0
 MAX_CRON_CHARS = 200
+MAX_ZONE_CHARS = 100
 LONGEST_GAP = timedelta(days=2)
 """No zone ever skipped more of the calendar at once."""
 _MICRO = 1_000_000
@@ -143,18 +144,24 @@ def _checked_cron(cron: object, owner: str) -> str:
 
 def _checked_zone(zone: object, owner: str) -> str:
     try:
-        if isinstance(zone, str) and zone:
+        if isinstance(zone, str) and 0 < len(zone) <= MAX_ZONE_CHARS:
             _zone(zone)
             return zone
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         pass
-    known = zoneinfo.available_timezones()
-    cure = did_you_mean(str(zone), known) or (
+    known = _known_zones()
+    cure = did_you_mean(f"{zone!s:.{MAX_ZONE_CHARS}}", known) or (
         " Use a name like 'Europe/Berlin' or 'UTC'."
         if len(known) > 1
         else " This machine knows no time zones: install the package tzdata."
     )
     raise ConfigError(f"{owner}: there is no time zone {zone!r:.80}.{cure}")
+
+
+@functools.cache
+def _known_zones() -> frozenset[str]:
+    # Finding them reads hundreds of files.
+    return frozenset(zoneinfo.available_timezones())
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,7 +6,8 @@ that is missing counts against a worker only for the time that watch periods cov
 
 Each contact of a reaper is a *tick*. It claims how long the reaper was awake and in touch before it, by a clock that
 nobody can set. If the claim reaches back to the end of the current period, that period is extended to now. If it does
-not, nobody knows what happened in between, and a new period begins.
+not, nobody knows what happened in between, and a new period begins. A tick also compares two clocks: if the ledger's
+went further than the reaper's own since its last contact, the claim counts nothing.
 
 PostgreSQL does the same in its function `tick`.
 """
@@ -63,6 +64,19 @@ class Tick(msgspec.Struct, frozen=True):
     """How much a tick may be delayed on its way to the ledger before the time in between is in doubt."""
     cause: Cause | None = None
     """Why it cannot claim more, as far as it knows."""
+    since_s: float | None = None
+    """How long ago it last reached the ledger, by its own clock; None if it cannot say."""
+    seen_at: float | None = None
+    """What the ledger's clock said then."""
+
+    def overtaken(self, now: float) -> bool:
+        """Return whether the ledger's clock went further than the reaper's own since their last contact.
+
+        Then it was set forward, or the tick was long on its way. The claim says nothing about the ledger's time: others
+        may have counted the same moments already, by the clock as it was."""
+        if self.since_s is None or self.seen_at is None:
+            return False
+        return now - self.seen_at > self.since_s + self.slack_s
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -81,7 +95,7 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class SetBack(msgspec.Struct, frozen=True):
-    """The clock was set back by `step_s`: move whatever lies in the future with it, and go on.
+    """The clock was set back by `step_s`: move all periods and heartbeats with it, and go on.
 
     With a `cause` in a new period: more happened than that, and no one knows how long it took."""
 
@@ -94,20 +108,24 @@ Change = Keep | Extend | Begin | SetBack
 
 def advance(last: Period | None, now: float, tick: Tick, *, same_server: bool = True) -> Change:
     """Decide what a tick does to the watch periods; `last` is the current one."""
+    claim_s = 0.0 if tick.claim_s is not None and tick.overtaken(now) else tick.claim_s
     if last is None:
-        return Begin(now - (tick.claim_s or 0.0), tick.cause or Cause.START)
+        return Begin(now - (claim_s or 0.0), tick.cause or Cause.START)
     if now < last.until - STEP_BACK_S:
         return SetBack(last.until - now, tick.cause if same_server else Cause.FAILOVER)
     if not same_server:
         return Begin(now, Cause.FAILOVER)
-    if tick.claim_s is not None and now - tick.claim_s <= last.until + tick.slack_s:
+    if claim_s is not None and now - claim_s <= last.until + tick.slack_s:
         return Extend()
     fresh_s = FRESH_INTERVALS * tick.every_s
-    if now - last.until <= (max(fresh_s, FRESH_S) if tick.claim_s is None else fresh_s):
+    if now - last.until <= (max(fresh_s, FRESH_S) if claim_s is None else fresh_s):
         return Keep()
-    if tick.claim_s is None:
+    if claim_s is None:
         return Begin(now, tick.cause or Cause.START)
-    return Begin(now - tick.claim_s, tick.cause or Cause.CLOCK)
+    if tick.cause is None:
+        # The reaper was on time, and the ledger says that it is late. The tick may have been on its way all that time.
+        return Begin(now, Cause.CLOCK)
+    return Begin(now - claim_s, tick.cause)
 
 
 def slack_s(interval_s: float) -> float:

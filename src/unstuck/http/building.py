@@ -8,13 +8,15 @@ from unstuck.client.enqueueing import Options, build_job
 from unstuck.client.knowing import check_queue, known_task, known_tasks
 from unstuck.config import Settings
 from unstuck.domain.policy import decode_policy
+from unstuck.http.callers import Caller, own_key
 from unstuck.http.models.jobs import NewJobBody
 from unstuck.store.contract import Ledger
 from unstuck.store.records import NewJob
 
 
-def builder(ledger: Ledger, settings: Settings, mark: str) -> Callable[[NewJobBody], NewJob]:
-    """Give what turns a body into a job that is marked as enqueued by `mark`, or raises what is wrong with it."""
+def builder(ledger: Ledger, settings: Settings, caller: Caller, mark: str) -> Callable[[NewJobBody], NewJob]:
+    """Return what turns a body of this caller into a job that is marked as enqueued by `mark`, or raises what is wrong
+    with it."""
     tasks = known_tasks(ledger)
     queues: set[str] = set()
 
@@ -36,6 +38,6 @@ def builder(ledger: Ledger, settings: Settings, mark: str) -> Callable[[NewJobBo
             limit_bytes=settings.max_payload_bytes,
             known_queues=None,
         )
-        return msgspec.structs.replace(job, enqueued_by=mark)
+        return msgspec.structs.replace(job, enqueued_by=mark, unique_key=own_key(caller, job.unique_key))
 
     return build

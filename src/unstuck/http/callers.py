@@ -24,6 +24,15 @@ NOBODY = Caller("", frozenset())
 """Who sees the login form."""
 
 
+def own_key(caller: Caller, key: str | None) -> str | None:
+    """Return the unique key as it is stored: a token without 'operate' has keys of its own.
+
+    Else it could cancel the jobs of others with `on_duplicate`, and find out which keys they use."""
+    if key is None or caller.token_id is None or Scope.OPERATE in caller.scopes:
+        return key
+    return f"token {caller.token_id}: {key}"
+
+
 def needs(scope: Scope, *others: Scope) -> Callable[[Request], Awaitable[Caller]]:
     """Make a dependency that lets through only whoever has this scope (or one of the others), and gives who that is."""
 
@@ -31,7 +40,7 @@ def needs(scope: Scope, *others: Scope) -> Callable[[Request], Awaitable[Caller]
         caller: Caller = request.state.caller
         return caller if caller.scopes.intersection(others) else check_scope(request, scope)
 
-    # Read by the test that asks of every route what it needs.
+    # Read by the guard, which checks it before a body is read.
     check.scopes = (scope, *others)  # type: ignore[attr-defined]
     return check
 
@@ -40,10 +49,15 @@ def check_scope(request: Request, scope: Scope) -> Caller:
     """Give who asks, or refuse whoever lacks this scope."""
     caller: Caller = request.state.caller
     if scope not in caller.scopes:
-        raise Problem(
-            403,
-            "forbidden",
-            f"This token lacks the scope '{scope}'.",
-            cure=f"Use a token that has it: `unstuck tokens create NAME --scope {scope}`.",
-        )
+        raise lacks(scope)
     return caller
+
+
+def lacks(scope: Scope) -> Problem:
+    """Return the problem of a caller without this scope."""
+    return Problem(
+        403,
+        "forbidden",
+        f"This token lacks the scope '{scope}'.",
+        cure=f"Use a token that has it: `unstuck tokens create NAME --scope {scope}`.",
+    )

@@ -1,7 +1,7 @@
-"""Notice that the server which carries a mounted door is about to end: it waits until the last stream has ended.
+"""Notice the start and the end of the server that carries a mounted door: no mounted app is told of either.
 
-No app is told of it in time: the end of a lifespan comes when all connections are closed, and a page that is open keeps
-its connection. Uvicorn keeps what it was asked for in the object that handles its signals, where it can be seen.
+The start is its first request. The end of a lifespan comes when all connections are closed, and a page that is open
+keeps its connection. Uvicorn keeps what it was asked for in the object that handles its signals, where it can be seen.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ LOOK_S = 0.5
 
 
 class Carried:
-    """Plain ASGI. Says farewell once, from the event loop."""
+    """Plain ASGI. Calls `begin` with the first request and `farewell` once, both from the event loop."""
 
-    def __init__(self, app: ASGIApp, farewell: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, begin: Callable[[], None], farewell: Callable[[], None]) -> None:
         self._app = app
+        self._begin = begin
         self._farewell = farewell
         self._watching: asyncio.Task[None] | None = None
 
@@ -25,6 +26,7 @@ class Carried:
         # From the first request on: before it there is neither a loop to watch from nor a stream to end.
         if self._watching is None or self._watching.get_loop() is not asyncio.get_running_loop():
             self._watching = asyncio.get_running_loop().create_task(self._watch())
+            self._begin()
         await self._app(scope, receive, send)
 
     async def _watch(self) -> None:

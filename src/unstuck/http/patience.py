@@ -3,56 +3,219 @@
 Whoever is slow holds a connection that others need."""
 
 import asyncio
+from typing import Any, cast
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from unstuck.http.problems import Problem
 
+MAX_HEAD_BYTES = 64 * 1024
+"""What one connection may make us remember beside bodies before a request is whole; the guard counts more closely."""
+MAX_PIPELINED = 32
+"""Requests that one connection may have sent before the first of them is answered."""
 HEAD_S = 15.0
 """For the first line and the headers of a request, from the connection or from their first byte."""
 
+_BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 
-class PatientProtocol(H11Protocol):
-    """Uvicorn's own has a timeout between requests, and none for one that never becomes whole."""
 
-    _patience: asyncio.TimerHandle | None = None
+class JoinedWrites:
+    """A transport that sends what is written in one round of the loop together: else the first lines of every answer
+    are a packet of their own, and a second call into the system."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        if self._parts:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._transport.write(data)
+
+
+class NotHttp(Exception):
+    """A request that the parser takes and this server does not."""
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """Uvicorn's own bounds neither what comes before a request is whole nor how long that takes. It also loses the body
+    of a request that offers an upgrade, as Java's client does with every first one."""
+
+    def __init__(self, config: Config, server_state: ServerState, *more: Any, **named: Any) -> None:
+        super().__init__(config, server_state, *more, **named)
+        self._patience: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
+        """The request that is answered now; `cycle` is the one that came last."""
+        self._in_head = False
+        self._is_repeating = False
+        """The parser hears a second time what was heard."""
+        self._is_deaf = False
+        """Something came that is no HTTP: what follows means nothing."""
+        self._unused_bytes = 0
+        """What came since something was made of it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", JoinedWrites(transport, self.loop)))
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        if self._is_deaf:
+            return
+        self._unused_bytes += len(data)
+        try:
+            self._feed(data)
+            if self._unused_bytes > MAX_HEAD_BYTES:
+                raise NotHttp
+        except (httptools.HttpParserError, NotHttp):
+            self.send_400_response("")
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._answering is not None and not self._answering.response_complete:
+            # Others may have come behind it, and Uvicorn tells only the last.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = data[offer.args[0] :]
+                self._decline_upgrade()
+            else:
+                return
+
+    def _decline_upgrade(self) -> None:
+        """Go on as if no upgrade was offered. The parser left the body unread: another one reads it, which hears a head
+        that says nothing but how long it is."""
+        head = [b"POST / HTTP/1.1"] + [b": ".join(pair) for pair in self.headers if pair[0] in _BODY_HEADERS]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._is_repeating = True
+        self.parser.feed_data(b"\r\n".join([*head, b"", b""]))
+
+    # What the parser found ----------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if not self._is_repeating:
+            self._in_head = True
+            super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_repeating:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # What follows a body in chunks is no header: whoever stands in front did not look at it.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._is_repeating:
+            self._is_repeating = False
+            return
+        self._in_head = False
+        self._unused_bytes = 0
+        self._check_head()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise NotHttp
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        self._unused_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unused_bytes = 0
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _check_head(self) -> None:
+        """Refuse what another server might understand in another way."""
+        version = self.parser.get_http_version()
+        names = [name for name, _ in self.headers]
+        coded = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if (
+            version not in ("1.0", "1.1")
+            or self.parser.get_method() == b"CONNECT"
+            or not self.url.startswith((b"/", b"*"))
+            or names.count(b"host") != 1
+            or (coded and (version == "1.0" or coded[0].lower() != b"chunked"))
+        ):
+            raise NotHttp
+
+    def _should_upgrade_to_ws(self) -> bool:
+        return False
+
+    # Answering ----------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]
+        super().on_response_complete()
+        if self._is_deaf and not self._is_answering and not self.transport.is_closing():
+            self._say_what_is_wrong()
+
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP as every other error; Uvicorn's own words are plain text."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        """Answer what is no HTTP, after everything that came before it."""
+        self._is_deaf = True
+        if self.pipeline and self.cycle.more_body:
+            # It waits behind others, and will never be whole.
+            self.pipeline.popleft()
+        elif self._is_answering and self.cycle.more_body:
             # Whoever answers a request whose body turned to rubbish speaks to nobody from now on.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            # An answer is on its way already, and nobody can be told two things at once.
-            self.transport.close()
+            if self.cycle.response_started:
+                # Nobody can be told two things at once.
+                self.transport.close()
+            else:
+                self._say_what_is_wrong()
             return
+        if not self._is_answering:
+            self._say_what_is_wrong()
+
+    def _say_what_is_wrong(self) -> None:
+        """Answer as every other error is answered; Uvicorn's own words are plain text."""
         cure = "Send HTTP/1.1 with one Host header and a body that is as long as it says; HTTPS ends in front of this."
         answer = Problem(400, "not_http", "This is not a request that HTTP/1.1 allows.", cure=cure).response()
         headers = [*answer.raw_headers, (b"x-content-type-options", b"nosniff"), (b"connection", b"close")]
-        for event in (
-            h11.Response(status_code=answer.status_code, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=bytes(answer.body)),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
+        lines = [STATUS_LINE[400], *(b"%s: %s\r\n" % pair for pair in headers), b"\r\n", bytes(answer.body)]
+        self.transport.write(b"".join(lines))
         self.transport.close()
 
+    # Patience -----------------------------------------------------------------------------------
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._answering is not None and not self._answering.response_complete
+
     def _wait_for_head(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        if self._is_answering:
             self._stop_waiting()
         elif self._patience is None:
             self._patience = self.loop.call_later(HEAD_S, self._hang_up)
@@ -64,5 +227,5 @@ class PatientProtocol(H11Protocol):
 
     def _hang_up(self) -> None:
         self._patience = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+        if not self._is_answering and not self.transport.is_closing():
             self.transport.close()

@@ -1,5 +1,6 @@
 """Say what went wrong as problem+json (RFC 9457), each with a code for programs and a cure for people."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -136,16 +137,26 @@ def explain_errors(app: FastAPI) -> None:
     def _http(request: Request, error: HTTPException) -> JSONResponse:
         code = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
         headers = dict(error.headers or {})
-        detail, cure = str(error.detail), ""
         if error.status_code == 404:
-            detail = f"There is nothing at {request.url.path}."
-        elif error.status_code == 405 and "Allow" in headers:
-            detail, cure = f"{request.method} is not for {request.url.path}.", f"Use {headers['Allow']}."
-        return Problem(error.status_code, code, detail, cure=cure, headers=headers).response()
+            return nothing_at(request.url.path).response()
+        if error.status_code == 405 and "Allow" in headers:
+            return method_not_allowed(request.method, request.url.path, headers["Allow"].split(", ")).response()
+        return Problem(error.status_code, code, str(error.detail), headers=headers).response()
 
     @app.exception_handler(Exception)
     def _bug(request: Request, error: Exception) -> JSONResponse:
         return bug(request.url.path, error).response()
+
+
+def nothing_at(path: str) -> Problem:
+    return Problem(404, "not_found", f"There is nothing at {path}.")
+
+
+def method_not_allowed(method: str, path: str, allowed: Iterable[str]) -> Problem:
+    names = ", ".join(sorted(allowed))
+    return Problem(
+        405, "method_not_allowed", f"{method} is not for {path}.", cure=f"Use {names}.", headers={"Allow": names}
+    )
 
 
 def bug(path: str, error: Exception) -> Problem:

@@ -3,10 +3,12 @@
 import errno
 import gc
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import uvicorn
 
@@ -14,20 +16,22 @@ from unstuck.config import Settings, Web
 from unstuck.domain.errors import ConfigError
 from unstuck.http.door import door_of, say_goodbye
 from unstuck.http.guard.place import check_token_exists, listening
+from unstuck.http.guard.shared import Member, ServerGroup
 from unstuck.http.patience import PatientProtocol
+from unstuck.http.processes import Processes
 from unstuck.logs import logger
 from unstuck.store.contract import Ledger
 
 log = logger("unstuck.http")
 
 BACKLOG = 1024
-MAX_HEAD_BYTES = 64 * 1024
-"""What one connection may make us remember before a request is whole; the guard counts more closely."""
 SWITCH_S = 0.0001
 GARBAGE = 10_000
 GRACE_S = 5
 ENDS_WITHIN_S = 10.0
 """So long after it was asked to end it ends, whatever its threads wait for."""
+UNREAD_S = 30.0
+"""How long an answer waits for a client that reads nothing of it."""
 KEEP_ALIVE_S = 65
 """Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
 
@@ -40,6 +44,9 @@ def listening_socket(web: Web) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Every connection takes this over. Whoever does not read keeps an answer in memory for as long.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1000))
         listener.bind((web.host, web.port))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -89,9 +96,32 @@ def _end_now() -> None:
     os._exit(1)
 
 
-def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    """Serve until a signal ends it; `ready` is told the address."""
-    door = door_of(settings, web, listening(web, listener.getsockname()[0]))
+def serve(
+    settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None], processes: int = 1
+) -> int:
+    """Serve until a signal ends it, and return the exit code; `ready` is told the address."""
+    if processes == 1:
+        ready(url_of(listener))
+        _serve_here(settings, web, listener, Member())
+        return 0
+    check_processes(settings)
+    ready(url_of(listener))
+    return Processes(ServerGroup(processes), partial(_serve_here, settings, web, listener)).run()
+
+
+def check_processes(settings: Settings) -> None:
+    """Refuse several processes where they could not work together."""
+    if not hasattr(signal, "sigtimedwait"):
+        raise ConfigError("--processes needs Linux. Leave it out, or run several servers behind a proxy.")
+    if ":memory:" in settings.url:
+        raise ConfigError(
+            "--processes needs a ledger in a file or on a server: each process would have its own memory."
+        )
+
+
+def _serve_here(settings: Settings, web: Web, listener: socket.socket, member: Member) -> None:
+    """Serve from this process."""
+    door = door_of(settings, web, listening(web, listener.getsockname()[0]), member)
     server = PoliteServer(
         lambda: say_goodbye(door),
         uvicorn.Config(
@@ -103,7 +133,6 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             http=PatientProtocol,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
         ),
@@ -114,5 +143,4 @@ def serve(settings: Settings, web: Web, listener: socket.socket, ready: Callable
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE)
-    ready(url_of(listener))
     server.run(sockets=[listener])

@@ -5,6 +5,7 @@ from typing import Any
 
 import cbor2
 
+from unstuck.domain.envelope import read_map
 from unstuck.domain.errors import PayloadError
 
 
@@ -34,8 +35,4 @@ def reply_of(value: object) -> list[bytes]:
 
 def map_of(frame: bytes) -> dict[str, Any] | None:
     """Read a CBOR map with names for keys; None for anything else."""
-    try:
-        value = cbor2.loads(frame)
-    except (cbor2.CBORError, RecursionError, ValueError, TypeError, LookupError, OverflowError):
-        return None
-    return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else None
+    return read_map(frame)

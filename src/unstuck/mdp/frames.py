@@ -25,6 +25,9 @@ FINISHED = b"\x07"
 WORKER_DIED = b"\x08"
 NO_WORKERS = b"\x09"
 NOTICES = (WORKER_DIED, NO_WORKERS)
+NAME_TAKEN = "NAME_TAKEN"
+TOO_MANY_SERVICES = "TOO_MANY_SERVICES"
+"""Why a worker is turned away: another living worker has its name, or the ledger would know too many services."""
 
 MMI = b"mmi."
 MMI_NOTIFY = b"mmi.notify"
@@ -60,6 +63,8 @@ class Ready(msgspec.Struct, frozen=True, gc=False):
 class Reply(msgspec.Struct, frozen=True, gc=False):
     address: bytes
     body: tuple[bytes, ...]
+    delimited: bool = True
+    """The empty frame stood behind the address. The guide's worker in PHP leaves it out."""
 
 
 class Beat(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +73,9 @@ class Beat(msgspec.Struct, frozen=True, gc=False):
 
 class Bye(msgspec.Struct, frozen=True, gc=False):
     """DISCONNECT."""
+
+    about: bytes = EMPTY
+    """A CBOR map of our own broker for our own worker: why it is turned away."""
 
 
 class Sign(msgspec.Struct, frozen=True, gc=False):
@@ -130,8 +138,11 @@ def _read_worker(rest: Frames) -> Message:
             services, about = tuple(rest[:parting]), rest[parting + 1 :]
             if services and len(about) <= 1 and all(is_service(service) for service in services):
                 return Ready(services, about[0] if about else EMPTY)
-        case b"\x03" if len(rest) >= 3 and rest[1] == EMPTY:
-            return Reply(rest[0], tuple(rest[2:]))
+        case b"\x03" if len(rest) >= 2 and rest[1] == EMPTY:
+            # The guide's worker in C may send nothing behind it.
+            return Reply(rest[0], tuple(rest[2:]) or (EMPTY,))
+        case b"\x03" if len(rest) >= 2:
+            return Reply(rest[0], tuple(rest[1:]), delimited=False)
         case b"\x04":
             return Beat()
         case b"\x05":
@@ -164,8 +175,9 @@ def client_request(service: bytes, body: Frames, correlation: bytes | None = Non
 
 
 def worker_ready(services: Sequence[bytes], about: bytes = EMPTY) -> list[bytes]:
-    """Several services and `about` (CBOR: `{"name", "holding", "metadata", "pid", "host"}`) are for our own broker
-    alone. `holding` is the address of a request that it still works on, or whose outcome it could not hand over."""
+    """Several services and `about` (CBOR: `{"name", "instance", "holding", "metadata", "pid", "host"}`) are for our own
+    broker alone. `instance` is a secret of this process, by which it is known when it comes back. `holding` is the
+    address of a request that it still works on, or whose outcome it could not hand over."""
     return [EMPTY, WORKER, READY, *services, *([EMPTY, about] if about else [])]
 
 
@@ -208,5 +220,6 @@ def heartbeat() -> list[bytes]:
     return [EMPTY, WORKER, HEARTBEAT]
 
 
-def disconnect() -> list[bytes]:
-    return [EMPTY, WORKER, DISCONNECT]
+def disconnect(about: bytes = EMPTY) -> list[bytes]:
+    """`about` is for our own workers alone. CBOR: `{"error", "message"}`."""
+    return [EMPTY, WORKER, DISCONNECT, *([about] if about else [])]

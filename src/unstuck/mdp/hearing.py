@@ -54,5 +54,5 @@ def hear_as_worker(heard: Frames) -> Order | Beat | Bye | None:
         case frames.HEARTBEAT:
             return Beat()
         case frames.DISCONNECT:
-            return Bye()
+            return Bye(heard[3] if len(heard) > 3 else frames.EMPTY)
     return None

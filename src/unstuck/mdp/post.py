@@ -3,6 +3,7 @@ away."""
 
 import os
 import queue
+import secrets
 import threading
 import time
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from typing import Any
 import cbor2
 import zmq
 
-from unstuck.domain.errors import ConfigError
+from unstuck.domain.errors import ConfigError, NameTaken
 from unstuck.host import hostname
 from unstuck.logs import logger
 from unstuck.mdp import frames
+from unstuck.mdp.bodies import map_of
 from unstuck.mdp.frames import Beat, Bye
 from unstuck.mdp.hearing import Order, hear_as_worker
 from unstuck.mdp.introducing import Introduction, Kind
@@ -29,6 +31,8 @@ LIVENESS = 3
 SOON_S = 0.05
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 32.0
+NAME_PATIENCE_S = 30.0
+"""How long to ask for a name that another worker has: that may be this one before a restart, not yet given up."""
 LINGER_MS = 2_000
 BEATS_THAT_CONFIRM = 2
 """So many beats after an outcome the broker has it: the first may have been on its way already."""
@@ -85,6 +89,9 @@ class Post:
         self._backoff_s = FIRST_BACKOFF_S
         self._was_healthy = True
         self._must_start_over = False
+        self._instance = secrets.token_bytes(16)
+        self._refused_since_s: float | None = None
+        """Since when another worker has our name."""
         self._thread = threading.Thread(target=self._run, name="unstuck-mdp-worker", daemon=True)
 
     # For the worker's main thread ---------------------------------------------------------------
@@ -208,6 +215,7 @@ class Post:
     def _about(self) -> bytes:
         about: dict[str, Any] = {
             "name": self._terms.name,
+            "instance": self._instance,
             "metadata": self._terms.metadata,
             "pid": os.getpid(),
             "host": hostname(),
@@ -222,19 +230,34 @@ class Post:
         match hear_as_worker(heard):
             case Order() as order:
                 self._healthy()
-                self._unconfirmed = None
+                self._unconfirmed = self._refused_since_s = None
                 self.tasks.put(Task(order, self._connection))
             case Beat():
                 self._healthy()
                 self._beats_since += 1
                 if self._beats_since >= BEATS_THAT_CONFIRM:
                     self._unconfirmed = None
-            case Bye():
+            case Bye(about):
+                if about:
+                    self._heed_refusal(about)
                 log.info("The broker ended the connection", endpoint=self._terms.endpoint)
                 return False
             case None:
                 log.warning("The broker said something that makes no sense", endpoint=self._terms.endpoint)
         return True
+
+    def _heed_refusal(self, about: bytes) -> None:
+        """Ask again later. Raise NameTaken if another worker has our name for long."""
+        said = map_of(about) or {}
+        message = str(said.get("message"))
+        log.error("The broker refuses this worker", endpoint=self._terms.endpoint, reason=message)
+        self._was_healthy = False
+        if said.get("error") != frames.NAME_TAKEN:
+            return
+        now_s = time.monotonic()
+        self._refused_since_s = self._refused_since_s or now_s
+        if now_s - self._refused_since_s >= NAME_PATIENCE_S:
+            raise NameTaken(message)
 
     def _read_mailbox(self, plug: Plug | None) -> bool:
         """Take what the main thread posted; True if an outcome was delivered."""

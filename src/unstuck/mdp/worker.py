@@ -1,10 +1,12 @@
 """A worker of the ZeroMQ door, for any Majordomo broker: a function that serves, and a thread that beats meanwhile."""
 
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -47,10 +49,11 @@ class Worker:
         if plain and len(self._bench.services) > 1:
             raise ConfigError("A worker of plain 0.1 serves one service: start one worker for each.")
         frame_of(dict(metadata or {}))  # Raises now what would be raised in another thread.
+        self._is_named = bool(name)
         self._terms = Terms(
             endpoint=endpoint,
             services=self._bench.names,
-            name=name or f"{hostname()}-{os.getpid()}",
+            name=name or "",
             metadata=dict(metadata or {}),
             heartbeat_s=float(heartbeat),
             plain=plain,
@@ -62,6 +65,10 @@ class Worker:
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop()`: then the present call is finished and the broker told goodbye."""
+        if not self._is_named:
+            # Made here, since a process may be forked before. Containers may have one host name and one process id.
+            own = f"{hostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+            self._terms = replace(self._terms, name=own)
         post = self._post = Post(self._terms)
         with self._heeding_signals():
             post.start()

@@ -53,6 +53,12 @@ JOBS_ENDED = Counter(
     ("queue", "state"),
     lately=("queue", "state"),
 )
+TASK_ENDED = Counter(
+    "unstuck_task_jobs_ended_total",
+    "Jobs that succeeded or failed, by task. Quarantined jobs count as failed, cancelled ones are left out.",
+    ("task", "outcome"),
+    lately=("task", "outcome"),
+)
 JOB_WAIT = Histogram(
     "unstuck_job_wait_seconds",
     "Time from when an attempt was due until it began.",
@@ -103,16 +109,26 @@ SCHEDULE_DELAY = Histogram(
     "How long after its tick a schedule enqueued its job.",
     DETECTION_BOUNDS,
 )
+MDP_DROPPED = Counter(
+    "unstuck_mdp_dropped_total",
+    "Messages that the ZeroMQ broker dropped, by why.",
+    ("why",),
+    lately=("why",),
+)
 SWEEP = Histogram("unstuck_sweep_seconds", "Time that the reaper's rounds took.", SWEEP_BOUNDS)
 
 TALLIED: tuple[Counter | Histogram, ...] = (
-    *(JOBS_ENDED, JOB_WAIT, JOB_RUN, JOB_RETRIES, JOBS_REQUEUED),
-    *(DEATHS, DETECTION, SUPERSEDED, BEAT_DELAY, SWEEP, SCHEDULE_DELAY),
+    *(JOBS_ENDED, TASK_ENDED, JOB_WAIT, JOB_RUN, JOB_RETRIES, JOBS_REQUEUED),
+    *(DEATHS, DETECTION, SUPERSEDED, BEAT_DELAY, SWEEP, SCHEDULE_DELAY, MDP_DROPPED),
 )
 
 # Read from the ledger -------------------------------------------------------------------------
 
-JOBS = Gauge("unstuck_jobs", "Unfinished jobs, by queue and state; scheduled ones are not due yet.", ("queue", "state"))
+JOBS = Gauge(
+    "unstuck_jobs",
+    "Unfinished jobs, by queue and state; scheduled ones are not due yet, blocked ones wait for their concurrency key.",
+    ("queue", "state"),
+)
 OLDEST_PENDING = Gauge(
     "unstuck_queue_oldest_pending_age_seconds",
     "How long the oldest job that is due has waited; 0 where none waits.",

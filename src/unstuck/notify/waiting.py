@@ -71,21 +71,31 @@ class Watcher:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
 
+    def due_in_s(self) -> float | None:
+        """Return how long it is until someone is due, or None if no one waits."""
+        with self._condition:
+            if not self._waiters:
+                return None
+            return max(0.0, min(waiter.look_at_s for waiter in self._waiters) - time.monotonic())
+
+    def step(self) -> None:
+        """Ask the ledger for all who are due, and tell those whose jobs ended."""
+        with self._condition:
+            # All who are due within the same moment share the question.
+            soon_s = time.monotonic() + FIRST_LOOK_S
+            due = [waiter for waiter in self._waiters if waiter.look_at_s <= soon_s]
+        if due:
+            self._look(due)
+
     def _run(self) -> None:
         while True:
             with self._condition:
                 if not self._waiters and not self._condition.wait(IDLE_S) and not self._waiters:
                     self._thread = None
                     return
-                now_s = time.monotonic()
-                next_s = min((waiter.look_at_s for waiter in self._waiters), default=now_s)
-                if next_s > now_s:
-                    self._condition.wait(next_s - now_s)
-                # Whoever is due within the same moment shares the question.
-                soon_s = time.monotonic() + FIRST_LOOK_S
-                due = [waiter for waiter in self._waiters if waiter.look_at_s <= soon_s]
-            if due:
-                self._look(due)
+                if wait_s := self.due_in_s():
+                    self._condition.wait(wait_s)
+            self.step()
 
     def _look(self, due: list[Waiter]) -> None:
         try:

@@ -6,6 +6,7 @@ from typing import assert_never
 from unstuck import host
 from unstuck.domain.liveness import Detector, Process, Verdict, Vitals
 from unstuck.domain.states import Door, WorkerState
+from unstuck.domain.watch import grace_s
 from unstuck.reaper.session_activity import SessionActivity
 from unstuck.store.records import Guard, GuardNone, GuardSilent, GuardSuspect, WorkerWatch
 
@@ -56,8 +57,10 @@ class Witness:
     def process_of(self, worker: WorkerWatch) -> Process:
         return host.look(worker.pid, worker.process_started) if self.is_neighbour(worker) else Process.UNKNOWN
 
-    def vitals(self, worker: WorkerWatch, watched_s: float) -> Vitals:
-        """Gather what is known of a worker; `watched_s` is the length of the present watch period."""
+    def vitals(self, worker: WorkerWatch, watched_s: float, *, connected: bool) -> Vitals:
+        """Gather what is known of a worker; `watched_s` is the length of the present watch period.
+
+        `connected` says whether this reaper kept its own connection for long enough to tell whose sessions ended."""
         return Vitals(
             state=worker.state,
             silent_s=worker.silent_s,
@@ -70,13 +73,21 @@ class Witness:
             shortest_s=worker.shortest_s,
             interval_s=worker.heartbeat_interval_s,
             watched_s=watched_s,
-            quiet_s=self._activity.quiet_s(worker),
-            suspected_by=worker.suspected_by,
+            quiet_s=self._activity.quiet_s(worker, remember=connected),
+            suspected_by=_still_suspected_by(worker),
+            since_beat_s=worker.since_beat_s,
+            sessions_doubted_s=worker.sessions_doubted_s,
         )
 
     def forget_all_but(self, worker_ids: set[str]) -> None:
         """Forget the sessions of workers that no one watches any more."""
         self._activity.forget_all_but(worker_ids)
+
+
+def _still_suspected_by(worker: WorkerWatch) -> Detector | None:
+    """Return what a worker is suspected by. The loss of a session says nothing of the next one, which it has by now."""
+    of_another = worker.suspected_by is Detector.SESSION and worker.suspected_session != worker.session_id
+    return None if of_another else worker.suspected_by
 
 
 def guard_for(worker: WorkerWatch, verdict: Verdict) -> Guard:
@@ -102,3 +113,13 @@ def guard_for(worker: WorkerWatch, verdict: Verdict) -> Guard:
 def patience_s(worker: WorkerWatch) -> float:
     """Give the silence after which this worker loses something."""
     return worker.suspect_after_s if worker.shortest_s is None else min(worker.suspect_after_s, worker.shortest_s)
+
+
+def silent_unwatched(worker: WorkerWatch) -> bool:
+    """Return whether silence that no one watched would decide something."""
+    short_s, long_s = patience_s(worker), max(worker.suspect_after_s, worker.waits_for_s or 0.0)
+    if worker.silent_s < short_s <= worker.since_beat_s:
+        return True
+    # It lost something already, and holds a job that asked for more time.
+    uncounted_s = worker.since_beat_s - worker.silent_s
+    return short_s <= worker.silent_s < long_s and uncounted_s >= grace_s(short_s, worker.heartbeat_interval_s)

@@ -8,18 +8,28 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from unstuck import failpoints, logs
-from unstuck.config import Recovery
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.errors import WORKER_DIED, LedgerBusy
-from unstuck.domain.liveness import Detector, Process, Verdict, silence
+from unstuck.domain.liveness import BY_SILENCE, Detector, Process, Verdict, silence
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.states import JobState
-from unstuck.metrics.catalogue import JOBS_ENDED, JOBS_REQUEUED
+from unstuck.metrics.catalogue import JOBS_REQUEUED
+from unstuck.metrics.endings import count_ended
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper import scene
 from unstuck.reaper.evidence import Witness
 from unstuck.reaper.rounds import Round
-from unstuck.reaper.settling import Grounds, grounds_for, in_company, is_left, is_stale, overrun, settle
+from unstuck.reaper.settling import (
+    Grounds,
+    grounds_for,
+    in_company,
+    is_left,
+    is_stale,
+    overrun,
+    pile_patience_s,
+    settle,
+)
 from unstuck.store.contract import Ledger
 from unstuck.store.records import Guard, GuardDead, GuardNone, GuardSilent, GuardSuspect, HeldJob, WorkerWatch
 
@@ -28,6 +38,8 @@ SETTLE_BATCH = 250
 MAX_BATCHES = 50
 OVERDUE_BATCH = 500
 MAX_LOGGED_JOBS = 20
+OVERDUE = "Jobs ran past their deadline, and their worker did not end them"
+SILENT = "Jobs failed: their worker has been silent for longer than they allow"
 
 Key = tuple[int, int]
 
@@ -37,9 +49,11 @@ log = logs.logger("unstuck.reaper")
 class Handover:
     """The settling half of the reaper: it is told who is dead, and decides nothing about that."""
 
-    def __init__(self, ledger: Ledger, recovery: Recovery, witness: Witness, tallies: Tallies) -> None:
+    def __init__(
+        self, ledger: Ledger, rules_for: Callable[[WorkerWatch], RecoveryRules], witness: Witness, tallies: Tallies
+    ) -> None:
         self._ledger = ledger
-        self._recovery = recovery
+        self._rules_for = rules_for
         self._witness = witness
         self._tallies = tallies
         self._warned: set[str] = set()
@@ -58,12 +72,22 @@ class Handover:
         `held_at_death` is for whoever goes on where another sweep was interrupted."""
         # Its processes end before anybody else may begin the same jobs.
         found = self._clear(worker)
-        grounds = grounds_for(worker, detector, evidence, cleared=found.cleared, entered=found.entered, death=death)
+        grounds = grounds_for(
+            worker,
+            detector,
+            evidence,
+            cleared=found.cleared,
+            entered=found.entered,
+            death=death,
+            words=found.words,
+            is_neighbour=self._witness.is_neighbour(worker),
+        )
         # Of all that it holds, not of one batch: who ran together is judged alike in every batch.
         grounds = in_company(grounds, self._held(worker), held_at_death)
+        rules = self._rules_for(worker)
         for _ in range(MAX_BATCHES):
             jobs = self._ledger.held_by(worker.id, HELD_BATCH)
-            mine = [job for job in jobs if not is_left(job, detector, self._recovery)]
+            mine = [job for job in jobs if not is_left(job, detector, rules)]
             self._note_left(worker, len(jobs) - len(mine), done)
             written = self._settle(worker, mine, grounds, lambda _: GuardDead(), done)
             if len(jobs) < HELD_BATCH and len(written) == len(jobs):
@@ -77,20 +101,19 @@ class Handover:
 
     def take_stale(self, worker: WorkerWatch, done: Round) -> None:
         """Take from a silent worker what has waited long enough, each job by its own timeout."""
-        grounds = grounds_for(worker, Detector.LEASE, silence(worker.silent_s))
+        grounds = self._grounds_of_silence(worker, Detector.LEASE, silence(worker.silent_s))
         jobs = self._held(worker)
         self._take(worker, jobs, in_company(grounds, jobs), done)
 
     def leave_to_operator(self, worker: WorkerWatch, verdict: Verdict, done: Round) -> bool:
         """Say whether this worker holds what only an operator may touch; what nobody protects is taken all the same."""
-        if self._recovery.auto_requeue_stale_claimed and self._recovery.auto_fail_stale_running:
-            return False
-        if verdict.detector not in (Detector.LEASE, Detector.SESSION) or not worker.held:
+        if verdict.detector not in BY_SILENCE or not worker.held:
             return False
         jobs = self._held(worker)
-        if not any(is_left(job, verdict.detector, self._recovery) for job in jobs):
+        rules = self._rules_for(worker)
+        if not any(is_left(job, verdict.detector, rules) for job in jobs):
             return False
-        grounds = grounds_for(worker, verdict.detector, verdict.evidence)
+        grounds = self._grounds_of_silence(worker, verdict.detector, verdict.evidence)
         self._take(worker, jobs, in_company(grounds, jobs), done)
         return True
 
@@ -109,7 +132,7 @@ class Handover:
                 # Those of other workers go on; the round is told afterwards.
                 busy = error
                 continue
-            self._count(worker_id, jobs, endings, written, done)
+            self._count(worker_id, jobs, endings, written, done, OVERDUE)
             if worker := seen.get(worker_id):
                 self._stop_runners(worker, written)
         if busy is not None:
@@ -123,14 +146,19 @@ class Handover:
 
     def _take(self, worker: WorkerWatch, jobs: Sequence[HeldJob], grounds: Grounds, done: Round) -> None:
         by_session = grounds.detector is Detector.SESSION
-        stale = [job for job in jobs if by_session or is_stale(job, worker)]
-        mine = [job for job in stale if not is_left(job, grounds.detector, self._recovery)]
+        pile_s = pile_patience_s(jobs, worker)
+        is_lost_pile = pile_s is not None and worker.silent_s >= pile_s
+        stale = [job for job in jobs if by_session or is_lost_pile or is_stale(job, worker)]
+        rules = self._rules_for(worker)
+        mine = [job for job in stale if not is_left(job, grounds.detector, rules)]
         self._note_left(worker, len(stale) - len(mine), done)
 
         def guard(chunk: Sequence[HeldJob]) -> Guard:
+            if pile_s is not None and is_lost_pile:
+                return GuardSilent(pile_s)
             return GuardSuspect() if by_session else _still_silent(chunk, worker)
 
-        written = self._settle(worker, mine, grounds, guard, done)
+        written = self._settle(worker, mine, grounds, guard, done, SILENT)
         self._stop_runners(worker, written)
 
     def _settle(
@@ -140,6 +168,7 @@ class Handover:
         grounds: Grounds,
         guard: Callable[[Sequence[HeldJob]], Guard],
         done: Round,
+        headline: str = WORKER_DIED,
     ) -> set[Key]:
         written: set[Key] = set()
         for start in range(0, len(jobs), SETTLE_BATCH):
@@ -152,7 +181,7 @@ class Handover:
             now = self._ledger.settle(worker.id, endings, releases, guard(chunk))
             if failpoints.active:
                 failpoints.reached("sweep.after_settle")
-            self._count(worker.id, chunk, writes, now, done)
+            self._count(worker.id, chunk, writes, now, done, headline)
             written |= now
         return written
 
@@ -163,12 +192,13 @@ class Handover:
         writes: Mapping[Key, Ending | Release],
         written: set[Key],
         done: Round,
+        headline: str,
     ) -> None:
-        for queue, state in _count(worker_id, jobs, writes, written, done):
+        for job, state in _count(worker_id, jobs, writes, written, done, headline):
             if state is JobState.PENDING:
-                self._tallies.add(JOBS_REQUEUED, (queue,))
+                self._tallies.add(JOBS_REQUEUED, (job.queue,))
             else:
-                self._tallies.add(JOBS_ENDED, (queue, state.value))
+                count_ended(self._tallies, job.queue, job.task, state)
 
     def _clear(self, worker: WorkerWatch) -> scene.Scene:
         witness = self._witness
@@ -176,6 +206,11 @@ class Handover:
             return scene.Scene()
         # A frozen worker may wake up and go on under a new id, with the same nursery.
         return scene.clear(worker.trace, nursery=witness.process_of(worker) is Process.GONE)
+
+    def _grounds_of_silence(self, worker: WorkerWatch, detector: Detector, evidence: str) -> Grounds:
+        is_neighbour = self._witness.is_neighbour(worker)
+        words = scene.last_words(worker.trace) if is_neighbour else None
+        return grounds_for(worker, detector, evidence, words=words, is_neighbour=is_neighbour)
 
     def _stop_runners(self, worker: WorkerWatch, written: Iterable[Key]) -> None:
         # After the write, not before: until it is refused, a worker that wakes up may still have the job.
@@ -206,18 +241,23 @@ def _still_silent(jobs: Sequence[HeldJob], worker: WorkerWatch) -> Guard:
 
 
 def _count(
-    worker_id: str, jobs: Sequence[HeldJob], writes: Mapping[Key, Ending | Release], written: set[Key], done: Round
-) -> list[tuple[str, JobState]]:
-    """Add what was really written to the round, and say it in the log; give the queue and new state of each."""
+    worker_id: str,
+    jobs: Sequence[HeldJob],
+    writes: Mapping[Key, Ending | Release],
+    written: set[Key],
+    done: Round,
+    headline: str,
+) -> list[tuple[HeldJob, JobState]]:
+    """Add what was really written to the round, and say it in the log; return each job with its new state."""
     became: dict[JobState, list[int]] = defaultdict(list)
-    settled: list[tuple[str, JobState]] = []
+    settled: list[tuple[HeldJob, JobState]] = []
     for job in jobs:
         if (job.job_id, job.token) not in written:
             continue
         write = writes[job.job_id, job.token]
         state = write.state if isinstance(write, Ending) else JobState.PENDING
         became[state].append(job.job_id)
-        settled.append((job.queue, state))
+        settled.append((job, state))
         if state is JobState.PENDING:
             done.queues.add(job.queue)
             if isinstance(write, Ending):
@@ -229,7 +269,7 @@ def _count(
     if ids := became[JobState.PENDING]:
         log.warning(f"Re-queued {len(ids)} stale tasks", worker=worker_id, jobs=ids[:MAX_LOGGED_JOBS])
     if ids := became[JobState.FAILED]:
-        log.error(WORKER_DIED, worker=worker_id, failed=len(ids), jobs=ids[:MAX_LOGGED_JOBS])
+        log.error(headline, worker=worker_id, failed=len(ids), jobs=ids[:MAX_LOGGED_JOBS])
     if ids := became[JobState.QUARANTINED]:
         log.error(f"Quarantined {len(ids)} tasks that killed their workers", worker=worker_id, jobs=ids)
     return settled

@@ -7,7 +7,7 @@ from unstuck.domain.health import RECENT_S, Standing, should_disable, should_dis
 from unstuck.reaper.rounds import Round
 from unstuck.store.contract import Ledger
 
-HEALTH_EVERY_S = 5.0
+HEALTH_EVERY_S = 2.0
 HEALTH_TICKET = "health"
 
 log = logs.logger("unstuck.reaper")

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from unstuck import host
-from unstuck.config import Retention
 from unstuck.domain.errors import LedgerBusy
+from unstuck.domain.rules import Kept
 from unstuck.logs import logger
 from unstuck.reaper.rounds import Round
 from unstuck.store.contract import Ledger
@@ -37,7 +37,7 @@ KEPT_MINUTES = 24 * 60
 
 log = logger("unstuck.reaper")
 
-Sweep = Callable[[Ledger, Retention, int], Swept]
+Sweep = Callable[[Ledger, Kept, int], Swept]
 
 
 class Chore:
@@ -71,7 +71,7 @@ class Housekeeping:
         self._next_s = 0.0
         self._ticket_until_s = 0.0
 
-    def run(self, ledger: Ledger, kept: Retention, done: Round) -> None:
+    def run(self, ledger: Ledger, kept: Kept, done: Round) -> None:
         """Remove one batch if it is time, and say in `done` when the next one is due; None: with a later round."""
         now_s = host.boottime_s()
         if now_s >= self._next_s and self._may_work(ledger, now_s):
@@ -89,7 +89,7 @@ class Housekeeping:
         self._ticket_until_s = now_s + TICKET_S
         return True
 
-    def _work(self, ledger: Ledger, kept: Retention, done: Round) -> None:
+    def _work(self, ledger: Ledger, kept: Kept, done: Round) -> None:
         if not self._open:
             self._began_s = host.boottime_s()
             self._open.extend(self._chores)
@@ -111,19 +111,19 @@ class Housekeeping:
             self._next_s = max(self._next_s, self._began_s + RETENTION_EVERY_S)
 
 
-def _sweep_old(ledger: Ledger, kept: Retention, limit: int) -> Swept:
+def _sweep_old(ledger: Ledger, kept: Kept, limit: int) -> Swept:
     return ledger.sweep_old(kept.jobs_s, kept.events_s, kept.workers_s, limit)
 
 
-def _sweep_kept(ledger: Ledger, _kept: Retention, limit: int) -> Swept:
+def _sweep_kept(ledger: Ledger, _kept: Kept, limit: int) -> Swept:
     return ledger.sweep_kept(limit)
 
 
-def _sweep_audit(ledger: Ledger, kept: Retention, limit: int) -> Swept:
+def _sweep_audit(ledger: Ledger, kept: Kept, limit: int) -> Swept:
     return _timed(lambda: ledger.sweep_audit(kept.audit_s, limit), limit)
 
 
-def _sweep_counters(ledger: Ledger, _kept: Retention, limit: int) -> Swept:
+def _sweep_counters(ledger: Ledger, _kept: Kept, limit: int) -> Swept:
     return _timed(lambda: ledger.sweep_counters(KEPT_MINUTES, limit), limit)
 
 

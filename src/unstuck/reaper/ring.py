@@ -129,7 +129,11 @@ class Neighbours:
 
     def _look_around(self) -> None:
         following = self._reaper.ledger.ring_of(self._worker_id, host.hostname(), LOOKED_AT)
-        near = [worker for worker in following if self._reaper.witness.is_neighbour(worker)]
+        near = [
+            worker
+            for worker in following
+            if self._reaper.witness.is_neighbour(worker) and "neighbours" in self._reaper.rules_for(worker).evidence
+        ]
         chosen = {worker.id: worker for worker in near[:FOLLOWERS] if worker.id != self._worker_id}
         for worker_id in set(self._held) - set(chosen):
             self._let_go(worker_id)

@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 
 from unstuck import host
+from unstuck.domain.autopsy import LastWords
 from unstuck.domain.liveness import Process
 from unstuck.runner.containment import kill_marked
+from unstuck.runner.last_words import read_words, words_path
 from unstuck.runner.trace import ASYNC, SYNC, Trace
 
 GONE_WITHIN_S = 1.0
@@ -23,6 +25,8 @@ class Scene(msgspec.Struct, frozen=True):
     """Every process that the worker had registered is known to be gone."""
     entered: frozenset[int] | None = None
     """Tokens whose user code may have begun; None where that cannot be told, and so may be all."""
+    words: dict[int, LastWords] | None = None
+    """By token, what its jobs said last; None if that cannot be read."""
 
 
 def clear(trace: str, *, nursery: bool = True, within_s: float = GONE_WITHIN_S) -> Scene:
@@ -38,9 +42,14 @@ def clear(trace: str, *, nursery: bool = True, within_s: float = GONE_WITHIN_S) 
         if nursery and page.mark():
             # A killed nursery cleans up no more: what its jobs had started is found by the mark it carries.
             kill_marked(page.mark())
-        return Scene(gone, _entered(page) if gone else None)
+        return Scene(gone, _entered(page) if gone else None, read_words(words_path(page.path)))
     finally:
         page.close()
+
+
+def last_words(trace: str) -> dict[int, LastWords] | None:
+    """Return what the jobs of a worker on this host said last; None if that cannot be read."""
+    return read_words(words_path(Path(trace))) if trace else None
 
 
 def kill_attempts(trace: str, tokens: Collection[int]) -> int:
@@ -75,6 +84,7 @@ def forget(trace: str) -> None:
     if page is not None:
         page.close()
         try:
+            words_path(page.path).unlink(missing_ok=True)
             page.unlink()
         except OSError:
             # Another user's, or gone already: a page in memory until the next boot, nothing else.

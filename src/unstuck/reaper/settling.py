@@ -4,18 +4,22 @@ from collections.abc import Sequence
 
 import msgspec
 
-from unstuck.config import Recovery
-from unstuck.domain.autopsy import KIND_OF_DETECTOR, MAX_BESIDE, Autopsy, DeathKind
+from unstuck.domain.autopsy import KIND_OF_DETECTOR, MAX_BESIDE, Autopsy, DeathKind, LastWords
 from unstuck.domain.durations import MAX_DURATION_S, brief
 from unstuck.domain.endings import Ending, Release
-from unstuck.domain.liveness import KERNEL, Detector, Verdict
+from unstuck.domain.liveness import BY_SILENCE, KERNEL, Detector, Verdict
 from unstuck.domain.outcomes import Cancelled, Died, Overran
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.recovery import Attempt, conclude, printable, storable
+from unstuck.domain.rules import RecoveryRules, is_recovered
 from unstuck.domain.states import Door, JobState
 from unstuck.store.records import HeldJob, WorkerWatch
 
 MAX_EVENT_CHARS = 500
+OUTCOME_LOST = (
+    "; its code had ended before that, but another session's lock kept the outcome from the ledger, and it was lost "
+    "with the worker"
+)
 
 
 class Grounds(msgspec.Struct, frozen=True):
@@ -38,6 +42,10 @@ class Grounds(msgspec.Struct, frozen=True):
     """How long nothing was heard of it, where that is what it was condemned for."""
     death: Autopsy | None = None
     """What is known of how the worker's own process ended."""
+    words: dict[int, LastWords] | None = None
+    """By token, what its jobs said last; None if nobody could read that."""
+    missing: str = ""
+    """Why that could not be read, for people."""
 
     @property
     def cause(self) -> str:
@@ -71,7 +79,7 @@ def settle(job: HeldJob, grounds: Grounds) -> Ending | Release:
     if never_entered:
         return Release(job.job_id, job.token, "requeued", grounds.headline)
     died = Died(
-        grounds.cause,
+        _cause(job, grounds),
         counts=grounds.detector is not None,
         drained=grounds.detector is None,
         shared="worker" if grounds.shared else None,
@@ -80,8 +88,13 @@ def settle(job: HeldJob, grounds: Grounds) -> Ending | Release:
     ending = conclude(attempt, died)
     if ending.state is not JobState.PENDING:
         return ending
-    message = printable(f"{grounds.headline} ({grounds.cause})", MAX_EVENT_CHARS)
+    message = printable(f"{grounds.headline} ({_cause(job, grounds)})", MAX_EVENT_CHARS)
     return msgspec.structs.replace(ending, message=message, delay_s=_delay_s(ending, job, attempt, grounds.proven))
+
+
+def _cause(job: HeldJob, grounds: Grounds) -> str:
+    """Say why it ends, and whether its code had ended before: then only the outcome was lost."""
+    return f"{grounds.cause}{OUTCOME_LOST}" if job.deferred else grounds.cause
 
 
 def _autopsy(job: HeldJob, grounds: Grounds) -> Autopsy:
@@ -93,9 +106,16 @@ def _autopsy(job: HeldJob, grounds: Grounds) -> Autopsy:
     detector = grounds.detector or Detector.OPERATOR
     kind = DeathKind.DRAIN if grounds.detector is None else KIND_OF_DETECTOR[grounds.detector]
     death = grounds.death or Autopsy(kind, "", detector, grounds.silent_s, host=grounds.host)
+    if grounds.words is None:
+        death = msgspec.structs.replace(death, missing=grounds.missing)
+    elif (said := grounds.words.get(job.token)) is not None:
+        memory_bytes = said.memory_bytes or death.memory_bytes
+        death = msgspec.structs.replace(
+            death, progress=said.progress, stdout=said.stdout, stderr=said.stderr, memory_bytes=memory_bytes
+        )
     return msgspec.structs.replace(
         death,
-        summary=grounds.cause,
+        summary=_cause(job, grounds),
         ran_s=round(job.running_s, 3),
         beside=tuple(named[:MAX_BESIDE]),
         beside_count=others,
@@ -118,12 +138,30 @@ def is_stale(job: HeldJob, worker: WorkerWatch) -> bool:
     return patience_s is not None and worker.silent_s >= patience_s
 
 
-def is_left(job: HeldJob, detector: Detector | None, recovery: Recovery) -> bool:
-    """Say whether an operator wants to decide about it: never where the kernel saw the death."""
-    if detector not in (Detector.LEASE, Detector.SESSION):
+PILE_PATIENCE = 2
+"""How many times its usual timeout a broker is silent before the jobs are taken that it kept for one worker."""
+
+
+def pile_patience_s(jobs: Sequence[HeldJob], worker: WorkerWatch) -> float | None:
+    """Return the silence after which the jobs are taken that a broker claimed in advance for a quick worker, and None
+    if these are none.
+
+    A Majordomo worker works on one request at a time. Of several the rest waits at its broker, which speaks for it in
+    the ledger. Only jobs that may run again are claimed in advance, and only for workers that answer within
+    milliseconds, so all of them have ended or were never begun when the broker has been silent for that long."""
+    is_pile = worker.door is Door.MDP and len(jobs) > 1
+    if not is_pile or any(decode_policy(job.policy).on_crash != "retry" for job in jobs):
+        return None
+    return PILE_PATIENCE * worker.suspect_after_s
+
+
+def is_left(job: HeldJob, detector: Detector | None, rules: RecoveryRules) -> bool:
+    """Return whether an operator wants to decide about the job: never if the kernel saw the death.
+
+    `rules` are those of its worker. The job brings the rules of the app that enqueued it; the more careful hold."""
+    if detector not in BY_SILENCE:
         return False
-    switch = recovery.auto_requeue_stale_claimed if job.state is JobState.CLAIMED else recovery.auto_fail_stale_running
-    return not switch
+    return not is_recovered(job.state, decode_policy(job.policy), rules)
 
 
 def grounds_for(
@@ -134,8 +172,10 @@ def grounds_for(
     cleared: bool = False,
     entered: frozenset[int] | None = None,
     death: Autopsy | None = None,
+    words: dict[int, LastWords] | None = None,
+    is_neighbour: bool = False,
 ) -> Grounds:
-    by_silence = detector in (Detector.LEASE, Detector.SESSION)
+    by_silence = detector in BY_SILENCE
     return Grounds(
         worker.id,
         worker.host,
@@ -145,6 +185,23 @@ def grounds_for(
         entered,
         silent_s=round(min(worker.silent_s, MAX_DURATION_S), 3) if by_silence else None,
         death=death,
+        words=words,
+        missing=_why_missing(worker, is_neighbour) if words is None else "",
+    )
+
+
+def _why_missing(worker: WorkerWatch, is_neighbour: bool) -> str:
+    """Say why nobody knows what the jobs of a worker said last."""
+    if worker.door is not Door.PYTHON:
+        return ""
+    if is_neighbour:
+        return (
+            "What it said last could not be read: the shared memory of its worker is gone, or belongs to another user "
+            "or container."
+        )
+    return (
+        f"What it said last could not be read from here: no worker was left on host {worker.host}. The next one that "
+        "starts there adds it, unless the machine was restarted or its container removed."
     )
 
 
@@ -162,7 +219,7 @@ def in_company(grounds: Grounds, jobs: Sequence[HeldJob], held_at_death: int = 0
 
 def autopsy_of_worker(worker: WorkerWatch, verdict: Verdict, seen: Autopsy | None) -> Autopsy:
     """Write down what is known of how a worker ended; `seen` is what its parent, or it itself, knows of it."""
-    by_silence = verdict.detector in (Detector.LEASE, Detector.SESSION)
+    by_silence = verdict.detector in BY_SILENCE
     known = seen or Autopsy(KIND_OF_DETECTOR[verdict.detector], "", verdict.detector)
     base = storable(known)
     return msgspec.structs.replace(

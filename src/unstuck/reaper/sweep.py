@@ -5,7 +5,7 @@ worker that is dead in the ledger can commit nothing more; only then are its pro
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from unstuck import failpoints, host, logs
 from unstuck.config import Recovery
@@ -13,13 +13,14 @@ from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.durations import MAX_DURATION_S, brief
 from unstuck.domain.errors import LedgerBusy, LedgerError, LedgerUnavailable
 from unstuck.domain.liveness import KERNEL, Detector, Verdict, Vitals, judge
+from unstuck.domain.rules import RecoveryRules, rules_of_ledger
 from unstuck.domain.states import LIVING, WorkerState
-from unstuck.domain.watch import Cause, Tick, grace_s
+from unstuck.domain.watch import Cause, Tick, slack_s
 from unstuck.metrics.catalogue import DEATHS, DETECTION, SWEEP
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper import upkeep
 from unstuck.reaper.attention import Attention
-from unstuck.reaper.evidence import Witness, guard_for, patience_s
+from unstuck.reaper.evidence import Witness, guard_for, silent_unwatched
 from unstuck.reaper.handover import Handover
 from unstuck.reaper.health import HealthWatch
 from unstuck.reaper.retention import Housekeeping
@@ -29,10 +30,14 @@ from unstuck.store.contract import Ledger
 from unstuck.store.records import Ticked, WorkerVerdict, WorkerWatch
 
 SWEEP_TICKET = "sweep"
+RECONNECT_S = 1.5
+"""A worker that lost its session tries again once per second at least (`worker/heartbeat.py`): no shorter grace."""
 WORTH_SAYING_S = 3.0
 """A gap in the watch is logged as a warning from this length on."""
 # Shorter than the interval: whoever won the last round must be able to win the next one on time.
 TICKET_SHARE = 0.9
+RULES_EVERY_S = 30.0
+"""How often the rules are read that workers stored for the ledger as a whole."""
 MAX_DEFERRED = 5
 """How many parts of a round may each wait for a lock in vain before the rest is left for the next round as well."""
 
@@ -55,13 +60,13 @@ class Reaper:
         self.heed: Callable[[Round], None] = lambda done: None
         """Hears of every burial: a Watchman on the same reaper learns when requeued jobs become due."""
         # Read once: a setting is parsed each time it is asked for, and a round asks for every worker.
-        self._session_grace_s = recovery.session_grace_s
-        self._reunion_s = max(recovery.session_grace_s, recovery.heartbeat_interval_s)
+        self._own_rules = recovery.rules
+        self._ledger_rules = self._own_rules
+        self._ledger_rules_until_s = 0.0
         self.witness = Witness(one_host=ledger.one_host)
-        self._handover = Handover(ledger, recovery, self.witness, self.tallies)
+        self._handover = Handover(ledger, self.rules_for, self.witness, self.tallies)
         self._housekeeping = Housekeeping(recovery.heartbeat_interval_s)
         self._order = upkeep.Order()
-        self._starvation_after_s = recovery.starvation_after_s
         self._health = HealthWatch(by)
         self._standing: dict[str, WorkerVerdict | None] = {}
         self._said_deferred = False
@@ -72,6 +77,18 @@ class Reaper:
     def contact_every_s(self) -> float:
         """How often it must reach the ledger, so that its watch has no holes that matter to the quickest worker."""
         return min(self._check_interval_s, self._interval_s / 2)
+
+    def contact_in_s(self, now_s: float) -> float:
+        """Return in how long it must reach the ledger again: a round that ended just now may have been a long one.
+
+        Other work gets its turn in between, within the slack of a tick."""
+        every_s = self.contact_every_s
+        since_s = self.attention.since_contact_s(now_s) or 0.0
+        return max(every_s - since_s, min(every_s, slack_s(self._interval_s) / 2))
+
+    def rules_for(self, worker: WorkerWatch) -> RecoveryRules:
+        """Return the rules by which a worker is judged: those that it stored, or ours if it stored none."""
+        return self._own_rules if worker.rules is None else worker.rules
 
     def round(self, *, ticket: bool = True) -> Round:
         """Judge every worker, settle what the dead held, end what overran, keep house; give the counts."""
@@ -91,13 +108,13 @@ class Reaper:
             with self._unless_busy("expired jobs", done):
                 upkeep.expire(self.ledger, done)
             with self._unless_busy("order in queues", done):
-                self._order.run(self.ledger, self._starvation_after_s, done)
+                self._order.run(self.ledger, self._rules_of_ledger().starvation_after_s, done)
             with self._unless_busy("workflows", done):
                 upkeep.mend_workflows(self.ledger, done)
             with self._unless_busy("retention", done):
-                self._housekeeping.run(self.ledger, self.recovery.kept, done)
+                self._housekeeping.run(self.ledger, self._rules_of_ledger().kept, done)
             with self._unless_busy("health", done):
-                if self.recovery.auto_disable_unhealthy and self.attention.awake:
+                if self._rules_of_ledger().auto_disable_unhealthy and self.attention.awake:
                     self._health.run(self.ledger, done)
             if not done.deferred:
                 self._said_deferred = False
@@ -110,10 +127,19 @@ class Reaper:
     def tick(self, ticket: str | None = None) -> bool:
         """Keep the watch over the ledger; return whether the ticket is ours, or none was asked for."""
         sent_s = host.boottime_s()
-        said = self.attention.tick(sent_s, self._interval_s)
-        ticked = self.ledger.tick(said, ticket, self.recovery.check_interval_s * TICKET_SHARE)
-        now_s = host.boottime_s()
-        self.attention.reached(sent_s, now_s, stale_s=ticked.stale_s, connected_s=ticked.connected_s)
+        return self._send(self.attention.tick(sent_s, self._interval_s), sent_s, ticket)
+
+    def _keep_in_touch(self) -> None:
+        """Tick in the middle of a round if a contact is due: a round of many slow calls must not tear the watch."""
+        sent_s = host.boottime_s()
+        if (self.attention.since_contact_s(sent_s) or 0.0) >= self.contact_every_s:
+            # A lock that is in the way of this one is seen by the next: it comes too late to join the period.
+            with suppress(LedgerBusy):
+                self._send(self.attention.tick_amid(sent_s, self._interval_s), sent_s, None)
+
+    def _send(self, said: Tick, sent_s: float, ticket: str | None) -> bool:
+        ticked = self.ledger.tick(said, ticket, self._check_interval_s * TICKET_SHARE)
+        self._reached(sent_s, ticked)
         self._watched_s = ticked.watched_s
         _say_what_happened(ticked)
         return ticked.won
@@ -122,7 +148,11 @@ class Reaper:
         """Have the ledger count all of the last `claim_s`, though no one watched: after a second look at the silent."""
         sent_s = host.boottime_s()
         ticked = self.ledger.tick(Tick(claim_s, self.contact_every_s, cause=Cause.START))
-        self.attention.reached(sent_s, host.boottime_s(), stale_s=ticked.stale_s, connected_s=ticked.connected_s)
+        self._reached(sent_s, ticked)
+
+    def _reached(self, sent_s: float, ticked: Ticked) -> None:
+        now_s, stale_s = host.boottime_s(), ticked.stale_s
+        self.attention.reached(sent_s, now_s, stale_s=stale_s, connected_s=ticked.connected_s, at=ticked.at)
 
     def promote(self) -> Round:
         """Only make ready what is due: what a watchman does between two rounds."""
@@ -135,16 +165,23 @@ class Reaper:
     def keep_house(self) -> Round:
         """Remove one batch of what was kept long enough, if one is due: what a watchman does between two rounds."""
         done = Round()
-        self._housekeeping.run(self.ledger, self.recovery.kept, done)
+        self._housekeeping.run(self.ledger, self._rules_of_ledger().kept, done)
         return done
 
-    def bury(self, worker_id: str, detector: Detector, evidence: str, death: Autopsy | None = None) -> Round:
+    def bury(
+        self,
+        worker_id: str,
+        detector: Detector,
+        evidence: str,
+        death: Autopsy | None = None,
+        seen: WorkerWatch | None = None,
+    ) -> Round:
         """Take a proof of death (or an operator's word) at once: condemn, clear up, settle all that it held.
 
-        `death` is what whoever saw it knows of how the process ended."""
+        `death` is what whoever saw it knows of how the process ended, `seen` what the ledger said a moment ago."""
         done = Round()
         near = host.hostname() if detector in KERNEL else None
-        worker = next((seen for seen in self.ledger.watch(near) if seen.id == worker_id), None)
+        worker = seen or next((one for one in self.ledger.watch(near) if one.id == worker_id), None)
         if worker is None:
             return done
         verdict = Verdict(WorkerState.DEAD, detector, evidence, min(worker.silent_s, MAX_DURATION_S))
@@ -163,14 +200,12 @@ class Reaper:
     def unwatched(self) -> list[WorkerWatch]:
         """Return the workers that were not heard for a whole timeout while no reaper kept watch."""
         workers, _ = self.ledger.to_judge()
-        return [worker for worker in workers if worker.state in LIVING and _silent_unwatched(worker)]
+        return [worker for worker in workers if worker.state in LIVING and silent_unwatched(worker)]
 
     # Judging ------------------------------------------------------------------------------------
 
     def _attend(self, workers: Sequence[WorkerWatch], done: Round) -> None:
-        living = [
-            (worker, self.witness.vitals(worker, self._watched_s)) for worker in workers if worker.state in LIVING
-        ]
+        living = [(worker, self._vitals(worker)) for worker in workers if worker.state in LIVING]
         for worker in workers:
             if worker.state not in LIVING:
                 with self._apart(worker, done):
@@ -191,6 +226,7 @@ class Reaper:
             if done.deferred >= MAX_DEFERRED:
                 raise
             self.say_deferred(what, error)
+        self._keep_in_touch()
 
     def say_deferred(self, what: str, error: LedgerBusy) -> None:
         """Log what a lock holds up: once, until a whole round went through."""
@@ -209,16 +245,25 @@ class Reaper:
         except LedgerError:
             log.exception("A worker could not be settled; the next round tries again", worker=worker.id)
 
+    def _vitals(self, worker: WorkerWatch) -> Vitals:
+        connected = self.attention.connected_s(host.boottime_s()) >= self._reunion_s(worker)
+        return self.witness.vitals(worker, self._watched_s, connected=connected)
+
+    def _reunion_s(self, worker: WorkerWatch) -> float:
+        """Return for how long a reaper that reconnected cannot tell whose sessions were lost together with its own."""
+        grace_s = self.rules_for(worker).session_grace_s
+        return max(grace_s, worker.heartbeat_interval_s, self.recovery.heartbeat_interval_s)
+
     def _act(self, worker: WorkerWatch, vitals: Vitals, done: Round) -> None:
         # Of silence only watched time counts. So a reaper that is late in every round may still judge by a long one.
         lease = self.attention.awake or vitals.long_overdue
-        # A reaper that has just reconnected cannot tell whose sessions were lost together with its own.
-        steady = self.attention.steady_s(host.boottime_s()) >= self._reunion_s
+        rules = self.rules_for(worker)
+        steady = self.attention.steady_s(host.boottime_s()) >= self._reunion_s(worker)
         verdict = judge(
             vitals,
-            session_grace_s=self._session_grace_s,
-            neighbours="neighbours" in self.recovery.evidence,
-            session=self.attention.awake and steady and "session" in self.recovery.evidence,
+            session_grace_s=max(rules.session_grace_s, RECONNECT_S),
+            neighbours="neighbours" in rules.evidence,
+            session=self.attention.awake and steady and "session" in rules.evidence,
             lease=lease,
         )
         if verdict is not None and verdict.state is WorkerState.DEAD:
@@ -237,7 +282,9 @@ class Reaper:
     def _condemn(self, worker: WorkerWatch, verdict: Verdict, done: Round, death: Autopsy | None = None) -> bool:
         if verdict.state is WorkerState.DEAD:
             death = autopsy_of_worker(worker, verdict, death)
-        written = WorkerVerdict(verdict.state, verdict.detector, verdict.evidence, verdict.silent_s, self.by, death)
+        session = worker.session_id if verdict.detector is Detector.SESSION else None
+        said = verdict.evidence, verdict.silent_s
+        written = WorkerVerdict(verdict.state, verdict.detector, *said, self.by, death, session)
         if not self.ledger.condemn(worker.id, written, guard_for(worker, verdict)):
             return False
         facts = {
@@ -281,6 +328,14 @@ class Reaper:
 
     # ------------------------------------------------------------------------------------------
 
+    def _rules_of_ledger(self) -> RecoveryRules:
+        """Return the rules for what belongs to no worker, as the workers' apps have them."""
+        now_s = host.boottime_s()
+        if now_s >= self._ledger_rules_until_s:
+            self._ledger_rules = rules_of_ledger(self.ledger.recovery_rules(), self._own_rules)
+            self._ledger_rules_until_s = now_s + RULES_EVERY_S
+        return self._ledger_rules
+
     def _standing_verdict(self, worker_id: str) -> WorkerVerdict | None:
         """Give the verdict that stands; the dead do not change, so it is read once."""
         if worker_id in self._standing:
@@ -303,16 +358,6 @@ class Reaper:
             words.add("workers")
         if words:
             self.ledger.ring(words)
-
-
-def _silent_unwatched(worker: WorkerWatch) -> bool:
-    """Return whether silence that no one watched would decide something."""
-    short_s, long_s = patience_s(worker), max(worker.suspect_after_s, worker.waits_for_s or 0.0)
-    if worker.silent_s < short_s <= worker.since_beat_s:
-        return True
-    # It lost something already, and holds a job that asked for more time.
-    uncounted_s = worker.since_beat_s - worker.silent_s
-    return short_s <= worker.silent_s < long_s and uncounted_s >= grace_s(short_s, worker.heartbeat_interval_s)
 
 
 def _held_at_death(standing: WorkerVerdict | None) -> int:

@@ -6,6 +6,7 @@ of several the ledger lets one through. Who dies on the way has either enqueued 
 
 import random
 import threading
+from collections.abc import Iterable
 
 import msgspec
 
@@ -13,12 +14,13 @@ from unstuck import host, logs
 from unstuck.domain.catching_up import Plan, plan
 from unstuck.domain.errors import LedgerBusy, LedgerError, LedgerUnavailable
 from unstuck.domain.payload import JSON, with_tick
-from unstuck.domain.schedules import enqueued_by, tick_text
+from unstuck.domain.schedules import ScheduleDefinition, enqueued_by, tick_text
 from unstuck.domain.states import LIVING
 from unstuck.metrics.catalogue import SCHEDULE_DELAY
 from unstuck.metrics.tallies import Tallies
+from unstuck.reaper.restoring import Restorer
 from unstuck.store.contract import Ledger
-from unstuck.store.records import Firing, NewJob, ScheduleRecord, unpack_job
+from unstuck.store.records import FIRE_WAIT_S, Firing, NewJob, ScheduleRecord, unpack_job
 
 LOOK_EVERY_S = 30.0
 """So often it looks where nothing is due: for schedules that were added while the bell was not heard."""
@@ -26,6 +28,12 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 LONGEST_BLOCKED_S = 1.0
 """Longest pause between two tries of a schedule whose lock another session holds."""
+LOCKS_S = 0.5
+"""How long one lap may wait for locks. After that, blocked schedules are left to the next lap, and each other one waits
+for a short moment only: a schedule that nothing blocks must not be late because others are blocked."""
+SHORT_WAIT_S = 0.01
+MAX_NAMED = 5
+"""How many newly blocked schedules one lap names in the log."""
 KEEPERS = 8
 """So many, by lot, come for each tick; in a larger fleet the others come a little later, in turn."""
 SECOND_LINE_S = 0.25
@@ -36,11 +44,15 @@ log = logs.logger("unstuck.schedules")
 
 
 class Timekeeper:
-    """A thread that sleeps until the next tick. It fires what operators made, and the given fingerprints."""
+    """A thread that sleeps until the next tick. It fires what operators made, and what is defined exactly so."""
 
-    def __init__(self, ledger: Ledger, fingerprints: frozenset[str], tallies: Tallies | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, definitions: Iterable[ScheduleDefinition] = (), tallies: Tallies | None = None
+    ) -> None:
         self._ledger = ledger
-        self._fingerprints = fingerprints
+        known = tuple(definitions)
+        self._fingerprints = frozenset(one.fingerprint for one in known)
+        self._restorer = Restorer(ledger, known)
         self._tallies = tallies or Tallies()
         self._crowd = 1
         self._count_s = 0.0
@@ -70,27 +82,39 @@ class Timekeeper:
 
     def step(self) -> float:
         """Fire what is due and give the time until somebody should look again: one lap of the thread."""
-        found = self._ledger.due_schedules(self._fingerprints)
+        # The blocked ones last, whoever waits longest first: they may be more than are read in one go.
+        self._restorer.look_now_and_then()
+        after = sorted(self._blocked, key=lambda name: self._blocked[name][0])
+        found = self._ledger.due_schedules(self._fingerprints, after)
         woken: set[str] = set()
         stumbled = fired = False
-        due = {record.name for record in found.due}
-        self._blocked = {name: when for name, when in self._blocked.items() if name in due}
+        if found.complete:
+            due = {record.name for record in found.due}
+            self._blocked = {name: when for name, when in self._blocked.items() if name in due}
+        waited_s, newly_blocked = 0.0, 0
         for record in found.due:
-            if host.boottime_s() < self._blocked.get(record.name, (0.0, 0.0))[0]:
+            begun_s = host.boottime_s()
+            is_late = waited_s >= LOCKS_S
+            again_s = self._blocked.get(record.name, (0.0, 0.0))[0]
+            if again_s and (is_late or begun_s < again_s):
                 continue
             try:
-                woken |= self._fire(record, found.now)
+                woken |= self._fire(record, found.now, SHORT_WAIT_S if is_late else FIRE_WAIT_S)
                 fired = True
                 self._blocked.pop(record.name, None)
             except LedgerBusy as error:
                 # Nothing was written: its tick is fired when the lock is free, and the others do not wait for it.
-                self._defer(record, error)
+                waited_s += host.boottime_s() - begun_s
+                newly_blocked += record.name not in self._blocked
+                self._defer(record, error, is_named=newly_blocked <= MAX_NAMED)
             except LedgerUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - told by _stumbled
                 # One that cannot be read or stored must not stop the others.
                 stumbled = True
                 self._stumbled(record, error)
+        if newly_blocked > MAX_NAMED:
+            log.warning("More schedules wait for locks and are tried again", schedules=newly_blocked - MAX_NAMED)
         if woken:
             self._ledger.ring({f"queue:{queue}" for queue in woken})
         if stumbled:
@@ -100,10 +124,11 @@ class Timekeeper:
         if self._blocked:
             again_s = min(at_s for at_s, _ in self._blocked.values()) - host.boottime_s()
             next_s = LOOK_EVERY_S if found.next_in_s is None else found.next_in_s
-            return min(max(again_s, 0.01), max(next_s, 0.0))
+            # At least half of the time is left to others who use this connection.
+            return min(max(again_s, waited_s, 0.01), max(next_s, 0.0))
         return LOOK_EVERY_S if found.next_in_s is None else min(max(found.next_in_s, 0.0), LOOK_EVERY_S)
 
-    def _fire(self, record: ScheduleRecord, now: float) -> set[str]:
+    def _fire(self, record: ScheduleRecord, now: float, wait_s: float) -> set[str]:
         """Fire one schedule; give the queues in which there is work by it."""
         decided = plan(record.timing, record.catch_up, record.next_at, record.last_at, now)
         kind, message = _news(record, decided)
@@ -112,7 +137,7 @@ class Timekeeper:
         if decided.set_back:
             last_at = now
         firing = Firing(record.name, record.version, decided.next_at, last_at, jobs, kind, message)
-        ids = self._ledger.fire_schedule(firing)
+        ids = self._ledger.fire_schedule(firing, wait_s)
         if ids is None:
             return set()
         for tick in decided.ticks:
@@ -121,9 +146,9 @@ class Timekeeper:
             log.warning(message, schedule=record.name)
         return {job.queue for job in jobs}
 
-    def _defer(self, record: ScheduleRecord, error: LedgerBusy) -> None:
+    def _defer(self, record: ScheduleRecord, error: LedgerBusy, *, is_named: bool) -> None:
         _, pause_s = self._blocked.get(record.name, (0.0, 0.0))
-        if not pause_s:
+        if not pause_s and is_named:
             log.warning("A schedule waits for a lock and is tried again", schedule=record.name, error=str(error))
         pause_s = min(max(FIRST_PAUSE_S, pause_s * 2), LONGEST_BLOCKED_S)
         self._blocked[record.name] = (host.boottime_s() + pause_s, pause_s)

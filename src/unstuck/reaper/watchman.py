@@ -159,7 +159,7 @@ class Watchman:
     def _plan_contact(self, now_s: float, wait_s: float) -> None:
         # In a crowd the others reach it meanwhile.
         often = self._pace() <= 1.0
-        contact_s = min(wait_s, self._reaper.contact_every_s) if often else wait_s
+        contact_s = min(wait_s, self._reaper.contact_in_s(now_s)) if often else wait_s
         self._contact_s = now_s + contact_s if contact_s < wait_s else math.inf
         self._reaper.attention.rest(now_s, contact_s)
 
@@ -234,7 +234,7 @@ def run_daemon(
     books = Bookkeeper(ledger, reaper.tallies, recovery.heartbeat_interval_s)
     watchman = Watchman(reaper, books)
     # It has no code of an app: of schedules it fires those that operators made.
-    timekeeper = Timekeeper(ledger, frozenset(), reaper.tallies)
+    timekeeper = Timekeeper(ledger, (), reaper.tallies)
     watchman.start()
     timekeeper.start()
     try:

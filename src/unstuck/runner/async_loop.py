@@ -13,6 +13,7 @@ from unstuck.runner.calling import Caller, CannotCall, end_span, raised, refused
 from unstuck.runner.context import set_context
 from unstuck.runner.loop_watch import LoopWatch
 from unstuck.runner.output import Sink, flush_standard_streams, set_sink
+from unstuck.runner.process_state import ProcessState
 from unstuck.runner.signs import Signs
 from unstuck.runner.tracebacks import user_traceback
 from unstuck.runner.wire import (
@@ -56,12 +57,14 @@ class AsyncLoop:
         self._retiring = False
         self._reading = False
         self._pid = os.getpid()
+        self._state: ProcessState | None = None
         self._loop = asyncio.new_event_loop()
         self.watch = LoopWatch(self._loop)
 
     def run(self) -> None:
         """Serve until the worker retires us or closes the stream."""
         asyncio.set_event_loop(self._loop)
+        self._state = ProcessState()
         self._read_on()
         while True:
             try:
@@ -149,6 +152,9 @@ class AsyncLoop:
         report.stdout, report.stderr = sink.content(0), sink.content(1)
         del self._tasks[token], self._job_ids[token]
         self._signs.forget(token)
+        if not self._tasks and self._state is not None:
+            # Jobs that overlap share the process; one that finds it idle finds it as the first did.
+            self._state.restore()
         if self._cancelled:
             report.stack = self._cancelled.pop(token, "")
         if not self._reports:

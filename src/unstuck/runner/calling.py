@@ -11,9 +11,9 @@ import msgspec
 from unstuck.domain import meaning
 from unstuck.domain.envelope import FRAMES
 from unstuck.domain.errors import PayloadError
-from unstuck.domain.inputs import unpack
+from unstuck.domain.inputs import ALL, unpack
 from unstuck.domain.names import did_you_mean
-from unstuck.domain.payload import JSON, decode_call, encode, put_results
+from unstuck.domain.payload import JSON, decode_call, encode_result, put_results
 from unstuck.domain.payload import Call as Arguments
 from unstuck.domain.recovery import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, printable
 from unstuck.runner.context import Context
@@ -129,12 +129,12 @@ class Caller:
         if value is None and frame.payload_type == JSON:
             return Report(frame.token, SUCCEEDED, b"null")
         try:
-            written = encode(value, f"The result of {frame.task!r}", self._limit_bytes)
+            written = encode_result(value, frame.task, self._limit_bytes)
             if frame.payload_type == FRAMES:
                 written = meaning.reply(value, written, frame.payload)
             return Report(frame.token, SUCCEEDED, written)
         except PayloadError as error:
-            reason = str(error)
+            reason = _unfinished(value, frame.task) or str(error)
         except BaseException as error:  # noqa: BLE001 - a value may run any code while it is written
             reason = f"The result of {frame.task!r} cannot be written as JSON: {type_name(error)}: {message_of(error)}"
         return Report(frame.token, NOT_STORABLE, words=(printable(reason, MAX_MESSAGE_CHARS), "", ""))
@@ -147,7 +147,10 @@ class Caller:
         if frame.payload_type == JSON:
             call = decode_call(frame.payload)
             if call.refs:
-                put_results(call, unpack(frame.inputs))
+                results = unpack(frame.inputs)
+                if ALL in results:
+                    raise CannotCall(f"Job {frame.job_id} cannot begin: {results[ALL].cause}.")
+                put_results(call, results)
             return call
         if frame.payload_type != FRAMES:
             raise CannotCall(
@@ -204,6 +207,19 @@ def raised(token: int, error: BaseException) -> Report:
 def refused(token: int, error: CannotCall) -> Report:
     """Report a job that could not be called; there is no traceback of user code to show."""
     return Report(token, RAISED, words=("CannotCall", printable(str(error), MAX_MESSAGE_CHARS), ""))
+
+
+def _unfinished(value: Any, task: str) -> str:
+    """Explain a result that is code which has not run yet; return an empty text for any other."""
+    if inspect.iscoroutine(value):
+        value.close()
+        return (
+            f"Task {task!r} returned a coroutine that was not awaited. Register an `async def`, or have the decorator "
+            "around it be one: `async def wrapper(…): return await function(…)`."
+        )
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        return f"Task {task!r} returned a generator, and a job has one result. Return a list of its values."
+    return ""
 
 
 def _position(definition: TaskDefinition) -> int | None:

@@ -57,6 +57,7 @@ class Seat(msgspec.Struct):
 class SpawnOrder(msgspec.Struct):
     target: str
     seat: Seat
+    url: str | None = None
 
 
 def arrive(seat: Seat) -> None:
@@ -154,7 +155,8 @@ def main(order_text: str) -> NoReturn:
     output.install_routers()
     try:
         trace = Trace.open(Path(seat.trace), live_by_it=True)
-        registry = load_registry(order.target)
+        registry = load_registry(order.target, order.url)
+        registry.ledger_note()  # the worker has said it
     except (ConfigError, OSError, ValueError) as error:
         os.write(seat.stderr, f"{error}\n".encode(errors="backslashreplace"))
         os._exit(EXIT_NO_APP)

@@ -17,14 +17,17 @@ DEFAULT_ATTRIBUTE = "app"
 _CURE = "Name it as module:attribute, for example app:app."
 
 
-def load_registry(target: str) -> Registry:
-    """Import the module from the working directory or the path, and give the app in it."""
+def load_registry(target: str, url: str | None = None) -> Registry:
+    """Import the module from the working directory or the path, and return the app in it, on the ledger of `url`."""
     module_name, attribute = _parse(target)
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
     module = _import(module_name, target)
-    return _checked(_walk(module, module_name, attribute), module_name, attribute)
+    registry = _checked(_walk(module, module_name, attribute), module_name, attribute)
+    if url is not None:
+        registry.use_ledger(url)
+    return registry
 
 
 def _parse(target: str) -> tuple[str, str]:

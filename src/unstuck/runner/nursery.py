@@ -45,6 +45,10 @@ class Options(msgspec.Struct):
     die_with_parent: bool
     """False when the worker's main thread did not start us: the signal follows the thread, not the process."""
     cgroup: bool = True
+    url: str | None = None
+    """The ledger to use instead of the app's."""
+    directory: str | None = None
+    """Where the worker started: the import of the app may have gone elsewhere."""
 
 
 class _Runner(msgspec.Struct):
@@ -172,13 +176,14 @@ class Nursery:
             os._exit(child.EXIT_BROKEN)
 
     def _spawned(self, order: wire.OpenRunner, seat: child.Seat, fds: list[int]) -> _Runner:
-        command = msgspec.json.encode(child.SpawnOrder(self._options.target, seat)).decode()
+        command = msgspec.json.encode(child.SpawnOrder(self._options.target, seat, self._options.url)).decode()
         process = subprocess.Popen(
             [sys.executable, "-m", "unstuck.runner.child", command],
             stdin=subprocess.DEVNULL,
             stdout=seat.stdout,
             stderr=seat.stderr,
             pass_fds=fds,
+            cwd=self._options.directory,
             start_new_session=True,
         )
         return _Runner(order.serial, order.slot, process.pid, seat.room, process)
@@ -351,6 +356,7 @@ def _manifest(registry: Registry, why_spawn: str) -> Manifest:
         tuple(sorted(registry.queues)),
         dict(registry.limits),
         schedules=tuple(registry.schedule_definitions.values()),
+        note=registry.ledger_note(),
     )
 
 
@@ -367,7 +373,7 @@ def main(options_text: str) -> int:
     output.install_routers()
     before = forksafety.descriptors()
     try:
-        registry = load_registry(options.target)
+        registry = load_registry(options.target, options.url)
         manifest = _manifest(registry, forksafety.why_not_fork(before))
     except ConfigError as error:
         return _give_up(channel, str(error))

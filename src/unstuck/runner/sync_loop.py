@@ -17,6 +17,7 @@ from unstuck.runner.calling import Caller, CannotCall, end_span, raised, refused
 from unstuck.runner.context import set_context
 from unstuck.runner.descriptors import LeakWatch
 from unstuck.runner.output import flush_standard_streams
+from unstuck.runner.process_state import ProcessState
 from unstuck.runner.signs import Signs
 from unstuck.runner.trace import Trace
 from unstuck.runner.wire import (
@@ -70,6 +71,7 @@ class SyncLoop:
         termination.heed(lambda: trace.asked_to_stop(slot) == trace.entered(slot) != 0)
         stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
         stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
+        state = ProcessState()
         leaks = LeakWatch(self._stream.fileno())
         while True:
             try:
@@ -91,6 +93,7 @@ class SyncLoop:
             if os.getpid() != self._pid:
                 os._exit(0)  # a fork of user code that came back to us: only the original may report
             self._signs.forget(token)
+            changed, restored = state.restore()
             flush_standard_streams()
             # A job may have closed or redirected them, and the next one prints too.
             os.dup2(self._stdout, 1)
@@ -99,6 +102,8 @@ class SyncLoop:
             leaked = leaks.leaked(failed=report.kind == RAISED)
             if leaked:
                 self._say_leaked(leaked)
+            if changed or not restored:
+                self._say_changed(changed, restored)
             report.stdout_from, report.stderr_from = stdout_end, stderr_end
             report.stdout_to = stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
             report.stderr_to = stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
@@ -107,13 +112,19 @@ class SyncLoop:
             if not clean:
                 # What outlives our patience is left to the nursery, which cleans up after a death.
                 os.kill(self._pid, signal.SIGKILL)
-            if leaked:
+            if leaked or not restored:
                 return  # what was not entered goes to our successor
 
     def _say_leaked(self, count: int) -> None:
         left = f"{count} descriptors" if count > 0 else "so many descriptors that there are no more"
         text = f"unstuck: this job, or those before it in this runner, left {left} open; the runner is replaced.\n"
         os.write(self._stderr, text.encode())
+
+    def _say_changed(self, changed: str, restored: bool) -> None:
+        text = f"unstuck: this job changed {changed} of its process. " if changed else "unstuck: "
+        text += "The next job finds them as before." if restored else "The runner is replaced: not all can be restored."
+        text += "\n"
+        os.write(self._stderr, text.encode(errors="backslashreplace"))
 
     def _wait(self) -> bool:
         """Wait for a permit, and read frames meanwhile: a frame larger than the socket comes in parts, and its

@@ -52,6 +52,14 @@ class Registry(Protocol):
         """What the app wants enqueued again and again."""
         ...
 
+    def use_ledger(self, url: str) -> None:
+        """Take the ledger of this URL instead of the one that the code names."""
+        ...
+
+    def ledger_note(self) -> str:
+        """Return, only once, a sentence about an address of another ledger that was not used; else ""."""
+        ...
+
     def manifest_settings(self) -> bytes:
         """The app's settings as JSON (see `unstuck.config.dump`): the worker never imports the app itself."""
         ...
@@ -80,3 +88,5 @@ class Manifest(msgspec.Struct, frozen=True):
     containment: str = ""
     """How what a job started is made to die with it, in words."""
     schedules: tuple[ScheduleDefinition, ...] = ()
+    note: str = ""
+    """What the app's owner should know about the choice of the ledger."""

@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -86,8 +87,11 @@ class Trace:
             os.close(fd)
 
     @classmethod
-    def open_abandoned(cls, path: Path) -> Self | None:
-        """Open a page of this user if all that lived by it are dead, and lock it until it is closed; else None."""
+    def open_abandoned(cls, path: Path, wanted: Callable[[Self], bool] = lambda page: True) -> Self | None:
+        """Open a page of this user if all that lived by it are dead, and lock it until it is closed; else None.
+
+        A page that is not `wanted` is not locked either, not even for a moment: whoever wants it would find it locked
+        and take its worker for alive."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -96,8 +100,17 @@ class Trace:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
                 return None
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls._map(path, fd)
+            page = cls._map(path, fd)
+            try:
+                if not wanted(page):
+                    page.close()
+                    return None
+                # The mapping keeps a descriptor of its own, and so the lock.
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BaseException:
+                page.close()
+                raise
+            return page
         except (OSError, ValueError):
             return None
         finally:

@@ -172,20 +172,34 @@ class FrameBuffer:
     """Cut a stream of bytes into frames."""
 
     def __init__(self) -> None:
-        self._data = b""
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._needed = 0
+        """How many bytes must be there before another look is worth it."""
 
     def feed(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
         """Take more bytes and give every frame that is now complete; consume it before feeding again."""
-        data = self._data + data if self._data else data
+        if self._pieces:
+            # Put together once, when all of it is there: a large frame comes in many pieces.
+            self._pieces.append(data)
+            self._size += len(data)
+            if self._size < self._needed:
+                return
+            data = b"".join(self._pieces)
+            self._pieces = []
         view = memoryview(data)
         at, end = 0, len(data)
+        self._needed = HEADER.size
         while end - at >= HEADER.size:
             length, kind = HEADER.unpack_from(data, at)
             if length > MAX_FRAME_BYTES or kind > ANSWER:
                 raise CorruptStream(f"a frame of kind {kind} and {length} bytes")
             stop = at + HEADER.size + length
             if stop > end:
+                self._needed = HEADER.size + length
                 break
             yield kind, view[at + HEADER.size : stop]
             at = stop
-        self._data = data[at:]
+        if at < end:
+            self._pieces = [data[at:]]
+            self._size = end - at

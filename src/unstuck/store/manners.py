@@ -29,23 +29,38 @@ class _Hurry:
             self.count += number
 
 
+class _OwnHurry(threading.local):
+    """How many of them are in this thread."""
+
+    count = 0
+
+
 _hurrying = _Hurry()
+_own = _OwnHurry()
 
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """Have others give way while this goes on; for what takes a moment."""
+    """Have other threads give way while this goes on; for what takes a moment, and never while something is waited for
+    that may not come."""
     _hurrying.add(1)
+    _own.count += 1
     try:
         yield
     finally:
+        _own.count -= 1
         _hurrying.add(-1)
 
 
+def is_hurried() -> bool:
+    """Return whether anything in this process is in a hurry."""
+    return _hurrying.count > 0
+
+
 def give_way() -> None:
-    """Wait a moment if somebody is in a hurry. Costs next to nothing if nobody is."""
+    """Wait a moment if another thread is in a hurry and this one is not. Costs next to nothing if none is."""
     for _ in range(MOST_STEPS):
-        if not _hurrying.count:
+        if not _hurrying.count or _own.count:
             return
         time.sleep(STEP_S)
 

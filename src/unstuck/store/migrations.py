@@ -1,9 +1,9 @@
 """Know the numbered migrations of a dialect, what is still to be applied, and which code the tables work with.
 
-Migrations are files `0001_what_it_does.sql` in a package; numbers have no gaps, and a file that was
-released is never changed. Each dialect applies them under its own lock, one transaction per file, and
-writes a row about it into its `migrations` table in the same transaction. The digest in that row tells
-tables that were made by a draft of a file, before a release.
+Migrations are files `0001_what_it_does.sql` in a package. Numbers have no gaps, and a file is never changed, only
+added. Each dialect applies them under its own lock, one transaction per file, and writes a row about it into its
+`migrations` table in the same transaction. The digest in that row tells tables that were made by a draft of a file,
+before a release.
 
 Every migration states the oldest code that still works after it, in a line of its own:
 
@@ -12,7 +12,11 @@ Every migration states the oldest code that still works after it, in a line of i
 Older code than that is refused (SchemaAhead); code from that number on keeps working beside the newer
 tables. Without the line, code of the last release works on. See docs/contributing.md.
 
-    MIGRATIONS = read_migrations("unstuck.store.sqlite.migrations")
+On PostgreSQL a view may call functions. They are put in place before the migration that says so:
+
+    -- uses functions: watched_s
+
+    MIGRATIONS = read_migrations("unstuck.store.sqlite.schema")
     for migration in pending(MIGRATIONS, applied):
         ...
 """
@@ -34,6 +38,7 @@ from unstuck.version import VERSION
 
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _WORKS_WITH = re.compile(r"^-- works with code from schema: *(\d+) *$", re.MULTILINE)
+_USES = re.compile(r"^-- uses functions: *([a-z0-9_, ]+?) *$", re.MULTILINE)
 CURE_OLD = "Run `unstuck migrate` (or app.migrate())."
 CURE_FORKED = (
     "They cannot be migrated: point Unstuck at another ledger, or drop these tables if nothing in them is needed."
@@ -69,7 +74,7 @@ Applied = Mapping[int, AppliedMigration]
 class Migration:
     number: int
     name: str
-    """The file's name without its ending, such as `0001_ledger`."""
+    """The file's name without its ending, such as `0001_schema`."""
     sql: str
     last_released: int = 0
     """The newest migration of the last release of Unstuck; 0 before the first release."""
@@ -88,6 +93,11 @@ class Migration:
         if int(declared[1]) > self.number:
             raise ValueError(f"{self.name} cannot need code that is newer than itself: {declared[0]}")
         return int(declared[1])
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Return the names of the functions that must be there before this migration."""
+        return frozenset(name for names in _USES.findall(self.sql) for name in names.replace(",", " ").split())
 
 
 def read_migrations(package: str) -> tuple[Migration, ...]:
@@ -110,8 +120,8 @@ def pending(migrations: Sequence[Migration], applied: Applied, where: str) -> li
 
     Raise SchemaMismatch if the tables no longer work with this code, or are not of its kind. `where` names the ledger
     for people."""
-    _refuse_newer(migrations, applied, where)
     _refuse_forked(migrations, applied, where)
+    _refuse_newer(migrations, applied, where)
     return [migration for migration in migrations if migration.number not in applied]
 
 

@@ -76,6 +76,7 @@ class Bench:
         self,
         target: str,
         *,
+        url: str | None = None,
         max_output_bytes: int | None = None,
         max_payload_bytes: int | None = None,
         pulse_interval_s: float | None = None,
@@ -83,6 +84,7 @@ class Bench:
         cgroup: bool = True,
     ) -> None:
         self.target = target
+        self.url = url
         self.import_timeout_s = import_timeout_s
         self._asked = (max_output_bytes, max_payload_bytes, pulse_interval_s)
         self._limits = wire.Limits(0, 0, 1.0)
@@ -113,6 +115,8 @@ class Bench:
             # The death signal follows the thread that forked; the control socket tells the rest.
             die_with_parent=threading.current_thread() is threading.main_thread(),
             cgroup=self._cgroup,
+            url=self.url,
+            directory=_directory(),
         )
         with theirs:
             self._process = subprocess.Popen(
@@ -298,6 +302,13 @@ def _await_deaths(runners: list[Runner]) -> None:
         for fd, _ in poller.poll(left_s * 1000):
             poller.unregister(fd)
             waiting.discard(fd)
+
+
+def _directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it is gone; runners are in it all the same
+        return None
 
 
 def _died(process: subprocess.Popen[bytes]) -> str:

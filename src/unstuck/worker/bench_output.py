@@ -18,6 +18,17 @@ class OutputFile:
         self._start = 0
         """Where the output of the current job begins."""
         self._punched = 0
+        self._told = 0
+        """How large it was when `news` was last asked."""
+
+    def news(self, limit_bytes: int) -> bytes | None:
+        """Return the end of what the current job has printed; None if that is the same as before."""
+        size = self._size()
+        if size == self._told or not self._limit:
+            return None
+        self._told = size
+        begin = max(min(self._start, size), size - limit_bytes)
+        return os.pread(self.fd, size - begin, begin)
 
     def take(self, start: int, end: int) -> bytes:
         """Give the bounded output of a job that ended, and move on to the next."""

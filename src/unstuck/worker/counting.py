@@ -12,9 +12,9 @@ from unstuck.metrics.catalogue import (
     JOB_RETRIES,
     JOB_RUN,
     JOB_WAIT,
-    JOBS_ENDED,
     SUPERSEDED,
 )
+from unstuck.metrics.endings import count_ended
 from unstuck.metrics.tallies import Spread, Tallies
 from unstuck.store.records import Turn
 from unstuck.worker.holds import Hold
@@ -23,10 +23,11 @@ from unstuck.worker.holds import Hold
 class _Kind:
     """What is counted of one task on one queue."""
 
-    __slots__ = ("done", "queue", "run", "wait")
+    __slots__ = ("done", "queue", "run", "task", "wait")
 
-    def __init__(self, queue: str, wait: Spread, run: Spread) -> None:
+    def __init__(self, queue: str, task: str, wait: Spread, run: Spread) -> None:
         self.queue = queue
+        self.task = task
         self.wait = wait
         self.run = run
         self.done = 0
@@ -90,7 +91,7 @@ class JobCounts:
                     seen.append(kind)
                 kind.done += 1
         for kind in seen:
-            self._tallies.add(JOBS_ENDED, (kind.queue, JobState.SUCCEEDED.value), kind.done)
+            count_ended(self._tallies, kind.queue, kind.task, JobState.SUCCEEDED, kind.done)
             kind.done = 0
         for ending in turn.endings:
             kind = take(ending.token, None)
@@ -99,7 +100,7 @@ class JobCounts:
             if ending.state is JobState.PENDING:
                 self._tallies.add(JOB_RETRIES, (kind.queue, ending.error.code if ending.error is not None else ""))
             elif ending.state is not JobState.WAITING:
-                self._tallies.add(JOBS_ENDED, (kind.queue, ending.state.value))
+                count_ended(self._tallies, kind.queue, kind.task, ending.state)
 
     def written_or_lost(self, turn: Turn, held: Collection[int]) -> None:
         """Note an uncertain turn, compared with the ledger: what is not held any more was written, as a rule."""
@@ -127,6 +128,6 @@ class JobCounts:
         if kind is None:
             labels = (queue, task)
             wait, run = self._tallies.spread(JOB_WAIT, labels), self._tallies.spread(JOB_RUN, labels)
-            kind = self._kinds[labels] = _Kind(queue, wait, run)
+            kind = self._kinds[labels] = _Kind(queue, task, wait, run)
         self._latest[task] = kind
         return kind

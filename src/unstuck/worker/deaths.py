@@ -55,8 +55,9 @@ class Deaths(Hands):
         """The nursery died, and several jobs with it."""
         self._memory = MemoryLimits()
         self._pauses = Pauses(host.boottime_s())
-        self.on_death: Callable[[Claimed], None] = lambda job: None
-        """Hears of every job whose runner died unasked: the health of this worker."""
+        self.on_death: Callable[[Claimed, float | None], tuple[int, int]] = lambda job, beside_since_s: (0, 0)
+        """Hears of every job whose runner died unasked, and when the oldest of the others began. Returns how many
+        different jobs died here since one ended otherwise, and how often this one did before."""
         selector.register(bench, selectors.EVENT_READ, self._read_bench)
 
     def _read_bench(self, _events: int) -> None:
@@ -152,21 +153,35 @@ class Deaths(Hands):
         counts = not exit.cause.endswith(LEASE_ENDED)
         # Those whose end we decided ourselves are not among the suspects.
         shared = crew.is_async and sum(1 for other in begun if other.stop is None) > 1
-        died = Died(exit.cause, code, counts=counts, shared="process" if shared else self._lost_together())
-        if hold.stop is None:
-            log.error("Worker died unexpectedly", job_id=job.job_id, task=job.task, cause=exit.cause)
-            if counts:
-                self.on_death(job)
+        unasked = hold.stop is None and counts
+        in_a_row, died_here = self.on_death(job, self._beside_since_s(crew)) if unasked else (0, 0)
+        lost = "process" if shared else self._lost_together()
+        died = Died(exit.cause, code, counts=counts, shared=lost, in_a_row=in_a_row, died_here=died_here)
         began_s = hold.given_s if crew.is_async else crew.since_s
         ran_s = now_s - began_s
         self.counts.ran(hold, began_s, ran_s)
         company = [other.job.job_id for other in begun]
         outcome = autopsies.explain(hold.stop.fate if hold.stop else died, death, hold, ran_s, company)
-        self._outbox.endings.append(conclude(hold.attempt(), outcome))
+        ending = conclude(hold.attempt(), outcome)
+        self._outbox.endings.append(ending)
+        if hold.stop is None:
+            self.outcome_log.runner_died(job, ending, exit.cause, exit.pid or crew.runner.pid, now_s)
+        else:
+            self.outcome_log.ended(job, ending, now_s)
         if not crew.shared:
             stdout, stderr = crew.runner.last_output()
             self._outbox.put_output(Output(job.job_id, job.token, stdout, stderr))
-        self._count_one()
+        # Not counted as processed: nothing was done.
+        self.ended_since_turn += 1
+
+    def _beside_since_s(self, dead: Crew) -> float | None:
+        """Return when the oldest of the jobs began that other runners still run; None if there is none."""
+        begun = [
+            min(hold.given_s for hold in crew.jobs.values()) if crew.is_async else crew.since_s
+            for crew in self.roster.crews.values()
+            if crew is not dead and crew.jobs and crew.gone_s is None
+        ]
+        return min(begun, default=None)
 
     def _lost_together(self) -> Literal["worker"] | None:
         return "worker" if self._in_company else None

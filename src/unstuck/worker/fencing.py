@@ -26,8 +26,13 @@ def must_stop_at_s(hold: Hold, confirmed_s: float) -> float | None:
     """Give when this job must be stopped unless a beat is confirmed; None where it may go on.
 
     A job that would fail, not be retried, goes on: nobody else will take it, and it settles if its token
-    still stands.
+    still stands. One that is past its deadline is ended by a reaper as soon as its worker is suspect, and may be
+    retried then, whatever its `on_crash` says. On an event loop it shares a process, and is left to its worker.
     """
-    if hold.lease_s is None or not hold.retried_elsewhere:
-        return None
-    return lease_end_s(confirmed_s, hold.lease_s)
+    ends = []
+    if hold.lease_s is not None and hold.retried_elsewhere:
+        ends.append(lease_end_s(confirmed_s, hold.lease_s))
+    timeout_s = hold.policy.timeout_s
+    if timeout_s is not None and hold.given_s and not hold.is_async:
+        ends.append(max(hold.given_s + timeout_s, lease_end_s(confirmed_s, hold.unheard_s)))
+    return min(ends, default=None)

@@ -17,9 +17,10 @@ from unstuck.domain.states import JobState, WorkerState
 from unstuck.logs import logger
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.settling import attempt_of
+from unstuck.runner.last_words import WordsFile
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace
-from unstuck.store.records import Held, HeldJob, Pulse, Turn, Wish
+from unstuck.store.records import Claimed, Held, HeldJob, Pulse, Turn, Wish
 from unstuck.worker.asked_stacks import AskedStacks, StackAsked
 from unstuck.worker.bench import Bench
 from unstuck.worker.counting import JobCounts
@@ -27,6 +28,7 @@ from unstuck.worker.draining import Drain
 from unstuck.worker.health import WorkerHealth
 from unstuck.worker.heartbeat import Beaten, Heartbeat, Rung
 from unstuck.worker.holds import Hold
+from unstuck.worker.leaving import UNREACHABLE, outcomes_left, report_outcomes_left, report_running
 from unstuck.worker.mailbox import Broken, Mailbox, Outdated
 from unstuck.worker.movement import Movement
 from unstuck.worker.outbox import Outbox
@@ -63,6 +65,7 @@ class Floor:
         mailbox: Mailbox,
         wheel: Wheel,
         born_s: float,
+        words: WordsFile | None = None,
         health: WorkerHealth | None = None,
         tallies: Tallies | None = None,
     ) -> None:
@@ -78,7 +81,8 @@ class Floor:
         self._heartbeat: Heartbeat | None = None
         self._tasks = tuple(task.name for task in manifest.tasks)
         async_tasks = frozenset(task.name for task in manifest.tasks if task.is_async)
-        self._terms = Terms(settings.recovery.running_stale_after_s, async_tasks, self._quicken)
+        recovery = settings.recovery
+        self._terms = Terms(recovery.running_stale_after_s, async_tasks, self._quicken, recovery.claimed_stale_after_s)
         self._run_ahead = any(task.policy.on_crash == "retry" for task in manifest.tasks)
         self._pace = Pace()
         self._outbox = Outbox()
@@ -86,14 +90,17 @@ class Floor:
         self._selector.register(mailbox, selectors.EVENT_READ, self._read_mail)
         self._runners = Runners(bench, trace, worker_id, settings, slots, self._selector, self._outbox, self._pace)
         self._runners.confirm(born_s)
+        self._runners.roster.words = words
         self._health = health or WorkerHealth()
-        self._runners.on_death = self._health.saw_death
+        self._runners.on_death = self._saw_death
         self._counts = self._runners.counts = JobCounts(tallies or Tallies())
         self._confirmed_s = born_s
         self._hand: deque[Hold] = deque()
         """CLAIMED, waiting for a free slot."""
         self._starting: dict[int, Hold] = {}
         """Becoming RUNNING in the turn that is on its way."""
+        self._forgotten: list[Held] = []
+        """Begun here, and CLAIMED again by a ledger that forgot it: to become RUNNING once more."""
         self._asked: Turn | None = None
         self._handed_in: dict[int, int] = {}
         """By slot, the attempts whose ends are all known once the turn on its way is written."""
@@ -123,6 +130,15 @@ class Floor:
         if self._heartbeat is not None:
             self._heartbeat.quicken(interval_s)
 
+    def _saw_death(self, job: Claimed, beside_since_s: float | None) -> tuple[int, int]:
+        # What ended well since the last claim counts first.
+        self._health.saw_processed(self._runners.processed, host.boottime_s())
+        died_here = self._health.died_here(job.job_id)
+        if self._health.saw_death(job, beside_since_s=beside_since_s) and self._heartbeat is not None:
+            # Before the next heartbeat is due: a reaper may switch this worker off.
+            self._heartbeat.beat_soon()
+        return self._health.in_a_row, died_here
+
     def pulse(self) -> Pulse:
         """Say what a beat reports; called from the heartbeat's thread."""
         return Pulse(self._worker_id, len(self._runners.given), self._runners.processed, self._health.news())
@@ -148,6 +164,7 @@ class Floor:
             self._turn_if_due()
             if self._drain is not None and self._is_empty():
                 break
+        self._runners.outcome_log.close()
         self._selector.close()
         return not self._declared_dead
 
@@ -256,7 +273,8 @@ class Floor:
             hold = self._hand.popleft()
             self._starting[hold.token] = hold
             chosen.append(Held(hold.job.job_id, hold.token))
-        return tuple(chosen)
+        forgotten, self._forgotten = self._forgotten, []
+        return (*chosen, *forgotten)
 
     def _wish(self, now_s: float, *, busy: bool) -> Wish | None:
         if self._drain is not None or not (busy or self._rung or now_s >= self._look_at_s):
@@ -293,7 +311,7 @@ class Floor:
         if message.deferred is None:
             self._runners.roster.note_settled(self._handed_in)
         else:
-            self._defer(message.deferred, now_s)
+            self._defer(message, message.deferred, now_s)
         self._pace.saw_turn(message.duration_s)
         self._pace.saw_ends(self._runners.ended_since_turn, now_s - self._turned_s, now_s)
         self._runners.ended_since_turn, self._turned_s = 0, now_s
@@ -309,6 +327,8 @@ class Floor:
             self._outbox.returned = set()
         begun = (self._starting.pop(held.token, None) for held in turn.start)
         self._runners.ready.extend(hold for hold in begun if hold is not None)
+        # What the ledger had forgotten is ended by the next comparison, unless it still runs.
+        self._compare_wanted |= any(held.token in self._runners.begun for held in turn.start)
         if failpoints.active and answer.claimed:
             failpoints.reached("worker.after_claim")
         ahead = 0
@@ -318,14 +338,14 @@ class Floor:
             (self._runners.ready if job.running else self._hand).append(hold)
         if answer.claimed:
             self._pace.saw_claimed(ahead, len(answer.claimed))
-        if turn.wish is not None and len(answer.claimed) >= turn.wish.limit:
-            self._rung = True  # There was more than we asked for.
+        if turn.wish is not None and (answer.more or len(answer.claimed) >= turn.wish.limit):
+            self._rung = True  # There was more than we asked for, or than fits into an answer.
         if answer.next_due_in_s is not None and self._heartbeat is not None:
             self._heartbeat.promote_in(answer.next_due_in_s)
 
-    def _defer(self, turn: Turn, now_s: float) -> None:
+    def _defer(self, message: TurnDone, turn: Turn, now_s: float) -> None:
         """Keep for later what another session of the database locked; everything else goes on."""
-        self._outbox.defer(turn, now_s)
+        self._outbox.defer(turn, now_s, message.reasons)
         for held in turn.start:
             hold = self._starting.pop(held.token, None)
             if hold is not None:
@@ -349,11 +369,16 @@ class Floor:
         # What a runner is still in is handed in when it has ended: somebody else may take it then.
         ours |= self._runners.being_stopped()
         for token, item in theirs.items():
-            if token not in ours:
+            if item.state is JobState.CLAIMED and token in self._runners.begun:
+                # A failover to a server that lagged behind: what is only claimed cannot be ended.
+                self._forgotten.append(Held(item.job_id, token))
+            elif token not in ours:
                 self._part_with(item)
         self._counts.keep_only(theirs)
-        self._hand = deque(hold for hold in self._hand if hold.token in theirs)
-        self._runners.ready = deque(hold for hold in ready if hold.token in theirs)
+        unbegun = [hold for hold in ready if hold.token in theirs]
+        again = [hold for hold in unbegun if theirs[hold.token].state is JobState.CLAIMED]
+        self._hand = deque((*again, *(hold for hold in self._hand if hold.token in theirs)))
+        self._runners.ready = deque(hold for hold in unbegun if hold not in again)
         now_s = host.boottime_s()
         for token in [token for token in given if token not in theirs]:
             self._runners.stop_superseded(token, now_s)
@@ -404,10 +429,13 @@ class Floor:
 
     def _tick(self, now_s: float) -> None:
         self._runners.tick(now_s)
+        self._runners.outcome_log.tend(now_s)
         if now_s >= self._note_at_s and self._heartbeat is not None:
             self._note_at_s = now_s + NOTE_S
             if notes := self._runners.take_notes(now_s):
                 self._heartbeat.note_soon(notes)
+            if late := self._outbox.take_late(now_s):
+                self._heartbeat.note_deferred_soon(late)
         if (news := self._stacks.take(now_s) + self._runners.take_news()) and self._heartbeat is not None:
             self._heartbeat.tell_soon(news)
         patience_s = MAX_WAIT_IN_HAND_S if self._drain is None else 0.0
@@ -445,25 +473,17 @@ class Floor:
         if self._drain is None:
             self._begin_drain(self._settings.shutdown_grace_s)
 
-    def _abandon_outcomes(self, error: SchemaMismatch) -> None:
-        turns = [turn for turn in (self._asked, self._uncertain) if turn is not None]
-        done = [*self._outbox.done, *(item for turn in turns for item in turn.done)]
-        endings = [*self._outbox.endings, *(item for turn in turns for item in turn.endings)]
-        for item in done:
-            log.error("The outcome of a job could not be recorded", job_id=item.job_id, outcome=JobState.SUCCEEDED)
-        for ending in endings:
-            log.error("The outcome of a job could not be recorded", job_id=ending.job_id, outcome=ending.state)
-        raise error
-
     def _is_empty(self) -> bool:
         assert self._drain is not None
         now_s = host.boottime_s()
         if self.outdated is not None and not self._runners.given:
             self._drain.nothing_runs(now_s, self._settings.shutdown_grace_s)
         if self._drain.gives_up(now_s):
+            why = UNREACHABLE if self.outdated is None else str(self.outdated)
+            report_outcomes_left(outcomes_left(self._outbox, (self._asked, self._uncertain), why))
+            report_running(self._runners.job_ids())
             if self.outdated is not None:
-                self._abandon_outcomes(self.outdated)
-            log.error("The ledger could not be reached; leaving the last outcomes to the reaper")
+                raise self.outdated
             return True
         busy = self._runners.given or self._hand or self._runners.ready or self._starting or not self._outbox.is_empty
         return not busy and self._asked is None and self._uncertain is None and not self._comparing

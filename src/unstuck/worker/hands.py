@@ -14,6 +14,7 @@ from unstuck.worker.bench import Finished
 from unstuck.worker.counting import JobCounts
 from unstuck.worker.holds import Hold
 from unstuck.worker.outbox import Outbox
+from unstuck.worker.outcome_log import OutcomeLog
 from unstuck.worker.pace import Pace
 from unstuck.worker.roster import Crew, Roster
 from unstuck.worker.scribes import Scribes, written
@@ -31,9 +32,14 @@ class Hands:
         self.processed = 0
         self.ended_since_turn = 0
         self.counts = JobCounts(Tallies())
+        self.outcome_log = OutcomeLog()
         self.scribes = scribes
         self._outbox = outbox
         self._pace = pace
+
+    def job_ids(self) -> list[int]:
+        """Return the jobs that runners have."""
+        return [hold.job.job_id for token, crew in self.given.items() if (hold := crew.jobs.get(token)) is not None]
 
     def _take_reports(self, crew: Crew) -> None:
         if finished := crew.runner.read():
@@ -74,7 +80,9 @@ class Hands:
         if isinstance(outcome, Succeeded):
             self._outbox.done.append(Done(job.job_id, job.token, outcome.result))
         else:
-            self._outbox.endings.append(conclude(hold.attempt(), self._meaning(crew, hold, item, ran_s)))
+            ending = conclude(hold.attempt(), self._meaning(crew, hold, item, ran_s))
+            self._outbox.endings.append(ending)
+            self.outcome_log.ended(job, ending, host.boottime_s())
         if hold.stop is not None and crew.shared and all(other.stop is None for other in crew.jobs.values()):
             crew.runner.stacks.forget()
         if item.stdout or item.stderr:
@@ -109,5 +117,6 @@ class Hands:
         back.append(hold)
 
     def _count_one(self) -> None:
+        """Count an attempt whose code came to an end by itself."""
         self.processed += 1
         self.ended_since_turn += 1

@@ -43,6 +43,15 @@ class WorkerHealth:
         """(moment, job id) of the recent dead."""
         self._moment_s = float("-inf")
         self._moment_blame = 0.0
+        self._row: dict[int, int] = {}
+        """The different jobs that died since one ended otherwise, oldest first, and how often each did."""
+        self._guilty: dict[int, None] = {}
+        """Jobs that died here before another one ended otherwise: when they die again, it is their doing."""
+        self._row_since_s = 0.0
+        self._survivor = False
+        """Another job ran well beside the last death."""
+        self._probes = 0
+        """Deaths since everything was seen to die here."""
         self._rest_until_s = 0.0
         self._wait_until_s: float | None = None
         self._sent = self._told = Health()
@@ -61,24 +70,54 @@ class WorkerHealth:
         if disabled:
             log.warning("This host is disabled: the worker takes no jobs until `unstuck workers enable --host` is used")
 
-    def saw_death(self, job: Claimed, now_s: float | None = None) -> None:
-        """Note a job whose runner died unasked; not one that we ended ourselves."""
+    @property
+    def in_a_row(self) -> int:
+        """How many different jobs died in a row; 0 while another one runs well beside them."""
+        return 0 if self._survivor else len(self._row)
+
+    @property
+    def at_fault(self) -> bool:
+        """Everything dies here, so it is not the jobs."""
+        return self.in_a_row >= health.IN_A_ROW
+
+    def died_here(self, job_id: int) -> int:
+        """Return how often a job died here since another one ended otherwise."""
+        return self._row.get(job_id, 0)
+
+    def saw_death(self, job: Claimed, now_s: float | None = None, beside_since_s: float | None = None) -> bool:
+        """Note a job whose runner died unasked; not one that we ended ourselves. Return whether others should hear of
+        it at once, since everything dies here.
+
+        `beside_since_s` is when the oldest of the other jobs that still run began."""
         now_s = host.boottime_s() if now_s is None else now_s
-        blame = health.blame(job.crashes, job.suspicions)
-        if now_s - self._moment_s > health.SAME_MOMENT_S:
+        another_moment = now_s - self._moment_s > health.SAME_MOMENT_S
+        was_at_fault = self.at_fault
+        self._extend_row(job.job_id, now_s, beside_since_s, another_moment)
+        if self.at_fault and not was_at_fault:
+            log.error(
+                "Every job dies on this worker: it tries one at a time until one ends otherwise. Look at its host",
+                jobs=len(self._row),
+            )
+        blame = health.blame(job.crashes, job.suspicions, at_fault=self.at_fault)
+        if another_moment:
             self._moment_s, self._moment_blame = now_s, 0.0
         self._died.append((self._moment_s, job.job_id))
         added = max(0.0, blame - self._moment_blame)
         self._moment_blame += added
         self._weight = _Weight(self._weight_now(now_s) + added, now_s)
         # Who hands in a death must not take the next job in the same breath: the sick would be the quickest of all.
-        self._rest_until_s = now_s + health.delay_s(self._weight.value)
+        rest_s = health.probe_delay_s(self._probes) if self.at_fault else 0.0
+        self._rest_until_s = now_s + max(rest_s, health.delay_s(self._weight.value))
+        return self.at_fault and (another_moment or len(self._row) == health.IN_A_ROW)
 
     def saw_processed(self, processed: int, now_s: float) -> None:
         """Note how many jobs ended here in this life."""
         if self._weight.value and processed > self._counted:
             left = health.faded(self._weight.value, now_s - self._weight.at_s, processed - self._counted)
             self._weight = _Weight(left, now_s)
+        if processed > self._counted and self._row:
+            self._convict_row()
+            self._rest_until_s = min(self._rest_until_s, now_s + health.delay_s(self._weight_now(now_s)))
         self._counted = processed
 
     def hold_back(self, now_s: float, *, busy: bool) -> bool:
@@ -96,7 +135,7 @@ class WorkerHealth:
 
     def withheld(self, slots: int, now_s: float) -> int:
         """Give how many slots stay empty."""
-        return slots - health.usable_slots(self._weight_now(now_s), slots)
+        return slots - health.usable_slots(self._weight_now(now_s), slots, at_fault=self.at_fault)
 
     def wait_s(self, now_s: float, at_most_s: float) -> float:
         """Give how long the floor may sleep before it must ask again."""
@@ -117,6 +156,8 @@ class WorkerHealth:
             # Trusted again is trusted: what is held against it from before would switch it off at once.
             self._weight, self._rest_until_s = _Weight(0.0, 0.0), 0.0
             self._died.clear()
+            self._guilty.clear()
+            self._forget_row()
             # The ledger forgot it in the same moment.
             self._sent = self._told = Health()
 
@@ -127,17 +168,24 @@ class WorkerHealth:
         now_s = host.boottime_s() if now_s is None else now_s
         now, told = self.now(now_s), self._told
         heavier = self._scales is not None and self._scales.news(now_s)
-        if not heavier and now.deaths <= told.deaths and TOLD_AGAIN_AT * told.weight <= now.weight <= told.weight:
+        if (
+            not heavier
+            and now.deaths <= told.deaths
+            and now.in_a_row == told.in_a_row
+            and TOLD_AGAIN_AT * told.weight <= now.weight <= told.weight
+        ):
             return None
         self._sent = now
-        news = {**self._metadata, "health": msgspec.to_builtins(now)} if now.weight else dict(self._metadata)
+        news = {**self._metadata, "health": msgspec.to_builtins(now)} if now != Health() else dict(self._metadata)
         if self._scales is not None:
             self._sent_bytes = news["memory_bytes"] = self._scales.memory_bytes
         return news
 
     def now(self, now_s: float) -> Health:
         weight = self._weight_now(now_s)
-        if not weight:
+        in_a_row = self.in_a_row if now_s - self._moment_s <= health.ROW_KEPT_S else 0
+        # Jobs that are excused wait for longer than a weight lasts: the row is told for as long as it counts.
+        if not weight and in_a_row < health.IN_A_ROW:
             return Health()
         recent = [item for item in tuple(self._died) if now_s - item[0] <= health.RECENT_S]
         return Health(
@@ -145,7 +193,36 @@ class WorkerHealth:
             deaths=len({moment_s for moment_s, _ in recent}),
             jobs=len({job_id for _, job_id in recent}),
             score=round(health.score(weight), 3),
+            in_a_row=in_a_row,
         )
+
+    def _extend_row(self, job_id: int, now_s: float, beside_since_s: float | None, another_moment: bool) -> None:
+        if now_s - self._moment_s > health.ROW_KEPT_S:
+            self._forget_row()
+        if not self._row:
+            self._row_since_s = now_s
+        if self.at_fault and another_moment:
+            self._probes += 1
+        if job_id in self._row or (len(self._row) < health.MAX_JOBS_KEPT and job_id not in self._guilty):
+            self._row[job_id] = self._row.get(job_id, 0) + 1
+        self._survivor = (
+            beside_since_s is not None
+            and beside_since_s < self._row_since_s
+            and now_s - beside_since_s >= health.SURVIVED_S
+        )
+
+    def _convict_row(self) -> None:
+        """Another job ended otherwise: the worker does not kill everything."""
+        for job_id in self._row:
+            self._guilty.pop(job_id, None)
+            self._guilty[job_id] = None
+        while len(self._guilty) > health.MAX_GUILTY_KEPT:
+            del self._guilty[next(iter(self._guilty))]
+        self._forget_row()
+
+    def _forget_row(self) -> None:
+        self._row.clear()
+        self._survivor, self._probes = False, 0
 
     def _weight_now(self, now_s: float) -> float:
         known = self._weight

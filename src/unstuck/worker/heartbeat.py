@@ -1,6 +1,7 @@
 """Prove that this worker lives, and listen for the bell, in a thread that user code cannot block."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from unstuck.logs import logger
 from unstuck.metrics.catalogue import BEAT_DELAY
 from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Bell, Ledger
-from unstuck.store.records import BeatAnswer, Progress, Pulse
+from unstuck.store.records import BeatAnswer, DeferredOutcome, Progress, Pulse
 from unstuck.worker.asked_stacks import read_word
 from unstuck.worker.mailbox import Mailbox, Outdated
 from unstuck.worker.movement import Movement
@@ -23,6 +24,7 @@ LONGEST_PAUSE_S = 1.0
 LONGEST_PAUSE_SHARE = 0.25
 """Of the heartbeat interval, where that is shorter: a worker with a short lease must be back in time."""
 PROMOTE_BATCH = 1_000
+DEFERRED_BATCH = 10_000
 FIRST_LOCKED_S = 0.02
 LONGEST_LOCKED_S = 0.5
 """Longest pause before due jobs are looked at again that an open transaction has locked."""
@@ -76,6 +78,8 @@ class Heartbeat:
         self._locked_pause_s = 0.0
         self._to_ring: set[str] = set()
         self._notes: list[Progress] = []
+        self._deferred: deque[DeferredOutcome] = deque()
+        """Outcomes that wait for a lock, and of which the ledger does not know that yet."""
         self._news: list[tuple[EventKind, int, str]] = []
         self._drain = False
         self._promises_at_s = 0.0
@@ -105,6 +109,11 @@ class Heartbeat:
             self._beat_wanted = True
             self._interrupt()
 
+    def beat_soon(self) -> None:
+        """Beat before the next heartbeat is due: there is news that others should act on."""
+        self._beat_wanted = True
+        self._interrupt()
+
     def ring_soon(self, queues: set[str]) -> None:
         """Tell other workers that jobs of these queues went back."""
         # A new set: the old one may be on its way in the other thread.
@@ -114,6 +123,11 @@ class Heartbeat:
     def note_soon(self, notes: list[Progress]) -> None:
         """Tell the ledger how far running jobs are."""
         self._notes = [*self._notes, *notes]
+        self._interrupt()
+
+    def note_deferred_soon(self, outcomes: list[DeferredOutcome]) -> None:
+        """Tell the ledger that these attempts are over, and only a lock keeps their outcomes from being written."""
+        self._deferred.extend(outcomes)
         self._interrupt()
 
     def tell_soon(self, news: list[tuple[EventKind, int, str]]) -> None:
@@ -248,6 +262,12 @@ class Heartbeat:
             notes, self._notes = self._notes, []
             # The newest of each is enough: an outage may have let them pile up.
             self._ledger.note_progress(self._worker_id, list({note.token: note for note in notes}.values()))
+        if self._deferred:
+            outcomes = list(self._deferred)[:DEFERRED_BATCH]
+            self._ledger.note_deferred(self._worker_id, outcomes)
+            # Only now: a note that could not be written is written later.
+            for _ in outcomes:
+                self._deferred.popleft()
         if self._news:
             news, self._news = self._news, []
             try:

@@ -1,5 +1,6 @@
 """A job in this worker's hands, from the claim to the settled end."""
 
+import math
 from dataclasses import dataclass, field
 
 from unstuck.domain.autopsy import DeathKind, ProgressMark
@@ -47,6 +48,8 @@ class Hold:
     """Since when no Python code ran in its process, where that is long enough to be told; else 0."""
     changed: bool = False
     """Its progress, or its silence, is not told to the ledger yet."""
+    unheard_s: float = math.inf
+    """How long its worker may be silent before it is suspect."""
     writing: int = 0
     """So many of its entries wait to be written: it waits for the ledger, and is not stalled."""
 

@@ -63,6 +63,7 @@ def birth(
         running_stale_after_s=recovery.running_stale_after_s,
         metadata=metadata,
         trace=str(trace_path(worker_id)),
+        rules=recovery.rules,
     )
 
 
@@ -78,8 +79,6 @@ def self_description(settings: Settings, manifest: Manifest, *, reaper: bool) ->
             "heartbeat_timeout_s": recovery.heartbeat_timeout_s,
             "running_stale_after_s": recovery.running_stale_after_s,
             "check_interval_s": recovery.check_interval_s,
-            "auto_requeue_stale_claimed": recovery.auto_requeue_stale_claimed,
-            "auto_fail_stale_running": recovery.auto_fail_stale_running,
             "notify": settings.notify,
         },
     }

@@ -6,7 +6,6 @@ A worker that was declared dead comes back under a new id; only a shutdown ends 
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
 
 from unstuck import config, host
 from unstuck.config import DEFAULT_QUEUE, Settings
@@ -20,6 +19,7 @@ from unstuck.reaper.ring import Neighbours
 from unstuck.reaper.sweep import Reaper
 from unstuck.reaper.timekeeper import Timekeeper
 from unstuck.reaper.watchman import Watchman
+from unstuck.runner.last_words import WordsFile, read_words, words_path
 from unstuck.runner.tasks import Manifest
 from unstuck.runner.trace import Trace, trace_path
 from unstuck.store.bookkeeping import Bookkeeper
@@ -61,14 +61,11 @@ def run_worker(
     herald = take_herald()
     expected = os.environ.pop(EXPECTED_LEDGER, None)
     signals = StopSignals()
-    bench = Bench(target)
+    bench = Bench(target, url=url)
     tallies = Tallies()
     try:
         manifest = bench.start()
         settings = config.restore(manifest.settings)
-        if url is not None:
-            config.check_url(url)
-            settings = replace(settings, url=url)
         served = _served(queues, manifest)
         # The tables are looked at over a connection of its own: a worker keeps two, and this is neither.
         first = ready_ledger(settings, expected)
@@ -138,15 +135,24 @@ class Incarnations:
         """Live one life; False when it ended because the ledger declared it dead."""
         worker_id = new_worker_id()
         trace = Trace.create(trace_path(worker_id), trace_slots(self._slots), self._ledger_id)
+        # After the page, and removed before it: whoever removes the page of a dead worker knows of both.
+        words = WordsFile.create(words_path(trace.path), self._slots)
         mailbox = Mailbox()
         try:
             self._bench.equip(trace, worker_id)
             born_s = self._register(worker_id, signals)
             self._reborn = True
-            return self._work(worker_id, trace, mailbox, born_s, signals)
+            ended_well = self._work(worker_id, trace, words, mailbox, born_s, signals)
+            if not ended_well and words is not None:
+                # Whoever declared us dead may have been on another host, and could not read this.
+                with suppress(LedgerError):
+                    self._ledger.add_last_words(list((read_words(words.path) or {}).values()))
+            return ended_well
         finally:
             signals.wake(-1)
             mailbox.close()
+            if words is not None:
+                words.unlink()
             trace.unlink()
 
     def _join(self, born: WorkerBirth, signals: StopSignals) -> float:
@@ -209,23 +215,40 @@ class Incarnations:
             queues=",".join(self._queues),
             concurrency=self._slots,
             tasks=len(self._manifest.tasks),
+            ledger=config.ledger_name(self._settings),
         )
+        if self._manifest.note:
+            log.warning(self._manifest.note)
+        if not self._manifest.tasks:
+            log.warning(
+                f"The app {self._bench.target} has no tasks, so this worker can run no job. Import the modules that "
+                "define them where the app is made, or name another app."
+            )
         if not self._manifest.fork:
             log.warning("Runners are spawned, not forked", why=self._manifest.why_spawn)
         return sent_s
 
-    def _work(self, worker_id: str, trace: Trace, mailbox: Mailbox, born_s: float, signals: StopSignals) -> bool:
+    def _work(
+        self,
+        worker_id: str,
+        trace: Trace,
+        words: WordsFile | None,
+        mailbox: Mailbox,
+        born_s: float,
+        signals: StopSignals,
+    ) -> bool:
         ledger, recovery = self._ledger, self._settings.recovery
         tallies = self._books.tallies
         watch = Reaper(ledger, recovery, by=worker_id, tallies=tallies)
-        neighbours = Neighbours(watch, worker_id) if self._with_reaper and "neighbours" in recovery.evidence else None
+        neighbours = Neighbours(watch, worker_id) if self._with_reaper else None
         watchman = Watchman(watch) if self._with_reaper else None
-        timekeeper = Timekeeper(ledger, frozenset(one.fingerprint for one in self._manifest.schedules), tallies)
+        timekeeper = Timekeeper(ledger, self._manifest.schedules, tallies)
         wheel = Wheel(ledger, worker_id, mailbox)
         floor = Floor(
             worker_id=worker_id,
             bench=self._bench,
             trace=trace,
+            words=words,
             manifest=self._manifest,
             settings=self._settings,
             queues=self._queues,

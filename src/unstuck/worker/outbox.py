@@ -1,14 +1,20 @@
 """Gather what ended since the last turn, until a turn hands it in."""
 
 from collections import deque
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.journal import CHECKPOINT_SEQ
-from unstuck.store.records import Done, Entry, FollowUp, Held, Output, Turn, Wish
+from unstuck.store.records import DeferredOutcome, Done, Entry, FollowUp, Held, Output, Turn, Wish
 
 MAX_ITEMS = 1_000
 MAX_BYTES = 8 * 1024 * 1024
 FIRST_PAUSE_S = 0.1
+NOTE_AFTER_S = 1.0
+"""A wait for a lock that is shorter than this is not worth a note in the ledger."""
+NOTE_AGAIN_S = 15.0
+"""Well below the grace after which a job past its deadline is ended (`OVERDUE_GRACE_S`)."""
 LONGEST_PAUSE_S = 1.0
 """Longest pause between two tries to write what other sessions' locks keep from the ledger."""
 
@@ -30,6 +36,10 @@ class Outbox:
         """What another session's lock kept from the ledger, and when it is tried again."""
         self._pauses: dict[int, float] = {}
         """By token, the last pause before a try."""
+        self._late: dict[int, tuple[float, DeferredOutcome]] = {}
+        """By token, ends and returns that were deferred and are not written yet, and since when."""
+        self._noted: dict[int, float] = {}
+        """By token, when `take_late` last returned it."""
 
     def __len__(self) -> int:
         return len(self.done) + len(self.endings) + len(self.releases) + len(self.entries) + len(self.checkpoints)
@@ -46,7 +56,7 @@ class Outbox:
             found |= {item.token for part in (turn.done, turn.endings, turn.release) for item in part}
         return found
 
-    def defer(self, turn: Turn, now_s: float) -> None:
+    def defer(self, turn: Turn, now_s: float, reasons: Mapping[int, str] = MappingProxyType({})) -> None:
         """Keep what could not be written because of a lock, and take it up again after a growing pause."""
         parts = (turn.done, turn.endings, turn.release, turn.entries)
         tokens = {item.token for part in parts for item in part}
@@ -55,6 +65,29 @@ class Outbox:
         pause_s = max(self._pauses.get(token, FIRST_PAUSE_S / 2) for token in tokens) * 2
         self._pauses.update(dict.fromkeys(tokens, min(pause_s, LONGEST_PAUSE_S)))
         self._blocked.append((now_s + min(pause_s, LONGEST_PAUSE_S), turn))
+        for items, is_return in ((turn.done, False), (turn.endings, False), (turn.release, True)):
+            for item in items:
+                late = DeferredOutcome(item.job_id, item.token, reasons.get(item.token, ""), is_return)
+                self._late.setdefault(item.token, (now_s, late))
+
+    def take_late(self, now_s: float) -> list[DeferredOutcome]:
+        """Return the ends and returns that have waited for a second and should be noted, each again after a while: a
+        failover may have lost the note."""
+        found = [
+            one
+            for since_s, one in self._late.values()
+            if now_s - since_s >= NOTE_AFTER_S and now_s - self._noted.get(one.token, -NOTE_AGAIN_S) >= NOTE_AGAIN_S
+        ]
+        self._noted.update(dict.fromkeys((one.token for one in found), now_s))
+        return found
+
+    def waiting(self) -> list[DeferredOutcome]:
+        """Return the ends and returns that other sessions' locks keep from the ledger."""
+        return [one for _, one in self._late.values()]
+
+    def deferred_turns(self) -> list[Turn]:
+        """Return what is kept for later because of locks."""
+        return [turn for _, turn in self._blocked]
 
     def take_up(self, now_s: float) -> None:
         """Put what was deferred long enough among the rest."""
@@ -74,6 +107,13 @@ class Outbox:
             for part in (turn.done, turn.endings, turn.release, turn.entries):
                 for item in part:
                     self._pauses.pop(item.token, None)
+            for part in (turn.done, turn.endings, turn.release):
+                self._forget_late(item.token for item in part)
+
+    def _forget_late(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self._late.pop(token, None)
+            self._noted.pop(token, None)
 
     def give_back(self, job_id: int, token: int, queue: str) -> None:
         """Return a job whose user code never ran."""
@@ -150,6 +190,9 @@ class Outbox:
         if still_held is None:
             parts = (turn.done, turn.endings, turn.release, turn.entries)
             still_held = {item.token for part in parts for item in part}
+        if self._late:
+            for part in (turn.done, turn.endings, turn.release):
+                self._forget_late(item.token for item in part if item.token not in still_held)
         self.done.extendleft(item for item in reversed(turn.done) if item.token in still_held)
         self.endings.extendleft(item for item in reversed(turn.endings) if item.token in still_held)
         self.releases.extendleft(item for item in reversed(turn.release) if item.token in still_held)

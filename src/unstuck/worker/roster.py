@@ -4,6 +4,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from unstuck.runner.last_words import WordsFile
 from unstuck.runner.trace import Trace
 from unstuck.worker.bench import Bench, Runner
 from unstuck.worker.fencing import must_stop_at_s
@@ -104,6 +105,8 @@ class Crew:
 
 class Roster:
     def __init__(self, bench: Bench, slots: int, trace: Trace) -> None:
+        self.words: WordsFile | None = None
+        """Where the last words of jobs are kept for others on this host."""
         self._bench = bench
         self._slots = slots
         self._trace = trace
@@ -226,6 +229,8 @@ class Roster:
         hold = crew.jobs.pop(token, None)
         if hold is None:
             return None
+        if self.words is not None:
+            self.words.forget(token)
         if crew.shared:
             self._async_jobs -= 1
         elif not crew.jobs:

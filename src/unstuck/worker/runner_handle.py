@@ -239,6 +239,10 @@ class Runner:
         tail_only = self.kind == "async"
         return self.stdout.peek(tail_only=tail_only), self.stderr.peek(tail_only=tail_only)
 
+    def output_news(self, limit_bytes: int) -> tuple[bytes | None, bytes | None]:
+        """Return the end of what the current job printed to stdout and stderr; None for what did not change."""
+        return self.stdout.news(limit_bytes), self.stderr.news(limit_bytes)
+
     def trim_output(self) -> None:
         """Bound the memory that a flood of output takes; to be called often while a job runs."""
         tail_only = self.kind == "async"

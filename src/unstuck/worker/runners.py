@@ -17,6 +17,7 @@ from unstuck.domain.durations import brief
 from unstuck.domain.events import EventKind
 from unstuck.domain.outcomes import Cancelled, Died, Outcome
 from unstuck.logs import logger
+from unstuck.runner.last_words import STREAM_BYTES
 from unstuck.runner.trace import Trace
 from unstuck.store.records import Progress
 from unstuck.worker import limits
@@ -255,6 +256,8 @@ class Runners(Deaths):
                 at = time.time() - (host.boottime_s() - sign.at_s)
                 hold.progress = ProgressMark(sign.done, sign.total, sign.message or "", round(at, 3))
                 hold.changed = True
+                if self.roster.words is not None:
+                    self.roster.words.note_progress(hold.job.job_id, hold.token, hold.progress)
 
     def _note_blocker(self, crew: Crew, blocker: Blocker) -> None:
         """Note who keeps a loop from turning, and tell people of it once where it takes long."""
@@ -287,6 +290,7 @@ class Runners(Deaths):
 
     def _check_crew(self, crew: Crew, now_s: float) -> None:
         crew.runner.trim_output()
+        self._keep_words(crew)
         given_s = next(iter(crew.jobs.values())).given_s
         if crew.runner.pid is None and now_s - self._pauses.excuse(given_s) > BIRTH_S:
             self._miss_birth(crew, now_s)
@@ -312,6 +316,18 @@ class Runners(Deaths):
             stopping = hold.stop is not None
             wake_s = self._stopper.next_step_s(crew, hold) if stopping else limits.look_again_s(hold, since)
             crew.look_at_s = min(crew.look_at_s, max(wake_s, now_s))
+
+    def _keep_words(self, crew: Crew) -> None:
+        """Copy the end of what the present job of a runner printed to where others can read it if we are killed."""
+        words = self.roster.words
+        if words is None or crew.is_async:
+            # Of an async runner only the jobs themselves know who of them printed what.
+            return
+        stdout, stderr = crew.runner.output_news(STREAM_BYTES)
+        if stdout is not None or stderr is not None:
+            hold = next(iter(crew.jobs.values()))
+            words.note_output(hold.job.job_id, hold.token, stdout, stderr)
+            words.note_memory(hold.token, crew.memory_bytes)
 
     def _is_awake(self, crew: Crew, pulse_s: float, now_s: float) -> bool:
         """Note when a runner can begin its first job; False when it took too long for that and was killed."""

@@ -9,6 +9,7 @@ _BLOCK = re.compile(r"^(?:Current thread|Thread) 0x|^Stack \(|^Task of job ", re
 _FIRST = {"Task": 0, "Current": 1, "Stack": 1}
 _ATTEMPT = f"{_ROOM}/async_loop.py"
 _PULSE = f"{_ROOM}/pulse.py"
+_LIFE = f"{_ROOM}/child.py"
 
 
 def tidy(text: str) -> str:
@@ -30,6 +31,8 @@ def _without_ours(block: str) -> str:
     head, *frames = block.strip().splitlines()
     # A job on a shared loop: what called it is ours, and asyncio's.
     frames = list(takewhile(lambda frame: _ATTEMPT not in frame or not frame.endswith(" in _attempt"), frames))
+    # Frames outside of the runner's life say how its process was started, whatever did that.
+    frames = list(takewhile(lambda frame: _LIFE not in frame or not frame.endswith(" in live"), frames))
     # The outermost frames are ours: cut from the last one of the user's to the end.
     while frames and (_ROOM in frames[-1] or "<frozen runpy>" in frames[-1]):
         frames.pop()

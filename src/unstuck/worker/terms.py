@@ -1,5 +1,6 @@
 """Read the rules that came with a job, once for all jobs under the same ones: few tasks, few policies."""
 
+import math
 from collections.abc import Callable
 
 from unstuck.domain.policy import Policy, decode_policy
@@ -10,8 +11,15 @@ MAX_TERMS_KEPT = 1_000
 
 
 class Terms:
-    def __init__(self, stale_after_s: float, async_tasks: frozenset[str], quicken: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        stale_after_s: float,
+        async_tasks: frozenset[str],
+        quicken: Callable[[float], None],
+        suspect_after_s: float = math.inf,
+    ) -> None:
         self._stale_after_s = stale_after_s
+        self._suspect_after_s = min(stale_after_s, suspect_after_s)
         self._async_tasks = async_tasks
         self._quicken = quicken
         self._known: dict[bytes, tuple[Policy, float | None]] = {}
@@ -21,7 +29,9 @@ class Terms:
         terms = self._known.get(job.policy)
         if terms is None:
             terms = self._read(job.policy)
-        return Hold(job, terms[0], job.task in self._async_tasks, terms[1], now_s)
+        policy, lease_s = terms
+        unheard_s = self._suspect_after_s if lease_s is None else min(lease_s, self._suspect_after_s)
+        return Hold(job, policy, job.task in self._async_tasks, lease_s, now_s, unheard_s=unheard_s)
 
     def _read(self, stored: bytes) -> tuple[Policy, float | None]:
         policy = decode_policy(stored)

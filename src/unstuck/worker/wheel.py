@@ -46,6 +46,8 @@ class TurnDone:
     """Attempts whose entries cannot be stored, and why."""
     deferred: Turn | None = None
     """What was not written, because another session of the database holds locks that it needs."""
+    reasons: dict[int, str] = field(default_factory=dict)
+    """By token, what keeps the deferred part from being written."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Wheel:
         self._pause_s = 0.0
         self._refused: dict[int, str] = {}
         self._deferred: list[Turn] = []
+        self._reasons: dict[int, str] = {}
         self._blocked: set[int] = set()
         """Tokens that were deferred: the ledger is asked about them before they are tried again."""
         self._tried_alone: dict[int, int] = {}
@@ -115,6 +118,7 @@ class Wheel:
         began_s = time.monotonic()
         self._refused = {}
         self._deferred = []
+        self._reasons = {}
         self._until_s = began_s + LOCKS_S
         try:
             answer = self._split_if_refused(turn) if not self._blocked else self._past_blocked(turn)
@@ -137,7 +141,8 @@ class Wheel:
         left = set(_jobs_of(deferred))
         self._forget_blocked(set(_jobs_of(turn)) - left)
         self._blocked |= left
-        return TurnDone(_without(turn, deferred, left), answer, duration_s, self._refused, deferred)
+        written = _without(turn, deferred, left)
+        return TurnDone(written, answer, duration_s, self._refused, deferred, self._reasons)
 
     def _forget_blocked(self, tokens: Iterable[int]) -> None:
         if self._blocked:
@@ -226,6 +231,7 @@ class Wheel:
     def _defer(self, turn: Turn, reason: str, holders: dict[int, str] | None = None) -> TurnAnswer:
         """Hand a part of the turn back to the floor, which sends it again later; say so once for each attempt."""
         self._deferred.append(turn)
+        self._reasons.update({token: (holders or {}).get(job_id, reason) for token, job_id in _jobs_of(turn).items()})
         fresh = {token: job_id for token, job_id in _jobs_of(turn).items() if token not in self._blocked}
         self._blocked.update(fresh)
         for job_id in list(fresh.values())[:MAX_NAMED]:
@@ -347,4 +353,5 @@ def _merged(answers: list[TurnAnswer]) -> TurnAnswer:
         claimed=tuple(job for answer in answers for job in answer.claimed),
         superseded=frozenset(pair for answer in answers for pair in answer.superseded),
         next_due_in_s=next((a.next_due_in_s for a in answers if a.next_due_in_s is not None), None),
+        more=any(answer.more for answer in answers),
     )

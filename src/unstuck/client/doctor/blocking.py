@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from unstuck.client.blockers import end_blocker, name_blocker
 from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.facts import Facts, Limits
-from unstuck.client.doctor.finding import Finding, count, info, named, problem, warning
+from unstuck.client.doctor.finding import Finding, capital, count, info, named, problem, warning
 from unstuck.domain.durations import brief
 from unstuck.store.diagnosis import Blocker, Diagnosis
 
@@ -22,13 +23,11 @@ def check_blocking(facts: Facts, _diagnosis: Diagnosis | None, limits: Limits) -
 
 
 def _writes(blocker: Blocker) -> Finding:
-    who = "Another process" if not blocker.name else f"Process {blocker.name}"
-    command = f" ({blocker.query})" if blocker.query else ""
     since = brief(blocker.age_s or 0.0)
-    end = f"End its transaction. If no one can, end it: `kill {blocker.name}`." if blocker.name else "End it."
+    end = f"End its transaction. If no one can, end it: `{end_blocker(blocker)}`." if blocker.name else "End it."
     return problem(
         Code.BLOCKING_TRANSACTION,
-        f"{who}{command} keeps the write lock of the ledger's file",
+        f"{capital(name_blocker(blocker))} keeps the write lock of the ledger's file",
         f"It has kept it for at least {since}, and no one else can write meanwhile: enqueues, heartbeats and outcomes "
         "wait. This time counts against no worker.",
         f"{end} Look for a database browser, a backup or a script that left a transaction open.",
@@ -48,24 +47,12 @@ def _blocks(blocker: Blocker, stuck: bool) -> Finding:
         say = warning
     return say(
         Code.BLOCKING_TRANSACTION,
-        f"{_who(blocker)} has had a transaction open for {age}",
+        f"{capital(name_blocker(blocker))} has had a transaction open for {age}",
         f"No one can change what it has locked or written in the ledger until it ends.{tables} {_waits(blocker)}"
         f"{_jobs(blocker)}{query and query.rstrip('.') + '.'}",
         _cure(blocker),
         **_facts(blocker),
     )
-
-
-def _who(blocker: Blocker) -> str:
-    if blocker.kind == "prepared":
-        return f"The prepared transaction {blocker.name!r}" if blocker.name else "A prepared transaction"
-    parts = [
-        f"user {blocker.user}" if blocker.user else "",
-        f"application {blocker.application!r}" if blocker.application else "",
-        blocker.state,
-    ]
-    note = ", ".join(part for part in parts if part)
-    return f"Session {blocker.name}" + (f" ({note})" if note else "")
 
 
 def _jobs(blocker: Blocker) -> str:
@@ -90,7 +77,7 @@ def _cure(blocker: Blocker) -> str:
     hidden = (
         " To see its age and its statement, `grant pg_read_all_stats` to this role." if blocker.age_s is None else ""
     )
-    return f"{_SOON} If no one can end it: `select pg_terminate_backend({blocker.name})`.{hidden}"
+    return f"{_SOON} If no one can end it: `{end_blocker(blocker)}`.{hidden}"
 
 
 def _facts(blocker: Blocker) -> dict[str, Any]:

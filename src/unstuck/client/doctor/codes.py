@@ -34,6 +34,9 @@ class Code(StrEnum):
     QUARANTINED = "quarantined"
     LINE_STUCK = "line-stuck"
     WORKFLOW_PAUSED = "workflow-paused"
+    # Jobs that fail
+    TASK_FAILING = "task-failing"
+    SCHEDULE_FAILING = "schedule-failing"
     # Schedules
     SCHEDULE_PAUSED = "schedule-paused"
     SCHEDULE_UNKNOWN = "schedule-unknown"
@@ -45,10 +48,13 @@ class Code(StrEnum):
     FAIL_SWITCHED_OFF = "fail-switched-off"
     # Workers
     IDLE_WORKER = "idle-worker"
+    EVERYTHING_DIES = "everything-dies"
     WORKER_DISABLED = "worker-disabled"
     LATE_BEATS = "late-beats"
     SILENT_WORKER = "silent-worker"
     DEAD_WORKER_HOLDS_JOBS = "dead-worker-holds-jobs"
+    # The ZeroMQ broker
+    MDP_DROPPED = "mdp-dropped"
     # Clocks
     CLOCK_DIFFERS = "clock-differs"
     CLOCK_STEP = "clock-step"

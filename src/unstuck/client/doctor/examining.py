@@ -7,7 +7,9 @@ from unstuck.client.doctor.blocking import check_blocking
 from unstuck.client.doctor.clocks import check_clocks
 from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.containing import check_containment
+from unstuck.client.doctor.dropped import check_dropped
 from unstuck.client.doctor.facts import Facts, Limits, Trouble
+from unstuck.client.doctor.failing import check_failing
 from unstuck.client.doctor.finding import Finding, in_order, problem
 from unstuck.client.doctor.fleet import check_fleet
 from unstuck.client.doctor.flows import check_workflows
@@ -27,11 +29,13 @@ Check = Callable[[Facts, Diagnosis, Limits], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (
     check_waiting,
     check_lines,
+    check_failing,
     check_scheduled,
     check_workflows,
     check_schedules,
     check_recovery,
     check_fleet,
+    check_dropped,
     check_clocks,
     check_watch,
     check_servers,
@@ -62,7 +66,7 @@ def in_trouble(trouble: Trouble) -> Finding:
             code, what = Code.NO_LEDGER, "There is no ledger here yet"
             cure = "Run `unstuck migrate`, start a worker or enqueue a job; or name another ledger with --url or --app."
         case "behind":
-            code, what = Code.SCHEMA_BEHIND, "The tables are older than this code"
+            code, what = Code.SCHEMA_BEHIND, "The tables or functions are older than this code"
             cure = "Run `unstuck migrate`; workers of the last release keep working meanwhile."
         case "ahead":
             code, what = Code.SCHEMA_AHEAD, "The tables are newer than this code and no longer work with it"

@@ -6,6 +6,7 @@ import msgspec
 
 from unstuck.config import Settings
 from unstuck.domain.states import LIVING
+from unstuck.notify.failures import NO_FAILURES, Failures
 from unstuck.store.diagnosis import Blocker, Diagnosis
 from unstuck.store.records import LineRecord, ScheduleRecord, TaskRecord, WorkerRecord, WorkflowRecord
 
@@ -15,6 +16,12 @@ TroubleKind = Literal["unreachable", "busy", "standby", "none", "behind", "ahead
 class Limits(msgspec.Struct, frozen=True):
     """From where on the doctor speaks up."""
 
+    failing_share: float = 0.2
+    """A task of whose jobs this share failed lately is worth a warning."""
+    mostly_failing_share: float = 0.5
+    """A task of whose jobs this share failed lately is a problem."""
+    dropped_s: float = 3600.0
+    """How long messages that a broker dropped are worth a warning."""
     far_s: float = 86_400.0
     """A job scheduled further off is worth a mention."""
     soon_s: float = 3600.0
@@ -83,6 +90,10 @@ class Facts(msgspec.Struct, frozen=True):
     lines: tuple[LineRecord, ...] = ()
     """Lines in which somebody stands, as far as one looks."""
     tasks: tuple[TaskRecord, ...] = ()
+    failures: Failures = NO_FAILURES
+    dropped: dict[str, int] = {}
+    """Messages that the ZeroMQ broker dropped lately, by why."""
+    """Tasks and schedules whose jobs fail."""
     blockers: tuple[Blocker, ...] = ()
     """Transactions that hold locks of the ledger, known even if nothing else can be read."""
 

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from unstuck.client.doctor.codes import Code
 from unstuck.client.doctor.facts import Facts, Limits, Standstill
 from unstuck.client.doctor.finding import Finding, count, info, named, problem, warning
+from unstuck.client.doctor.metadata import own
 from unstuck.client.explaining import is_well
 from unstuck.domain.durations import brief
+from unstuck.domain.health import IN_A_ROW, read_health
 from unstuck.domain.states import LIVING, Door, WorkerState
 from unstuck.store.diagnosis import Diagnosis
 from unstuck.store.records import WorkerRecord
@@ -24,6 +26,7 @@ def check_fleet(facts: Facts, diagnosis: Diagnosis, limits: Limits) -> Iterator[
         elif worker.silent_s > LATE_INTERVALS * worker.heartbeat_interval_s + diagnosis.round_trip_s:
             yield _late(worker)
     yield from (_disabled(worker) for worker in facts.living if worker.disabled is not None)
+    yield from (_kills_all(worker) for worker in facts.living if worker.disabled is None and _in_a_row(worker))
     yield from (_idle(standstill) for standstill in facts.standstills if is_idle(standstill))
 
 
@@ -42,10 +45,33 @@ def is_idle(seen: Standstill) -> bool:
     before, after = seen.before, seen.after
     if (before.processed, before.held) != (after.processed, after.held):
         return False
+    if _in_a_row(after):
+        # It takes one job at a time, with pauses, since all of them die.
+        return False
     waited_for = has_room(after) and bool(seen.ready_ids) and seen.left_ids == seen.ready_ids
     # What runs is told with the beat, and what is held is not: only a beat later both are about the same jobs.
     same = after.last_seen_at > before.last_seen_at and before.running == after.running
     return waited_for or (same and sits_on_jobs(before) and sits_on_jobs(after))
+
+
+def _in_a_row(worker: WorkerRecord) -> int:
+    """Return how many different jobs died on a worker in a row if that is too many to be chance, else 0."""
+    health = read_health(own(worker).get("health"))
+    # Several that died in one moment may have one cause.
+    return health.in_a_row if health.in_a_row >= IN_A_ROW and health.deaths != 1 else 0
+
+
+def _kills_all(worker: WorkerRecord) -> Finding:
+    return problem(
+        Code.EVERYTHING_DIES,
+        f"Every job dies on worker {worker.name} ({worker.id}) on {worker.host}: {_in_a_row(worker)} different ones",
+        "None ended otherwise since. Their crashes count as the worker's: it tries one job at a time, and those that "
+        "died wait, for up to an hour.",
+        f"Look at {process(worker)}: its memory, its disk, its libraries. `unstuck jobs --error WORKER_CRASHED` lists "
+        "the jobs, `unstuck why ID` tells how each died. The next job that ends well puts it right.",
+        worker=worker.id,
+        jobs=_in_a_row(worker),
+    )
 
 
 def _may_work(worker: WorkerRecord) -> bool:

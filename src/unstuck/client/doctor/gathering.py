@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 from unstuck import host
+from unstuck.client.doctor.dropped import look_at_dropped
 from unstuck.client.doctor.facts import Facts, Host, Limits, Standstill, Trouble
 from unstuck.client.doctor.fleet import has_room, sits_on_jobs
 from unstuck.client.doctor.metadata import noted
@@ -20,13 +21,14 @@ from unstuck.domain.errors import (
 )
 from unstuck.domain.states import LIVING, JobState
 from unstuck.domain.workflow import WorkflowState
+from unstuck.notify.failures import look_at_failures
 from unstuck.runner import containment
 from unstuck.store.contract import Ledger
 from unstuck.store.diagnosis import Blocker, Diagnosis, QueueLook
-from unstuck.store.records import WorkerRecord, WorkflowRecord
+from unstuck.store.records import JobRecord, WorkerRecord, WorkflowRecord
 
 LOOK_AGAIN_S = 10.0
-"""So long we wait at most for the next beat of a worker that seems to do nothing."""
+"""How long we wait at most for the next beat of a worker that seems to do nothing."""
 LOOK_EVERY_S = 0.1
 ALONE_S = 1.0
 MAX_SUSPECTED = 20
@@ -36,8 +38,12 @@ MAX_LINES = 1_000
 MAX_PAUSED = 5
 
 
-def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> Facts:
-    """Look at everything once; trouble with the ledger is a fact like any other."""
+def gather(
+    ledger: Ledger, settings: Settings, limits: Limits | None = None, *, about: JobRecord | None = None
+) -> Facts:
+    """Look at everything once; trouble with the ledger is a fact like any other.
+
+    `about`: only workers that concern this job are looked at twice, which takes seconds."""
     limits = limits or Limits()
     blockers: tuple[Blocker, ...] = ()
     try:
@@ -50,9 +56,11 @@ def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> 
         schedules = tuple(ledger.schedules())
         tasks = tuple(ledger.tasks())
         limited = frozenset(one.name for one in ledger.queue_limits() if one.limit)
-        standstills = _look_twice(ledger, settings, diagnosis, workers, limited)
+        standstills = _look_twice(ledger, settings, diagnosis, _concerned(workers, about), limited)
         lines = tuple(ledger.lines(limit=MAX_LINES))
         paused = tuple(_paused(ledger))
+        failures = look_at_failures(ledger, limits.failing_share)
+        dropped = look_at_dropped(ledger, limits.dropped_s)
     except LedgerBusy as error:
         blockers = blockers or _blockers(ledger, limits)
         return Facts(settings, look_at_host(()), trouble=trouble_of(error), blockers=blockers)
@@ -68,6 +76,8 @@ def gather(ledger: Ledger, settings: Settings, limits: Limits | None = None) -> 
         schedules=schedules,
         lines=lines,
         tasks=tasks,
+        failures=failures,
+        dropped=dropped,
         blockers=blockers,
     )
 
@@ -116,6 +126,14 @@ def look_at_host(workers: tuple[WorkerRecord, ...]) -> Host:
         found.close()
 
 
+def _concerned(workers: tuple[WorkerRecord, ...], about: JobRecord | None) -> tuple[WorkerRecord, ...]:
+    """Return those of the workers that could take a job or hold it; all of them if it is not about one job."""
+    if about is None:
+        return workers
+    waits = about.state is JobState.PENDING
+    return tuple(one for one in workers if one.id == about.worker_id or (waits and about.queue in one.queues))
+
+
 def _look_twice(
     ledger: Ledger,
     settings: Settings,
@@ -130,7 +148,9 @@ def _look_twice(
     for worker in workers:
         # A queue with a limit gives what it may: jobs that stay in it are no sign of an idle worker.
         open_queues = [queue for queue in diagnosis.queues if queue.name in worker.queues and queue.name not in limited]
-        lines = [_first_in_line(queue, worker, settled_s) for queue in open_queues]
+        # One that is not waited for has had a whole interval already, in which it took none of them.
+        ready_s = settled_s if _beats_soon(worker) else max(settled_s, worker.heartbeat_interval_s)
+        lines = [_first_in_line(queue, worker, ready_s) for queue in open_queues]
         ready = sorted(job_id for line in lines for job_id in line)[:MAX_FIRST_IN_LINE]
         seems_idle = (bool(ready) and has_room(worker)) or (sits_on_jobs(worker) and _held_more(ledger, worker))
         if seems_idle and len(suspected) < MAX_SUSPECTED:
@@ -146,6 +166,11 @@ def _look_twice(
         for worker, ready, queues in suspected
         if worker.id in after
     )
+
+
+def _beats_soon(worker: WorkerRecord) -> bool:
+    """Return whether it is worth waiting for the next beat of a worker: remote ones beat every 30 s."""
+    return worker.heartbeat_interval_s <= LOOK_AGAIN_S
 
 
 def _held_more(ledger: Ledger, worker: WorkerRecord) -> bool:
@@ -168,7 +193,7 @@ def _wait_for_beats(ledger: Ledger, suspected: list[WorkerRecord], least_s: floa
         time.sleep(LOOK_EVERY_S)
         found = {worker.id: worker for worker in ledger.workers(living_only=True) if worker.id in seen}
         waited_s = time.monotonic() - started_s
-        beaten = all(worker.last_seen_at > seen[worker.id] for worker in found.values())
+        beaten = all(worker.last_seen_at > seen[worker.id] for worker in found.values() if _beats_soon(worker))
         if waited_s >= LOOK_AGAIN_S or (beaten and waited_s >= least_s):
             return found
 

@@ -71,15 +71,17 @@ def _waiting(job: JobRecord, reason: Reason) -> Finding:
     return Finding(
         reason.code,
         severity,
-        f"Job {job.id} ({job.task}) {_standing(job, f'{verb} {where}')}",
+        f"Job {job.id} ({job.task}) {_standing(job, reason, f'{verb} {where}')}",
         _with_alone(f"{reason.why}.", job),
         f"{capital(reason.cure)}." if reason.cure else _NOTHING,
         _facts(job),
     )
 
 
-def _standing(job: JobRecord, where: str) -> str:
+def _standing(job: JobRecord, reason: Reason, where: str) -> str:
     match job.state:
+        case JobState.RUNNING | JobState.CLAIMED if reason.code is Code.BLOCKING_TRANSACTION:
+            return "is over, and a lock keeps that from the ledger"
         case JobState.RUNNING:
             return f"{where}, which gives no sign of life"
         case JobState.WAITING:
@@ -122,8 +124,8 @@ def _with_alone(why: str, job: JobRecord) -> str:
 def _cause(job: JobRecord) -> str:
     if job.error is None:
         return "No cause was written down."
-    cause = f" ({job.error.cause})" if job.error.cause else ""
-    return f"{job.error.code}: {job.error.message}{cause}"
+    cause = f" ({job.error.cause})" if job.error.cause and job.error.cause != job.error.shown else ""
+    return f"{job.error}{cause}"
 
 
 def _say(code: Code, severity: Severity, what: str, why: str, cure: str, job: JobRecord) -> Finding:

@@ -16,14 +16,14 @@ def check_recovery(facts: Facts, diagnosis: Diagnosis, _limits: Limits) -> Itera
         facts,
         "auto_requeue_stale_claimed",
         Code.REQUEUE_SWITCHED_OFF,
-        "what a dead worker had only claimed waits for an operator",
+        "what a silent worker has only claimed waits for an operator",
         "`unstuck stale --requeue` settles it by hand; set auto_requeue_stale_claimed = true to have it done.",
     )
     yield from _check_switch(
         facts,
         "auto_fail_stale_running",
         Code.FAIL_SWITCHED_OFF,
-        "what a dead worker was running waits for an operator",
+        "what a silent worker is running waits for an operator",
         "`unstuck stale --fail` settles it by hand; set auto_fail_stale_running = true to have it done.",
     )
 
@@ -48,7 +48,7 @@ def _check_reaper(facts: Facts, diagnosis: Diagnosis) -> Iterator[Finding]:
 
 
 def _check_switch(facts: Facts, switch: str, code: Code, what: str, cure: str) -> Iterator[Finding]:
-    off = [worker.name for worker in facts.living if told(worker, switch, bool) is False]
+    off = [worker.name for worker in facts.living if worker.rules is not None and not getattr(worker.rules, switch)]
     here = not getattr(facts.settings.recovery, switch)
     if not off and not here:
         return

@@ -2,6 +2,7 @@
 
 from unstuck.client.operator.admitting import AdmittingVerbs
 from unstuck.client.operator.jobs import JobVerbs
+from unstuck.client.operator.limits import CANCELLED_BY_DEFAULT as CANCELLED_BY_DEFAULT
 from unstuck.client.operator.limits import EVENTS_SHOWN as EVENTS_SHOWN
 from unstuck.client.operator.limits import LOOKED_UP as LOOKED_UP
 from unstuck.client.operator.limits import MAX_JOB_ID as MAX_JOB_ID

@@ -8,6 +8,7 @@ from unstuck.client.auditing import counted, jobs_named
 from unstuck.client.operator.base import Verbs
 from unstuck.client.operator.limits import LOOKED_UP, MAX_JOB_ID, PAGE
 from unstuck.domain.durations import brief
+from unstuck.domain.rules import rules_of_ledger
 from unstuck.domain.states import JobState
 from unstuck.store.records import JobFilter, JobRecord
 
@@ -59,9 +60,13 @@ class JobVerbs(Verbs):
                 return
             before_id = page[-1].id
 
+    def kept_jobs_s(self) -> float:
+        """Return the retention of finished jobs: the one that the workers' apps stored, else that of the settings."""
+        return rules_of_ledger(self._ledger.recovery_rules(), self._settings.recovery.rules).kept.jobs_s
+
     def prune(self, older_than_s: float | None = None, states: Collection[JobState] = ()) -> int:
         """Remove finished jobs older than given, or than the retention of jobs."""
-        age_s = self._settings.recovery.kept.jobs_s if older_than_s is None else older_than_s
+        age_s = self.kept_jobs_s() if older_than_s is None else older_than_s
         target = f"{', '.join(sorted(states)) or 'finished'} jobs older than {brief(age_s)}"
         with self._audit.note(self._by, "prune", target) as note:
             removed = self._ledger.prune(age_s, tuple(state.value for state in states))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from unstuck.client import views
@@ -21,9 +22,12 @@ from unstuck.client.stacks import ask_stack, fetch_stack
 from unstuck.client.why import gathering as evidence
 from unstuck.client.why.story import Story
 from unstuck.client.why.telling import tell
-from unstuck.domain.errors import JobNotFound
+from unstuck.domain.errors import JobNotFound, LedgerError
 from unstuck.domain.redaction import Redactor
-from unstuck.domain.states import FINAL, JobState
+from unstuck.domain.rules import rules_of_ledger
+from unstuck.domain.states import FINAL, HELD, JobState
+from unstuck.domain.sweeping import is_unswept
+from unstuck.store.diagnosis import Blocker
 from unstuck.store.records import (
     EventRecord,
     JobFilter,
@@ -35,6 +39,8 @@ from unstuck.store.records import (
 )
 
 NODES_LOOKED_AT = 3
+BLOCKING_S = 0.5
+"""How old a transaction is at least that is said to keep an outcome from the ledger."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +69,15 @@ class LookingVerbs(Verbs):
         workers = self._ledger.workers()
         progress = self._ledger.progress([job_id]).get(job_id)
         around = self._surroundings(record, Seen(workers))
+        attempts = self._ledger.attempts(job_id)
         return views.job_detail(
             record,
-            self._ledger.attempts(job_id),
+            attempts,
             self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
             {worker.id: worker.name for worker in workers},
             explain_wait(record, around),
             Redactor(self._settings.web.redact),
-            # What an earlier try said says nothing of this one.
-            progress if progress is not None and progress.token == record.token else None,
+            views.progress_of(record, progress, attempts),
             None if around.flow is None or around.place is None else node_view(around.flow, around.place),
             self._ledger.journal(job_id),
             self._ledger.signals(job_id),
@@ -92,8 +98,14 @@ class LookingVerbs(Verbs):
         return search(self._ledger.jobs, where, patience_s)
 
     def outputs(self, job_id: int) -> list[OutputRecord]:
+        """Return what the tries of a job printed. Of one whose whole worker was killed, the last lines are known."""
         self.job(job_id)
-        return self._ledger.outputs(job_id)
+        found = {output.token: output for output in self._ledger.outputs(job_id)}
+        for attempt in self._ledger.attempts(job_id):
+            autopsy = attempt.autopsy
+            if attempt.token not in found and autopsy is not None and (autopsy.stdout or autopsy.stderr):
+                found[attempt.token] = OutputRecord(attempt.token, autopsy.stdout.encode(), autopsy.stderr.encode())
+        return [found[token] for token in sorted(found)]
 
     def events(self, *, after_id: int | None = None, limit: int = 100) -> list[EventRecord]:
         return self._ledger.events(after_id=after_id, limit=limit)
@@ -137,12 +149,15 @@ class LookingVerbs(Verbs):
     def doctor_job(self, job_id: int) -> list[Finding]:
         """Say why one job is not running, or how it runs or ended, and what to do."""
         record = self.job(job_id)
-        findings = [] if record.state in FINAL else self.doctor()
+        findings = [] if record.state in FINAL else self._doctor_around(record)
         around = self._surroundings(record)
         found = examine_job(record, around, findings)
         if around.whole_flow is not None:
             found += self._doctor_nodes(around.whole_flow)
         return found
+
+    def _doctor_around(self, job: JobRecord) -> list[Finding]:
+        return examine(doctors_facts.gather(self._ledger, self._settings, about=job))
 
     def _doctor_nodes(self, flow: WorkflowRecord) -> list[Finding]:
         """Say how the first few of the nodes do that a workflow waits for."""
@@ -172,5 +187,30 @@ class LookingVerbs(Verbs):
         since = None
         if job.state is JobState.WAITING and (attempts := self._ledger.attempts(job.id)):
             since = attempts[-1].ended_at
-        now_s = time.time()
-        return Surroundings(queue, workers, self._settings.recovery, now_s, flow, place, since, ties, line, limit)
+        deferred = self._ledger.deferred_outcome(job.id) if job.state in HELD else None
+        blockers: tuple[Blocker, ...] = ()
+        if deferred is not None:
+            # Who it is is good to know, and not needed.
+            with suppress(LedgerError):
+                blockers = self._ledger.blockers(open_s=BLOCKING_S)
+        return Surroundings(
+            queue,
+            workers,
+            self._settings.recovery.rules,
+            time.time(),
+            flow,
+            place,
+            since,
+            ties,
+            line,
+            limit,
+            deferred,
+            blockers,
+            swept=job.state in HELD and self._is_swept(),
+        )
+
+    def _is_swept(self) -> bool:
+        """Return whether a reaper did a round lately, in a worker or elsewhere."""
+        own = self._settings.recovery.rules
+        interval_s = rules_of_ledger(self._ledger.recovery_rules(), own).check_interval_s
+        return not is_unswept(self._ledger.fleet().unswept_s, interval_s, ())

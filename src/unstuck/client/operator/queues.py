@@ -74,7 +74,7 @@ class QueueVerbs(Verbs):
         return next(iter(self._ledger.lines(key)), None)
 
     def purge(self, queue: str, by: str | None = None) -> int:
-        """Cancel every pending job of a queue; give how many."""
+        """Cancel the pending jobs of a queue that have not begun; return how many."""
         self.known_queue(queue)
         by = by or self._by
         with self._audit.note(by, "purge", queue_named(queue)) as note:

@@ -90,10 +90,12 @@ def progressed(evidence: Evidence, one: Try) -> list[Step]:
     """Tell how far it said it was: a running try from the ledger, a dead one from its autopsy."""
     attempt = one.attempt
     mark: ProgressMark | Progress | None = None
-    if attempt.state is AttemptState.RUNNING and evidence.progress and evidence.progress.token == attempt.token:
-        mark = evidence.progress
+    known = evidence.progress if evidence.progress and evidence.progress.token == attempt.token else None
+    if attempt.state is AttemptState.RUNNING:
+        mark = known
     elif attempt.autopsy is not None:
-        mark = attempt.autopsy.progress
+        # The ledger may know it too, if nobody could ask its worker any more.
+        mark = attempt.autopsy.progress or known
     if mark is None or mark.at is None:
         return []
     # The clock of its host may differ from the ledger's: what it said while it ran stays within its run.

@@ -74,7 +74,8 @@ def told(evidence: Evidence, one: Try) -> list[Step]:
     if not one.closes or attempt.ended_at is None:
         return []
     if attempt.state is AttemptState.SUCCEEDED:
-        return [_told(attempt.ended_at, None)]
+        error = evidence.job.error
+        return [_told(attempt.ended_at, None if error is None else error.code)]
     return [_told(attempt.ended_at, attempt.code or "")]
 
 
@@ -88,7 +89,7 @@ def told_unrun(evidence: Evidence, tries: list[Try]) -> list[Step]:
         event.kind in (EventKind.CANCELLED, EventKind.EXPIRED) for event in evidence.events
     ):
         # A purge writes one event for the whole queue, and the cause with each job.
-        cause = job.error.cause or job.error.message
+        cause = job.error.cause or job.error.shown
         text = f"It ended without a try: {sentence(cause)}"
         steps.append(Step(job.finished_at, StepKind.CANCELLED, text, {"code": job.error.code, "cause": cause}))
     return [*steps, _told(job.finished_at, job.error.code if job.error is not None else "")]
@@ -99,7 +100,7 @@ def told_workflow(evidence: Evidence) -> list[Step]:
     job = evidence.job
     if job.state not in FINAL or job.finished_at is None:
         return []
-    code = None if job.state is JobState.SUCCEEDED else job.error.code if job.error is not None else ""
+    code = job.error.code if job.error is not None else None if job.state is JobState.SUCCEEDED else ""
     return [_told(job.finished_at, code)]
 
 

@@ -114,6 +114,8 @@ def sentences(autopsy: Autopsy, ran_s: float | None = None) -> list[str]:
     # With a time of its own it is a step of the story by itself.
     if autopsy.progress is not None and autopsy.progress.at is None and (how_far := far(autopsy.progress)):
         said.append(f"It had come to {how_far}.")
+    if autopsy.missing:
+        said.append(autopsy.missing)
     if autopsy.beside_count or autopsy.beside:
         # A worker that is lost takes runners of its own with it: those jobs had a worker in common, not a process.
         what = "process" if autopsy.detector is Detector.RUNNER else "worker"
@@ -200,7 +202,10 @@ def _what_failed(evidence: Evidence, one: Try, cause: str) -> str:
     error = evidence.error_of(one.attempt)
     raised = error.details.get("type") if error is not None else None
     if one.attempt.code == "TASK_FAILED":
-        return f"its code raised {raised}: {sentence(cause)}" if raised else f"its code raised: {sentence(cause)}"
+        if not raised:
+            return f"its code raised: {sentence(cause)}"
+        # The cause of a try names the exception itself, unless a worker in another language gave it.
+        return f"its code raised {sentence(cause if cause.startswith(raised) else f'{raised}: {cause}')}"
     return f"{one.attempt.code or 'no code'}: {sentence(cause)}"
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from unstuck.client.views import value_view
 from unstuck.client.why.gathering import Evidence
 from unstuck.client.why.story import Step, StepKind
 from unstuck.domain.durations import in_words
 from unstuck.domain.journal import Kind
-from unstuck.domain.payload import decode
+from unstuck.domain.payload import JSON
 from unstuck.store.records import JournalRecord
 
 FIRST_ENTRIES = 20
@@ -40,7 +41,8 @@ def _told(entry: JournalRecord) -> str:
         case Kind.CHECKPOINT:
             return "Its last checkpoint was written"
         case Kind.SLEEP:
-            return f"Began to sleep for {in_words(float(decode(entry.value)))}"
+            asked_s = value_view(entry.value, JSON)
+            return f"Began to sleep for {in_words(asked_s)}" if isinstance(asked_s, int | float) else "Began to sleep"
         case Kind.WAIT:
             return f"Began to wait for signal {entry.name!r}"
         case Kind.SIGNAL:

@@ -2,6 +2,7 @@
 
 import shlex
 
+from unstuck.client.doctor.codes import Code
 from unstuck.client.explaining import describe, explain_alone, find_reason
 from unstuck.client.why.beginnings import far
 from unstuck.client.why.endings import brief_cause, sentence
@@ -48,8 +49,12 @@ def headline(evidence: Evidence, tries: list[Try]) -> str:
         case JobState.CANCELLED:
             if job.error is not None and job.error.code == ErrorCode.EXPIRED and job.finished_at is not None:
                 return f"It expired after waiting {in_words(max(0.0, job.finished_at - job.run_at))}: it never began."
-            cause = job.error.cause or job.error.message if job.error is not None else "nobody wrote down why"
+            cause = job.error.cause or job.error.shown if job.error is not None else "nobody wrote down why"
             return f"It was cancelled: {sentence(cause)}"
+        case JobState.RUNNING if evidence.around.deferred is not None and not evidence.around.deferred.is_return:
+            return (
+                f"Its code has ended, try {len(tries) or 1}; its outcome waits for a lock that another session holds."
+            )
         case JobState.RUNNING:
             return f"It is running, try {len(tries) or 1}{_after_trouble(tries)}."
         case JobState.WAITING if job.awaits is not None:
@@ -116,7 +121,8 @@ def what_to_do(evidence: Evidence) -> tuple[Action, ...]:
             why = f"queues it again with fresh counters{_with_flow(evidence)}{safe}{_same_limit(evidence)}"
             actions.append(Action(f"unstuck retry {job.id}", why))
         case JobState.SUCCEEDED:
-            actions.append(Action(f"unstuck job {job.id}", "shows what it returned"))
+            if job.error is None:
+                actions.append(Action(f"unstuck job {job.id}", "shows what it returned"))
         case _:
             actions += _while_it_lives(evidence)
     if evidence.around.flow is not None and evidence.around.place:
@@ -155,6 +161,9 @@ def _while_it_lives(evidence: Evidence) -> list[Action]:
         actions.append(Action(f"unstuck signal {job.id} {shlex.quote(job.awaits)}", "sends what it waits for"))
     elif reason is not None and reason.command:
         actions.append(Action(reason.command, "lets a worker that could run it take jobs again"))
+    if reason is not None and reason.code is Code.BLOCKING_TRANSACTION:
+        # Its code is over: there is nothing to stop, and whoever settled it by hand would lose its outcome.
+        return [Action("unstuck doctor", "shows which transactions hold locks of the ledger, and how to end them")]
     if job.state in HELD and reason is not None:
         verb = "--fail" if job.state is JobState.RUNNING else "--requeue"
         actions.append(Action(f"unstuck stale {verb}", "settles by hand what silent workers hold"))

@@ -3,11 +3,19 @@
 from typing import Any
 
 from unstuck.client.job import Job
-from unstuck.domain.errors import JobNotFound, UnknownName
-from unstuck.domain.inputs import with_errors
+from unstuck.domain.errors import DuplicateJob, JobNotFound, UnknownName
 from unstuck.domain.names import did_you_mean
-from unstuck.notify.waiting import Answer
-from unstuck.store.records import WorkflowRecord
+from unstuck.domain.workflow import TASK
+from unstuck.store.contract import Ledger
+from unstuck.store.records import Enqueued, WorkflowRecord
+
+
+def refuse_key_of_job(ledger: Ledger, stored: Enqueued, key: str | None) -> None:
+    """Raise DuplicateJob if the key of a workflow belongs to an ordinary job: nothing was started, and that job would
+    be taken for a workflow."""
+    found = None if stored.fresh else ledger.job(stored.job_id)
+    if found is not None and found.task != TASK:
+        raise DuplicateJob(stored.job_id, key)
 
 
 class WorkflowRun(Job[Any]):
@@ -40,6 +48,3 @@ class WorkflowRun(Job[Any]):
     def resume(self) -> bool:
         """Go on past what is paused: those who depend on it get its error. False where it is not paused."""
         return self._counter.parts().operator.resume_workflow(self.id, by="client")
-
-    def _value(self, answer: Answer) -> Any:
-        return with_errors(super()._value(answer))

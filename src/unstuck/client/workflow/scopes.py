@@ -8,7 +8,7 @@ from unstuck.client.counter import Counter
 from unstuck.client.task import Task
 from unstuck.client.workflow.nodes import Node, TaskNode, checked_node_name
 from unstuck.client.workflow.plan import plan
-from unstuck.client.workflow.run import WorkflowRun
+from unstuck.client.workflow.run import WorkflowRun, refuse_key_of_job
 from unstuck.domain.errors import ConfigError, NoWorkers
 from unstuck.domain.workflow import MAX_NODES
 from unstuck.store.records import NewWorkflow
@@ -100,31 +100,53 @@ class Workflow(Scope):
         self._numbers: dict[str, int] = {}
         """The last number that a name was given: thousands of nodes may have the same task."""
         self._count = 0
+        self._started_as: int | None = None
 
     @property
     def workflow(self) -> "Workflow":
         return self
 
-    def start(self, *, unique_key: str | None = None, priority: int = 0) -> WorkflowRun:
-        """Store it, with the jobs of those nodes that wait for nobody. It is durable when this returns."""
+    def start(
+        self, *, unique_key: str | None = None, priority: int = 0, connection: Any = None, again: bool = False
+    ) -> WorkflowRun:
+        """Store the workflow, with the jobs of those nodes that wait for no other. It is durable when this returns.
+
+        With `connection` it becomes a part of your own transaction, and is durable when you commit. A second start of
+        the same object is refused unless you pass `again=True`."""
+        if self._started_as is not None and not again:
+            raise ConfigError(
+                f"Workflow {self.name!r} was started already as {self._started_as}. To start another one, build it "
+                "anew with app.workflow(…), or pass start(again=True)."
+            )
         new = plan(self, unique_key=unique_key, priority=priority)
-        stored = self._counter.parts().ledger.begin_workflow(new)
-        warning = self._warning(new)
+        parts = self._counter.parts()
+        if connection is None:
+            stored = parts.ledger.begin_workflow(new)
+        else:
+            stored = parts.ledger.begin_workflow_on(connection, new)
+            parts.ringer.ring_later({f"queue:{node.job.queue}" for node in new.nodes if node.job is not None})
+        refuse_key_of_job(parts.ledger, stored, unique_key)
+        self._started_as = stored.job_id
+        warning = self._warning(new, committed=connection is None)
         if warning is not None and self._counter.settings.no_workers == "error":
             raise NoWorkers(f"{warning}.", job_ids=[stored.job_id])
         return WorkflowRun(self._counter, stored.job_id, fresh=stored.fresh, warning=warning)
 
-    def _warning(self, new: NewWorkflow) -> str | None:
+    def _warning(self, new: NewWorkflow, *, committed: bool) -> str | None:
         """Say that nobody would take some of its nodes now, as an enqueue does; they wait in their queues."""
         jobs = [node.job for node in new.nodes if node.job is not None]
         if self._counter.settings.no_workers == "ignore":
             return None
-        found = self._counter.parts().lookout.warnings(jobs)
+        found = self._counter.parts().lookout.warnings(jobs, committed=committed)
         return next((warning for warning in found if warning is not None), None)
 
-    async def start_async(self, *, unique_key: str | None = None, priority: int = 0) -> WorkflowRun:
+    async def start_async(
+        self, *, unique_key: str | None = None, priority: int = 0, connection: Any = None, again: bool = False
+    ) -> WorkflowRun:
         """Like `start`, without blocking the event loop."""
-        return await asyncio.to_thread(self.start, unique_key=unique_key, priority=priority)
+        return await asyncio.to_thread(
+            self.start, unique_key=unique_key, priority=priority, connection=connection, again=again
+        )
 
     def own_name(self, name: str, node: Node[Any] | None = None) -> str:
         """Take a name that somebody chose; no two nodes have the same."""

@@ -1,6 +1,6 @@
 """The API, all under /api/v1: one file per kind of caller."""
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from unstuck.http.api import (
     attempts,
@@ -21,6 +21,7 @@ from unstuck.http.api import (
     workers,
     workflows,
 )
+from unstuck.http.queries import refuse_unknown_query
 
 ROUTERS = (
     health.router,
@@ -48,4 +49,6 @@ ROUTERS = (
 
 def add_to(door: FastAPI) -> None:
     for router in ROUTERS:
-        door.include_router(router)
+        # Probes and scrapers of others may add parameters of their own.
+        of_others = router in (health.router, metrics.router)
+        door.include_router(router, dependencies=[] if of_others else [Depends(refuse_unknown_query)])

@@ -14,7 +14,7 @@ from unstuck.http.building import builder
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk, Desk
 from unstuck.http.models.jobs import JobsStored, JobStored, NewJobBody, NewJobsBody
-from unstuck.http.problems import problem_of
+from unstuck.http.problems import Problem, problem_of
 from unstuck.store.records import Enqueued, NewJob
 
 router = api_router("jobs")
@@ -51,16 +51,21 @@ def enqueue_batch(
 
 
 def _build(desk: Desk, caller: Caller, bodies: Sequence[NewJobBody]) -> list[NewJob]:
-    build = builder(desk.ledger, desk.settings, mark_of(caller))
+    build = builder(desk.ledger, desk.settings, caller, mark_of(caller))
     jobs = []
     for place, body in enumerate(bodies):
         try:
             jobs.append(build(body))
         except UnstuckError as error:
-            problem = problem_of(error)
-            problem.facts["at"] = place
-            raise problem from error
+            # No name for it here: an error that its own frame holds keeps the whole body in memory.
+            raise _at_place(place, error) from error
     return jobs
+
+
+def _at_place(place: int, error: UnstuckError) -> Problem:
+    problem = problem_of(error)
+    problem.facts["at"] = place
+    return problem
 
 
 def _store(

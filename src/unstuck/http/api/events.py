@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from unstuck.domain.cursor import MAX_CHARS, Cursor, read_cursor
 from unstuck.domain.durations import seconds
-from unstuck.domain.events import Event, EventKind
+from unstuck.domain.events import Event, EventKind, checked_kinds
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk, Desk
 from unstuck.notify.feed import Wake
@@ -63,7 +63,7 @@ async def events(
     were passed over. No reader slows another."""
     place = last_event_id or after
     cursor = None if not place else read_cursor(place)
-    kinds = frozenset(part.strip() for text in kind or () for part in text.split(",") if part.strip())
+    kinds = checked_kinds(part.strip() for text in kind or () for part in text.split(",") if part.strip())
     gather_s = min(seconds(gather, "gather"), MAX_GATHER_S)
     loop = asyncio.get_running_loop()
     woken = asyncio.Event()

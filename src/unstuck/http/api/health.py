@@ -13,6 +13,7 @@ from starlette.datastructures import State
 
 from unstuck.client.vitality import judge
 from unstuck.domain.errors import LedgerError
+from unstuck.domain.rules import rules_of_ledger
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.desk import AtDesk, Desk
 from unstuck.http.problems import Problem, problem_of
@@ -94,7 +95,8 @@ def _look(state: State, desk: Desk) -> "asyncio.Future[None]":
 def health(desk: AtDesk, caller: Annotated[Caller, Depends(needs(Scope.READ))]) -> Health:
     ledger = desk.ledger
     fleet, queues = ledger.fleet(), ledger.queues()
-    troubles = judge(fleet, queues, check_interval_s=desk.settings.recovery.check_interval_s)
+    rules = rules_of_ledger(ledger.recovery_rules(), desk.settings.recovery.rules)
+    troubles = judge(fleet, queues, check_interval_s=rules.check_interval_s)
     return Health(
         status="degraded" if troubles else "ok",
         ledger="sqlite" if ledger.one_host else "postgresql",

@@ -60,15 +60,16 @@ async def result(
     caller: Reader,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Wait so many seconds for the end.")] = 0.0,
 ) -> Response:
-    """Give how the job ended: `result` where `state` is succeeded, else `error`, also with status 200, because the
-    question was answered. 202 where it has not ended within `wait`."""
+    """Return how the job ended: its `result`, or its `error`, even then with status 200, because the question was
+    answered. A success whose result is not stored has the error `RESULT_NOT_AVAILABLE`. 202 if the job has not ended
+    within `wait`."""
     operator = desk.operator(caller)
     record = await run_in_threadpool(operator.job, job_id)
     if record.state not in FINAL and wait:
         await _ended(desk.watcher, job_id, wait)
         record = await run_in_threadpool(operator.job, job_id)
     if record.state in FINAL:
-        return answer(_result_view(record))
+        return answer(await run_in_threadpool(_result_view, record))
     return answer(await run_in_threadpool(_unfinished_view, operator, desk.ledger, record), 202)
 
 
@@ -94,7 +95,7 @@ def _result_view(record: JobRecord) -> views.View:
     return {
         "id": record.id,
         "state": record.state.value,
-        "result": views.result_view(record),
+        "result": views.whole_result(record),
         "error": views.error_view(record.error),
     }
 

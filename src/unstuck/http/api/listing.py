@@ -9,11 +9,11 @@ import msgspec
 from fastapi import Depends, Query, Response
 
 from unstuck.client import views
-from unstuck.client.operator import PAGE, RETRIED_BY_DEFAULT, Operator
+from unstuck.client.operator import CANCELLED_BY_DEFAULT, PAGE, RETRIED_BY_DEFAULT, Operator
 from unstuck.domain.durations import seconds
 from unstuck.domain.errors import ConfigError
 from unstuck.domain.names import did_you_mean
-from unstuck.domain.states import FINAL, JobState
+from unstuck.domain.states import JobState
 from unstuck.http.answers import answer
 from unstuck.http.bodies import api_router
 from unstuck.http.callers import Caller, Scope, needs
@@ -24,7 +24,6 @@ from unstuck.store.records import JobFilter
 
 router = api_router("jobs")
 
-UNFINISHED = tuple(state for state in JobState if state not in FINAL)
 
 Reader = Annotated[Caller, Depends(needs(Scope.READ))]
 Operating = Annotated[Caller, Depends(needs(Scope.OPERATE))]
@@ -71,7 +70,7 @@ def jobs(
 def cancel(body: BulkBody, desk: AtDesk, caller: Operating) -> Response:
     """By number, or all that match: without `state` those that have not ended. Newest first, `limit` at a time."""
     operator = desk.operator(caller)
-    ids, more = _chosen(operator, body, UNFINISHED)
+    ids, more = _chosen(operator, body, CANCELLED_BY_DEFAULT)
     return bulk(ids, more, body.dry_run, operator.cancel)
 
 

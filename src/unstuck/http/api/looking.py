@@ -51,7 +51,7 @@ def overview(desk: AtDesk, caller: Reader) -> Response:
             "ledger": desk.ledger.describe(),
             "jobs": {
                 state: sum(getattr(queue, state) for queue in queues)
-                for state in ("pending", "scheduled", "claimed", "running")
+                for state in ("pending", "blocked", "scheduled", "claimed", "running", "waiting")
             },
             "workers": dict(sorted(Tally(worker.state.value for worker in desk.ledger.workers()).items())),
             "queues": [views.queue_view(queue, limits.get(queue.name)) for queue in queues],

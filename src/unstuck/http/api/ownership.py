@@ -33,8 +33,9 @@ def of_job(scope: Scope) -> Callable[[JobId, Request, AtDesk], Awaitable[Caller]
             cure=f"Use a token that has it: `unstuck tokens create NAME --scope {scope}`.",
         )
 
-    # Read by the test that asks of every route what it needs.
+    # Read by the guard, which checks it before a body is read; whose job it is, is checked here.
     check.scopes = (scope,)  # type: ignore[attr-defined]
+    check.own = (Scope.ENQUEUE,)  # type: ignore[attr-defined]
     return check
 
 

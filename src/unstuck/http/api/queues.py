@@ -57,7 +57,8 @@ def limit(name: QueueName, body: LimitBody, desk: AtDesk, caller: Operating) -> 
     return answer(None if found is None else views.limit_view(found))
 
 
-@router.post("/{name:path}/purge", summary="Cancel every pending job of a queue", response_model=Purged)
+@router.post("/{name:path}/purge", summary="Cancel the jobs of a queue that have not begun", response_model=Purged)
 def purge(name: QueueName, desk: AtDesk, caller: Operating) -> Response:
-    """What runs goes on. Nobody asks again."""
+    """Jobs that run, sleep, wait for a signal or wait for their next try go on, and so do the nodes of workflows that
+    have begun. There is no confirmation."""
     return answer({"queue": name, "cancelled": desk.operator(caller).purge(name)})

@@ -1,5 +1,6 @@
 """Workers over HTTP: the heartbeat, registering, beating, leaving; and the list of all workers."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -20,8 +21,9 @@ from unstuck.http.foreign.bodies import BeatBody, HeartbeatBody, RegisterBody
 from unstuck.http.foreign.claiming import heartbeat_timeout_s
 from unstuck.http.foreign.crew import AtCrew, Crew, next_beat_s, orders
 from unstuck.http.foreign.deaths import death_of, gone_problem, superseded
+from unstuck.http.foreign.handing import may_look
 from unstuck.http.foreign.quick import recorded
-from unstuck.http.foreign.seats import Seat, allowed, checked_metadata, could_be_id, may_speak_for
+from unstuck.http.foreign.seats import MAX_ID_CHARS, Seat, allowed, checked_metadata, could_be_id, may_speak_for
 from unstuck.http.models.operating import WorkerAsked
 from unstuck.http.problems import Problem
 from unstuck.store.records import BeatAnswer, WorkerRecord
@@ -31,6 +33,7 @@ router = APIRouter(tags=["workers"], route_class=JsonRoute)
 Working = Annotated[Caller, Depends(needs(Scope.WORKER))]
 Draining = Annotated[Caller, Depends(needs(Scope.WORKER, Scope.OPERATE))]
 Reading = Annotated[Caller, Depends(needs(Scope.READ))]
+MAX_LISTED = 1_000
 WORDS = {"stale": WorkerState.DEAD, "inactive": WorkerState.STOPPED}
 """Other words for our states."""
 
@@ -40,7 +43,7 @@ WORDS = {"stale": WorkerState.DEAD, "inactive": WorkerState.STOPPED}
 async def heartbeat(request: Request, body: HeartbeatBody, crew: AtCrew, caller: Working) -> JSONResponse:
     """Say that a worker lives. A name that nobody knows is registered by its first beat; a beat after the worker's
     death opens a new incarnation with a new id, and says so in `declared_dead`."""
-    metadata = checked_metadata(body.metadata)
+    metadata = None if body.metadata is None else checked_metadata(body.metadata)
     seat = crew.seats.known(checked_name(body.worker_id, "Worker"))
     dead: WorkerRecord | None = None
     answer = None
@@ -52,23 +55,34 @@ async def heartbeat(request: Request, body: HeartbeatBody, crew: AtCrew, caller:
     return JSONResponse({**recorded(seat, answer), "declared_dead": death_of(dead) if dead else None})
 
 
-@router.get("/api/workers", include_in_schema=False)
-@router.get("/api/v1/workers", summary="List workers, through whichever door they came")
+@router.get("/api/workers", include_in_schema=False, response_model=None)
+@router.get(
+    "/api/v1/workers", summary="List workers, through whichever door they came", response_model=list[dict[str, Any]]
+)
 def workers(
+    request: Request,
     desk: AtDesk,
     caller: Reading,
     state: Annotated[
         list[str] | None,
         Query(description="Of these states only; `stale` is another word for dead, `inactive` for stopped."),
     ] = None,
-) -> list[dict[str, Any]]:
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="At most this many.")] = MAX_LISTED,
+    after: Annotated[
+        str | None, Query(max_length=MAX_ID_CHARS, description="Only those after the worker with this id.")
+    ] = None,
+) -> Response:
+    """Oldest first. If there are more than `limit`, the header `Link` (`rel="next"`) leads to the next page."""
     wanted = {_state(word) for given in state or () for word in given.split(",")}
     living_only = bool(wanted) and wanted <= LIVING
-    return [
-        worker_view(worker)
-        for worker in desk.operator(caller).workers(living_only)
-        if not wanted or worker.state in wanted
-    ]
+    every = desk.operator(caller).workers(living_only and after is None)
+    start = 0 if after is None else _place_behind(every, after)
+    found = [worker for worker in every[start:] if not wanted or worker.state in wanted]
+    headers = {}
+    if len(found) > limit:
+        there = request.url.include_query_params(after=found[limit - 1].id, limit=limit)
+        headers["Link"] = f'<{there.path}?{there.query}>; rel="next"'
+    return answer([worker_view(worker) for worker in found[:limit]], headers=headers)
 
 
 @router.get("/api/v1/workers/{worker}", summary="One worker, by id, name or the beginning of its id")
@@ -106,7 +120,7 @@ async def beat(worker_id: str, body: BeatBody, crew: AtCrew, caller: Working) ->
     answer = await crew.beat(seat, metadata, running=len(body.jobs))
     # Also a worker that knows of no job may hold one: the answer that gave it was lost.
     compares = "jobs" in body.model_fields_set
-    compared = await anyio.to_thread.run_sync(_compare, crew, seat, body) if compares else _NOTHING
+    compared = await anyio.to_thread.run_sync(_compare, crew, seat, caller, body) if compares else _NOTHING
     return JSONResponse({**orders(seat, answer), **compared})
 
 
@@ -124,7 +138,7 @@ def shutdown(worker_id: str, crew: AtCrew, caller: Working) -> JSONResponse:
     """What it only claimed goes back to its queue and spends no attempt; what it still runs is settled by the reaper as
     drained. Repeated, it says the same."""
     seat = crew.seat(worker_id, caller)
-    released, left = crew.hands(seat).release_claimed()
+    released, left = crew.hands(seat, caller).release_claimed()
     crew.ledger.retire(seat.id)
     crew.ledger.ring({"workers"})
     crew.seats.forget(seat)
@@ -137,7 +151,7 @@ def shutdown(worker_id: str, crew: AtCrew, caller: Working) -> JSONResponse:
 
 
 async def _come_in(
-    request: Request, crew: Crew, key: str, metadata: dict[str, Any], caller: Caller, before: Seat | None
+    request: Request, crew: Crew, key: str, metadata: dict[str, Any] | None, caller: Caller, before: Seat | None
 ) -> tuple[Seat, BeatAnswer, WorkerRecord | None]:
     """Find who beats under this name, or open a new life for it."""
 
@@ -169,10 +183,12 @@ async def _come_in(
 _NOTHING: dict[str, Any] = {"lost": [], "unknown": []}
 
 
-def _compare(crew: Crew, seat: Seat, body: BeatBody) -> dict[str, Any]:
+def _compare(crew: Crew, seat: Seat, caller: Caller, body: BeatBody) -> dict[str, Any]:
     held = {(job.job_id, job.token): job for job in crew.ledger.held(seat.id)}
     named = {(job.job_id, job.token) for job in body.jobs}
-    lost = [superseded(crew.ledger, None, *key) for key in sorted(named - held.keys())]
+    gone = sorted(named - held.keys())
+    fates = crew.ledger.fates(gone) if gone else []
+    lost = [superseded(fate, None, may_look=may_look(fate, seat, caller)) for fate in fates]
     unknown = [{"job_id": job_id, "token": token} for job_id, token in sorted(held.keys() - named)]
     timeouts = [heartbeat_timeout_s(decode_policy(job.policy), seat) for job in held.values()]
     return {"lost": lost, "unknown": unknown, "next_heartbeat_in": next_beat_s(seat, timeouts)}
@@ -193,6 +209,18 @@ def _drain(crew: Crew, who: str, caller: Caller) -> Response:
     crew.ledger.drain(record.id)
     crew.ledger.ring({f"worker:{record.id}"})
     return answer({"id": record.id, "name": record.name, "request": "drain"})
+
+
+def _place_behind(workers: Sequence[WorkerRecord], worker_id: str) -> int:
+    for place, worker in enumerate(workers):
+        if worker.id == worker_id:
+            return place + 1
+    raise Problem(
+        404,
+        "not_found",
+        f"There is no worker {worker_id!r} any more.",
+        cure="Begin again with the first page, without `after`.",
+    )
 
 
 def _state(word: str) -> WorkerState:

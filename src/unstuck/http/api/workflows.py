@@ -2,18 +2,20 @@
 
 from typing import Annotated
 
+import msgspec
 from fastapi import Depends, Query, Response
 
 from unstuck.client.flow.views import workflow_summary, workflow_view
 from unstuck.client.knowing import known_tasks
 from unstuck.client.operator import PAGE, Operator
 from unstuck.client.workflow.described import NodeDescription, build
+from unstuck.client.workflow.run import refuse_key_of_job
 from unstuck.domain.workflow import WorkflowState
 from unstuck.http.answers import answer
 from unstuck.http.api.once import REPEATED, IdempotencyKey, request_of, used_before
 from unstuck.http.api.ownership import JobId, mark_of, of_job
 from unstuck.http.bodies import api_router
-from unstuck.http.callers import Caller, Scope, needs
+from unstuck.http.callers import Caller, Scope, needs, own_key
 from unstuck.http.desk import AtDesk
 from unstuck.http.models.workflows import (
     NewNodeBody,
@@ -65,6 +67,8 @@ def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer, idempotency_key
         priority=body.priority,
         by=mark_of(caller),
     )
+    root = msgspec.structs.replace(new.root, unique_key=own_key(caller, new.root.unique_key))
+    new = msgspec.structs.replace(new, root=root)
     repeated = False
     if idempotency_key is None:
         stored = desk.ledger.begin_workflow(new)
@@ -73,6 +77,7 @@ def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer, idempotency_key
         if not once.stored:
             raise used_before()
         [stored], repeated = once.stored, once.repeated
+    refuse_key_of_job(desk.ledger, stored, body.unique_key)
     jobs = [node.job for node in new.nodes if node.job is not None]
     warnings = [warning for warning in desk.counter.parts().lookout.warnings(jobs) if warning is not None]
     view = {

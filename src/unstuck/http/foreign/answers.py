@@ -122,6 +122,11 @@ class Results(BaseModel):
     results: list[ItemResult]
 
 
+class TurnTaken(ClaimAnswer):
+    results: list[ItemResult]
+    """How each job was settled, in the order in which they came."""
+
+
 class Gone(BaseModel):
     id: str
     state: str

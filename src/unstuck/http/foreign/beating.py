@@ -14,6 +14,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from unstuck.domain.errors import LedgerUnavailable, RefusedValue
+from unstuck.store import manners
 from unstuck.store.contract import BeatsInFlight, Ledger
 from unstuck.store.records import BeatAnswer, ForeignPulse
 
@@ -159,7 +160,8 @@ class Beats:
     def _run(self) -> None:
         while (given := self._batches.get()) is not None:
             loop, waiting, pulses = given
-            answers = self._answer(pulses)
+            with manners.hurry():
+                answers = self._answer(pulses)
             # A loop that is closed has nobody who waits.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._written, loop, waiting, answers)

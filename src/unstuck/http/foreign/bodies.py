@@ -2,14 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from unstuck.domain.journal import MAX_ENTRIES, MAX_NAME_CHARS
+from unstuck.http.models.base import few_fields
 from unstuck.http.models.jobs import NewJobBody
 
-MAX_BATCH = 200
+MAX_BATCH = 1_000
 """Jobs in one call."""
-MAX_CLAIM = 100
+MAX_FOLLOW_UP = 200
+MAX_CLAIM = 1_000
 LONGEST_WAIT_S = 60.0
 MAX_TASKS = 1_000
 MAX_QUEUES = 200
@@ -29,11 +31,12 @@ class Body(BaseModel):
     """A member that is not known is a mistake worth telling."""
 
     model_config = ConfigDict(extra="forbid")
+    _few = model_validator(mode="before")(few_fields)
 
 
 class HeartbeatBody(BaseModel):
     worker_id: Annotated[str, Field(min_length=1, max_length=200, description="The worker's name, or its id.")]
-    metadata: Metadata = {}
+    metadata: Annotated[Metadata | None, Field(description="Left out: as they were.")] = None
 
 
 class RetryBody(Body):
@@ -163,7 +166,7 @@ class SettleItem(HeldBody):
     pause: PauseBody | None = None
     follow_up: Annotated[
         list[NewJobBody],
-        Field(max_length=MAX_BATCH, description="Jobs that are enqueued with its success, in the same commit."),
+        Field(max_length=MAX_FOLLOW_UP, description="Jobs that are enqueued with its success, in the same commit."),
     ] = []
     result: Annotated[Any, Field(description="Any JSON.")] = None
     error: ErrorBody | None = None
@@ -173,3 +176,19 @@ class SettleItem(HeldBody):
 
 class SettleBody(Body):
     jobs: Annotated[list[SettleItem], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class TurnBody(Body):
+    """Settle what was done, claim the next jobs and start them."""
+
+    settle: Annotated[list[SettleItem], Field(max_length=MAX_BATCH, description="How jobs ended.")] = []
+    claim: Annotated[int, Field(ge=0, le=MAX_CLAIM, description="Take at most this many jobs.")] = 0
+    start: Annotated[bool, Field(description="Have the jobs running at once. False: only claimed.")] = True
+    wait: Annotated[float, Field(ge=0, le=LONGEST_WAIT_S, description="Seconds to wait for a job.")] = 0.0
+    have: Annotated[
+        list[WholeNumber] | None,
+        Field(
+            max_length=MAX_HELD,
+            description="Tokens that the worker knows it holds: what it holds besides is handed out again.",
+        ),
+    ] = None

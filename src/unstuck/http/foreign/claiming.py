@@ -3,7 +3,8 @@
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -20,10 +21,10 @@ from unstuck.http.foreign.seats import Seat
 from unstuck.http.foreign.waking import Key, Waiter, Wakeups
 from unstuck.store.contract import Ledger
 from unstuck.store.holding import claimed_again
-from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
+from unstuck.store.records import CLAIM_BYTES, Claimed, Turn, TurnAnswer, Wish
 
-T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
+TakeTurn = Callable[[Turn], Awaitable[TurnAnswer]]
 
 log = logs.logger("unstuck.http")
 
@@ -46,6 +47,11 @@ class Presence:
     def gone(self) -> bool:
         return self._task.done()
 
+    async def left(self) -> bool:
+        """Return whether the client is gone, after one round of the loop, in which its end would be seen."""
+        await asyncio.sleep(0)
+        return self.gone
+
     async def rest(self, waiting: Awaitable[None], timeout_s: float) -> None:
         """Wait for something, for the client's end, or for the time to be up."""
         other = asyncio.ensure_future(waiting)
@@ -59,11 +65,13 @@ class Presence:
 
 
 async def claim(
+    take: TakeTurn,
     ledger: Ledger,
     wakeups: Wakeups,
     waiter: Waiter,
     seat: Seat,
     presence: Presence,
+    still_wanted: Callable[[], Awaitable[bool]],
     *,
     limit: int,
     wait_s: float,
@@ -71,30 +79,38 @@ async def claim(
 ) -> tuple[Claimed, ...]:
     """Claim what is there, waiting for it if need be; nothing when the time is up or somebody has a word for it.
 
-    It stands in line already, from before it was asked whether it may claim: a word in between is heard."""
+    It stands in line already, from before it was asked whether it may claim: a word in between is heard. A word may
+    also be lost on its way, so `still_wanted` is asked once per heartbeat interval."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + wait_s
+    ask_at_s = loop.time() + seat.interval_s
     wish = Wish(seat.queues, seat.tasks, limit, start=limit if start else 0)
     while True:
         if waiter.told:
             # Asked to drain or switched off, it must get no job that came in the same moment.
             return ()
         waiter.rest()
-        answer = await _turn(ledger, seat, wish)
+        answer = await turned(take, ledger, seat, Turn(seat.id, wish=wish))
         if not answer.alive:
             raise Dead
         # One round of the loop, so that an end of the connection is seen.
         await asyncio.sleep(0)
         if presence.gone:
-            await give_back(ledger, seat, answer.claimed)
+            await give_back(take, ledger, seat, answer.claimed)
             raise Gone
         if answer.claimed:
-            if len(answer.claimed) == limit:
+            if answer.more or len(answer.claimed) == limit:
                 wakeups.wake_next(line_of(seat))
             return answer.claimed
-        left_s = until_s - loop.time()
+        now_s = loop.time()
+        left_s = until_s - now_s
         if left_s <= 0 or waiter.told or wakeups.hushed:
             return ()
+        if now_s >= ask_at_s:
+            if not await still_wanted():
+                return ()
+            ask_at_s = loop.time() + seat.interval_s
+        left_s = min(left_s, max(ask_at_s - now_s, 0.0))
         if answer.next_due_in_s is not None:
             left_s = min(left_s, max(answer.next_due_in_s, LEAST_NAP_S))
         await presence.rest(waiter.wait(), left_s)
@@ -108,23 +124,36 @@ LEAST_NAP_S = 0.05
 """What is due is made ready by the watchman; this is for the moment between."""
 
 
-async def _turn(ledger: Ledger, seat: Seat, wish: Wish) -> TurnAnswer:
-    turning = asyncio.ensure_future(anyio.to_thread.run_sync(ledger.turn, Turn(seat.id, wish=wish)))
+async def turned(take: TakeTurn, ledger: Ledger, seat: Seat, turn: Turn) -> TurnAnswer:
+    """Take a turn. If the request is cut off meanwhile, what it claimed is given back."""
+    turning = asyncio.ensure_future(take(turn))
     try:
         return await asyncio.shield(turning)
     except asyncio.CancelledError:
         # The door is closing on us. The turn may be written all the same, and nobody would know of its jobs.
-        answer = await turning
-        await give_back(ledger, seat, answer.claimed)
+        giving_back = asyncio.ensure_future(_give_back_all(turning, take, ledger, seat))
+        while not giving_back.done():
+            # Whoever cuts us off again must wait for that as well.
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(giving_back)
         raise
 
 
-async def give_back(ledger: Ledger, seat: Seat, jobs: Sequence[Claimed]) -> None:
+async def _give_back_all(turning: Awaitable[TurnAnswer], take: TakeTurn, ledger: Ledger, seat: Seat) -> None:
+    try:
+        answer = await turning
+    except UnstuckError as error:
+        log.info("The turn of a client that is gone was not written", worker=seat.id, error=str(error))
+        return
+    await give_back(take, ledger, seat, answer.claimed)
+
+
+async def give_back(take: TakeTurn, ledger: Ledger, seat: Seat, jobs: Sequence[Claimed]) -> None:
     if not jobs:
         return
     releases = tuple(Release(job.job_id, job.token) for job in jobs)
     try:
-        await anyio.to_thread.run_sync(ledger.turn, Turn(seat.id, release=releases))
+        await take(Turn(seat.id, release=releases))
         await anyio.to_thread.run_sync(ledger.ring, {f"queue:{job.queue}" for job in jobs})
     except UnstuckError as error:
         # Its next claim with `have` is handed them again; else its lease ends.
@@ -136,13 +165,15 @@ async def give_back(ledger: Ledger, seat: Seat, jobs: Sequence[Claimed]) -> None
 def handed_out_again(ledger: Ledger, seat: Seat, known: frozenset[int], limit: int) -> list[dict[str, Any]]:
     """Give what the worker holds and does not know of: the answer to an earlier claim was lost."""
     jobs: list[dict[str, Any]] = []
+    size_bytes = 0
     for held in ledger.held(seat.id):
-        if held.token in known or len(jobs) == limit:
+        if held.token in known or len(jobs) == limit or size_bytes > CLAIM_BYTES:
             continue
         record = ledger.job(held.job_id)
         if record is not None and record.token == held.token and record.worker_id == seat.id:
             inputs = ledger.inputs([held.job_id]).get(held.job_id, b"")
             job = msgspec.structs.replace(claimed_again(held, record), inputs=inputs)
+            size_bytes += len(job.payload) + len(inputs)
             jobs.append(job_view(job, seat, journal_of(ledger, job), again=True))
     return jobs
 
@@ -176,18 +207,33 @@ def heartbeat_timeout_s(policy: Policy, seat: Seat) -> float:
 
 
 def _payload(job: Claimed) -> tuple[Any, str | None]:
-    """Give a JSON payload as a value, with both members of a call; anything else as base64."""
+    """Return a JSON payload, with both members of a call; anything else as base64.
+
+    Arguments stay the JSON that they are: nothing is built of them in the loop that serves all workers."""
     if job.payload_type == JSON:
         try:
-            value = msgspec.json.decode(job.payload)
+            members = _members(job.payload)
+            if isinstance(members, msgspec.Raw):
+                return members, None
+            if "refs" in members and bytes(members["refs"]) != b"[]":
+                return with_results(job.payload, job.inputs), None
         except (msgspec.DecodeError, RecursionError):
             return None, base64.b64encode(job.payload).decode("ascii")
-        if isinstance(value, dict) and value.get("refs"):
-            return with_results(job.payload, job.inputs), None
-        if isinstance(value, dict) and value.keys() <= {"args", "kwargs"}:
-            return {"args": value.get("args", []), "kwargs": value.get("kwargs", {})}, None
-        return value, None
+        if members.keys() <= {"args", "kwargs"}:
+            return {"args": members.get("args", _NO_ARGS), "kwargs": members.get("kwargs", _NO_KWARGS)}, None
+        return members, None
     return None, base64.b64encode(job.payload).decode("ascii")
+
+
+_NO_ARGS, _NO_KWARGS = msgspec.Raw(b"[]"), msgspec.Raw(b"{}")
+
+
+def _members(payload: bytes) -> dict[str, msgspec.Raw] | msgspec.Raw:
+    """Return the members of a JSON object, each as the JSON that it is, or whatever else the payload is."""
+    try:
+        return msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        return msgspec.json.decode(payload, type=msgspec.Raw)
 
 
 async def _until_gone(receive: Receive) -> None:

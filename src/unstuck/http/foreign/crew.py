@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
@@ -15,23 +16,23 @@ from unstuck.http.callers import Caller
 from unstuck.http.desk import Desk
 from unstuck.http.foreign.beating import Beats
 from unstuck.http.foreign.deaths import gone_problem
+from unstuck.http.foreign.handed import HandedJobs
 from unstuck.http.foreign.handing import Hands
-from unstuck.http.foreign.seats import Seat, Seats
+from unstuck.http.foreign.seats import MAX_KEPT, Seat, Seats
+from unstuck.http.foreign.turning import Turns
 from unstuck.http.foreign.waking import Wakeups
 from unstuck.http.problems import Problem
 from unstuck.metrics.tallies import Tallies
 from unstuck.notify.ear import Ear
-from unstuck.reaper.sweep import Reaper
-from unstuck.reaper.watchman import Watchman
 from unstuck.store import manners
 from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
-from unstuck.store.opening import ready_ledger
 from unstuck.store.records import BeatAnswer, ForeignPulse
 
 Metadata = dict[str, Any]
 
-BY = "web"
+STANDING_S = 1.0
+"""How long a worker's standing is good for, unless a word for it comes."""
 GIVEN_UP_AFTER = 3.0
 """A beat comes at least so often within the shortest timeout of what the worker holds."""
 
@@ -41,13 +42,17 @@ class Crew:
         self.desk = desk
         self.seats = Seats(desk.settings, desk.web)
         self.beats = Beats(lambda: desk.ledger)
+        self.turns = Turns(lambda: desk.ledger)
+        self.handed = HandedJobs()
+        self.compared_s: dict[str, float] = {}
+        """When what a worker says it holds was last compared with the ledger."""
+        self._standings: dict[str, tuple[float, BeatAnswer]] = {}
         self.wakeups = Wakeups(desk.settings.poll_interval_s)
         self.tallies = Tallies()
         self.books: Bookkeeper | None = None
+        """Writes what was counted; None where the door's reaper does."""
         self._lock = threading.Lock()
         self._ear: Ear | None = None
-        self._watchman: Watchman | None = None
-        self._own: Ledger | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -66,8 +71,8 @@ class Crew:
     def seat(self, worker_id: str, caller: Caller) -> Seat:
         return self.seats.find(self.ledger, worker_id, caller)
 
-    def hands(self, seat: Seat) -> Hands:
-        return Hands(self.ledger, self.desk.settings, self.desk.counter.parts().ringer.ring, seat, self.tallies)
+    def hands(self, seat: Seat, caller: Caller) -> Hands:
+        return Hands(self.ledger, self.desk.settings, self.desk.counter.parts().ringer.ring, seat, caller, self.tallies)
 
     async def pulse(self, seat: Seat, metadata: Metadata | None = None, running: int | None = None) -> BeatAnswer:
         """Write a beat, with the metadata if they are new, and give the ledger's answer."""
@@ -87,8 +92,37 @@ class Crew:
             await anyio.to_thread.run_sync(self.say_gone, seat)
         return answer
 
+    async def standing(self, seat: Seat) -> BeatAnswer:
+        """Return how a worker stands and what is asked of it. It counts as a beat, which is written at most once a
+        second: a word for this worker that is heard meanwhile is looked at at once."""
+        now_s = time.monotonic()
+        known = self._standings.get(seat.id)
+        if known is not None and now_s < known[0] + min(STANDING_S, seat.interval_s / 2):
+            return known[1]
+        answer = await self.beat(seat)
+        if len(self._standings) >= MAX_KEPT:
+            self._standings.clear()
+            self.compared_s.clear()
+        self._standings[seat.id] = (now_s, answer)
+        return answer
+
+    def look_again(self, seat: Seat) -> None:
+        """Have the next turn beat, and compare what the worker holds, whenever it last did."""
+        self._standings.pop(seat.id, None)
+        self.compared_s.pop(seat.id, None)
+
+    def note_settled(self, seat: Seat, keys: Sequence[tuple[int, int]]) -> None:
+        """Forget jobs that were settled, and count them with the worker's next beat."""
+        for key in keys:
+            self.handed.forget(key)
+        if keys:
+            self.beats.note_settled(seat.id, len(keys))
+        if self.books is not None:
+            self.books.tend()
+
     def say_gone(self, seat: Seat) -> None:
         self.seats.forget(seat)
+        self._standings.pop(seat.id, None)
         record = self.ledger.foreign_worker(seat.id)
         if record is None:
             raise Problem(
@@ -107,44 +141,39 @@ class Crew:
     def close(self) -> None:
         with self._lock:
             ear, self._ear = self._ear, None
-            watchman, self._watchman = self._watchman, None
-            own, self._own = self._own, None
-        if watchman is not None:
-            watchman.stop()
-            watchman.join()
         if ear is not None:
             ear.stop()
-        if own is not None:
-            own.close()
         if self.books is not None:
             self.books.flush()
+        self.turns.close()
         self.beats.close()
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             if self._ear is not None:
                 return
-            interval_s = self.desk.settings.recovery.heartbeat_interval_s
-            self.books = Bookkeeper(self.ledger, self.tallies, interval_s)
-            if self.desk.web.reap:
-                # On connections of its own: a look at ten thousand workers must not stand before anybody's beat.
-                self._own = ready_ledger(self.desk.settings)
-                reaper = Reaper(self._own, self.desk.settings.recovery, by=BY, tallies=self.tallies)
-                self._watchman = Watchman(reaper, self.books)
-                self._watchman.start()
+            if not self.desk.web.reap:
+                self.books = Bookkeeper(self.ledger, self.tallies, self.desk.settings.recovery.heartbeat_interval_s)
             ear = Ear(lambda: self.ledger, partial(self._heard, loop), partial(self._hears, loop))
             ear.start()
             self._ear = ear
 
     def _hears(self, loop: asyncio.AbstractEventLoop) -> None:
         with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._standings.clear)
             loop.call_soon_threadsafe(self.wakeups.doubt)
 
     def _heard(self, loop: asyncio.AbstractEventLoop, words: frozenset[str]) -> None:
         if words:
             # A loop that is closed has nobody who waits.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self.wakeups.heard, words)
+                loop.call_soon_threadsafe(self._hear, words)
+
+    def _hear(self, words: frozenset[str]) -> None:
+        for word in words:
+            if word.startswith("worker:"):
+                self._standings.pop(word.removeprefix("worker:"), None)
+        self.wakeups.heard(words)
 
 
 def orders(seat: Seat, answer: BeatAnswer) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from typing import Any
 from unstuck.client.views import instant
 from unstuck.domain.states import HELD, LIVING, WorkerState
 from unstuck.http.problems import Problem
-from unstuck.store.contract import Ledger
-from unstuck.store.records import AttemptRecord, JobRecord, WorkerRecord
+from unstuck.store.records import Fate, WorkerRecord
 
 Facts = dict[str, Any]
 
@@ -48,55 +47,50 @@ def gone_problem(worker: WorkerRecord, cure: str = "", **facts: Any) -> Problem:
     )
 
 
-def ended_as(ledger: Ledger, worker_id: str, job_id: int, token: int) -> AttemptRecord | None:
-    """Give this very attempt of this worker, if it is over."""
-    for attempt in ledger.attempts(job_id):
-        if attempt.token == token and attempt.worker_id == worker_id and attempt.ended_at is not None:
-            return attempt
-    return None
+def superseded(fate: Fate, worker: WorkerRecord | None, *, may_look: bool) -> Facts:
+    """Tell what happened to an attempt that a worker took for its own.
 
-
-def superseded(ledger: Ledger, worker: WorkerRecord | None, job_id: int, token: int) -> Facts:
-    """Tell what happened to an attempt that a worker took for its own."""
-    job = ledger.job(job_id)
+    `may_look`: the caller may look at any job. Else nothing is said of an attempt that was never this worker's: job ids
+    are easy to guess."""
     parts = []
     if worker is not None and worker.state not in LIVING:
         parts.append(sentence(worker))
-    parts.append(_of_job(ledger, job, job_id, token))
+    not_its_own = f"job {fate.job_id} with token {fate.token} is not its own: given back, pruned, or never handed to it"
+    parts.append(_of_job(fate) if may_look else not_its_own)
     return {
-        "job_id": job_id,
-        "token": token,
+        "job_id": fate.job_id,
+        "token": fate.token,
         "detail": _begin("; ".join(parts)) + ".",
-        "job": None if job is None else _job_facts(job),
+        "job": _job_facts(fate) if may_look and fate.state is not None else None,
         "worker": None if worker is None or worker.state in LIVING else death_of(worker),
     }
 
 
-def _of_job(ledger: Ledger, job: JobRecord | None, job_id: int, token: int) -> str:
-    if job is None:
+def _of_job(fate: Fate) -> str:
+    job_id, token = fate.job_id, fate.token
+    if fate.state is None:
         return f"job {job_id} does not exist (it was pruned, or never stored)"
-    if job.state in HELD:
-        if job.token == token:
-            return f"job {job_id} is {job.state} as token {token}, at worker {job.worker_id}"
-        other = ledger.foreign_worker(job.worker_id or "")
-        who = f"{other.name} ({other.id})" if other is not None else str(job.worker_id)
-        doing = "runs" if job.started_at is not None else "is claimed"
-        return f"job {job_id} was requeued and {doing} at worker {who} as token {job.token}"
-    if job.finished_at is not None:
-        why = f" ({job.error.code})" if job.error is not None else ""
-        whose = "this very token" if job.token == token else "another token"
-        return f"job {job_id} {job.state} at {instant(job.finished_at)}{why}, by {whose}"
+    if fate.state in HELD:
+        if fate.holder_token == token:
+            return f"job {job_id} is {fate.state} as token {token}, at worker {fate.holder_id}"
+        who = str(fate.holder_id) if fate.holder_name is None else f"{fate.holder_name} ({fate.holder_id})"
+        doing = "runs" if fate.started_at is not None else "is claimed"
+        return f"job {job_id} was requeued and {doing} at worker {who} as token {fate.holder_token}"
+    if fate.finished_at is not None:
+        why = f" ({fate.error_code})" if fate.error_code is not None else ""
+        whose = "this very token" if fate.holder_token == token else "another token"
+        return f"job {job_id} {fate.state} at {instant(fate.finished_at)}{why}, by {whose}"
     return f"job {job_id} was requeued and waits to be taken"
 
 
-def _job_facts(job: JobRecord) -> Facts:
+def _job_facts(fate: Fate) -> Facts:
     return {
-        "state": job.state.value,
-        "token": job.token if job.state in HELD else None,
-        "worker": job.worker_id if job.state in HELD else None,
-        "attempt": job.attempt,
-        "error": None if job.error is None else job.error.code,
-        "finished_at": instant(job.finished_at),
+        "state": None if fate.state is None else fate.state.value,
+        "token": fate.holder_token if fate.state in HELD else None,
+        "worker": fate.holder_id if fate.state in HELD else None,
+        "attempt": fate.attempt,
+        "error": fate.error_code,
+        "finished_at": instant(fate.finished_at),
     }
 
 

@@ -5,33 +5,65 @@ what happened to it, one result per job.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, assert_never
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, assert_never
 
 from unstuck.client.enqueueing import refuse_refusing
 from unstuck.config import Settings
 from unstuck.domain import payload
 from unstuck.domain.endings import Ending, Release
-from unstuck.domain.errors import ConfigError, PayloadError, RefusedValue
+from unstuck.domain.errors import ConfigError, LedgerBusy, PayloadError, RefusedValue
 from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Raised, Succeeded, Suspended
 from unstuck.domain.recovery import MAX_MESSAGE_CHARS, conclude, printable
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.http.building import builder
+from unstuck.http.callers import Caller, Scope
 from unstuck.http.foreign import journaling
 from unstuck.http.foreign.bodies import ErrorBody, HeldBody, ProgressItem, SettleItem, StepItem
 from unstuck.http.foreign.counting import count_settled
-from unstuck.http.foreign.deaths import ended_as, superseded
+from unstuck.http.foreign.deaths import superseded
 from unstuck.http.foreign.seats import Seat
+from unstuck.http.problems import Problem
 from unstuck.metrics.catalogue import SUPERSEDED
 from unstuck.metrics.tallies import Tallies
 from unstuck.reaper.settling import attempt_of
 from unstuck.store.contract import Ledger
-from unstuck.store.records import Done, FollowUp, Held, HeldJob, Output, Progress, Turn, TurnAnswer
+from unstuck.store.records import (
+    DeferredOutcome,
+    Done,
+    Fate,
+    FollowUp,
+    HeldJob,
+    Output,
+    Progress,
+    Turn,
+    TurnAnswer,
+)
 
+
+class Named(Protocol):
+    """Anything that names a job in a worker's hands."""
+
+    job_id: int
+    token: int
+
+
+class PlainSuccess(Protocol):
+    """A success that nothing else comes with, as the quick way reads it."""
+
+    job_id: int
+    token: int
+    outcome: Literal["succeeded"]
+    result: Any
+
+
+Outcomes = SettleItem | PlainSuccess
 Key = tuple[int, int]
 Result = dict[str, Any]
 Ring = Callable[[set[str]], None]
 
+REPEATED_WITHIN_S = 60.0
+"""How soon a worker repeats a settlement that a lock held up. Later its jobs count as running again."""
 ENDS: dict[str, frozenset[AttemptState]] = {
     "succeeded": frozenset({AttemptState.SUCCEEDED}),
     # Asked to be cancelled, a failure becomes a cancellation; a result that cannot be stored, a failure.
@@ -46,33 +78,35 @@ ENDS: dict[str, frozenset[AttemptState]] = {
 class Hands:
     """One foreign worker's hands, for one call."""
 
-    def __init__(self, ledger: Ledger, settings: Settings, ring: Ring, seat: Seat, tallies: Tallies) -> None:
+    def __init__(
+        self, ledger: Ledger, settings: Settings, ring: Ring, seat: Seat, caller: Caller, tallies: Tallies
+    ) -> None:
         self._ledger = ledger
         self._settings = settings
         self._ring = ring
         self._seat = seat
+        self._caller = caller
         self._tallies = tallies
 
-    def start(self, jobs: Sequence[HeldBody]) -> list[Result]:
-        keys = _keys(jobs)
-        answer = self._turn(start=tuple(Held(*key) for key in keys))
+    def started(self, keys: Sequence[Key], answer: TurnAnswer) -> list[Result]:
+        """Say of each job whether it runs now, ran already or is another worker's, as the ledger answered."""
         lost = answer.superseded if answer.alive else set(keys)
         running = {key for key, job in self._held().items() if job.state is JobState.RUNNING} if lost else set()
-        return [
-            _done(key, "running") if key not in lost else _done(key, "already") if key in running else self._lost(key)
-            for key in keys
-        ]
+        results = {key: _done(key, "already" if key in lost else "running") for key in keys}
+        results |= self._lost([key for key in keys if key in lost and key not in running])
+        return [results[key] for key in keys]
 
     def progress(self, jobs: Sequence[ProgressItem]) -> list[Result]:
         held = self._held()
         at = time.time()
         notes: dict[Key, Progress] = {}
-        results: dict[Key, Result] = {}
+        keys = keys_of(jobs)
+        results = self._lost([key for key in keys if key not in held])
         for item in jobs:
             key = (item.job_id, item.token)
             if key not in held:
-                results[key] = self._lost(key)
-            elif held[key].state is not JobState.RUNNING:
+                continue
+            if held[key].state is not JobState.RUNNING:
                 results[key] = _refused(key, "not_started", NOT_STARTED)
             else:
                 message = printable(item.message, MAX_MESSAGE_CHARS)
@@ -80,17 +114,16 @@ class Hands:
                 results[key] = _done(key, "noted")
         if notes:
             self._ledger.note_progress(self._seat.id, list(notes.values()))
-        return list(results.values())
+        return [results[key] for key in keys]
 
     def steps(self, jobs: Sequence[StepItem]) -> list[Result]:
         """Write down what jobs did, one after the other: of one job the later may stand on the earlier."""
         held = self._held()
-        return [self._step(item, held) for item in jobs]
+        lost = self._lost([key for key in keys_of(jobs) if key not in held])
+        return [lost.get((item.job_id, item.token)) or self._step(item, held) for item in jobs]
 
     def _step(self, item: StepItem, held: dict[Key, HeldJob]) -> Result:
         key = (item.job_id, item.token)
-        if key not in held:
-            return self._lost(key)
         if held[key].state is not JobState.RUNNING:
             return _refused(key, "not_started", NOT_STARTED)
         try:
@@ -100,13 +133,13 @@ class Hands:
         if entry is None:
             return _done(key, "already")
         answer = self._turn(entries=(entry,))
-        return self._lost(key) if not answer.alive or key in answer.superseded else _done(key, "written")
+        return self._lost([key])[key] if not answer.alive or key in answer.superseded else _done(key, "written")
 
     def release(self, jobs: Sequence[HeldBody]) -> list[Result]:
         """Give back what was never begun. That it is not held any more is what was wanted.
 
         What was started may have had effects, whatever the worker says: there `on_crash` decides, as after a death."""
-        keys = _keys(jobs)
+        keys = keys_of(jobs)
         held = {key: job for key, job in self._held().items() if key in keys}
         begun = {key for key, job in held.items() if job.state is JobState.RUNNING}
         free = [key for key in held if key not in begun]
@@ -131,13 +164,13 @@ class Hands:
     def settle(self, jobs: Sequence[SettleItem]) -> list[Result]:
         items = {(item.job_id, item.token): item for item in jobs}
         held = self._held()
-        results: dict[Key, Result] = {}
+        results = self._already({key: item for key, item in items.items() if key not in held})
         outcomes: dict[Key, Outcome] = {}
         for key, item in items.items():
             job = held.get(key)
             if job is None:
-                results[key] = self._already(key, item)
-            elif job.state is not JobState.RUNNING:
+                continue
+            if job.state is not JobState.RUNNING:
                 results[key] = _refused(key, "not_started", NOT_STARTED)
             elif item.outcome == "cancelled" and not job.cancel_requested:
                 results[key] = _refused(
@@ -174,6 +207,11 @@ class Hands:
             )
         except RefusedValue as error:
             return self._write_apart(items, held, outcomes, error)
+        except LedgerBusy as error:
+            # The worker is told to settle them again: until then they are not late, though their deadline passes.
+            waiting = [DeferredOutcome(*key, str(error)) for key in outcomes]
+            self._ledger.note_deferred(self._seat.id, waiting, REPEATED_WITHIN_S)
+            raise
         lost = answer.superseded if answer.alive else set(outcomes)
         count_settled(self._tallies, held, endings, outcomes, lost)
         self._ring(
@@ -183,9 +221,8 @@ class Hands:
                 if ending.state is JobState.PENDING and key not in lost
             }
         )
-        return {
-            key: self._already(key, items[key]) if key in lost else _settled(key, endings.get(key)) for key in outcomes
-        }
+        written = {key: _settled(key, endings.get(key)) for key in outcomes if key not in lost}
+        return written | self._already({key: items[key] for key in outcomes if key in lost})
 
     def _write_apart(
         self, items: dict[Key, SettleItem], held: dict[Key, HeldJob], outcomes: dict[Key, Outcome], error: RefusedValue
@@ -199,7 +236,7 @@ class Hands:
         [(key, outcome)] = outcomes.items()
         if isinstance(outcome, NotStorable):
             raise error
-        plain = items[key].model_copy(update={"stdout": "", "stderr": ""})
+        plain = SettleItem(job_id=key[0], token=key[1], outcome=items[key].outcome)
         return self._write({key: plain}, held, {key: NotStorable(str(error))})
 
     def _outcome(self, item: SettleItem) -> Outcome:
@@ -227,7 +264,7 @@ class Hands:
     def _follow_up(self, item: SettleItem) -> list[FollowUp]:
         if not item.follow_up:
             return []
-        build = builder(self._ledger, self._settings, f"job {item.job_id}")
+        build = builder(self._ledger, self._settings, self._caller, f"job {item.job_id}")
         jobs = [build(body) for body in item.follow_up]
         for job in jobs:
             refuse_refusing(job, f"{job.task!r}, which follows another job,")
@@ -246,21 +283,32 @@ class Hands:
         half = limit_bytes // 2
         return data[:half] + f"\n… {len(data) - 2 * half} bytes left out …\n".encode() + data[len(data) - half :]
 
-    def _already(self, key: Key, item: SettleItem) -> Result:
-        """Answer a settlement that found nothing in hand: done before by this very token, or superseded."""
-        attempt = ended_as(self._ledger, self._seat.id, *key)
-        if attempt is not None:
-            expected = ENDS[item.outcome]
-            unstorable = item.outcome == "succeeded" and attempt.code == "RESULT_NOT_STORABLE"
-            if attempt.state in expected or unstorable:
-                return _done(key, "already")
-        return self._lost(key)
+    def _already(self, items: Mapping[Key, SettleItem]) -> dict[Key, Result]:
+        """Answer settlements that found nothing in hand: done before by this very token, or superseded."""
+        results: dict[Key, Result] = {}
+        lost: list[Fate] = []
+        for fate in self._ledger.fates(list(items)) if items else ():
+            key = (fate.job_id, fate.token)
+            if fate.worker_id == self._seat.id and _ended_so(fate, items[key].outcome):
+                results[key] = _done(key, "already")
+            else:
+                lost.append(fate)
+        return results | self._tell_lost(lost)
 
-    def _lost(self, key: Key) -> Result:
-        """Answer a write that is refused, whichever it was: each of them is a zombie's."""
-        self._tallies.add(SUPERSEDED)
+    def _lost(self, keys: Sequence[Key]) -> dict[Key, Result]:
+        """Answer writes that are refused, whichever they were: each of them is a zombie's."""
+        return self._tell_lost(self._ledger.fates(keys)) if keys else {}
+
+    def _tell_lost(self, fates: Sequence[Fate]) -> dict[Key, Result]:
+        if not fates:
+            return {}
+        self._tallies.add(SUPERSEDED, by=len(fates))
         worker = self._ledger.foreign_worker(self._seat.id)
-        return {"ok": False, "status": "superseded", **superseded(self._ledger, worker, *key)}
+        told = {}
+        for fate in fates:
+            facts = superseded(fate, worker, may_look=may_look(fate, self._seat, self._caller))
+            told[fate.job_id, fate.token] = {"ok": False, "status": "superseded", **facts}
+        return told
 
     def _held(self) -> dict[Key, HeldJob]:
         return {(job.job_id, job.token): job for job in self._ledger.held(self._seat.id)}
@@ -272,6 +320,31 @@ class Hands:
 NOT_STARTED = "It was claimed and never started. POST …/start first, or claim with start: true."
 
 STARTED = "It was started, and what was begun cannot be given back. Settle it as interrupted: its on_crash decides."
+
+
+def may_look(fate: Fate, seat: Seat, caller: Caller) -> bool:
+    """Return whether a caller may be told of the job of an attempt: it was its worker's, or it may read all jobs."""
+    return fate.worker_id == seat.id or Scope.READ in caller.scopes
+
+
+def _ended_so(fate: Fate, outcome: str) -> bool:
+    """Return whether an attempt ended as it does after such an outcome."""
+    return fate.ended_as in ENDS[outcome] or (outcome == "succeeded" and fate.ended_code == "RESULT_NOT_STORABLE")
+
+
+def settled_plainly(item: Outcomes) -> bool:
+    """Return whether an outcome is a success that nothing else comes with."""
+    if not isinstance(item, SettleItem):
+        return True
+    more = item.follow_up or item.stdout or item.stderr or item.pause or item.error
+    return item.outcome == "succeeded" and not more
+
+
+def in_full(item: Outcomes) -> SettleItem:
+    """Return an outcome with all members that one may have."""
+    if isinstance(item, SettleItem):
+        return item
+    return SettleItem(job_id=item.job_id, token=item.token, outcome=item.outcome, result=item.result)
 
 
 def _wrong_pause(item: SettleItem) -> str:
@@ -286,7 +359,25 @@ def _wrong_pause(item: SettleItem) -> str:
     return ""
 
 
-def _keys(jobs: Sequence[HeldBody]) -> list[Key]:
+def conflict_of(seat: Seat, results: Sequence[Result]) -> Problem | None:
+    """Return the conflict that a whole call is if not one of its jobs was the worker's to write."""
+    if any(result["ok"] for result in results):
+        return None
+    first = results[0]
+    code = first["status"]
+    more = f" ({len(results) - 1} more likewise, see results)" if len(results) > 1 else ""
+    return Problem(
+        409,
+        code,
+        f"{first['detail']}{more}",
+        cure="Stop working on it: whatever it does now counts for nobody." if code == "superseded" else "",
+        id=seat.id,
+        results=list(results),
+    )
+
+
+def keys_of(jobs: Iterable[Named]) -> list[Key]:
+    """Return each job once, by id and token."""
     return list(dict.fromkeys((job.job_id, job.token) for job in jobs))
 
 

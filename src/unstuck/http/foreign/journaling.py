@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from unstuck.domain import payload
 from unstuck.domain.durations import seconds
 from unstuck.domain.errors import PayloadError
@@ -29,7 +31,7 @@ def journal_view(journal: Journal) -> list[dict[str, Any]]:
             "seq": line.seq,
             "kind": line.kind,
             "name": line.name,
-            "value": payload.decode(line.value),
+            "value": msgspec.Raw(line.value),
             "age_s": round(line.age_s, 3),
         }
         for line in journal.lines
@@ -37,7 +39,7 @@ def journal_view(journal: Journal) -> list[dict[str, Any]]:
 
 
 def signals_view(journal: Journal) -> list[dict[str, Any]]:
-    return [{"number": one.number, "name": one.name, "value": payload.decode(one.value)} for one in journal.signals]
+    return [{"number": one.number, "name": one.name, "value": msgspec.Raw(one.value)} for one in journal.signals]
 
 
 def journal_of(ledger: Ledger, job: Claimed) -> Journal:

@@ -2,7 +2,9 @@
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +32,10 @@ from unstuck.worker.identity import new_worker_id
 DEFAULT_QUEUE = "default"
 MAX_KEPT = 20_000
 MAX_ID_CHARS = 64
+MAX_KNOWN_TASKS = 10_000
 LEAST_TIMEOUT_S = 1.0
 BEATS_PER_TIMEOUT = 4
+SAID_S = 60.0
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID_CHARS = 12
 
@@ -58,7 +62,7 @@ class Seats:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Seat] = OrderedDict()
         self._by_name: dict[str, str] = {}
-        self._said: dict[str, dict[str, Any]] = {}
+        self._said: dict[str, tuple[dict[str, Any], float]] = {}
 
     # Finding ------------------------------------------------------------------------------------
 
@@ -114,11 +118,14 @@ class Seats:
             self._forget_name(seat)
 
     def news(self, seat: Seat, metadata: dict[str, Any]) -> dict[str, Any] | None:
-        """Give the metadata if they are new, so that most beats write nothing but the beat."""
+        """Return the metadata if they are new, so that most beats write nothing but the beat. Those that were said a
+        while ago count as new: another server may have written others meanwhile."""
+        now_s = time.monotonic()
         with self._lock:
-            if self._said.get(seat.id) == metadata:
+            said, at_s = self._said.get(seat.id, (None, 0.0))
+            if said == metadata and now_s < at_s + SAID_S:
                 return None
-            self._said[seat.id] = metadata
+            self._said[seat.id] = (metadata, now_s)
             return metadata
 
     def unsay(self, seat: Seat) -> None:
@@ -138,6 +145,8 @@ class Seats:
         name = checked_name(body.name, "Worker") if body.name else f"http-{new_worker_id()}"
         worker_id = new_worker_id() if body.instance is None else _id_of(caller.token_id, name, body.instance)
         birth = self._birth(ledger, worker_id, name, caller, body, address)
+        if body.instance is None or ledger.foreign_worker(worker_id) is None:
+            leave_python_names(ledger, name)
         for _ in range(2):
             ledger.register(birth)
             record = ledger.foreign_worker(worker_id)
@@ -171,11 +180,14 @@ class Seats:
         ledger: Ledger,
         name: str,
         last: WorkerRecord | None,
-        metadata: dict[str, Any],
+        metadata: dict[str, Any] | None,
         caller: Caller,
         address: str,
     ) -> WorkerRecord:
         """Open a new life for a name: as its last one was, or with the defaults."""
+        leave_python_names(ledger, name)
+        if metadata is None:
+            metadata = {} if last is None else last.metadata
         birth = self._birth(
             ledger,
             new_worker_id(),
@@ -231,6 +243,7 @@ class Seats:
             metadata=checked_metadata(body.metadata),
             door=Door.HTTP,
             owner=caller.token_id,
+            rules=self._settings.recovery.rules,
         )
 
     def _heartbeat(self, body: RegisterBody) -> tuple[float, float]:
@@ -261,10 +274,11 @@ class Seats:
                 # A bare name changes nothing of what another worker said about the same task.
                 records[name] = known.get(name) or TaskRecord(name, checked_name(usual, "Queue"))
             else:
-                policy = _policy(item)
+                policy = _with_switches_of(known.get(item.name), _policy(item))
                 check_policy(item.name, policy, app_interval_s=interval_s, app_timeout_s=timeout_s)
                 queue = checked_name(item.queue or usual, "Queue")
                 records[item.name] = TaskRecord(checked_name(item.name, "Task"), queue, encode_policy(policy))
+        _check_number(known.keys(), records.keys())
         changed = {name for name, task in records.items() if name in known and not _same(known[name], task)}
         if changed:
             leave_to_others(ledger, changed, caller)
@@ -292,6 +306,29 @@ def allowed(seat: Seat, caller: Caller) -> Seat:
     return seat
 
 
+def _check_number(known: Set[str], named: Set[str]) -> None:
+    """Refuse new tasks if there are too many: they are kept for good, and every enqueue over HTTP reads all of them."""
+    if len(known | named) > max(MAX_KNOWN_TASKS, len(known)):
+        raise Problem(
+            409,
+            "too_many_tasks",
+            f"The ledger knows {len(known):,} tasks, and workers over HTTP may bring them to {MAX_KNOWN_TASKS:,}.",
+            cure="Register tasks that are known, or pass what differs between these tasks as an argument of one task.",
+        )
+
+
+def leave_python_names(ledger: Ledger, name: str) -> None:
+    """Refuse the name of a living Python worker: people could not tell the two apart."""
+    if (worker_id := ledger.living_python_worker(name)) is not None:
+        raise Problem(
+            409,
+            "name_taken",
+            f"A Python worker named {name!r} lives ({worker_id}).",
+            cure="Choose another name. A worker over HTTP cannot replace one that was started with `unstuck worker`.",
+            id=worker_id,
+        )
+
+
 def leave_to_others(ledger: Ledger, changed: set[str], caller: Caller) -> None:
     """Refuse new rules for tasks that others have at work: the rules are stored with every job of theirs."""
     for worker in ledger.workers(living_only=True):
@@ -304,6 +341,18 @@ def leave_to_others(ledger: Ledger, changed: set[str], caller: Caller) -> None:
                 cure="Register with the bare name of the task to take it as it is, or use a token with the scope "
                 "'operate'.",
             )
+
+
+def _with_switches_of(known: TaskRecord | None, policy: Policy) -> Policy:
+    """Keep the switches of the app that owns the task: a remote worker cannot name them, and must not drop them."""
+    if known is None:
+        return policy
+    theirs = decode_policy(known.policy)
+    return msgspec.structs.replace(
+        policy,
+        auto_requeue_stale_claimed=theirs.auto_requeue_stale_claimed,
+        auto_fail_stale_running=theirs.auto_fail_stale_running,
+    )
 
 
 def _same(known: TaskRecord, said: TaskRecord) -> bool:

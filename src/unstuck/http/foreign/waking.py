@@ -43,6 +43,11 @@ class Wakeups:
         self.hushed = False
         """Nobody waits any more: the door is being closed."""
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Return whether any worker stands in line."""
+        return bool(self._lines)
+
     @contextmanager
     def line(self, key: Key, worker_id: str) -> Iterator[Waiter]:
         """Stand in line; what is rung meanwhile is not lost, whether one waits or looks."""

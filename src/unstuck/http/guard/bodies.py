@@ -6,13 +6,15 @@ from urllib.parse import parse_qs
 
 from starlette.types import Message, Receive
 
-from unstuck.http.guard.depth import is_deeper_than
+from unstuck.domain.bounded import BoundExceeded, Bounds
+from unstuck.domain.bounded_json import check_json as measure_json
 from unstuck.http.problems import Problem
 
-MAX_JSON_DEPTH = 64
 IDLE_S = 10.0
 WHOLE_S = 60.0
 MAX_FORM_FIELDS = 2_000
+MAX_FORM_BYTES = 256 * 1024
+"""Of a form of the dashboard: a thousand ids of jobs, and some words."""
 LARGE_BYTES = 256 * 1024
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
@@ -22,18 +24,27 @@ def has_body(headers: Mapping[str, str]) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
+def declared_bytes(headers: Mapping[str, str], limit_bytes: int) -> int:
+    """Return how large the body may be: what it says, or the limit if it does not say. Refuse one that is too large."""
+    declared = headers.get("content-length")
+    if declared is None:
+        return limit_bytes
+    if not declared.isdigit() or int(declared[:20]) > limit_bytes:
+        raise too_large(limit_bytes)
+    return int(declared)
+
+
 async def read_body(receive: Receive, headers: Mapping[str, str], limit_bytes: int) -> bytes:
     """Read the whole body within the limits of size and time."""
-    declared = headers.get("content-length")
-    if declared is not None and (not declared.isdigit() or int(declared[:20]) > limit_bytes):
-        raise too_large(limit_bytes)
+    declared_bytes(headers, limit_bytes)
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(WHOLE_S):
+        loop = asyncio.get_running_loop()
+        whole_at_s = loop.time() + WHOLE_S
+        async with asyncio.timeout(IDLE_S) as limit:
             while True:
-                async with asyncio.timeout(IDLE_S):
-                    message = await receive()
+                message = await receive()
                 if message["type"] != "http.request":
                     raise Problem(400, "incomplete", "The body ended too soon.")
                 part = message.get("body", b"")
@@ -43,6 +54,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit_bytes: i
                 parts.append(part)
                 if not message.get("more_body"):
                     return b"".join(parts)
+                limit.reschedule(min(loop.time() + IDLE_S, whole_at_s))
     except TimeoutError:
         raise Problem(408, "too_slow", "The body did not arrive in time.", cure="Send it again.") from None
 
@@ -61,8 +73,10 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def check_json(headers: Mapping[str, str], body: bytes) -> None:
-    """Refuse what is no JSON by its type: a form of a strange website cannot have this one."""
+async def check_json(headers: Mapping[str, str], body: bytes, limit_bytes: int) -> None:
+    """Refuse a body that is not JSON by its type, which no form of another website has, or holds too much.
+
+    It is measured as bytes: no object is built yet."""
     kind = media_type(headers)
     if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
         raise Problem(
@@ -71,18 +85,24 @@ async def check_json(headers: Mapping[str, str], body: bytes) -> None:
             f"A body here is JSON, not {kind[:100] or 'nothing in particular'}.",
             cure=f"Send the header `Content-Type: {JSON}`.",
         )
-    if len(body) > LARGE_BYTES:
-        # Beside the loop that serves the others.
-        deep = await asyncio.to_thread(is_deeper_than, MAX_JSON_DEPTH, body)
-    else:
-        deep = is_deeper_than(MAX_JSON_DEPTH, body)
-    if deep:
-        raise Problem(
-            422,
-            "too_deep",
-            f"This is not JSON, or it is nested more than {MAX_JSON_DEPTH} deep.",
-            cure="Send flatter data, or put it into a string.",
-        )
+    bounds = Bounds(limit_bytes, setting="web.max_body_bytes")
+    try:
+        if len(body) > LARGE_BYTES:
+            # Beside the loop that serves the others.
+            await asyncio.to_thread(measure_json, body, bounds, "The body")
+        else:
+            measure_json(body, bounds, "The body")
+    except BoundExceeded as error:
+        status, code, cure = _REFUSALS[error.exceeded]
+        raise Problem(status, code, str(error), cure=cure) from None
+
+
+_REFUSALS = {
+    "bytes": (413, "too_large", "Send less at once; `web.max_body_bytes` is the limit."),
+    "values": (413, "too_many_values", "Send less at once; `web.max_body_bytes` sets the limit, a value per 32 bytes."),
+    "depth": (422, "too_deep", "Send flatter data, or put it into a string."),
+    "numbers": (413, "too_many_values", "Send such numbers as text, or in several requests."),
+}
 
 
 def form_field(headers: Mapping[str, str], body: bytes, name: str) -> str:

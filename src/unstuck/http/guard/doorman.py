@@ -1,11 +1,10 @@
 """Look at every request before anybody else does, and say who the caller is.
 
-The order matters: first what costs nothing (lengths, Host, origin), then who it is, then how much they ask for, and
-only then is the body read.
+The order matters: first what costs nothing (lengths, Host, origin), then who it is, then how much they ask for, then
+whether their scopes allow it, and only then is the body read.
 """
 
 import asyncio
-import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from unstuck.domain.errors import UnstuckError
 from unstuck.http.callers import NOBODY
 from unstuck.http.desk import Desk
 from unstuck.http.guard import lines
-from unstuck.http.guard.bodies import check_json, has_body, read_body, replayed
+from unstuck.http.guard.bodies import MAX_FORM_BYTES, check_json, declared_bytes, has_body, read_body, replayed
+from unstuck.http.guard.budget import BodyBudget
 from unstuck.http.guard.crowd import Crowd
 from unstuck.http.guard.dressing import dressed
 from unstuck.http.guard.forgery import check_forgery, check_origin
@@ -29,6 +29,8 @@ from unstuck.http.guard.keyring import Keyring
 from unstuck.http.guard.origins import SAFE, Origin, judge
 from unstuck.http.guard.place import Place
 from unstuck.http.guard.rates import Rates
+from unstuck.http.guard.routes import KnownRoutes
+from unstuck.http.guard.shared import Member
 from unstuck.http.guard.watch import Watch
 from unstuck.http.page.errors import refused
 from unstuck.http.problems import Problem, bug, problem_of
@@ -67,24 +69,45 @@ class Asked:
 class Doorman:
     """Plain ASGI, so that streams pass through it unbuffered."""
 
-    def __init__(self, app: ASGIApp, desk: Desk, keyring: Keyring, place: Place) -> None:
+    def __init__(
+        self, app: ASGIApp, desk: Desk, keyring: Keyring, place: Place, routes: KnownRoutes, member: Member
+    ) -> None:
         self._app = app
         self._web = desk.web
         self._keyring = keyring
         self._place = place
+        self._routes = routes
+        self._budget = BodyBudget(desk.web.max_body_bytes)
         rate = desk.web.requests_per_second
-        self._rates = Rates(rate, rate * BURST_S)
-        self._strangers = Rates(STRANGERS_PER_S, STRANGERS_BURST)
-        self._crowd = Crowd(desk.web.max_open_requests, desk.web.max_open_requests_per_caller)
-        self._local_csrf = secrets.token_urlsafe(32)
+        self._rates = Rates(rate, rate * BURST_S, shared=member.group.rates)
+        self._strangers = Rates(STRANGERS_PER_S, STRANGERS_BURST, shared=member.group.strangers)
+        self._crowd = Crowd(desk.web.max_open_requests, desk.web.max_open_requests_per_caller, member)
+        self._local_csrf = member.group.csrf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._answer(scope, receive, send)
+            await self._answer_in_time(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             await self._app(scope, receive, send)
+
+    async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer even a request that is cut off because the server ends: the ledger may be silent for longer."""
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, noted)
+        except asyncio.CancelledError:
+            if begun:
+                raise
+            # Whoever cancelled it waits for the task to end, and hears of it by its end.
+            await refused(scope, _leaving().response())(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         https = scope.get("scheme") == "https" or self._web.secure_cookies
@@ -126,12 +149,21 @@ class Doorman:
         seat.enter_context(self._crowd.seat(identity.who))
         body = b""
         if has_body(asked.headers):
-            body = await read_body(receive, asked.headers, self._web.max_body_bytes)
+            self._routes.check(asked.method, asked.path, identity.caller)
+            body = await self._read(asked, identity, receive, seat)
             receive = replayed(body, receive)
         check_forgery(identity, origin, asked.method, asked.headers, body, api=asked.api)
         if asked.api and body:
-            await check_json(asked.headers, body)
+            await check_json(asked.headers, body, self._web.max_body_bytes)
         return identity, receive
+
+    async def _read(self, asked: Asked, identity: Identity, receive: Receive, seat: ExitStack) -> bytes:
+        limit_bytes = self._web.max_body_bytes if asked.api else min(self._web.max_body_bytes, MAX_FORM_BYTES)
+        room = await self._budget.take(identity.who, declared_bytes(asked.headers, limit_bytes))
+        seat.callback(room.release)
+        body = await read_body(receive, asked.headers, limit_bytes)
+        room.shrink(len(body))
+        return body
 
     async def _admit_login(self, asked: Asked, origin: Origin, receive: Receive) -> Receive:
         if self._place.may_be_open and not (await self._keyring.keys()).any_ever:
@@ -212,6 +244,16 @@ def _wait_if_too_many(rates: Rates, who: str) -> None:
     wait_s = rates.take(who)
     if wait_s > 0:
         raise _too_many(wait_s, "Too many requests in a short time.")
+
+
+def _leaving() -> Problem:
+    return Problem(
+        503,
+        "server_leaving",
+        "This server ended before the ledger answered; what was asked for may have been done.",
+        cure="Ask again: the next server answers.",
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
 
 
 def _too_many(wait_s: float, detail: str) -> Problem:

@@ -1,5 +1,6 @@
 """Read the first lines of a request: the target and the headers, within limits, each said once."""
 
+import re
 from collections.abc import Mapping
 
 from starlette.types import Scope
@@ -12,6 +13,7 @@ MAX_HEADER_BYTES = 32 * 1024
 MAX_HEADERS = 100
 ONCE = frozenset({"host", "authorization", "origin", "content-length", "content-type", "x-csrf-token"})
 """Said twice, two readers could understand two things."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_lengths(scope: Scope) -> None:
@@ -21,7 +23,7 @@ def check_lengths(scope: Scope) -> None:
     headers = scope["headers"]
     if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
         raise Problem(431, "headers_too_large", f"The headers are longer than {MAX_HEADER_BYTES} bytes, or too many.")
-    if any(ord(character) < 32 or character == "\x7f" for character in scope["path"]):
+    if _CONTROL.search(scope["path"]):
         raise Problem(400, "not_valid", "The address has a control character in it.")
 
 

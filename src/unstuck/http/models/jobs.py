@@ -76,6 +76,7 @@ class JobsStored(Given):
 
 class ErrorView(Given):
     code: str = Field(examples=["TASK_FAILED"])
+    type: str | None = Field(description="The type of the exception that the code of the task raised.")
     message: str
     cause: str | None
     details: dict[str, Any]
@@ -229,7 +230,7 @@ class JobDetail(JobSummary):
 
 
 class JobResult(Given):
-    """How a job ended. `state` says whether `result` or `error` is to be read."""
+    """How a job ended. `error` is null if it succeeded and its result is there."""
 
     id: int
     state: Literal[JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED]

@@ -135,6 +135,7 @@ class QueueView(Given):
     oldest_pending_s: float | None
     workers: int = Field(description="Living workers that serve it.")
     waiting: int = Field(description="Jobs that gave their slots back, and wait for a time or a signal.")
+    blocked: int = Field(description="Pending jobs whose concurrency key has no free place.")
     limit: LimitView | None
 
 
@@ -256,6 +257,6 @@ class TaskView(Given):
 class OverviewView(Given):
     version: str
     ledger: dict[str, Any]
-    jobs: dict[str, int] = Field(description="Unfinished jobs by state; `scheduled` are pending with a time to come.")
+    jobs: dict[str, int] = Field(description="Unfinished jobs by state, as in `queues`.")
     workers: dict[str, int] = Field(description="Workers by state.")
     queues: list[QueueView]

@@ -7,9 +7,13 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
+from unstuck.domain.bounded import Bounds
+from unstuck.domain.bounded_json import decode_json
+
 COOKIE = "unstuck_flash"
 MAX_CHARS = 1_000
 MAX_AGE_S = 60
+BOUNDS = Bounds(32 * 1024)
 
 Level = Literal["good", "warning", "problem"]
 
@@ -29,8 +33,8 @@ def read(request: Request) -> list[Flash]:
     """Give what was written; what is no flash of ours is nothing."""
     try:
         data = base64.urlsafe_b64decode(request.cookies.get(COOKIE, ""))
-        return msgspec.json.decode(data, type=list[Flash])[:3] if data else []
-    except (ValueError, msgspec.MsgspecError):
+        return decode_json(data, BOUNDS, type=list[Flash])[:3] if data else []
+    except ValueError:
         return []
 
 

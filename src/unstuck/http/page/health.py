@@ -6,10 +6,12 @@ from typing import Literal
 
 from unstuck.client.doctor.codes import Severity
 from unstuck.client.doctor.finding import Finding
-from unstuck.domain.states import LIVING, WorkerState
+from unstuck.domain.failing import percent
+from unstuck.domain.states import LIVING, JobState, WorkerState
 from unstuck.http.page.deaths import Death
 from unstuck.http.page.snapshot import Snapshot
 from unstuck.http.page.words import capital, count
+from unstuck.notify.failures import FAILED
 
 JUST_NOW_S = 300.0
 
@@ -86,9 +88,20 @@ def _facts(seen: Snapshot, deaths: Sequence[Death]) -> Facts:
     running = sum(queue.running for queue in seen.queues)
     pending = sum(queue.pending for queue in seen.queues)
     died = sum(death.count for death in deaths)
+    failed, ended = _ends(seen)
+    rate = f" ({percent(failed / ended)})" if failed else ""
     return (
         (f"{living:,}", "worker alive" if living == 1 else "workers alive"),
         (f"{running:,}", "running"),
-        (f"{pending:,}", "waiting"),
+        (f"{pending:,}", "ready"),
+        (f"{failed:,}", f"failed in an hour{rate}"),
         (f"{died:,}", "died in an hour"),
     )
+
+
+def _ends(seen: Snapshot) -> tuple[int, int]:
+    """Return how many jobs failed in the last hour, and how many failed or succeeded."""
+    counted = [
+        sum(minute.ended.get(state.value, 0) for minute in seen.minutes) for state in (*FAILED, JobState.SUCCEEDED)
+    ]
+    return sum(counted[:-1]), sum(counted)

@@ -14,7 +14,7 @@ from unstuck.domain.errors import JobNotFound
 from unstuck.domain.events import EventKind
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.sizes import brief_size
-from unstuck.domain.states import FINAL, HELD, JobState
+from unstuck.domain.states import FINAL, JobState
 from unstuck.http.callers import Caller, Scope, needs
 from unstuck.http.page.screens import Screen, Viewing
 from unstuck.http.page.templating import render
@@ -38,7 +38,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
     ledger = viewing.desk.ledger
     attempts = ledger.attempts(job.id)
     events = ledger.events(job_id=job.id, limit=EVENTS_LOOKED_AT) if job.state is JobState.RUNNING else []
-    progress = ledger.progress([job.id]).get(job.id) if job.state in HELD else None
+    progress = views.progress_of(job, ledger.progress([job.id]).get(job.id), attempts)
     args, kwargs = views.shown_call(job, viewing.redact)
     return {
         "job": job,
@@ -50,7 +50,7 @@ def look(viewing: Viewing, key: str) -> dict[str, Any]:
         "may_ask_stack": job.state is JobState.RUNNING,
         "tries": _tries(attempts, ledger.outputs(job.id)),
         "names": {worker.id: worker.name for worker in seen.workers},
-        "progress": RunningJob(job, progress if progress is not None and progress.token == job.token else None),
+        "progress": RunningJob(job, progress),
         "args": args,
         "kwargs": kwargs,
         "result": viewing.redact(views.result_view(job)),

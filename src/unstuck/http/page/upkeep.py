@@ -17,12 +17,12 @@ router = APIRouter()
 
 
 def look(viewing: Viewing, key: str) -> dict[str, Any]:
-    stale = viewing.operator().stale()
-    recovery = viewing.desk.settings.recovery
+    operator = viewing.operator()
+    stale = operator.stale()
     return {
         "stale": stale[:SHOWN],
         "total": len(stale),
-        "kept": brief(recovery.kept.jobs_s),
+        "kept": brief(operator.kept_jobs_s()),
         "final_states": sorted(state.value for state in FINAL),
     }
 

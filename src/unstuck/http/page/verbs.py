@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.responses import Response
 
-from unstuck.client.operator import MAX_JOB_ID, RETRIED_BY_DEFAULT, Operator
+from unstuck.client.operator import CANCELLED_BY_DEFAULT, MAX_JOB_ID, RETRIED_BY_DEFAULT, Operator
 from unstuck.domain.durations import seconds
 from unstuck.domain.errors import UnstuckError
 from unstuck.domain.states import FINAL, JobState
@@ -172,8 +172,7 @@ def _retry_matching(operator: Operator, form: FormData) -> tuple[flash.Level, st
 
 
 def _cancel_matching(operator: Operator, form: FormData) -> tuple[flash.Level, str]:
-    unfinished = tuple(state for state in JobState if state not in FINAL)
-    found, more = _matching(operator, form, unfinished)
+    found, more = _matching(operator, form, CANCELLED_BY_DEFAULT)
     level, said = _tell(operator.cancel(found)) if found else ("warning", "No jobs match.")
     return level, said + more
 
@@ -352,7 +351,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "purge": lambda form: (
         f"Purge queue {_text(form, 'queue')!r}?",
-        "Every pending job of it is cancelled, scheduled ones too. What runs goes on.",
+        "Every job of it that has not begun is cancelled, scheduled ones too. Jobs that run, sleep, wait for a signal "
+        "or wait for their next try go on.",
         "Purge",
     ),
     "stop": lambda form: (

@@ -55,10 +55,10 @@ def look_at_all(viewing: Viewing, key: str) -> dict[str, Any]:
 
 
 def _busy(seen: Snapshot) -> dict[str, int]:
-    """Count what each runs as its tile does: what it said with its last beat may be half a minute old."""
+    """Count what each runs as its tile does, which was read at another moment than the workers."""
     running = Counter(job.worker_id for job in seen.held if job.state is JobState.RUNNING)
     all_seen = len(seen.held) < MAX_HELD
-    return {one.id: running[one.id] if all_seen else max(one.running, running[one.id]) for one in seen.workers}
+    return {one.id: running[one.id] if all_seen else max(one.busy, running[one.id]) for one in seen.workers}
 
 
 def look_at_one(viewing: Viewing, key: str) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from typing import Any
 
 from unstuck.client.vitality import judge
 from unstuck.config import Settings
-from unstuck.domain.envelope import FRAMES, read_map, write_map
+from unstuck.domain.envelope import FRAMES, read_note, write_map
+from unstuck.domain.rules import rules_of_ledger
 from unstuck.domain.states import FINAL, JobState
 from unstuck.mdp import frames
 from unstuck.mdp.broker import results
@@ -65,7 +66,7 @@ class Asking:
         return [frames.OK, write_map(told), *body]
 
     def _job(self, said: bytes) -> JobRecord | None:
-        asked = (read_map(said) or {}).get("job_id", said)
+        asked = (read_note(said) or {}).get("job_id", said)
         if isinstance(asked, int):
             return self._ledger.job(asked) if 0 <= asked < 10**MAX_DIGITS else None
         if not isinstance(asked, bytes | str):
@@ -95,7 +96,8 @@ class Asking:
 
     def _health(self) -> dict[str, Any]:
         fleet = self._ledger.fleet()
-        troubles = judge(fleet, self._ledger.queues(), check_interval_s=self._settings.recovery.check_interval_s)
+        rules = rules_of_ledger(self._ledger.recovery_rules(), self._settings.recovery.rules)
+        troubles = judge(fleet, self._ledger.queues(), check_interval_s=rules.check_interval_s)
         return {
             "status": "degraded" if troubles else "ok",
             "workers": dict(fleet.workers),

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from unstuck.domain.envelope import FRAMES, pack, read_map, read_object
+from unstuck.domain.envelope import FRAMES, pack, read_fields, read_json_fields
 from unstuck.domain.errors import ConfigError, PayloadError
-from unstuck.domain.meaning import OWN_ID, arguments
-from unstuck.domain.order import Order, line_of
+from unstuck.domain.meaning import OWN_ID, named_arguments
+from unstuck.domain.order import Order, line_of, names_in_key
 from unstuck.domain.policy import Policy, decode_policy, encode_policy, without_hooks
 from unstuck.domain.recovery import printable
 from unstuck.mdp.frames import Request
@@ -19,6 +19,7 @@ MAX_KEY_CHARS = 200
 MAX_LINE_CHARS = 500
 MAX_OWN_ID_CHARS = 200
 MAX_OWN_ID_BITS = 128
+OPTIONS = ("priority", "idempotency_key", "job_id", "concurrency_key", OWN_ID)
 LEAST_PRIORITY, MOST_PRIORITY = -1000, 1000
 
 
@@ -48,8 +49,8 @@ def bare_policy(retry_attempts: int) -> Policy:
 def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts: int, by: str) -> list[Call]:
     """Give the calls of a request. Whatever cannot be read is body, and kept as it came."""
     service = request.service.decode("ascii")
-    said = _options(read_map(request.correlation)) if request.correlation else Options()
-    maps = [read_map(frame) for frame in request.body] if len(request.body) > 1 else []
+    said = _options(read_fields(request.correlation, OPTIONS)) if request.correlation else Options()
+    maps = [read_fields(frame, OPTIONS) for frame in request.body] if len(request.body) > 1 else []
     if maps and all(one is not None for one in maps):
         # A map of options, then one map per call.
         options = _options(maps[0], said)
@@ -72,7 +73,7 @@ def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts
         ]
     own_id = said.own_id
     if len(request.body) == 1:
-        own_id = _own_id(read_object(request.body[0])) or own_id
+        own_id = _own_id(_only(request.body[0])) or own_id
     options = Options(said.priority, said.key, own_id, said.line)
     return [_call(service, request.body, tasks, retry_attempts, by, options)]
 
@@ -139,7 +140,7 @@ def _line(service: str, payload: bytes, order: Order) -> str:
     """Give the line in which a request stands. Where nobody can say its key, because the app computes it or the body
     has no such arguments, all of those stand in one line: better one after the other than two that should not meet."""
     try:
-        return line_of(order, (), arguments(payload), service) or service
+        return line_of(order, (), named_arguments(payload, names_in_key(order)), service) or service
     except (ConfigError, PayloadError):
         return service
 
@@ -178,6 +179,12 @@ def _options(given: dict[str, Any] | None, before: Options | None = None) -> Opt
         printable(own_id, MAX_OWN_ID_CHARS) if isinstance(own_id, str) and own_id else before.own_id,
         printable(line[:MAX_LINE_CHARS], MAX_LINE_CHARS) if isinstance(line, str) and line else before.line,
     )
+
+
+def _only(frame: bytes) -> dict[str, Any] | None:
+    """Return what the broker itself wants to know of a body; the rest of it is not read here."""
+    found = read_fields(frame, OPTIONS)
+    return read_json_fields(frame, OPTIONS) if found is None else found
 
 
 def _own_id(parameters: dict[str, Any] | None) -> str | None:

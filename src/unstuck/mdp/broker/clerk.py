@@ -2,14 +2,16 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 
-from unstuck.domain.errors import LedgerBusy, LedgerError, UnstuckError
+from unstuck.domain.errors import LedgerBusy, LedgerError, RefusedValue, UnstuckError
 from unstuck.logs import logger
 from unstuck.mdp.broker.desk import Desk
 from unstuck.mdp.broker.orders import Answer, Order
+from unstuck.mdp.broker.steps import Step
+from unstuck.store.bookkeeping import Bookkeeper
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 2.0
@@ -22,10 +24,17 @@ log = logger("unstuck.mdp")
 class Clerk:
     """`tell` is called with each answer, `fail` with an error that nobody foresaw; both from the clerk's thread."""
 
-    def __init__(self, desk: Desk, tell: Callable[[Answer], None], fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        tell: Callable[[Answer], None],
+        fail: Callable[[BaseException], None],
+        books: Bookkeeper | None = None,
+    ) -> None:
         self._desk = desk
         self._tell = tell
         self._fail = fail
+        self._books = books
         self._orders: SimpleQueue[Order | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unstuck-clerk", daemon=True)
@@ -48,6 +57,8 @@ class Clerk:
                 if answer is None:
                     return
                 self._tell(answer)
+                if self._books is not None:
+                    self._books.tend()
         except BaseException as error:  # noqa: BLE001 - without a clerk the broker would take requests and do nothing
             self._fail(error)
 
@@ -58,8 +69,7 @@ class Clerk:
         steps = deque(self._desk.steps(order, answer))
         while steps:
             try:
-                steps[0]()
-                steps.popleft()
+                _advance(steps)
                 retry_s = FIRST_RETRY_S
             except (UnstuckError, OSError) as error:
                 if self._stopping.is_set():
@@ -73,3 +83,17 @@ class Clerk:
                 self._stopping.wait(retry_s)
                 retry_s = min(retry_s * 2, LONGEST_BUSY_S if isinstance(error, LedgerBusy) else LONGEST_RETRY_S)
         return answer
+
+
+def _advance(steps: deque[Step]) -> None:
+    """Do the first step, or put smaller ones in its place if a lock or a value of it is in the way."""
+    smaller: Sequence[Step] = ()
+    try:
+        steps[0].do()
+    except (LedgerBusy, RefusedValue) as error:
+        instead = steps[0].instead(error)
+        if instead is None:
+            raise
+        smaller = instead
+    steps.popleft()
+    steps.extendleft(reversed(smaller))

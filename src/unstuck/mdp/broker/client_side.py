@@ -17,6 +17,9 @@ from unstuck.store.records import Glance, JobRecord, Letter, Outcome
 MAX_WAITING = 100_000
 """Jobs that somebody waits for, of all clients together: each is kept in memory."""
 
+FINALLY = -1
+"""In place of an attempt, for the last notice about a job."""
+
 
 class ClientSide(Floor):
     def _on_request(self, client: bytes, request: frames.Request, now_s: float) -> None:
@@ -25,16 +28,17 @@ class ClientSide(Floor):
             return
         listening = self.listeners.is_on(client)
         if request.correlation is not None and not listening:
-            self.dropped["a correlation frame of a client that did not ask for it"] += 1
+            self.dropped.add("a correlation frame of a client that did not ask for it")
             return
+        self.listeners.come_back(client)
         if self._closing:
             return
         calls = read_calls(request, self.tasks, self._settings.retry_attempts, "mdp")
         if len(self.requests) >= MAX_WAITING:
-            self.dropped["a request when too many waited"] += 1
+            self.dropped.add("a request when too many waited")
             return
         if self.requests.open_of(client) + len(calls) > self._settings.max_requests_per_client:
-            self.dropped["a request of a client with too many open"] += 1
+            self.dropped.add("a request of a client with too many open")
             return
         self._gone.discard(client)
         self.requests.begin(client, len(calls))
@@ -66,18 +70,19 @@ class ClientSide(Floor):
         elif request.service == frames.MMI_NOTIFY:
             answer = self.listeners.ask(client, request.body, now_s)
             if answer[0] == frames.OK:
-                self._order.returned.append(client)
+                self._backlog.come_back(client)
             self._answer(client, request, answer)
         elif name == "mmi.service" and self.peers.serves(request.body[0].decode("latin-1")):
             self._answer(client, request, [frames.OK])
-        else:
-            self._order.questions.append(Question(client, request.correlation, name, request.body))
+        elif not self._backlog.questions.add(Question(client, request.correlation, name, request.body)):
+            self.dropped.add("a question that is too large, or of a client with too many open")
 
     def _answer(self, client: bytes, request: frames.Request, body: list[bytes]) -> None:
         self._send(client, frames.broker_reply(request.service, body, request.correlation))
 
     def _finish(self, job_id: int, body: list[bytes]) -> None:
         """A job has ended: answer everybody who waits for it."""
+        self._blameless.forget(job_id)
         for waiting in self.requests.take(job_id):
             self._fill(waiting, body)
 
@@ -90,9 +95,12 @@ class ClientSide(Floor):
             self._send(
                 asked.client, frames.broker_reply(asked.service.encode("ascii"), asked.body(), asked.correlation)
             )
+            self.requests.complete(asked)
             if asked.notify:
                 # All of a request together: after a restart its reply needs every part of it.
                 self._order.answered += asked.jobs
+        else:
+            self.requests.keep_part(asked, waiting.job_id)
 
     def _died(self, death: Death, record: JobRecord | None, now_s: float) -> None:
         assert death.job_id is not None
@@ -100,12 +108,12 @@ class ClientSide(Floor):
         if self._settings.notify_worker_crash:
             for waiting in self.requests.of(death.job_id):
                 self._notify_crash(waiting, death.evidence, now_s, final=final)
-        self.requests.look_soon(death.job_id, now_s)
+        self.requests.look_soon(death.job_id, now_s, tried=True)
 
     def _ended(self, outcome: Outcome, now_s: float) -> None:
         """A job ended elsewhere: by a Python worker, a reaper, an operator."""
-        if outcome.state is JobState.SUCCEEDED:
-            self._finish(outcome.job_id, results.body_of(outcome.result or b""))
+        if outcome.state is JobState.SUCCEEDED and outcome.result is not None:
+            self._finish(outcome.job_id, results.body_of(outcome.result))
             return
         crashed = results.is_crash(outcome)
         for waiting in self.requests.of(outcome.job_id):
@@ -114,22 +122,33 @@ class ClientSide(Floor):
         # Said before it is forgotten: behind its end nothing is said of a job.
         self._send_notices(now_s)
         for waiting in self.requests.take(outcome.job_id):
-            several = len(waiting.asked.answers) > 1
-            if several or results.is_user_error(outcome) or (waiting.asked.notify and not crashed):
+            asked = waiting.asked
+            several = len(asked.answers) > 1
+            told = (FINALLY, frames.WORKER_DIED) in waiting.told
+            unwanted = not told and self.listeners.is_on(asked.client)
+            if several or results.is_user_error(outcome) or (asked.notify and (not crashed or unwanted)):
                 self._fill(waiting, [write_map(results.error_map(outcome, waiting.own_id))])
-            elif waiting.asked.notify:
+            elif told:
                 self._order.answered.append(outcome.job_id)
-            # Else nobody answers: old clients time out, as they always did.
+            # Else nobody answers. Old clients time out, as they always did. A client whose lease has run out is told
+            # when it asks again.
 
     def _expired(self, job_id: int, now_s: float) -> None:
-        for waiting in self.requests.of(job_id):
+        for waiting in list(self.requests.of(job_id)):
             self._notify_nobody(waiting, now_s, expired=True)
+            if len(waiting.asked.answers) == 1 and (FINALLY, frames.NO_WORKERS) in waiting.told:
+                # That was the last word about it, and no reply follows.
+                self.requests.forget_one(waiting)
+                self._order.answered.append(job_id)
         self._send_notices(now_s)
         self.requests.look_soon(job_id, now_s)
 
     def _seen(self, glance: Glance, now_s: float) -> None:
         """A job that others work on: a try that is over and was not the last one died, or failed."""
         for waiting in self.requests.of(glance.job_id):
+            if waiting.held_elsewhere or glance.attempt > waiting.attempt:
+                # A worker has it, or had it since the last look.
+                waiting.since_s = now_s
             waiting.attempt = max(waiting.attempt, glance.attempt)
             waiting.held_elsewhere = glance.worker_id is not None
 
@@ -156,10 +175,12 @@ class ClientSide(Floor):
         self, waiting: Waiting, command: bytes, told: dict[str, Any], now_s: float, *, final: bool = False
     ) -> None:
         asked = waiting.asked
-        key = (waiting.attempt if not final else -1, command)
+        key = (waiting.attempt if not final else FINALLY, command)
         if asked.notify and self.listeners.wants(asked.client, command) and key not in waiting.told:
             waiting.told.add(key)
-            self.notices.add(asked.client, Notice(command, waiting.job_id, asked.correlation, told), now_s)
+            notice = Notice(command, waiting.job_id, asked.correlation, told)
+            # The delay gathers deaths. What ends a call, or says that nobody is there, does not wait.
+            self.notices.add(asked.client, notice, now_s, at_once=final or command != frames.WORKER_DIED)
 
     def _send_notices(self, now_s: float) -> None:
         for client, message in self.notices.due(now_s):

@@ -4,18 +4,20 @@ Nothing here waits, and nothing is sent about a job before the ledger has it. Wh
 order; while that is on its way the next one fills, so that the slower the ledger is, the more goes with each commit.
 """
 
+from dataclasses import replace
 from math import inf
 
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import LIVING
 from unstuck.mdp import frames
 from unstuck.mdp.broker import results
+from unstuck.mdp.broker.addresses import read_address
 from unstuck.mdp.broker.client_side import ClientSide
 from unstuck.mdp.broker.floor import Send
-from unstuck.mdp.broker.orders import Answer, Order
+from unstuck.mdp.broker.orders import GONE, Answer, Order
 from unstuck.mdp.broker.piles import GATHER_S
 from unstuck.mdp.broker.waiting import SLOWEST_LOOK_S, Waiting, restored
-from unstuck.mdp.broker.worker_side import WorkerSide
+from unstuck.mdp.broker.worker_side import TOO_LATE, WorkerSide
 from unstuck.store.records import Claimed
 
 
@@ -25,16 +27,16 @@ class Broker(ClientSide, WorkerSide):
     # What comes in --------------------------------------------------------------------------------
 
     def on_message(self, identity: bytes, parts: frames.Frames, line: int | None, now_s: float) -> None:
-        match frames.read(parts):
+        match self._read(parts):
             case frames.Request() as request:
                 self._on_request(identity, request, now_s)
             case frames.Strange() as strange:
-                self.dropped[strange.why] += 1
+                self.dropped.add(strange.why)
                 peer = self.peers.by_identity(identity)
                 if strange.from_worker:
                     self._send(identity, frames.disconnect())
                     if peer is not None:
-                        self._bury(peer, f"it sent {strange.why}")
+                        self._expel(peer, f"it sent {strange.why}")
             case frames.Ready() as ready:
                 self._on_ready(identity, ready, line, now_s)
             case frames.Bye():
@@ -47,15 +49,32 @@ class Broker(ClientSide, WorkerSide):
                 peer.seen_s = now_s
                 self._on_word(peer, message)
 
+    @staticmethod
+    def _read(parts: frames.Frames) -> frames.Message:
+        message = frames.read(parts)
+        if isinstance(message, frames.Reply) and not message.delimited and read_address(message.address) is None:
+            return frames.Strange("a reply without the empty frame behind its address", from_worker=True)
+        return message
+
+    def on_too_large(self, identity: bytes, head: frames.Frames, now_s: float) -> None:
+        """A message came that is larger than it may be, of which these are the first frames. Nobody waits for a worker
+        whose reply it was."""
+        peer = self.peers.by_identity(identity)
+        if peer is not None:
+            peer.seen_s = now_s
+            self._on_too_large(peer, head)
+
     def on_gone(self, line: int, now_s: float) -> None:
         """A connection ended; whatever came through it was handed to us before."""
         for peer in self.peers.on_line(line):
-            self._bury(peer, "its connection ended without a word")
+            self._bury(peer, GONE)
 
     def on_client_gone(self, client: bytes) -> None:
         """The connection of a client ended: what it asked for is done, and kept, but nobody is there to hear of it."""
         self.requests.forget(client)
         self.notices.forget(client)
+        self.listeners.leave(client)
+        self._backlog.leave(client)
         if self.requests.open_of(client):
             # The rest is on its way to the ledger.
             self._gone.add(client)
@@ -77,8 +96,11 @@ class Broker(ClientSide, WorkerSide):
                 self._tell(peer, frames.heartbeat(), now_s)
         if now_s - self._pulsed_s >= self._interval_s:
             self._pulsed_s = now_s
+            self._sent_away.clear()
+            self._take_over(now_s)
             self._order.pulses = [self._pulse(peer) for peer in self.peers if peer.born]
-            self._order.overdue += [
+            # In place of what the last round found: while the ledger is away, that is not asked yet.
+            self._order.overdue = [
                 waiting.job_id
                 for waiting in self.requests.all()
                 if not (waiting.held_here or waiting.held_elsewhere) and now_s - waiting.since_s > self._ttl_s
@@ -86,8 +108,36 @@ class Broker(ClientSide, WorkerSide):
             for client in self.listeners.expire(now_s):
                 self.notices.forget(client)
         self._share_out(now_s)
-        self._order.look_at += self.requests.due(now_s)
+        if not self._order.look_at:
+            # Else the last ones were not asked for yet, and in an outage they would become more and more.
+            self._order.look_at = self.requests.due(now_s)
         self._send_notices(now_s)
+
+    @property
+    def awaits_abandoned(self) -> bool:
+        """An old worker of a dead broker may still be at work."""
+        return bool(self._left_at_work)
+
+    def _take_over(self, now_s: float) -> None:
+        """Settle what dead brokers of this host held, as far as that is known.
+
+        What an old worker had in hand stays its own at first, since its reply may come. It is given up after the time
+        for which an idle worker may be silent if the worker was quick, or if its broker listened at our address and all
+        peers that are connected have spoken: one that is still at work would be connected and silent."""
+        if not self._closing:
+            for one in self._find_abandoned():
+                self._backlog.abandoned.append(one)
+                if one.may_be_given_up:
+                    self._left_at_work.append((now_s, one))
+        kept = []
+        for since_s, one in self._left_at_work:
+            waited_s = now_s - since_s
+            known = one.is_quick or (one.is_near and self.all_have_spoken)
+            if waited_s > self._busy_timeout_s or (waited_s >= self._timeout_s and known):
+                self._backlog.abandoned.append(replace(one, is_given_up=True))
+            else:
+                kept.append((since_s, one))
+        self._left_at_work = kept
 
     def on_bell(self, words: frozenset[str]) -> None:
         """Something may have come into these queues, or everything may have changed (no words)."""
@@ -108,13 +158,18 @@ class Broker(ClientSide, WorkerSide):
         for peer in self.peers:
             if peer.doing is None and not peer.asking and peer.holding is None:
                 self.peers.remove(peer)
+                self._handed.remove(peer.worker_id, peer.seen_s)
                 self._send(peer.identity, frames.disconnect())
                 if peer.born:
-                    self._order.retired.append(peer.worker_id)
+                    self._backlog.retire(peer.worker_id)
+                else:
+                    # What stands of it in the ledger is for the next broker, to which it comes.
+                    self._backlog.unborn(peer.worker_id, is_over=False)
 
     @property
     def busy_with_ledger(self) -> bool:
-        return self._under_way is not None or not self._order.empty
+        waits = not self._order.empty or not self._backlog.empty or bool(self._deferred)
+        return waits or self._under_way is not None
 
     @property
     def awaits_replies(self) -> bool:
@@ -136,10 +191,13 @@ class Broker(ClientSide, WorkerSide):
                 peer.asking = True
                 hand = self._hand(peer.worker_id)
                 hand.wants, hand.free = wanted, peer.doing is None
+        self._backlog.fill(self._order)
+        self._deferred.behind(self._order)
+        for worker_id, hand in self._order.hands.items():
+            hand.holds = self._held_by(worker_id) | self._deferred.ended(worker_id)
+        self._order.again = self._deferred.take(now_s)
         if self._order.empty:
             return None
-        for worker_id, hand in self._order.hands.items():
-            hand.holds = self._held_by(worker_id)
         order, self._order = self._order, Order()
         self._under_way = order
         self._ordered_s = now_s
@@ -149,10 +207,11 @@ class Broker(ClientSide, WorkerSide):
         """When to tick next at the latest."""
         moments = [
             self._pulsed_s + self._interval_s,
-            self.requests.next_due_s(),
+            None if self._order.look_at else self.requests.next_due_s(),
             self.notices.next_due_s(),
             self._next_share_s(),
             self._gather_until_s if self._under_way is None else None,
+            self._deferred.due_s if self._under_way is None else None,
         ]
         return min(moment for moment in moments if moment is not None)
 
@@ -161,14 +220,31 @@ class Broker(ClientSide, WorkerSide):
     def on_answer(self, answer: Answer, now_s: float) -> None:
         order, self._under_way = self._under_way, None
         assert order is not None
+        self._backlog.pace(now_s - self._ordered_s)
         self._gather_until_s = now_s + GATHER_S if self._quick else None
         if answer.tasks is not None:
             self.tasks = answer.tasks
+        self._take_in(order, answer, now_s)
+        self._deferred.keep(answer.left, now_s)
+        if order.again is not None and answer.again is not None:
+            self._take_in(order.again, answer.again, now_s)
+            self._deferred.keep(answer.again.left, now_s, again=True)
+        if not self._deferred:
+            self._deferred.relax()
+        self._send_notices(now_s)
+        if self._closing:
+            # Something was being looked for on their behalf, or they have just done what they had in hand.
+            self._send_idle_away()
+
+    def _take_in(self, order: Order, answer: Answer, now_s: float) -> None:
+        """Take what was done of an order. What was left out of it is kept by the caller."""
         for birth in order.births:
             self._born(birth, answer.resumed.get(birth.worker_id), now_s)
+        for birth, error, message in answer.turned_away:
+            self._turn_away(birth, error, message)
         for posted, stored in zip(order.posts, answer.stored, strict=True):
             if stored is None:
-                self.dropped["a request that cannot be stored"] += 1
+                self.dropped.add("a request that cannot be stored")
                 self.requests.drop(posted.asked.client, 1)
                 continue
             if posted.asked.client in self._gone:
@@ -185,6 +261,10 @@ class Broker(ClientSide, WorkerSide):
             if stored.unserved and not self.peers.serves(posted.call.job.task):
                 self._notify_nobody(waiting, now_s, expired=False)
         self._hands_answered(order, answer, now_s)
+        for _ in range(answer.refused):
+            self.dropped.add(TOO_LATE)
+        for sender in answer.forged:
+            self._forged(sender)
         for worker_id, beat in answer.beats.items():
             peer = self.peers.by_id(worker_id)
             if peer is not None:
@@ -201,8 +281,9 @@ class Broker(ClientSide, WorkerSide):
             self._ended(outcome, now_s)
         for glance in answer.glances:
             self._seen(glance, now_s)
-        # Answered since they were read, by what came before in this answer: not once more.
-        answered = set(self._order.answered)
+        # Answered since they were read, by what came before in this answer, or marked so as soon as a lock allows it:
+        # not once more.
+        answered = {*self._order.answered, *answer.left.answered, *self._deferred.answered}
         for client, letters in answer.letters.items():
             left = [
                 one for one in letters if one.job_id not in answered and not self.requests.knows(client, one.job_id)
@@ -212,27 +293,26 @@ class Broker(ClientSide, WorkerSide):
                 self.requests.add(waiting)
         for question, body in answer.replies:
             self._send(question.client, frames.broker_reply(question.name.encode("ascii"), body, question.correlation))
-        self._send_notices(now_s)
-        if self._closing:
-            # Something was being looked for on their behalf, or they have just done what they had in hand.
-            self._send_idle_away()
 
     def _hands_answered(self, order: Order, answer: Answer, now_s: float) -> None:
         for worker_id, hand in order.hands.items():
             peer = self.peers.by_id(worker_id)
             for given_back in hand.release:
                 self.peers.wake_one(given_back.task)
+            counted = False
             for done in hand.done:
                 if worker_id not in answer.gone and (done.job_id, done.token) not in answer.superseded:
+                    counted = True
                     # Who asked over another door reads it from the ledger.
                     self._finish(done.job_id, results.body_of(done.result))
                 else:
-                    self.dropped["a reply that came too late"] += 1
+                    self.dropped.add(TOO_LATE)
             if peer is None:
                 if hand.wants and worker_id in self._parted:
                     self._parted_answered(worker_id, answer.claimed.get(worker_id, ()))
-                elif hand.done and worker_id not in answer.gone:
-                    # Of an earlier broker, or of an earlier connection: who it is now says READY anew.
+                elif counted:
+                    # Of an earlier broker, or of an earlier connection: who it is now says READY anew. A reply that
+                    # does not count proves nothing about a worker.
                     self._order.left_over.append(worker_id)
                 continue
             if worker_id in answer.gone:
@@ -247,6 +327,6 @@ class Broker(ClientSide, WorkerSide):
         if jobs:
             self._hand(worker_id).release.extend(jobs)
         if death is None:
-            self._order.retired.append(worker_id)
+            self._backlog.retire(worker_id)
         else:
-            self._order.deaths.append(death)
+            self._backlog.bury(death)

@@ -1,51 +1,57 @@
 """Do what an order asks of the ledger: one exchange per round, and the rarer things beside it."""
 
-import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from unstuck import host
-from unstuck.client.lookout import Lookout
 from unstuck.config import Settings
-from unstuck.domain.endings import Release
-from unstuck.domain.errors import RefusedValue, UncertainCommit
-from unstuck.domain.outcomes import NotStorable
-from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.endings import Ending, Release
+from unstuck.domain.errors import LedgerBusy, RefusedValue
+from unstuck.domain.liveness import Detector
+from unstuck.domain.outcomes import Died
+from unstuck.domain.policy import decode_policy, encode_policy
 from unstuck.domain.recovery import Attempt, conclude
 from unstuck.domain.states import LIVING, Door
 from unstuck.logs import logger
+from unstuck.mdp import frames
 from unstuck.mdp.broker.asking import Asking
-from unstuck.mdp.broker.calls import Call, as_task, bare_policy
-from unstuck.mdp.broker.orders import Answer, Birth, Death, Hand, Order, Posted, Question, Resumed, Stored
-from unstuck.notify.ringer import Ringer
+from unstuck.mdp.broker.calls import as_task, bare_policy
+from unstuck.mdp.broker.exchanging import Exchanger
+from unstuck.mdp.broker.handed import Abandoned
+from unstuck.mdp.broker.orders import GONE, Answer, Birth, Death, Order, Question, Resumed
+from unstuck.mdp.broker.refusals import name_taken, too_many_services
+from unstuck.mdp.broker.steps import Step
 from unstuck.reaper.sweep import Reaper
 from unstuck.store.contract import Ledger
 from unstuck.store.holding import claimed_again
 from unstuck.store.records import (
     Claimed,
-    Exchange,
-    ExchangeAnswer,
     ForeignPulse,
+    HeldJob,
     Letter,
-    OnceJob,
-    Request,
     TaskRecord,
     Turn,
-    TurnAnswer,
     Wish,
     WorkerBirth,
     WorkerRecord,
+    WorkerWatch,
 )
 
 TASKS_EVERY_S = 2.0
+MAX_KNOWN_SERVICES = 10_000
+"""Tasks are kept for good, and all of them are read again and again. Workers of this door bring them to this number."""
+WATCH_EVERY_S = 1.0
+"""How long one look at all workers serves for deaths: it reads every row, and a crowd dies in many orders."""
 BY = "broker"
-KEY_KEPT_S = 24 * 3600.0
-"""How long a call with the same key is the same call."""
 
 log = logger("unstuck.mdp")
+
+T = TypeVar("T")
+Instead = Callable[[LedgerBusy | RefusedValue], Sequence[Step] | None]
 
 
 class Desk:
@@ -55,37 +61,90 @@ class Desk:
         self._ledger = ledger
         self._settings = settings
         self._reaper = reaper
-        self._lookout = Lookout(ledger)
-        self._ringer = Ringer(ledger.ring)
         self._asking = Asking(ledger, settings)
         self._wishes: dict[str, Wish] = {}
+        self._exchanger = Exchanger(ledger, self._wishes)
+        self._ringer = self._exchanger.ringer
         self._bare = encode_policy(bare_policy(settings.mdp.retry_attempts))
         self._tasks: dict[str, TaskRecord] = {}
+        self._services: set[str] = set()
+        """The names of all tasks, those included that were registered here since they were read."""
         self._tasks_read_s = float("-inf")
-        self._known: set[tuple[int, int]] = set()
-        """What the workers of this order are known to hold: (job_id, token)."""
         self._alive: set[str] = set()
         """Workers for which heartbeats are sent."""
+        self._watched: dict[str, WorkerWatch] = {}
+        """All workers, as they were at the last look."""
+        self._watched_s = float("-inf")
+        self._has_watched = False
+        """The present order has looked at all workers."""
+        self._said: dict[tuple[str, tuple[bytes, ...]], list[bytes]] = {}
+        """What the present order found out: many may ask the same."""
 
-    def steps(self, order: Order, answer: Answer) -> list[Callable[[], None]]:
-        """Give what is to be done, in order. A step that fails for want of the ledger is done again, the others are
-        not."""
-        steps: list[Callable[[], None]] = [lambda: self._know_tasks(order, answer)]
-        steps += [partial(self._bear, birth, answer) for birth in order.births]
-        steps.append(lambda: self._exchange(order, answer))
-        steps += [partial(self._bury, death, answer) for death in order.deaths]
-        steps += [partial(self._ledger.note_progress, worker_id, [note]) for worker_id, note in order.notes]
-        steps += [partial(self._clear_up, worker_id) for worker_id in order.left_over]
-        steps += [partial(self._retire, worker_id) for worker_id in order.retired]
+    def steps(self, order: Order, answer: Answer) -> list[Step]:
+        """Return what is to be done, in order. A step that fails for want of the ledger is done again, the others are
+        not. A step that needs a lock which another session holds is deferred, and the others go on."""
+        self._exchanger.begin(order)
+        self._has_watched = False
+        self._said = {}
+        if order.pulses:
+            self._alive = {pulse.worker_id for pulse in order.pulses}
+        steps = [Step(lambda: self._know_tasks(order, answer)), *self._births(order, answer)]
+        if any(hand.late for hand in order.hands.values()):
+            steps.append(Step(lambda: self._admit_late(order, answer)))
+        steps += self._exchanger.steps(order, answer)
+        steps += self._ends(order, answer)
+        steps += self._estates(order, answer)
         if order.overdue:
-            steps.append(lambda: self._expire(order.overdue, answer))
+            # Whatever is blocked is overdue again soon.
+            steps.append(Step(lambda: self._expire(order.overdue, answer), lambda _: []))
         if order.look_at:
-            steps.append(lambda: self._look_at(order.look_at, answer))
-        steps += [partial(self._find_letters, client, answer) for client in order.returned]
-        steps += [partial(self._ask, question, answer) for question in order.questions]
+            steps.append(Step(lambda: self._look_at(order.look_at, answer)))
+        steps += [Step(partial(self._find_letters, client, answer)) for client in order.returned]
+        steps += [Step(partial(self._ask, question, answer)) for question in order.questions]
+        if (again := order.again) is not None:
+            late = answer.again = Answer()
+            steps += self._births(again, late)
+            steps += self._exchanger.steps_again(again, late)
+            steps += self._ends(again, late)
+            steps += self._estates(again, late)
         if order.births or order.deaths or order.left_over or order.retired:
-            steps.append(lambda: self._ringer.ring({"workers"}))
+            steps.append(Step(lambda: self._ringer.ring({"workers"})))
         return steps
+
+    def _births(self, order: Order, answer: Answer) -> list[Step]:
+        births, order.births = order.births, []
+        kept = answer.left.births
+        return [Step(partial(self._bear, birth, order, answer), self._deferring(kept, birth)) for birth in births]
+
+    def _ends(self, order: Order, answer: Answer) -> list[Step]:
+        """Return the steps for what is said of workers after their turns."""
+        left, defer = answer.left, self._deferring
+        steps = [Step(partial(self._bury, death, answer), defer(left.deaths, death)) for death in order.deaths]
+        steps += [Step(partial(self._withdraw, one, answer), defer(left.withdrawn, one)) for one in order.withdrawn]
+        steps += [
+            Step(partial(self._ledger.note_progress, worker_id, [note]), defer(left.notes, (worker_id, note)))
+            for worker_id, note in order.notes
+        ]
+        steps += [Step(partial(self._clear_up, id, answer), defer(left.left_over, id)) for id in order.left_over]
+        steps += [Step(partial(self._retire, id, answer), defer(left.retired, id)) for id in order.retired]
+        return steps
+
+    def _estates(self, order: Order, answer: Answer) -> list[Step]:
+        defer = self._deferring
+        kept = answer.left.abandoned
+        return [Step(partial(self._take_over, one, answer), defer(kept, one)) for one in order.abandoned]
+
+    def _deferring(self, kept: list[T], one: T) -> Instead:
+        """Return what keeps this one for later if another session holds a lock that it needs."""
+
+        def defer(error: LedgerBusy | RefusedValue) -> Sequence[Step] | None:
+            if self._ledger.one_host or not isinstance(error, LedgerBusy):
+                return None
+            log.warning("What concerns a worker cannot be written yet and is tried again", reason=str(error))
+            kept.append(one)
+            return []
+
+        return defer
 
     def beat_on(self) -> None:
         """Send heartbeats while a lock of another session keeps an order from the ledger.
@@ -100,26 +159,74 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------
 
-    def _bear(self, birth: Birth, answer: Answer) -> None:
+    def _bear(self, birth: Birth, order: Order, answer: Answer) -> None:
         if (resumed := self._resume(birth)) is not None:
             answer.resumed[birth.worker_id] = resumed
-        else:
-            self._register(birth)
+        elif not self._register(birth, answer):
+            return
         self._alive.add(birth.worker_id if resumed is None else resumed.worker_id)
+        order.births.append(birth)
+
+    def _admit_late(self, order: Order, answer: Answer) -> None:
+        """Take late replies only with the keys of Majordomo workers that hold what they answer: ids of workers are
+        shown to everyone, and those of attempts can be guessed."""
+        for worker_id, hand in list(order.hands.items()):
+            if not hand.late:
+                continue
+            worker = self._ledger.foreign_worker(worker_id)
+            held = set()
+            genuine = hand.late
+            if worker is not None and worker.door is Door.MDP and worker.state in LIVING:
+                genuine = [late for late in hand.late if late.owner == worker.owner]
+                answer.forged += [late.sender for late in hand.late if late.owner != worker.owner]
+                held = {(job.job_id, job.token) for job in self._ledger.held(worker_id)} if genuine else set()
+            due = [late.done for late in genuine if (late.done.job_id, late.done.token) in held]
+            answer.refused += len(genuine) - len(due)
+            hand.done += due
+            hand.late = []
+            if hand.empty:
+                del order.hands[worker_id]
 
     def _bury(self, death: Death, answer: Answer) -> None:
+        if answer.left.concerns(death.worker_id):
+            # What it did before it died is written first.
+            answer.left.deaths.append(death)
+            return
         self._wishes.pop(death.worker_id, None)
         self._alive.discard(death.worker_id)
-        self._reaper.bury(death.worker_id, death.detector, death.evidence)
+        self._reaper.bury(death.worker_id, death.detector, death.evidence, seen=self._seen(death.worker_id))
         answer.buried.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
 
-    def _retire(self, worker_id: str) -> None:
+    def _seen(self, worker_id: str) -> WorkerWatch | None:
+        """Return a worker as the ledger had it a moment ago; its state is checked again when its death is written."""
+        now_s = time.monotonic()
+        is_old = worker_id not in self._watched or now_s - self._watched_s > WATCH_EVERY_S
+        if is_old and not self._has_watched:
+            self._watched = {worker.id: worker for worker in self._ledger.watch()}
+            self._watched_s = now_s
+            self._has_watched = True
+        return self._watched.get(worker_id)
+
+    def _withdraw(self, birth: Birth, answer: Answer) -> None:
+        if (resumed := self._resume(birth)) is not None:
+            job_id = None if resumed.job is None else resumed.job.job_id
+            self._bury(Death(resumed.worker_id, Detector.CONNECTION, GONE, job_id), answer)
+
+    def _retire(self, worker_id: str, answer: Answer) -> None:
+        if answer.left.concerns(worker_id):
+            answer.left.retired.append(worker_id)
+            return
         self._wishes.pop(worker_id, None)
         self._alive.discard(worker_id)
         self._ledger.retire(worker_id)
 
     def _expire(self, job_ids: list[int], answer: Answer) -> None:
-        cancelled = self._ledger.cancel(job_ids, f"{BY}: nobody took it in time")
+        # Looked at anew: a worker of another door may have begun it since the last look, and then it was taken in time.
+        waiting = [glance.job_id for glance in self._ledger.glance(job_ids) if glance.worker_id is None]
+        # A job whose row another session holds would keep all the others waiting.
+        blocked = self._ledger.blocked_outcomes(waiting)
+        free = [job_id for job_id in waiting if job_id not in blocked]
+        cancelled = self._ledger.cancel(free, f"{BY}: nobody took it in time")
         answer.expired = [job_id for job_id, how in cancelled.items() if how == "cancelled"]
 
     def _look_at(self, job_ids: list[int], answer: Answer) -> None:
@@ -135,7 +242,10 @@ class Desk:
         answer.letters[client] = found
 
     def _ask(self, question: Question, answer: Answer) -> None:
-        answer.replies.append((question, self._asking.answer(question)))
+        key = (question.name, question.body)
+        if key not in self._said:
+            self._said[key] = self._asking.answer(question)
+        answer.replies.append((question, self._said[key]))
 
     def _know_tasks(self, order: Order, answer: Answer) -> None:
         unknown = any(post.call.job.task not in self._tasks for post in order.posts)
@@ -150,6 +260,7 @@ class Desk:
         if anew or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
             answer.tasks = {task.name: task for task in self._ledger.tasks()}
             self._tasks = answer.tasks
+            self._services = set(answer.tasks)
             self._tasks_read_s = time.monotonic()
 
     def _resume(self, birth: Birth) -> Resumed | None:
@@ -180,29 +291,87 @@ class Desk:
         if worker is None or worker.state not in LIVING or worker.id in self._wishes:
             return None
         same = (worker.door, set(worker.tasks)) == (Door.MDP, set(birth.services))
+        same = same and worker.owner == (birth.owner if birth.holding is None else birth.holding.owner)
         return worker if same and (worker.name == birth.name or not birth.named) else None
 
-    def _clear_up(self, worker_id: str) -> None:
+    def _clear_up(self, worker_id: str, answer: Answer) -> None:
         """A worker of an earlier broker handed in what it had: nothing else that stands there ever reached it."""
+        if answer.left.concerns(worker_id):
+            answer.left.left_over.append(worker_id)
+            return
         if left := self._ledger.held(worker_id):
             self._ledger.turn(Turn(worker_id, release=tuple(Release(job.job_id, job.token) for job in left)))
         self._ledger.retire(worker_id)
 
-    def _free_name(self, birth: Birth) -> str:
-        standing = self._ledger.foreign_worker_named(birth.name) if birth.named else None
-        taken = standing is not None and standing.state in LIVING and standing.id != birth.worker_id
-        return f"{birth.name}-{birth.worker_id}" if taken else birth.name
+    def _take_over(self, abandoned: Abandoned, answer: Answer) -> None:
+        """Settle what a dead broker kept for an old worker. What that works on stays its own: its reply may come."""
+        if answer.left.concerns(abandoned.worker_id):
+            # Its reply has come, and waits for a lock.
+            answer.left.abandoned.append(abandoned)
+            return
+        worker = self._ledger.foreign_worker(abandoned.worker_id)
+        if worker is not None and worker.state in LIVING and worker.id not in self._wishes:
+            held = self._ledger.held(worker.id)
+            kept = None if abandoned.is_given_up else abandoned.working_on
+            left = [job for job in held if (job.job_id, job.token) != kept]
+            # Jobs are claimed in advance only if they may run again. Of any other the reply was lost.
+            lost = [
+                job
+                for job in left
+                if decode_policy(job.policy).on_crash != "retry" or (job.job_id, job.token) == abandoned.working_on
+            ]
+            if left:
+                self._ledger.turn(
+                    Turn(
+                        worker.id,
+                        endings=tuple(_lost(job) for job in lost),
+                        release=tuple(Release(job.job_id, job.token) for job in left if job not in lost),
+                    )
+                )
+                self._ringer.ring({f"queue:{job.queue}" for job in left})
+                log.warning("A broker died. What it kept for a worker is settled", worker=worker.id, jobs=len(left))
+            if len(left) == len(held):
+                self._ledger.retire(worker.id)
+        if abandoned.is_given_up or not abandoned.may_be_given_up:
+            abandoned.estate.settled(abandoned.worker_id)
 
-    def _register(self, birth: Birth) -> None:
+    def _register(self, birth: Birth, answer: Answer) -> bool:
+        """Write a worker down; return False if it is refused, or to be tried again."""
+        known = self._services | set(birth.services)
+        if len(known) > max(MAX_KNOWN_SERVICES, len(self._services)):
+            answer.turned_away.append((birth, frames.TOO_MANY_SERVICES, too_many_services(MAX_KNOWN_SERVICES)))
+            return False
+        if birth.named:
+            standing = self._ledger.foreign_worker_named(birth.name)
+            if standing is not None and standing.state in LIVING and standing.id != birth.worker_id:
+                if standing.owner == birth.owner and standing.id in self._wishes:
+                    # It came back before the end of its former connection was written.
+                    answer.left.births.append(birth)
+                else:
+                    answer.turned_away.append((birth, frames.NAME_TAKEN, name_taken(birth.name, standing.id)))
+                return False
+            if (python := self._ledger.living_python_worker(birth.name)) is not None:
+                answer.turned_away.append((birth, frames.NAME_TAKEN, name_taken(birth.name, python)))
+                return False
+        self._write(birth)
+        if birth.named and self._ledger.foreign_worker(birth.worker_id) is None:
+            # Another broker was faster.
+            self._wishes.pop(birth.worker_id, None)
+            answer.turned_away.append((birth, frames.NAME_TAKEN, name_taken(birth.name)))
+            return False
+        return True
+
+    def _write(self, birth: Birth) -> None:
         # A bare name changes nothing of what another worker said about the same task.
         tasks = tuple(self._tasks.get(name) or TaskRecord(name, name, self._bare) for name in birth.services)
         queues = tuple(dict.fromkeys(task.queue for task in tasks))
         self._wishes[birth.worker_id] = Wish(queues, birth.services, limit=1, start=1)
+        self._services |= set(birth.services)
         mdp = self._settings.mdp
         self._ledger.register(
             WorkerBirth(
                 id=birth.worker_id,
-                name=self._free_name(birth),
+                name=birth.name,
                 host=birth.host or host.hostname(),
                 # No process of any machine is meant by these: its connection and its beats say whether it lives.
                 pid=0,
@@ -218,130 +387,12 @@ class Desk:
                 running_stale_after_s=mdp.busy_timeout_s,
                 metadata=birth.metadata,
                 door=Door.MDP,
+                owner=birth.owner,
+                rules=self._settings.recovery.rules,
             )
         )
 
-    def _exchange(self, order: Order, answer: Answer) -> None:
-        turns = [self._turn(worker_id, hand) for worker_id, hand in order.hands.items()]
-        self._known = {key for hand in order.hands.values() for key in hand.holds}
-        if order.pulses:
-            self._alive = {pulse.worker_id for pulse in order.pulses}
-        if not (turns or order.posts or order.pulses or order.answered):
-            return
-        answer.stored.clear()
-        try:
-            self._exchange_all(order.posts, turns, order.pulses, order.answered, answer)
-        except RefusedValue as error:
-            # One value cannot be stored, and nothing was: whose it is shows when each goes alone.
-            log.warning("Something cannot be stored; storing it piece by piece", error=str(error))
-            self._exchange_apart(order, turns, answer)
-        if given_back := {f"queue:{job.queue}" for hand in order.hands.values() for job in hand.release}:
-            self._ringer.ring(given_back)
 
-    def _exchange_apart(self, order: Order, turns: list[Turn], answer: Answer) -> None:
-        for post in order.posts:
-            try:
-                self._exchange_all([post], [], [], [], answer)
-            except RefusedValue as error:
-                log.warning("A request cannot be stored, and is dropped", service=post.call.job.task, error=str(error))
-                answer.stored.append(None)
-        for turn in turns:
-            try:
-                self._exchange_all([], [turn], [], [], answer)
-            except RefusedValue as error:
-                self._exchange_all([], [_without_results(turn, str(error))], [], [], answer)
-        self._exchange_all([], [], order.pulses, order.answered, answer)
-
-    def _exchange_all(
-        self, posts: list[Posted], turns: list[Turn], pulses: list[ForeignPulse], answered: list[int], answer: Answer
-    ) -> None:
-        plain = [post for post in posts if post.call.key is None]
-        once = [post for post in posts if post.call.key is not None]
-        exchange = Exchange(
-            jobs=tuple(post.call.job for post in plain),
-            letters=tuple(post.letter for post in plain) if any(post.letter for post in plain) else (),
-            once=tuple(OnceJob(_request(post.call), post.call.job, post.letter) for post in once),
-            turns=tuple(turns),
-            pulses=tuple(pulses),
-            answered=tuple(answered),
-        )
-        try:
-            said = self._ledger.exchange(exchange)
-        except UncertainCommit:
-            if posts:
-                raise
-            # Beats and letters are the same when done twice; turns are compared with what is held.
-            beats = self._ledger.exchange(msgspec.structs.replace(exchange, turns=())).beats
-            said = ExchangeAnswer(turns=None, beats=beats)
-        self._stored(posts, answer, said)
-        self._turned(turns, answer, said.turns)
-        answer.beats |= {pulse.worker_id: beat for pulse, beat in zip(pulses, said.beats, strict=True)}
-
-    def _stored(self, posts: list[Posted], answer: Answer, said: ExchangeAnswer) -> None:
-        if not posts:
-            return
-        told = [post for post in posts if post.letter is not None]
-        warnings = self._lookout.warnings([post.call.job for post in told]) if told else []
-        unserved = {id(post) for post, warning in zip(told, warnings, strict=True) if warning is not None}
-        plain, once = iter(said.enqueued), iter(said.once)
-        taken = {claimed.job_id for turn in said.turns or () for claimed in turn.claimed}
-        words = set()
-        for post in posts:
-            found = next(plain) if post.call.key is None else next(once)
-            # Keys hold the service, so that none can have come with another one.
-            assert found is not None
-            answer.stored.append(Stored(found.job_id, found.fresh, id(post) in unserved))
-            if found.job_id not in taken:
-                words.add(f"queue:{post.call.job.queue}")
-        # Workers of other doors may serve these queues too, and so may those of another broker.
-        if words:
-            self._ringer.ring(words)
-
-    def _turned(self, turns: list[Turn], answer: Answer, said: tuple[TurnAnswer, ...] | None) -> None:
-        if said is None:
-            said = tuple(self._find_out(turn) for turn in turns)
-        for turn, one in zip(turns, said, strict=True):
-            if not one.alive:
-                answer.gone.add(turn.worker_id)
-                continue
-            answer.superseded |= one.superseded
-            if one.claimed:
-                answer.claimed[turn.worker_id] = one.claimed
-
-    def _find_out(self, turn: Turn) -> TurnAnswer:
-        """The answer of a turn was lost: see what is held, do what was not done, and give back what nobody heard of."""
-        held = {(job.job_id, job.token) for job in self._ledger.held(turn.worker_id)}
-        handed_in = {(done.job_id, done.token) for done in turn.done}
-        handed_in |= {(ending.job_id, ending.token) for ending in turn.endings}
-        if handed_in & held:
-            return self._ledger.turn(turn)
-        if unheard := held - handed_in - self._known:
-            self._ledger.turn(Turn(turn.worker_id, release=tuple(Release(*key) for key in unheard)))
-        return TurnAnswer(True)
-
-    def _turn(self, worker_id: str, hand: Hand) -> Turn:
-        return Turn(
-            worker_id,
-            done=tuple(hand.done),
-            endings=tuple(hand.endings),
-            release=tuple(Release(job.job_id, job.token) for job in hand.release),
-            wish=self._wish(worker_id, hand),
-        )
-
-    def _wish(self, worker_id: str, hand: Hand) -> Wish | None:
-        wish = self._wishes.get(worker_id) if hand.wants else None
-        if wish is None or (hand.wants == 1 and hand.free):
-            return wish
-        return msgspec.structs.replace(wish, limit=hand.wants, start=int(hand.free), run_ahead=True)
-
-
-def _request(call: Call) -> Request:
-    """The key alone says that it is the same: a body may differ in a time stamp."""
-    key = hashlib.sha256(f"mdp\0{call.job.task}\0{call.key}".encode()).digest()
-    return Request(key, hashlib.sha256(call.job.task.encode()).digest(), KEY_KEPT_S)
-
-
-def _without_results(turn: Turn, why: str) -> Turn:
-    """Let those whose reply cannot be stored fail for that, as everywhere."""
-    endings = [conclude(Attempt(done.job_id, done.token, Policy(), 0, 0), NotStorable(why)) for done in turn.done]
-    return msgspec.structs.replace(turn, done=(), endings=(*turn.endings, *endings))
+def _lost(job: HeldJob) -> Ending:
+    attempt = Attempt(job.job_id, job.token, decode_policy(job.policy), job.failures, job.crashes, job.cancel_requested)
+    return conclude(attempt, Died("its broker died, and no reply of its worker came"))

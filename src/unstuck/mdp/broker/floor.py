@@ -1,10 +1,15 @@
 """What both sides of the broker stand on: who is there, who waits, what goes out and what is to be written."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from unstuck.config import Mdp
+from unstuck.mdp.broker.addresses import new_key
+from unstuck.mdp.broker.backlog import Backlog, Visits
+from unstuck.mdp.broker.blameless import Blameless
+from unstuck.mdp.broker.deferred import Deferred
+from unstuck.mdp.broker.dropped import Dropped
+from unstuck.mdp.broker.handed import Abandoned, Handed
 from unstuck.mdp.broker.mmi import Listeners
 from unstuck.mdp.broker.notices import Notices
 from unstuck.mdp.broker.orders import Death, Hand, Order
@@ -19,9 +24,18 @@ class Send(NamedTuple):
 
 
 class Floor:
-    """`new_id` and `wall` are given, so that a simulation can repeat itself."""
+    """`new_id`, `new_key` and `wall` are given, so that a simulation can repeat itself."""
 
-    def __init__(self, settings: Mdp, new_id: Callable[[], str], wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: Mdp,
+        new_id: Callable[[], str],
+        wall: Callable[[], float],
+        handed: Handed | None = None,
+        find_abandoned: Callable[[], Iterable[Abandoned]] = tuple,
+        dropped: Dropped | None = None,
+        new_key: Callable[[], str] = new_key,
+    ) -> None:
         self._settings = settings
         # Read once: a setting is parsed each time it is asked for.
         self._interval_s = settings.heartbeat_interval_s
@@ -29,6 +43,7 @@ class Floor:
         self._busy_timeout_s = settings.busy_timeout_s
         self._ttl_s = settings.request_ttl_s
         self._new_id = new_id
+        self._new_key = new_key
         self._run_id = new_id()
         self._asked = 0
         self._wall = wall
@@ -37,9 +52,20 @@ class Floor:
         self.listeners = Listeners()
         self.notices = Notices(settings.crash_notification_delay_ms / 1000)
         self.tasks: dict[str, TaskRecord] = {}
-        self.dropped: Counter[str] = Counter()
-        """Messages that made no sense, by what was wrong with them."""
+        self.dropped = dropped or Dropped()
         self._order = Order()
+        self._backlog = Backlog()
+        self._find_abandoned = find_abandoned
+        self._left_at_work: list[tuple[float, Abandoned]] = []
+        """Old workers that had a request when their broker died, and since when we know that."""
+        self.all_have_spoken = False
+        """Every peer that is connected has said something, so that none of them is silent because it works."""
+        self._handed = handed or Handed()
+        self._visits = Visits()
+        self._deferred = Deferred()
+        self._blameless = Blameless()
+        self._sent_away: set[bytes] = set()
+        """Strangers that beat since the last tick, and were sent away for it."""
         self._under_way: Order | None = None
         self._ordered_s = float("inf")
         """When that was sent."""

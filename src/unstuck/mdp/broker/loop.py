@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import zmq
@@ -26,6 +26,11 @@ LONGEST_NAP_S = 0.5
 ZMTP_BEAT_MS = 500
 ZMTP_TIMEOUT_MS = 1_500
 """By the library itself, below Majordomo: a process that is stopped, or a cut network, is seen without any beat."""
+FAR_ABOVE = 4
+HEAD_FRAMES = 5
+"""Of a message that is too large: enough to know which reply it would have been."""
+TOO_LARGE = "a message of too many frames or bytes"
+CUT_OFF = "a connection that ended before its first message, as a frame far above the limit ends it"
 QUEUED_PER_PEER = 10_000
 LINGER_MS = 500
 
@@ -35,6 +40,10 @@ Message = tuple[bytes, list[bytes], int | None]
 
 # Plain numbers: the library's own are enumerations, and putting two together costs more than sending a frame.
 _READABLE = int(zmq.POLLIN)
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_WATCHED = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
 _AT_ONCE = int(zmq.DONTWAIT)
 _MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 
@@ -44,7 +53,9 @@ def open_router(context: "zmq.Context[zmq.Socket[bytes]]", settings: Mdp) -> "zm
     router.set(zmq.ROUTER_MANDATORY, 1)
     # No ROUTER_HANDOVER: with it libzmq 4.3.5 leaves the older connection without a pipe, and the next beat after its
     # end aborts the process (`!_io_error`). Who comes back waits until its shadow is gone: the beats below see to that.
-    router.set(zmq.MAXMSGSIZE, settings.max_message_bytes)
+    # A frame above our own limit is dropped and counted, and its connection goes on. Far above it the library ends the
+    # connection before it has taken all of it.
+    router.set(zmq.MAXMSGSIZE, FAR_ABOVE * settings.max_message_bytes)
     router.set(zmq.HANDSHAKE_IVL, int(settings.handshake_timeout_s * 1000))
     router.set(zmq.HEARTBEAT_IVL, ZMTP_BEAT_MS)
     router.set(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
@@ -56,12 +67,19 @@ def open_router(context: "zmq.Context[zmq.Socket[bytes]]", settings: Mdp) -> "zm
     return router
 
 
+def watch_connections(router: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """Return what tells of connections. Call it before the socket is bound: a peer whose connection began unseen would
+    not be heard."""
+    return router.get_monitor_socket(_WATCHED)
+
+
 class Loop:
     """Runs in the thread that made it; `wake`, `heard` and `answered` may be called from others."""
 
     def __init__(
         self,
         router: "zmq.Socket[bytes]",
+        monitor: "zmq.Socket[bytes]",
         core: Broker,
         order: Callable[[Order], None],
         settings: Mdp,
@@ -71,9 +89,15 @@ class Loop:
         self._order = order
         self._max_frames = settings.max_frames
         self._max_bytes = settings.max_message_bytes
-        self._monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._monitor = monitor
         self._open: set[int] = set()
         """Connections that stand, by file descriptor: the number of one that ended is soon another's."""
+        self._spoken: set[int] = set()
+        """Those of them that have said something."""
+        self._refused: Counter[int] = Counter()
+        """Connections that ended in their handshake, several with one number: no peers of ours."""
+        self._handshake_failed = False
+        """The next end that is told is that of a connection whose handshake failed."""
         self._ended: list[int] = []
         """Connections that ended, whose last words may not have been taken yet."""
         self._undrained = 0
@@ -159,6 +183,7 @@ class Loop:
         if self._undrained and self._undrained <= MAX_UNDRAINED:
             ended, self._ended = [], ended + self._ended
         for gone in ended:
+            self._note_end(gone)
             self._core.on_gone(gone, now_s)
         for identity, parts, line in newcomers:
             if line is not None:
@@ -167,6 +192,7 @@ class Loop:
                 while line in self._ended:
                     # That was an owner before it.
                     self._ended.remove(line)
+                    self._note_end(line, spoke=True)
                     self._core.on_gone(line, now_s)
             self._core.on_message(identity, parts, line, now_s)
         for client in left:
@@ -176,6 +202,8 @@ class Loop:
         while self._words:
             self._core.on_bell(self._words.popleft())
         if now_s >= tick_s:
+            if self._core.awaits_abandoned:
+                self._core.all_have_spoken = self._open <= self._spoken
             self._core.on_tick(now_s)
         order = self._core.take_order(now_s)
         if order is not None:
@@ -216,14 +244,18 @@ class Loop:
                 else:
                     many = True
             taken_bytes += size_bytes
+            came_by = _line_of(identity)
+            if came_by is not None:
+                self._spoken.add(came_by)
             if many:
-                parts = []
-                self._core.dropped["a message of too many frames or bytes"] += 1
+                self._core.dropped.add(TOO_LARGE)
+                self._core.on_too_large(identity.bytes, parts[:HEAD_FRAMES], time.monotonic())
+                continue
             line = None
             if parts[1:3] == [frames.WORKER, frames.READY]:
-                line = _line_of(identity)
+                line = came_by
             elif frames.CLIENT in parts[1:3]:
-                self._clients.heard(identity.bytes, _line_of(identity))
+                self._clients.heard(identity.bytes, came_by)
             messages.append((identity.bytes, parts, line))
         return messages, False
 
@@ -235,11 +267,30 @@ class Loop:
             line = event["value"]
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._open.add(line)
+            elif event["event"] != zmq.EVENT_DISCONNECTED:
+                # It does not say of which connection; its end follows at once.
+                self._handshake_failed = True
             else:
+                if self._handshake_failed:
+                    self._refused[line] += 1
+                    self._handshake_failed = False
                 self._open.discard(line)
                 self._clients.ended(line)
                 ended.append(line)
         return ended
+
+    def _note_end(self, line: int, *, spoke: bool = False) -> None:
+        """Count a peer that was never heard. All that came before the end was taken.
+
+        It is not counted if the next owner of its number spoke in the same round: nobody can tell the two apart."""
+        if line in self._refused:
+            self._refused[line] -= 1
+            if not self._refused[line]:
+                del self._refused[line]
+        elif not spoke:
+            if line not in self._spoken:
+                self._core.dropped.add(CUT_OFF)
+            self._spoken.discard(line)
 
     def _send_all(self) -> None:
         send = self._router.send
@@ -252,7 +303,7 @@ class Loop:
                     send(frames_[-1], _AT_ONCE)
                 except zmq.Again:
                     # It does not read: a client gets no more than it takes, a worker is as good as gone.
-                    self._core.dropped["a message to somebody who does not read"] += 1
+                    self._core.dropped.add("a message to somebody who does not read")
                     self._core.on_unreachable(to)
                 except zmq.ZMQError as error:
                     if error.errno != zmq.EHOSTUNREACH:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from unstuck.domain.envelope import read_map, write_map
+from unstuck.domain.envelope import read_note, write_map
 from unstuck.mdp import frames
 
 CRASHED = "Worker processing your job has crashed. Job will be retried."
@@ -58,6 +58,8 @@ def _map(error: str, service: str, message: str, own_id: str, job_id: int, at: f
 @dataclass
 class _Box:
     waiting: deque[Notice] = field(default_factory=deque)
+    urgent: deque[Notice] = field(default_factory=deque)
+    """What does not wait for company."""
     tokens: float = BURST
     filled_s: float = 0.0
     due_s: float = 0.0
@@ -71,20 +73,28 @@ class Notices:
         self._delay_s = delay_s
         self._boxes: dict[bytes, _Box] = {}
 
-    def add(self, client: bytes, notice: Notice, now_s: float) -> None:
+    def add(self, client: bytes, notice: Notice, now_s: float, *, at_once: bool = False) -> None:
+        """Keep a notice until it may leave. `at_once`: it waits for no others, and what was said of the same job before
+        leaves with it."""
         box = self._boxes.setdefault(client, _Box(filled_s=now_s))
+        if len(box.waiting) + len(box.urgent) >= MAX_KEPT:
+            (box.waiting or box.urgent).popleft()
+            box.suppressed += 1
+        if at_once:
+            box.urgent.extend(one for one in box.waiting if one.job_id == notice.job_id)
+            box.waiting = deque(one for one in box.waiting if one.job_id != notice.job_id)
+            box.urgent.append(notice)
+            return
         if not box.waiting:
             box.due_s = now_s + self._delay_s
-        if len(box.waiting) >= MAX_KEPT:
-            box.waiting.popleft()
-            box.suppressed += 1
         box.waiting.append(notice)
 
     def forget_job(self, client: bytes, job_id: int) -> None:
         """It is answered: nothing more is said of it."""
         box = self._boxes.get(client)
-        if box is not None and box.waiting:
+        if box is not None and (box.waiting or box.urgent):
             box.waiting = deque(notice for notice in box.waiting if notice.job_id != job_id)
+            box.urgent = deque(notice for notice in box.urgent if notice.job_id != job_id)
 
     def forget(self, client: bytes) -> None:
         self._boxes.pop(client, None)
@@ -94,26 +104,29 @@ class Notices:
         for client, box in self._boxes.items():
             box.tokens = min(BURST, box.tokens + (now_s - box.filled_s) * PER_SECOND)
             box.filled_s = now_s
-            while box.waiting and box.due_s <= now_s and box.tokens >= 1:
+            if box.waiting and box.due_s <= now_s:
+                box.urgent += box.waiting
+                box.waiting.clear()
+            while box.urgent and box.tokens >= 1:
                 box.tokens -= 1
                 yield client, self._message(box)
 
     def next_due_s(self) -> float | None:
         """When to look again."""
         moments = [
-            max(box.due_s, box.filled_s + max(0.0, 1 - box.tokens) / PER_SECOND)
+            max(0.0 if box.urgent else box.due_s, box.filled_s + max(0.0, 1 - box.tokens) / PER_SECOND)
             for box in self._boxes.values()
-            if box.waiting
+            if box.waiting or box.urgent
         ]
         return min(moments, default=None)
 
     def _message(self, box: _Box) -> list[bytes]:
-        first = box.waiting.popleft()
+        first = box.urgent.popleft()
         batch = [first]
         # Those of one kind and one request share a message; others come with the next.
         kept: deque[Notice] = deque()
-        while box.waiting and len(batch) < MAX_MAPS:
-            notice = box.waiting.popleft()
+        while box.urgent and len(batch) < MAX_MAPS:
+            notice = box.urgent.popleft()
             if notice.command == first.command and notice.correlation == first.correlation:
                 batch.append(notice)
             elif notice.command == first.command and box.tokens < BURST / 2:
@@ -121,7 +134,7 @@ class Notices:
                 batch.append(notice)
             else:
                 kept.append(notice)
-        box.waiting = kept + box.waiting
+        box.urgent = kept + box.urgent
         alone = all(notice.correlation == first.correlation for notice in batch)
         maps = [notice.map if alone else _named(notice) for notice in batch]
         if box.suppressed:
@@ -133,5 +146,5 @@ class Notices:
 
 def _named(notice: Notice) -> dict[str, Any]:
     """Say in the map itself which request it is about, where the message has many."""
-    said = read_map(notice.correlation) if notice.correlation else None
+    said = read_note(notice.correlation) if notice.correlation else None
     return notice.map if said is None or "id" not in said else {**notice.map, "id": said["id"]}

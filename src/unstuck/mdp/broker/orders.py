@@ -8,6 +8,7 @@ import msgspec
 from unstuck.domain.endings import Ending
 from unstuck.domain.liveness import Detector
 from unstuck.mdp.broker.calls import Call
+from unstuck.mdp.broker.handed import Abandoned
 from unstuck.mdp.broker.waiting import Asked
 from unstuck.store.records import (
     BeatAnswer,
@@ -31,6 +32,8 @@ class Holding:
     token: int
     worker_id: str
     """Who it was then."""
+    owner: str | None
+    """What the row of that worker must say for this to be true."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class Birth:
     metadata: dict[str, Any]
     holding: Holding | None = None
     named: bool = False
-    """It said its name itself: with the same name it is the same worker."""
+    """It said its name itself, which no other living worker may have."""
+    owner: str | None = None
+    """The digest of its key: with the same name and key it is the same worker."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,9 @@ class Resumed:
     """What it holds, if that is still its own."""
 
 
+GONE = "its connection ended without a word"
+
+
 @dataclass(frozen=True)
 class Death:
     worker_id: str
@@ -63,6 +71,17 @@ class Death:
     evidence: str
     job_id: int | None
     """What it worked on, as far as we know."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """A reply that came from another connection than its request went to."""
+
+    done: Done
+    owner: str | None
+    """What the row of its worker must say for this to count."""
+    sender: bytes
+    """The routing id that it came from."""
 
 
 @dataclass
@@ -78,10 +97,12 @@ class Hand:
     """It waits for the first of them."""
     holds: frozenset[tuple[int, int]] = frozenset()
     """What we know to be its own already: (job_id, token)."""
+    late: list[Late] = field(default_factory=list)
+    """Replies in its name that came from others: they count only with its key, and if it holds what they answer."""
 
     @property
     def empty(self) -> bool:
-        return not (self.done or self.endings or self.release or self.wants)
+        return not (self.done or self.late or self.endings or self.release or self.wants)
 
 
 @dataclass(frozen=True)
@@ -113,6 +134,8 @@ class Order:
     deaths: list[Death] = field(default_factory=list)
     notes: list[tuple[str, Progress]] = field(default_factory=list)
     """How far workers say they are."""
+    withdrawn: list[Birth] = field(default_factory=list)
+    """Workers that left before they were registered: if they stand in the ledger from before, they are dead."""
     retired: list[str] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)
     """Workers of an earlier broker that come anew: what stands in the ledger under their old ids is over."""
@@ -125,10 +148,18 @@ class Order:
     returned: list[bytes] = field(default_factory=list)
     """Clients that came (back): what is still unanswered of theirs?"""
     questions: list[Question] = field(default_factory=list)
+    abandoned: list[Abandoned] = field(default_factory=list)
+    """Old workers whose broker died: what it kept for them is settled."""
+    again: "Order | None" = None
+    """What was deferred before because another session held a lock. It is done last."""
 
     @property
     def empty(self) -> bool:
         return not any(vars(self).values())
+
+    def concerns(self, worker_id: str) -> bool:
+        """Return whether a worker's birth or what it did stands here: its end comes after that."""
+        return worker_id in self.hands or any(birth.worker_id == worker_id for birth in self.births)
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -142,12 +173,18 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 class Answer:
     resumed: dict[str, Resumed] = field(default_factory=dict)
     """By the id that they came with; no row was made for that."""
+    turned_away: list[tuple[Birth, str, str]] = field(default_factory=list)
+    """Workers that were not registered, with why (`frames.NAME_TAKEN`, …) and what to tell them."""
     stored: list[Stored | None] = field(default_factory=list)
-    """In the order of the posts; None for one that cannot be stored."""
+    """In the order of the posts as the order has them then; None for one that cannot be stored."""
     claimed: dict[str, tuple[Claimed, ...]] = field(default_factory=dict)
     """By worker."""
     superseded: set[tuple[int, int]] = field(default_factory=set)
     """Replies whose token no longer stands."""
+    refused: int = 0
+    """Late replies in the name of workers that do not hold what they answer."""
+    forged: list[bytes] = field(default_factory=list)
+    """Who sent late replies without the key of the worker in whose name they came."""
     gone: set[str] = field(default_factory=set)
     """Workers that are dead or stopped in the ledger."""
     beats: dict[str, BeatAnswer] = field(default_factory=dict)
@@ -160,3 +197,7 @@ class Answer:
     replies: list[tuple[Question, list[bytes]]] = field(default_factory=list)
     tasks: dict[str, TaskRecord] | None = None
     """The tasks that are known, when they were read anew."""
+    left: Order = field(default_factory=Order)
+    """What was taken out of the order and not done, because another session holds a lock: ask for it again."""
+    again: "Answer | None" = None
+    """To what was deferred before."""

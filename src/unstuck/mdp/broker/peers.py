@@ -5,17 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from unstuck.domain.envelope import FRAMES
 from unstuck.domain.policy import decode_policy
 from unstuck.domain.recovery import MAX_MESSAGE_CHARS, Attempt, printable
 from unstuck.mdp.frames import Message
 from unstuck.store.records import Claimed, Progress
 
-MAX_DIGITS = 18
-"""Of a number that every database takes."""
-MAX_WORKER_ID_CHARS = 20
-OTHER = "j"
-"""Behind the number of a job that came through another door: its result must be JSON."""
 MOST = 1e15
 
 
@@ -45,6 +39,8 @@ class Peer:
     seen_s: float
     told_s: float
     """When we last said something to it."""
+    key: str = ""
+    """The secret in its addresses; see `addresses.py`."""
     host: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     born: bool = False
@@ -89,6 +85,7 @@ class Peers:
     def __init__(self) -> None:
         self._by_identity: dict[bytes, Peer] = {}
         self._by_id: dict[str, Peer] = {}
+        self._by_key: dict[str, Peer] = {}
         self._by_line: dict[int, set[bytes]] = {}
         self._by_service: dict[str, dict[str, Peer]] = {}
 
@@ -104,12 +101,16 @@ class Peers:
     def by_id(self, worker_id: str) -> Peer | None:
         return self._by_id.get(worker_id)
 
+    def by_key(self, key: str) -> Peer | None:
+        return self._by_key.get(key)
+
     def on_line(self, line: int) -> list[Peer]:
         return [self._by_identity[identity] for identity in self._by_line.get(line, ())]
 
     def add(self, peer: Peer) -> None:
         self._by_identity[peer.identity] = peer
         self._by_id[peer.worker_id] = peer
+        self._by_key[peer.key] = peer
         for service in peer.services:
             self._by_service.setdefault(service, {})[peer.worker_id] = peer
         if peer.line is not None:
@@ -117,6 +118,8 @@ class Peers:
 
     def remove(self, peer: Peer) -> None:
         self._by_id.pop(peer.worker_id, None)
+        if self._by_key.get(peer.key) is peer:
+            del self._by_key[peer.key]
         for service in peer.services:
             several = self._by_service.get(service, {})
             several.pop(peer.worker_id, None)
@@ -129,10 +132,16 @@ class Peers:
             if not self._by_line[peer.line]:
                 del self._by_line[peer.line]
 
-    def rename(self, peer: Peer, worker_id: str) -> None:
-        """It is known to the ledger by another id."""
+    def rename(self, peer: Peer, worker_id: str, key: str) -> None:
+        """It is known to the ledger by another id, and perhaps by another key."""
         self.remove(peer)
-        peer.worker_id = worker_id
+        peer.worker_id, peer.key = worker_id, key
+        self.add(peer)
+
+    def move(self, peer: Peer, identity: bytes, line: int | None) -> None:
+        """It came back through another connection."""
+        self.remove(peer)
+        peer.identity, peer.line = identity, line
         self.add(peer)
 
     def serves(self, service: str) -> bool:
@@ -144,33 +153,6 @@ class Peers:
             if peer.empty_handed:
                 peer.empty_handed = False
                 return
-
-
-def address_of(job: Claimed, worker_id: str, service: str) -> bytes:
-    """Give the token of the broker for a job in a worker's hands; workers echo it."""
-    kind = "" if job.payload_type == FRAMES else OTHER
-    return f"{job.job_id}{kind}.{job.token}.{worker_id}.{service}".encode("ascii")
-
-
-@dataclass(frozen=True)
-class Address:
-    job_id: int
-    token: int
-    worker_id: str
-    framed: bool
-    """The job came in frames, and so must its result."""
-
-
-def read_address(address: bytes) -> Address | None:
-    """Read an address that a worker echoes; None for what is none of ours."""
-    parts = address.split(b".", 3)
-    framed = not parts[0].endswith(OTHER.encode())
-    parts[0] = parts[0].removesuffix(OTHER.encode())
-    if len(parts) != 4 or not (parts[0].isdigit() and parts[1].isdigit() and parts[2].isalnum()):
-        return None
-    if max(map(len, parts[:2])) > MAX_DIGITS or len(parts[2]) > MAX_WORKER_ID_CHARS:
-        return None
-    return Address(int(parts[0]), int(parts[1]), parts[2].decode("ascii"), framed)
 
 
 def progress_of(worker_id: str, doing: Doing, about: dict[str, Any], at: float) -> list[tuple[str, Progress]]:

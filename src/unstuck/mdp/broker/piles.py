@@ -6,8 +6,9 @@ when it was killed is then done once more, and nothing worse. See docs/decisions
 
 from unstuck.domain.policy import decode_policy
 from unstuck.mdp.broker import results
+from unstuck.mdp.broker.addresses import address_of
 from unstuck.mdp.broker.floor import Floor
-from unstuck.mdp.broker.peers import Doing, Peer, address_of
+from unstuck.mdp.broker.peers import Doing, Peer
 from unstuck.mdp.frames import broker_request
 from unstuck.store.records import Claimed
 
@@ -39,7 +40,7 @@ class Piles(Floor):
         peer.satisfied = len(jobs) >= wanted
         if not peer.satisfied:
             peer.reach //= 2
-        if self._closing or self._slept(self._ordered_s, now_s):
+        if self._closing or self._slept(self._ordered_s, now_s, is_pile=len(jobs) > 1):
             self._give_back(peer, jobs, now_s)
             return
         if peer.doing is None:
@@ -69,17 +70,19 @@ class Piles(Floor):
         elif peer.satisfied:
             peer.reach = min(max(1, 2 * peer.reach), HIGHEST)
             self._quick.add(peer.worker_id)
-        if peer.pile and not (peer.leaving or self._closing or self._slept(peer.piled_s, now_s)):
+        if peer.pile and not (peer.leaving or self._closing or self._slept(peer.piled_s, now_s, is_pile=True)):
             self._give(peer, peer.pile.popleft(), now_s)
         else:
             self._clear_pile(peer, now_s)
 
     def _give(self, peer: Peer, job: Claimed, now_s: float) -> None:
         service = job.task
-        doing = Doing(job, address_of(job, peer.worker_id, service), service, now_s)
+        doing = Doing(job, address_of(job, peer.worker_id, peer.key, service), service, now_s)
         peer.doing = doing
         peer.seen_s = now_s
         self._held_here(job)
+        quick = peer.reach > 0 and _may_lie(job)
+        self._handed.give(peer.worker_id, job.job_id, job.token, quick=quick)
         self._tell(peer, broker_request(doing.address, results.request_of(job)), now_s)
 
     def _held_here(self, job: Claimed) -> None:
@@ -94,9 +97,11 @@ class Piles(Floor):
         for job in jobs:
             self.requests.look_soon(job.job_id, now_s)
 
-    def _slept(self, since_s: float, now_s: float) -> bool:
-        """Say whether we were frozen for so long that others may have what we took then: it must not be handed out."""
-        return now_s - since_s > self._busy_timeout_s / 2
+    def _slept(self, since_s: float, now_s: float, *, is_pile: bool) -> bool:
+        """Say whether we were frozen for so long that others may have what we took then: it must not be handed out.
+        What lies on a pile is taken from a silent broker sooner than what a worker has."""
+        limit_s = self._busy_timeout_s / 2
+        return now_s - since_s > (min(limit_s, self._timeout_s) if is_pile else limit_s)
 
     def _clear_pile(self, peer: Peer, now_s: float) -> None:
         self._give_back(peer, tuple(peer.pile), now_s)
@@ -129,8 +134,7 @@ class Piles(Floor):
         """Say whether to wait a moment for more, so that it goes with the same commit: only while nobody goes short."""
         if self._gather_until_s is None or now_s >= self._gather_until_s:
             return False
-        order = self._order
-        if order.births or order.deaths or order.questions or order.returned or self._closing:
+        if self._backlog.urgent or self._closing:
             return False
         return not any(peer.free or (peer.reach and not peer.pile) for peer in self.peers)
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from unstuck.domain.endings import Ending
-from unstuck.domain.envelope import FRAMES, pack, read_map, read_value, unpack
-from unstuck.domain.errors import ErrorCode, PayloadError
+from unstuck.domain.envelope import FRAMES, pack, read_note, read_value, unpack
+from unstuck.domain.errors import RESULT_NOT_AVAILABLE, ErrorCode, PayloadError
 from unstuck.domain.filling import with_results
 from unstuck.domain.outcomes import Raised
 from unstuck.domain.recovery import Attempt, conclude
@@ -20,6 +20,7 @@ USER_ERRORS = frozenset(
         ErrorCode.DEADLINE_EXCEEDED.value,
         ErrorCode.STALLED.value,
         ErrorCode.RESULT_NOT_STORABLE.value,
+        RESULT_NOT_AVAILABLE,
     }
 )
 CRASHES = frozenset({ErrorCode.WORKER_CRASHED.value, ErrorCode.OUT_OF_MEMORY.value, ErrorCode.CRASHED_TOO_OFTEN.value})
@@ -56,7 +57,7 @@ def request_of(job: Claimed) -> list[bytes]:
 
 def raised_in(error: bytes) -> Raised | None:
     """Read the error of one of our own workers; None where there is none."""
-    found = read_map(error) if error else None
+    found = read_note(error) if error else None
     if found is None or "error" not in found:
         return None
     return Raised(*(_text(found.get(name, "")) for name in ("error", "message", "traceback")))

@@ -4,7 +4,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import FrameType
 
@@ -16,13 +16,16 @@ from unstuck.logs import logger
 from unstuck.mdp.broker.clerk import Clerk
 from unstuck.mdp.broker.core import Broker
 from unstuck.mdp.broker.desk import BY, Desk
-from unstuck.mdp.broker.loop import Loop, open_router
+from unstuck.mdp.broker.dropped import Dropped
+from unstuck.mdp.broker.handed import Handed, Heir, digest_of
+from unstuck.mdp.broker.loop import Loop, open_router, watch_connections
 from unstuck.mdp.broker.scales import give_back
 from unstuck.mdp.security import check_place, secured
 from unstuck.metrics.tallies import Tallies
 from unstuck.notify.ear import Ear
+from unstuck.reaper.background import BackgroundReaper, own_connections
 from unstuck.reaper.sweep import Reaper
-from unstuck.reaper.watchman import Watchman
+from unstuck.runner.trace import trace_folder
 from unstuck.store.bookkeeping import Bookkeeper
 from unstuck.store.contract import Ledger
 from unstuck.store.opening import ready_ledger
@@ -73,30 +76,41 @@ def serve(settings: Settings, ready: Callable[[str], None]) -> None:
 
         if settings.mdp.reap:
             _watch(stack, settings, ledger, tallies)
+            books = None
+        else:
+            # Without a reaper nobody else writes what was counted here.
+            books = Bookkeeper(ledger, tallies, settings.recovery.heartbeat_interval_s)
+            stack.callback(books.flush)
         sys.setswitchinterval(SWITCH_S)
         while not end.is_asked:
             # What comes after the first is at the same address, where its peers come back to.
             place = replace(settings, mdp=replace(settings.mdp, bind=address or settings.mdp.bind))
-            _sit(place, ledger, tallies, end, bound)
+            _sit(place, ledger, tallies, end, bound, books)
             give_back()
 
 
 def _watch(stack: ExitStack, settings: Settings, ledger: Ledger, tallies: Tallies) -> None:
-    watch = ledger
-    if settings.url != IN_MEMORY:
-        # On connections of its own: a look at ten thousand workers must not stand before anybody's request.
-        watch = ready_ledger(settings)
-        stack.callback(watch.close)
-    watchman = Watchman(
-        Reaper(watch, settings.recovery, by=BY, tallies=tallies),
-        Bookkeeper(watch, tallies, settings.recovery.heartbeat_interval_s),
+    # A ledger in memory has one connection. Any other is swept on connections of its own, so that no request waits.
+    shared = settings.url == IN_MEMORY
+    reaper = BackgroundReaper(
+        lambda: nullcontext(ledger) if shared else own_connections(settings),
+        settings.recovery,
+        by=BY,
+        tallies=tallies,
     )
-    watchman.start()
-    stack.callback(watchman.join)
-    stack.callback(watchman.stop)
+    reaper.start()
+    stack.callback(reaper.join)
+    stack.callback(reaper.stop)
 
 
-def _sit(settings: Settings, ledger: Ledger, tallies: Tallies, end: _End, bound: Callable[[str], None]) -> None:
+def _sit(
+    settings: Settings,
+    ledger: Ledger,
+    tallies: Tallies,
+    end: _End,
+    bound: Callable[[str], None],
+    books: Bookkeeper | None,
+) -> None:
     """Serve with one socket, until the end or until it holds too much. The next one is to its peers what a broker is
     that was started again."""
     with ExitStack() as stack:
@@ -105,14 +119,21 @@ def _sit(settings: Settings, ledger: Ledger, tallies: Tallies, end: _End, bound:
         router = open_router(context, settings.mdp)
         # Whatever refuses to go on below: a context ends only when its sockets are closed.
         stack.callback(router.close)
+        monitor = watch_connections(router)
+        stack.callback(monitor.close, 0)
         stack.enter_context(secured(context, router, settings.mdp))
         address = _bind(router, settings.mdp.bind)
         desk = Desk(ledger, settings, Reaper(ledger, settings.recovery, by=BY, tallies=tallies))
         stack.callback(desk.close)
-        core = Broker(settings.mdp, new_worker_id, time.time)
-        loop = Loop(router, core, lambda order: clerk.send(order), settings.mdp)
+        digest = digest_of(settings.url)
+        handed = Handed.create(trace_folder(), digest, address)
+        stack.callback(handed.close)
+        heir = Heir(trace_folder(), digest, address)
+        stack.callback(heir.leave)
+        core = Broker(settings.mdp, new_worker_id, time.time, handed, heir.find, Dropped(tallies))
+        loop = Loop(router, monitor, core, lambda order: clerk.send(order), settings.mdp)
         stack.callback(loop.close)
-        clerk = Clerk(desk, loop.answered, loop.failed)
+        clerk = Clerk(desk, loop.answered, loop.failed, books)
         clerk.start()
         ear = Ear(lambda: ledger, loop.heard)
         ear.start()

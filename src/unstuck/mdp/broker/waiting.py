@@ -67,6 +67,8 @@ class Requests:
         self._open: Counter[bytes] = Counter()
         self._of_client: dict[bytes, set[int]] = {}
         self._looks: list[tuple[float, int]] = []
+        self._parts: dict[bytes, set[int]] = {}
+        """By client: jobs that have ended, of requests with several calls of which others have not."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -92,7 +94,20 @@ class Requests:
         return (waiting for several in self._jobs.values() for waiting in several)
 
     def knows(self, client: bytes, job_id: int) -> bool:
-        return any(waiting.asked.client == client for waiting in self.of(job_id))
+        waits = any(waiting.asked.client == client for waiting in self.of(job_id))
+        return waits or job_id in self._parts.get(client, ())
+
+    def keep_part(self, asked: Asked, job_id: int) -> None:
+        """Remember that this call of a request has ended, until `complete` or `forget`."""
+        self._parts.setdefault(asked.client, set()).add(job_id)
+
+    def complete(self, asked: Asked) -> None:
+        """All calls of this request have ended."""
+        parts = self._parts.get(asked.client)
+        if parts is not None:
+            parts.difference_update(asked.jobs)
+            if not parts:
+                del self._parts[asked.client]
 
     def take(self, job_id: int) -> list[Waiting]:
         """Give who waits for a job that has ended, and forget them."""
@@ -102,8 +117,20 @@ class Requests:
             self._less(waiting.asked.client)
         return several
 
+    def forget_one(self, waiting: Waiting) -> None:
+        """This one waits no longer; others may."""
+        left = [one for one in self.of(waiting.job_id) if one is not waiting]
+        if left:
+            self._jobs[waiting.job_id] = left
+        else:
+            self._jobs.pop(waiting.job_id, None)
+        if not any(one.asked.client == waiting.asked.client for one in left):
+            self._forget_of(waiting.asked.client, waiting.job_id)
+        self._less(waiting.asked.client)
+
     def forget(self, client: bytes) -> None:
         """The client is gone: nobody waits for its jobs any more, though they will be done."""
+        self._parts.pop(client, None)
         for job_id in self._of_client.pop(client, ()):
             left = [waiting for waiting in self._jobs[job_id] if waiting.asked.client != client]
             for _ in range(len(self._jobs[job_id]) - len(left)):
@@ -141,11 +168,13 @@ class Requests:
         several = self._jobs.get(job_id)
         return several is None or several[0].held_here
 
-    def look_soon(self, job_id: int, now_s: float) -> None:
-        """Somebody else has it from now on."""
+    def look_soon(self, job_id: int, now_s: float, *, tried: bool = False) -> None:
+        """Somebody else has it from now on. `tried`: a worker had begun it, so its time to be taken begins anew."""
         several = self.of(job_id)
         for waiting in several:
             waiting.held_here, waiting.step_s = False, FIRST_LOOK_S
+            if tried:
+                waiting.since_s = now_s
         if several:
             heapq.heappush(self._looks, (now_s + FIRST_LOOK_S, job_id))
 

@@ -18,7 +18,12 @@ _SPECIAL = (
     # What older versions of Python take for public.
     ipaddress.ip_network("192.0.0.0/24"),
     ipaddress.ip_network("64:ff9b:1::/48"),
+    # Documentation (RFC 9637) and segment routing (RFC 9602).
+    ipaddress.ip_network("3fff::/20"),
+    ipaddress.ip_network("5f00::/16"),
 )
+_OPEN_IPV6 = ipaddress.IPv6Network("2000::/3")
+"""All that is ever given out for the internet; site-local addresses (fec0::/10) and the rest are outside of it."""
 
 
 class Refused(Exception):
@@ -53,6 +58,8 @@ def is_public(text: str) -> bool:
 
 def _is_open(address: Address) -> bool:
     if not address.is_global or address.is_multicast or address.is_reserved:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None and address not in _OPEN_IPV6:
         return False
     return not any(address in network for network in _SPECIAL)
 

@@ -11,6 +11,7 @@ from unstuck.domain.serving import why_unserved
 from unstuck.domain.states import WorkerState
 from unstuck.domain.sweeping import NO_REAPER, is_unswept, why_unswept
 from unstuck.notify.alerts.kinds import CONDITIONS, AlertKind
+from unstuck.notify.failures import NO_FAILURES, Example, Failures
 from unstuck.store.diagnosis import COUNT_LIMIT, QueueLook
 from unstuck.store.records import ConditionChange, ConditionLook, ConditionRecord, LateWorker
 
@@ -30,12 +31,19 @@ class Found(msgspec.Struct, frozen=True):
     worker_id: str | None = None
 
 
-def find_conditions(look: ConditionLook, rules: Alerts, check_interval_s: float) -> list[Found]:
+def find_conditions(
+    look: ConditionLook,
+    rules: Alerts,
+    check_interval_s: float,
+    failures: Failures = NO_FAILURES,
+    known: Sequence[ConditionRecord] = (),
+) -> list[Found]:
     """Give every condition that holds, whether it is to be told or not: the ledger's events are for all."""
     return [
         *_of_queues(look, rules),
         *_of_heartbeats(look),
         *_of_reaper(look, check_interval_s),
+        *_of_failures(failures, known),
     ]
 
 
@@ -97,6 +105,23 @@ def _of_reaper(look: ConditionLook, check_interval_s: float) -> Iterator[Found]:
         yield Found(AlertKind.NO_REAPER, WHOLE_LEDGER, message)
 
 
+def _of_failures(failures: Failures, known: Sequence[ConditionRecord]) -> Iterator[Found]:
+    for task in failures.tasks:
+        message = f"{task}{_lately(failures.examples.get(task.task))}"
+        yield Found(AlertKind.TASK_FAILING, task.task, message)
+    for schedule in failures.schedules:
+        message = f"The last job of schedule {schedule.name!r} failed{_lately(schedule.example)}"
+        yield Found(AlertKind.SCHEDULE_FAILING, schedule.name, message)
+    for record in known:
+        if record.kind == AlertKind.SCHEDULE_FAILING and record.about in failures.open_schedules:
+            # Its next job has not ended: that it failed stays the last that is known.
+            yield Found(AlertKind.SCHEDULE_FAILING, record.about, record.message)
+
+
+def _lately(example: Example | None) -> str:
+    return "" if example is None or example.error is None else f"; lately job {example.job_id}: {example.error}"
+
+
 def _change(step: str, one: Found) -> ConditionChange:
     return msgspec.convert(
         {"step": step, "kind": one.kind, "about": one.about, "message": one.message, "worker_id": one.worker_id},
@@ -114,6 +139,10 @@ def _over(record: ConditionRecord, look: ConditionLook) -> ConditionChange:
         case AlertKind.HEARTBEAT_LATE:
             worker_id = record.about
             message = f"Worker {record.about} is late no more: it beat again, or it is gone"
+        case AlertKind.TASK_FAILING:
+            message = f"Task {record.about!r} fails no more than usual"
+        case AlertKind.SCHEDULE_FAILING:
+            message = f"The last job of schedule {record.about!r} succeeded, or the schedule is gone"
         case _:
             message = "Somebody looks for the dead again"
     begun_at = record.begun_at

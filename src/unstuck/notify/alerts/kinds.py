@@ -15,6 +15,8 @@ class AlertKind(StrEnum):
     BACKLOG_OLD = "backlog_old"
     HEARTBEAT_LATE = "heartbeat_late"
     NO_REAPER = "no_reaper"
+    TASK_FAILING = "task_failing"
+    SCHEDULE_FAILING = "schedule_failing"
 
 
 class Phase(StrEnum):
@@ -31,7 +33,10 @@ class Topic(msgspec.Struct, frozen=True, order=True):
     phase: Phase
 
 
-CONDITIONS = (AlertKind.NO_WORKERS, AlertKind.BACKLOG_OLD, AlertKind.HEARTBEAT_LATE, AlertKind.NO_REAPER)
+CONDITIONS = (
+    *(AlertKind.NO_WORKERS, AlertKind.BACKLOG_OLD, AlertKind.HEARTBEAT_LATE, AlertKind.NO_REAPER),
+    *(AlertKind.TASK_FAILING, AlertKind.SCHEDULE_FAILING),
+)
 """What begins, lasts and ends. Their events have the same name, with `_still` and `_over` for what follows."""
 
 TOPICS = {

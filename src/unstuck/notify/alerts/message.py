@@ -125,6 +125,8 @@ _HEADS = {
     AlertKind.BACKLOG_OLD: ("queue with an old backlog", "queues with an old backlog"),
     AlertKind.HEARTBEAT_LATE: ("worker with a late heartbeat", "workers with a late heartbeat"),
     AlertKind.NO_REAPER: ("no reaper is running", "no reaper is running"),
+    AlertKind.TASK_FAILING: ("task is failing", "tasks are failing"),
+    AlertKind.SCHEDULE_FAILING: ("schedule is failing", "schedules are failing"),
 }
 
 
@@ -179,6 +181,12 @@ def next_step(event: AlertEvent) -> str:
             return "Look at its host and at the database; `unstuck doctor` says if the timeouts are too tight."
         case AlertKind.NO_REAPER:
             return NO_REAPER_CURE
+        case AlertKind.TASK_FAILING:
+            return (
+                f"`unstuck jobs --state failed --task {_name(event)}` lists them, `unstuck why ID` tells what happened."
+            )
+        case AlertKind.SCHEDULE_FAILING:
+            return "`unstuck schedules` shows its last job, `unstuck why ID` tells what happened."
 
 
 def _name(event: AlertEvent) -> str:
@@ -201,7 +209,7 @@ def _facts(event: AlertEvent) -> dict[str, Any]:
         "kind": topic.kind.value,
         "phase": topic.phase.value,
         "job": event.job_id,
-        "task": event.task,
+        "task": event.task or (event.about if topic.kind is AlertKind.TASK_FAILING else None),
         "queue": queue,
         "worker": event.worker_id,
         "worker_name": event.worker_name,

@@ -15,12 +15,14 @@ from unstuck.domain.errors import LedgerUnavailable
 from unstuck.notify.alerts.checking import usable_targets
 from unstuck.notify.alerts.conditions import compare, find_conditions
 from unstuck.notify.alerts.desk import TargetDesk
+from unstuck.notify.failures import Failures, look_at_failures
 from unstuck.store.contract import Ledger
 
 ROUND_S = 1.0
 ROUND_TICKET = "alerts"
 CONDITIONS_S = 5.0
 CONDITIONS_TICKET = "conditions"
+FAILURES_S = 30.0
 BUSY_S = 0.05
 """While a message is on its way we look after it more often."""
 MAX_BACKOFF_S = 10.0
@@ -42,6 +44,8 @@ class AlertSender:
         self._check_interval_s = settings.recovery.check_interval_s
         self._desks = [TargetDesk(target, rules, by) for target in targets]
         self._conditions_s = 0.0
+        self._failing: Failures | None = None
+        self._failing_s = 0.0
         self._failures = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unstuck-alerts", daemon=True)
@@ -91,9 +95,17 @@ class AlertSender:
         if not self._ledger.take_ticket(CONDITIONS_TICKET, CONDITIONS_S * 0.9):
             return
         look = self._ledger.look_for_conditions(self._rules.heartbeat_late_s)
-        found = find_conditions(look, self._rules, self._check_interval_s)
-        changes = compare(found, self._ledger.conditions(), look, self._rules)
+        known = self._ledger.conditions()
+        found = find_conditions(look, self._rules, self._check_interval_s, self._look_at_failures(), known)
+        changes = compare(found, known, look, self._rules)
         self._ledger.change_conditions(changes, self._rules.remind_every_s)
+
+    def _look_at_failures(self) -> Failures:
+        """Return which tasks and schedules fail; counted by the minute, and looked at less often than the rest."""
+        if self._failing is None or host.boottime_s() >= self._failing_s:
+            self._failing = look_at_failures(self._ledger, self._rules.failure_rate)
+            self._failing_s = host.boottime_s() + FAILURES_S
+        return self._failing
 
     def _finish_sends(self) -> None:
         self._each(lambda desk: desk.finish(self._ledger))

@@ -22,6 +22,10 @@ class CountingVerbs(Protocol):
         """Give what was counted minute by minute, oldest first; minutes in which nothing was are left out."""
         ...
 
+    def counter_sums(self, name: str, since_minute: int) -> list[Count]:
+        """Return what was counted under a name since a minute, added up by labels."""
+        ...
+
     def sweep_counters(self, kept_minutes: int, limit: int) -> int:
         """Remove the rows of minutes longer ago; the totals stay."""
         ...

@@ -1,10 +1,10 @@
 """What is done for foreign workers: those through another door than Python's own."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from unstuck.store.contract.bell import Bell
-from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
+from unstuck.store.records import BeatAnswer, Fate, ForeignPulse, WorkerRecord
 
 
 class BeatsInFlight(Protocol):
@@ -45,6 +45,18 @@ class ForeignVerbs(Protocol):
     def foreign_worker_named(self, name: str) -> WorkerRecord | None:
         """Give the living one of this name, else the last that had it. `register` refuses, by writing nothing, a second
         living one of the same name."""
+        ...
+
+    def living_python_worker(self, name: str) -> str | None:
+        """Return the id of a living worker of Python's own with this name, if there is one."""
+        ...
+
+    def fates(self, attempts: Sequence[tuple[int, int]]) -> list[Fate]:
+        """Return what became of attempts, each named by job and token, in the same order: one read for all of them."""
+        ...
+
+    def blocked_workers(self, worker_ids: Collection[str]) -> set[str]:
+        """Return those of these workers whose turns cannot be written now, because another session holds their rows."""
         ...
 
     def beat_foreign(self, pulses: Sequence[ForeignPulse]) -> list[BeatAnswer]:

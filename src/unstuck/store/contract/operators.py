@@ -26,5 +26,7 @@ class OperatorVerbs(Protocol):
         ...
 
     def purge(self, queue: str, by: str) -> int:
-        """Cancel every pending job of a queue."""
+        """Cancel the pending jobs of a queue that have not begun; return how many.
+
+        Spared are jobs that were tried before, and nodes of workflows of which something has begun."""
         ...

@@ -6,6 +6,7 @@ from typing import Protocol
 from unstuck.domain.cursor import Cursor
 from unstuck.store.records import (
     AttemptRecord,
+    DeferredRecord,
     EventPage,
     EventRecord,
     JobFilter,
@@ -35,6 +36,10 @@ class ReadingVerbs(Protocol):
 
     def progress(self, job_ids: Collection[int]) -> dict[int, Progress]:
         """Give how far these jobs said they were; the silent ones are left out."""
+        ...
+
+    def deferred_outcome(self, job_id: int) -> DeferredRecord | None:
+        """Return since when the outcome of the present attempt of a job waits for a lock; None if it does not."""
         ...
 
     def events(

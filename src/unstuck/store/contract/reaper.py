@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from unstuck.domain.autopsy import LastWords
 from unstuck.domain.endings import Ending, Release
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.watch import Tick
 from unstuck.store.records import Guard, HeldJob, Ticked, WorkerVerdict, WorkerWatch
 
@@ -26,6 +28,10 @@ class ReaperVerbs(Protocol):
         """Like `watch`, without those foreign workers of whom nothing is to be judged: they live, and were heard within
         every timeout that concerns them. Of these only the number is given, so that a round looks at ten thousand in
         the time of a few."""
+        ...
+
+    def recovery_rules(self) -> list[RecoveryRules]:
+        """Return the different recovery settings that Python workers stored, living or gone."""
         ...
 
     def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
@@ -53,7 +59,12 @@ class ReaperVerbs(Protocol):
 
     def overdue(self, limit: int) -> list[HeldJob]:
         """Give RUNNING jobs that passed their hard deadline by a grace while their worker is not settling them:
-        those of dead or suspect workers, and of any worker 30 s past the deadline."""
+        those of dead or suspect workers, and of any worker 30 s past the deadline. Left out are those whose outcome a
+        living worker has in hand, and only a lock keeps from the ledger."""
+        ...
+
+    def add_last_words(self, words: Sequence[LastWords]) -> None:
+        """Add what jobs said last to the reports of their deaths that were written without it."""
         ...
 
     def stale(self, older_than_s: float) -> list[HeldJob]:

@@ -15,7 +15,8 @@ class UpkeepVerbs(Protocol):
         """Return by how many seconds the ledger's clock was set back since the last call.
 
         Retries then wait for the rest of their backoff, not until the clock has caught up: up to `limit` of them, those
-        due soonest. Where a caller named the time of a job, it stays."""
+        due soonest. Where a caller named the time of a job, it stays. A running job that began in the future
+        of the clock moves with it: its deadline must not wait."""
         ...
 
     def sweep_old(self, jobs_s: float, events_s: float, workers_s: float, limit: int) -> Swept:

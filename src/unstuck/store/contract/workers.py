@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from unstuck.store.contract.bell import Bell
-from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
+from unstuck.store.records import BeatAnswer, DeferredOutcome, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
 
 
 class WorkerVerbs(Protocol):
@@ -35,6 +35,13 @@ class WorkerVerbs(Protocol):
 
     def note_progress(self, worker_id: str, notes: Sequence[Progress]) -> None:
         """Write how far running jobs are; what is not this worker's any more is passed over."""
+        ...
+
+    def note_deferred(
+        self, worker_id: str, outcomes: Sequence[DeferredOutcome], good_for_s: float | None = None
+    ) -> None:
+        """Write down that the worker is done with these attempts, though a lock keeps their outcomes from the ledger:
+        they do not count as late while it lives. `good_for_s`: for so long only, unless it is repeated."""
         ...
 
     def drain(self, worker_id: str) -> None:

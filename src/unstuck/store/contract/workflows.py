@@ -1,7 +1,7 @@
 """What is asked of workflows. That they move on when a job ends is part of ending it, whoever does that."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from unstuck.store.records import Enqueued, NewWorkflow, OnceAnswer, Repaired, Request, WorkflowRecord
 
@@ -9,6 +9,10 @@ from unstuck.store.records import Enqueued, NewWorkflow, OnceAnswer, Repaired, R
 class WorkflowVerbs(Protocol):
     def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
         """Store a workflow and the jobs of those nodes that wait for nobody, all or none. Repeats itself safely."""
+        ...
+
+    def begin_workflow_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
+        """Store a workflow inside the caller's own transaction; nothing is committed here."""
         ...
 
     def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:

@@ -1,6 +1,7 @@
 """Hold what every verb of the PostgreSQL ledger needs: the queries and one lane per purpose."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from unstuck.store.postgres.bell import Ringer
 from unstuck.store.postgres.bounds import bounds_of
 from unstuck.store.postgres.connecting import Session, read_address
 from unstuck.store.postgres.lanes import Lane, Row
+from unstuck.store.postgres.preparing import REPEATED
 from unstuck.store.sql import load_queries
 
 QUERY_FILES = (
@@ -64,6 +66,8 @@ class Verbs:
         self.ringer = Ringer(self.sql["ring"], self.schema)
         self.worker_id: str | None = None
         """The worker that was registered here, if any: its service session is stamped whenever it reconnects."""
+        for lane in (self.turn_lane, self.service_lane, self.client_lane):
+            lane.prepare(self.sql[name] for name in REPEATED)
         self.worker_queues: frozenset[str] = frozenset()
         self.gaps = Gaps()
         self.known_ledger: str | None = None
@@ -73,7 +77,7 @@ class Verbs:
                 lane.on_open(self._recognise)
         self._numbered_on: str | None = None
         for lane in (self.turn_lane, self.service_lane, self.client_lane, self.beats_lane):
-            lane.on_open(self._skip_lost_numbers)
+            lane.on_open(partial(self._skip_lost_numbers, lane))
         self.service_lane.on_open(self._stamp)
         self.service_lane.on_open(self._follow_primary)
 
@@ -133,9 +137,12 @@ class Verbs:
                 "goes on; or restart what uses it."
             )
 
-    def _skip_lost_numbers(self, session: Session) -> None:
-        """After a failover give out no number that the lost primary may have given out; once per run of a server."""
-        if session.server == self._numbered_on:
+    def _skip_lost_numbers(self, lane: Lane, session: Session) -> None:
+        """After a failover give out no number that the lost primary may have given out; once per run of a server.
+
+        Behind a pooler the server may be another one at any call, so every call asks."""
+        lane.asks_first = ()
+        if session.server == self._numbered_on and not session.pooled:
             return
         try:
             session.connection.execute(self.sql["skip_lost_numbers"])
@@ -146,6 +153,8 @@ class Verbs:
         ):
             return  # There is no ledger yet, or this role gives out no numbers.
         self._numbered_on = session.server
+        if session.pooled and lane is not self.beats_lane:
+            lane.asks_first = ((self.sql["skip_lost_numbers"], {}),)
 
     def _stamp(self, session: Session) -> None:
         if self.worker_id is not None:

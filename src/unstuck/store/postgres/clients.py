@@ -1,7 +1,8 @@
 """Take jobs in and tell how they ended: what a client asks of the ledger."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -59,6 +60,12 @@ class ClientVerbs(HolderVerbs):
         check_jobs(jobs)
         for job in jobs:
             refuse_other_words(theirs, (job.task, job.queue, job.unique_key, job.enqueued_by))
+        with self.part_of(theirs, len(jobs)) as (ask, ids):
+            return answer_of(ids, self._insert(ask, in_batches(ids, jobs, later=True)))
+
+    @contextmanager
+    def part_of(self, theirs: psycopg.Connection[Any], ids: int) -> Iterator[tuple[Ask, list[int]]]:
+        """Give a way to write within the caller's transaction, and ids of jobs: all of it or none is written."""
         cursor = psycopg.Cursor(theirs, row_factory=tuple_row)
         arrays.teach(cursor.adapters)
 
@@ -66,11 +73,11 @@ class ClientVerbs(HolderVerbs):
             return cursor.execute(query, values, binary=True).fetchall()
 
         try:
-            ids = [row[0] for row in ask(self.sql["reserve_job_ids"], {"count": len(jobs)})]
-            # The statement above began the caller's transaction, if it had not begun. So this is a savepoint: all of
-            # these jobs or none, and the transaction goes on either way.
+            reserved = [row[0] for row in ask(self.sql["reserve_job_ids"], {"count": ids})]
+            # The statement above began the caller's transaction, if it had not begun. So this is a savepoint, and the
+            # transaction goes on either way.
             with cursor, theirs.transaction():
-                return answer_of(ids, self._insert(ask, in_batches(ids, jobs, later=True)))
+                yield ask, reserved
         except psycopg.Error as error:
             where = "the database of the given connection"
             if theirs.closed:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import socket
 import time
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from psycopg.types.json import set_json_loads
 from unstuck.domain.errors import LedgerError
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.bounds import Bounds
+from unstuck.store.postgres.late_socket import take_socket
+from unstuck.store.postgres.preparing import allow_preparing
 
 OLDEST_SERVER = 140000
 POLL_S = 0.1
@@ -82,6 +85,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     answer_s = 60.0
     """How long one call may take."""
+    proves_life = False
+    """The end of its session would count as evidence of a death."""
+    late_socket: socket.socket | None = None
+    """Its socket, still open, if an answer was late and the session proves life."""
 
     def wait(self, gen: PQGen[RV], interval: float = POLL_S, timeout: float | None = None) -> RV:
         """Do what the driver's own `wait` does, until the deadline. Newer drivers have a timeout, older ones not."""
@@ -95,6 +102,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
                 ready = yield wanted
                 # An answer that is there counts, however late we come to read it: we may have been frozen.
                 if not ready and time.monotonic() >= deadline_s:
+                    if self.proves_life:
+                        self.late_socket = take_socket(self.pgconn.socket)
                     self.close()
                     raise NoAnswer(f"no answer within {self.answer_s:.1f} s")
                 wanted = gen.send(ready)
@@ -162,7 +171,8 @@ def connect(address: Address, purpose: str, bounds: Bounds) -> Session:
         "client_encoding": "UTF8",
     }
     try:
-        # Never a prepared statement by name: behind a pooler it would be prepared in somebody else's session.
+        # No prepared statement by name before it is known that no pooler stands between: it would be prepared in
+        # another client's session.
         connection = Connection.connect(autocommit=True, prepare_threshold=None, **parameters)
     except psycopg.Error as error:
         # An attempt that timed out stands in a cycle with its own error: its socket would stay open until the garbage
@@ -205,6 +215,7 @@ def _introduce(connection: Connection, address: Address, bounds: Bounds) -> Sess
     pooled = pid != connection.info.backend_pid
     if not pooled:
         _settle_in(connection, bounds)
+        allow_preparing(connection)
     return Session(connection, pid, started, pooled, server[0])
 
 

@@ -28,6 +28,9 @@ class CountingVerbs(Verbs):
         rows = self.read("counter_series", names=arrays.texts(sorted(names)), since=since_minute)
         return [MinuteCount(*row) for row in rows]
 
+    def counter_sums(self, name: str, since_minute: int) -> list[Count]:
+        return [Count(*row) for row in self.read("counter_sums", name=name, since=since_minute)]
+
     def sweep_counters(self, kept_minutes: int, limit: int) -> int:
         return int(self.serve_once("sweep_counters", kept=kept_minutes, limit=limit)[0][0])
 

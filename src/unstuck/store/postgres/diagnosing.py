@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from unstuck.domain.errors import LedgerError
+from unstuck.domain.rules import read_all, rules_of_ledger
 from unstuck.domain.watch import Cause
 from unstuck.store.diagnosis import (
     COUNT_LIMIT,
@@ -74,7 +75,8 @@ class DiagnosingVerbs(Verbs):
         return find_blockers(self, open_s)
 
     def _look_at_retention(self) -> tuple[Overkept, ...]:
-        kept = self.settings.recovery.kept
+        stored = read_all(text for (text,) in self.read("recovery_rules"))
+        kept = rules_of_ledger(stored, self.settings.recovery.rules).kept
         found: list[Overkept | None] = []
         aged: tuple[tuple[OverkeptKind, float], ...] = (("jobs", kept.jobs_s), ("events", kept.events_s))
         for kind, kept_s in aged:

@@ -29,7 +29,12 @@ _CONNECT_CURES = (
     ("database", "Create it (createdb), or name another database in the URL."),
 )
 _STANDBY = "server is in hot standby mode"
-_BUSY = ("too many clients", "remaining connection slots", "starting up", "shutting down", "recovery mode")
+_FULL = ("too many clients", "too many connections", "remaining connection slots")
+_BUSY = (*_FULL, "starting up", "shutting down", "recovery mode")
+
+
+class NoSlotLeft(LedgerUnavailable):
+    """The server has as many connections as it allows."""
 
 
 def connect_error(error: psycopg.Error, where: str) -> LedgerError:
@@ -40,7 +45,8 @@ def connect_error(error: psycopg.Error, where: str) -> LedgerError:
         # Of several hosts each has a line of its own.
         return standby_error(where)
     if any(words in lower for words in _BUSY):
-        return LedgerUnavailable(
+        kind = NoSlotLeft if any(words in lower for words in _FULL) else LedgerUnavailable
+        return kind(
             f"PostgreSQL at {where} takes no connection just now: {reason}. Try again, or raise max_connections."
         )
     for words, cure in _CONNECT_CURES:

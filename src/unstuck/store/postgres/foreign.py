@@ -1,6 +1,6 @@
 """Keep the book of foreign workers: those that come through another door than Python's own."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from unstuck.store.postgres.flights import Flight, Texts, launch
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.postgres.rows import worker_record
 from unstuck.store.postgres.workers import WorkerVerbs
-from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
+from unstuck.store.records import BeatAnswer, Fate, ForeignPulse, WorkerRecord, read_fate
 
 AS_IT_WAS = -1
 
@@ -25,6 +25,22 @@ class ForeignVerbs(WorkerVerbs):
     def foreign_worker_named(self, name: str) -> WorkerRecord | None:
         rows = self.read("foreign_worker_named", name=name)
         return worker_record(rows[0]) if rows else None
+
+    def living_python_worker(self, name: str) -> str | None:
+        rows = self.read("living_python_worker", name=name)
+        return str(rows[0][0]) if rows else None
+
+    def fates(self, attempts: Sequence[tuple[int, int]]) -> list[Fate]:
+        rows = self.read(
+            "fates",
+            job_ids=arrays.int8s([job_id for job_id, _ in attempts]),
+            tokens=arrays.int8s([token for _, token in attempts]),
+        )
+        return [read_fate(row) for row in rows]
+
+    def blocked_workers(self, worker_ids: Collection[str]) -> set[str]:
+        ids = arrays.texts(sorted(worker_ids))
+        return {worker_id for (worker_id,) in self.turn_lane.ask(self.sql["blocked_workers"], {"ids": ids})}
 
     def beat_foreign(self, pulses: Sequence[ForeignPulse]) -> list[BeatAnswer]:
         # A beat may be given twice; what it adds to the count of settled jobs is for people.

@@ -5,7 +5,7 @@ import random
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -19,12 +19,16 @@ from unstuck.store.postgres import errors
 from unstuck.store.postgres.bounds import PATIENT_S, Bounds
 from unstuck.store.postgres.call_lock import CallLock
 from unstuck.store.postgres.connecting import Address, Connection, NoAnswer, Session, connect
+from unstuck.store.postgres.late_socket import LateSocket
+from unstuck.store.postgres.preparing import PREPARING_FAILED, stop_preparing
 
 Row = tuple[Any, ...]
 Statement = tuple[bytes, Mapping[str, Any]]
 T = TypeVar("T")
 CONFLICT_TRIES = 8
 """How often a transaction that lost against another (deadlock, serialization) is repeated as it was."""
+SERVICE = "service"
+"""The connection whose session is a worker's proof of life."""
 CALLS_AHEAD = 3
 """How many calls, each up to its deadline, one waits for that wants the same connection."""
 _MAX_READS = 100
@@ -44,16 +48,17 @@ class Lane:
         self._address = address
         self._schema = schema
         self._lock = CallLock(purpose, CALLS_AHEAD * bounds.answer_s)
-        self._limits = (
-            _LIMITS,
-            {"lock": f"{bounds.lock_s * 1000:.0f}", "statement": f"{bounds.statement_s * 1000:.0f}"},
-        )
+        limits = {"lock": f"{bounds.lock_s * 1000:.0f}", "statement": f"{bounds.statement_s * 1000:.0f}"}
+        self._limits = _LIMITS, limits
         self._missed = False
+        self._late_socket = LateSocket()
         self._session: Session | None = None
         self._owner_pid = 0
         self._closed = False
+        self._prepared: frozenset[bytes] = frozenset()
         self._on_open: list[Callable[[Session], None]] = []
         self._on_change: list[Callable[[], None]] = []
+        self.asks_first: Sequence[Statement] = ()  # Behind a pooler, where a connection outlives its server.
 
     def on_open(self, greet: Callable[[Session], None]) -> None:
         """Call `greet` with every session as it opens (the present one too), before anything else uses it."""
@@ -65,6 +70,10 @@ class Lane:
     def on_change(self, tell: Callable[[], None]) -> None:
         """Call `tell` whenever the connection was opened or dropped: who selects on its socket must look again."""
         self._on_change.append(tell)
+
+    def prepare(self, queries: Iterable[bytes]) -> None:
+        """Have the server parse and plan these once per connection, unless a pooler stands between."""
+        self._prepared = frozenset(queries)
 
     def ask(self, query: bytes, values: Mapping[str, Any] | None = None) -> list[Row]:
         """Run a statement that may be repeated: a read, or a write that is the same when done twice."""
@@ -83,7 +92,7 @@ class Lane:
         if len(statements) == 1:
             return [self.write(*statements[0])]
         with self._lock:
-            return self._run(lambda connection: _pipelined(connection, statements), uncertain=True)
+            return self._run(lambda connection: self._after(connection, self.asks_first, statements), uncertain=True)
 
     def again_if_cut(self, call: Callable[[], T]) -> T:
         """Call once more on a new connection where the one that was open broke: the server may have cut it alone."""
@@ -150,7 +159,7 @@ class Lane:
                 if self._is_alive(self._session):
                     return self._session
                 self._drop()
-            session = connect(self._address, self.purpose, self.bounds)
+            session = self._connect()
             try:
                 for greet in self._on_open:
                     greet(session)
@@ -162,6 +171,9 @@ class Lane:
                 raise
             self._session = session
             self._owner_pid = os.getpid()
+            session.connection.proves_life = self.purpose == SERVICE and not session.pooled
+            # The server knows the new session by now, so that the end of the old one says nothing any more.
+            self._late_socket.close()
             self._changed()
             if self._missed:
                 self._missed = False
@@ -238,18 +250,33 @@ class Lane:
             self._lock.acquire()
         try:
             self._drop()
+            self._late_socket.close()
         finally:
             self._lock.release()
 
     # ------------------------------------------------------------------------------------------
 
+    def _connect(self) -> Session:
+        try:
+            return connect(self._address, self.purpose, self.bounds)
+        except errors.NoSlotLeft:
+            # Our own session may take the place of the next one. While the server is full, its end proves nothing.
+            self._late_socket.close()
+            raise
+
     def _execute(self, query: bytes, values: Mapping[str, Any] | None, *, uncertain: bool) -> list[Row]:
         def work(connection: Connection) -> list[Row]:
+            first = self.asks_first
             if self.bounds.each_transaction and self._session is not None and self._session.pooled:
-                return _pipelined(connection, [self._limits, (query, values or {})])[-1]
-            return _all_of(connection.execute(query, values, binary=True))
+                first = [self._limits, *first]
+            if first:
+                return self._after(connection, first, [(query, values or {})])[0]
+            return _all_of(connection.execute(query, values, binary=True, prepare=query in self._prepared))
 
         return self._run(work, uncertain)
+
+    def _after(self, connection: Connection, first: Sequence[Statement], rest: Sequence[Statement]) -> list[list[Row]]:
+        return _pipelined(connection, [*first, *rest], self._prepared)[len(first) :]
 
     def _run(self, work: Callable[[Connection], T], uncertain: bool) -> T:
         for tries in range(1, CONFLICT_TRIES + 1):
@@ -257,6 +284,8 @@ class Lane:
             try:
                 return work(connection)
             except psycopg.Error as error:
+                if error.sqlstate in PREPARING_FAILED and tries < CONFLICT_TRIES and stop_preparing(connection):
+                    continue
                 if error.sqlstate in _CONFLICTS and tries < CONFLICT_TRIES and not connection.closed:
                     # Rolled back as a whole: to repeat it is the documented answer.
                     time.sleep(random.uniform(0, 0.002 * tries))
@@ -315,6 +344,7 @@ class Lane:
     def _drop(self) -> None:
         session, self._session = self._session, None
         if session is not None and self._owner_pid == os.getpid():
+            self._late_socket.keep(session.connection.late_socket)
             with suppress(psycopg.Error):
                 session.connection.close()
             self._changed()
@@ -330,7 +360,7 @@ class Lane:
                 same.shutdown(socket.SHUT_RDWR)
 
 
-def _pipelined(connection: Connection, statements: Sequence[Statement]) -> list[list[Row]]:
+def _pipelined(connection: Connection, statements: Sequence[Statement], prepared: frozenset[bytes]) -> list[list[Row]]:
     """Send all statements before an answer is read. One that fails takes the others with it."""
     failed: psycopg.Error | None = None
     cursors = []
@@ -341,7 +371,7 @@ def _pipelined(connection: Connection, statements: Sequence[Statement]) -> list[
                 # driver ends the pipeline in order, and the half of it that was sent would be committed.
                 connection.execute(b"begin")
                 for query, values in statements:
-                    cursors.append(connection.execute(query, values, binary=True))
+                    cursors.append(connection.execute(query, values, binary=True, prepare=query in prepared))
                 connection.execute(b"commit")
             except psycopg.Error as error:
                 # The first is the cause. What the end of the pipeline says afterwards is that nothing else was done.

@@ -1,6 +1,6 @@
 """The ledger on PostgreSQL: many machines, one clock, the server's.
 
-The hot verbs are functions in the ledger's own schema (see `migrations/`): several statements in one round
+The hot verbs are functions in the ledger's own schema (see `functions/`): several statements in one round
 trip and one commit, with plans that live in the session without a name, so that a transaction-mode pooler
 may stand in between.
 """
@@ -16,9 +16,10 @@ from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.counting import CountingVerbs
 from unstuck.store.postgres.exchanging import ExchangeVerbs
 from unstuck.store.postgres.foreign import ForeignVerbs
+from unstuck.store.postgres.function_files import Function
 from unstuck.store.postgres.health import HealthVerbs
 from unstuck.store.postgres.letters import LetterVerbs
-from unstuck.store.postgres.migrating import MIGRATIONS, check_schema, migrate
+from unstuck.store.postgres.migrating import FUNCTIONS, MIGRATIONS, check_schema, migrate
 from unstuck.store.postgres.operators import OperatorVerbs
 from unstuck.store.postgres.ordering import OrderVerbs
 from unstuck.store.postgres.reaper import ReaperVerbs
@@ -50,11 +51,18 @@ class PostgresLedger(
 
     one_host = False
 
-    def migrate(self, *, wait_s: float = WAIT_S, migrations: Sequence[Migration] | None = None) -> list[str]:
+    def migrate(
+        self,
+        *,
+        wait_s: float = WAIT_S,
+        migrations: Sequence[Migration] | None = None,
+        functions: Sequence[Function] | None = None,
+    ) -> list[str]:
         onlooker = self._lane("doctor")
+        files = MIGRATIONS if migrations is None else migrations
+        theirs = FUNCTIONS if functions is None else functions
         try:
-            files = MIGRATIONS if migrations is None else migrations
-            return migrate(self.read_lane, onlooker, self.schema, self.quoted_schema, files, wait_s)
+            return migrate(self.read_lane, onlooker, self.schema, self.quoted_schema, files, wait_s, theirs)
         finally:
             onlooker.close()
 

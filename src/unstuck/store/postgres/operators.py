@@ -11,6 +11,8 @@ from unstuck.store.postgres.people import ReadingVerbs
 from unstuck.store.postgres.unstopping import unstop_nodes
 
 PURGE_BATCH = 2_000
+PURGE_LOOK = 100_000
+"""How many ids of jobs to cancel are looked up at once."""
 CANCEL_BATCH = 1_000
 BUSY = "busy"
 """Somebody had it in hand when many were cancelled at once: asked for again, alone."""
@@ -51,12 +53,23 @@ class OperatorVerbs(ReadingVerbs, HolderVerbs):
     def purge(self, queue: str, by: str) -> int:
         count = 0
         cause = f"queue {queue!r} was purged by {by}"
-        # In short transactions: purging a million jobs must not make anybody wait.
-        while ids := self.read("to_purge", queue=queue, limit=PURGE_BATCH)[0][0]:
-            count += int(self._write("purge", ids=arrays.int8s(ids), cause=cause)[0][0])
+        # Until a walk finds nothing more to cancel: jobs may have been locked by a client, or become ready meanwhile.
+        while cancelled := self._purge_once(queue, cause):
+            count += cancelled
         if count:
             message = f"{count} pending jobs of queue {queue!r} were cancelled by {by}"
             self.read_lane.write(self.sql["tell"], {"kind": "purged", "message": message})
+        return count
+
+    def _purge_once(self, queue: str, cause: str) -> int:
+        """Walk through the jobs of a queue once, and cancel those that have not begun."""
+        count, after = 0, 0
+        while ids := self.read("to_purge", queue=queue, after=after, limit=PURGE_LOOK)[0][0]:
+            after = ids[-1]
+            # In short transactions: purging a million jobs must not make anybody wait.
+            for start in range(0, len(ids), PURGE_BATCH):
+                batch = arrays.int8s(ids[start : start + PURGE_BATCH])
+                count += int(self._write("purge", ids=batch, cause=cause)[0][0])
         return count
 
     def _cancel(self, ids: list[int], by: str) -> dict[int, str]:

@@ -11,6 +11,7 @@ from unstuck.store.postgres.cursors import cursor_values, newest_cursor_of
 from unstuck.store.postgres.rows import attempt_record, job_record, worker_record
 from unstuck.store.records import (
     AttemptRecord,
+    DeferredRecord,
     EventPage,
     EventRecord,
     JobFilter,
@@ -45,13 +46,17 @@ class ReadingVerbs(Verbs):
             newer_than_s=where.newer_than_s,
             limit=where.limit,
         )
-        return [job_record(row) for row in rows]
+        return [job_record(row, is_whole=False) for row in rows]
 
     def count_jobs(self) -> dict[str, int]:
         return dict(self.read("count_jobs"))
 
     def attempts(self, job_id: int) -> list[AttemptRecord]:
         return [attempt_record(row) for row in self.read("attempts", job_id=job_id)]
+
+    def deferred_outcome(self, job_id: int) -> DeferredRecord | None:
+        rows = self.read("deferred_outcome", job_id=job_id)
+        return DeferredRecord(*rows[0]) if rows else None
 
     def progress(self, job_ids: Collection[int]) -> dict[int, Progress]:
         rows = self.read("progress", ids=arrays.int8s(list(job_ids)))
@@ -97,7 +102,7 @@ class ReadingVerbs(Verbs):
         return [worker_record(row) for row in politely(self.read("workers", living_only=living_only))]
 
     def queues(self) -> list[QueueRecord]:
-        return [QueueRecord(*(*row[:6], row[6] if row[9] else None, *row[7:9])) for row in self.read("queues")]
+        return [QueueRecord(*(*row[:6], row[6] if row[10] else None, *row[7:10])) for row in self.read("queues")]
 
     def tasks(self) -> list[TaskRecord]:
         return [TaskRecord(*row) for row in self.read("tasks")]

@@ -6,13 +6,15 @@ from typing import assert_never
 import msgspec
 
 from unstuck import host
+from unstuck.domain.autopsy import LastWords, said_fields
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.liveness import Session
+from unstuck.domain.rules import RecoveryRules, read_all
 from unstuck.domain.states import WorkerState
 from unstuck.domain.watch import Cause, Tick
 from unstuck.store.manners import politely
 from unstuck.store.overdue import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S
-from unstuck.store.postgres import errors
+from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.base import Verbs
 from unstuck.store.postgres.connecting import Session as PgSession
 from unstuck.store.postgres.lanes import Row
@@ -46,16 +48,17 @@ class ReaperVerbs(Verbs):
         asked_s = host.boottime_s()
         with self.service_lane.hold():
             # Other calls of this process were in the way, so it was awake.
-            waited_s = min(host.boottime_s() - asked_s, tick.every_s)
-            claim_s = None if tick.claim_s is None else tick.claim_s + waited_s
-            values = {**msgspec.structs.asdict(tick), "claim_s": claim_s}
+            waited_s = host.boottime_s() - asked_s
+            claim_s = None if tick.claim_s is None else tick.claim_s + min(waited_s, tick.every_s)
+            since_s = None if tick.since_s is None else tick.since_s + waited_s
+            values = {**msgspec.structs.asdict(tick), "claim_s": claim_s, "since_s": since_s}
             row = self.serve_once("tick", **values, ticket=ticket, ttl_s=ttl_s)[0]
             session = self.service_lane.open()
         now_s = host.boottime_s()
         if self._session is not session:
             self._session, self._connected_s = session, now_s
         cause = None if row[3] is None else Cause(row[3])
-        return Ticked(row[0], row[1], row[2], cause, row[4], row[5], now_s - self._connected_s)
+        return Ticked(row[0], row[1], row[2], cause, row[4], row[5], now_s - self._connected_s, row[6])
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
         return _with_sessions(self.serve("watch", host=host))
@@ -65,6 +68,9 @@ class ReaperVerbs(Verbs):
         living = rows.pop()[12]
         workers = _with_sessions(rows)
         return workers, max(0, living - sum(1 for worker in workers if worker.state not in _GONE))
+
+    def recovery_rules(self) -> list[RecoveryRules]:
+        return read_all(text for (text,) in self.serve("recovery_rules"))
 
     def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
         rows = self.serve("ring_of", worker_id=worker_id, host=host, size=size)
@@ -112,6 +118,14 @@ class ReaperVerbs(Verbs):
     def overdue(self, limit: int) -> list[HeldJob]:
         rows = self.serve("overdue", grace_s=OVERDUE_GRACE_S, lost_grace_s=OVERDUE_LOST_GRACE_S, limit=limit)
         return [held_job(row) for row in rows]
+
+    def add_last_words(self, words: Sequence[LastWords]) -> None:
+        self.serve(
+            "add_last_words",
+            job_ids=arrays.int8s([one.job_id for one in words]),
+            tokens=arrays.int8s([one.token for one in words]),
+            said=arrays.jsonbs([said_fields(one) for one in words]),
+        )
 
     def stale(self, older_than_s: float) -> list[HeldJob]:
         return [held_job(row) for row in self.read("stale", older_than_s=older_than_s)]

@@ -1,13 +1,15 @@
 """Turn rows into records."""
 
+import math
 from typing import Any
 
 import msgspec
 
 from unstuck.domain.autopsy import decode_autopsy
-from unstuck.domain.endings import JobError
+from unstuck.domain.endings import JobError, missing_error
 from unstuck.domain.health import Disabled, Standing, read_health
 from unstuck.domain.liveness import Session, read_detector
+from unstuck.domain.rules import read_rules
 from unstuck.domain.states import AttemptState, Door, JobState, WorkerState
 from unstuck.store.postgres.lanes import Row
 from unstuck.store.records import AttemptRecord, HeldJob, JobRecord, Outcome, WorkerRecord, WorkerWatch, read_verdict
@@ -16,15 +18,19 @@ from unstuck.store.records import AttemptRecord, HeldJob, JobRecord, Outcome, Wo
 def job_error(
     code: str | None, message: str | None, cause: str | None, details: dict[str, Any] | None
 ) -> JobError | None:
-    return None if code is None else JobError(code, message or "", cause, details or {})
+    return None if not code else JobError(code, message or "", cause, details or {})
 
 
-def job_record(row: Row) -> JobRecord:
-    return JobRecord(*(*row[:3], JobState(row[3]), *row[4:8], job_error(*row[8:12]), *row[12:]))
+def job_record(row: Row, *, is_whole: bool = True) -> JobRecord:
+    """Read a job; lists leave out its payload and its result."""
+    state = JobState(row[3])
+    error = job_error(*row[8:12]) or missing_error(state, has_result=not is_whole or row[7] is not None)
+    return JobRecord(*(*row[:3], state, *row[4:8], error, *row[12:]))
 
 
 def outcome(row: Row) -> Outcome:
-    return Outcome(row[0], JobState(row[1]), row[2], job_error(*row[3:7]))
+    state = JobState(row[1])
+    return Outcome(row[0], state, row[2], job_error(*row[3:7]) or missing_error(state, has_result=row[2] is not None))
 
 
 def held_job(row: Row) -> HeldJob:
@@ -37,7 +43,8 @@ def attempt_record(row: Row) -> AttemptRecord:
 
 def worker_watch(row: Row, session: Session) -> WorkerWatch:
     facts = (*row[:8], WorkerState(row[8]), *row[9:13], session, *row[14:16], Door(row[16]), *row[17:19])
-    return WorkerWatch(*(*facts, read_detector(row[19]), row[20]))
+    doubted_s = math.inf if row[22] is None else row[22]
+    return WorkerWatch(*(*facts, read_detector(row[19]), row[20], read_rules(row[21]), doubted_s, *row[23:25]))
 
 
 def worker_record(row: Row) -> WorkerRecord:
@@ -50,7 +57,8 @@ def worker_record(row: Row) -> WorkerRecord:
         read_verdict(row[17]),
         *row[18:21],
     )
-    return WorkerRecord(*(*facts, disabled_of(row[21], row[22]), Door(row[23]), row[24]))
+    newer = (disabled_of(row[21], row[22]), Door(row[23]), *row[24:26], read_rules(row[26]), row[27])
+    return WorkerRecord(*(*facts, *newer))
 
 
 def disabled_of(own: dict[str, Any] | None, of_host: dict[str, Any] | None) -> Disabled | None:
@@ -75,4 +83,5 @@ def standing(row: Row) -> Standing:
         gone_s=None if row[11] is None else max(0.0, row[11]),
         detector=read_detector(row[12]),
         door=Door(row[13]),
+        rules=read_rules(row[14]),
     )

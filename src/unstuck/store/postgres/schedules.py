@@ -1,6 +1,6 @@
 """Keep schedules: their definitions, and exactly one enqueue per tick."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from unstuck import failpoints
@@ -12,7 +12,7 @@ from unstuck.store.postgres import arrays
 from unstuck.store.postgres.clients import columns
 from unstuck.store.postgres.holders import HolderVerbs
 from unstuck.store.postgres.lanes import Row
-from unstuck.store.records import DueSchedules, Firing, ScheduleRecord
+from unstuck.store.records import FIRE_WAIT_S, DueSchedules, Firing, ScheduleRecord
 
 DUE_AT_ONCE = 100
 
@@ -22,26 +22,25 @@ class ScheduleVerbs(HolderVerbs):
         changed: list[str] = []
         # In the order of names, each by itself: what is written twice is the same.
         for one in sorted(definitions, key=lambda definition: definition.name):
-            when = one.timing
-            rows = self.service_lane.write(
-                self.sql["know_schedule"],
-                {
-                    **{
-                        name: getattr(one, name) for name in ("name", "fingerprint", "task", "queue", "catch_up", "job")
-                    },
-                    "cron": when.cron,
-                    "every_s": when.every_s,
-                    "zone": when.zone,
-                    "source": source,
-                },
-            )
+            rows = self.service_lane.write(self.sql["know_schedule"], {**_definition(one), "source": source})
             changed += [row[0] for row in rows]
         return changed
+
+    def differing_schedules(self, known: Mapping[str, str]) -> list[tuple[ScheduleRecord, bool]]:
+        # On the service lane, as the others that the clock of schedules needs: a worker shall need no more connections.
+        rows = self.serve(
+            "differing_schedules", names=arrays.texts(list(known)), fingerprints=arrays.texts(list(known.values()))
+        )
+        return [(_record(row[:-1]), row[-1]) for row in rows]
+
+    def restore_schedule(self, definition: ScheduleDefinition, replaces: str, message: str) -> bool:
+        values = {**_definition(definition), "replaces": replaces, "message": message}
+        return bool(self.service_lane.write(self.sql["restore_schedule"], values))
 
     def schedules(self) -> list[ScheduleRecord]:
         return [_record(row) for row in self.read("schedules")]
 
-    def due_schedules(self, fingerprints: Collection[str]) -> DueSchedules:
+    def due_schedules(self, fingerprints: Collection[str], after: Sequence[str] = ()) -> DueSchedules:
         known = arrays.texts(sorted(fingerprints))
         first, *due = self.serve(
             "due_schedules",
@@ -50,11 +49,13 @@ class ScheduleVerbs(HolderVerbs):
             interval_ahead_s=INTERVAL_SET_BACK_S,
             intervals_ahead=INTERVALS_SET_BACK,
             limit=DUE_AT_ONCE,
+            after=arrays.texts(list(after)),
         )
         next_at, now = first[12:14]
-        return DueSchedules(now, tuple(_record(row) for row in due), None if next_at is None else next_at - now)
+        next_in_s = None if next_at is None else next_at - now
+        return DueSchedules(now, tuple(_record(row) for row in due), next_in_s, len(due) < DUE_AT_ONCE)
 
-    def fire_schedule(self, firing: Firing) -> list[int] | None:
+    def fire_schedule(self, firing: Firing, wait_s: float = FIRE_WAIT_S) -> list[int] | None:
         check_jobs(firing.jobs)
         count = len(firing.jobs)
         if failpoints.active and count:
@@ -67,6 +68,7 @@ class ScheduleVerbs(HolderVerbs):
             "event": firing.event,
             "message": firing.message,
             "count": count,
+            "wait_ms": str(max(1, round(wait_s * 1000))),
             **_columns(firing),
         }
         # Tried once: whoever keeps time has other schedules to fire, and comes back.
@@ -82,6 +84,11 @@ class ScheduleVerbs(HolderVerbs):
 
     def remove_schedule(self, name: str, by: str) -> bool:
         return bool(self.read_lane.write(self.sql["remove_schedule"], {"name": name, "by": by}))
+
+
+def _definition(one: ScheduleDefinition) -> dict[str, Any]:
+    own = {name: getattr(one, name) for name in ("name", "fingerprint", "task", "queue", "catch_up", "job")}
+    return {**own, "cron": one.timing.cron, "every_s": one.timing.every_s, "zone": one.timing.zone}
 
 
 def _columns(firing: Firing) -> dict[str, Any]:

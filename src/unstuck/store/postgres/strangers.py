@@ -9,6 +9,10 @@ from psycopg.pq import TransactionStatus
 from unstuck.domain.errors import LedgerError
 
 _TAKES = "connection= takes a psycopg.Connection, or a SQLAlchemy Connection or Session on postgresql+psycopg"
+_NOT_ASYNC = (
+    "asyncio connections are not supported yet, not even through run_sync. Run the transaction with a sync Session "
+    "in a thread (await asyncio.to_thread(…)), or enqueue after your own commit (await task.enqueue_async(…))."
+)
 _SAME_BYTES = ("utf-8", "ascii")
 
 
@@ -40,10 +44,17 @@ def refuse_other_words(connection: psycopg.Connection[Any], texts: Iterable[str 
 
 def _of_sqlalchemy(given: Any) -> psycopg.Connection[Any]:
     kind = type(given)
+    if isinstance(given, psycopg.AsyncConnection):
+        raise LedgerError(f"{_TAKES}; {_NOT_ASYNC}")
     if kind.__module__.partition(".")[0] != "sqlalchemy":
         raise LedgerError(f"{_TAKES}; not {kind.__module__}.{kind.__qualname__}.")
     if hasattr(given, "sync_session") or hasattr(given, "sync_connection"):
-        raise LedgerError(f"{_TAKES}; not one of its asyncio twins. Use run_sync, or enqueue after your own commit.")
+        raise LedgerError(f"{_TAKES}; {_NOT_ASYNC}")
+    if not hasattr(given, "in_transaction"):
+        raise LedgerError(f"{_TAKES}; not {kind.__module__}.{kind.__qualname__}.")
+    engine = given.get_bind() if callable(getattr(given, "get_bind", None)) else given
+    if getattr(engine.dialect, "is_async", False):
+        raise LedgerError(f"{_TAKES}; {_NOT_ASYNC}")
     # A Session knows its Connection, and asking for it begins the Session's transaction.
     connection = given.connection() if callable(getattr(given, "connection", None)) else given
     if not connection.in_transaction():

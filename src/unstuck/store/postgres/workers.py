@@ -8,6 +8,7 @@ import msgspec
 
 from unstuck import failpoints
 from unstuck.domain.errors import LedgerUnavailable, UncertainCommit
+from unstuck.domain.rules import encode_rules
 from unstuck.domain.states import Door, WorkerState
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.base import session_values
@@ -28,7 +29,7 @@ from unstuck.store.postgres.turning import (
     turn_values,
 )
 from unstuck.store.postgres.workflows import WorkflowVerbs
-from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
+from unstuck.store.records import BeatAnswer, DeferredOutcome, HeldJob, Progress, Pulse, Turn, TurnAnswer, WorkerBirth
 
 MAX_HELD = 1_000_000
 
@@ -45,6 +46,7 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
                 "task_policies": arrays.byteas([task.policy for task in tasks]),
                 "task_async": arrays.bools([task.is_async for task in tasks]),
                 "metadata": msgspec.json.encode(birth.metadata).decode(),
+                "recovery": encode_rules(birth.rules),
             }
         except UnicodeEncodeError as error:
             raise errors.unwritable_text(error) from None
@@ -100,6 +102,19 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
             busy=arrays.float8s([one.busy_since for one in notes]),
         )
 
+    def note_deferred(
+        self, worker_id: str, outcomes: Sequence[DeferredOutcome], good_for_s: float | None = None
+    ) -> None:
+        self.serve(
+            "note_deferred",
+            worker_id=worker_id,
+            job_ids=arrays.int8s([one.job_id for one in outcomes]),
+            tokens=arrays.int8s([one.token for one in outcomes]),
+            returns=arrays.bools([one.is_return for one in outcomes]),
+            reasons=arrays.texts([one.reason for one in outcomes]),
+            good_for_s=good_for_s,
+        )
+
     def drain(self, worker_id: str) -> None:
         self.serve("drain", worker_id=worker_id)
 
@@ -140,7 +155,7 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
         if last[4]:
             rows = self._with_payloads(rows)
         claimed, superseded = claims(rows, self._extras(rows))
-        return TurnAnswer(True, claimed, superseded, last[13])
+        return TurnAnswer(True, claimed, superseded, last[13], more=bool(last[12]))
 
     def _extras(self, rows: list[Row]) -> Extras:
         """Fetch what belongs to claimed jobs beside their payloads; the commit is behind us here too."""

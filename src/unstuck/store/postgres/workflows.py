@@ -8,8 +8,10 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
+import psycopg
 
 from unstuck.domain import inputs
+from unstuck.domain.errors import LedgerBusy
 from unstuck.domain.inputs import NodeError, Part
 from unstuck.domain.states import JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
@@ -17,6 +19,7 @@ from unstuck.store.checks import LARGEST_ID, check_workflow
 from unstuck.store.postgres import arrays, errors
 from unstuck.store.postgres.clients import ClientVerbs
 from unstuck.store.postgres.lanes import Row
+from unstuck.store.postgres.strangers import driver_connection, refuse_other_words
 from unstuck.store.postgres.unstopping import unstop_nodes
 from unstuck.store.records import (
     Enqueued,
@@ -29,6 +32,7 @@ from unstuck.store.records import (
     WorkflowRecord,
 )
 
+KEY_ROUNDS = 100
 REPAIR_LOOK = 20_000
 """How many nodes one round of repair looks at; the next goes on behind them."""
 
@@ -51,6 +55,27 @@ class WorkflowVerbs(ClientVerbs):
             found = self.client_lane.ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
             if found:
                 return Enqueued(found[0][0], fresh=False)
+
+    def begin_workflow_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
+        theirs = driver_connection(connection)
+        check_workflow(workflow)
+        values = _values(workflow)
+        refuse_other_words(theirs, (workflow.name, *values.values()))
+        return self.past_locks(self.client_lane, lambda: self._begin_on(theirs, workflow, values))
+
+    def _begin_on(self, theirs: psycopg.Connection[Any], workflow: NewWorkflow, values: dict[str, str]) -> Enqueued:
+        with self.part_of(theirs, 1) as (ask, [workflow_id]):
+            for _ in range(KEY_ROUNDS):
+                begun = ask(self.sql["begin_workflow_later"], {"id": workflow_id, "name": workflow.name, **values})
+                if begun[0][0] is not None:
+                    return Enqueued(workflow_id)
+                found = ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
+                if found:
+                    return Enqueued(found[0][0], fresh=False)
+            raise LedgerBusy(
+                f"The unique key {workflow.root.unique_key!r} is held by a workflow that your transaction cannot see. "
+                "Nothing was written. Try again in a new transaction."
+            )
 
     def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
         check_workflow(workflow)
@@ -91,7 +116,9 @@ class WorkflowVerbs(ClientVerbs):
         return (rows[0][0], rows[0][1]) if rows and rows[0][0] is not None else None
 
     def inputs(self, job_ids: Sequence[int]) -> dict[int, bytes]:
-        return _packed(self.read("inputs", ids=arrays.int8s(list(job_ids)))) if job_ids else {}
+        return (
+            _packed(self.read("inputs", ids=arrays.int8s(list(job_ids)), max_bytes=inputs.MAX_BYTES)) if job_ids else {}
+        )
 
     def retry_workflow(self, workflow_id: int, by: str) -> bool:
         taken_up = self._act("retry_workflow", id=workflow_id, by=by)
@@ -124,12 +151,19 @@ class WorkflowVerbs(ClientVerbs):
     def _inputs(self, job_ids: list[int]) -> dict[int, bytes]:
         if not job_ids:
             return {}
-        rows = self.turn_lane.ask(self.sql["inputs"], {"ids": arrays.int8s(job_ids)})
+        rows = self.turn_lane.ask(self.sql["inputs"], {"ids": arrays.int8s(job_ids), "max_bytes": inputs.MAX_BYTES})
         return _packed(rows)
 
 
 def _packed(rows: list[Row]) -> dict[int, bytes]:
-    return {job_id: inputs.pack(map(_part, found)) for job_id, found in groupby(rows, key=lambda row: row[0])}
+    return {job_id: _packed_one(list(found)) for job_id, found in groupby(rows, key=lambda row: row[0])}
+
+
+def _packed_one(rows: list[Row]) -> bytes:
+    parts = [_part(row) for row in rows]
+    if any(part.error is not None and part.error.code == inputs.TOO_LARGE for part in parts):
+        return inputs.refused()
+    return inputs.pack(parts)
 
 
 def _part(row: Row) -> Part:

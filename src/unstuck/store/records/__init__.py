@@ -23,8 +23,11 @@ from unstuck.store.records.exchanging import Exchange as Exchange
 from unstuck.store.records.exchanging import ExchangeAnswer as ExchangeAnswer
 from unstuck.store.records.exchanging import Letter as Letter
 from unstuck.store.records.exchanging import OnceJob as OnceJob
+from unstuck.store.records.handing import CLAIM_BYTES as CLAIM_BYTES
 from unstuck.store.records.handing import BeatAnswer as BeatAnswer
 from unstuck.store.records.handing import Claimed as Claimed
+from unstuck.store.records.handing import DeferredOutcome as DeferredOutcome
+from unstuck.store.records.handing import DeferredRecord as DeferredRecord
 from unstuck.store.records.handing import Done as Done
 from unstuck.store.records.handing import Enqueued as Enqueued
 from unstuck.store.records.handing import Entry as Entry
@@ -52,6 +55,7 @@ from unstuck.store.records.ordering import Tended as Tended
 from unstuck.store.records.ordering import TiesRecord as TiesRecord
 from unstuck.store.records.requesting import OnceAnswer as OnceAnswer
 from unstuck.store.records.requesting import Request as Request
+from unstuck.store.records.scheduling import FIRE_WAIT_S as FIRE_WAIT_S
 from unstuck.store.records.scheduling import DueSchedules as DueSchedules
 from unstuck.store.records.scheduling import Firing as Firing
 from unstuck.store.records.scheduling import ScheduleRecord as ScheduleRecord
@@ -60,6 +64,7 @@ from unstuck.store.records.scheduling import unpack_job as unpack_job
 from unstuck.store.records.showing import AttemptRecord as AttemptRecord
 from unstuck.store.records.showing import EventPage as EventPage
 from unstuck.store.records.showing import EventRecord as EventRecord
+from unstuck.store.records.showing import Fate as Fate
 from unstuck.store.records.showing import HostRecord as HostRecord
 from unstuck.store.records.showing import JobFilter as JobFilter
 from unstuck.store.records.showing import JobRecord as JobRecord
@@ -67,6 +72,7 @@ from unstuck.store.records.showing import Outcome as Outcome
 from unstuck.store.records.showing import OutputRecord as OutputRecord
 from unstuck.store.records.showing import QueueRecord as QueueRecord
 from unstuck.store.records.showing import WorkerRecord as WorkerRecord
+from unstuck.store.records.showing import read_fate as read_fate
 from unstuck.store.records.telling import Glance as Glance
 from unstuck.store.records.watching import Guard as Guard
 from unstuck.store.records.watching import GuardDead as GuardDead

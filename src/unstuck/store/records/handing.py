@@ -6,6 +6,7 @@ import msgspec
 
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.policy import OnCrash
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.states import Door, JobState, WorkerState
 
 # Client → ledger ----------------------------------------------------------------------------
@@ -102,6 +103,8 @@ class WorkerBirth(msgspec.Struct, frozen=True):
     door: Door = Door.PYTHON
     owner: str | None = None
     """The token that it came with: nobody else may speak for it."""
+    rules: RecoveryRules | None = None
+    """By which recovery settings it is judged; None: by those of whoever judges it."""
 
 
 class Pulse(msgspec.Struct, frozen=True):
@@ -184,6 +187,10 @@ class FollowUp(msgspec.Struct, frozen=True):
     job: NewJob
 
 
+CLAIM_BYTES = 8 * 1024 * 1024
+"""Payloads of all that one turn claims; a single job may be larger. In SQL: `c_claim_bytes`."""
+
+
 class Wish(msgspec.Struct, frozen=True):
     """What a worker wants to claim."""
 
@@ -244,6 +251,8 @@ class TurnAnswer(msgspec.Struct, frozen=True):
     """(job_id, token) of every done, ending, start or release that matched no row: no longer ours."""
     next_due_in_s: float | None = None
     """When the next scheduled job of these queues becomes due, where the claim found too little."""
+    more: bool = False
+    """There are more that were wished for; they did not fit into `CLAIM_BYTES`."""
 
 
 class HeldJob(msgspec.Struct, frozen=True):
@@ -269,6 +278,27 @@ class HeldJob(msgspec.Struct, frozen=True):
     silent_s: float
     """Since its worker's last beat, by the same rule as `WorkerWatch.silent_s`."""
     suspicions: int = 0
+    deferred: bool = False
+    """Its worker is done with it, and a lock keeps the outcome from the ledger."""
+
+
+class DeferredOutcome(msgspec.Struct, frozen=True):
+    """An outcome that cannot be written yet, because another session holds a lock that it needs."""
+
+    job_id: int
+    token: int
+    reason: str
+    is_return: bool = False
+    """Its code never began: it is on its way back to its queue."""
+
+
+class DeferredRecord(msgspec.Struct, frozen=True):
+    """What the ledger knows of an outcome that it could not be given yet."""
+
+    worker_id: str
+    is_return: bool
+    reason: str
+    since: float
 
 
 class Progress(msgspec.Struct, frozen=True):

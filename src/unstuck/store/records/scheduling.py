@@ -34,12 +34,18 @@ class ScheduleRecord(msgspec.Struct, frozen=True):
     """When its definition was written last."""
 
 
+FIRE_WAIT_S = 0.1
+"""How long firing a schedule waits for a lock, a held unique key for instance, unless told otherwise."""
+
+
 class DueSchedules(msgspec.Struct, frozen=True):
     now: float
     """The ledger's time, by which all of it is judged."""
     due: tuple[ScheduleRecord, ...]
     next_in_s: float | None
     """When the next of the others is due."""
+    complete: bool = True
+    """Whether `due` holds all that are due: a limited number is read in one go."""
 
 
 class Firing(msgspec.Struct, frozen=True):

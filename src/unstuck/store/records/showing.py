@@ -1,5 +1,6 @@
 """What people and their tools read: jobs, attempts, workers, queues, events."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.cursor import Cursor
 from unstuck.domain.endings import JobError
 from unstuck.domain.health import Disabled
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.states import AttemptState, Door, JobState, WorkerState
 from unstuck.store.records.watching import WorkerVerdict
 
@@ -59,6 +61,36 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     deadline: float | None
     autopsy: Autopsy | None = None
     """Why its process died or was ended; None where user code ended by itself."""
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What became of one attempt and of its job, without anything large."""
+
+    job_id: int
+    token: int
+    state: JobState | None
+    """Of the job now; None if there is no such job."""
+    holder_token: int | None
+    """Of the job's last attempt, which may be another one."""
+    holder_id: str | None
+    holder_name: str | None
+    """None for a Python worker."""
+    attempt: int
+    started_at: float | None
+    finished_at: float | None
+    error_code: str | None
+    worker_id: str | None
+    """Whose this attempt was; None if the ledger knows of no such attempt."""
+    ended_as: AttemptState | None
+    """None while it goes on, and if it is unknown."""
+    ended_code: str | None
+
+
+def read_fate(row: Sequence[Any]) -> Fate:
+    """Read the columns of `fates`, which are the same in both databases."""
+    state = None if row[2] is None else JobState(row[2])
+    ended_as = None if row[11] is None else AttemptState(row[11])
+    return Fate(*(*row[:2], state, *row[3:11], ended_as, row[12]))
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -132,6 +164,12 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     door: Door = Door.PYTHON
     owner: str | None = None
     """The token that it came with, if any."""
+    running_stale_after_s: float | None = None
+    """Silent for this long, it loses running jobs that brought no timeout of their own."""
+    rules: RecoveryRules | None = None
+    """The recovery settings that it stored when it registered."""
+    busy: int = 0
+    """How many jobs it runs by the ledger, at this moment. `running` is what it said with its last heartbeat."""
 
 
 class HostRecord(msgspec.Struct, frozen=True):
@@ -155,6 +193,8 @@ class QueueRecord(msgspec.Struct, frozen=True):
     """Living workers that serve it."""
     waiting: int = 0
     """Gave their slots back, and wait for a time or a signal."""
+    blocked: int = 0
+    """Pending, and as many jobs of their concurrency key are at work as may be."""
 
 
 class JobFilter(msgspec.Struct, frozen=True):

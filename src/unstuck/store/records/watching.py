@@ -7,6 +7,7 @@ import msgspec
 
 from unstuck.domain.autopsy import Autopsy
 from unstuck.domain.liveness import Detector, Session, read_detector
+from unstuck.domain.rules import RecoveryRules
 from unstuck.domain.states import Door, WorkerState
 from unstuck.domain.watch import Cause
 
@@ -42,6 +43,14 @@ class WorkerWatch(msgspec.Struct, frozen=True):
     """What it is suspected by, or was given up for."""
     session_idle_s: float | None = None
     """How long ago its database session last did something; None if it is gone or cannot be seen."""
+    rules: RecoveryRules | None = None
+    """The recovery settings that it stored; None: those of whoever judges it."""
+    sessions_doubted_s: float = math.inf
+    """How long ago it was last in doubt why database sessions are missing; infinite: never."""
+    session_id: str | None = None
+    """The database session that it last had; None if none is known."""
+    suspected_session: str | None = None
+    """The session that was missing when it became suspect, if that is why."""
 
 
 class Ticked(msgspec.Struct, frozen=True):
@@ -61,6 +70,8 @@ class Ticked(msgspec.Struct, frozen=True):
     """By how much the ledger's clock was set back since the last tick."""
     connected_s: float = math.inf
     """The age of the connection that carried the tick."""
+    at: float | None = None
+    """What the ledger's clock said."""
 
 
 class GuardSilent(msgspec.Struct, frozen=True):
@@ -99,6 +110,8 @@ class WorkerVerdict(msgspec.Struct, frozen=True):
     """Who decided: a worker id, 'reaper', 'supervisor' or an operator."""
     autopsy: Autopsy | None = None
     """What is known of how its process ended."""
+    session: str | None = None
+    """The database session that was missing, of a suspicion for that reason."""
 
 
 def read_verdict(stored: dict[str, Any] | None) -> WorkerVerdict | None:

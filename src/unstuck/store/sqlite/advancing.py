@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from unstuck.domain.endings import JobError, missing_error
 from unstuck.domain.errors import ErrorCode
 from unstuck.domain.inputs import NodeError
 from unstuck.domain.states import AttemptState, JobState
@@ -25,6 +26,7 @@ from unstuck.store.sqlite.nodes import (
     find_node,
     find_nodes,
     nodes_inside,
+    result_missing,
     result_text,
     standing_for,
 )
@@ -49,11 +51,14 @@ def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> s
     over: dict[int, list[Node]] = {}
     rows: list[tuple[Any, ...]] = []
     for row in fetch(cursor, "concerned_nodes", (ids,)):
-        workflow_id, place, parent, name, on_error, job_state, job_id, code, message, cause, at = row
-        error = None
+        workflow_id, place, parent, name, on_error, job_state, job_id, code, message, cause, at, no_result = row
+        error, state = None, _NODE_STATES.get(job_state, NodeState.FAILED).value
         if job_state != JobState.SUCCEEDED:
-            error = msgspec.json.encode(node_error(name, job_id, code, message, cause)).decode()
-        state = _NODE_STATES.get(job_state, NodeState.FAILED).value
+            stored = None if not code else JobError(code, message or "", cause)
+            error = _encoded(node_error(name, job_id, stored or missing_error(JobState(job_state), has_result=True)))
+        elif no_result:
+            # A success always stores one, if only `null`: this one was edited by hand, or restored in part.
+            error, state = _encoded(result_missing(name, job_id)), NodeState.FAILED.value
         rows.append((workflow_id, place, state, at, error))
         node = Node(place, parent, name, "task", state, on_error, 0, 0, None, job_id, error)
         over.setdefault(workflow_id, []).append(node)
@@ -61,10 +66,16 @@ def advance(cursor: apsw.Cursor, ended: Sequence[tuple[int, AttemptState]]) -> s
     return woken | move_on(cursor, over)
 
 
-def node_error(name: str, job_id: int, code: str | None, message: str | None, cause: str | None) -> NodeError:
-    """Say what a failed job is to those who depend on it."""
-    word = "TASK_CANCELLED" if code == ErrorCode.CANCELLED else code or "RESULT_NOT_AVAILABLE"
-    return NodeError(code=word, message=message or "", cause=cause, node=name, job_id=job_id)
+def node_error(name: str, job_id: int, error: JobError | None) -> NodeError:
+    """Return what a job that did not succeed is to those who depend on it."""
+    if error is None:
+        return result_missing(name, job_id)
+    code = "TASK_CANCELLED" if error.code == ErrorCode.CANCELLED else error.code
+    return NodeError(code=code, message=error.message, cause=error.cause, node=name, job_id=job_id)
+
+
+def _encoded(error: NodeError) -> str:
+    return msgspec.json.encode(error).decode()
 
 
 def move_on(cursor: apsw.Cursor, ended: Mapping[int, list[Node]]) -> set[str]:
@@ -165,10 +176,10 @@ def _items(cursor: apsw.Cursor, workflow_id: int, source: int) -> tuple[list[byt
     if node.kind == "map":
         return [], [member.place for member in nodes_inside(cursor, workflow_id, node.place)], None
     found = None if node.kind != "task" else cursor.execute(SQL["result_of_job"], (node.job_id,)).fetchone()
-    if found is None:
+    if found is None or found[0] is None:
         return [], [], "the result that it maps over is not there any more"
     try:
-        return [bytes(item) for item in _list_decoder.decode(found[0] or b"null")], [], None
+        return [bytes(item) for item in _list_decoder.decode(found[0])], [], None
     except msgspec.MsgspecError:
         return [], [], "the result that it maps over is no list"
 

@@ -116,6 +116,11 @@ class Ringer:
         self._bells: Bells = []
         self._known_until = 0.0
 
+    def look_again(self) -> None:
+        """Read the list of bells anew before the next ring: one was added."""
+        with self._guard:
+            self._known_until = 0.0
+
     def ring(self, words: Iterable[str]) -> None:
         """Best effort: a bell that cannot be rung costs its worker one poll interval."""
         wanted = frozenset(words)

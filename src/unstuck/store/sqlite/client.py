@@ -2,7 +2,8 @@
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from unstuck import failpoints
 from unstuck.domain.errors import LedgerError
 from unstuck.store.checks import check_ids, check_jobs
 from unstuck.store.records import Enqueued, NewJob, Outcome, Ties
+from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.errors import refuse_nul, translate
 from unstuck.store.sqlite.keys import PERIOD, keep_key, owner_of, replaces, unique_for
 from unstuck.store.sqlite.lines import line_up
@@ -38,20 +40,11 @@ class ClientVerbs(Verbs):
         return answer
 
     def enqueue_on(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        _check_connection(connection, self.db.path)
-        if not jobs:
-            return []
-        check_jobs(jobs)
-        # Not by the caller's cursor factory: what it makes of rows is for the caller.
-        cursor = apsw.Cursor(connection)
-        try:
-            # A savepoint: all of these jobs or none, and the caller's own transaction goes on either way.
-            with connection:
-                return insert_jobs(cursor, jobs)
-        except (apsw.Error, UnicodeEncodeError, OverflowError) as error:
-            raise translate(error, str(self.db.path), system_errno=connection.system_errno) from error
-        finally:
-            cursor.close()
+        with part_of(self.db, connection) as cursor:
+            if not jobs:
+                return []
+            check_jobs(jobs)
+            return insert_jobs(cursor, jobs)
 
     def ring(self, words: Iterable[str]) -> None:
         self.ringer.ring(words)
@@ -63,6 +56,21 @@ class ClientVerbs(Verbs):
     def missing(self, job_ids: Collection[int]) -> set[int]:
         with self.db.read() as cursor:
             return {job_id for (job_id,) in cursor.execute(SQL["missing"], (_json(job_ids),))}
+
+
+@contextmanager
+def part_of(db: Database, connection: Any) -> Iterator[apsw.Cursor]:
+    """Give a cursor in a savepoint of the caller's transaction: all of it or none, and the transaction goes on."""
+    _check_connection(connection, db.path)
+    # Not by the caller's cursor factory: what it makes of rows is for the caller.
+    cursor = apsw.Cursor(connection)
+    try:
+        with connection:
+            yield cursor
+    except (apsw.Error, UnicodeEncodeError, OverflowError) as error:
+        raise translate(error, str(db.path), system_errno=connection.system_errno) from error
+    finally:
+        cursor.close()
 
 
 def insert_jobs(cursor: apsw.Cursor, jobs: Sequence[NewJob]) -> list[Enqueued]:
@@ -167,7 +175,10 @@ def _check_connection(connection: Any, path: Path) -> None:
             "can be corrupted. Open your file with apsw, or enqueue after your own commit."
         )
     if not isinstance(connection, apsw.Connection):
-        raise LedgerError(f"connection= takes an apsw.Connection on SQLite, not {type(connection).__name__}.")
+        raise LedgerError(
+            f"connection= takes an apsw.Connection on SQLite, not {type(connection).__name__}. Open your file with "
+            "apsw, or enqueue after your own commit."
+        )
     try:
         theirs = connection.db_filename("main")
     except apsw.ConnectionClosedError:

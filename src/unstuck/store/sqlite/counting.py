@@ -32,6 +32,10 @@ class CountingVerbs(Verbs):
         with self.db.read() as cursor:
             return [MinuteCount(*row) for row in fetch(cursor, "counter_series", (since_minute, wanted))]
 
+    def counter_sums(self, name: str, since_minute: int) -> list[Count]:
+        with self.db.read() as cursor:
+            return [Count(*row) for row in fetch(cursor, "counter_sums", (since_minute, name))]
+
     def sweep_counters(self, kept_minutes: int, limit: int) -> int:
         with self.db.write() as cursor:
             cursor.execute(SQL["sweep_counters"], (_this_minute() - kept_minutes, limit))

@@ -8,6 +8,7 @@ import apsw
 
 from unstuck import host
 from unstuck.domain.errors import LedgerBusy, LedgerError
+from unstuck.domain.rules import read_all, rules_of_ledger
 from unstuck.domain.watch import Cause
 from unstuck.store.diagnosis import (
     COUNT_LIMIT,
@@ -117,7 +118,8 @@ class DiagnosingVerbs(Verbs):
         return found if found is not None and found.pid_namespace == (host.pid_namespace() or "-") else None
 
     def _look_at_retention(self, cursor: apsw.Cursor, now_at: float) -> tuple[Overkept, ...]:
-        kept = self.settings.recovery.kept
+        stored = read_all(text for (text,) in fetch(cursor, "recovery_rules"))
+        kept = rules_of_ledger(stored, self.settings.recovery.rules).kept
         found: list[Overkept | None] = []
         jobs = _TableLooks(cursor, "look_jobs_from", "look_jobs_before", now_at, kept.jobs_s)
         events = _TableLooks(cursor, "look_events_from", "look_events_before", now_at, kept.events_s)

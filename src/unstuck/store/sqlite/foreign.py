@@ -2,13 +2,13 @@
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import apsw
 import msgspec
 
 from unstuck.domain.states import LIVING, WorkerState
-from unstuck.store.records import BeatAnswer, ForeignPulse, WorkerRecord
+from unstuck.store.records import BeatAnswer, Fate, ForeignPulse, WorkerRecord, read_fate
 from unstuck.store.sqlite.bell import SqliteBell, bell_address, reaches
 from unstuck.store.sqlite.rows import worker_record
 from unstuck.store.sqlite.silence import Clock, read_clock
@@ -22,6 +22,19 @@ class ForeignVerbs(WorkerVerbs):
 
     def foreign_worker_named(self, name: str) -> WorkerRecord | None:
         return self._find_foreign("foreign_worker_named", name)
+
+    def living_python_worker(self, name: str) -> str | None:
+        with self.db.read() as cursor:
+            found = cursor.execute(SQL["living_python_worker"], (name,)).get
+            return None if found is None else str(found)
+
+    def fates(self, attempts: Sequence[tuple[int, int]]) -> list[Fate]:
+        with self.db.read() as cursor:
+            return [read_fate(row) for row in fetch(cursor, "fates", (msgspec.json.encode(attempts).decode(),))]
+
+    def blocked_workers(self, worker_ids: Collection[str]) -> set[str]:
+        # There are no locks on rows.
+        return set()
 
     def beat_foreign(self, pulses: Sequence[ForeignPulse]) -> list[BeatAnswer]:
         with self.db.write(durable=False) as cursor:
@@ -43,6 +56,8 @@ class ForeignVerbs(WorkerVerbs):
         except BaseException:
             bell.close()
             raise
+        # What this process rings from now on reaches it. Other processes learn of it within CACHE_S.
+        self.ringer.look_again()
         return bell
 
     def _find_foreign(self, query: str, key: str) -> WorkerRecord | None:

@@ -4,12 +4,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import apsw
 import msgspec
 
-from unstuck.config import IN_MEMORY, Settings
+from unstuck.config import IN_MEMORY, Settings, sqlite_file
 from unstuck.domain.errors import UnstuckError
 from unstuck.store.gaps import Gaps
 from unstuck.store.migrations import WAIT_S, Migration
@@ -131,7 +130,7 @@ class SqliteLedger(
 
 
 def path_of(url: str) -> Path:
-    """Give the file that a URL names, resolved once: a later chdir must not lead to another ledger."""
-    path = unquote(url.removeprefix("sqlite:///"))
-    # realpath of the directory, so that two names of one ledger share its lock file and its bells.
+    """Return the file that a URL names, by its real path: two names of one ledger share its lock file and wake-ups."""
+    path = sqlite_file(url)
+    assert path is not None, "only SQLite has a file"
     return Path(os.path.realpath(path))

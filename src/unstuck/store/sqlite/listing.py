@@ -23,7 +23,8 @@ def list_jobs(db: Database, where: JobFilter) -> list[JobRecord]:
         lists = [fetch(cursor, *way) for way in _ways(cursor, where)]
     newest = heapq.merge(*lists, key=lambda row: row[0], reverse=True)
     oldest = where.from_id or 0
-    return [job_record(row) for row, _ in zip(newest, range(where.limit), strict=False) if row[0] >= oldest]
+    first = (row for row, _ in zip(newest, range(where.limit), strict=False) if row[0] >= oldest)
+    return [job_record(row, is_whole=False) for row in first]
 
 
 def _ways(cursor: Any, where: JobFilter) -> Iterator[tuple[str, tuple[Any, ...]]]:

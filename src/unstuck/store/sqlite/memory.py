@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 
 from unstuck.domain.errors import LedgerError
-from unstuck.store.sqlite.database import PATIENCE_S, STATEMENTS_KEPT, Database
+from unstuck.store.sqlite.database import PATIENCE_S, Database, connect
 from unstuck.store.sqlite.errors import locked
 from unstuck.store.sqlite.turnstile import Turnstile
 
@@ -32,13 +32,17 @@ class MemoryDatabase(Database):
     def write(
         self, limit_s: float = 0.0, *, durable: bool = True, patience_s: float | None = None
     ) -> Iterator[apsw.Cursor]:
-        with self._alone() as connection:
+        connection = self._enter()
+        try:
             connection.execute("BEGIN IMMEDIATE")
             yield from self._transact(connection)
+        finally:
+            self._turnstile.release()
 
     @contextmanager
     def read(self) -> Iterator[apsw.Cursor]:
-        with self._alone() as connection:
+        connection = self._enter()
+        try:
             cursor = connection.cursor()
             try:
                 yield cursor
@@ -49,6 +53,8 @@ class MemoryDatabase(Database):
                 raise translated from error
             finally:
                 cursor.close()
+        finally:
+            self._turnstile.release()
 
     def create(self) -> None:
         """Nothing is to be made: it is there when it is first used."""
@@ -56,9 +62,12 @@ class MemoryDatabase(Database):
     def close(self) -> None:
         """Forget all of it, for good."""
         if not self._closed:
-            with self._alone():
+            self._enter()
+            try:
                 self._closed = "This ledger was in memory and is closed: what it held is gone. Open a new one."
                 self._drop_writer()
+            finally:
+                self._turnstile.release()
 
     def before_fork(self) -> None:
         """There is no file whose locks a child could break."""
@@ -73,8 +82,8 @@ class MemoryDatabase(Database):
         # Somebody may have been inside SQLite at the moment of the fork, and is not here to leave it.
         self._abandon_connections()
 
-    @contextmanager
-    def _alone(self) -> Iterator[apsw.Connection]:
+    def _enter(self) -> apsw.Connection:
+        """Wait until no other thread uses the connection; the caller releases the turnstile."""
         if self._closed:
             raise LedgerError(self._closed)
         if not self._turnstile.acquire(self.patience_s):
@@ -83,8 +92,8 @@ class MemoryDatabase(Database):
             if self._closed:
                 raise LedgerError(self._closed)
             if self._writer is None:
-                self._writer = apsw.Connection(NAME, statementcachesize=STATEMENTS_KEPT)
-                self._writer.pragma("foreign_keys", True)
-            yield self._writer
-        finally:
+                self._writer = connect(NAME)
+        except BaseException:
             self._turnstile.release()
+            raise
+        return self._writer

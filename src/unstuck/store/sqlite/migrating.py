@@ -20,7 +20,7 @@ from unstuck.store.sqlite.database import Database
 from unstuck.store.sqlite.writers import describe_writer
 from unstuck.version import VERSION
 
-MIGRATIONS = read_migrations("unstuck.store.sqlite.migrations")
+MIGRATIONS = read_migrations("unstuck.store.sqlite.schema")
 LIMIT_S = 600.0
 """A migration may keep the write lock for so long before others take it for frozen."""
 TRY_S = 0.25

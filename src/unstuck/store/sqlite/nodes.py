@@ -1,7 +1,7 @@
 """Read the nodes of workflows, and what each of them came to."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apsw
@@ -55,14 +55,16 @@ def end_node(cursor: apsw.Cursor, workflow_id: int, place: int, state: NodeState
 
 def error_of(node: Node) -> NodeError:
     """Say what a node that did not succeed is to those who depend on it."""
-    if node.error is None:
-        return NodeError(
-            code="RESULT_NOT_AVAILABLE",
-            message="Its result is not there any more",
-            node=node.name,
-            job_id=node.job_id,
-        )
-    return msgspec.json.decode(node.error, type=NodeError)
+    return (
+        result_missing(node.name, node.job_id)
+        if node.error is None
+        else msgspec.json.decode(node.error, type=NodeError)
+    )
+
+
+def result_missing(name: str, job_id: int | None) -> NodeError:
+    """Return the error that stands for a result which is not stored."""
+    return NodeError(code="RESULT_NOT_AVAILABLE", message="Its result is not there any more", node=name, job_id=job_id)
 
 
 def standing_for(cursor: apsw.Cursor, workflow_id: int, place: int) -> Node:
@@ -87,7 +89,9 @@ def result_text(cursor: apsw.Cursor, workflow_id: int, place: int) -> str:
     try:
         return "null" if part.result is None else part.result.decode()
     except UnicodeDecodeError:
-        error = NodeError(code="RESULT_NOT_AVAILABLE", message="Its result is no JSON", node=node.name)
+        error = NodeError(
+            code="RESULT_NOT_AVAILABLE", message="Its result is no JSON", node=node.name, job_id=node.job_id
+        )
         return msgspec.json.encode({inputs.ERROR_KEY: error}).decode()
 
 
@@ -98,24 +102,24 @@ def inputs_of(cursor: apsw.Cursor, job_ids: Sequence[int]) -> dict[int, bytes]:
     return {job_id: inputs.pack(_parts(cursor, job_id)) for job_id in wanting}
 
 
-def _parts(cursor: apsw.Cursor, job_id: int) -> list[Part]:
+def _parts(cursor: apsw.Cursor, job_id: int) -> Iterator[Part]:
+    """Read part by part, only as far as is asked for: a result may be large."""
     [(workflow_id, own_place)] = fetch(cursor, "job_place", (job_id,))
-    parts: list[Part] = []
     item, value, item_of = cursor.execute(SQL["item_of"], (workflow_id, own_place)).fetchone() or (None, None, None)
     if item is not None:
         if item_of is None:
-            parts.append(Part(ITEM, False, item, value))
+            yield Part(ITEM, False, item, value)
         else:
-            parts.append(_part(cursor, standing_for(cursor, workflow_id, item_of), ITEM))
+            yield _part(cursor, standing_for(cursor, workflow_id, item_of), ITEM)
     for (place,) in fetch(cursor, "inputs_of", (workflow_id, own_place)):
         node = standing_for(cursor, workflow_id, place)
         if node.kind == "map" and node.state == NodeState.SUCCEEDED:
             members = nodes_inside(cursor, workflow_id, node.place)
-            found = [_part(cursor, member, place, n) for n, member in enumerate(members)]
-            parts += found or [Part(place, True, None)]
+            yield from (_part(cursor, member, place, n) for n, member in enumerate(members))
+            if not members:
+                yield Part(place, True, None)
         else:
-            parts.append(_part(cursor, node, place))
-    return parts
+            yield _part(cursor, node, place)
 
 
 def _part(cursor: apsw.Cursor, node: Node, place: int, item: int | None = None) -> Part:
@@ -125,6 +129,6 @@ def _part(cursor: apsw.Cursor, node: Node, place: int, item: int | None = None) 
     if node.kind != "task":
         return Part(place, is_list, item)
     found: Any = cursor.execute(SQL["result_of_job"], (node.job_id,)).fetchone()
-    if found is None:
-        return Part(place, is_list, item, error=error_of(node))
+    if found is None or found[0] is None:
+        return Part(place, is_list, item, error=result_missing(node.name, node.job_id))
     return Part(place, is_list, item, found[0])

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection
 
 import apsw
+import msgspec
 
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.store.checks import check_ids
@@ -14,6 +15,8 @@ from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 from unstuck.store.sqlite.workflows import may_reopen, reopen
 
 PURGE_BATCH = 2_000
+PURGE_LOOK = 100_000
+"""How many ids of jobs to cancel are looked up at once."""
 STEP_JOBS = 1_000
 
 _ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED)
@@ -61,23 +64,28 @@ class OperatorVerbs(Verbs):
     def purge(self, queue: str, by: str) -> int:
         refuse_nul(queue, by)
         count = 0
-        # What is ready comes last: a place that becomes free makes another one ready.
-        for name in ("waiting_of_queue", "blocked_of_queue", "pending_of_queue"):
-            while True:
-                # In short transactions: purging a million jobs must not make the workers of others wait.
-                with self.db.write() as cursor:
-                    found = fetch(cursor, name, (queue, PURGE_BATCH))
-                    cause = f"queue {queue!r} was purged by {by}"
-                    cursor.executemany(SQL["cancel_idle_job"], [(job_id, time.time(), cause) for (job_id,) in found])
-                    tied = tied_among(cursor, [job_id for (job_id,) in found])
-                    settled(cursor, [(job_id, AttemptState.CANCELLED) for job_id in tied])
-                count += len(found)
-                if len(found) < PURGE_BATCH:
-                    break
+        cause = f"queue {queue!r} was purged by {by}"
+        # Until a walk finds nothing more to cancel: jobs may have become ready meanwhile.
+        while cancelled := self._purge_once(queue, cause):
+            count += cancelled
         if count:
             with self.db.write() as cursor:
                 write_event(cursor, "purged", f"{count} pending jobs of queue {queue!r} were cancelled by {by}")
         return count
+
+    def _purge_once(self, queue: str, cause: str) -> int:
+        """Walk through the jobs of a queue once, and cancel those that have not begun."""
+        count, after = 0, 0
+        while True:
+            with self.db.read() as cursor:
+                ids = [job_id for (job_id,) in fetch(cursor, "to_purge", (queue, after, PURGE_LOOK))]
+            if not ids:
+                return count
+            after = ids[-1]
+            # In short transactions: purging a million jobs must not make the workers of others wait.
+            for start in range(0, len(ids), PURGE_BATCH):
+                with self.db.write() as cursor:
+                    count += _purge(cursor, ids[start : start + PURGE_BATCH], cause)
 
     def _in_steps(self, act: Act, job_ids: Collection[int], by: str) -> dict[int, str]:
         """In short transactions: nobody should wait for an operator with a long list."""
@@ -92,6 +100,19 @@ class OperatorVerbs(Verbs):
                 # Once for all: of a workflow and its nodes the end of one must not decide for the others.
                 settled(cursor, tied)
         return answers
+
+
+def _purge(cursor: apsw.Cursor, ids: list[int], cause: str) -> int:
+    """Cancel those of these jobs that still wait and have not begun; give how many.
+
+    A pending node of a workflow that has begun is spared: without it the work that is done would be lost."""
+    found = fetch(cursor, "still_to_purge", (msgspec.json.encode(ids).decode(),))
+    flows = msgspec.json.encode(list({flow for _, flow in found if flow is not None})).decode()
+    begun = {flow for (flow,) in fetch(cursor, "begun_workflows", (flows,))}
+    chosen = [job_id for job_id, flow in found if flow not in begun]
+    cursor.executemany(SQL["cancel_idle_job"], [(job_id, time.time(), cause) for job_id in chosen])
+    settled(cursor, [(job_id, AttemptState.CANCELLED) for job_id in tied_among(cursor, chosen)])
+    return len(chosen)
 
 
 def _cancel(cursor: apsw.Cursor, job_id: int, by: str, tied: list[Ended]) -> str:

@@ -10,6 +10,7 @@ from unstuck.domain.states import JobState
 from unstuck.store.manners import politely
 from unstuck.store.records import (
     AttemptRecord,
+    DeferredRecord,
     EventPage,
     EventRecord,
     JobFilter,
@@ -43,6 +44,11 @@ class ReadingVerbs(Verbs):
     def attempts(self, job_id: int) -> list[AttemptRecord]:
         with self.db.read() as cursor:
             return [attempt_record(row) for row in fetch(cursor, "attempts", (job_id,))]
+
+    def deferred_outcome(self, job_id: int) -> DeferredRecord | None:
+        with self.db.read() as cursor:
+            rows = fetch(cursor, "deferred_outcome", (job_id, time.time()))
+        return DeferredRecord(rows[0][0], bool(rows[0][1]), *rows[0][2:]) if rows else None
 
     def progress(self, job_ids: Collection[int]) -> dict[int, Progress]:
         with self.db.read() as cursor:
@@ -104,12 +110,13 @@ class ReadingVerbs(Verbs):
             ready = {queue: (count, oldest) for queue, count, oldest in fetch(cursor, "count_ready")}
             waiting = dict(fetch(cursor, "count_waiting"))
             suspended = {queue: (count, timed) for queue, count, timed in fetch(cursor, "count_suspended")}
+            blocked = dict(fetch(cursor, "count_blocked_by_queue"))
             held = {(queue, state): count for queue, state, count in fetch(cursor, "count_held")}
             served = dict(fetch(cursor, "queues_served"))
             tasks = {row[1] for row in fetch(cursor, "tasks")}
             since = {queue: cursor.execute(SQL["run_at_of"], (oldest,)).get for queue, (_, oldest) in ready.items()}
         names = {name for name, is_paused in paused.items() if is_paused}
-        names |= {*ready, *waiting, *suspended, *(queue for queue, _ in held), *served, *tasks}
+        names |= {*ready, *waiting, *suspended, *blocked, *(queue for queue, _ in held), *served, *tasks}
         return [
             QueueRecord(
                 name=name,
@@ -121,6 +128,7 @@ class ReadingVerbs(Verbs):
                 oldest_pending_s=max(now - since[name], 0.0) if since.get(name) is not None else None,
                 workers=served.get(name, 0),
                 waiting=suspended.get(name, (0, 0))[0],
+                blocked=blocked.get(name, 0),
             )
             for name in sorted(names)
         ]

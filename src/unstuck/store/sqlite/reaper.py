@@ -7,7 +7,9 @@ from typing import assert_never
 import apsw
 import msgspec
 
+from unstuck.domain.autopsy import LastWords, said_fields
 from unstuck.domain.endings import Ending, Release
+from unstuck.domain.rules import RecoveryRules, read_all
 from unstuck.domain.states import LIVING, JobState, WorkerState
 from unstuck.domain.watch import MAX_PERIODS, MOST_PERIODS, Begin, Extend, Keep, Period, SetBack, Tick, advance
 from unstuck.store.manners import politely
@@ -30,7 +32,7 @@ from unstuck.store.sqlite.rows import held_job, worker_watch
 from unstuck.store.sqlite.silence import read_clock
 from unstuck.store.sqlite.ties import Ended, settled
 from unstuck.store.sqlite.upkeep import is_taken, take
-from unstuck.store.sqlite.verbs import SQL, Verbs, write_event
+from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 
 
 class ReaperVerbs(Verbs):
@@ -41,7 +43,8 @@ class ReaperVerbs(Verbs):
         now = time.time()
         if taken and last is not None and 0 <= now - last.until <= tick.every_s:
             # Others keep the watch. Most ask in vain, and must not queue for the write lock to hear it.
-            return Ticked(False, stale_s=now - last.until, watched_s=last.until - last.since)
+            stale_s = 0.0 if tick.overtaken(now) else now - last.until
+            return Ticked(False, stale_s=stale_s, watched_s=last.until - last.since, at=now)
         with self.db.write(durable=False) as cursor:
             won = ticket is None or take(cursor, ticket, ttl_s)
             # The clock is read under the lock: whoever waited for it must not vouch for the time of waiting.
@@ -59,6 +62,10 @@ class ReaperVerbs(Verbs):
             workers = [worker_watch(row, clock) for row in politely(rows)]
             living = cursor.execute(SQL["count_living"]).get
         return workers, max(0, living - sum(1 for worker in workers if worker.state in LIVING))
+
+    def recovery_rules(self) -> list[RecoveryRules]:
+        with self.db.read() as cursor:
+            return read_all(text for (text,) in fetch(cursor, "recovery_rules"))
 
     def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
         with self.db.read() as cursor:
@@ -114,12 +121,20 @@ class ReaperVerbs(Verbs):
                 job, worker_state = held_job(row, clock), row[17]
                 if job.timeout_s is None or job.state is not JobState.RUNNING:
                     continue
+                if job.deferred and worker_state in LIVING:
+                    # Its code has ended: it is not late, its outcome only waits for a lock.
+                    continue
                 well = worker_state in (WorkerState.ACTIVE, WorkerState.DRAINING)
                 # Only watched time: a worker that could not be heard is not past any deadline.
                 ran_s = min(job.running_s, clock.counted_s(clock.at - job.running_s))
                 if ran_s > job.timeout_s + (OVERDUE_GRACE_S if well else OVERDUE_LOST_GRACE_S):
                     found.append(job)
         return found[:limit]
+
+    def add_last_words(self, words: Sequence[LastWords]) -> None:
+        rows = [(one.job_id, one.token, msgspec.json.encode(said_fields(one)).decode()) for one in words]
+        with self.db.write() as cursor:
+            cursor.executemany(SQL["add_last_words"], rows)
 
     def stale(self, older_than_s: float) -> list[HeldJob]:
         with self.db.read() as cursor:
@@ -136,24 +151,26 @@ def _keep_watch(cursor: apsw.Cursor, tick: Tick, now: float, won: bool) -> Ticke
         gap_s = None if last is None else change.since - last.until
         _begin_period(cursor, change, now, gap_s)
         # The clock may have been ahead for a while that no reaper saw.
-        cursor.execute(SQL["set_back_beats"], (0.0, now))
-        return Ticked(won, watched_s=now - change.since, began=change.cause, gap_s=gap_s)
+        cursor.execute(SQL["end_future_beats"], (now,))
+        return Ticked(won, watched_s=now - change.since, began=change.cause, gap_s=gap_s, at=now)
     assert last is not None, "the first tick begins a period"
     match change:
         case Keep():
-            return Ticked(won, stale_s=now - last.until, watched_s=last.until - last.since)
+            # A tick that was late vouches for none of the time before it, now or with its next one.
+            stale_s = now - last.until if tick.claim_s is None else 0.0
+            return Ticked(won, stale_s=stale_s, watched_s=last.until - last.since, at=now)
         case Extend():
             until = max(now, last.until)
             cursor.execute(SQL["extend_watch"], (until,))
-            return Ticked(won, watched_s=until - last.since)
+            return Ticked(won, watched_s=until - last.since, at=now)
         case SetBack():
-            cursor.execute(SQL["set_back_periods"], (change.step_s, now))
+            cursor.execute(SQL["set_back_periods"], (change.step_s,))
             cursor.execute(SQL["set_back_beats"], (change.step_s, now))
             cursor.execute(SQL["note_step_back"], (change.step_s, now))
             if change.cause is None:
-                return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s)
+                return Ticked(won, watched_s=last.until - last.since, set_back_s=change.step_s, at=now)
             _begin_period(cursor, Begin(now, change.cause), now, 0.0)
-            return Ticked(won, began=change.cause, gap_s=0.0, set_back_s=change.step_s)
+            return Ticked(won, began=change.cause, gap_s=0.0, set_back_s=change.step_s, at=now)
         case _:
             assert_never(change)
 

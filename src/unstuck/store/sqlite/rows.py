@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 
 from unstuck.domain.autopsy import decode_autopsy
-from unstuck.domain.endings import JobError
+from unstuck.domain.endings import JobError, missing_error
 from unstuck.domain.health import Disabled, Standing, read_health
 from unstuck.domain.liveness import Session, read_detector
+from unstuck.domain.rules import read_rules
 from unstuck.domain.states import AttemptState, Door, JobState, WorkerState
 from unstuck.store.records import (
     AttemptRecord,
@@ -26,7 +27,7 @@ Row = Sequence[Any]
 
 
 def job_error(code: str | None, message: str | None, cause: str | None, details: str | None) -> JobError | None:
-    if code is None:
+    if not code:
         return None
     return JobError(code, message or "", cause, msgspec.json.decode(details) if details else {})
 
@@ -36,7 +37,8 @@ def encode_details(error: JobError | None) -> str | None:
 
 
 def outcome(row: Row) -> Outcome:
-    return Outcome(row[0], JobState(row[1]), row[2], job_error(*row[3:7]))
+    state = JobState(row[1])
+    return Outcome(row[0], state, row[2], job_error(*row[3:7]) or missing_error(state, has_result=row[2] is not None))
 
 
 def held_job(row: Row, clock: Clock) -> HeldJob:
@@ -58,6 +60,7 @@ def held_job(row: Row, clock: Clock) -> HeldJob:
         running_s=clock.running_s(boot_id, started_boot_s, started_at),
         silent_s=clock.silent_s(beat_at),
         suspicions=row[19],
+        deferred=row[20] is not None and row[20] > clock.at,
     )
 
 
@@ -84,20 +87,22 @@ def worker_watch(row: Row, clock: Clock) -> WorkerWatch:
         shortest_s=row[15],
         door=Door(row[16]),
         suspected_by=read_detector(row[17]),
+        rules=read_rules(row[18]),
     )
 
 
-def job_record(row: Row) -> JobRecord:
+def job_record(row: Row, *, is_whole: bool = True) -> JobRecord:
+    """Read a job; lists leave out its payload and its result."""
     return JobRecord(
         id=row[0],
         task=row[1],
         queue=row[2],
-        state=JobState(row[3]),
+        state=(state := JobState(row[3])),
         priority=row[4],
         payload=row[5],
         payload_type=row[6],
         result=row[7],
-        error=job_error(*row[8:12]),
+        error=job_error(*row[8:12]) or missing_error(state, has_result=not is_whole or row[7] is not None),
         policy=row[12],
         failures=row[13],
         crash_count=row[14],
@@ -149,6 +154,9 @@ def worker_record(row: Row, clock: Clock) -> WorkerRecord:
         disabled=disabled_of(row[20], row[21]),
         door=Door(row[22]),
         owner=row[23],
+        running_stale_after_s=row[24],
+        rules=read_rules(row[25]),
+        busy=row[26],
     )
 
 
@@ -176,4 +184,5 @@ def standing(row: Row, clock: Clock) -> Standing:
         gone_s=None if stopped_at is None else max(0.0, clock.at - stopped_at),
         detector=read_detector(row[13]),
         door=Door(row[14]),
+        rules=read_rules(row[15]),
     )

@@ -1,7 +1,7 @@
 """Keep schedules: their definitions, and exactly one enqueue per tick."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import apsw
 import msgspec
@@ -11,7 +11,7 @@ from unstuck.domain.catching_up import CLOCK_SET_BACK_S, INTERVAL_SET_BACK_S, IN
 from unstuck.domain.schedules import ScheduleDefinition, Source
 from unstuck.domain.ticking import Timing
 from unstuck.store.checks import check_jobs
-from unstuck.store.records import DueSchedules, Firing, ScheduleRecord
+from unstuck.store.records import FIRE_WAIT_S, DueSchedules, Firing, ScheduleRecord
 from unstuck.store.sqlite.client import insert_jobs
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.rows import Row
@@ -35,20 +35,48 @@ class ScheduleVerbs(Verbs):
                     changed.append(one.name)
         return changed
 
+    def differing_schedules(self, known: Mapping[str, str]) -> list[tuple[ScheduleRecord, bool]]:
+        with self.db.read() as cursor:
+            rows = fetch(cursor, "differing_schedules", (msgspec.json.encode(known).decode(),))
+        return [(_record(row[:-1]), bool(row[-1])) for row in rows]
+
+    def restore_schedule(self, definition: ScheduleDefinition, replaces: str, message: str) -> bool:
+        one, when = definition, definition.timing
+        row = (
+            one.name,
+            one.fingerprint,
+            one.task,
+            one.queue,
+            when.cron,
+            when.every_s,
+            when.zone,
+            one.catch_up,
+            one.job,
+        )
+        with self.db.write() as cursor:
+            cursor.execute(SQL["restore_schedule"], (*row, time.time(), replaces))
+            if not cursor.connection.changes():
+                return False
+            write_event(cursor, "schedule_restored", message, about=f"schedule:{one.name}")
+        return True
+
     def schedules(self) -> list[ScheduleRecord]:
         with self.db.read() as cursor:
             return [_record(row) for row in fetch(cursor, "schedules")]
 
-    def due_schedules(self, fingerprints: Collection[str]) -> DueSchedules:
+    def due_schedules(self, fingerprints: Collection[str], after: Sequence[str] = ()) -> DueSchedules:
         known = msgspec.json.encode(sorted(fingerprints)).decode()
         with self.db.read() as cursor:
             now = time.time()
             ahead = (CLOCK_SET_BACK_S, DUE_AT_ONCE, INTERVAL_SET_BACK_S, INTERVALS_SET_BACK)
-            due = fetch(cursor, "due_schedules", (known, now, *ahead))
+            last = msgspec.json.encode(list(after)).decode()
+            due = fetch(cursor, "due_schedules", (known, now, *ahead, last))
             next_at = cursor.execute(SQL["next_schedule"], (known, now)).get
-        return DueSchedules(now, tuple(_record(row) for row in due), None if next_at is None else next_at - now)
+        next_in_s = None if next_at is None else next_at - now
+        return DueSchedules(now, tuple(_record(row) for row in due), next_in_s, len(due) < DUE_AT_ONCE)
 
-    def fire_schedule(self, firing: Firing) -> list[int] | None:
+    def fire_schedule(self, firing: Firing, wait_s: float = FIRE_WAIT_S) -> list[int] | None:
+        # `wait_s` is of no use: there is one write lock for the whole file, and all wait for it alike.
         check_jobs(firing.jobs)
         refuse_nul(firing.message)
         with self.db.write() as cursor:

@@ -2,6 +2,7 @@
 
 import heapq
 import time
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from unstuck import host
 from unstuck.domain.states import LIVING, AttemptState
-from unstuck.store.records import Claimed, Turn, TurnAnswer, Wish
+from unstuck.store.records import CLAIM_BYTES, Claimed, Turn, TurnAnswer, Wish
 from unstuck.store.sqlite.endings import write_endings, write_releases
 from unstuck.store.sqlite.expiry import expire
 from unstuck.store.sqlite.journal import follow_up, journals, write_entries
@@ -82,14 +83,15 @@ def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None, woken: set[st
                 SQL["store_output"], (output.job_id, output.token, turn.worker_id, output.stdout, output.stderr)
             )
     claimed: tuple[Claimed, ...] = ()
+    more = False
     next_due_in_s = None
     if look is not None and look.wish.limit > 0 and not disabled:
         gates = Gates(cursor, look.wish.queues)
         gates.reset_future()
-        claimed = _claim(cursor, turn.worker_id, gates, look, woken)
-        if len(claimed) < look.wish.limit:
+        claimed, more = _claim(cursor, turn.worker_id, gates, look, woken)
+        if len(claimed) < look.wish.limit and not more:
             next_due_in_s = _next_due_in_s(cursor, gates, gates.open)
-    return TurnAnswer(True, claimed, frozenset(superseded), next_due_in_s)
+    return TurnAnswer(True, claimed, frozenset(superseded), next_due_in_s, more)
 
 
 def _finish(cursor: apsw.Cursor, turn: Turn, tied: list[Ended]) -> set[tuple[int, int]]:
@@ -125,12 +127,15 @@ def _ids(rows: list[tuple[Any, ...]]) -> str:
     return msgspec.json.encode([row[0] for row in rows]).decode()
 
 
-def _claim(cursor: apsw.Cursor, worker_id: str, gates: Gates, look: Look, woken: set[str]) -> tuple[Claimed, ...]:
+def _claim(
+    cursor: apsw.Cursor, worker_id: str, gates: Gates, look: Look, woken: set[str]
+) -> tuple[tuple[Claimed, ...], bool]:
+    """Return what was claimed, and whether there was more than fits into one answer."""
     wish, begun_s, begun_cpu_s = look.wish, time.monotonic(), time.thread_time()
     queues = gates.open
     # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them, and its limit allows.
     lanes = [look.read(cursor.connection, queue, min(wish.limit, gates.room(queue))) for queue in queues]
-    chosen = list(islice(heapq.merge(*lanes), wish.limit))
+    chosen, more = _within_bytes(islice(heapq.merge(*lanes), wish.limit))
     for lane in lanes:
         lane.close()
     look_cpu_s = time.thread_time() - begun_cpu_s
@@ -140,8 +145,21 @@ def _claim(cursor: apsw.Cursor, worker_id: str, gates: Gates, look: Look, woken:
     claimed = _take(cursor, worker_id, wish, chosen) if chosen else ()
     if was_long(look_cpu_s, len(chosen)):
         last = {row[4]: (row[0], row[1]) for row in chosen}
-        look.find_gaps(cursor, queues, last, drained=len(chosen) < wish.limit, begun_s=begun_s)
-    return claimed
+        drained = len(chosen) < wish.limit and not more
+        look.find_gaps(cursor, queues, last, drained=drained, begun_s=begun_s)
+    return claimed, more
+
+
+def _within_bytes(rows: Iterable[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], bool]:
+    """Read jobs until their payloads are too much to be handed out at once; return them, and whether there are more."""
+    chosen: list[tuple[Any, ...]] = []
+    size_bytes = 0
+    for row in rows:
+        size_bytes += len(row[5])
+        if chosen and size_bytes > CLAIM_BYTES:
+            return chosen, True
+        chosen.append(row)
+    return chosen, False
 
 
 def _without_expired(cursor: apsw.Cursor, chosen: list[tuple[Any, ...]], woken: set[str]) -> list[tuple[Any, ...]]:

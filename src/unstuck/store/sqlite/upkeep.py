@@ -17,8 +17,12 @@ from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
 WINDOW_ROWS = 10_000
 """How many rows one retention step looks at; bounds the time that it keeps the write lock."""
 SKIPPED_AT_LEAST = 1_000_000_000
-"""How far numbers jump after a restore even if the clock is wrong."""
+"""How far numbers jump after a restore, even if the last one was a moment ago or the clock is wrong."""
+SKIPPED_MORE = 1_000_000_000_000
+"""In these cases the time decides how much more, below this: two restores of one backup give out different numbers."""
 CLOCK_STEP_S = 2.0
+RETRIES_LOOKED_AT = 500
+"""Of each queue, how many waiting jobs are looked at for a step of the clock that no reaper saw: those due soonest."""
 """Clocks are corrected by less than that all the time."""
 NUMBERED_TABLES = ("unstuck_events", "unstuck_audit")
 
@@ -54,15 +58,23 @@ class UpkeepVerbs(Verbs):
     def follow_clock(self, limit: int) -> float:
         with self.db.read() as cursor:
             found = cursor.execute(SQL["clock"]).fetchone()
-        now, ahead_s = time.time(), time.time() - host.boottime_s()
+            now, ahead_s = time.time(), time.time() - host.boottime_s()
+            ahead = cursor.execute(SQL["began_in_future"], (now + CLOCK_STEP_S,)).get
+            unseen = _retries_of_future(cursor, now)
         step_s = None if found is None or found[0] != host.boot_id() else found[1] - ahead_s
-        if step_s is not None and abs(step_s) < CLOCK_STEP_S:
+        if step_s is not None and abs(step_s) < CLOCK_STEP_S and not ahead and not unseen:
             return 0.0
         with self.db.write() as cursor:
             cursor.execute(SQL["note_clock"], (host.boot_id(), ahead_s))
+            cursor.execute(SQL["set_back_beginnings"], (now, max(step_s or 0.0, 0.0), CLOCK_STEP_S, limit))
             if step_s is None or step_s < CLOCK_STEP_S:
+                # It was set back while no reaper was there to see it.
+                for job_id, ended_at in unseen:
+                    cursor.execute(SQL["set_back_retry"], (job_id, now, ended_at - now))
+                    cursor.execute(SQL["set_back_ends"], (job_id, now, ended_at - now))
                 return 0.0
             for (queue,) in fetch(cursor, "waiting_queues"):
+                cursor.execute(SQL["set_back_ends_of_retries"], (queue, now, step_s, limit))
                 cursor.execute(SQL["set_back_retries"], (queue, now, step_s, limit))
             cursor.execute(SQL["set_back_conditions"], (now,))
         return float(step_s)
@@ -141,7 +153,8 @@ def first_after_restore(last: int, now: float) -> int:
     A sequence that hands out fewer than a million numbers per second is always behind that. So whatever was handed out
     before is lower, however old the backup is, however fast jobs came, and even if the same backup is restored twice.
     Such a number is below 2^53 until the year 2255, so that JSON carries it exactly."""
-    return max(last + SKIPPED_AT_LEAST, int(now * 1_000_000))
+    now_us = int(now * 1_000_000)
+    return now_us if last + SKIPPED_AT_LEAST <= now_us else last + SKIPPED_AT_LEAST + now_us % SKIPPED_MORE
 
 
 def _skip_numbers(cursor: apsw.Cursor) -> None:
@@ -213,3 +226,11 @@ def forget(cursor: apsw.Cursor, found: list[int]) -> int:
 
 def _json(job_ids: list[int]) -> str:
     return msgspec.json.encode(job_ids).decode()
+
+
+def _retries_of_future(cursor: apsw.Cursor, now: float) -> list[tuple[int, float]]:
+    """Return retries of attempts that ended later than now, with when those ended."""
+    found: list[tuple[int, float]] = []
+    for (queue,) in fetch(cursor, "waiting_queues"):
+        found += fetch(cursor, "retries_of_future", (queue, now, CLOCK_STEP_S, RETRIES_LOOKED_AT))
+    return found

@@ -7,8 +7,19 @@ import msgspec
 
 from unstuck import failpoints
 from unstuck.domain.errors import UncertainCommit
+from unstuck.domain.rules import encode_rules
 from unstuck.domain.states import LIVING, Door, WorkerState
-from unstuck.store.records import BeatAnswer, HeldJob, Progress, Pulse, Turn, TurnAnswer, Wish, WorkerBirth
+from unstuck.store.records import (
+    BeatAnswer,
+    DeferredOutcome,
+    HeldJob,
+    Progress,
+    Pulse,
+    Turn,
+    TurnAnswer,
+    Wish,
+    WorkerBirth,
+)
 from unstuck.store.sqlite.bell import SqliteBell, bell_address
 from unstuck.store.sqlite.errors import refuse_nul
 from unstuck.store.sqlite.looking import Look, is_still_a_gap
@@ -133,6 +144,17 @@ class WorkerVerbs(Verbs):
         with self.db.write() as cursor:
             cursor.executemany(SQL["note_progress"], rows)
 
+    def note_deferred(
+        self, worker_id: str, outcomes: Sequence[DeferredOutcome], good_for_s: float | None = None
+    ) -> None:
+        refuse_nul(*(one.reason for one in outcomes))
+        now = time.time()
+        until = None if good_for_s is None else now + good_for_s
+        rows = [(worker_id, one.token, one.job_id, one.is_return, one.reason, now, until) for one in outcomes]
+        with self.db.write() as cursor:
+            cursor.execute(SQL["forget_deferred"], (worker_id,))
+            cursor.executemany(SQL["note_deferred"], rows)
+
     def drain(self, worker_id: str) -> None:
         with self.db.write() as cursor:
             cursor.execute(SQL["drain"], (worker_id,))
@@ -165,5 +187,6 @@ def _worker_row(birth: WorkerBirth, now: float) -> tuple[object, ...]:
         birth.trace,
         birth.door,
         birth.owner,
+        encode_rules(birth.rules),
         now,
     )

@@ -8,16 +8,15 @@ import apsw
 import msgspec
 
 from unstuck.domain.errors import DuplicateJob
-from unstuck.domain.inputs import NodeError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.domain.workflow import NodeState, WorkflowState
 from unstuck.store.checks import LARGEST_ID, check_workflow
 from unstuck.store.records import Enqueued, NewWorkflow, NodeRecord, OnceAnswer, Repaired, Request, WorkflowRecord
 from unstuck.store.sqlite.advancing import advance, begin, recount, resolve
-from unstuck.store.sqlite.client import insert_jobs
+from unstuck.store.sqlite.client import insert_jobs, part_of
 from unstuck.store.sqlite.drafts import keep_drafts
 from unstuck.store.sqlite.errors import refuse_nul
-from unstuck.store.sqlite.nodes import Node, end_node, find_node, inputs_of, nodes_inside
+from unstuck.store.sqlite.nodes import Node, end_node, find_node, inputs_of, nodes_inside, result_missing
 from unstuck.store.sqlite.requests import once
 from unstuck.store.sqlite.reviving import queue_again
 from unstuck.store.sqlite.verbs import SQL, Verbs, fetch, write_event
@@ -39,6 +38,12 @@ class WorkflowVerbs(Verbs):
             stored = _begin(cursor, workflow, woken)
         self.ring_queues(woken)
         return stored
+
+    def begin_workflow_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
+        with part_of(self.db, connection) as cursor:
+            check_workflow(workflow)
+            refuse_nul(workflow.name, *(node.name for node in workflow.nodes))
+            return _begin(cursor, workflow, set())
 
     def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
         check_workflow(workflow)
@@ -211,10 +216,7 @@ def _repair_node(
     state: str | None,
 ) -> Repaired:
     if there is None:
-        error = NodeError(
-            code="RESULT_NOT_AVAILABLE", message="Its result is not there any more", node=name, job_id=job_id
-        )
-        end_node(cursor, workflow_id, place, NodeState.FAILED, error)
+        end_node(cursor, workflow_id, place, NodeState.FAILED, result_missing(name, job_id))
         woken |= resolve(cursor, workflow_id, [place])
         return Repaired(workflow_id, f"node {name} waited for job {job_id}, which is not there any more")
     woken |= advance(cursor, [(job_id, AttemptState.FAILED)])

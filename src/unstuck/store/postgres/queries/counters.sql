@@ -13,6 +13,13 @@ where minute >= greatest(%(since)s::bigint, 1) and name = any (%(names)s)
 group by minute, name, labels
 order by minute, name, labels;
 
+-- name: counter_sums
+select name, labels, sum(value)
+from {schema}.counters
+where minute >= greatest(%(since)s::bigint, 1) and name = %(name)s
+group by name, labels
+order by labels;
+
 -- name: sweep_counters
 with old as (
     select minute, name, labels, slot from {schema}.counters

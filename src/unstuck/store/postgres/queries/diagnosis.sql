@@ -37,9 +37,14 @@ order by n.queue, t.task;
 -- name: look_scheduled
 select queue, task, count(*), min(id), max(due_in_s)
 from (
+    -- Jobs that sleep, or wait for a signal with a timeout, are not scheduled. A bounded number of them is passed over.
     select queue, task, id, extract(epoch from run_at - now())::double precision as due_in_s
-    from {schema}.jobs
-    where waiting and run_at > now() + make_interval(secs => %(far_s)s)
+    from (
+        select queue, task, id, run_at, state from {schema}.jobs
+        where waiting and run_at > now() + make_interval(secs => %(far_s)s)
+        order by run_at desc limit 20 * %(jobs)s
+    ) looked
+    where state = 'pending'
     order by run_at desc limit %(jobs)s
 ) far
 group by queue, task order by count(*) desc, queue, task limit %(groups)s;
@@ -49,8 +54,12 @@ group by queue, task order by count(*) desc, queue, task limit %(groups)s;
 select queue, task, count(*), (array_agg(id order by due_in_s, id))[1], min(due_in_s)
 from (
     select queue, task, id, extract(epoch from run_at - now())::double precision as due_in_s
-    from {schema}.jobs
-    where waiting and run_at > now()
+    from (
+        select queue, task, id, run_at, state from {schema}.jobs
+        where waiting and run_at > now()
+        order by run_at limit 20 * %(jobs)s
+    ) looked
+    where state = 'pending'
     order by run_at limit %(jobs)s
 ) coming
 group by queue, task order by min(due_in_s), queue, task limit %(groups)s;

@@ -9,7 +9,7 @@ select w.id, w.name, w.host, w.state, w.queues, w.tasks,
        case when w.door = 'python' then w.metadata -> 'health' end, w.disabled, h.disabled,
        w.request is not null or w.draining, v.silent_s < w.suspect_after_s,
        extract(epoch from clock_timestamp() - w.stopped_at)::double precision, w.verdict ->> 'detector',
-       w.door
+       w.door, w.recovery
 from {schema}.workers w
 join {schema}.vitals v on v.worker_id = w.id
 left join {schema}.hosts h on h.name = w.host

@@ -57,7 +57,7 @@ select {schema}.retry_v1(%(job_id)s, %(by)s);
 select {schema}.purge_v1(%(ids)s, %(cause)s);
 
 -- name: to_purge
-select {schema}.to_purge_v1(%(queue)s, %(limit)s);
+select {schema}.to_purge_v1(%(queue)s, %(after)s, %(limit)s);
 
 -- name: tell
 insert into {schema}.events (kind, message) values (%(kind)s, %(message)s) returning id;

@@ -52,6 +52,12 @@ left join {schema}.autopsies a on a.job_id = s.job_id and a.token = s.token
 where s.job_id = %(job_id)s
 order by s.claimed_at, s.token;
 
+-- name: deferred_outcome
+select d.worker_id, d.is_return, d.reason, extract(epoch from d.since)::double precision
+from {schema}.jobs j
+join {schema}.deferred_outcomes d on d.worker_id = j.worker_id and d.token = j.token
+where j.id = %(job_id)s and j.held and (d.good_until is null or d.good_until > clock_timestamp());
+
 -- name: progress
 select job_id, token, at, done, total, message, busy_since from {schema}.progress where job_id = any (%(ids)s);
 
@@ -168,7 +174,9 @@ select w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency,
        extract(epoch from w.created_at)::double precision, extract(epoch from v.beat_at)::double precision, v.silent_s,
        extract(epoch from w.stopped_at)::double precision, v.running, v.processed,
        (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id), w.version, w.metadata, w.verdict,
-       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner
+       w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner,
+       w.running_stale_after_s, w.recovery,
+       (select count(*) from {schema}.jobs j where j.held and j.worker_id = w.id and j.state = 'running')
 from {schema}.workers w
 join {schema}.vitals v on v.worker_id = w.id
 left join {schema}.hosts h on h.name = w.host
@@ -184,6 +192,8 @@ with ready as (
     from {schema}.jobs where waiting group by queue
 ), awaiting as (
     select queue, count(*) as signals from {schema}.jobs where awaits is not null and not waiting group by queue
+), blocked as (
+    select queue, count(*) as blocked from {schema}.jobs where blocked group by queue
 ), held as (
     select queue, count(*) filter (where state = 'claimed') as claimed, count(*) filter (where state = 'running') as running
     from {schema}.jobs where held group by queue
@@ -192,17 +202,18 @@ with ready as (
     from {schema}.workers w cross join lateral unnest(w.queues) as q(name)
     where w.state in ('active', 'draining', 'suspect') group by q.name
 ), names as (
-    select queue from ready union select queue from waiting union select queue from awaiting union select queue from held union select queue from served
+    select queue from ready union select queue from waiting union select queue from awaiting union select queue from blocked union select queue from held union select queue from served
     union select queue from {schema}.tasks union select name from {schema}.queues where paused
 )
 select n.queue, coalesce(p.paused, false), coalesce(r.pending, 0), coalesce(s.scheduled, 0), coalesce(h.claimed, 0),
        coalesce(h.running, 0), greatest(0, extract(epoch from clock_timestamp() - r.since))::double precision,
-       coalesce(v.workers, 0), coalesce(s.asleep, 0) + coalesce(a.signals, 0), r.since is not null
+       coalesce(v.workers, 0), coalesce(s.asleep, 0) + coalesce(a.signals, 0), coalesce(b.blocked, 0), r.since is not null
 from names n
 left join {schema}.queues p on p.name = n.queue
 left join ready r on r.queue = n.queue
 left join waiting s on s.queue = n.queue
 left join awaiting a on a.queue = n.queue
+left join blocked b on b.queue = n.queue
 left join held h on h.queue = n.queue
 left join served v on v.queue = n.queue
 order by n.queue;

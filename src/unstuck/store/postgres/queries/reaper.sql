@@ -9,26 +9,35 @@ where t.until <= clock_timestamp() or t.until > clock_timestamp() + make_interva
 returning 1 as taken;
 
 -- name: tick
-select won, stale_s, watched_s, began, gap_s, set_back_s
-from {schema}.tick_v1(%(claim_s)s, %(every_s)s, %(slack_s)s, %(cause)s, %(ticket)s, %(ttl_s)s);
+select won, stale_s, watched_s, began, gap_s, set_back_s, at
+from {schema}.tick_v1(
+    %(claim_s)s, %(every_s)s, %(slack_s)s, %(cause)s, %(ticket)s, %(ttl_s)s, %(since_s)s, %(seen_at)s);
 
 -- name: watch
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
        waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
-       session_idle_s
-from {schema}.watch_v1(%(host)s, false);
+       session_idle_s, recovery, sessions_doubted_s,
+       (select b.session_pid || '/' || extract(epoch from b.session_start) from {schema}.beats b where b.worker_id = w.id),
+       (select k.verdict ->> 'session' from {schema}.workers k where k.id = w.id)
+from {schema}.watch_v1(%(host)s, false) w;
+
+-- name: recovery_rules
+select distinct recovery from {schema}.workers where door = 'python' and recovery is not null;
 
 -- name: ring_of
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
        waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
-       session_idle_s
+       session_idle_s, recovery, null::double precision as sessions_doubted_s,
+       null as session_id, null as suspected_session
 from {schema}.ring_of_v1(%(worker_id)s, %(host)s, %(size)s);
 
 -- name: to_judge
 select id, name, host, pid, boot_id, pid_namespace, process_started, trace, state, silent_s, suspect_after_s,
        waits_for_s, held, session, suspect_s, shortest_s, door, since_beat_s, heartbeat_interval_s, suspected_by,
-       session_idle_s
-from {schema}.watch_v1(null, true);
+       session_idle_s, recovery, sessions_doubted_s,
+       (select b.session_pid || '/' || extract(epoch from b.session_start) from {schema}.beats b where b.worker_id = w.id),
+       (select k.verdict ->> 'session' from {schema}.workers k where k.id = w.id)
+from {schema}.watch_v1(null, true) w;
 
 -- name: condemn
 select {schema}.condemn_v1(%(worker_id)s, %(verdict)s::jsonb, %(guard)s, %(silent_s)s, %(message)s);
@@ -42,12 +51,19 @@ select job_id, token, woken from {schema}.settle_v1(%(worker_id)s, %(endings)s, 
 
 -- name: overdue
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
-       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions
+       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions, deferred
 from {schema}.overdue_v1(%(grace_s)s, %(lost_grace_s)s, %(limit)s);
+
+-- name: add_last_words
+-- Only to reports that say that this is missing.
+update {schema}.autopsies a set body = (a.body || w.said) - 'missing'
+from unnest(%(job_ids)s::bigint[], %(tokens)s::bigint[], %(said)s::jsonb[]) as w(job_id, token, said)
+where a.job_id = w.job_id and a.token = w.token and a.body ? 'missing'
+returning a.job_id;
 
 -- name: stale
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
-       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions
+       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions, deferred
 from {schema}.held_jobs
 where worker_state in ('dead', 'stopped') or silent_s >= %(older_than_s)s
 order by job_id;

@@ -6,16 +6,21 @@
 with born as (
     insert into {schema}.workers (
         id, name, host, pid, boot_id, pid_namespace, process_started, trace, queues, tasks, concurrency, version,
-        heartbeat_interval_s, suspect_after_s, running_stale_after_s, door, owner, metadata, created_at)
+        heartbeat_interval_s, suspect_after_s, running_stale_after_s, door, owner, recovery, metadata,
+        created_at)
     values (
         %(id)s, %(name)s, %(host)s, %(pid)s, %(boot_id)s, %(pid_namespace)s, %(process_started)s, %(trace)s, %(queues)s,
         %(tasks)s, %(concurrency)s, %(version)s, %(heartbeat_interval_s)s, %(suspect_after_s)s,
-        %(running_stale_after_s)s, %(door)s, %(owner)s, %(metadata)s::jsonb, clock_timestamp())
+        %(running_stale_after_s)s, %(door)s, %(owner)s, %(recovery)s, %(metadata)s::jsonb, clock_timestamp())
     on conflict do nothing
     returning id, name, pid, host, door
 ), first_beat as (
     insert into {schema}.beats (worker_id, beat_at, session_pid, session_start, session_server)
-    select b.id, clock_timestamp(), %(session_pid)s::integer, %(session_start)s::timestamptz, %(session_server)s from born b
+    -- Never before the last tick of a reaper: a clock that was set back and that no reaper has seen yet would make it a
+    -- heartbeat of long ago.
+    select b.id, greatest(clock_timestamp(), (select p.until from {schema}.watch_periods p order by p.id desc limit 1)),
+           %(session_pid)s::integer, %(session_start)s::timestamptz, %(session_server)s
+    from born b
 ), known as (
     insert into {schema}.tasks (name, queue, policy, is_async)
     select u.name, u.queue, nullif(u.policy, ''::bytea), u.is_async
@@ -75,6 +80,22 @@ on conflict (job_id) do update set
     busy_since = excluded.busy_since
 returning p.job_id;
 
+-- name: note_deferred
+-- Whatever was noted of this worker and is over is removed on the way, so the table stays small.
+with gone as (
+    delete from {schema}.deferred_outcomes d
+    where d.worker_id = %(worker_id)s
+      and not exists (select 1 from {schema}.jobs j where j.id = d.job_id and j.held and j.token = d.token)
+)
+insert into {schema}.deferred_outcomes as d (worker_id, token, job_id, is_return, reason, good_until)
+select w.id, u.token, u.job_id, u.is_return, u.reason,
+       clock_timestamp() + make_interval(secs => %(good_for_s)s::double precision)
+from unnest(%(job_ids)s::bigint[], %(tokens)s::bigint[], %(returns)s::boolean[], %(reasons)s::text[])
+     as u(job_id, token, is_return, reason)
+join {schema}.workers w on w.id = %(worker_id)s
+on conflict (worker_id, token) do update set reason = excluded.reason, good_until = excluded.good_until
+returning d.token;
+
 -- name: drain
 update {schema}.workers set draining = true, state = case state when 'active' then 'draining' else state end
 where id = %(worker_id)s and state in ('active', 'suspect')
@@ -92,7 +113,7 @@ returning id;
 
 -- name: held_by
 select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
-       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions
+       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions, deferred
 from {schema}.held_jobs
 where worker_id = %(worker_id)s
 order by job_id

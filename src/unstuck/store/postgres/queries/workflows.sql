@@ -4,6 +4,10 @@
 -- Under an id that was drawn before: repeated as it was, it stores nothing twice.
 select {schema}.begin_workflow_v1(%(id)s, %(name)s, %(root)s, %(nodes)s, %(edges)s);
 
+-- name: begin_workflow_later
+-- Within a transaction that goes on.
+select {schema}.begin_workflow_v1(%(id)s, %(name)s, %(root)s, %(nodes)s, %(edges)s, true);
+
 -- name: begin_workflow_once
 select first, fingerprint, job_ids, fresh, queues
 from {schema}.begin_workflow_once_v1(
@@ -81,4 +85,4 @@ with repaired as materialized (
 select workflow_id, what, queues, next_after from repaired;
 
 -- name: inputs
-select job_id, place, is_list, item, result, error from {schema}.inputs_v1(%(ids)s);
+select job_id, place, is_list, item, result, error from {schema}.inputs_v1(%(ids)s, %(max_bytes)s);

@@ -13,6 +13,13 @@ FROM unstuck_counters
 WHERE minute >= max(?1, 1) AND name IN (SELECT value FROM json_each(?2))
 ORDER BY minute, name, labels;
 
+-- name: counter_sums
+SELECT name, labels, sum(value)
+FROM unstuck_counters
+WHERE minute >= max(?1, 1) AND name = ?2
+GROUP BY name, labels
+ORDER BY labels;
+
 -- name: sweep_counters
 DELETE FROM unstuck_counters
 WHERE (minute, name, labels) IN (

@@ -39,8 +39,11 @@ ORDER BY rank, id;
 -- name: look_scheduled
 SELECT task, count(*), min(id), max(run_at - ?2)
 FROM (
-    SELECT task, id, run_at FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-    WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 + ?3 ORDER BY run_at DESC LIMIT ?4
+    -- Jobs that sleep, or wait for a signal with a timeout, are not scheduled. A bounded number of them is passed over.
+    SELECT task, id, run_at FROM (
+        SELECT task, id, run_at, state FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
+        WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 + ?3 ORDER BY run_at DESC LIMIT 20 * ?4
+    ) WHERE state = 'pending' ORDER BY run_at DESC LIMIT ?4
 )
 GROUP BY task ORDER BY count(*) DESC, task LIMIT ?5;
 
@@ -48,8 +51,10 @@ GROUP BY task ORDER BY count(*) DESC, task LIMIT ?5;
 -- Those that are due next; beside min() SQLite gives the id of the row that has it.
 SELECT task, count(*), id, min(run_at) - ?2
 FROM (
-    SELECT task, id, run_at FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
-    WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 + ?3 ORDER BY run_at LIMIT ?4
+    SELECT task, id, run_at FROM (
+        SELECT task, id, run_at, state FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
+        WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 + ?3 ORDER BY run_at LIMIT 20 * ?4
+    ) WHERE state = 'pending' ORDER BY run_at LIMIT ?4
 )
 GROUP BY task ORDER BY min(run_at), task LIMIT ?5;
 

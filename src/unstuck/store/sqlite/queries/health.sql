@@ -10,7 +10,7 @@ SELECT name, disabled FROM unstuck_hosts ORDER BY name;
 SELECT
     w.id, w.name, w.host, w.state, w.queues, w.tasks, w.metadata, w.disabled, h.disabled,
     w.request IS NOT NULL OR w.draining, w.suspect_after_s, b.beat_at, w.stopped_at,
-    json_extract(w.verdict, '$.detector'), w.door
+    json_extract(w.verdict, '$.detector'), w.door, w.recovery
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host

@@ -184,6 +184,11 @@ ON CONFLICT (job_id, token) DO UPDATE SET stdout = excluded.stdout, stderr = exc
 INSERT INTO unstuck_autopsies (job_id, token, body) VALUES (?1, ?2, ?3)
 ON CONFLICT (job_id, token) DO UPDATE SET body = excluded.body;
 
+-- name: add_last_words
+-- Only to a report that says that this is missing.
+UPDATE unstuck_autopsies SET body = json_remove(json_patch(body, ?3), '$.missing')
+WHERE job_id = ?1 AND token = ?2 AND json_extract(body, '$.missing') IS NOT NULL;
+
 -- name: note_progress
 -- Only of an attempt that this worker still runs.
 INSERT INTO unstuck_progress (job_id, token, at, done, total, message, busy_since)
@@ -193,11 +198,28 @@ ON CONFLICT (job_id) DO UPDATE
 SET token = excluded.token, at = excluded.at, done = excluded.done, total = excluded.total, message = excluded.message,
     busy_since = excluded.busy_since;
 
+-- name: forget_deferred
+-- Whatever was noted of this worker and is over, so that the table stays small.
+DELETE FROM unstuck_deferred_outcomes
+WHERE worker_id = ?1 AND NOT EXISTS (
+    SELECT 1 FROM unstuck_jobs j
+    WHERE j.id = unstuck_deferred_outcomes.job_id AND j.held = 1 AND j.token = unstuck_deferred_outcomes.token
+);
+
+-- name: note_deferred
+INSERT INTO unstuck_deferred_outcomes (worker_id, token, job_id, is_return, reason, since, good_until)
+SELECT id, ?2, ?3, ?4, ?5, ?6, ?7 FROM unstuck_workers WHERE id = ?1
+ON CONFLICT (worker_id, token) DO UPDATE SET reason = excluded.reason, good_until = excluded.good_until;
+
 -- name: held_by
 SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
-    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspicions
+    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspicions,
+    (
+        SELECT coalesce(d.good_until, 9e999) FROM unstuck_deferred_outcomes d
+        WHERE d.worker_id = j.worker_id AND d.token = j.token
+    )
 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
 LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
@@ -209,7 +231,11 @@ LIMIT ?2;
 SELECT
     j.id, j.token, j.worker_id, j.state, j.task, j.queue, coalesce(j.policy, x''), j.failures, j.crash_count,
     j.cancel_requested, j.timeout_s, iif(j.heartbeat, coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), NULL),
-    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspicions
+    j.claimed_at, j.started_at, j.started_boot_s, w.boot_id, b.beat_at, w.state, w.suspect_after_s, j.suspicions,
+    (
+        SELECT coalesce(d.good_until, 9e999) FROM unstuck_deferred_outcomes d
+        WHERE d.worker_id = j.worker_id AND d.token = j.token
+    )
 FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
 LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id

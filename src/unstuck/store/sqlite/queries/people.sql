@@ -168,6 +168,12 @@ LEFT JOIN unstuck_autopsies a ON a.job_id = s.job_id AND a.token = s.token
 WHERE s.job_id = ?
 ORDER BY s.token;
 
+-- name: deferred_outcome
+SELECT d.worker_id, d.is_return, d.reason, d.since
+FROM unstuck_jobs j
+JOIN unstuck_deferred_outcomes d ON d.worker_id = j.worker_id AND d.token = j.token
+WHERE j.id = ?1 AND j.held = 1 AND (d.good_until IS NULL OR d.good_until > ?2);
+
 -- name: progress
 SELECT job_id, token, at, done, total, message, busy_since
 FROM json_each(?) i
@@ -217,6 +223,9 @@ SELECT queue, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE w
 -- name: count_suspended
 -- How many there are, and how many of them wait for a time too.
 SELECT queue, count(*), sum(waiting) FROM unstuck_jobs INDEXED BY unstuck_jobs_suspended WHERE state = 'waiting' GROUP BY queue;
+
+-- name: count_blocked_by_queue
+SELECT queue, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked WHERE blocked = 1 GROUP BY queue;
 
 -- name: count_held
 SELECT queue, state, count(*) FROM unstuck_jobs INDEXED BY unstuck_jobs_held WHERE held = 1 GROUP BY queue, state;
@@ -273,11 +282,31 @@ SET state = 'pending', ready = line IS NULL, blocked = line IS NOT NULL, waiting
     error_details = NULL, result = NULL
 WHERE id = ?1 AND state IN ('failed', 'cancelled', 'quarantined');
 
--- name: pending_of_queue
-SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 AND queue = ?1 LIMIT ?2;
+-- name: to_purge
+-- The next pending jobs of a queue that have not begun, in the order of their ids.
+SELECT id FROM (
+    SELECT id, attempt, state FROM unstuck_jobs INDEXED BY unstuck_jobs_ready WHERE ready = 1 AND queue = ?1
+    UNION ALL
+    SELECT id, attempt, state FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 AND queue = ?1
+    UNION ALL
+    SELECT id, attempt, state FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked WHERE blocked = 1 AND queue = ?1
+)
+WHERE id > ?2 AND attempt = 0 AND state = 'pending'
+ORDER BY id
+LIMIT ?3;
 
--- name: blocked_of_queue
-SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_blocked WHERE blocked = 1 AND queue = ?1 LIMIT ?2;
+-- name: still_to_purge
+SELECT j.id, j.workflow_id
+FROM json_each(?) i
+CROSS JOIN unstuck_jobs j ON j.id = i.value
+WHERE j.state = 'pending' AND j.attempt = 0;
 
--- name: waiting_of_queue
-SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting WHERE waiting = 1 AND queue = ?1 LIMIT ?2;
+-- name: begun_workflows
+-- Those of these workflows of which a node has begun: it was tried, or is in the hands of a worker.
+SELECT i.value
+FROM json_each(?) i
+WHERE EXISTS (
+    SELECT 1 FROM unstuck_nodes n LEFT JOIN unstuck_jobs j ON j.id = n.job_id
+    WHERE n.workflow_id = i.value AND n.kind = 'task'
+        AND (n.state IN ('succeeded', 'failed', 'paused') OR j.attempt > 0 OR j.held = 1));
+

@@ -12,6 +12,25 @@ ON CONFLICT (name) DO UPDATE SET
     next_at = iif(cron IS excluded.cron AND every_s IS excluded.every_s AND zone = excluded.zone, next_at, NULL)
 WHERE source <> excluded.source OR fingerprint <> excluded.fingerprint;
 
+-- name: differing_schedules
+SELECT s.name, s.source, s.fingerprint, s.task, s.queue, s.cron, s.every_s, s.zone, s.catch_up, s.job, s.paused,
+    s.paused_by, s.next_at, s.last_at, s.fired_at, s.last_job_id, s.version, s.changed_at,
+    EXISTS (
+        SELECT 1 FROM unstuck_workers w, json_each(w.metadata, '$.schedules') f
+        WHERE w.state IN ('active', 'draining', 'suspect') AND w.door = 'python' AND f.value = s.fingerprint
+    )
+FROM json_each(?) k
+CROSS JOIN unstuck_schedules s ON s.name = k.key
+WHERE s.source = 'app' AND s.fingerprint <> k.value
+ORDER BY s.name;
+
+-- name: restore_schedule
+UPDATE unstuck_schedules SET
+    fingerprint = ?2, task = ?3, queue = ?4, cron = ?5, every_s = ?6, zone = ?7, catch_up = ?8, job = ?9,
+    version = version + 1, changed_at = ?10,
+    next_at = iif(cron IS ?5 AND every_s IS ?6 AND zone = ?7, next_at, NULL)
+WHERE name = ?1 AND source = 'app' AND fingerprint = ?11;
+
 -- name: schedules
 SELECT name, source, fingerprint, task, queue, cron, every_s, zone, catch_up, job, paused, paused_by, next_at, last_at,
     fired_at, last_job_id, version, changed_at
@@ -19,6 +38,7 @@ FROM unstuck_schedules
 ORDER BY name;
 
 -- name: due_schedules
+-- Those of ?7 come last, in that order: locks keep them from firing, and they must not take the places of others.
 SELECT name, source, fingerprint, task, queue, cron, every_s, zone, catch_up, job, paused, paused_by, next_at, last_at,
     fired_at, last_job_id, version, changed_at
 FROM unstuck_schedules
@@ -27,7 +47,7 @@ WHERE paused = 0 AND (source = 'operator' OR fingerprint IN (SELECT value FROM j
         next_at IS NULL OR next_at <= ?2
         OR last_at > ?2 + CASE WHEN every_s IS NULL THEN ?3 ELSE min(?3, max(?5, ?6 * every_s)) END
     )
-ORDER BY next_at, name
+ORDER BY coalesce((SELECT a.key FROM json_each(?7) a WHERE a.value = name), -1), next_at, name
 LIMIT ?4;
 
 -- name: next_schedule

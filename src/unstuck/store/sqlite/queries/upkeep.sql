@@ -52,6 +52,47 @@ WHERE id IN (
     LIMIT ?4
 );
 
+-- name: set_back_ends_of_retries
+-- The attempts before those retries, so that no one moves them again.
+UPDATE unstuck_attempts SET ended_at = min(?2, ended_at - ?3)
+WHERE ended_at > ?2 AND job_id IN (
+    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
+    WHERE waiting = 1 AND queue = ?1 AND run_at > ?2 AND state = 'pending' AND attempt > 0
+    ORDER BY run_at
+    LIMIT ?4
+);
+
+-- name: retries_of_future
+-- Retries whose last attempt ended in the future of the clock: it was set back, and no reaper saw by how much.
+SELECT w.id, max(a.ended_at)
+FROM (
+    SELECT id, state, attempt FROM unstuck_jobs INDEXED BY unstuck_jobs_waiting
+    WHERE waiting = 1 AND queue = ?1 AND run_at > ?2
+    ORDER BY run_at
+    LIMIT ?4
+) w
+CROSS JOIN unstuck_attempts a ON a.job_id = w.id
+WHERE w.state = 'pending' AND w.attempt > 0 AND a.ended_at > ?2 + ?3
+GROUP BY w.id;
+
+-- name: set_back_retry
+UPDATE unstuck_jobs SET run_at = max(?2, run_at - ?3) WHERE id = ?1 AND waiting = 1 AND run_at > ?2;
+
+-- name: set_back_ends
+UPDATE unstuck_attempts SET ended_at = min(?2, ended_at - ?3) WHERE job_id = ?1 AND ended_at > ?2;
+
+-- name: began_in_future
+SELECT EXISTS (
+    SELECT 1 FROM unstuck_jobs INDEXED BY unstuck_jobs_held WHERE held = 1 AND started_at > ?
+);
+
+-- name: set_back_beginnings
+-- A job that began in the future of the clock would run past its deadline for as long.
+UPDATE unstuck_jobs SET started_at = min(?1, started_at - ?2), claimed_at = min(?1, claimed_at - ?2)
+WHERE id IN (
+    SELECT id FROM unstuck_jobs INDEXED BY unstuck_jobs_held WHERE held = 1 AND started_at > ?1 + ?3 LIMIT ?4
+);
+
 -- name: set_back_conditions
 UPDATE unstuck_conditions
 SET seen_at = min(seen_at, ?1), begun_at = min(begun_at, ?1), reminded_at = min(reminded_at, ?1)

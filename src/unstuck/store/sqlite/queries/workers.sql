@@ -3,13 +3,18 @@
 -- name: insert_worker
 INSERT INTO unstuck_workers (
     id, name, host, pid, boot_id, pid_namespace, process_started, queues, tasks, concurrency, version,
-    heartbeat_interval_s, suspect_after_s, running_stale_after_s, metadata, bell, trace, door, owner, state, created_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'active', ?)
+    heartbeat_interval_s, suspect_after_s, running_stale_after_s, metadata, bell, trace, door, owner, recovery, state,
+    created_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'active', ?)
 -- The same worker again after a lost answer, or a second living foreign worker of the same name.
 ON CONFLICT DO NOTHING;
 
 -- name: insert_beat
-INSERT INTO unstuck_beats (worker_id, beat_at) VALUES (?, ?) ON CONFLICT (worker_id) DO NOTHING;
+-- Never before the last tick of a reaper, here and below: a clock that was set back and that no reaper has seen yet
+-- would make it a heartbeat of long ago.
+INSERT INTO unstuck_beats (worker_id, beat_at)
+VALUES (?1, max(?2, coalesce((SELECT until FROM unstuck_watch_periods ORDER BY id DESC LIMIT 1), ?2)))
+ON CONFLICT (worker_id) DO NOTHING;
 
 -- name: know_task
 INSERT INTO unstuck_tasks (name, queue, policy, is_async, seen_at) VALUES (?, ?, ?, ?, ?)
@@ -37,7 +42,10 @@ WHERE w.id = ?;
 
 -- name: beat
 -- One narrow row, updated in place. Never an insert: a worker whose row is gone is dead.
-UPDATE unstuck_beats SET beat_at = ?2, running = ?3, processed = ?4 WHERE worker_id = ?1;
+UPDATE unstuck_beats
+SET beat_at = max(?2, coalesce((SELECT until FROM unstuck_watch_periods ORDER BY id DESC LIMIT 1), ?2)),
+    running = ?3, processed = ?4
+WHERE worker_id = ?1;
 
 -- name: watch_periods
 SELECT since, until FROM unstuck_watch_periods ORDER BY id;
@@ -60,17 +68,20 @@ WHERE id <= (SELECT max(id) FROM unstuck_watch_periods) - ?1
                       WHERE w.state IN ('active', 'draining', 'suspect') AND b.beat_at < unstuck_watch_periods.until));
 
 -- name: set_back_periods
--- The clock was set back: whatever lies in the future happened before that.
-UPDATE unstuck_watch_periods
-SET since = since - ?1, until = until - ?1, set_back_at = set_back_at - ?1
-WHERE until > ?2;
+-- The clock was set back. All periods move with it, and so do all heartbeats of the living: if only those in the future
+-- did, they would lie among older ones, and the same moments would count twice.
+UPDATE unstuck_watch_periods SET since = since - ?1, until = until - ?1, set_back_at = set_back_at - ?1;
 
 -- name: note_step_back
 UPDATE unstuck_watch_periods SET set_back_s = ?1, set_back_at = ?2
 WHERE id = (SELECT max(id) FROM unstuck_watch_periods);
 
 -- name: set_back_beats
-UPDATE unstuck_beats SET beat_at = min(beat_at - ?1, ?2) WHERE beat_at > ?2;
+UPDATE unstuck_beats SET beat_at = min(beat_at - ?1, ?2)
+WHERE beat_at > ?2 OR worker_id IN (SELECT id FROM unstuck_workers WHERE state IN ('active', 'draining', 'suspect'));
+
+-- name: end_future_beats
+UPDATE unstuck_beats SET beat_at = ?1 WHERE beat_at > ?1;
 
 -- name: clear_suspicion
 UPDATE unstuck_workers
@@ -113,7 +124,7 @@ SELECT
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     ),
-    w.door, json_extract(w.verdict, '$.detector')
+    w.door, json_extract(w.verdict, '$.detector'), w.recovery
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE (?1 IS NULL OR w.host = ?1 AND w.door = 'python')
@@ -140,7 +151,7 @@ SELECT
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     ),
-    w.door, json_extract(w.verdict, '$.detector')
+    w.door, json_extract(w.verdict, '$.detector'), w.recovery
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE (
@@ -163,6 +174,9 @@ ORDER BY w.id;
 -- name: count_living
 SELECT count(*) FROM unstuck_workers WHERE state IN ('active', 'draining', 'suspect');
 
+-- name: recovery_rules
+SELECT DISTINCT recovery FROM unstuck_workers WHERE door = 'python' AND recovery IS NOT NULL;
+
 -- name: ring_of
 SELECT
     w.id, w.name, w.host, w.pid, w.boot_id, w.pid_namespace, w.process_started, w.trace, w.state,
@@ -178,7 +192,7 @@ SELECT
         FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
         WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running' AND j.heartbeat = 1
     ),
-    w.door, json_extract(w.verdict, '$.detector')
+    w.door, json_extract(w.verdict, '$.detector'), w.recovery
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 WHERE w.host = ?2 AND w.door = 'python' AND w.id <> ?1 AND w.state IN ('active', 'draining', 'suspect')
@@ -214,7 +228,12 @@ SELECT
     w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency, w.created_at,
     coalesce(b.beat_at, w.created_at), w.stopped_at, coalesce(b.running, 0), coalesce(b.processed, 0),
     (SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held WHERE j.held = 1 AND j.worker_id = w.id),
-    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner
+    w.version, w.metadata, w.verdict, w.request, w.heartbeat_interval_s, w.suspect_after_s, w.disabled, h.disabled, w.door, w.owner,
+    w.running_stale_after_s, w.recovery,
+    (
+        SELECT count(*) FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
+        WHERE j.held = 1 AND j.worker_id = w.id AND j.state = 'running'
+    )
 FROM unstuck_workers w
 LEFT JOIN unstuck_beats b ON b.worker_id = w.id
 LEFT JOIN unstuck_hosts h ON h.name = w.host

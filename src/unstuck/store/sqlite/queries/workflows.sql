@@ -62,7 +62,7 @@ SELECT workflow_id, source, ?3, 1 FROM unstuck_edges WHERE workflow_id = ?1 AND 
 -- Nodes that wait for jobs which are over.
 SELECT
     n.workflow_id, n.place, n.parent, n.name, n.on_error, j.state, j.id, j.error_code, j.error_message, j.error_cause,
-    j.finished_at
+    j.finished_at, j.result IS NULL
 FROM json_each(?) i
 CROSS JOIN unstuck_jobs j ON j.id = i.value
 JOIN unstuck_nodes n ON n.workflow_id = j.workflow_id AND n.place = j.place

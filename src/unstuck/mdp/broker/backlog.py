@@ -1,0 +1,160 @@
+"""Hand what is to be written of workers, and what clients ask, to orders in portions, so that peers that come and go
+without end, or ask without end, keep nobody waiting."""
+
+from collections import deque
+from itertools import islice
+from typing import TypeVar
+
+from unstuck.mdp.broker.handed import Abandoned
+from unstuck.mdp.broker.orders import Birth, Death, Hand, Late, Order
+from unstuck.mdp.broker.questions import Questions
+from unstuck.store.records import Progress
+
+PORTION = 20
+"""Births, deaths, departures, notes, late replies and questions in one order, of each: every one is a commit, a turn or
+a query of its own."""
+LEAST_PORTION = 2
+PATIENCE_S = 0.1
+"""How long an order may take before the next ones get smaller portions. A fresh worker waits for about four orders: the
+one under way, its birth, its first job and its reply."""
+READY_BURST = 30.0
+READY_PER_S = 1.0
+"""How often one peer may come: that often at once, then so often per second."""
+MAX_PEERS = 10_000
+MAX_WITHDRAWN = 1_000
+MAX_LATE = 1_000
+MAX_LATE_BYTES = 64 * 1024 * 1024
+"""Replies to requests that this broker does not know to be under way, and how large they are together."""
+
+T = TypeVar("T")
+
+
+class Backlog:
+    def __init__(self) -> None:
+        self._portion = PORTION
+        self._births: dict[str, Birth] = {}
+        self._withdrawn: dict[str, Birth] = {}
+        """By name or former id: workers that left before anything of them was written."""
+        self._losses: deque[Death] = deque()
+        """Deaths that cost a job."""
+        self._deaths: deque[Death] = deque()
+        self._retired: deque[str] = deque()
+        self._notes: dict[tuple[str, int], Progress] = {}
+        self._late: deque[tuple[str, Late]] = deque()
+        self._late_bytes = 0
+        self.abandoned: deque[Abandoned] = deque()
+        self.questions = Questions()
+        self._returned: dict[bytes, None] = {}
+        """Clients that asked for notices: what is unanswered of theirs is looked for, each with a query of its own."""
+
+    @property
+    def empty(self) -> bool:
+        return not (self.urgent or self._retired or self._withdrawn or self._notes or self._late or self.abandoned)
+
+    @property
+    def urgent(self) -> bool:
+        """Return whether somebody waits for the next order."""
+        return bool(self._births or self._losses or self._deaths or self.questions or self._returned)
+
+    @property
+    def withdrawn(self) -> int:
+        return len(self._withdrawn)
+
+    def bear(self, birth: Birth) -> None:
+        self._births[birth.worker_id] = birth
+
+    def unborn(self, worker_id: str, *, is_over: bool = True) -> bool:
+        """Forget a worker that left before anything of it was written; return whether that was so.
+
+        One that came back under its name, or with a job, may stand in the ledger already. `is_over`: then its end is
+        written."""
+        birth = self._births.pop(worker_id, None)
+        if birth is None:
+            return False
+        if is_over and (birth.named or birth.holding is not None):
+            if len(self._withdrawn) >= MAX_WITHDRAWN:
+                # Its former self is given up when it was silent for too long.
+                del self._withdrawn[next(iter(self._withdrawn))]
+            self._withdrawn[birth.name if birth.holding is None else birth.holding.worker_id] = birth
+        return True
+
+    def bury(self, death: Death) -> None:
+        (self._deaths if death.job_id is None else self._losses).append(death)
+
+    def retire(self, worker_id: str) -> None:
+        self._retired.append(worker_id)
+
+    def note(self, worker_id: str, progress: Progress) -> None:
+        """Of one attempt only the last word counts."""
+        self._notes[worker_id, progress.token] = progress
+
+    def hand_in_late(self, worker_id: str, late: Late) -> bool:
+        """Return False for a reply too many. Each may name another worker, which is a turn of its own."""
+        size_bytes = len(late.done.result)
+        if self._late and (len(self._late) >= MAX_LATE or self._late_bytes + size_bytes > MAX_LATE_BYTES):
+            return False
+        self._late_bytes += size_bytes
+        self._late.append((worker_id, late))
+        return True
+
+    def come_back(self, client: bytes) -> None:
+        self._returned[client] = None
+
+    def leave(self, client: bytes) -> None:
+        """Forget what a client wanted to know that has gone."""
+        self._returned.pop(client, None)
+        self.questions.forget(client)
+
+    def pace(self, took_s: float) -> None:
+        """Note how long the last order took: whoever is new waits for the whole of the next one."""
+        if took_s > PATIENCE_S:
+            self._portion = max(LEAST_PORTION, self._portion // 2)
+        else:
+            self._portion = min(PORTION, self._portion + 2)
+
+    def fill(self, order: Order) -> None:
+        """Move the next portion into an order."""
+        portion = self._portion
+        # The oldest and the newest: when a thousand come at once, whoever comes behind them is not the last.
+        oldest, newest = islice(self._births, portion // 2), islice(reversed(self._births), portion // 2)
+        for worker_id in dict.fromkeys([*oldest, *newest]):
+            order.births.append(self._births.pop(worker_id))
+        for key in list(self._withdrawn)[:portion]:
+            order.withdrawn.append(self._withdrawn.pop(key))
+        # Whoever lost a job is waited for.
+        order.deaths += _first(self._losses, portion)
+        order.deaths += _first(self._deaths, portion - len(order.deaths))
+        order.retired += _first(self._retired, portion)
+        for worker_id, token in list(self._notes)[:portion]:
+            order.notes.append((worker_id, self._notes.pop((worker_id, token))))
+        for worker_id, late in _first(self._late, portion):
+            self._late_bytes -= len(late.done.result)
+            order.hands.setdefault(worker_id, Hand()).late.append(late)
+        if not self._late:
+            # A reply of such a worker that has come is written before what it had is settled.
+            order.abandoned += _first(self.abandoned, portion)
+        for client in list(islice(self._returned, portion)):
+            del self._returned[client]
+            order.returned.append(client)
+        order.questions += self.questions.take(portion)
+
+
+def _first(waiting: deque[T], count: int) -> list[T]:
+    return [waiting.popleft() for _ in range(min(count, len(waiting)))]
+
+
+class Visits:
+    """Count how often each peer says READY."""
+
+    def __init__(self) -> None:
+        self._left: dict[bytes, tuple[float, float]] = {}
+        """How many more times it may, as of when. Those that came longest ago are first."""
+
+    def allow(self, identity: bytes, now_s: float) -> bool:
+        left, at_s = self._left.pop(identity, (READY_BURST, now_s))
+        left = min(READY_BURST, left + (now_s - at_s) * READY_PER_S)
+        allowed = left >= 1
+        if len(self._left) >= MAX_PEERS:
+            del self._left[next(iter(self._left))]
+        self._left[identity] = (left - allowed, now_s)
+        return allowed

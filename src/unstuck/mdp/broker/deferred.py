@@ -1,0 +1,75 @@
+"""What waits because another session of the database holds a lock: when to try it again, and who waits behind it."""
+
+from unstuck.mdp.broker.orders import Order
+from unstuck.mdp.broker.parts import Key, merge, outcome_keys
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+
+
+class Deferred:
+    """Everything else goes on, except that a worker's end waits for what it did, and that the requests of one client
+    keep their order."""
+
+    def __init__(self) -> None:
+        self._order = Order()
+        self._pause_s = FIRST_PAUSE_S
+        self._due_s: float | None = None
+
+    def __bool__(self) -> bool:
+        return self._due_s is not None
+
+    @property
+    def due_s(self) -> float | None:
+        return self._due_s
+
+    @property
+    def answered(self) -> list[int]:
+        """Jobs whose letters were answered, though the ledger does not have it yet."""
+        return self._order.answered
+
+    def keep(self, left: Order, now_s: float, *, again: bool = False) -> None:
+        """Keep what was left out of an order. `again`: it was deferred before, and waits longer each time."""
+        if left.empty:
+            return
+        if again:
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        merge(self._order, left)
+        self._due_s = now_s + self._pause_s
+
+    def behind(self, order: Order) -> None:
+        """Take out of an order what must wait behind something that is kept."""
+        if not self:
+            return
+        kept = self._order
+        clients = {post.asked.client for post in kept.posts}
+        more = Order(
+            posts=[post for post in order.posts if post.asked.client in clients],
+            deaths=[death for death in order.deaths if kept.concerns(death.worker_id)],
+            left_over=[worker_id for worker_id in order.left_over if kept.concerns(worker_id)],
+            retired=[worker_id for worker_id in order.retired if kept.concerns(worker_id)],
+            abandoned=[one for one in order.abandoned if kept.concerns(one.worker_id)],
+        )
+        order.posts = [post for post in order.posts if post.asked.client not in clients]
+        order.deaths = [death for death in order.deaths if not kept.concerns(death.worker_id)]
+        order.left_over = [worker_id for worker_id in order.left_over if not kept.concerns(worker_id)]
+        order.retired = [worker_id for worker_id in order.retired if not kept.concerns(worker_id)]
+        order.abandoned = [one for one in order.abandoned if not kept.concerns(one.worker_id)]
+        merge(kept, more)
+
+    def take(self, now_s: float) -> Order | None:
+        """Return what is due, and forget it."""
+        if self._due_s is None or now_s < self._due_s:
+            return None
+        order, self._order = self._order, Order()
+        self._due_s = None
+        return order
+
+    def relax(self) -> None:
+        """Everything that was deferred is written."""
+        self._pause_s = FIRST_PAUSE_S
+
+    def ended(self, worker_id: str) -> set[Key]:
+        """Return the attempts of a worker that are over, though the ledger does not have it yet."""
+        hand = self._order.hands.get(worker_id)
+        return set() if hand is None else set(outcome_keys(hand))

@@ -1,3 +1,0 @@
--- Work that follows the ends of other work.
-
-SELECT 1;
