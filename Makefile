@@ -27,7 +27,7 @@ demo: install ## a fleet of workers on SQLite, killed every few seconds, nothing
 	$(VENV)/bin/unstuck demo --seconds $(SECONDS_OF_DEMO)
 
 test: tools ## the whole suite, on both databases
-	@tests/bring_programs.sh
+	@tools/test-programs.sh
 	$(PY) -m tests.run
 
 lint: tools
@@ -41,8 +41,8 @@ layers: tools
 	$(VENV)/bin/lint-imports
 
 chaos: tools ## failovers, cut networks, hung servers, full disks and random kills, on both databases (CHAOS="--scenario NAME")
-	$(PY) -m tests.crash.chaos --url sqlite $(CHAOS)
-	$(PY) -m tests.crash.chaos --url postgresql $(CHAOS)
+	$(PY) -m tests.chaos.__main__ --url sqlite $(CHAOS)
+	$(PY) -m tests.chaos.__main__ --url postgresql $(CHAOS)
 
 simulate: tools ## SEEDS fleets in virtual time under faults drawn from a seed (100,000)
 	$(PY) -m tests.simulation --kept
@@ -63,13 +63,13 @@ test-long: tools ## proofs that take minutes: an outage longer than every lease,
 check: lint types layers test ## lint, types, layers and tests in one
 
 bench-core: tools ## what it does per second, what it costs, how soon it sees a death
-	$(PY) -m bench.core $(BENCH)
+	$(PY) -m bench.__main__ $(BENCH)
 
 bench-web: tools ## how long a beat over HTTP takes, and a look at ten thousand workers
-	$(PY) -m bench.web $(BENCH)
+	$(PY) -m bench.http $(BENCH)
 
 bench-mdp: tools ## round trips over ZeroMQ, durable and in memory, beside a minimal broker
-	$(PY) -m bench.mdp $(BENCH)
+	$(PY) -m bench.majordomo $(BENCH)
 
 clean:
 	rm -rf $(VENV) $(FUZZ_VENV) fuzz-findings .mypy_cache .ruff_cache .pytest_cache

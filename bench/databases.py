@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 import psycopg
-from tests.pg import PgServer, start_postgres
+from tests.support.postgres import PgServer, start_postgres
 
 from bench.processes import CpuClock, cpu_of_family
 

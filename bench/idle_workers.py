@@ -1,143 +1,210 @@
-"""Replay idle workers with `pgbench`: real rows, real sessions and the statements of real workers at their times.
+"""Count what a PostgreSQL was asked, by the names that the ledger's statements have, and compare two counts."""
 
-Each worker is a few Python processes, and a thousand of them do not fit beside their server on a small machine;
-`pgbench` holds thousands of sessions for next to no CPU.
-"""
-
-import os
-import subprocess
+import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
 
-import msgspec
 import psutil
-from tests.pg import PgServer
 
-from bench import tasks
-from bench.idle_scripts import LEAST_WORKERS, idle_scripts
-from bench.processes import CpuClock, cpu_of_family, wait_for
-from bench.recording import RecordingLedger
-from bench.report import progress
-from bench.stage import Stage
-from unstuck import config, host
-from unstuck.config import DEFAULT_QUEUE, Settings
-from unstuck.runner.tasks import Manifest, TaskEntry
-from unstuck.store.records import WorkerBirth
-from unstuck.worker.identity import birth, new_worker_id, self_description, with_clock
+from bench.databases import Database, Postgres
+from bench.fleet import Stage, stage_on
+from bench.idle_replay import WORKERS_PER_HOST, pgbench_of, replayed
+from bench.processes import wait_for
+from bench.report import Table
+from unstuck import config
+from unstuck.ledger.postgres.ledger import PostgresLedger
+from unstuck.recovery.reap import Reaper
 
-WORKERS_PER_HOST = LEAST_WORKERS
-CLIENTS_PER_THREAD = 50
-"""A thread looks at all its clients whenever one of them is due."""
-BIRTHS_PER_S = 10.0
-"""Each birth costs two sessions that compile their functions, and that is not what is measured."""
-LEAST_SPREAD_S = 10.0
-"""Nobody is in step with the others: all that they do is as spread as their births are."""
-LEAST_MEMORY_BYTES = 3 << 30
-LONGEST_S = 86_400
+Calls = dict[str, float]
+"""Calls per second, by the statement's name in the `.sql` files."""
+
+OTHERS = "others"
+FAIR_PART = 0.05
+"""What is asked less often than that was counted too seldom to say much alone; it is part of the sum."""
 
 
-def pgbench_of(server: PgServer) -> Path | None:
-    """Give the program, where it was installed with the server."""
-    program = server.binaries / "pgbench"
-    return program if program.exists() else None
-
-
-class Clients:
-    """Two `pgbench`: one is everybody's turns, the other everybody's service."""
-
-    def __init__(self, processes: list[subprocess.Popen[bytes]], log: Path) -> None:
-        self._processes = processes
-        self._log = log
-
-    def cpu(self) -> CpuClock:
-        return sum((cpu_of_family(process.pid) for process in self._processes), CpuClock())
-
-    def check(self) -> None:
-        """Raise where a client has ended: it says why."""
-        said = self._log.read_text(errors="replace")
-        if "error" in said or any(process.poll() is not None for process in self._processes):
-            raise RuntimeError(f"pgbench did not go on:\n{said[-2000:]}")
-
-
-@contextmanager
-def replayed(stage: Stage, server: PgServer, program: Path, workers: int) -> Iterator[Clients]:
-    """Have so many idle workers on the stage's ledger, all born and all beating."""
-    settings = config.load({"url": stage.url})
-    found = (TaskEntry(task.name, task.queue, task.is_async, task.policy) for task in tasks.app.definitions.values())
-    manifest = Manifest(tuple(found), config.dump(settings), fork=True)
-    apart_s = max(1 / BIRTHS_PER_S, LEAST_SPREAD_S / workers)
-    with ExitStack() as stack, _recording(settings) as ledger:
-        scripts = idle_scripts(
-            ledger, _birth(settings, manifest, host.hostname()), manifest, settings, workers, apart_s
-        )
-        for number in range(workers):
-            ledger.register(_birth(settings, manifest, f"host-{number // WORKERS_PER_HOST}"))
-        log = stage.folder / "pgbench.log"
-        started = []
-        for purpose, script in (("turn", scripts.turn), ("service", scripts.service)):
-            path = stage.folder / f"{purpose}.sql"
-            path.write_text(script + "\n")
-            started.append(stack.enter_context(_pgbench(program, stage.url, purpose, path, workers, log)))
-        clients = Clients(started, log)
-        _wait_for_births(ledger, clients, workers * apart_s)
-        # Every beat has told its own session by now: ours, which gave birth to all, is not needed any more.
-        ledger.close()
-        yield clients
-
-
-def _birth(settings: Settings, manifest: Manifest, hostname: str) -> WorkerBirth:
-    about = {"hostname": hostname, "pid": os.getpid(), "fork": manifest.fork}
-    born = birth(
-        new_worker_id(),
-        name=None,
-        settings=settings,
-        manifest=manifest,
-        queues=(DEFAULT_QUEUE,),
-        concurrency=settings.slots,
-        metadata={**about, **self_description(settings, manifest, reaper=True)},
+def calls_of(database: Postgres, stage: Stage, elapsed_s: float) -> Calls:
+    """Give what was asked since the counters were reset, without the look at them."""
+    names = {_shape(text.decode()): name for name, text in cast(PostgresLedger, stage.ledger).sql.items()}
+    rows = database.query(
+        stage.url,
+        "select query, calls from pg_stat_statements where toplevel and query !~ 'pg_stat_|datname|current_database'"
+        " and dbid = (select oid from pg_database where datname = current_database())",
     )
-    return with_clock(msgspec.structs.replace(born, host=hostname))
+    calls: Calls = {}
+    for text, count in rows:
+        name = names.get(_shape(text), OTHERS)
+        calls[name] = calls.get(name, 0.0) + count / elapsed_s
+    return calls
 
 
-@contextmanager
-def _recording(settings: Settings) -> Iterator[RecordingLedger]:
-    ledger = RecordingLedger(settings)
-    try:
-        yield ledger
-    finally:
-        ledger.close()
+def compared(real: Calls, replayed: Calls) -> str:
+    """Say both, the most frequent first."""
+    names = sorted({*real, *replayed}, key=lambda name: -real.get(name, 0.0))
+    each = (f"{name} {real.get(name, 0.0):.2f} and {replayed.get(name, 0.0):.2f}" for name in names)
+    return f"{', '.join(each)}; in all {sum(real.values()):.1f} and {sum(replayed.values()):.1f}"
 
 
-@contextmanager
-def _pgbench(
-    program: Path, url: str, purpose: str, script: Path, clients: int, log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    threads = -(-clients // CLIENTS_PER_THREAD)
-    # Extended: values travel apart from the statement, as the driver sends them.
-    how = ["--no-vacuum", "--protocol=extended", f"--time={LONGEST_S}", f"--client={clients}", f"--jobs={threads}"]
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            [program, *how, "--define=lap=0", "--define=begun=0", f"--file={script}", url],
-            env={**os.environ, "PGAPPNAME": f"unstuck {purpose}"},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
+def minutely_each(calls: Calls, workers: int) -> Calls:
+    """Give calls per minute of one worker."""
+    return {name: count * 60 / workers for name, count in calls.items()}
+
+
+def disagreement(real: Calls, replayed: Calls) -> float:
+    """Give the largest share by which the sums differ, or a statement that is a fair part of them."""
+    total = sum(real.values())
+    shares = [abs(sum(replayed.values()) / total - 1.0)]
+    shares += [abs(replayed.get(name, 0.0) / calls - 1.0) for name, calls in real.items() if calls >= FAIR_PART * total]
+    return max(shares)
+
+
+def _shape(text: str) -> str:
+    """Leave out what each writes in its own way: parameters, constants and their types, white space."""
+    text = re.sub(r"%\(\w+\)s|\$\d+|'[^']*'|\b(\d+(\.\d+)?|true|false|null)\b|(?<=extract\()epoch", "?", text)
+    return " ".join(re.sub(r"\?::(double precision|\w+)(\[\])?", "?", text).replace("%%", "%").split())
+
+
+REAL_WORKERS = WORKERS_PER_HOST
+BORN_TOGETHER = 2
+"""All at once starve each other on a small machine."""
+SETTLE_S = 20.0
+"""A watchman learns by ten lost tickets, a second apart, how many there are, and asks less often from then on."""
+MOST_CONNECTIONS_EACH = 3
+MOST_DISAGREEMENT = 0.1
+
+
+@dataclass(frozen=True)
+class Idle:
+    """What was seen of one fleet, per second but for the first and the last."""
+
+    connections: int
+    commits: float
+    server_cpu: float
+    server_bytes: int
+    calls: Calls | None
+    """By statement; None where the server cannot count them."""
+
+
+def run(databases: list[Database], sizes: list[int], seconds: float) -> Table:
+    table = Table(
+        "idle",
+        "Idle workers on one PostgreSQL, default settings",
+        ("connections", "commits/s", "statements/s", "server CPU s/s", "server MB"),
+    )
+    for database in databases:
+        if isinstance(database, Postgres):
+            with _room_for(database, max(*sizes, REAL_WORKERS) * MOST_CONNECTIONS_EACH + 100) as counts_statements:
+                _measure_all(table, database, sizes, seconds, counts_statements)
+    table.notes.append(
+        f"over {seconds:.0f} s; server CPU is of all its processes, one core is 1.0; server MB is what they hold of the"
+        " memory (PSS), buffers included"
+    )
+    return table
+
+
+def _measure_all(table: Table, database: Postgres, sizes: list[int], seconds: float, counts_statements: bool) -> None:
+    with stage_on(database) as stage:
+        for _ in range(REAL_WORKERS // BORN_TOGETHER):
+            stage.workers.start(BORN_TOGETHER)
+        real = _observed(stage, database, REAL_WORKERS, seconds, counts_statements)
+        _add(table, f"{REAL_WORKERS:,} real workers", real)
+    program = pgbench_of(database.server)
+    if program is None:
+        table.notes.append("no more than these: `pgbench`, which replays the others, is not installed with this server")
+        return
+    for workers in dict.fromkeys((REAL_WORKERS, *sizes)):
+        with stage_on(database) as stage, replayed(stage, database.server, program, workers) as clients:
+            cpu, begun_s = clients.cpu(), time.monotonic()
+            idle = _observed(stage, database, workers, seconds, counts_statements)
+            clients.check()
+            cpu_share = (clients.cpu() - cpu).all_s / (time.monotonic() - begun_s)
+            silent_s = _judged(stage, workers)
+        _add(table, f"{workers:,} replayed", idle)
+        table.notes.append(
+            f"{workers:,} replayed: no beat was older than {silent_s:.2f} s in the end, and a real watchman's round"
+            f" suspected nobody; `pgbench` took {cpu_share:.2f} of a core"
         )
+        if real.calls is not None and idle.calls is not None:
+            asked, replay = minutely_each(real.calls, REAL_WORKERS), minutely_each(idle.calls, workers)
+            table.notes.append(f"calls per minute and worker, real and {workers:,} replayed: {compared(asked, replay)}")
+            if workers == REAL_WORKERS and disagreement(asked, replay) > MOST_DISAGREEMENT:
+                raise RuntimeError(f"The replay does not do what real workers do: {table.notes[-1]}")
+
+
+def _judged(stage: Stage, workers: int) -> float:
+    """Let a real watchman look at the replayed ones, and give the longest silence."""
+    silent_s = stage.ledger.fleet().silent_s
+    done = Reaper(stage.ledger, config.load({"url": stage.url}).recovery, by="bench").round(ticket=False)
+    if done.watched != workers or done.suspected or done.buried:
+        raise RuntimeError(f"a watchman saw {done.watched} of {workers} idle workers: {done.counts()}")
+    return silent_s
+
+
+def _add(table: Table, label: str, idle: Idle) -> None:
+    statements = None if idle.calls is None else sum(idle.calls.values())
+    table.add(label, idle.connections, idle.commits, statements, idle.server_cpu, idle.server_bytes / (1 << 20))
+
+
+def _observed(stage: Stage, database: Postgres, workers: int, seconds: float, counts_statements: bool) -> Idle:
+    if counts_statements:
+        database.query(stage.url, "create extension if not exists pg_stat_statements")
+    wait_for(lambda: len(stage.ledger.workers(living_only=True)) >= workers, "all born", every_s=0.5)
+    time.sleep(SETTLE_S)
+    # In the same order at both ends: a look takes its time with thousands of processes, and so all count equally long.
+    begun_s, cpu = time.monotonic(), database.server_cpu()
+    connections, commits = _activity(database, stage.url)
+    if counts_statements:
+        database.query(stage.url, "select pg_stat_statements_reset()")
+    time.sleep(seconds)
+    elapsed_s, cpu = time.monotonic() - begun_s, database.server_cpu() - cpu
+    commits = _activity(database, stage.url)[1] - commits
+    calls = calls_of(database, stage, elapsed_s) if counts_statements else None
+    living = len(stage.ledger.workers(living_only=True))
+    if living != workers:
+        raise RuntimeError(f"{living} idle workers live, of {workers}; the figures would be worthless")
+    return Idle(connections, commits / elapsed_s, cpu.all_s / elapsed_s, _memory_bytes(database.server.pid), calls)
+
+
+def _activity(database: Postgres, url: str) -> tuple[int, int]:
+    """Give the connections of workers, and all transactions so far."""
+    connections, commits = database.query(
+        url,
+        "select (select count(*) from pg_stat_activity where datname = current_database()"
+        " and application_name in ('unstuck turn', 'unstuck service')),"
+        " (select xact_commit + xact_rollback from pg_stat_database where datname = current_database())",
+    )[0]
+    return int(connections), int(commits)
+
+
+def _memory_bytes(pid: int) -> int:
+    """Give what a server holds, with what its processes share counted once."""
+    server = psutil.Process(pid)
+    total = 0
+    for process in (server, *server.children()):
+        try:
+            total += process.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+@contextmanager
+def _room_for(database: Postgres, connections: int) -> Iterator[bool]:
+    """Restart the server with room for so many; True where statements can be counted."""
+    server = database.server
+    available = "select 1 from pg_available_extensions where name = 'pg_stat_statements'"
+    counts_statements = bool(database.query(server.url(), available))
+    server.execute(f"alter system set max_connections = {connections}")
+    if counts_statements:
+        server.execute("alter system set shared_preload_libraries = 'pg_stat_statements'")
+    server.stop()
+    server.start()
     try:
-        yield process
+        yield counts_statements
     finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_for_births(ledger: RecordingLedger, clients: Clients, spread_s: float) -> None:
-    until_s = time.monotonic() + spread_s
-    while (left_s := until_s - time.monotonic()) > 0:
-        clients.check()
-        if (free := psutil.virtual_memory().available) < LEAST_MEMORY_BYTES:
-            raise RuntimeError(f"only {free >> 20:,} MB of memory are left, {left_s:.0f} s before all are born")
-        progress(f"  {left_s:.0f} s until all are born, {free >> 20:,} MB free")
-        time.sleep(min(left_s, 10.0))
-    wait_for(lambda: ledger.fleet().late == 0, "everybody beats", every_s=0.5)
+        server.execute("alter system reset all")
+        server.stop()
+        server.start()

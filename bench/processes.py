@@ -15,7 +15,7 @@ from typing import TypeVar
 import psutil
 
 from unstuck.domain.states import WorkerState
-from unstuck.store.contract import Ledger
+from unstuck.ledger.contract import Ledger
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = "bench.tasks:app"

@@ -9,7 +9,7 @@ import sys
 
 from unstuck.cli.main import main
 from unstuck.config import Recovery
-from unstuck.worker import floor, limits, roster, runners, watchdog
+from unstuck.worker import limits, loop, pool, slots, watchdog
 
 VARIABLE = "BENCH_QUICKENED"
 
@@ -25,12 +25,12 @@ def environment(times: int) -> dict[str, str]:
 
 
 def quicken_worker(times: int) -> None:
-    runners.LOOK_S /= times
-    roster.FIRST_LOOK_S /= times
-    floor.BUSY_TICK_S /= times
-    limits.WEIGH_S /= times
-    limits.WEIGH_LIMITED_S /= times
-    limits.WEIGH_NEAR_S /= times
+    pool.LOOK_S /= times
+    slots.FIRST_LOOK_S /= times
+    loop.BUSY_TICK_S /= times
+    limits.MEASURE_S /= times
+    limits.MEASURE_LIMITED_S /= times
+    limits.MEASURE_NEAR_S /= times
     watchdog.LOOK_EVERY_S /= times
 
 

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unstuck.store.postgres.bounds import Bounds, bounds_of
-from unstuck.store.postgres.connecting import Address, read_address
-from unstuck.store.postgres.lanes import Lane, Row
-from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.ledger.postgres.connect import Address, Bounds, bounds_of, read_address
+from unstuck.ledger.postgres.connection import ManagedConnection, Row
+from unstuck.ledger.postgres.ledger import PostgresLedger
 
 OWN = ("worker_id", "host", "session_pid", "session_start")
 """Values that each worker has of its own. A script has variables of these names."""
@@ -21,7 +20,7 @@ class Sent:
     values: Mapping[str, Any]
 
 
-class RecordingLane(Lane):
+class RecordingLane(ManagedConnection):
     def __init__(self, purpose: str, address: Address, schema: str, bounds: Bounds) -> None:
         super().__init__(purpose, address, schema, bounds)
         self.sent: list[Sent] = []
@@ -47,7 +46,7 @@ class RecordingLedger(PostgresLedger):
         act()
         return [self._scripted(one) for one in sent]
 
-    def _lane(self, purpose: str, url: str | None = None) -> Lane:
+    def _lane(self, purpose: str, url: str | None = None) -> ManagedConnection:
         address = self.address if url is None else read_address(url)
         return RecordingLane(purpose, address, self.schema, bounds_of(purpose, self.settings))
 

@@ -44,7 +44,7 @@ class Table:
         return {"key": self.key, "title": self.title, "rows": rows, "notes": self.notes}
 
 
-def machine() -> str:
+def machine_text() -> str:
     """Say on what this runs, in one line."""
     cpus = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     memory_kb = next((line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), "0")
@@ -58,7 +58,9 @@ def today() -> str:
 
 
 def as_json(tables: list[Table]) -> str:
-    return json.dumps({"at": today(), "machine": machine(), "tables": [table.plain() for table in tables]}, indent=2)
+    return json.dumps(
+        {"at": today(), "machine": machine_text(), "tables": [table.plain() for table in tables]}, indent=2
+    )
 
 
 def progress(line: str) -> None:

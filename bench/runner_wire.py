@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from unstuck.runner.trace import Trace
-from unstuck.worker.bench import Bench, JobFrame, Runner, RunnerExit
+from unstuck.runner.messages import JobMessage
+from unstuck.runner.status_page import StatusPage
+from unstuck.worker.fork_client import ForkServerClient, RunnerExit
+from unstuck.worker.runner_process import RunnerProcess
 
 APP = """
 from unstuck import App
@@ -28,11 +30,11 @@ async def anoop(): pass
 ROUNDS = 30
 
 
-def jobs(start: int, count: int, task: str) -> list[JobFrame]:
-    return [JobFrame(token, token, task, "default", b"{}", "json", 1, 0) for token in range(start, start + count)]
+def jobs(start: int, count: int, task: str) -> list[JobMessage]:
+    return [JobMessage(token, token, task, "default", b"{}", "json", 1, 0) for token in range(start, start + count)]
 
 
-def throughput(runner: Runner, task: str, ahead: int, seconds: float) -> float:
+def throughput(runner: RunnerProcess, task: str, ahead: int, seconds: float) -> float:
     """Keep `ahead` jobs with the runner and count what comes back."""
     sent = done = 0
     begun = time.perf_counter()
@@ -51,14 +53,14 @@ def throughput(runner: Runner, task: str, ahead: int, seconds: float) -> float:
     return done / (time.perf_counter() - begun)
 
 
-def until_exit(bench: Bench) -> None:
+def until_exit(bench: ForkServerClient) -> None:
     while True:
         select.select([bench], [], [], 5)
         if any(isinstance(event, RunnerExit) for event in bench.read()):
             return
 
 
-def first_outcome(bench: Bench) -> Runner:
+def first_outcome(bench: ForkServerClient) -> RunnerProcess:
     runner = bench.open_runner(0, "sync")
     runner.send(jobs(1, 1, "noop"))
     while not runner.read():
@@ -72,7 +74,7 @@ def timed(act: Callable[[], object]) -> float:
     return (time.perf_counter() - begun) * 1000
 
 
-def births_and_deaths(bench: Bench) -> None:
+def births_and_deaths(bench: ForkServerClient) -> None:
     births, deaths = [], []
     for _ in range(ROUNDS):
         begun = time.perf_counter()
@@ -90,9 +92,9 @@ def main(seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "wire_app.py").write_text(APP)
         os.chdir(folder)
-        bench = Bench("wire_app:app")
+        bench = ForkServerClient("wire_app:app")
         print(f"{'import of the app':32} {timed(bench.start):13.0f} ms")
-        trace = Trace.create(Path(folder, "trace"), 2)
+        trace = StatusPage.create(Path(folder, "trace"), 2)
         bench.equip(trace, "bench")
         try:
             births_and_deaths(bench)

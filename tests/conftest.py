@@ -7,13 +7,13 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from tests.log_state import LogState
-from tests.pg import PgServer, start_postgres
+from tests.support.log_state import LogState
+from tests.support.postgres import PgServer, start_postgres
 
 from unstuck.config import Settings
-from unstuck.store.postgres.ledger import PostgresLedger
+from unstuck.ledger.postgres.ledger import PostgresLedger
 
-QT = Path(__file__).parent / "qt"
+QT = Path(__file__).parent / "desktop"
 
 # Whoever started us in the background had Ctrl-C ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -44,21 +44,21 @@ class Decoders:
     """All readers, one of which is tried with each input."""
 
     def __init__(self, only: str | None) -> None:
-        from tests import readers
+        from tests.support import foreign_bytes
 
-        texts = {name: _of_bytes(reader) for name, reader in readers.TEXTS.items()}
-        self.readers = {name: one for name, one in {**readers.STORED, **texts}.items() if only in (None, name)}
+        texts = {name: _of_bytes(reader) for name, reader in foreign_bytes.TEXTS.items()}
+        self.readers = {name: one for name, one in {**foreign_bytes.STORED, **texts}.items() if only in (None, name)}
         if not self.readers:
-            sys.exit(f"There is no reader {only!r}. There are: {', '.join({**readers.STORED, **texts})}.")
+            sys.exit(f"There is no reader {only!r}. There are: {', '.join({**foreign_bytes.STORED, **texts})}.")
         self.names = list(self.readers)
-        self.refusals = readers.REFUSALS
+        self.refusals = foreign_bytes.REFUSALS
         self.tried: Counter[str] = Counter()
         self.slowest: dict[str, float] = {}
         self.largest: dict[str, int] = {}
 
     def try_one(self, data: bytes) -> None:
         """Try an input, or raise AssertionError or whatever the reader raised that it may not."""
-        from tests.bombs import MAX_BYTES, MAX_S, cost_of
+        from tests.support.decoding_bombs import MAX_BYTES, MAX_S, cost_of
 
         if len(data) < 3:
             return
@@ -95,7 +95,7 @@ def _of_bytes(reader: Callable[[str], object]) -> Callable[[bytes], object]:
 
 def _grown(data: bytes) -> bytes:
     """Repeat what stands between the first and the last few bytes until all of it has 8 MB."""
-    from tests.bombs import SIZE_BYTES
+    from tests.support.decoding_bombs import SIZE_BYTES
 
     edge = min(data[0] % 8, len(data) // 3)
     first, middle, last = data[:edge], data[edge : len(data) - edge], data[len(data) - edge :]
@@ -104,7 +104,7 @@ def _grown(data: bytes) -> bytes:
 
 def known_inputs(count: int) -> list[bytes]:
     """Return small forms of the known bombs and a few plain inputs, for each reader."""
-    from tests.bombs import cbor_bombs, json_bombs
+    from tests.support.decoding_bombs import cbor_bombs, json_bombs
 
     units = [make()[:500] for make in (*json_bombs().values(), *cbor_bombs().values())]
     small = [bytes([reader, 1]) + unit for unit in [*units, *PLAIN] for reader in range(count)]

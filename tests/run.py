@@ -35,7 +35,7 @@ PASSED, FAILED, INTERRUPTED, NOTHING = 0, 1, 2, 5
 SUITES = (
     # Most tests wait for others most of the time: three for each of two processors keep these busy.
     ("-n", "6", "-p", "tests.together", "-m", "not long", "tests"),
-    ("-n", "2", "-m", "not long", "tests/qt"),
+    ("-n", "2", "-m", "not long", "tests/desktop"),
 )
 
 

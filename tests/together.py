@@ -14,10 +14,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-SHARING = ('scope="module"', "door: Door", "browser: Browser", "http: httpx.Client")
-"""How a file says so: by a fixture of its own, or by a door or the browser of `tests/acceptance/conftest.py`."""
+SHARING = ('scope="module"', "door: ApiClient", "browser: Browser", "http: httpx.Client")
+"""How a file says so: by a fixture of its own, or by a door or the browser of `tests/support/server_fixtures.py`."""
 DIALECTS = ("sqlite", "postgres")
-LONG = ("tests/simulation/", "tests/crash/test_health.py::test_a_lone_worker", "tests/crash/test_clock_steps.py")
+LONG = ("tests/simulation/", "tests/crash/test_worker_health.py::test_a_lone_worker", "tests/crash/test_clock_steps.py")
 """Tests of half a minute and more: begun late, one of them would keep one processor busy when all else is done."""
 SHORT = "tests/unit/"
 """Tests of a moment come last: they fill the time in which others end."""

@@ -7,30 +7,27 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, overlo
 import msgspec
 
 from unstuck import config
-from unstuck.client.counter import Counter
-from unstuck.client.following import Follower, Following
-from unstuck.client.hooking import names_of
+from unstuck.client.hooks import Follower, HookRegistry, names_of
 from unstuck.client.job import Job
-from unstuck.client.planning import Planning
+from unstuck.client.runtime import ClientRuntime
+from unstuck.client.schedules import ScheduleRegistry
 from unstuck.client.task import Task
 from unstuck.client.task_function import read_function, shown
 from unstuck.client.task_settings import GivenTaskSettings, check_task_settings, policy_of
 from unstuck.config import DEFAULT_QUEUE, GivenSettings, Recovery, Settings
-from unstuck.domain.durations import Duration, seconds
-from unstuck.domain.errors import ConfigError, UnknownTask
-from unstuck.domain.hooks import HOOK_SETTINGS
-from unstuck.domain.limits import QueueLimit, read_limit
-from unstuck.domain.names import check_names, checked_name, did_you_mean
-from unstuck.domain.order import read_order
-from unstuck.domain.policy import check_policy
+from unstuck.domain.limits import QueueLimit, read_key_rule, read_limit
+from unstuck.domain.policy import HOOK_SETTINGS, check_policy
 from unstuck.domain.redaction import Redactor
+from unstuck.domain.text import check_names, checked_name, did_you_mean
+from unstuck.domain.units import Duration, seconds
+from unstuck.errors import ConfigError, UnknownTask
 from unstuck.runner.tasks import TaskDefinition
 
 if TYPE_CHECKING:
-    from unstuck.client.events import Events
+    from unstuck.client.events import EventStream
     from unstuck.client.operator import Operator, StaleAction
-    from unstuck.client.workflow import Workflow, WorkflowRun
-    from unstuck.store.contract import Ledger
+    from unstuck.client.workflows import Workflow, WorkflowRun
+    from unstuck.ledger.contract import Ledger
 
 GATHER = "500ms"
 """A burst of events is over when nothing came for so long; ten seconds at the most."""
@@ -41,7 +38,7 @@ R = TypeVar("R")
 _APP_SETTINGS = ("queues", *HOOK_SETTINGS)
 
 
-class App(Planning, Following):
+class App(ScheduleRegistry, HookRegistry):
     """Tasks, settings and the way to the ledger. Nothing is connected before it is used."""
 
     def __init__(
@@ -58,12 +55,12 @@ class App(Planning, Following):
     ) -> None:
         check_names(settings, (*config.SETTING_NAMES, *_APP_SETTINGS), "setting")
         self.settings: Settings = config.load({"url": url, "recovery": recovery, **settings})
-        self._counter = Counter(self.settings, config.overruled(url))
+        self._counter = ClientRuntime(self.settings, config.overruled(url))
         self._definitions: dict[str, TaskDefinition] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._limits: dict[str, QueueLimit] = {}
-        Planning.__init__(self)
-        Following.__init__(
+        ScheduleRegistry.__init__(self)
+        HookRegistry.__init__(
             self,
             {
                 "after_success": after_success,
@@ -102,7 +99,9 @@ class App(Planning, Following):
         name = checked_name(found.name if name is None else name, "Task")
         places, rest = Redactor(self.settings.web.redact).places(found.parameters)
         policy = msgspec.structs.replace(
-            policy_of(settings, read_order(name, settings, found.defaults)), hidden_args=places, hidden_args_from=rest
+            policy_of(settings, read_key_rule(name, settings, found.defaults)),
+            hidden_args=places,
+            hidden_args_from=rest,
         )
         recovery = self.settings.recovery
         check_policy(
@@ -232,13 +231,13 @@ class App(Planning, Following):
         """Begin to build a workflow; nothing is stored before its `start()`."""
         for setting in unknown:
             raise ConfigError(f"A workflow has no setting {setting!r}. Give it to the tasks: @app.task({setting}=…).")
-        from unstuck.client.workflow import Workflow
+        from unstuck.client.workflows import Workflow
 
         return Workflow(self._counter, name)
 
     def workflow_run(self, workflow_id: int) -> "WorkflowRun":
         """Give a handle on a workflow that was started."""
-        from unstuck.client.workflow import WorkflowRun
+        from unstuck.client.workflows import WorkflowRun
 
         return WorkflowRun(self._counter, workflow_id)
 
@@ -249,7 +248,7 @@ class App(Planning, Following):
         worker: str | None = None,
         after: str | None = None,
         gather: Duration | None = GATHER,
-    ) -> "Events":
+    ) -> "EventStream":
         """Listen to what happens, with `for` or `async for`: deaths, requeues, failures, queues that nobody serves.
 
         `kinds` and `worker` choose; `after` goes on behind the cursor of an earlier event. A burst of one kind is told

@@ -49,7 +49,7 @@ def process_started(pid: int) -> str:
     return fields[19]
 
 
-def look(pid: int, started: str) -> Process:
+def process_state(pid: int, started: str) -> Process:
     """Say whether a process of this host and namespace lives. Only certainty is certain."""
     if not started or not Path("/proc/self/stat").exists():
         return _look_by_signal(pid)

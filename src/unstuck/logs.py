@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TextIO
 
-from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean
 from unstuck.domain.terminal import harmless, harmless_json
+from unstuck.domain.text import did_you_mean
+from unstuck.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("console", "json")

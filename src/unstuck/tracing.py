@@ -22,7 +22,7 @@ def is_used() -> bool:
     return "opentelemetry.trace" in sys.modules
 
 
-class Sending:
+class EnqueueSpan:
     """The span of an enqueue; `trace` is what its jobs carry."""
 
     def __init__(self, span: Any = None, trace: str = "") -> None:
@@ -35,11 +35,11 @@ class Sending:
             self._span.set_attribute("messaging.message.id", str(job_ids[0]))
 
 
-_NOT_TRACED = Sending()
+_NOT_TRACED = EnqueueSpan()
 
 
 @contextmanager
-def sending(task: str, queue: str, count: int) -> Iterator[Sending]:
+def enqueue_span(task: str, queue: str, count: int) -> Iterator[EnqueueSpan]:
     """Span an enqueue of `count` jobs; where nobody traces, this is nothing."""
     if not is_used():
         yield _NOT_TRACED
@@ -53,10 +53,10 @@ def sending(task: str, queue: str, count: int) -> Iterator[Sending]:
     }
     tracer = trace.get_tracer(TRACER, VERSION)
     with tracer.start_as_current_span(f"send {task}", kind=trace.SpanKind.PRODUCER, attributes=attributes) as span:
-        yield Sending(span, _carried())
+        yield EnqueueSpan(span, _carried())
 
 
-class Attempting:
+class AttemptSpan:
     """The span of one attempt, in a runner. Whatever goes wrong with it is no trouble of the job."""
 
     def __init__(self, span: Any) -> None:
@@ -83,7 +83,7 @@ class Attempting:
             self._span.end()
 
 
-def attempting(task: str, queue: str, trace_context: str, facts: Attributes) -> Attempting | None:
+def attempt_span(task: str, queue: str, trace_context: str, facts: Attributes) -> AttemptSpan | None:
     """Begin the span of an attempt below the span of its enqueue; None where nobody traces."""
     if not is_used():
         return None
@@ -96,7 +96,7 @@ def attempting(task: str, queue: str, trace_context: str, facts: Attributes) -> 
             kind=trace.SpanKind.CONSUMER,
             attributes={**_common(task, queue), "messaging.operation.type": "process", **facts},
         )
-        return Attempting(span)
+        return AttemptSpan(span)
     return None
 
 

@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.broom import Broom
-from tests.contract.hands import birth
-from tests.contract.meddling import Meddler, PostgresMeddler, SqliteMeddler
-from tests.pg import PgServer
-from tests.sqlite_model import ready_sqlite
+from tests.support.backdoor import Backdoor, PostgresBackdoor, SqliteBackdoor
+from tests.support.builders import birth
+from tests.support.postgres import LedgerPool, PgServer
+from tests.support.sqlite import ready_sqlite
 
 from unstuck.config import Settings
-from unstuck.store.contract import Ledger
-from unstuck.store.opening import open_ledger
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.open import open_ledger
 
 DIALECTS = ("sqlite", "postgresql")
 OpenLedger = Callable[[], Ledger]
@@ -34,16 +33,16 @@ def url(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def shared_pg_ledger(pg_server: PgServer) -> Iterator[tuple[str, Broom]]:
+def shared_pg_ledger(pg_server: PgServer) -> Iterator[tuple[str, LedgerPool]]:
     """A database with the ledger's tables, made once, and what sweeps it."""
     url = pg_server.new_ledger()
-    broom = Broom(url)
+    broom = LedgerPool(url)
     yield url, broom
     broom.close()
 
 
 @pytest.fixture
-def swept_pg_url(shared_pg_ledger: tuple[str, Broom]) -> str:
+def swept_pg_url(shared_pg_ledger: tuple[str, LedgerPool]) -> str:
     """The shared database as it was when its tables were new."""
     url, broom = shared_pg_ledger
     broom.sweep()
@@ -90,5 +89,5 @@ def w2(ledger: Ledger) -> str:
 
 
 @pytest.fixture
-def meddler(url: str, dialect: str, tmp_path: Path) -> Meddler:
-    return SqliteMeddler(tmp_path / "jobs.db") if dialect == "sqlite" else PostgresMeddler(url)
+def meddler(url: str, dialect: str, tmp_path: Path) -> Backdoor:
+    return SqliteBackdoor(tmp_path / "jobs.db") if dialect == "sqlite" else PostgresBackdoor(url)

@@ -19,14 +19,14 @@ import psycopg
 from psycopg.pq import ExecStatus
 
 from unstuck.config import Settings
-from unstuck.store.postgres.base import PACKAGE, QUERY_FILES
-from unstuck.store.postgres.ledger import PostgresLedger
-from unstuck.store.postgres.migrating import FUNCTIONS
-from unstuck.store.postgres.migrating import MIGRATIONS as POSTGRES_MIGRATIONS
-from unstuck.store.sql import load_queries
-from unstuck.store.sqlite.ledger import SqliteLedger
-from unstuck.store.sqlite.migrating import MIGRATIONS as SQLITE_MIGRATIONS
-from unstuck.store.sqlite.verbs import SQL
+from unstuck.ledger.postgres.database import PACKAGE, QUERY_FILES
+from unstuck.ledger.postgres.ledger import PostgresLedger
+from unstuck.ledger.postgres.migrate import FUNCTIONS
+from unstuck.ledger.postgres.migrate import MIGRATIONS as POSTGRES_MIGRATIONS
+from unstuck.ledger.sql import load_queries
+from unstuck.ledger.sqlite.database import SQL
+from unstuck.ledger.sqlite.ledger import SqliteLedger
+from unstuck.ledger.sqlite.migrate import MIGRATIONS as SQLITE_MIGRATIONS
 
 STORED = Path(__file__).with_name("last_release.json")
 WHAT_TO_DO = (
@@ -105,7 +105,7 @@ def _written(calls: Mapping[str, Call] | Mapping[str, str]) -> str:
 
 
 def main() -> int:
-    from tests.pg import start_postgres
+    from tests.support.postgres import start_postgres
 
     with start_postgres() as server, tempfile.TemporaryDirectory() as folder:
         url = server.new_ledger()

@@ -15,7 +15,7 @@ import apsw
 import psycopg
 
 from unstuck.config import Settings
-from unstuck.store.sqlite.ledger import SqliteLedger
+from unstuck.ledger.sqlite.ledger import SqliteLedger
 
 STORED = Path(__file__).with_name("schema")
 POSTGRES = "postgresql.txt"
@@ -149,7 +149,7 @@ def _pieces(sql: str) -> list[str]:
 
 
 def write_dumps(folder: Path, *, bodies: bool = False) -> None:
-    from tests.pg import start_postgres
+    from tests.support.postgres import start_postgres
 
     folder.mkdir(parents=True, exist_ok=True)
     with start_postgres() as server, tempfile.TemporaryDirectory() as scratch:

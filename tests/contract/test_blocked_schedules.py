@@ -5,16 +5,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.hands import QUEUE, TASK, birth, new_job
+from tests.support.builders import QUEUE, TASK, birth, new_job
 
 from unstuck.config import Settings
-from unstuck.domain.schedules import ScheduleDefinition
-from unstuck.domain.ticking import Timing
-from unstuck.reaper.timekeeper import Timekeeper
-from unstuck.store.contract import Ledger
-from unstuck.store.postgres.ledger import PostgresLedger
-from unstuck.store.postgres.schedules import DUE_AT_ONCE
-from unstuck.store.records import JobFilter, pack_job
+from unstuck.domain.schedules import ScheduleDefinition, Timing
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.jobs import JobFilter
+from unstuck.ledger.contract.schedules import pack_job
+from unstuck.ledger.postgres.ledger import PostgresLedger
+from unstuck.ledger.postgres.schedules import DUE_AT_ONCE
+from unstuck.maintenance.scheduler import Scheduler
 
 BLOCKED = DUE_AT_ONCE + 10
 LAPS = 4
@@ -49,7 +49,7 @@ def test_free_schedules_fire_beside_more_blocked_ones_than_are_looked_at_in_one_
     names = [f"blocked-{number:03}" for number in range(BLOCKED)]
     blocked = [hourly(name, unique_key=key) for name, key in zip(names, keys, strict=True)]
     pg_ledger.know_schedules([*blocked, hourly("free")], "operator")
-    keeper = Timekeeper(pg_ledger, frozenset())
+    keeper = Scheduler(pg_ledger, frozenset())
     with psycopg.connect(swept_pg_url) as user, psycopg.connect(swept_pg_url, autocommit=True) as clock:
         # All are due, and those that are blocked come first.
         clock.execute("update unstuck.schedules set next_at = now() - interval '4 seconds'")

@@ -2,24 +2,24 @@
 
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.doctor_kit import codes
-from tests.contract.hands import done, new_job, put, run, turn
-from tests.contract.meddling import Meddler
+from tests.support.backdoor import Backdoor
+from tests.support.builders import done, new_job, put, run, turn
+from tests.support.doctor import codes
 
 from unstuck.config import Settings
-from unstuck.store.contract import Ledger
-from unstuck.store.diagnosis import Overkept
-from unstuck.store.records import Ties
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.diagnosis import RetentionLag
+from unstuck.ledger.contract.jobs import JobExtras
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 
-def overkept(ledger: Ledger) -> dict[str, Overkept]:
+def overkept(ledger: Ledger) -> dict[str, RetentionLag]:
     return {one.kind: one for one in ledger.diagnose(far_s=DAY_S, late_s=30.0).overkept}
 
 
-def finish(ledger: Ledger, meddler: Meddler, count: int, **changes: object) -> int:
+def finish(ledger: Ledger, meddler: Backdoor, count: int, **changes: object) -> int:
     first = put(ledger, **changes)
     [job] = run(ledger)
     turn(ledger, done=[done(job)])
@@ -28,7 +28,7 @@ def finish(ledger: Ledger, meddler: Meddler, count: int, **changes: object) -> i
 
 
 def test_finished_jobs_that_should_be_gone_are_found_and_counted_about(
-    ledger: Ledger, w1: str, url: str, meddler: Meddler
+    ledger: Ledger, w1: str, url: str, meddler: Backdoor
 ) -> None:
     # Scheduled long ago for next year: old, and not to be removed.
     ledger.enqueue([new_job(delay_s=365 * DAY_S) for _ in range(100)])
@@ -45,7 +45,7 @@ def test_finished_jobs_that_should_be_gone_are_found_and_counted_about(
     assert "retention-behind" not in codes(ledger, Settings(url=url))
 
 
-def test_a_ledger_that_is_kept_in_order_gives_no_finding(ledger: Ledger, w1: str, url: str, meddler: Meddler) -> None:
+def test_a_ledger_that_is_kept_in_order_gives_no_finding(ledger: Ledger, w1: str, url: str, meddler: Backdoor) -> None:
     assert overkept(ledger) == {}
     finish(ledger, meddler, 1_000)
     put(ledger)
@@ -57,11 +57,11 @@ def test_a_ledger_that_is_kept_in_order_gives_no_finding(ledger: Ledger, w1: str
 
 
 def test_events_keys_and_jobs_with_a_keep_of_their_own_are_found_too(
-    ledger: Ledger, w1: str, url: str, meddler: Meddler
+    ledger: Ledger, w1: str, url: str, meddler: Backdoor
 ) -> None:
     meddler.add_events(3_000)
     meddler.age_events(8 * DAY_S)
-    ledger.enqueue([new_job(unique_key=f"k{n}", more=Ties(unique_for_s=60.0)) for n in range(50)])
+    ledger.enqueue([new_job(unique_key=f"k{n}", more=JobExtras(unique_for_s=60.0)) for n in range(50)])
     meddler.age_keys(60.0 + HOUR_S)
     found = overkept(ledger)
     assert found["events"].count == pytest.approx(3_000, rel=0.2)
@@ -72,8 +72,8 @@ def test_events_keys_and_jobs_with_a_keep_of_their_own_are_found_too(
     assert "retention-behind" in codes(ledger, Settings(url=url))
 
 
-def finish_own_keep(ledger: Ledger, meddler: Meddler) -> None:
-    first = put(ledger, more=Ties(keep_s=60.0), priority=10)
+def finish_own_keep(ledger: Ledger, meddler: Backdoor) -> None:
+    first = put(ledger, more=JobExtras(keep_s=60.0), priority=10)
     [job] = run(ledger, limit=1)
     assert job.job_id == first
     turn(ledger, done=[done(job)])
@@ -82,7 +82,7 @@ def finish_own_keep(ledger: Ledger, meddler: Meddler) -> None:
 
 
 def test_ids_that_jumped_after_a_restore_do_not_spoil_the_estimate(
-    ledger: Ledger, w1: str, open_again: OpenLedger, meddler: Meddler
+    ledger: Ledger, w1: str, open_again: OpenLedger, meddler: Backdoor
 ) -> None:
     finish(ledger, meddler, 2_000)
     ledger.void_tokens()

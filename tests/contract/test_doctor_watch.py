@@ -4,17 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.contract.doctor_kit import CALM, HOST_S_OWN
-from tests.contract.hands import birth
-from tests.contract.meddling import Meddler
+from tests.support.backdoor import Backdoor
+from tests.support.builders import birth
+from tests.support.doctor import CALM, HOST_S_OWN
 
 from unstuck import config
-from unstuck.client.doctor.codes import Severity
-from unstuck.client.doctor.examining import examine
-from unstuck.client.doctor.finding import Finding
-from unstuck.client.doctor.gathering import gather
-from unstuck.domain.watch import Cause, Tick
-from unstuck.store.contract import Ledger
+from unstuck.client.doctor.examine import examine
+from unstuck.client.doctor.facts import gather
+from unstuck.client.doctor.findings import Finding
+from unstuck.domain.conditions import Severity
+from unstuck.domain.watch_clock import Cause, Tick
+from unstuck.ledger.contract import Ledger
 
 HOUR_S = 3600.0
 Look = Callable[[], dict[str, Finding]]
@@ -45,7 +45,7 @@ class TestClockSteps:
         ledger.tick(Tick(1.0, 1.0))
         assert set(look()) == {"containment"}
 
-    def test_a_clock_that_was_set_forward(self, ledger: Ledger, look: Look, meddler: Meddler) -> None:
+    def test_a_clock_that_was_set_forward(self, ledger: Ledger, look: Look, meddler: Backdoor) -> None:
         meddler.move_watch(-HOUR_S)
         meddler.move_beats(-HOUR_S)
         ledger.tick(Tick(1.0, 1.0))
@@ -54,7 +54,7 @@ class TestClockSteps:
         assert found.facts["step_s"] == pytest.approx(HOUR_S, abs=5.0)
         assert "set forward by about" in found.what
 
-    def test_a_clock_that_was_set_back(self, ledger: Ledger, look: Look, meddler: Meddler) -> None:
+    def test_a_clock_that_was_set_back(self, ledger: Ledger, look: Look, meddler: Backdoor) -> None:
         meddler.move_watch(HOUR_S)
         meddler.move_beats(HOUR_S)
         ledger.tick(Tick(1.0, 1.0))
@@ -64,7 +64,7 @@ class TestClockSteps:
         assert found.facts["step_s"] == pytest.approx(-HOUR_S, abs=5.0)
         assert "set back by about" in found.what
 
-    def test_a_clock_that_was_set_wrong_and_mended(self, ledger: Ledger, look: Look, meddler: Meddler) -> None:
+    def test_a_clock_that_was_set_wrong_and_mended(self, ledger: Ledger, look: Look, meddler: Backdoor) -> None:
         for moved_s in (-HOUR_S, HOUR_S):
             meddler.move_watch(moved_s)
             meddler.move_beats(moved_s)
@@ -76,7 +76,7 @@ class TestClockSteps:
         ]
 
     def test_a_step_of_the_day_before_yesterday_is_forgotten(
-        self, ledger: Ledger, look: Look, meddler: Meddler
+        self, ledger: Ledger, look: Look, meddler: Backdoor
     ) -> None:
         meddler.move_watch(HOUR_S)
         ledger.tick(Tick(1.0, 1.0))
@@ -88,7 +88,7 @@ class TestClockSteps:
 @pytest.mark.usefixtures("watched")
 class TestOutages:
     @pytest.mark.parametrize("cause", [Cause.OUTAGE, Cause.PAUSE, Cause.FAILOVER])
-    def test_a_time_in_which_no_one_watched(self, ledger: Ledger, look: Look, meddler: Meddler, cause: Cause) -> None:
+    def test_a_time_in_which_no_one_watched(self, ledger: Ledger, look: Look, meddler: Backdoor, cause: Cause) -> None:
         meddler.move_watch(-90.0)
         ledger.tick(Tick(None, 1.0, cause=cause))
         found = look()["ledger-outage"]
@@ -96,7 +96,7 @@ class TestOutages:
         assert found.facts["cause"] == cause
         assert found.facts["longest_s"] == pytest.approx(90.0, abs=5.0)
 
-    def test_several_are_summed_up(self, ledger: Ledger, look: Look, meddler: Meddler) -> None:
+    def test_several_are_summed_up(self, ledger: Ledger, look: Look, meddler: Backdoor) -> None:
         for _ in range(3):
             meddler.move_watch(-40.0)
             ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
@@ -105,7 +105,7 @@ class TestOutages:
         assert found.facts["total_s"] == pytest.approx(120.0, abs=5.0)
 
     def test_reapers_that_were_all_stopped_for_the_night_are_no_outage(
-        self, ledger: Ledger, look: Look, meddler: Meddler
+        self, ledger: Ledger, look: Look, meddler: Backdoor
     ) -> None:
         meddler.move_watch(-8 * HOUR_S)
         ledger.tick(Tick(None, 1.0, cause=Cause.START))

@@ -5,26 +5,33 @@ has reached, and a place may come from a history that a failover or a restore ha
 """
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import apsw
+import httpx
 import psycopg
 import pytest
-from tests.contract.hands import new_job
-from tests.contract.test_alert_sender import StartSender, receiver, start, told
-from tests.contract.test_event_feed import Reader, feed, readers
-from tests.fleet import wait_for
-from tests.receiver import Receiver
-from tests.web import serving
+from tests.contract.test_alerts import StartSender, receiver, start, told
+from tests.contract.test_events import Reader, feed, readers
+from tests.support.builders import new_job
+from tests.support.dummy_processes import VICTIMS, Victim, kill_all, registered_victims
+from tests.support.fleet import wait_for
+from tests.support.http_server import serve, serving
+from tests.support.webhook_receiver import Receiver
 
+from unstuck import App, Event
+from unstuck.config import Recovery
 from unstuck.domain.events import EventKind
-from unstuck.http.page.logbook import Logbook
-from unstuck.notify.feed import Feed
-from unstuck.notify.subscription import JobSubscription
-from unstuck.store.contract import Ledger
+from unstuck.http.dashboard.snapshot import RecentEvents
+from unstuck.ledger.contract import Ledger
+from unstuck.notify.feed import EventFeed
+from unstuck.notify.subscriptions import JobSubscription
+from unstuck.recovery.reap import Reaper
 
 __all__ = ["feed", "readers", "receiver", "start"]
+
 
 LATE = 600
 SQL = "insert into unstuck.events (kind, job_id, about, message) values ('crash_loop', %s, 'host', %s)"
@@ -49,7 +56,7 @@ def late_messages(count: int = LATE) -> list[str]:
 
 @only_postgresql
 def test_six_hundred_events_that_commit_late_are_all_delivered(
-    ledger: Ledger, url: str, feed: Feed, readers: list[Reader]
+    ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader]
 ) -> None:
     ledger.note_event("failed", "before")
     readers.append(Reader(ledger, feed))
@@ -59,19 +66,19 @@ def test_six_hundred_events_that_commit_late_are_all_delivered(
         slow.commit()
     assert readers[0].messages(LATE + 2)[2:] == late_messages()
     # Both places of the reader know of the open transaction: nothing is missed by coming back, nothing told twice.
-    readers += [Reader(ledger, Feed(lambda: ledger), after=event.cursor) for event in early]
+    readers += [Reader(ledger, EventFeed(lambda: ledger), after=event.cursor) for event in early]
     ledger.note_event("failed", "last")
     assert readers[1].messages(LATE + 2) == [*late_messages(), "behind", "last"]
     assert readers[2].messages(LATE + 1) == [*late_messages(), "last"]
     # So does a place in the middle of those that were committed late.
-    readers.append(Reader(ledger, Feed(lambda: ledger), after=readers[0].got[2 + LATE // 2].cursor))
+    readers.append(Reader(ledger, EventFeed(lambda: ledger), after=readers[0].got[2 + LATE // 2].cursor))
     assert readers[3].messages(LATE // 2)[-2:] == [f"late {LATE - 1}", "last"]
     assert not any(event.kind == EventKind.GAP for reader in readers for event in reader.got)
 
 
 @only_postgresql
 def test_late_commits_are_delivered_although_another_transaction_stays_open(
-    ledger: Ledger, url: str, feed: Feed, readers: list[Reader]
+    ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader]
 ) -> None:
     readers.append(Reader(ledger, feed))
     with psycopg.connect(url) as forgotten:
@@ -89,9 +96,9 @@ def test_late_commits_are_delivered_although_another_transaction_stays_open(
 
 @only_postgresql
 def test_more_open_transactions_than_a_place_can_name_lose_nothing(
-    ledger: Ledger, url: str, feed: Feed, readers: list[Reader], monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unstuck.domain.cursor.MAX_OPEN", 2)
+    monkeypatch.setattr("unstuck.domain.event_cursor.MAX_OPEN", 2)
     readers.append(Reader(ledger, feed))
     slow = [psycopg.connect(url) for _ in range(5)]
     for number, connection in enumerate(slow):
@@ -101,14 +108,14 @@ def test_more_open_transactions_than_a_place_can_name_lose_nothing(
     for connection in slow:
         connection.commit()
         connection.close()
-    readers.append(Reader(ledger, Feed(lambda: ledger), after=early.cursor))
+    readers.append(Reader(ledger, EventFeed(lambda: ledger), after=early.cursor))
     assert set(readers[1].messages(5)) >= set(late_messages(5))
     assert sorted(readers[0].messages(6)[1:]) == late_messages(5)
 
 
 @only_postgresql
 def test_who_follows_a_job_hears_what_is_committed_late(ledger: Ledger, url: str) -> None:
-    from tests.contract.hands import new_job
+    from tests.support.builders import new_job
 
     job_id = ledger.enqueue([new_job()])[0].job_id
     reading = JobSubscription(lambda: ledger, job_id, frozenset({"crash_loop"}), None)
@@ -117,7 +124,7 @@ def test_who_follows_a_job_hears_what_is_committed_late(ledger: Ledger, url: str
         cursor = reading.cursor
         slow.commit()
     assert [event.message for event in reading.take()] == late_messages(20)
-    from unstuck.domain.cursor import read_cursor
+    from unstuck.domain.event_cursor import read_cursor
 
     again = JobSubscription(lambda: ledger, job_id, frozenset({"crash_loop"}), read_cursor(cursor))
     assert [event.message for event in again.take()] == late_messages(20)
@@ -181,7 +188,7 @@ def _count(receiver: Receiver) -> int:
 
 @only_postgresql
 def test_the_dashboard_shows_what_commits_late(ledger: Ledger, url: str) -> None:
-    book = Logbook()
+    book = RecentEvents()
     ledger.note_event("failed", "before")
     book.read(ledger)
     with uncommitted(url) as slow:
@@ -212,7 +219,7 @@ def _rewrite(ledger: Ledger, url: str, count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 2, 5])
 def test_a_place_in_a_history_that_was_replaced_is_a_gap(
-    ledger: Ledger, url: str, feed: Feed, readers: list[Reader], count: int
+    ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader], count: int
 ) -> None:
     ledger.note_event("failed", "kept")
     readers.append(Reader(ledger, feed))
@@ -221,7 +228,7 @@ def test_a_place_in_a_history_that_was_replaced_is_a_gap(
     place = readers[0].read(3)[-1].cursor
     _rewrite(ledger, url, count)
     # Who comes back, and who had been there all the time.
-    readers.append(Reader(ledger, Feed(lambda: ledger), after=place))
+    readers.append(Reader(ledger, EventFeed(lambda: ledger), after=place))
     assert readers[1].read(1)[0].kind == EventKind.GAP
     assert readers[0].read(4)[3].kind == EventKind.GAP
     ledger.note_event("failed", "last")
@@ -231,7 +238,7 @@ def test_a_place_in_a_history_that_was_replaced_is_a_gap(
 
 @only_postgresql
 def test_a_ledger_moved_to_a_younger_server_goes_on_telling(
-    ledger: Ledger, url: str, feed: Feed, readers: list[Reader]
+    ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader]
 ) -> None:
     """A dump brings the numbers of transactions that its new server has not reached yet."""
     for number in range(3):
@@ -249,7 +256,7 @@ def test_a_ledger_moved_to_a_younger_server_goes_on_telling(
 
 @only_postgresql
 def test_events_that_a_dump_brought_are_no_news(
-    ledger: Ledger, url: str, feed: Feed, readers: list[Reader], start: StartSender, receiver: Receiver
+    ledger: Ledger, url: str, feed: EventFeed, readers: list[Reader], start: StartSender, receiver: Receiver
 ) -> None:
     """Not even to those who begin before the first sweep, when nothing has happened in the new place yet."""
     job_id = ledger.enqueue([new_job()])[0].job_id
@@ -263,7 +270,7 @@ def test_events_that_a_dump_brought_are_no_news(
     start(receiver.url)
     while ledger.sweep_old(3600.0, 3600.0, 3600.0, 2).more:
         # One who begins while they are moved.
-        readers.append(Reader(ledger, Feed(lambda: ledger)))
+        readers.append(Reader(ledger, EventFeed(lambda: ledger)))
     ledger.note_event("crash_loop", "new", job_id=job_id)
     ledger.note_event("crash_loop", "newest", about="host-1")
     for reader in readers:
@@ -271,3 +278,66 @@ def test_events_that_a_dump_brought_are_no_news(
     assert [event.message for event in of_job.take()] == ["new"]
     wait_for(lambda: receiver.posts, "a message")
     assert told(receiver.posts) == ["newest."]
+
+
+GATHER = "3s"
+"""Longer than a reaper on a busy machine pauses among five hundred burials."""
+
+
+@pytest.fixture
+def victims(ledger: Ledger) -> Iterator[list[Victim]]:
+    with registered_victims(ledger) as victims:
+        yield victims
+
+
+def test_five_hundred_deaths_are_one_notification_for_each_client(
+    ledger: Ledger, url: str, victims: list[Victim]
+) -> None:
+    with serve(url, env={"UNSTUCK_WEB_REAP": "false"}) as served:
+        streams = [Stream(served.url) for _ in range(2)]
+        app = App(url)
+        local: list[Event] = []
+        threading.Thread(target=lambda: local.extend(iter_first(app)), daemon=True).start()
+        wait_for(lambda: all(stream.begun for stream in streams), "both streams to begin")
+        wait_for(lambda: app._counter.parts().feed._wakes, "somebody who listens here")
+        kill_all(victims)
+        buried = Reaper(ledger, Recovery(), by="reaper").round(ticket=False).buried
+        assert buried.total() == VICTIMS
+        ledger.note_event("worker_stopped", "the end")
+        for stream in streams:
+            wait_for(lambda stream=stream: stream.kinds()[-1:] == ["worker_stopped"], "the end of the stream")
+            assert stream.kinds() == ["worker_dead", "worker_stopped"]
+            [news] = [event for event in stream.events if event["kind"] == "worker_dead"]
+            assert (news["count"], len(news["first"])) == (VICTIMS, 5)
+            assert news["message"].endswith("and 495 more")
+        wait_for(lambda: local, "the listener in this process")
+        assert local[0].count == VICTIMS
+        app.close()
+
+
+def iter_first(app: App) -> list[Event]:
+    return [next(iter(app.events(["worker_dead"], gather=GATHER)))]
+
+
+class Stream:
+    """A client that listens over HTTP, in a thread of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.begun = False
+        self.events: list[dict[str, object]] = []
+        self._url = url
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def kinds(self) -> list[str]:
+        return [str(event["kind"]) for event in self.events]
+
+    def _listen(self) -> None:
+        path = f"{self._url}/api/v1/events?kind=worker_dead,worker_stopped&gather={GATHER}"
+        with httpx.Client(trust_env=False, timeout=60) as client, client.stream("GET", path) as response:
+            try:
+                for line in response.iter_lines():
+                    self.begun = self.begun or line.startswith("id:")
+                    if line.startswith("data: "):
+                        self.events.append(json.loads(line.removeprefix("data: ")))
+            except httpx.HTTPError:
+                pass  # The server ended with the test.

@@ -6,10 +6,10 @@ from pathlib import Path
 import apsw
 import psycopg
 from tests.contract.last_release import WHAT_TO_DO, postgres_columns, sqlite_columns, stored
-from tests.next_version import migrate_to_next
-from tests.sqlite_model import ready_sqlite
+from tests.support.next_release import migrate_to_next
+from tests.support.sqlite import ready_sqlite
 
-POSTGRES = Path(__file__).parents[2] / "src/unstuck/store/postgres"
+POSTGRES = Path(__file__).parents[2] / "src/unstuck/ledger/postgres"
 CALLED = re.compile(r"(?<!into )\{schema\}\.([a-z_0-9]+) ?\(")
 MADE = re.compile(r"function \{schema\}\.([a-z_0-9]+)")
 VERSIONED = re.compile(r".+_v[1-9][0-9]*")

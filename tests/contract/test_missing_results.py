@@ -3,22 +3,22 @@
 import asyncio
 
 import pytest
-from tests.contract.hands import done, running, turn
-from tests.contract.meddling import Meddler
-from tests.web import serving
+from tests.support.backdoor import Backdoor
+from tests.support.builders import done, running, turn
+from tests.support.http_server import serving
 from typer.testing import CliRunner
 
 from unstuck import App, ResultNotAvailable
 from unstuck.cli.main import app as cli
-from unstuck.mdp.broker.results import error_map, is_user_error
-from unstuck.store.contract import Ledger
-from unstuck.store.records import JobFilter
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.jobs import JobFilter
+from unstuck.mdp.broker.jobs import error_map, is_user_error
 
 CODE = "RESULT_NOT_AVAILABLE"
 
 
 @pytest.fixture
-def lost(ledger: Ledger, w1: str, meddler: Meddler, dialect: str) -> int:
+def lost(ledger: Ledger, w1: str, meddler: Backdoor, dialect: str) -> int:
     """Return a job that succeeded and whose result a person, or a partial restore, removed."""
     job = running(ledger)
     turn(ledger, done=[done(job)])

@@ -4,16 +4,18 @@ import threading
 import time
 
 import pytest
-from tests.contract.hands import birth, done, new_job, put, run, turn
-from tests.contract.meddling import Meddler
+from tests.support.backdoor import Backdoor
+from tests.support.builders import birth, done, new_job, put, run, turn
 
 from unstuck import host
 from unstuck.config import Recovery
-from unstuck.reaper.retention import RETENTION_TICKET
-from unstuck.reaper.sweep import Reaper
-from unstuck.reaper.watchman import Watchman, run_once
-from unstuck.store.contract import Ledger
-from unstuck.store.records import Pulse, Ties
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.jobs import JobExtras
+from unstuck.ledger.contract.workers import Heartbeat
+from unstuck.maintenance.loop import Loop
+from unstuck.maintenance.retention import RETENTION_TICKET
+from unstuck.maintenance.service import run_once
+from unstuck.recovery.reap import Reaper
 
 HOUR_S = 3600.0
 OLD_S = 8 * 24 * HOUR_S
@@ -26,7 +28,7 @@ def w1(ledger: Ledger) -> str:
     return "w1"
 
 
-def finish(ledger: Ledger, meddler: Meddler, count: int, **changes: object) -> int:
+def finish(ledger: Ledger, meddler: Backdoor, count: int, **changes: object) -> int:
     """Finish one job and copy it until there are `count`; then make everything eight days older. Return its id."""
     first = put(ledger, **changes)
     [job] = run(ledger)
@@ -36,9 +38,9 @@ def finish(ledger: Ledger, meddler: Meddler, count: int, **changes: object) -> i
     return first
 
 
-def watch(ledger: Ledger, seconds: float, **settings: object) -> Watchman:
+def watch(ledger: Ledger, seconds: float, **settings: object) -> Loop:
     """Let a watchman go his rounds in this thread until nothing is due for a while, or the time is over."""
-    watchman = Watchman(Reaper(ledger, Recovery(**settings), by="reaper"))  # type: ignore[arg-type]
+    watchman = Loop(Reaper(ledger, Recovery(**settings), by="reaper"))  # type: ignore[arg-type]
     deadline_s = time.monotonic() + seconds
     while time.monotonic() < deadline_s and (wait_s := watchman.step()) < 0.5:
         time.sleep(wait_s)
@@ -46,7 +48,7 @@ def watch(ledger: Ledger, seconds: float, **settings: object) -> Watchman:
 
 
 def test_a_backlog_of_finished_jobs_is_removed_within_seconds_not_hours(
-    ledger: Ledger, w1: str, meddler: Meddler
+    ledger: Ledger, w1: str, meddler: Backdoor
 ) -> None:
     # Before, 10,000 a minute at most on SQLite and 50,000 on PostgreSQL: the rest would have waited for a minute.
     finish(ledger, meddler, 60_000)
@@ -54,35 +56,35 @@ def test_a_backlog_of_finished_jobs_is_removed_within_seconds_not_hours(
     assert meddler.count("jobs") == 0
 
 
-def test_a_backlog_of_expired_unique_keys_is_removed_within_seconds(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+def test_a_backlog_of_expired_unique_keys_is_removed_within_seconds(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     # Before, 1,000 a minute at most.
-    ledger.enqueue([new_job(unique_key=f"k{n}", more=Ties(unique_for_s=60.0)) for n in range(5_000)])
+    ledger.enqueue([new_job(unique_key=f"k{n}", more=JobExtras(unique_for_s=60.0)) for n in range(5_000)])
     meddler.age_keys(61.0)
     watch(ledger, 8.0)
     assert meddler.count("kept_keys") == 0
 
 
-def test_jobs_with_a_keep_of_their_own_are_removed_as_quickly(ledger: Ledger, w1: str, meddler: Meddler) -> None:
-    finish(ledger, meddler, 15_000, more=Ties(keep_s=60.0))
+def test_jobs_with_a_keep_of_their_own_are_removed_as_quickly(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
+    finish(ledger, meddler, 15_000, more=JobExtras(keep_s=60.0))
     watch(ledger, 8.0, retention="365d")
     assert meddler.count("jobs") == 0
 
 
-def test_a_backlog_of_events_is_removed_as_quickly(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+def test_a_backlog_of_events_is_removed_as_quickly(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     meddler.add_events(15_000)
     meddler.age_events(OLD_S)
     watch(ledger, 8.0)
     assert meddler.count("events") < 10, "only what the watchman himself told"
 
 
-def test_a_round_for_cron_removes_the_backlog_too(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+def test_a_round_for_cron_removes_the_backlog_too(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     finish(ledger, meddler, 20_000)
     done_round = run_once(ledger, Recovery(), pause=lambda _: None)
     assert done_round.pruned >= 20_000
     assert meddler.count("jobs") == 0
 
 
-def test_retention_takes_a_share_of_the_time_in_short_batches(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+def test_retention_takes_a_share_of_the_time_in_short_batches(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     finish(ledger, meddler, 40_000)
     reaper = Reaper(ledger, Recovery(), by="reaper")
     batches: list[tuple[float, float]] = []
@@ -99,7 +101,7 @@ def test_retention_takes_a_share_of_the_time_in_short_batches(ledger: Ledger, w1
 
 
 def test_one_reaper_removes_at_a_time_and_another_goes_on_when_its_ticket_ran_out(
-    ledger: Ledger, w1: str, meddler: Meddler
+    ledger: Ledger, w1: str, meddler: Backdoor
 ) -> None:
     finish(ledger, meddler, 20_000)
     first, second = (Reaper(ledger, Recovery(), by=name) for name in ("first", "second"))
@@ -111,7 +113,9 @@ def test_one_reaper_removes_at_a_time_and_another_goes_on_when_its_ticket_ran_ou
     assert third.keep_house().pruned > 0
 
 
-def test_jobs_that_stay_do_not_stand_in_the_way_of_those_behind_them(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+def test_jobs_that_stay_do_not_stand_in_the_way_of_those_behind_them(
+    ledger: Ledger, w1: str, meddler: Backdoor
+) -> None:
     # Scheduled for next year, and older than every job that is to go.
     ledger.enqueue([new_job(delay_s=365 * 24 * HOUR_S) for _ in range(3_000)])
     finish(ledger, meddler, 3_000)
@@ -124,7 +128,7 @@ def test_jobs_that_stay_do_not_stand_in_the_way_of_those_behind_them(ledger: Led
     assert meddler.count("jobs") == 3_000
 
 
-def test_a_job_from_the_future_does_not_stop_retention(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+def test_a_job_from_the_future_does_not_stop_retention(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     # The clock was a year ahead when it was enqueued.
     ahead = finish(ledger, meddler, 500)
     meddler.age_job(ahead, -365 * 24 * HOUR_S - OLD_S)
@@ -134,7 +138,7 @@ def test_a_job_from_the_future_does_not_stop_retention(ledger: Ledger, w1: str, 
     assert meddler.count("jobs") == 1
 
 
-def test_heartbeats_and_turns_do_not_wait_for_retention(ledger: Ledger, w1: str, meddler: Meddler) -> None:
+def test_heartbeats_and_turns_do_not_wait_for_retention(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     finish(ledger, meddler, 30_000)
     reaper = Reaper(ledger, Recovery(), by="reaper")
     removing = threading.Event()
@@ -151,7 +155,7 @@ def test_heartbeats_and_turns_do_not_wait_for_retention(ledger: Ledger, w1: str,
     removing.wait()
     while removing.is_set():
         began_s = time.monotonic()
-        ledger.beat(Pulse("w1", 0, 0))
+        ledger.beat(Heartbeat("w1", 0, 0))
         put(ledger)
         turn(ledger, done=[done(job) for job in run(ledger)])
         waited_s.append(time.monotonic() - began_s)
@@ -162,7 +166,7 @@ def test_heartbeats_and_turns_do_not_wait_for_retention(ledger: Ledger, w1: str,
 
 @pytest.mark.parametrize("dialect", ["postgresql"])
 def test_dead_rows_that_vacuum_cannot_remove_are_not_read_with_every_walk(
-    ledger: Ledger, w1: str, meddler: Meddler
+    ledger: Ledger, w1: str, meddler: Backdoor
 ) -> None:
     finish(ledger, meddler, 5_000)
     stays = finish(ledger, meddler, 1)

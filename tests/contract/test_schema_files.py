@@ -9,15 +9,15 @@ import psycopg
 import pytest
 from tests.contract.last_release import stored_digests
 from tests.contract.schema_dump import POSTGRES, SQLITE, STORED, dump_postgres, dump_sqlite
-from tests.sqlite_model import ready_sqlite
+from tests.support.sqlite import ready_sqlite
 
-from unstuck.store.migrations import Migration
-from unstuck.store.postgres.function_files import Function
-from unstuck.store.postgres.migrating import FUNCTIONS, MIGRATIONS
-from unstuck.store.sqlite.migrating import MIGRATIONS as SQLITE_MIGRATIONS
+from unstuck.ledger.migrate import Migration
+from unstuck.ledger.postgres.function_files import Function
+from unstuck.ledger.postgres.migrate import FUNCTIONS, MIGRATIONS
+from unstuck.ledger.sqlite.migrate import MIGRATIONS as SQLITE_MIGRATIONS
 
 RENEW = "If that is what you want, write it down: python -m tests.contract.schema_dump (docs/contributing.md)"
-SOURCE = Path(__file__).parents[2] / "src/unstuck/store"
+SOURCE = Path(__file__).parents[2] / "src/unstuck/ledger"
 
 
 def compare(name: str, found: str) -> None:
@@ -93,7 +93,7 @@ def test_every_function_compiles(ready_pg_url: str) -> None:
 
 def test_functions_stand_in_their_files_alone() -> None:
     stray = [path.name for path in SOURCE.glob("postgres/schema/*.sql") if "function {schema}." in path.read_text()]
-    assert stray == [], "put functions into store/postgres/functions"
+    assert stray == [], "put functions into ledger/postgres/functions"
 
 
 def changed_after_release(migrations: Sequence[Migration], released: Mapping[str, str]) -> list[str]:

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 from tests.contract.conftest import OpenLedger
-from tests.contract.hands import birth, claim, done, put, running, turn
-from tests.contract.meddling import Meddler
+from tests.support.backdoor import Backdoor
+from tests.support.builders import birth, claim_jobs, done, put, running, turn
 
 from unstuck import App, Recovery
 from unstuck.client.operator import Operator
 from unstuck.config import Retention, Settings
-from unstuck.domain.health import Health
 from unstuck.domain.policy import Policy, decode_policy, encode_policy
-from unstuck.domain.rules import RecoveryRules
+from unstuck.domain.recovery_rules import RecoveryRules
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.reaper.sweep import Reaper
-from unstuck.reaper.watchman import run_once
-from unstuck.store.contract import Ledger
+from unstuck.domain.worker_health import Health
+from unstuck.ledger.contract import Ledger
+from unstuck.maintenance.service import run_once
+from unstuck.recovery.reap import Reaper
 
 DAY_S = 86400.0
 ELSEWHERE = {"host": "elsewhere", "pid": 1, "process_started": "1"}
@@ -36,12 +36,12 @@ def worker(ledger: Ledger, worker_id: str = "w1") -> Any:
     return next(one for one in ledger.workers() if one.id == worker_id)
 
 
-def silent(ledger: Ledger, meddler: Meddler, rules: RecoveryRules | None, policy: bytes = b"") -> tuple[int, int]:
+def silent(ledger: Ledger, meddler: Backdoor, rules: RecoveryRules | None, policy: bytes = b"") -> tuple[int, int]:
     """A worker that fell silent long ago with a running and a claimed job; give both."""
     ledger.register(birth("w1", rules=rules, **ELSEWHERE))
     runs = running(ledger, policy=policy).job_id
     claimed = put(ledger, policy=policy)
-    assert [job.job_id for job in claim(ledger)] == [claimed]
+    assert [job.job_id for job in claim_jobs(ledger)] == [claimed]
     meddler.age_beat("w1", 3600.0)
     return runs, claimed
 
@@ -56,7 +56,7 @@ def silent(ledger: Ledger, meddler: Meddler, rules: RecoveryRules | None, policy
     ],
 )
 def test_whether_an_operator_decides_is_read_where_it_is_stored(
-    ledger: Ledger, meddler: Meddler, stored: RecoveryRules | None, here: Recovery, policy: bytes, left: bool
+    ledger: Ledger, meddler: Backdoor, stored: RecoveryRules | None, here: Recovery, policy: bytes, left: bool
 ) -> None:
     jobs = silent(ledger, meddler, stored, policy)
     done = run_once(ledger, here, **NO_PAUSE)
@@ -66,14 +66,16 @@ def test_whether_an_operator_decides_is_read_where_it_is_stored(
     assert worker(ledger).state is (WorkerState.SUSPECT if left else WorkerState.DEAD)
 
 
-def test_half_of_it_is_stored_too(ledger: Ledger, meddler: Meddler) -> None:
+def test_half_of_it_is_stored_too(ledger: Ledger, meddler: Backdoor) -> None:
     runs, claimed = silent(ledger, meddler, RecoveryRules(auto_fail_stale_running=False))
     run_once(ledger, Recovery(), **NO_PAUSE)
     assert (state(ledger, runs), state(ledger, claimed)) == (JobState.RUNNING, JobState.PENDING)
 
 
 @pytest.mark.parametrize("policy", [b"", RESERVED], ids=["its worker's rules", "its own"])
-def test_advice_about_a_job_is_right_without_the_app(ledger: Ledger, meddler: Meddler, url: str, policy: bytes) -> None:
+def test_advice_about_a_job_is_right_without_the_app(
+    ledger: Ledger, meddler: Backdoor, url: str, policy: bytes
+) -> None:
     runs, claimed = silent(ledger, meddler, Recovery().rules if policy else OFF.rules, policy)
     operator = Operator(ledger, Settings(url=url))
     for job, verb in ((runs, "--fail"), (claimed, "--requeue")):
@@ -87,7 +89,7 @@ def test_advice_about_a_job_is_right_without_the_app(ledger: Ledger, meddler: Me
 
 
 def test_a_running_job_is_given_up_after_its_workers_timeout_and_not_after_ours(
-    ledger: Ledger, meddler: Meddler, url: str
+    ledger: Ledger, meddler: Backdoor, url: str
 ) -> None:
     facts = {**ELSEWHERE, "suspect_after_s": 5.0, "running_stale_after_s": 7200.0}
     ledger.register(birth("w1", rules=Recovery().rules, **facts))
@@ -96,7 +98,7 @@ def test_a_running_job_is_given_up_after_its_workers_timeout_and_not_after_ours(
     assert "is given up after 2h" in str(Operator(ledger, Settings(url=url)).explain_wait(job))
 
 
-def test_a_reaper_that_runs_elsewhere_is_known_to_settle_the_job(ledger: Ledger, meddler: Meddler, url: str) -> None:
+def test_a_reaper_that_runs_elsewhere_is_known_to_settle_the_job(ledger: Ledger, meddler: Backdoor, url: str) -> None:
     runs, _ = silent(ledger, meddler, Recovery().rules)
     operator = Operator(ledger, Settings(url=url))
     assert "no living worker is there to settle it" in str(operator.explain_wait(runs))
@@ -113,7 +115,7 @@ def test_a_worker_that_does_not_want_the_word_of_neighbours_is_not_judged_by_it(
     assert worker(ledger, "usual").state is WorkerState.DEAD
 
 
-def test_whether_a_worker_may_be_disabled_is_stored_with_it(ledger: Ledger, meddler: Meddler) -> None:
+def test_whether_a_worker_may_be_disabled_is_stored_with_it(ledger: Ledger, meddler: Backdoor) -> None:
     sick = {"health": {"weight": 9.0, "deaths": 9, "jobs": 9, "score": 0.3}}
     calm = {"suspect_after_s": 600.0, "heartbeat_interval_s": 5.0, "pid": os.getpid()}
     ledger.register(birth("sick", rules=RecoveryRules(auto_disable_unhealthy=False), metadata=sick, **calm))
@@ -128,7 +130,7 @@ def test_whether_a_worker_may_be_disabled_is_stored_with_it(ledger: Ledger, medd
 
 
 def test_nothing_is_removed_that_a_worker_of_any_app_keeps(
-    ledger: Ledger, meddler: Meddler, url: str, open_again: OpenLedger
+    ledger: Ledger, meddler: Backdoor, url: str, open_again: OpenLedger
 ) -> None:
     long = Recovery(retention=Retention(jobs="30d", events="30d", workers="30d"))
     ledger.register(birth("w1", rules=long.rules, **ELSEWHERE))

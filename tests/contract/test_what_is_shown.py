@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from tests.contract.hands import claim, crash, done, failure, put, running, turn
+from tests.support.builders import claim_jobs, crash, done, failure, put, running, turn
 
 from unstuck.client import views
 from unstuck.client.operator import Operator
 from unstuck.config import Settings
 from unstuck.domain.autopsy import Autopsy, DeathKind, ProgressMark
 from unstuck.domain.liveness import Detector
-from unstuck.store.contract import Ledger
-from unstuck.store.records import Progress, Pulse
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.workers import Heartbeat, Progress
 
 
 def shown(ledger: Ledger, url: str, job_id: int) -> Any:
@@ -39,8 +39,8 @@ def test_of_a_try_that_died_the_report_of_its_death_knows_how_far_it_was(ledger:
 def test_a_worker_is_as_busy_as_the_ledger_says_now(ledger: Ledger, w1: str) -> None:
     first, second = running(ledger), running(ledger)
     put(ledger)
-    claim(ledger)
-    ledger.beat(Pulse("w1", running=7, processed=0))
+    claim_jobs(ledger)
+    ledger.beat(Heartbeat("w1", running=7, processed=0))
     [worker] = ledger.workers()
     assert (worker.busy, worker.held, worker.running) == (2, 3, 7)
     turn(ledger, done=[done(first)])

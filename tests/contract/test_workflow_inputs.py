@@ -1,14 +1,15 @@
 """What a node is given of others: bounded together, and said clearly."""
 
 import pytest
-from tests.contract.hands import claim, done, new_job, turn
-from tests.contract.test_ledger_workflows import ROOT
+from tests.contract.test_workflows import ROOT
+from tests.support.builders import claim_jobs, done, new_job, turn
 
-from unstuck.domain import inputs
-from unstuck.domain.filling import with_results
-from unstuck.domain.inputs import NodeError
-from unstuck.store.contract import Ledger
-from unstuck.store.records import Claimed, NewEdge, NewNode, NewWorkflow
+from unstuck.domain import node_inputs
+from unstuck.domain.node_inputs import NodeError
+from unstuck.domain.workflows import call_with_results
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.workers import Claimed
+from unstuck.ledger.contract.workflows import NewEdge, NewNode, NewWorkflow
 
 REFS = b'{"args":[null,null],"refs":[[["args",0],1],[["args",1],2]]}'
 
@@ -21,8 +22,8 @@ def last_of_three(ledger: Ledger, size: int) -> Claimed:
     whole = NewNode(0, None, "all", "group", source=3)
     ledger.begin_workflow(NewWorkflow("all", new_job(task=ROOT), (whole, *tasks), edges))
     result = b'"' + b"x" * (size - 2) + b'"'
-    turn(ledger, done=[done(job, result) for job in claim(ledger, start=2)])
-    [last] = claim(ledger, start=1)
+    turn(ledger, done=[done(job, result) for job in claim_jobs(ledger, start=2)])
+    [last] = claim_jobs(ledger, start=1)
     return last
 
 
@@ -30,15 +31,15 @@ def last_of_three(ledger: Ledger, size: int) -> Claimed:
 def test_the_results_that_a_node_is_given_are_bounded_together(
     ledger: Ledger, w1: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "MAX_BYTES", 1000)
+    monkeypatch.setattr(node_inputs, "MAX_BYTES", 1000)
     last = last_of_three(ledger, size)
-    found = inputs.unpack(last.inputs)
+    found = node_inputs.unpack_inputs(last.inputs)
     if size == 500:
         assert found == {1: "x" * 498, 2: "x" * 498}
         return
-    assert list(found) == [inputs.ALL]
-    assert isinstance(found[inputs.ALL], NodeError)
-    assert found[inputs.ALL].code == "INPUTS_TOO_LARGE"
-    assert "over 1,000 bytes together" in found[inputs.ALL].cause
+    assert list(found) == [node_inputs.ALL]
+    assert isinstance(found[node_inputs.ALL], NodeError)
+    assert found[node_inputs.ALL].code == "INPUTS_TOO_LARGE"
+    assert "over 1,000 bytes together" in found[node_inputs.ALL].cause
     # A worker in another language finds the error where the results would be.
-    assert with_results(last.payload, last.inputs)["args"][0]["$error"]["code"] == "INPUTS_TOO_LARGE"
+    assert call_with_results(last.payload, last.inputs)["args"][0]["$error"]["code"] == "INPUTS_TOO_LARGE"

@@ -6,17 +6,16 @@ from typing import Any
 import apsw
 import psycopg
 import pytest
-from tests.contract.hands import birth, claim
-from tests.contract.hands import run as in_hand
+from tests.support.builders import birth, claim_jobs
+from tests.support.builders import run as in_hand
 
 from unstuck import App
-from unstuck.client.workflow import Workflow
-from unstuck.domain.errors import ConfigError, DuplicateJob, TaskFailed
-from unstuck.domain.outcomes import Raised
+from unstuck.client.workflows import Workflow
+from unstuck.domain.endings import Attempt, Raised, conclude
 from unstuck.domain.policy import Policy
-from unstuck.domain.recovery import Attempt, conclude
-from unstuck.store.contract import Ledger
-from unstuck.store.records import Turn
+from unstuck.errors import ConfigError, DuplicateJob, TaskFailed
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.workers import Turn
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_a_workflow_appears_with_the_callers_commit(app: App, ledger: Ledger, co
     # A job that joined a concurrency key in an open transaction is admitted after the commit.
     ledger.register(birth())
     ledger.promote_due(10)
-    claimed = claim(ledger)
+    claimed = claim_jobs(ledger)
     assert [job.job_id for job in claimed] == [node.job_id for node in found.nodes if node.name == "add"]
 
 

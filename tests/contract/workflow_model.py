@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from unstuck.store.records import NewWorkflow
+from unstuck.ledger.contract.workflows import NewWorkflow
 
 WAITING, RELEASED, PAUSED, SUCCEEDED, FAILED, CANCELLED = (
     "waiting",

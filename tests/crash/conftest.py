@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fleet import Fleet, WorkerProcess, wait_for
-from tests.sqlite_model import ready_sqlite
+from tests.support.fleet import Fleet, WorkerProcess, wait_for
+from tests.support.sqlite import ready_sqlite
 
 from unstuck.runner import cgroups
 
@@ -55,11 +55,11 @@ def memory_cgroup() -> Iterator[Path]:
     if own is None or os.geteuid():
         pytest.skip("needs root and the version 1 tree of the memory controller")
     group = own / f"unstuck-test-{os.getpid()}-{time.monotonic_ns()}"
-    if not cgroups.make(group):
+    if not cgroups.make_cgroup(group):
         pytest.skip(f"{own} may not be divided")
     (group / "memory.limit_in_bytes").write_text(str(CGROUP_MB << 20))
     yield group
-    wait_for(lambda: cgroups.remove(group), "the cgroup to be empty")
+    wait_for(lambda: cgroups.remove_cgroup(group), "the cgroup to be empty")
 
 
 def started_in(group: Path, fleet: Fleet) -> WorkerProcess:

@@ -9,15 +9,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests import forked
-from tests.fleet import ROOT, wait_for
-from tests.receiver import SECRET, Receiver, receiving
-from tests.web import opened
+from tests.support import processes
+from tests.support.fleet import ROOT, wait_for
+from tests.support.http_server import serve
+from tests.support.webhook_receiver import SECRET, Receiver, receiving
 
 from unstuck.config import Alerts, Settings
-from unstuck.notify.alerts.roster import TargetView, look_at_targets
-from unstuck.store.contract import Ledger
-from unstuck.store.opening import ready_ledger
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.open import ready_ledger
+from unstuck.notify.alerts.delivery import TargetStatus, target_status
 
 PATIENCE_S = 60.0
 KILLED = -signal.SIGKILL
@@ -71,7 +71,7 @@ def run(environment: dict[str, str], tmp_path: Path) -> Iterator[RunSender]:
         def run(*command: str, **more: str) -> Sender:
             log = tmp_path / f"sender-{len(list(tmp_path.glob('sender-*')))}.log"
             with log.open("wb") as file:
-                process = forked.start(
+                process = processes.start(
                     "unstuck.cli.main",
                     *(command or ("alerts", "run")),
                     cwd=ROOT,
@@ -87,9 +87,9 @@ def run(environment: dict[str, str], tmp_path: Path) -> Iterator[RunSender]:
         yield run
 
 
-def view(ledger: Ledger, receiver: Receiver) -> TargetView:
+def view(ledger: Ledger, receiver: Receiver) -> TargetStatus:
     rules = Alerts(targets=receiver.url, webhook_secret=SECRET)
-    return look_at_targets(ledger, rules)[0]
+    return target_status(ledger, rules)[0]
 
 
 def tell(ledger: Ledger, message: str) -> None:
@@ -129,7 +129,7 @@ def test_whoever_watches_sends_too(
 ) -> None:
     with ExitStack() as stack:
         if command == "serve":
-            stack.enter_context(opened(url, env=environment))
+            stack.enter_context(serve(url, env=environment))
         else:
             run(command)
         meet(ledger, receiver)

@@ -4,20 +4,20 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.crash.trials import (
+from tests.support.fleet import (
     LEASE_S,
     SCALED,
     Clock,
+    Fleet,
+    assert_one_attempt_each,
     begin,
     begin_on_each,
     needs_faketime,
     needs_other_hosts,
-    rested_at_once,
     start_with_clock,
     the_dead,
 )
-from tests.elsewhere import Place
-from tests.fleet import Fleet
+from tests.support.hosts import Host
 
 pytestmark = [needs_faketime, needs_other_hosts]
 
@@ -31,12 +31,12 @@ def test_the_servers_clock_steps_by_an_hour(tmp_path: Path, step_s: float) -> No
     with start_with_clock() as (server, clock):
         fleet = Fleet(server.new_ledger(), tmp_path, **SEEN_FIRST)
         try:
-            workers = [fleet.start("--concurrency", "1", place=Place(host=f"host-{n}")) for n in range(3)]
+            workers = [fleet.start("--concurrency", "1", place=Host(host=f"host-{n}")) for n in range(3)]
             # Their reapers have been awake for long enough to believe what they see.
             fleet.task("nap").enqueue(LEASE_S / 2 + 0.5).result(timeout=30)
             jobs, notes = begin_on_each(fleet, workers, "nap", LEASE_S + 1)
             clock.step_to(step_s)
-            rested_at_once(fleet, jobs)
+            assert_one_attempt_each(fleet, jobs)
             assert notes.read_text().count("begun") == len(jobs)
             told = {finding.code.value: finding for finding in fleet.app.operator.doctor()}
             assert told["clock-step"].facts["step_s"] == pytest.approx(step_s, abs=10.0)
@@ -44,7 +44,7 @@ def test_the_servers_clock_steps_by_an_hour(tmp_path: Path, step_s: float) -> No
             for worker in workers[1:]:
                 worker.stop()
             job, _ = begin(fleet, "nap_once_then_quick", 60.0, "twice")
-            fleet.start("--concurrency", "1", place=Place(host="host-9"))
+            fleet.start("--concurrency", "1", place=Host(host="host-9"))
             frozen_s = time.monotonic()
             workers[0].freeze()
             clock.step_to(0)
@@ -60,11 +60,11 @@ def test_the_clock_of_a_workers_host_steps_by_an_hour(ready_pg_url: str, tmp_pat
     clock = Clock(tmp_path / "clock")
     fleet = Fleet(ready_pg_url, tmp_path, **SCALED)
     try:
-        stepped = fleet.start("--concurrency", "1", place=Place(host="host-0"), **clock.environment)
-        workers = [stepped, fleet.start("--concurrency", "1", place=Place(host="host-1"))]
+        stepped = fleet.start("--concurrency", "1", place=Host(host="host-0"), **clock.environment)
+        workers = [stepped, fleet.start("--concurrency", "1", place=Host(host="host-1"))]
         # time.sleep() fails under the library that sets the clock.
         jobs, _ = begin_on_each(fleet, workers, "nap_async", LEASE_S + 1)
         clock.step_to(step_s)
-        rested_at_once(fleet, jobs)
+        assert_one_attempt_each(fleet, jobs)
     finally:
         fleet.close()

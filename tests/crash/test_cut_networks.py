@@ -5,12 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.trials import SCALED, begin, needs_other_hosts, nobody_died, overlap_s, rested_at_once
-from tests.elsewhere import Place
-from tests.fleet import Fleet, WorkerProcess, wait_for
-from tests.netns import Network, needs_networks
-from tests.pg import start_postgres
-from tests.proxy import Proxy
+from tests.support.fleet import (
+    SCALED,
+    Fleet,
+    WorkerProcess,
+    assert_no_worker_declared_dead,
+    assert_one_attempt_each,
+    begin,
+    needs_other_hosts,
+    overlap_s,
+    wait_for,
+)
+from tests.support.hosts import Host, Network, needs_networks
+from tests.support.network_proxy import Proxy
+from tests.support.postgres import start_postgres
 
 from unstuck.domain.states import WorkerState
 
@@ -35,7 +43,7 @@ def fleet(ready_pg_url: str, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def _on_hosts(fleet: Fleet, road: Proxy) -> tuple[WorkerProcess, str]:
-    far = fleet.start("--concurrency", "1", place=Place(host="far"), UNSTUCK_URL=road.url)
+    far = fleet.start("--concurrency", "1", place=Host(host="far"), UNSTUCK_URL=road.url)
     return far, far.id
 
 
@@ -47,18 +55,18 @@ def _silent_s(fleet: Fleet, worker_id: str) -> float:
 def test_a_cut_shorter_than_the_lease_costs_nothing_though_the_session_is_lost(fleet: Fleet, road: Proxy) -> None:
     _, far_id = _on_hosts(fleet, road)
     job, notes = begin(fleet, "nap", LEASE_S + 1, "notes")
-    fleet.start("--concurrency", "1", place=Place(host="near"))
+    fleet.start("--concurrency", "1", place=Host(host="near"))
     road.cut()
     wait_for(lambda: _silent_s(fleet, far_id) > GIVES_UP_S, "the server's keepalive to end")
     road.server_gives_up()
 
     def nearly_over() -> bool:
-        nobody_died(fleet)
+        assert_no_worker_declared_dead(fleet)
         return _silent_s(fleet, far_id) > LEASE_S * 0.8
 
     wait_for(nearly_over, "the cut to last for most of the lease")
     road.heal()
-    rested_at_once(fleet, [job])
+    assert_one_attempt_each(fleet, [job])
     assert notes.read_text().count("begun") == 1
 
 
@@ -67,7 +75,7 @@ def test_after_a_longer_cut_the_second_attempt_begins_only_when_the_first_was_st
 ) -> None:
     far, far_id = _on_hosts(fleet, road)
     job, notes = begin(fleet, "tick_once_then_quick", 30.0, "notes")
-    fleet.start("--concurrency", "1", place=Place(host="near"))
+    fleet.start("--concurrency", "1", place=Host(host="near"))
     cut_s = time.monotonic()
     road.cut()
     wait_for(lambda: _silent_s(fleet, far_id) > GIVES_UP_S, "the server's keepalive to end")
@@ -94,19 +102,19 @@ def test_packets_vanish_for_20_seconds_with_default_settings(tmp_path: Path, los
         fleet = Fleet(url, tmp_path)
         try:
             address = url.replace("127.0.0.1", network.here)
-            place = Place(host="far", network=network.name)
+            place = Host(host="far", network=network.name)
             far_id = fleet.start("--concurrency", "1", place=place, UNSTUCK_URL=address).id
             job, notes = begin(fleet, "nap", 35.0, "notes")
-            fleet.start("--concurrency", "1", place=Place(host="near"))
+            fleet.start("--concurrency", "1", place=Host(host="near"))
             network.cut(requests=lost != "answers", answers=lost != "requests")
 
             def long_enough() -> bool:
-                nobody_died(fleet)
+                assert_no_worker_declared_dead(fleet)
                 return _silent_s(fleet, far_id) > 20
 
             wait_for(long_enough, "the cut to last 20 s")
             network.heal()
-            rested_at_once(fleet, [job])
+            assert_one_attempt_each(fleet, [job])
             assert notes.read_text().count("begun") == 1
         finally:
             fleet.close()
@@ -120,9 +128,9 @@ def test_packets_vanish_for_longer_than_the_default_lease(tmp_path: Path) -> Non
         fleet = Fleet(url, tmp_path)
         try:
             address = url.replace("127.0.0.1", network.here)
-            fleet.start("--concurrency", "1", place=Place(host="far", network=network.name), UNSTUCK_URL=address)
+            fleet.start("--concurrency", "1", place=Host(host="far", network=network.name), UNSTUCK_URL=address)
             job, notes = begin(fleet, "tick_once_then_quick", 120.0, "notes")
-            fleet.start("--concurrency", "1", place=Place(host="near"))
+            fleet.start("--concurrency", "1", place=Host(host="near"))
             network.cut()
             assert job.result(timeout=90) == "quick"
             assert overlap_s(notes) < 0, "both attempts ran at once"

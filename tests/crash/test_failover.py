@@ -5,12 +5,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.trials import LEASE_S, SCALED, begin, begin_on_each, needs_other_hosts, nobody_died, rested_at_once
-from tests.elsewhere import Place
-from tests.fleet import Fleet, WorkerProcess, wait_for
-from tests.history import check_history
-from tests.proxy import Proxy
-from tests.standby import Pair, start_pair
+from tests.support.fleet import (
+    LEASE_S,
+    SCALED,
+    Fleet,
+    WorkerProcess,
+    assert_no_worker_declared_dead,
+    assert_one_attempt_each,
+    begin,
+    begin_on_each,
+    needs_other_hosts,
+    wait_for,
+)
+from tests.support.hosts import Host
+from tests.support.job_history import check_history
+from tests.support.network_proxy import Proxy
+from tests.support.postgres_cluster import Pair, start_pair
 
 from unstuck.domain.states import JobState
 
@@ -36,7 +46,7 @@ class Cluster:
         host = f"host-{len(self.fleet.workers)}"
         address = self._address()
         return self.fleet.start(
-            "--concurrency", self.concurrency, wait=wait, place=Place(host=host), UNSTUCK_URL=address
+            "--concurrency", self.concurrency, wait=wait, place=Host(host=host), UNSTUCK_URL=address
         )
 
     def lose_primary(self) -> None:
@@ -107,7 +117,7 @@ def test_living_workers_keep_their_jobs_when_one_more_starts_at_the_promotion(
     cluster.start()
     time.sleep(LEASE_S / 2)  # Their connections lead to a host that is lost, and they do not know it yet.
     cluster.notice_the_loss()
-    rested_at_once(cluster.fleet, jobs)
+    assert_one_attempt_each(cluster.fleet, jobs)
     assert notes.read_text().count("begun") == len(jobs)
     assert all(worker.process.poll() is None for worker in cluster.fleet.workers)
     check_history(cluster.fleet.ledger, [job.id for job in jobs])
@@ -125,13 +135,13 @@ def test_workers_leave_a_primary_that_hangs_and_settle_on_the_new_one(make_clust
     cluster.pair.primary.hang()
     wait_for(lambda: notes.read_text().count("ended") == len(jobs), "both naps to end")
     cluster.fail_over()
-    rested_at_once(cluster.fleet, jobs)
+    assert_one_attempt_each(cluster.fleet, jobs)
     assert notes.read_text().count("begun") == len(jobs)
     for worker, length in zip(workers, said_before, strict=True):
         assert "warning" in worker.said()[length:], "an outage is worth a line in the log"
     # They work on the new primary as they did on the old one.
     more, _ = begin_on_each(cluster.fleet, workers, "nap_async", 0.1)
-    rested_at_once(cluster.fleet, more)
+    assert_one_attempt_each(cluster.fleet, more)
 
 
 def test_a_standby_that_lags_is_not_asked_what_a_worker_holds(make_cluster: MakeCluster) -> None:
@@ -151,7 +161,7 @@ def test_a_standby_that_lags_is_not_asked_what_a_worker_holds(make_cluster: Make
     cluster.pair.primary.kill()
     time.sleep(2.0)  # Nobody but the standby answers now, and it knows neither of the two jobs.
     cluster.fail_over()
-    rested_at_once(fleet, jobs)
+    assert_one_attempt_each(fleet, jobs)
     for name in ("short", "long"):
         assert (fleet.folder / name).read_text().count("begun") == 1, f"the {name} nap began twice"
     assert worker.process.poll() is None
@@ -189,4 +199,4 @@ def test_jobs_whose_last_commits_were_lost_with_the_primary(make_cluster: MakeCl
     # Of this one the beginning was lost: the new primary never knew it, so it began again, whatever its policy.
     assert fleet.state(begun) is JobState.SUCCEEDED
     assert (fleet.folder / "begun").read_text().count("begun") == 2
-    nobody_died(fleet)
+    assert_no_worker_declared_dead(fleet)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fleet import Fleet, wait_for
-from tests.pg import PgServer, start_postgres
-from tests.proxy import Proxy
+from tests.support.fleet import Fleet, wait_for
+from tests.support.network_proxy import Proxy
+from tests.support.postgres import PgServer, start_postgres
 
 from unstuck.domain.states import JobState, WorkerState
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.fleet import ROOT, TASKS, wait_for
+from tests.support.fleet import ROOT, TASKS, wait_for
 
 from unstuck.config import Settings
-from unstuck.store.opening import ready_ledger
+from unstuck.ledger.open import ready_ledger
 
 PATIENCE_S = 60.0
 

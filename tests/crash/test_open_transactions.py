@@ -8,17 +8,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.meddling import PostgresMeddler
-from tests.crash import locking_tasks
-from tests.fleet import Fleet, wait_for
+from tests.crash.apps import locks
+from tests.support.backdoor import PostgresBackdoor
+from tests.support.fleet import Fleet, wait_for
 
 from unstuck import App
 from unstuck.client.job import Job
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.store.diagnosis import SWEEP_TICKET
-from unstuck.store.records import JobFilter
+from unstuck.ledger.contract.diagnosis import SWEEP_TICKET
+from unstuck.ledger.contract.jobs import JobFilter
 
-TARGET = "tests.crash.locking_tasks:app"
+TARGET = "tests.crash.apps.locks:app"
 SHORT: dict[str, str] = {"heartbeat_interval": "500ms", "heartbeat_timeout": "3s", "check_interval": "500ms"}
 OPEN_S = 5.0
 """How long the user's transaction stays open: clearly longer than the heartbeat timeout."""
@@ -29,7 +29,7 @@ PROMPT_S = 2.5
 class LockedFleet(Fleet):
     def _app(self, settings: dict[str, Any]) -> App:
         app = App(self.url, **settings)
-        for definition in locking_tasks.app.definitions.values():
+        for definition in locks.app.definitions.values():
             app.adopt(definition)
         return app
 
@@ -185,7 +185,7 @@ def test_a_session_holds_the_row_of_a_running_job(fleet: LockedFleet) -> None:
 def test_an_outcome_waits_for_a_lock_until_long_after_the_deadline_of_its_job(fleet: LockedFleet) -> None:
     """Its code ended in time: that it could not be written is no reason to call it late."""
     fleet.reinforce()
-    meddler = PostgresMeddler(fleet.url)
+    meddler = PostgresBackdoor(fleet.url)
     with psycopg.connect(fleet.url) as connection:
         fleet.task("add").options(unique_key="held", connection=connection).enqueue(1, 2)
         job = fleet.task("hand_on").enqueue("held")
@@ -226,6 +226,6 @@ def test_a_worker_that_must_leave_beside_a_lock_names_the_outcome_that_it_loses(
     assert "its code had ended before that" in (record.error.cause or "")
 
 
-def last_sweep_s(meddler: PostgresMeddler) -> float:
+def last_sweep_s(meddler: PostgresBackdoor) -> float:
     """Return when the ticket for a sweep was last taken, in seconds by the database's clock."""
     return float(meddler.rows(f"select extract(epoch from until) from tickets where name = '{SWEEP_TICKET}'")[0][0])

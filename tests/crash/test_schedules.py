@@ -1,6 +1,7 @@
 """Workers that keep the clock are killed: no tick is missing, none is doubled."""
 
 import itertools
+import random
 import re
 import signal
 import time
@@ -8,13 +9,17 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from tests.chaos.__main__ import _strike, _wait_until_all_ended
+from tests.crash.apps import concurrency
 from tests.crash.conftest import MakeFleet
-from tests.fleet import Fleet, wait_for
+from tests.support.fleet import Fleet, wait_for
 
-from unstuck.domain.states import FINAL, JobState
-from unstuck.store.records import JobFilter, JobRecord
+from unstuck import App
+from unstuck.client.job import Job
+from unstuck.domain.states import FINAL_STATES, JobState
+from unstuck.ledger.contract.jobs import JobFilter, JobRecord
 
-TARGET = "tests.crash.scheduled_tasks:app"
+SCHEDULES_APP = "tests.crash.apps.schedules:app"
 FAST = {"heartbeat_interval": "300ms", "heartbeat_timeout": "1500ms"}
 
 
@@ -49,7 +54,7 @@ def kill_in_turn(fleet: Fleet, seconds: float, tmp_path: Path) -> None:
     """Three workers; one after the other is killed and replaced, at moments of its own."""
 
     def start(wait: bool = False) -> None:
-        fleet.start("--concurrency", "1", target=TARGET, wait=wait, TICKS_TO=str(tmp_path / "ticks"))
+        fleet.start("--concurrency", "1", target=SCHEDULES_APP, wait=wait, TICKS_TO=str(tmp_path / "ticks"))
 
     for wait in (False, False, True):
         start(wait)
@@ -63,7 +68,7 @@ def kill_in_turn(fleet: Fleet, seconds: float, tmp_path: Path) -> None:
         living = [worker for worker in fleet.workers if worker.process.poll() is None]
         living[0].kill()
         start()
-    wait_for(lambda: all(job.state in FINAL for job in enqueued(fleet)), "every job of a tick to end")
+    wait_for(lambda: all(job.state in FINAL_STATES for job in enqueued(fleet)), "every job of a tick to end")
     # The last one was killed before the time was over; the first tick may fall behind the first kill.
     check_ticks(fleet, int((number - 1) * KILL_EVERY_S) - 1)
     noted = {line.split()[1] for line in (tmp_path / "ticks").read_text().splitlines()}
@@ -84,10 +89,66 @@ def test_three_workers_are_killed_in_turn_for_a_minute(make_fleet: MakeFleet, tm
 def test_a_worker_is_killed_around_the_commit_of_a_tick(make_fleet: MakeFleet, tmp_path: Path, point: str) -> None:
     fleet = make_fleet(**FAST)
     places = {"TICKS_TO": str(tmp_path / "ticks")}
-    victim = fleet.start("--concurrency", "1", target=TARGET, wait=False, UNSTUCK_FAILPOINTS=point, **places)
+    victim = fleet.start("--concurrency", "1", target=SCHEDULES_APP, wait=False, UNSTUCK_FAILPOINTS=point, **places)
     assert victim.process.wait(60) == -signal.SIGKILL
     before = len(enqueued(fleet))
     assert before == (2 if "after" in point else 1)
-    fleet.start("--concurrency", "1", target=TARGET, **places)
+    fleet.start("--concurrency", "1", target=SCHEDULES_APP, **places)
     wait_for(lambda: len(enqueued(fleet)) >= before + 3, "more ticks")
     check_ticks(fleet, 4)
+
+
+CONCURRENCY_APP = "tests.crash.apps.concurrency:app"
+KEYS = 4
+STRIKES = ("worker", "family", "nursery", "runner", "runner", "runner")
+
+
+class LinedFleet(Fleet):
+    def _app(self, settings: dict[str, object]) -> App:
+        app = App(self.url, queues=["narrow"], **settings)  # type: ignore[arg-type]
+        for definition in concurrency.app.definitions.values():
+            app.adopt(definition)
+        return app
+
+    def reinforce(self) -> None:
+        self.start("--concurrency", "2", wait=False, target=CONCURRENCY_APP)
+
+
+@pytest.mark.parametrize(
+    ("workers", "jobs", "strikes"), [(4, 45, 6), pytest.param(10, 600, 120, marks=pytest.mark.long)]
+)
+def test_never_two_of_one_key_and_never_stuck(url: str, tmp_path: Path, workers: int, jobs: int, strikes: int) -> None:
+    seed = random.SystemRandom().randrange(1_000_000)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    fleet = LinedFleet(url, tmp_path)
+    try:
+        for _ in range(workers):
+            fleet.reinforce()
+        fleet.wait_active(fleet.workers[0])
+        work: list[Job] = []
+        for number in range(jobs):
+            if number % 3:
+                work.append(fleet.task("serve").enqueue(f"c{number % KEYS}", str(tmp_path), 0.02))
+            else:
+                work.append(fleet.task("squeeze").enqueue(str(tmp_path), 0.02))
+        kills = 0
+        while kills < strikes:
+            time.sleep(chance.uniform(0.05, 0.5))  # The rhythm of the disaster, not luck.
+            worker = chance.choice([one for one in fleet.workers if one.process.poll() is None])
+            what = chance.choice(STRIKES)
+            kills += _strike(worker.family(), what)
+            if what in ("worker", "family"):
+                worker.process.wait(10)
+                fleet.reinforce()
+            if sum(line.blocked for line in fleet.ledger.lines()) < KEYS:
+                # There is always somebody in line while processes die.
+                work += [fleet.task("serve").enqueue(f"c{n % KEYS}", str(tmp_path), 0.02) for n in range(jobs // 3)]
+        _wait_until_all_ended(fleet, [job.id for job in work], 240.0)
+        print(f"{kills} kills, {len(work)} jobs")
+        assert [fleet.state(job) for job in work] == [JobState.SUCCEEDED] * len(work)
+        assert list(tmp_path.glob("together-*")) == []
+        assert all(job.result() for job in work)
+        assert not [event for event in fleet.ledger.events(limit=10_000) if event.kind == "line_repaired"]
+    finally:
+        fleet.close()

@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from tests.fleet import wait_for
-from tests.pg import PgServer
-from tests.sqlite_model import ready_sqlite
-from tests.web import PATIENCE_S, Served, opened
+from tests.support.fleet import wait_for
+from tests.support.http_server import PATIENCE_S, Served, serve
+from tests.support.postgres import PgServer
+from tests.support.sqlite import ready_sqlite
 
 from unstuck.config import Settings
-from unstuck.store.opening import ready_ledger
-from unstuck.store.records import NewJob
+from unstuck.ledger.contract.jobs import NewJob
+from unstuck.ledger.open import ready_ledger
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -42,7 +42,7 @@ def fresh(served: Served, method: str, path: str, **more: Any) -> httpx.Response
 
 
 def test_a_killed_process_is_replaced_and_explained_and_all_end_together(url: str) -> None:
-    with opened(url, "--processes", "2") as served:
+    with serve(url, "--processes", "2") as served:
         wait_for(lambda: len(children(served)) == 2, "two processes")
         before = children(served)
         # A form that one of them drew is good at the other.
@@ -69,7 +69,7 @@ def page(served: Served) -> str:
 def test_whatever_process_is_asked_a_worker_goes_on_where_it_was(url: str) -> None:
     ledger = ready_ledger(Settings(url=url))
     try:
-        with opened(url, "--processes", "3") as served:
+        with serve(url, "--processes", "3") as served:
             body = {"name": "one", "queues": ["q"], "tasks": ["t"], "heartbeat_timeout": 60}
             worker = fresh(served, "POST", "/api/v1/workers", json=body).json()["id"]
             jobs = [one.job_id for one in ledger.enqueue([NewJob("t", "q", b"{}") for _ in range(12)])]
@@ -91,7 +91,7 @@ def test_whatever_process_is_asked_a_worker_goes_on_where_it_was(url: str) -> No
 
 
 def test_processes_do_not_outlive_their_parent(tmp_path: Path) -> None:
-    with opened(ready_sqlite(tmp_path), "--processes", "2") as served:
+    with serve(ready_sqlite(tmp_path), "--processes", "2") as served:
         wait_for(lambda: len(children(served)) == 2, "two processes")
         family = children(served)
         served.process.kill()
@@ -107,7 +107,7 @@ def alive(pid: int) -> bool:
 
 def test_the_limit_of_a_caller_is_one_for_all_processes(tmp_path: Path) -> None:
     env = {"UNSTUCK_WEB_REQUESTS_PER_SECOND": "1"}
-    with opened(ready_sqlite(tmp_path), "--processes", "3", env=env) as served:
+    with serve(ready_sqlite(tmp_path), "--processes", "3", env=env) as served:
         wait_for(lambda: len(children(served)) == 3, "three processes")
         statuses = [fresh(served, "GET", "/api/v1/nowhere").status_code for _ in range(24)]
         # Ten at once, and one more per second.

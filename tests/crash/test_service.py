@@ -11,13 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.fleet import ROOT, wait_for
+from tests.support.fleet import ROOT, wait_for
 
 from unstuck.config import Settings
 from unstuck.domain.states import WorkerState
-from unstuck.store.contract import Ledger
-from unstuck.store.opening import ready_ledger
-from unstuck.store.records import WorkerRecord
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.workers import WorkerRecord
+from unstuck.ledger.open import ready_ledger
 
 # An app that writes down at its import what it can see of systemd's variables.
 APP = """
@@ -142,7 +142,7 @@ def test_the_stacks_of_a_living_fleet_can_be_asked_for(service: Service) -> None
     service.wait_heard("READY=1")
     process.send_signal(signal.SIGUSR1)
     wait_for(lambda: "supervisor.py" in service.log.read_text(), "the supervisor's stacks")
-    wait_for(lambda: "floor.py" in service.log.read_text(), "the stack of the worker's main thread")
+    wait_for(lambda: "loop.py" in service.log.read_text(), "the stack of the worker's main thread")
     wait_for(lambda: "heartbeat.py" in service.log.read_text(), "the stacks of its other threads")
     assert len(service.active()) == 1
     assert process.poll() is None

@@ -11,14 +11,14 @@ import apsw
 import psycopg
 import pytest
 from tests.crash.conftest import MakeFleet
-from tests.crash.test_supervisor_deaths import Up
-from tests.fleet import ROOT, Fleet, wait_for
-from tests.next_version import migrate_to_next
+from tests.crash.test_supervisor import Up
+from tests.support.fleet import ROOT, Fleet, wait_for
+from tests.support.next_release import migrate_to_next
 
 from unstuck.domain.states import JobState
 
 CLIENT = """
-from tests.crash import tasks_under_test as t
+from tests.crash.apps import tasks as t
 from unstuck import App
 app = App()
 app.adopt(t.app.definitions["add"])
@@ -83,7 +83,7 @@ def test_code_that_the_next_version_no_longer_works_with_is_refused_and_told_wha
     number = int(name[:4])
     for arguments in (
         ("-c", CLIENT),
-        ("-m", "unstuck.cli.main", "worker", "tests.crash.tasks_under_test:app"),
+        ("-m", "unstuck.cli.main", "worker", "tests.crash.apps.tasks:app"),
         ("-m", "unstuck.cli.main", "migrate"),
     ):
         refused = run(fleet, *arguments)

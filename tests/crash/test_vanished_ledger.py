@@ -12,14 +12,14 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.crash.conftest import MakeFleet
-from tests.crash.test_supervisor_deaths import Up, start, started
-from tests.fleet import ROOT, TASKS, Fleet, wait_for
-from tests.sqlite_model import ready_sqlite
+from tests.crash.test_supervisor import Up, start, started
+from tests.support.fleet import ROOT, TASKS, Fleet, wait_for
+from tests.support.sqlite import ready_sqlite
 
 from unstuck.config import Settings
-from unstuck.domain.errors import LedgerReplaced
 from unstuck.domain.states import JobState
-from unstuck.store.opening import open_ledger, ready_ledger
+from unstuck.errors import LedgerReplaced
+from unstuck.ledger.open import open_ledger, ready_ledger
 
 __all__ = ["started"]
 

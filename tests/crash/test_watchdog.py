@@ -10,16 +10,16 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.crash.conftest import MakeFleet
-from tests.fleet import ROOT, TASKS, Fleet, wait_for
+from tests.support.fleet import ROOT, TASKS, Fleet, wait_for
 
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.store.records import WorkerRecord
-from unstuck.worker.exits import WATCHDOG_EXIT
+from unstuck.ledger.contract.workers import WorkerRecord
+from unstuck.worker.exit_status import WATCHDOG_EXIT
 
 TIGHT = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "2s", "check_interval": "0.25s", "poll_interval": "0.2s"}
 # Late enough to have begun a job. Each process counts for itself, so the replacement hangs too, later.
-HANGS = {"floor.round": "floor.round=hang:25", "wheel.turn": "wheel.turn=hang:6"}
+HANGS = {"loop.step": "loop.step=hang:25", "ledger_thread.turn": "ledger_thread.turn=hang:6"}
 
 
 @pytest.fixture

@@ -4,15 +4,15 @@ import random
 import threading
 
 import pytest
-from tests.contract.meddling import Meddler, PostgresMeddler, SqliteMeddler
-from tests.crash import workflow_tasks as tasks
-from tests.fleet import Fleet, wait_for
+from tests.crash.apps import workflows as tasks
+from tests.support.backdoor import Backdoor, PostgresBackdoor, SqliteBackdoor
+from tests.support.fleet import Fleet, wait_for
 
 from unstuck import App, NodeError, WorkerCrashed, WorkflowRun
-from unstuck.client.workflow import Workflow
-from unstuck.domain.workflow import NodeState, WorkflowState
+from unstuck.client.workflows import Workflow
+from unstuck.domain.workflows import NodeState, WorkflowState
 
-TARGET = "tests.crash.workflow_tasks:app"
+TARGET = "tests.crash.apps.workflows:app"
 
 
 def app_on(fleet: Fleet) -> App:
@@ -104,9 +104,9 @@ def test_the_death_of_a_worker_in_a_node_moves_the_workflow_on_by_its_rule(fleet
     app.close()
 
 
-def meddler_of(fleet: Fleet) -> Meddler:
+def meddler_of(fleet: Fleet) -> Backdoor:
     path = fleet.folder / "jobs.db"
-    return SqliteMeddler(path) if fleet.url.startswith("sqlite") else PostgresMeddler(fleet.url)
+    return SqliteBackdoor(path) if fleet.url.startswith("sqlite") else PostgresBackdoor(fleet.url)
 
 
 @pytest.mark.parametrize("policy", ["fail", "continue"])

@@ -4,17 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.mdp.scene import Scene
-from tests.mdp.stage import Played, played
-from tests.mdp.wire import Broker, Peers
-from tests.sqlite_model import ready_sqlite
+from tests.mdp.broker import Broker, BrokerHarness, Peers, Played, played
+from tests.support.sqlite import ready_sqlite
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerHarness]:
     """Each test that asks runs on both databases."""
     sqlite = request.param == "sqlite"
-    made = Scene(ready_sqlite(tmp_path) if sqlite else str(request.getfixturevalue("ready_pg_url")), tmp_path)
+    made = BrokerHarness(ready_sqlite(tmp_path) if sqlite else str(request.getfixturevalue("ready_pg_url")), tmp_path)
     try:
         yield made
     finally:

@@ -15,8 +15,8 @@ from pathlib import Path
 import cbor2
 import psutil
 import zmq
-from tests.fleet import PATIENCE_S
-from tests.mdp.wire import DISCONNECT, HEARTBEAT, READY, REQUEST, Broker, RawClient, RawWorker
+from tests.mdp.broker import DISCONNECT, HEARTBEAT, READY, REQUEST, Broker, RawClient, RawWorker
+from tests.support.fleet import TIMEOUT_S
 
 MB = 1024 * 1024
 MAX_MEMORY_BYTES = 200 * MB
@@ -158,7 +158,7 @@ class Fuzz:
 def ask_and_serve(client: RawClient, worker: RawWorker, service: bytes, said: bytes) -> None:
     """Be served as old peers are that know nothing of a socket that begins afresh: the worker beats and says READY
     when it is sent away, the client asks again when no answer comes."""
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     ask_at_s = beat_at_s = 0.0
     while True:
         now_s = time.monotonic()

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fleet import ROOT
-from tests.mdp.stage import foreign_broker
+from tests.mdp.broker import foreign_broker
+from tests.support.fleet import ROOT
 
 GUIDE = ROOT / "docs/zeromq.md"
 WRITTEN = "tcp://127.0.0.1:5555"

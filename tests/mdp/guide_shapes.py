@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
-from tests.fleet import PATIENCE_S
-from tests.mdp.wire import CLIENT, DISCONNECT, HEARTBEAT, READY, REPLY, REQUEST, Peers, Raw
+from tests.mdp.broker import CLIENT, DISCONNECT, HEARTBEAT, READY, REPLY, REQUEST, Peers, Raw
+from tests.support.fleet import TIMEOUT_S
 
 from unstuck.config import Settings
-from unstuck.store.opening import ready_ledger
-from unstuck.store.records import JobFilter, JobRecord
+from unstuck.ledger.contract.jobs import JobFilter, JobRecord
+from unstuck.ledger.open import ready_ledger
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GuideWorker(Raw):
     def send(self, command: bytes, rest: list[bytes]) -> None:
         self.say(b"", b"MDPW01", command, *rest)
 
-    def recv(self, patience_s: float = PATIENCE_S) -> list[bytes]:
+    def recv(self, patience_s: float = TIMEOUT_S) -> list[bytes]:
         """Return the body of the next request."""
         while True:
             frames = self.hear(patience_s)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import cbor2
 import pytest
 import zmq
-from tests.fleet import wait_for
+from tests.mdp.broker import CLIENT, Broker, Peers, broker_on
 from tests.mdp.guide_shapes import SHAPES, GuideClient, GuideWorker, jobs
-from tests.mdp.wire import CLIENT, Broker, Peers, broker_on
+from tests.support.fleet import wait_for
 
 from unstuck.domain.states import JobState
 

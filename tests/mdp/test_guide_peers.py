@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import cbor2
 import pytest
 import zmq
-from tests.fleet import wait_for
+from tests.mdp.broker import CLIENT, DISCONNECT, HEARTBEAT, READY, REPLY, Broker, Peers, broker_on
 from tests.mdp.guide_shapes import SHAPES, GuideClient, GuideWorker, Shape, jobs
-from tests.mdp.wire import CLIENT, DISCONNECT, HEARTBEAT, READY, REPLY, Broker, Peers, broker_on
+from tests.support.fleet import wait_for
 
 from unstuck.config import Settings
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.store.opening import ready_ledger
+from unstuck.ledger.open import ready_ledger
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])

@@ -10,10 +10,10 @@ from typing import Any
 
 import cbor2
 import pytest
-from tests.fleet import wait_for
-from tests.mdp.stage import Played, foreign_broker, line_of, played, running
+from tests.mdp.broker import Played, foreign_broker, line_of, played, running
+from tests.support.fleet import wait_for
 
-from unstuck.domain.errors import ConfigError, PayloadError
+from unstuck.errors import ConfigError, PayloadError
 from unstuck.mdp import Client, Worker
 
 PATIENT_S = 60.0
@@ -78,7 +78,7 @@ class Gate:
 def test_a_foreign_broker_gets_plain_words_and_a_worker_that_survives_its_function(more: list[str]) -> None:
     with (
         foreign_broker() as endpoint,
-        running("tests.mdp.serving", endpoint, *more) as worker,
+        running("tests.mdp.python_worker", endpoint, *more) as worker,
         Client(endpoint, timeout=PATIENT_S) as client,
     ):
         assert client.call("echo", b"one", b"two") == [b"one", b"two"]
@@ -94,8 +94,8 @@ def test_a_foreign_broker_gets_plain_words_and_a_worker_that_survives_its_functi
 def test_an_old_client_is_served_too() -> None:
     with (
         foreign_broker() as endpoint,
-        running("tests.mdp.serving", endpoint),
-        running("tests.mdp.plain", "client", endpoint, "echo", "x", "--timeout", PATIENT_S) as client,
+        running("tests.mdp.python_worker", endpoint),
+        running("tests.mdp.plain_peers", "client", endpoint, "echo", "x", "--timeout", PATIENT_S) as client,
     ):
         assert line_of(client.stdout) == "x"
 
@@ -324,7 +324,7 @@ def test_rubbish_from_the_broker_harms_nothing(broker: Played) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_present_call_finish(broker: Played, number: signal.Signals) -> None:
-    with running("tests.mdp.serving", broker.endpoint) as process:
+    with running("tests.mdp.python_worker", broker.endpoint) as process:
         worker, *_ = ready(broker)
         order(broker, worker, b"1.t.w.echo", b"sleep 0.5")
         assert line_of(process.stdout) == "working echo sleep 0.5"
@@ -338,7 +338,7 @@ def test_a_signal_lets_the_present_call_finish(broker: Played, number: signal.Si
 
 
 def test_a_second_interrupt_does_not_wait(broker: Played) -> None:
-    with running("tests.mdp.serving", broker.endpoint) as process:
+    with running("tests.mdp.python_worker", broker.endpoint) as process:
         worker, *_ = ready(broker)
         order(broker, worker, b"1.t.w.echo", b"sleep 600")
         assert line_of(process.stdout) == "working echo sleep 600"

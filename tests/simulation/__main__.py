@@ -11,13 +11,11 @@ import argparse
 import os
 import sys
 
-from tests.simulation.campaign import prepare, processors, run_campaign
-from tests.simulation.keeping import keep, kept
-from tests.simulation.minimise import minimise
-from tests.simulation.mutants import MUTANTS
-from tests.simulation.postgres_storage import hosting
-from tests.simulation.run import LEDGERS, Result, draw_for, run_scenario
+from tests.simulation.campaign import keep, kept, minimise, prepare, processors, run_campaign
+from tests.simulation.database import hosting
+from tests.simulation.known_bugs import MUTANTS
 from tests.simulation.scenario import Scenario
+from tests.simulation.world import LEDGERS, Result, draw_for, run_scenario
 
 SEEDS = 100_000
 

@@ -1,17 +1,98 @@
-"""Run many seeds on all processors, and put together what they found."""
+"""Keep the scenarios that once failed: as data, so that they mean the same however scenarios are drawn later."""
 
 import gc
 import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
-from tests.simulation import clock
-from tests.simulation.mutants import MUTANTS
-from tests.simulation.run import run_seed
-from tests.simulation.scenario import FAULTS
+import msgspec
+from tests.simulation import scheduler
+from tests.simulation.known_bugs import MUTANTS
+from tests.simulation.scenario import FAULTS, Scenario
+from tests.simulation.world import run_seed
+
+FOLDER = Path(__file__).parent / "regressions"
+
+
+class Kept(msgspec.Struct, frozen=True):
+    found: str
+    """What went wrong when it was found."""
+    scenario: Scenario
+
+
+def keep(scenario: Scenario, found: str, ledger: str) -> Path:
+    """Write a scenario where `kept` finds it."""
+    path = FOLDER / f"{ledger}-{scenario.seed}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(Kept(found, scenario)), indent=2) + b"\n")
+    return path
+
+
+def kept(ledger: str) -> dict[str, Kept]:
+    """Return all that were found on this ledger, by the names of their files."""
+    paths = sorted(FOLDER.glob(f"{ledger}-*.json"))
+    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Kept) for path in paths}
+
+
+MAX_TRIES = 300
+
+T = TypeVar("T")
+
+Fails = Callable[[Scenario], bool]
+
+
+def minimise(scenario: Scenario, fails: Fails) -> Scenario:
+    """Return the smallest scenario that was found: fewer faults, jobs and workers, plainer settings."""
+    tries = 0
+    again = True
+    while again and tries < MAX_TRIES:
+        again = False
+        for smaller in _smaller(scenario):
+            tries += 1
+            if fails(smaller):
+                scenario, again = smaller, True
+                break
+            if tries >= MAX_TRIES:
+                break
+    return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    for number in range(len(scenario.faults)):
+        yield _with(scenario, faults=_without(scenario.faults, number))
+    for number in range(len(scenario.jobs)):
+        yield _with(scenario, jobs=_without(scenario.jobs, number))
+    if len(scenario.workers) > 1:
+        for number in range(len(scenario.workers)):
+            yield _with(scenario, workers=_without(scenario.workers, number))
+    plain: dict[str, object] = {
+        "schedule_every_s": None,
+        "claimed_stale_after_s": None,
+        "running_stale_after_s": None,
+        "containers": False,
+        "pooled": False,
+        "late_share": 0.0,
+        "auto_requeue": True,
+        "auto_fail": True,
+        "reapers": 0,
+        "evidence": (),
+    }
+    for name, value in plain.items():
+        if getattr(scenario, name) != value:
+            yield _with(scenario, **{name: value})
+
+
+def _with(scenario: Scenario, **changes: object) -> Scenario:
+    return msgspec.structs.replace(scenario, **changes)
+
+
+def _without(items: tuple[T, ...], number: int) -> tuple[T, ...]:
+    return items[:number] + items[number + 1 :]
+
 
 CHUNK = 20
 GARBAGE = 50_000
@@ -102,7 +183,7 @@ def run_campaign(
 
 def prepare(mutant: str | None) -> None:
     """Make this Python process one that only simulates."""
-    clock.install()
+    scheduler.install()
     # What is loaded by now stays for good: not to be looked through again for garbage with every few runs.
     gc.freeze()
     gc.set_threshold(GARBAGE)

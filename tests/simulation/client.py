@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from tests.simulation.scenario import JobPlan
 from tests.simulation.worker import LEAST_NAP_S, QUEUE, TASK
 
-from unstuck.domain.errors import JobNotFound, LedgerUnavailable, UncertainCommit
 from unstuck.domain.policy import encode_policy
-from unstuck.notify.waiting import Answer, Watcher
-from unstuck.store.records import NewJob, Outcome
+from unstuck.errors import JobNotFound, LedgerUnavailable, UncertainCommit
+from unstuck.ledger.contract.jobs import NewJob, Outcome
+from unstuck.notify.results import Answer, ResultWatcher
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -24,7 +24,7 @@ class Client:
         self.road = world.new_road(self.process)
         self.waiting: set[str] = set()
         """The jobs whose end has not been told yet."""
-        self._watcher = Watcher(lambda: self.road, lambda _: None, lambda job_id: JobNotFound(str(job_id)))  # type: ignore[arg-type,return-value]
+        self._watcher = ResultWatcher(lambda: self.road, lambda _: None, lambda job_id: JobNotFound(str(job_id)))  # type: ignore[arg-type,return-value]
         # The task below does what its thread does.
         self._watcher._thread = threading.current_thread()
         self._watching = self.process.spawn("waiting", self._watch)

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation.clock import Machine
-from tests.simulation.hub import Process
-from tests.simulation.road import Road
+from tests.simulation.database import Flaky
+from tests.simulation.network import NetworkLink
 from tests.simulation.scenario import Fault
-from tests.simulation.server import Flaky
+from tests.simulation.scheduler import Machine, Process
 from tests.simulation.worker import Worker
 
 if TYPE_CHECKING:
@@ -206,7 +205,7 @@ class Faults:
 
         return hurry
 
-    def _is_of(self, road: Road, whom: int) -> bool:
+    def _is_of(self, road: NetworkLink, whom: int) -> bool:
         worker = self._world.workers[whom % len(self._world.workers)]
         return worker.life is not None and road is worker.life.road
 
@@ -255,7 +254,7 @@ class Faults:
 
         return mend
 
-    def _expire(self, road: Road, over: list[bool]) -> None:
+    def _expire(self, road: NetworkLink, over: list[bool]) -> None:
         """Let the server give up the sessions of a road that is cut, some time after it heard of them last."""
         world = self._world
         silent_s = world.hub.now_s - road.active_s

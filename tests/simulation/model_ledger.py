@@ -11,44 +11,47 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from tests.simulation.clock import Machine
+from tests.simulation.scheduler import Machine
 
 from unstuck import host
 from unstuck.config import Recovery
 from unstuck.domain.endings import Ending, Release
-from unstuck.domain.liveness import Session
-from unstuck.domain.rules import RecoveryRules
-from unstuck.domain.states import FINAL, HELD, LIVING, WORKER_TRANSITIONS, JobState, WorkerState, may_move
-from unstuck.domain.watch import MAX_PERIODS, Begin, Extend, Keep, Period, SetBack, Tick, advance, watched_s
-from unstuck.store.overdue import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S
-from unstuck.store.records import (
-    BeatAnswer,
-    Claimed,
-    Enqueued,
-    Expired,
-    Fleet,
+from unstuck.domain.liveness import OVERDUE_GRACE_S, OVERDUE_LOST_GRACE_S, Session
+from unstuck.domain.recovery_rules import RecoveryRules
+from unstuck.domain.states import (
+    FINAL_STATES,
+    HELD_STATES,
+    LIVE_STATES,
+    WORKER_TRANSITIONS,
+    JobState,
+    WorkerState,
+    may_move,
+)
+from unstuck.domain.watch_clock import MAX_PERIODS, Begin, Extend, Keep, Period, SetBack, Tick, advance, watched_s
+from unstuck.ledger.contract.admin import Fleet
+from unstuck.ledger.contract.jobs import Enqueued, JobFilter, NewJob, Outcome
+from unstuck.ledger.contract.maintenance import Expired, KeysChecked, Promoted, Swept
+from unstuck.ledger.contract.recovery import (
     Guard,
     GuardDead,
     GuardNone,
     GuardSilent,
     GuardSuspect,
     GuardUnheard,
-    HeldJob,
-    JobFilter,
-    NewJob,
-    Outcome,
-    Promoted,
-    Pulse,
-    Swept,
-    Tended,
     Ticked,
-    Turn,
-    TurnAnswer,
-    WorkerBirth,
-    WorkerVerdict,
     WorkerWatch,
 )
-from unstuck.store.sqlite.upkeep import CLOCK_STEP_S, first_after_restore
+from unstuck.ledger.contract.workers import (
+    Claimed,
+    Heartbeat,
+    HeartbeatAnswer,
+    HeldRecord,
+    NewWorker,
+    Turn,
+    TurnAnswer,
+    WorkerVerdict,
+)
+from unstuck.ledger.sqlite.maintenance import CLOCK_STEP_S, first_after_restore
 
 
 @dataclass
@@ -74,7 +77,7 @@ class JobRow:
 
 @dataclass
 class WorkerRow:
-    birth: WorkerBirth
+    birth: NewWorker
     beat_at: float
     state: WorkerState = WorkerState.ACTIVE
     verdict: WorkerVerdict | None = None
@@ -123,7 +126,7 @@ class ModelLedger:
 
     def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
         found = [self.tables.jobs[one] for one in job_ids if one in self.tables.jobs]
-        return [Outcome(job.id, job.state, None, None) for job in found if job.state in FINAL]
+        return [Outcome(job.id, job.state, None, None) for job in found if job.state in FINAL_STATES]
 
     def missing(self, job_ids: Collection[int]) -> set[int]:
         return set(job_ids) - set(self.tables.jobs)
@@ -133,7 +136,7 @@ class ModelLedger:
 
     # Workers ------------------------------------------------------------------------------------
 
-    def register(self, birth: WorkerBirth) -> bool:
+    def register(self, birth: NewWorker) -> bool:
         self.tables.workers.setdefault(birth.id, WorkerRow(birth, self._heard_at()))
         return False
 
@@ -144,22 +147,22 @@ class ModelLedger:
         """Return the time of a heartbeat: never before the last tick, if the clock was set back since."""
         return max([time.time(), *(period.until for period in self.tables.periods[-1:])])
 
-    def beat(self, pulse: Pulse) -> BeatAnswer:
+    def beat(self, pulse: Heartbeat) -> HeartbeatAnswer:
         worker = self.tables.workers.get(pulse.worker_id)
         if worker is None:
-            return BeatAnswer(WorkerState.DEAD)
-        if worker.state not in LIVING:
-            return BeatAnswer(worker.state)
+            return HeartbeatAnswer(WorkerState.DEAD)
+        if worker.state not in LIVE_STATES:
+            return HeartbeatAnswer(worker.state)
         worker.beat_at = self._heard_at()
         was_suspect = worker.state is WorkerState.SUSPECT
         if was_suspect:
             worker.move(WorkerState.ACTIVE)
             worker.verdict = worker.suspect_boot_s = None
-        return BeatAnswer(worker.state, was_suspect)
+        return HeartbeatAnswer(worker.state, was_suspect)
 
     def turn(self, turn: Turn) -> TurnAnswer:
         worker = self.tables.workers.get(turn.worker_id)
-        if worker is None or worker.state not in LIVING:
+        if worker is None or worker.state not in LIVE_STATES:
             return TurnAnswer(alive=False)
         superseded: set[tuple[int, int]] = set()
         for done in turn.done:
@@ -202,11 +205,11 @@ class ModelLedger:
         job.move(JobState.RUNNING)
         job.started_boot_s, job.started_at = host.boottime_s(), time.time()
 
-    def held(self, worker_id: str) -> list[HeldJob]:
+    def held(self, worker_id: str) -> list[HeldRecord]:
         return self.held_by(worker_id, 1_000)
 
-    def held_by(self, worker_id: str, limit: int) -> list[HeldJob]:
-        mine = [job for job in self.tables.jobs.values() if job.state in HELD and job.worker_id == worker_id]
+    def held_by(self, worker_id: str, limit: int) -> list[HeldRecord]:
+        mine = [job for job in self.tables.jobs.values() if job.state in HELD_STATES and job.worker_id == worker_id]
         return [self._held_job(job) for job in mine][:limit]
 
     def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
@@ -217,7 +220,7 @@ class ModelLedger:
 
     def retire(self, worker_id: str) -> None:
         worker = self.tables.workers.get(worker_id)
-        if worker is not None and worker.state in LIVING:
+        if worker is not None and worker.state in LIVE_STATES:
             worker.move(WorkerState.STOPPED)
 
     # Reapers ------------------------------------------------------------------------------------
@@ -271,14 +274,14 @@ class ModelLedger:
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
         found = [one for one in self.tables.workers.values() if host is None or one.birth.host == host]
-        return [self._watch(one) for one in found if one.state in LIVING or self.held_by(one.id, 1)]
+        return [self._watch(one) for one in found if one.state in LIVE_STATES or self.held_by(one.id, 1)]
 
     def to_judge(self) -> tuple[list[WorkerWatch], int]:
         return self.watch(), 0
 
     def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
         worker = self.tables.workers.get(worker_id)
-        if worker is None or worker.state not in LIVING or not self._holds(worker, guard):
+        if worker is None or worker.state not in LIVE_STATES or not self._holds(worker, guard):
             return False
         if verdict.state is worker.state:
             return False
@@ -295,7 +298,7 @@ class ModelLedger:
             return set()
         return self._end(worker_id, endings) | self._release(worker_id, releases)
 
-    def overdue(self, limit: int) -> list[HeldJob]:
+    def overdue(self, limit: int) -> list[HeldRecord]:
         found = []
         for row in self.tables.jobs.values():
             if row.state is not JobState.RUNNING or row.new.timeout_s is None:
@@ -309,7 +312,7 @@ class ModelLedger:
         return found[:limit]
 
     def workers(self, living_only: bool = False) -> list[WorkerRow]:
-        return [one for one in self.tables.workers.values() if not living_only or one.state in LIVING]
+        return [one for one in self.tables.workers.values() if not living_only or one.state in LIVE_STATES]
 
     def fleet(self) -> Fleet:
         return Fleet(workers=Counter(one.state for one in self.tables.workers.values()))
@@ -322,8 +325,8 @@ class ModelLedger:
     def expire_due(self, limit: int) -> Expired:
         return Expired(0, frozenset(), None)
 
-    def tend_lines(self, after: str, limit: int) -> Tended:
-        return Tended(None, 0, 0, frozenset())
+    def tend_lines(self, after: str, limit: int) -> KeysChecked:
+        return KeysChecked(None, 0, 0, frozenset())
 
     def lift_starving(self, waited_s: float, limit: int) -> dict[str, int]:
         return {}
@@ -336,7 +339,7 @@ class ModelLedger:
         known_s, self.tables.ahead_s = self.tables.ahead_s, ahead_s
         step_s = 0.0 if known_s is None else known_s - ahead_s
         for job in self.tables.jobs.values():
-            if job.state in HELD and job.started_at is not None and job.started_at > now + CLOCK_STEP_S:
+            if job.state in HELD_STATES and job.started_at is not None and job.started_at > now + CLOCK_STEP_S:
                 job.started_at = min(now, job.started_at - max(step_s, 0.0))
             if step_s >= CLOCK_STEP_S and job.state is JobState.PENDING and job.run_at > now and job.tried:
                 job.run_at = max(now, job.run_at - step_s)
@@ -358,7 +361,7 @@ class ModelLedger:
 
     def _held(self, worker_id: str, job_id: int, token: int, *states: JobState) -> JobRow | None:
         job = self.tables.jobs.get(job_id)
-        if job is None or job.worker_id != worker_id or job.token != token or job.state not in (states or HELD):
+        if job is None or job.worker_id != worker_id or job.token != token or job.state not in (states or HELD_STATES):
             return None
         return job
 
@@ -393,7 +396,7 @@ class ModelLedger:
             case GuardNone():
                 return True
             case GuardDead():
-                return worker.state not in LIVING
+                return worker.state not in LIVE_STATES
             case GuardSuspect():
                 return worker.state is WorkerState.SUSPECT
             case GuardSilent():
@@ -410,7 +413,7 @@ class ModelLedger:
 
     def _watch(self, worker: WorkerRow) -> WorkerWatch:
         birth = worker.birth
-        mine = [job for job in self.tables.jobs.values() if job.state in HELD and job.worker_id == worker.id]
+        mine = [job for job in self.tables.jobs.values() if job.state in HELD_STATES and job.worker_id == worker.id]
         running = [self._patience_s(job, worker) for job in mine if job.state is JobState.RUNNING]
         timed = [one for one in running if one is not None]
         return WorkerWatch(
@@ -436,7 +439,7 @@ class ModelLedger:
             rules=birth.rules,
         )
 
-    def _held_job(self, job: JobRow) -> HeldJob:
+    def _held_job(self, job: JobRow) -> HeldRecord:
         assert job.worker_id is not None
         assert job.token is not None
         worker = self.tables.workers[job.worker_id]
@@ -446,7 +449,7 @@ class ModelLedger:
         new = job.new
         counts = (job.failures, job.crashes, False, new.timeout_s, self._patience_s(job, worker))
         silent_s = self.counted_s(worker.beat_at)
-        return HeldJob(
+        return HeldRecord(
             *(job.id, job.token, worker.id, job.state, new.task, new.queue, new.policy),
             *counts,
             *(max(0.0, time.time() - job.claimed_at), running_s, silent_s, job.suspicions),

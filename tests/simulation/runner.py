@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from unstuck.domain.outcomes import Died, Outcome, Raised, Succeeded
-from unstuck.worker.holds import Hold
+from unstuck.domain.endings import Died, Outcome, Raised, Succeeded
+from unstuck.worker.held_jobs import HeldJob
 
 if TYPE_CHECKING:
-    from tests.simulation.worker import Life
+    from tests.simulation.worker import WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Exit:
 
 
 class Runner:
-    def __init__(self, life: "Life", hold: Hold) -> None:
+    def __init__(self, life: "WorkerProcess", hold: HeldJob) -> None:
         self.life = life
         self.hold = hold
         self.token = hold.token

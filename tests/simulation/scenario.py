@@ -5,12 +5,12 @@ import random
 from typing import Literal
 
 import msgspec
-from tests.simulation.server import Shape
+from tests.simulation.database import Shape
 
 from unstuck.config import Recovery
 from unstuck.domain.policy import Policy, check_policy
 from unstuck.domain.retry import RetryRule
-from unstuck.store.postgres.bounds import ANSWER_GRACE_S, LEAST_STATEMENT_S, MOST_SERVICE_STATEMENT_S
+from unstuck.ledger.postgres.connect import ANSWER_GRACE_S, LEAST_STATEMENT_S, MOST_SERVICE_STATEMENT_S
 
 Ends = Literal["well", "raises", "kills"]
 """What user code does in the end: return, raise, or take its process with it."""

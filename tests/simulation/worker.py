@@ -1,7 +1,7 @@
 """Play a worker: it registers, sends heartbeats, takes turns, runs jobs, fences itself, and reaps others.
 
 The rules are the product's own: `fencing`, `Outbox`, `Terms`, `Wheel`, `conclude`, `Watchman`, `Timekeeper`. What is
-played here is the order of things in `worker/floor.py` and `worker/heartbeat.py`.
+played here is the order of things in `worker/loop.py` and `worker/heartbeat.py`.
 """
 
 import math
@@ -9,32 +9,40 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulation.clock import stand_on
-from tests.simulation.hub import Process, Task
-from tests.simulation.road import Road
+from tests.simulation.network import NetworkLink
 from tests.simulation.runner import Exit, Runner
 from tests.simulation.scenario import WorkerPlan
-from tests.simulation.threads import NoMailbox, Pause
+from tests.simulation.scheduler import NoMailbox, Pause, Process, Task, stand_on
 
 from unstuck import host
 from unstuck.config import Recovery
-from unstuck.domain.errors import LedgerError, LedgerUnavailable
+from unstuck.domain.endings import Cancelled, Died, Outcome, Overran, Succeeded, conclude
 from unstuck.domain.liveness import Detector
-from unstuck.domain.outcomes import Cancelled, Died, Outcome, Overran, Succeeded
-from unstuck.domain.recovery import conclude
 from unstuck.domain.states import JobState, WorkerState
-from unstuck.reaper import Reaper, Watchman
-from unstuck.reaper.settling import attempt_of
-from unstuck.reaper.timekeeper import FIRST_PAUSE_S as SCHEDULE_PAUSE_S
-from unstuck.reaper.timekeeper import Timekeeper
-from unstuck.store.records import BeatAnswer, Done, Held, HeldJob, Pulse, TaskRecord, Turn, Wish, WorkerBirth
-from unstuck.worker.fencing import may_begin, must_stop_at_s
-from unstuck.worker.floor import BEATS_PER_COMPARISON, LOCKED_PAUSE_S, MAX_WAIT_IN_HAND_S
+from unstuck.errors import LedgerError, LedgerUnavailable
+from unstuck.ledger.contract.jobs import TaskRecord
+from unstuck.ledger.contract.workers import (
+    AttemptRef,
+    ClaimRequest,
+    Heartbeat,
+    HeartbeatAnswer,
+    HeldRecord,
+    NewWorker,
+    Success,
+    Turn,
+)
+from unstuck.maintenance.loop import Loop
+from unstuck.maintenance.scheduler import FIRST_PAUSE_S as SCHEDULE_PAUSE_S
+from unstuck.maintenance.scheduler import Scheduler
+from unstuck.recovery.decide import attempt_of
+from unstuck.recovery.reap import Reaper
 from unstuck.worker.heartbeat import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from unstuck.worker.holds import Hold
+from unstuck.worker.held_jobs import HeldJob, PolicyCache
+from unstuck.worker.ledger_thread import LedgerThread
+from unstuck.worker.limits import may_begin, must_stop_at_s
+from unstuck.worker.loop import BEATS_PER_COMPARISON, LOCKED_PAUSE_S, MAX_WAIT_IN_HAND_S
+from unstuck.worker.messages import TurnDone, TurnUncertain
 from unstuck.worker.outbox import Outbox
-from unstuck.worker.terms import Terms
-from unstuck.worker.wheel import TurnDone, TurnUncertain, Wheel
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -55,7 +63,7 @@ class Worker:
         self.number = number
         self.plan = plan
         self.machine = world.machine_of_worker(number, plan.machine)
-        self.life: Life | None = None
+        self.life: WorkerProcess | None = None
 
     @property
     def up(self) -> bool:
@@ -64,7 +72,7 @@ class Worker:
     def start(self) -> None:
         """Begin a new process, unless one runs."""
         if not self.up:
-            self.life = Life(self)
+            self.life = WorkerProcess(self)
 
     def crash(self) -> None:
         """Kill the worker; its nursery notices and ends with all runners."""
@@ -72,7 +80,7 @@ class Worker:
             self.life.crash()
 
 
-class Life:
+class WorkerProcess:
     """One process of a worker, under one id after the other."""
 
     def __init__(self, place: Worker) -> None:
@@ -81,7 +89,7 @@ class Life:
         self.scenario = self.world.scenario
         self.process: Process = self.world.new_process(f"worker{place.number}", place.machine)
         self.nursery: Process = self.world.new_process(f"nursery{place.number}", place.machine)
-        self.road: Road = self.world.new_road(self.process)
+        self.road: NetworkLink = self.world.new_road(self.process)
         self.road.on_lost = self._reconnect
         self.given: dict[int, Runner] = {}
         self.entered: set[int] = set()
@@ -93,13 +101,15 @@ class Life:
 
     def _begin_anew(self) -> None:
         self.id = self.world.new_worker_id(self.place.number)
-        self.hand: list[Hold] = []
-        self.ready: list[Hold] = []
-        self.starting: dict[int, Hold] = {}
-        self.forgotten: list[Held] = []
+        self.hand: list[HeldJob] = []
+        self.ready: list[HeldJob] = []
+        self.starting: dict[int, HeldJob] = {}
+        self.forgotten: list[AttemptRef] = []
         self.outbox = Outbox()
         recovery = self.world.recovery
-        self.terms = Terms(recovery.running_stale_after_s, frozenset(), self._quicken, recovery.claimed_stale_after_s)
+        self.terms = PolicyCache(
+            recovery.running_stale_after_s, frozenset(), self._quicken, recovery.claimed_stale_after_s
+        )
         self.interval_s = self.scenario.interval_s
         self.confirmed_s = 0.0
         self.uncertain: Turn | None = None
@@ -108,7 +118,7 @@ class Life:
         self.processed = 0
         self.look_at_s = 0.0
         self.busy_until_s = 0.0
-        self.wheel = Wheel(self.road, self.id, NoMailbox())  # type: ignore[arg-type]
+        self.wheel = LedgerThread(self.road, self.id, NoMailbox())  # type: ignore[arg-type]
         self.wheel._stopping = Pause(self.process)  # type: ignore[assignment]
         self.rung = True
         self.mail: list[Exit] = []
@@ -149,7 +159,7 @@ class Life:
 
     def _register(self) -> None:
         machine, scenario, recovery = self.place.machine, self.scenario, self.world.recovery
-        birth = WorkerBirth(
+        birth = NewWorker(
             id=self.id,
             name=self.process.name,
             host=machine.name,
@@ -202,7 +212,7 @@ class Life:
                 continue
             sent_s = host.boottime_s()
             try:
-                answer = self.road.beat(Pulse(self.id, len(self.given), self.processed))
+                answer = self.road.beat(Heartbeat(self.id, len(self.given), self.processed))
             except LedgerError:
                 pause_s = min(max(FIRST_PAUSE_S, pause_s * 2), LONGEST_PAUSE_S)
                 self._pause(pause_s)
@@ -217,7 +227,7 @@ class Life:
         if self.beating is not None:
             self.beating.wake("lost")
 
-    def _after_beat(self, sent_s: float, answer: BeatAnswer) -> None:
+    def _after_beat(self, sent_s: float, answer: HeartbeatAnswer) -> None:
         if answer.state in (WorkerState.DEAD, WorkerState.STOPPED):
             self._die()
             return
@@ -306,11 +316,11 @@ class Life:
             return None
         self.outbox.take_up(now_s)
         free = self.place.plan.slots - len(self.given) - len(self.starting) - len(self.ready)
-        start: list[Held] = []
+        start: list[AttemptRef] = []
         while self.hand and len(start) < free:
             hold = self.hand.pop(0)
             self.starting[hold.token] = hold
-            start.append(Held(hold.job.job_id, hold.token))
+            start.append(AttemptRef(hold.job.job_id, hold.token))
         chosen = len(start)
         start += self.forgotten
         self.forgotten = []
@@ -323,13 +333,13 @@ class Life:
             return None
         return self.outbox.turn(self.id, tuple(start), wish)
 
-    def _wish(self, now_s: float, free: int, *, busy: bool) -> Wish | None:
+    def _wish(self, now_s: float, free: int, *, busy: bool) -> ClaimRequest | None:
         if self.draining or not (busy or self.rung or now_s >= self.look_at_s):
             return None
         if now_s - self.confirmed_s > self.world.recovery.claimed_stale_after_s / 2:
             return None
         room = free - len(self.hand) + AHEAD
-        return Wish((QUEUE,), (TASK,), room, start=max(0, free - len(self.hand))) if room > 0 else None
+        return ClaimRequest((QUEUE,), (TASK,), room, start=max(0, free - len(self.hand))) if room > 0 else None
 
     def _after_turn(self, message: TurnDone) -> None:
         turn, answer = message.turn, message.answer
@@ -373,7 +383,7 @@ class Life:
         if current():
             self._after_comparison(held)
 
-    def _after_comparison(self, held: list[HeldJob]) -> None:
+    def _after_comparison(self, held: list[HeldRecord]) -> None:
         theirs = {item.token: item for item in held}
         turn, self.uncertain = self.uncertain, None
         if turn is not None:
@@ -384,7 +394,7 @@ class Life:
         ours = self.outbox.tokens() | set(self.given) | {hold.token for hold in (*self.hand, *self.ready)}
         for token, item in theirs.items():
             if item.state is JobState.CLAIMED and token in self.entered:
-                self.forgotten.append(Held(item.job_id, token))
+                self.forgotten.append(AttemptRef(item.job_id, token))
             elif token not in ours:
                 self._part_with(item)
         unbegun = [hold for hold in self.ready if hold.token in theirs]
@@ -395,13 +405,13 @@ class Life:
             self._stop_superseded(token)
         self._feed()
 
-    def _part_with(self, item: HeldJob) -> None:
+    def _part_with(self, item: HeldRecord) -> None:
         if item.token not in self.entered:
             self.outbox.give_back(item.job_id, item.token, item.queue)
             return
         self.outbox.endings.append(conclude(attempt_of(item), Died("the ledger forgot its end", counts=False)))
 
-    def _resolve_started(self, turn: Turn, theirs: dict[int, HeldJob]) -> None:
+    def _resolve_started(self, turn: Turn, theirs: dict[int, HeldRecord]) -> None:
         for held in turn.start:
             hold, there = self.starting.pop(held.token, None), theirs.get(held.token)
             if hold is None or there is None:
@@ -435,7 +445,7 @@ class Life:
             self.processed += 1
             job = runner.hold.job
             if isinstance(exit.outcome, Succeeded):
-                self.outbox.done.append(Done(job.job_id, job.token, exit.outcome.result))
+                self.outbox.done.append(Success(job.job_id, job.token, exit.outcome.result))
             else:
                 self.outbox.endings.append(conclude(runner.hold.attempt(), exit.outcome))
 
@@ -505,16 +515,16 @@ class Life:
 
 def keep_watch(
     process: Process,
-    road: Road,
+    road: NetworkLink,
     recovery: Recovery,
     by: str,
     current: Callable[[], bool],
-    watchmen: dict[str, Watchman],
+    watchmen: dict[str, Loop],
 ) -> None:
     """Let a process walk the rounds of the product's reaper, with these settings."""
 
     def walk() -> None:
-        watchman = Watchman(Reaper(road, recovery, by=by))  # type: ignore[arg-type]
+        watchman = Loop(Reaper(road, recovery, by=by))  # type: ignore[arg-type]
         task = process.hub.current
         assert task is not None
         watchmen[process.name] = watchman
@@ -525,9 +535,9 @@ def keep_watch(
     process.spawn("watchman", walk)
 
 
-def keep_schedules(process: Process, road: Road, current: Callable[[], bool]) -> None:
+def keep_schedules(process: Process, road: NetworkLink, current: Callable[[], bool]) -> None:
     """Let a process keep the clock of schedules, by the product's own rules."""
-    keeper = Timekeeper(road, frozenset())  # type: ignore[arg-type]
+    keeper = Scheduler(road, frozenset())  # type: ignore[arg-type]
     task = process.hub.current
     assert task is not None
     while current():
@@ -538,7 +548,7 @@ def keep_schedules(process: Process, road: Road, current: Callable[[], bool]) ->
         task.wait(max(wait_s, 0.01))
 
 
-def see_neighbour_die(world: "World", process: Process, road: Road, worker_id: str) -> None:
+def see_neighbour_die(world: "World", process: Process, road: NetworkLink, worker_id: str) -> None:
     """Bury a worker of the same machine whose process is gone: what the ring of pidfds does."""
     reaper = Reaper(road, world.recovery, by=process.name)  # type: ignore[arg-type]
     task = process.hub.current

@@ -1,27 +1,77 @@
-"""Put a scenario on the stage: machines, a server, workers, reapers, clients; and let it run to its end."""
+"""Replace the reaper's hands on real processes by hands on simulated ones: kill, look at marks, forget."""
 
 import itertools
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
 
-from tests.simulation import scenes
+import msgspec
 from tests.simulation.client import Client
-from tests.simulation.clock import Machine, stand_on
+from tests.simulation.database import Database, PostgresStorage, SqliteStorage, Storage
 from tests.simulation.faults import Faults
-from tests.simulation.history import History
-from tests.simulation.hub import Hub, Process
-from tests.simulation.road import Cut, Road
-from tests.simulation.scenario import Scenario, WorkerPlan
-from tests.simulation.server import Server, Storage
-from tests.simulation.worker import QUEUE, TASK, Life, Worker, keep_watch, see_neighbour_die
+from tests.simulation.invariants import Invariants, Violation
+from tests.simulation.model_ledger import ModelStorage
+from tests.simulation.network import Cut, NetworkLink
+from tests.simulation.scenario import Scenario, WorkerPlan, draw
+from tests.simulation.scheduler import Machine, Process, Scheduler, stand_on
+from tests.simulation.worker import QUEUE, TASK, Worker, WorkerProcess, keep_watch, see_neighbour_die
 
 from unstuck.config import Recovery
 from unstuck.domain.liveness import Process as Presence
-from unstuck.domain.schedules import ScheduleDefinition
-from unstuck.domain.states import FINAL, HELD, JobState
-from unstuck.domain.ticking import Timing
-from unstuck.reaper import Watchman
-from unstuck.store.records import JobFilter, JobRecord, NewJob, WorkerBirth, pack_job
+from unstuck.domain.schedules import ScheduleDefinition, Timing
+from unstuck.domain.states import FINAL_STATES, HELD_STATES, JobState
+from unstuck.ledger.contract.jobs import JobFilter, JobRecord, NewJob
+from unstuck.ledger.contract.schedules import pack_job
+from unstuck.ledger.contract.workers import NewWorker
+from unstuck.maintenance.loop import Loop
+from unstuck.recovery import leftovers
+from unstuck.recovery.leftovers import Leftovers
+
+_world: list["World"] = []
+
+
+def look_into(world: "World") -> None:
+    """Let the product's reaper see the processes of this world."""
+    _world[:] = [world]
+    leftovers.kill = _clear
+    leftovers.kill_attempts = _kill_attempts
+    leftovers.remove_page = _forget
+    leftovers.remove_leftovers = _remove_leftovers
+
+
+def _clear(trace: str, *, nursery: bool = True, within_s: float = 1.0) -> Leftovers:
+    """Kill the family of a dead worker, and read which of its jobs had begun."""
+    life = _world[0].lives[trace]
+    if life.id != trace and life.process.alive:
+        # It goes on under a new id, and what it runs now is not of the dead.
+        return Leftovers()
+    entered = frozenset(life.entered)
+    if nursery:
+        life.end_family()
+    else:
+        for runner in list(life.given.values()):
+            runner.dies()
+    return Leftovers(True, entered)
+
+
+def _kill_attempts(trace: str, tokens: Collection[int]) -> int:
+    life = _world[0].lives[trace]
+    found = [runner for token, runner in life.given.items() if token in tokens]
+    for runner in found:
+        runner.dies()
+    return len(found)
+
+
+def _remove_leftovers(ledger: object) -> int:
+    """Leave the shared memory of real workers alone."""
+    return 0
+
+
+def _forget(trace: str) -> None:
+    """Leave nothing behind: there is nothing."""
+
 
 NEIGHBOUR_S = 0.005
 """How soon a neighbour sees a process end."""
@@ -38,23 +88,23 @@ class World:
     def __init__(self, scenario: Scenario, storage: Storage, tell: Callable[[float, str], None]) -> None:
         self.scenario = scenario
         self.recovery = scenario.recovery()
-        self.hub = Hub()
+        self.hub = Scheduler()
         self.chance = random.Random(scenario.seed)
         self._tell = tell
-        self.history = History(scenario, lambda: self.hub.now_s, self.tell)
+        self.history = Invariants(scenario, lambda: self.hub.now_s, self.tell)
         self._pids = itertools.count(100)
         self._births = itertools.count(1)
         self.processes: dict[int, Process] = {}
-        self.watchmen: dict[str, Watchman] = {}
-        self.roads: list[Road] = []
-        self.lives: dict[str, Life] = {}
+        self.watchmen: dict[str, Loop] = {}
+        self.roads: list[NetworkLink] = []
+        self.lives: dict[str, WorkerProcess] = {}
         """By worker id, the process that has or had it."""
         self._cuts: dict[int, Cut] = {}
         self.machines = [self._new_machine(f"host{number}") for number in range(scenario.machines)]
         # Beside a file too: after a reboot it stands for a client that was started again and waits for the same jobs.
         self.client_machine = self._new_machine("client")
         server_machine = self.machines[0] if scenario.shape == "file" else self._new_machine("server")
-        self.server = Server(
+        self.server = Database(
             self.hub, server_machine, storage, scenario.shape, self.chance, self.history.observe, self.tell
         )
         storage.notice_failovers(self.server.is_same)
@@ -82,9 +132,9 @@ class World:
         self.processes[process.pid] = process
         return process
 
-    def new_road(self, process: Process) -> Road:
+    def new_road(self, process: Process) -> NetworkLink:
         scenario = self.scenario
-        road = Road(
+        road = NetworkLink(
             process,
             self.server,
             self.chance,
@@ -108,7 +158,7 @@ class World:
     def new_worker_id(self, number: int) -> str:
         return f"w{number}.{next(self._births)}"
 
-    def expect(self, life: Life, birth: WorkerBirth) -> None:
+    def expect(self, life: WorkerProcess, birth: NewWorker) -> None:
         self.lives[birth.id] = life
         self.history.expect(birth, life.process)
 
@@ -142,7 +192,7 @@ class World:
             if near and other.life is not None:
                 self._let_see(other.life, life.id)
 
-    def _let_see(self, life: Life, dead_id: str) -> None:
+    def _let_see(self, life: WorkerProcess, dead_id: str) -> None:
         def look() -> None:
             if life.process.alive:
                 life.process.spawn("neighbours", lambda: see_neighbour_die(self, life.process, life.road, dead_id))
@@ -160,7 +210,7 @@ class World:
     # The run ------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        scenes.look_into(self)
+        look_into(self)
         scenario = self.scenario
         self.client = Client(self)
         if scenario.schedule_every_s is not None:
@@ -227,7 +277,7 @@ class World:
             self.hub.run(self.hub.now_s + scenario.timeout_s / 10)
 
     def _all_ended(self) -> bool:
-        return all(job.state in FINAL or self._is_due_later(job) for job in self._stored().values())
+        return all(job.state in FINAL_STATES or self._is_due_later(job) for job in self._stored().values())
 
     def _is_due_later(self, job: JobRecord) -> bool:
         """Return whether a job waits for the time that its caller named: after a step of the clock, an hour."""
@@ -265,7 +315,7 @@ class World:
         stored = self._stored()
         left = {job.id for job in stored.values() if self._is_due_later(job)}
         if not (self.recovery.auto_fail_stale_running and self.recovery.auto_requeue_stale_claimed):
-            left |= {job.id for job in stored.values() if job.state in HELD}
+            left |= {job.id for job in stored.values() if job.state in HELD_STATES}
         self.history.check_jobs(stored, left, self.client.waiting)
 
     def _know_schedule(self, every_s: float) -> None:
@@ -279,3 +329,52 @@ class World:
         """End every process: nothing of this run may go on in the next."""
         for process in list(self.processes.values()):
             process.kill()
+
+
+STORAGES: dict[str, Callable[[Recovery], Any]] = {
+    "sqlite": SqliteStorage,
+    "rules": ModelStorage,
+    "postgresql": PostgresStorage,
+}
+LEDGERS = tuple(STORAGES)
+
+
+@dataclass
+class Result:
+    scenario: Scenario
+    violations: list[Violation]
+    story: list[str]
+    verdicts: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+    """How many steps it took."""
+
+
+def run_seed(seed: int, ledger: str = "sqlite") -> Result:
+    return run_scenario(draw_for(seed, ledger), ledger)
+
+
+def draw_for(seed: int, ledger: str) -> Scenario:
+    """Draw what this ledger can play."""
+    scenario = draw(seed, "server" if ledger == "postgresql" else None)
+    # The model knows no schedules.
+    return msgspec.structs.replace(scenario, schedule_every_s=None) if ledger == "rules" else scenario
+
+
+def run_scenario(scenario: Scenario, ledger: str = "sqlite") -> Result:
+    """Play it; the same scenario always plays the same way."""
+    story: list[str] = []
+    storage = STORAGES[ledger](scenario.recovery())
+    world = World(scenario, storage, lambda at_s, what: story.append(f"{at_s:9.3f}s  {what}"))
+    # The product draws too: pauses, delays of retries.
+    random.seed(scenario.seed)
+    try:
+        with stand_on(world.server.machine):
+            try:
+                world.run()
+            except Exception as error:
+                world.history.violate("nothing fails by surprise", f"{type(error).__name__}: {error}")
+                world.error = error
+    finally:
+        world.close()
+        storage.close()
+    return Result(scenario, world.history.violations, story, world.history.verdicts, world.hub.events)

@@ -8,13 +8,13 @@ from email import message_from_bytes, policy
 from email.message import EmailMessage
 
 import pytest
-from tests.receiver import receiving
+from tests.support.webhook_receiver import receiving
 
 from unstuck.config import Alerts
-from unstuck.notify.alerts import apprise_target
-from unstuck.notify.alerts.message import Message, trial
-from unstuck.notify.alerts.outcomes import Arrived, Lost, Outcome
-from unstuck.notify.alerts.targets import read_targets
+from unstuck.notify.alerts import targets
+from unstuck.notify.alerts.message import Message
+from unstuck.notify.alerts.message import test_message as trial
+from unstuck.notify.alerts.targets import Delivered, NotDelivered, Outcome, read_targets
 
 # Apprise loads all of its services at once, and some of them are older than the Python that they run on.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -33,15 +33,15 @@ SERVICES = {
 def tell(url: str, message: Message) -> Outcome:
     [target] = read_targets(Alerts(targets=(url,)))
     assert TOKEN not in target.shown
-    apprise_target.check_apprise(target)
-    return apprise_target.send(target, message)
+    targets.check_apprise(target)
+    return targets.send(target, message)
 
 
 @pytest.mark.parametrize("url", SERVICES.values(), ids=SERVICES.keys())
 def test_a_service_gets_the_words_of_the_message(url: str) -> None:
     message = trial()
     with receiving() as receiver:
-        assert tell(url.format(port=receiver.port, token=TOKEN), message) == Arrived()
+        assert tell(url.format(port=receiver.port, token=TOKEN), message) == Delivered()
         [post] = receiver.posts[-1:]
     # A form writes spaces as plus.
     told = post.raw.decode().replace("+", " ")
@@ -55,7 +55,7 @@ def test_a_service_that_refuses_is_told_of_without_its_token(url: str) -> None:
     with receiving() as receiver:
         receiver.status = 500
         outcome = tell(url.format(port=receiver.port, token=TOKEN), trial())
-    assert isinstance(outcome, Lost)
+    assert isinstance(outcome, NotDelivered)
     assert TOKEN not in str(outcome)
 
 
@@ -63,7 +63,7 @@ def test_mail_is_sent_to_whom_it_names() -> None:
     message = trial()
     with mailbox() as (port, letters):
         url = f"mailto://127.0.0.1:{port}?from=unstuck@example.org&to=ops@example.org&mode=insecure"
-        assert tell(url, message) == Arrived()
+        assert tell(url, message) == Delivered()
     [letter] = letters
     assert letter["to"] == "ops@example.org"
     assert letter["subject"] == message.title

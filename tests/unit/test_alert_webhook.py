@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.receiver import SECRET, receiving
+from tests.support.webhook_receiver import SECRET, receiving
 
 from unstuck.config import Alerts
-from unstuck.domain.errors import ConfigError
+from unstuck.errors import ConfigError
 from unstuck.notify.alerts import webhook
 from unstuck.notify.alerts.addresses import Refused, is_public, resolve_once
-from unstuck.notify.alerts.outcomes import Arrived, Lost, Outcome
-from unstuck.notify.alerts.targets import Target, read_targets
+from unstuck.notify.alerts.targets import Delivered, NotDelivered, Outcome, Target, read_targets
 
 PATIENCE_S = 30.0
 
@@ -32,7 +31,7 @@ def post(url: str, **changes: Any) -> Outcome:
 
 def test_a_message_is_signed_over_its_time_and_body() -> None:
     with receiving() as receiver:
-        assert post(receiver.url) == Arrived()
+        assert post(receiver.url) == Delivered()
         [got] = receiver.posts
     assert got.is_signed()
     assert not got.is_signed("another-secret-of-this-test")
@@ -43,7 +42,7 @@ def test_a_message_is_signed_over_its_time_and_body() -> None:
 
 def test_the_secret_in_the_url_wins_and_is_not_sent() -> None:
     with receiving() as receiver:
-        assert post(receiver.url.replace("127", ":own-secret-of-this-hook@127", 1)) == Arrived()
+        assert post(receiver.url.replace("127", ":own-secret-of-this-hook@127", 1)) == Delivered()
         [got] = receiver.posts
     assert got.is_signed("own-secret-of-this-hook")
     assert "own-secret" not in str(got.headers)
@@ -67,7 +66,7 @@ def test_the_secret_in_the_url_wins_and_is_not_sent() -> None:
 def test_no_way_of_writing_this_machine_gets_through(host: str) -> None:
     with receiving() as receiver:
         outcome = post(f"http://{host}:{receiver.port}/", allow_private=False)
-        assert isinstance(outcome, Lost)
+        assert isinstance(outcome, NotDelivered)
         assert "alerts.allow_private" in outcome.reason
         assert not outcome.maybe_arrived
         assert receiver.posts == []
@@ -121,7 +120,7 @@ def test_a_name_is_asked_for_once_so_it_cannot_change_its_mind(monkeypatch: pyte
 
         monkeypatch.setattr(socket, "getaddrinfo", no_other_way)
         outcome = post(f"http://rebind.test:{receiver.port}/x", allow_private=False, resolve=resolve)
-        assert outcome == Arrived()
+        assert outcome == Delivered()
         [got] = receiver.posts
     assert got.headers["Host"] == f"rebind.test:{receiver.port}"
 
@@ -130,7 +129,7 @@ def test_redirects_are_not_followed() -> None:
     with receiving() as inner, receiving() as receiver:
         receiver.status, receiver.location = 302, inner.url
         outcome = post(receiver.url)
-        assert isinstance(outcome, Lost)
+        assert isinstance(outcome, NotDelivered)
         assert "redirects are not followed" in outcome.reason
         assert (len(receiver.posts), inner.posts) == (1, [])
 
@@ -142,22 +141,22 @@ def test_a_receiver_that_never_ends_its_answer_is_left_in_time(how: str) -> None
         began_s = time.monotonic()
         outcome = post(receiver.url, timeout_s=0.5)
         assert time.monotonic() - began_s < PATIENCE_S
-        assert outcome == Lost("it did not answer within 0.5s", maybe_arrived=True)
+        assert outcome == NotDelivered("it did not answer within 0.5s", maybe_arrived=True)
 
 
 def test_a_refusal_is_told_by_its_number() -> None:
     with receiving() as receiver:
         receiver.status = 500
-        assert post(receiver.url) == Lost("it answered 500", maybe_arrived=True)
+        assert post(receiver.url) == NotDelivered("it answered 500", maybe_arrived=True)
         receiver.status = 404
-        assert post(receiver.url) == Lost("it answered 404")
+        assert post(receiver.url) == NotDelivered("it answered 404")
 
 
 def test_nobody_there_is_certainly_not_told() -> None:
     with receiving() as receiver:
         url = receiver.url
     outcome = post(url)
-    assert isinstance(outcome, Lost)
+    assert isinstance(outcome, NotDelivered)
     assert not outcome.maybe_arrived
     assert "token-in-the-path" not in outcome.reason
 
@@ -195,15 +194,15 @@ def test_tls_is_checked_against_the_name_though_we_connect_to_the_address(
     with receiving(secure) as receiver:
         resolve = fake_resolver(["127.0.0.1"])
         url = f"https://hooks.test:{receiver.port}/x"
-        assert post(url, resolve=resolve, trust=trust) == Arrived()
+        assert post(url, resolve=resolve, trust=trust) == Delivered()
         assert names == ["hooks.test"]
         wrong = f"https://other.test:{receiver.port}/x"
         outcome = post(wrong, resolve=fake_resolver(["127.0.0.1"]), trust=trust)
-        assert isinstance(outcome, Lost)
+        assert isinstance(outcome, NotDelivered)
         assert "certificate" in outcome.reason
         # The machine's own authorities do not know it.
         outcome = post(url, resolve=fake_resolver(["127.0.0.1"]))
-        assert isinstance(outcome, Lost)
+        assert isinstance(outcome, NotDelivered)
         assert "certificate" in outcome.reason
         assert len(receiver.posts) == 1
 

@@ -8,11 +8,11 @@ import cbor2
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.bombs import SIZE_BYTES, assert_bounded, cbor_bombs, colliding_map
+from tests.support.decoding_bombs import SIZE_BYTES, assert_bounded, cbor_bombs, colliding_map
 
-from unstuck.domain.bounded import MAX_DEPTH, BoundExceeded, Bounds, NotDecodable
 from unstuck.domain.bounded_cbor import SELF_DESCRIBED, check_cbor, decode_cbor, decode_cbor_fields
-from unstuck.domain.envelope import read_map
+from unstuck.domain.bounds import MAX_DEPTH, BoundExceeded, Bounds, NotDecodable
+from unstuck.domain.frames import read_map
 
 BOUNDS = Bounds(SIZE_BYTES, setting="mdp.max_message_bytes")
 SIMPLE = (

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.bombs import SIZE_BYTES, assert_bounded, json_bombs
+from tests.support.decoding_bombs import SIZE_BYTES, assert_bounded, json_bombs
 
-from unstuck.domain.bounded import MAX_DEPTH, BoundExceeded, Bounds, NotDecodable
 from unstuck.domain.bounded_json import MAX_LARGE_EXPONENTS, check_json, decode_json
+from unstuck.domain.bounds import MAX_DEPTH, BoundExceeded, Bounds, NotDecodable
 
 BOUNDS = Bounds(SIZE_BYTES, setting="web.max_body_bytes")
 TIGHT = '[]{}"\\,:e0 é'

@@ -1,6 +1,8 @@
 """Settings come from code, environment and file, in that order, and unsafe ones never start."""
 
+import contextlib
 import inspect
+import math
 import re
 from dataclasses import replace
 from datetime import timedelta
@@ -8,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unstuck import App, Retry, config
-from unstuck.config import Alerts, Mdp, Recovery, Retention, Settings, Web
-from unstuck.domain.errors import ConfigError
+from unstuck.config import Alerts, HttpSettings, MdpSettings, Recovery, Retention, Settings
+from unstuck.domain.units import MAX_DURATION_S, brief, seconds
+from unstuck.errors import ConfigError
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import os
 
@@ -23,6 +28,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.usefixtures("clean_environment")
 class TestWhereSettingsComeFrom:
     def test_defaults_where_nothing_is_said(self, tmp_path: Path) -> None:
         settings = config.load()
@@ -142,6 +148,7 @@ class TestWhereSettingsComeFrom:
             config.load()
 
 
+@pytest.mark.usefixtures("clean_environment")
 class TestWrongNames:
     @pytest.mark.parametrize(
         ("values", "message"),
@@ -159,6 +166,7 @@ class TestWrongNames:
             config.build(values)
 
 
+@pytest.mark.usefixtures("clean_environment")
 class TestUrls:
     @pytest.mark.parametrize(
         "good",
@@ -185,6 +193,7 @@ class TestUrls:
         assert "sqlite:///" in str(caught.value)
 
 
+@pytest.mark.usefixtures("clean_environment")
 class TestUnsafeSettings:
     def test_a_timeout_that_one_late_beat_would_break(self) -> None:
         with pytest.raises(
@@ -246,8 +255,8 @@ class TestUnsafeSettings:
             (Recovery, "runner_heartbeat_interval_ms", "runner_heartbeat_interval"),
             (Retention, "job", "jobs"),
             (Settings, "pol_interval", "poll_interval"),
-            (Web, "prot", "port"),
-            (Mdp, "bnd", "bind"),
+            (HttpSettings, "prot", "port"),
+            (MdpSettings, "bnd", "bind"),
             (Alerts, "target", "targets"),
             (Retry, "max_atempts", "max_attempts"),
         ],
@@ -308,6 +317,7 @@ class TestUnsafeSettings:
         assert Recovery(retention="2h").kept == Retention("2h", "2h", "2h", "2h")
 
 
+@pytest.mark.usefixtures("clean_environment")
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -325,12 +335,14 @@ def test_a_value_of_the_wrong_kind_in_a_file_is_refused(tmp_path: Path, text: st
     assert str(caught.value).startswith(sentence)
 
 
+@pytest.mark.usefixtures("clean_environment")
 def test_a_section_of_pyproject_that_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool]\nunstuck = 3\n")
     with pytest.raises(ConfigError, match="must be a table, not 3"):
         config.load()
 
 
+@pytest.mark.usefixtures("clean_environment")
 def test_a_directory_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -340,6 +352,7 @@ def test_a_directory_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         config.load()
 
 
+@pytest.mark.usefixtures("clean_environment")
 def test_settings_survive_the_way_to_another_process() -> None:
     settings = Settings(
         url="postgresql://h/db",
@@ -363,6 +376,7 @@ def test_settings_survive_the_way_to_another_process() -> None:
     assert again.recovery.auto_fail_stale_running is False
 
 
+@pytest.mark.usefixtures("clean_environment")
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -382,6 +396,7 @@ def test_an_address_is_shown_without_its_passwords(url: str, shown: str) -> None
     assert config.public_url(url) == shown
 
 
+@pytest.mark.usefixtures("clean_environment")
 def test_no_variable_of_an_example_is_a_setting() -> None:
     root = Path(__file__).parents[2]
     texts = [path.read_text() for path in (root / "examples").iterdir() if path.is_file()]
@@ -390,3 +405,97 @@ def test_no_variable_of_an_example_is_a_setting() -> None:
     settings = {f"UNSTUCK_{name.upper()}" for name in config.SETTING_NAMES}
     groups = tuple(f"UNSTUCK_{name.upper()}_" for name in config.GROUPS)
     assert not [name for name in used if name in settings or name.startswith(groups)]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected_s"),
+    [
+        ("30s", 30),
+        ("5m", 300),
+        ("2h30m", 9000),
+        ("2h 30m", 9000),
+        (" 1D ", 86400),
+        ("1w", 604800),
+        ("350ms", 0.35),
+        ("1.5h", 5400),
+        ("90", 90),
+        ("0.25", 0.25),
+        (0, 0),
+        (12, 12),
+        (0.5, 0.5),
+        (timedelta(minutes=2), 120),
+        (timedelta(milliseconds=250), 0.25),
+    ],
+)
+def test_every_way_of_writing_a_duration(written: object, expected_s: float) -> None:
+    assert seconds(written) == pytest.approx(expected_s)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        " ",
+        "5x",
+        "m",
+        "5 minutes",
+        "1h-5m",
+        "-5s",
+        "--",
+        "5m5",
+        True,
+        False,
+        None,
+        [],
+        "nan",
+        "inf",
+        math.nan,
+        math.inf,
+        -1,
+        -0.001,
+        timedelta(seconds=-1),
+        MAX_DURATION_S + 1,
+        "11w" * 60,
+        b"5s",
+    ],
+)
+def test_what_is_no_duration_is_refused_by_name(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="heartbeat_timeout must be"):
+        seconds(wrong, "heartbeat_timeout")  # type: ignore[arg-type]
+
+
+def test_a_config_error_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="like '30s', '5m'"):
+        seconds("soon")
+
+
+@pytest.mark.parametrize(
+    ("value_s", "expected"),
+    [
+        (0.35, "350ms"),
+        (0, "0ms"),
+        (1, "1s"),
+        (60, "60s"),
+        (100, "100s"),
+        (119.4, "119s"),
+        (120, "2m"),
+        (90 * 60, "1h30m"),
+        (3600, "1h"),
+        (86400 + 3600 + 60, "1d1h"),
+        (7 * 86400, "7d"),
+    ],
+)
+def test_durations_are_written_briefly(value_s: float, expected: str) -> None:
+    assert brief(value_s) == expected
+
+
+@given(st.integers(min_value=1, max_value=int(MAX_DURATION_S)))
+def test_what_is_written_can_be_read_again_within_its_precision(value_s: int) -> None:
+    again_s = seconds(brief(value_s))
+    assert abs(again_s - value_s) <= max(0.5, value_s * 0.05)
+
+
+@given(st.text(max_size=20))
+def test_any_text_gives_seconds_or_a_clear_refusal(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        assert 0 <= seconds(text) <= MAX_DURATION_S

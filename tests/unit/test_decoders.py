@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests import fuzz_decoders
-from tests.bombs import SIZE_BYTES, assert_bounded, cbor_bombs, json_bombs
-from tests.mdp.told import claimed
-from tests.readers import REFUSALS, STORED, TEXTS
+from tests.mdp.fake_ledger import claimed
+from tests.support.decoding_bombs import SIZE_BYTES, assert_bounded, cbor_bombs, json_bombs
+from tests.support.foreign_bytes import REFUSALS, STORED, TEXTS
 
 from unstuck.client import views
-from unstuck.domain import inputs, meaning
-from unstuck.domain.bounded import TOO_MUCH
-from unstuck.domain.durations import seconds
-from unstuck.domain.envelope import pack, unpack
-from unstuck.domain.errors import ConfigError, PayloadError
+from unstuck.domain import frames, node_inputs
+from unstuck.domain.bounds import TOO_MUCH
+from unstuck.domain.frames import pack_frames, unpack_frames
 from unstuck.domain.payload import JSON
-from unstuck.http.foreign.claiming import _payload
-from unstuck.http.models.jobs import NewJobBody
+from unstuck.domain.units import seconds
+from unstuck.errors import ConfigError, PayloadError
+from unstuck.http.schemas import NewJobBody
+from unstuck.http.workers.claims import _payload
 
 WORST_JSON = ["small objects", "rather slow floats", "objects and wide text"]
 WORST_CBOR = ["long integers that collide as keys", "maps and wide text"]
@@ -42,27 +42,27 @@ def test_stored_bytes_are_read_within_bounds(reader: str) -> None:
 def test_many_frames_share_the_bounds_of_their_message() -> None:
     # Each of them alone would be let through.
     frame = b"\x99\xff\xff" + b"\x80" * 65_535
-    many = pack([frame] * 120)
-    assert_bounded(lambda: meaning.read_reply(many, pack([b"\xa0"])), REFUSALS)
-    assert_bounded(lambda: meaning.show_call(many), REFUSALS)
+    many = pack_frames([frame] * 120)
+    assert_bounded(lambda: frames.read_reply(many, pack_frames([b"\xa0"])), REFUSALS)
+    assert_bounded(lambda: frames.show_call(many), REFUSALS)
     long = b"\xdd" + (2_000_000).to_bytes(4) + b"\xc4\x02ab" * 2_000_000
-    assert_bounded(lambda: unpack(long), REFUSALS)
+    assert_bounded(lambda: unpack_frames(long), REFUSALS)
     with pytest.raises(PayloadError, match="2,000,000 packed frames; at most 65,535"):
-        unpack(long)
+        unpack_frames(long)
 
 
 def test_a_refused_argument_says_why() -> None:
     with pytest.raises(PayloadError, match="a key that is not text"):
-        meaning.arguments(pack([b"\xa1\x01\x02"]))
+        frames.arguments(pack_frames([b"\xa1\x01\x02"]))
     with pytest.raises(PayloadError, match="more than 262,144 values"):
-        meaning.arguments(pack([b'{"a":[' + b"0," * 300_000 + b"0]}"]))
+        frames.arguments(pack_frames([b'{"a":[' + b"0," * 300_000 + b"0]}"]))
 
 
 def test_what_is_too_much_to_show_says_so() -> None:
     large = b"[" + b"0," * 150_000 + b"0]"
     assert views.value_view(large, JSON) == TOO_MUCH
-    assert meaning.show_call(pack([large])) == ([TOO_MUCH], {})
-    assert len(meaning.read_reply(pack([large]), pack([b"x"]))) == 150_001
+    assert frames.show_call(pack_frames([large])) == ([TOO_MUCH], {})
+    assert len(frames.read_reply(pack_frames([large]), pack_frames([b"x"]))) == 150_001
 
 
 LONG = {
@@ -132,9 +132,9 @@ def test_a_remote_worker_gets_arguments_of_which_nothing_was_built() -> None:
     assert_bounded(lambda: msgspec.json.encode(_payload(job)), ())
     value, encoded = _payload(job)
     assert (msgspec.json.encode(value), encoded) == (large, None)
-    part = inputs.Part(0, False, None, json_bombs()["empty arrays"]())
+    part = node_inputs.Part(0, False, None, json_bombs()["empty arrays"]())
     node = b'{"refs":[[["args",0],0]],"args":[null]}'
-    filled = msgspec.structs.replace(job, payload=node, inputs=inputs.pack([part]))
+    filled = msgspec.structs.replace(job, payload=node, inputs=node_inputs.pack_inputs([part]))
     assert_bounded(lambda: msgspec.json.encode(_payload(filled)), ())
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from unstuck import App, ConfigError
-from unstuck.client.enqueueing import Options, build_job
-from unstuck.domain.hooks import fires
-from unstuck.domain.policy import decode_policy, encode_policy
+from unstuck.client.enqueue import EnqueueOptions, build_job
+from unstuck.domain.policy import decode_policy, encode_policy, fires
 from unstuck.domain.states import AttemptState, JobState
-from unstuck.store.records import NewJob, unpack_job
+from unstuck.ledger.contract.jobs import NewJob
+from unstuck.ledger.contract.schedules import unpack_job
 
 URL = "sqlite:///none.db"
 
@@ -73,7 +73,7 @@ def test_doors_without_the_app_enqueue_with_hooks_too() -> None:
         task="work",
         queue="default",
         policy=policy,
-        options=Options(),
+        options=EnqueueOptions(),
         args=(),
         kwargs={},
         limit_bytes=1000,

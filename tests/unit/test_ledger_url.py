@@ -7,7 +7,7 @@ import pytest
 
 from unstuck import App, ConfigError, config
 from unstuck.config import Settings, sqlite_file
-from unstuck.store.sqlite.ledger import SqliteLedger, path_of
+from unstuck.ledger.sqlite.ledger import SqliteLedger, path_of
 
 
 @pytest.fixture(autouse=True)

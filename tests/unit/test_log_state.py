@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import structlog
-from tests.log_state import LogState
+from tests.support.log_state import LogState
 
 from unstuck import logs
 

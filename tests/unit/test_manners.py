@@ -3,7 +3,7 @@
 import threading
 import time
 
-from unstuck.store.manners import EVERY, MOST_STEPS, STEP_S, give_way, hurry, politely
+from unstuck.ledger.manners import EVERY, MOST_STEPS, STEP_S, give_way, hurry, politely
 
 
 def test_whoever_reads_much_waits_until_the_hurry_is_over() -> None:

@@ -11,16 +11,17 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from unstuck.client.measuring import Meter, gauges, measure
-from unstuck.domain.errors import LedgerUnavailable, RefusedValue, UncertainCommit
+from unstuck.client.metrics import Meter, gauges, measure
+from unstuck.errors import LedgerUnavailable, RefusedValue, UncertainCommit
+from unstuck.ledger import metrics_writer
+from unstuck.ledger.contract.admin import Count, Fleet
+from unstuck.ledger.contract.queues import QueueRecord
+from unstuck.ledger.metrics_writer import MetricsWriter
 from unstuck.metrics import catalogue, serving
 from unstuck.metrics.catalogue import JOB_RETRIES, JOB_RUN, JOBS_ENDED, SUPERSEDED
-from unstuck.metrics.exposition import OF_ONE_PROCESS, expose
+from unstuck.metrics.counters import MAX_SERIES, OTHER, Counters
+from unstuck.metrics.prometheus import OF_ONE_PROCESS, expose
 from unstuck.metrics.serving import Listen, served
-from unstuck.metrics.tallies import MAX_SERIES, OTHER, Tallies
-from unstuck.store import bookkeeping
-from unstuck.store.bookkeeping import Bookkeeper
-from unstuck.store.records import Count, Fleet, QueueRecord
 
 NASTY = 'a"b\\c\nd{}é,='
 
@@ -44,8 +45,8 @@ class Book:
             for one in counts:
                 kept[one.name, one.labels] = kept.get((one.name, one.labels), 0.0) + one.value
 
-    def bookkeeper(self, tallies: Tallies) -> Bookkeeper:
-        return Bookkeeper(self, tallies)  # type: ignore[arg-type]
+    def bookkeeper(self, tallies: Counters) -> MetricsWriter:
+        return MetricsWriter(self, tallies)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def book() -> Book:
 
 
 def test_many_threads_lose_no_count() -> None:
-    tallies = Tallies()
+    tallies = Counters()
 
     def count() -> None:
         for number in range(2_000):
@@ -75,7 +76,7 @@ def test_many_threads_lose_no_count() -> None:
 
 
 def test_a_value_on_a_bound_falls_into_the_bucket_below() -> None:
-    tallies = Tallies()
+    tallies = Counters()
     for value in (0.005, 0.0051, 1e9):
         tallies.observe(JOB_RUN, value, ("q", "t"))
     buckets = {
@@ -87,7 +88,7 @@ def test_a_value_on_a_bound_falls_into_the_bucket_below() -> None:
 
 
 def test_a_user_with_endless_names_cannot_fill_the_memory() -> None:
-    tallies = Tallies()
+    tallies = Counters()
     for number in range(MAX_SERIES + 50):
         tallies.add(JOB_RETRIES, (f"queue-{number}", "TASK_FAILED"))
         tallies.observe(JOB_RUN, 1.0, ("default", f"task-{number}"))
@@ -97,7 +98,7 @@ def test_a_user_with_endless_names_cannot_fill_the_memory() -> None:
 
 
 def test_minutes_are_kept_by_fewer_labels() -> None:
-    tallies = Tallies()
+    tallies = Counters()
     for task in ("a", "b"):
         tallies.observe(JOB_RUN, 1.0, ("default", task))
     lately = tallies.snapshot().lately
@@ -108,7 +109,7 @@ def test_minutes_are_kept_by_fewer_labels() -> None:
 
 
 def test_what_could_not_be_written_waits_for_the_next_time(book: Book) -> None:
-    tallies = Tallies()
+    tallies = Counters()
     keeper = book.bookkeeper(tallies)
     tallies.add(SUPERSEDED)
     book.refuse = LedgerUnavailable("away")
@@ -122,7 +123,7 @@ def test_what_could_not_be_written_waits_for_the_next_time(book: Book) -> None:
 
 
 def test_what_may_have_been_written_is_not_counted_twice(book: Book) -> None:
-    tallies = Tallies()
+    tallies = Counters()
     keeper = book.bookkeeper(tallies)
     tallies.add(SUPERSEDED)
     book.refuse = UncertainCommit("lost")
@@ -134,7 +135,7 @@ def test_what_may_have_been_written_is_not_counted_twice(book: Book) -> None:
 
 
 def test_labels_that_cannot_be_stored_are_left_out_for_good(book: Book) -> None:
-    tallies = Tallies()
+    tallies = Counters()
     keeper = book.bookkeeper(tallies)
     tallies.add(JOBS_ENDED, ("nul\0", "failed"))
     book.refuse = RefusedValue("nul")
@@ -144,19 +145,19 @@ def test_labels_that_cannot_be_stored_are_left_out_for_good(book: Book) -> None:
 
 
 def test_a_write_is_bounded(book: Book) -> None:
-    tallies = Tallies()
+    tallies = Counters()
     for number in range(900):
         tallies.observe(JOB_RUN, 1.0, ("default", f"task-{number}"))
     book.bookkeeper(tallies).flush()
-    assert max(book.rows) <= bookkeeping.MAX_ROWS
+    assert max(book.rows) <= metrics_writer.MAX_ROWS
     assert sum(value for (name, _), value in book.totals.items() if name == JOB_RUN.name) == 900
     assert book.lately[JOB_RUN.name, '{"le":"1"}'] == 900
 
 
 def test_an_idle_process_writes_once_a_minute(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(bookkeeping.host, "boottime_s", lambda: now_s)
-    tallies = Tallies()
+    monkeypatch.setattr(metrics_writer.host, "boottime_s", lambda: now_s)
+    tallies = Counters()
     keeper = book.bookkeeper(tallies)
     written = []
     for _ in range(60):
@@ -179,7 +180,7 @@ def samples(text: str) -> dict[str, list[Any]]:
 
 
 def example() -> str:
-    tallies = Tallies()
+    tallies = Counters()
     tallies.add(JOBS_ENDED, (NASTY, "failed"), 3)
     for value in (0.002, 0.3, 5000.0):
         tallies.observe(JOB_RUN, value, ("default", "add"))
@@ -250,7 +251,7 @@ def test_scrapes_at_once_ask_the_ledger_once() -> None:
 
 def test_who_reads_slowly_or_hangs_up_delays_nobody_but_other_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.2)
-    tallies = Tallies()
+    tallies = Counters()
     with served(tallies, Listen(0)) as url:
         assert url is not None
         port = httpx.URL(url).port

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from unstuck.domain.outcomes import Cancelled, Died, NotStorable, Outcome, Overran, Raised, Suspended
+from unstuck.domain.endings import Attempt, Cancelled, Died, NotStorable, Outcome, Overran, Raised, Suspended, conclude
 from unstuck.domain.policy import Policy
-from unstuck.domain.recovery import Attempt, conclude
 from unstuck.domain.retry import RetryRule
-from unstuck.store.records import Claimed
+from unstuck.ledger.contract.workers import Claimed
 from unstuck.worker.outcome_log import MAX_LINES, PERIOD_S, OutcomeLog
 
 RETRY = Policy(retry=RetryRule(max_attempts=3))

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.reaper_kit import Stage, a_stage
+from tests.support.stored_workers import StoredWorkers, a_stage
 
 from unstuck import host
 from unstuck.config import Recovery
 from unstuck.domain.states import WorkerState
-from unstuck.reaper import Reaper, Watchman, shared_memory
-from unstuck.store.contract import Ledger
+from unstuck.ledger.contract import Ledger
+from unstuck.maintenance.loop import Loop
+from unstuck.recovery import leftovers
+from unstuck.recovery.reap import Reaper
 
 TIMEOUT_S = 2.0
 CALL_S = 0.045
@@ -48,26 +50,26 @@ class SlowLedger:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(shared_memory, "trace_folder", lambda: tmp_path)
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoredWorkers]:
+    monkeypatch.setattr(leftovers, "status_page_folder", lambda: tmp_path)
     with a_stage(f"sqlite:///{tmp_path}/jobs.db") as made:
         yield made
 
 
 @pytest.fixture
-def clock(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(stage: StoredWorkers, monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
 @pytest.mark.parametrize(("interval_s", "check_s"), [(TIMEOUT_S / 6, 0.2), (TIMEOUT_S / 6, 1.0), (TIMEOUT_S / 10, 0.1)])
 def test_a_silent_worker_is_declared_dead_though_every_call_is_slow(
-    stage: Stage, clock: Clock, interval_s: float, check_s: float
+    stage: StoredWorkers, clock: Clock, interval_s: float, check_s: float
 ) -> None:
     worker = stage.worker(suspect_after_s=TIMEOUT_S, heartbeat_interval_s=interval_s)
     recovery = Recovery(
         heartbeat_interval=interval_s, heartbeat_timeout=TIMEOUT_S, check_interval=check_s, auto_disable_unhealthy=False
     )
-    watchman = Watchman(Reaper(SlowLedger(stage.ledger, clock), recovery, by="test"))  # type: ignore[arg-type]
+    watchman = Loop(Reaper(SlowLedger(stage.ledger, clock), recovery, by="test"))  # type: ignore[arg-type]
     while stage.record(worker).state is not WorkerState.DEAD:
         assert clock.now_s < 2 * TIMEOUT_S + check_s, "silent for ever"
         clock.now_s += max(watchman.step(), 0.001)

@@ -5,9 +5,8 @@ import pytest
 from unstuck import host
 from unstuck.domain.liveness import Detector, Session
 from unstuck.domain.states import WorkerState
-from unstuck.reaper.evidence import Witness
-from unstuck.reaper.session_activity import SessionActivity
-from unstuck.store.records import WorkerWatch
+from unstuck.ledger.contract.recovery import WorkerWatch
+from unstuck.recovery.evidence import Observer, SessionActivity
 
 
 class Clock:
@@ -89,4 +88,4 @@ def test_a_suspicion_speaks_of_one_session(
     clock: Clock, detector: Detector, suspected_session: str | None, expected: Detector | None
 ) -> None:
     worker = clock.seen(Session.MISSING, "1/1", suspected_by=detector, suspected_session=suspected_session)
-    assert Witness(one_host=False).vitals(worker, 100.0, connected=True).suspected_by is expected
+    assert Observer(one_host=False).vitals(worker, 100.0, connected=True).suspected_by is expected

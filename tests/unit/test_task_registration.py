@@ -10,9 +10,9 @@ import pytest
 
 from unstuck import App, ConfigError, Context
 from unstuck.domain.payload import JSON, encode_call
-from unstuck.runner.calling import Call, Caller
+from unstuck.runner.call import Call, Caller
+from unstuck.runner.messages import NOT_STORABLE, JobMessage
 from unstuck.runner.tasks import TaskDefinition
-from unstuck.runner.wire import NOT_STORABLE, JobFrame
 
 
 @pytest.fixture
@@ -319,8 +319,8 @@ def test_a_coroutine_that_nobody_awaited_is_named(app: App) -> None:
     assert "list" in report.words[0]
 
 
-def _frame(args: tuple[Any, ...]) -> JobFrame:
-    return JobFrame(1, 2, "named", "default", encode_call(args, {}, "named", 1000), JSON, 1, 0)
+def _frame(args: tuple[Any, ...]) -> JobMessage:
+    return JobMessage(1, 2, "named", "default", encode_call(args, {}, "named", 1000), JSON, 1, 0)
 
 
 def _prepared(app: App, kind: Any, args: tuple[Any, ...]) -> Call:

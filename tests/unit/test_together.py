@@ -41,14 +41,12 @@ def test_a_file_that_shares_has_one_turn_on_each_database_and_short_tests_come_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    shared = [
-        f"tests/acceptance/test_http_schema.py::test_{name}" for name in ("a[sqlite]", "b[sqlite]", "a[postgres]")
-    ]
+    shared = [f"tests/http/test_openapi.py::test_{name}" for name in ("a[sqlite]", "b[sqlite]", "a[postgres]")]
     assert scope_of(shared[0]) == scope_of(shared[1]) != scope_of(shared[2])
     assert turn_of(shared[0]) == turn_of(shared[1]) < 0.5
-    alone = [f"tests/crash/test_frozen.py::test_{number}" for number in range(50)]
+    alone = [f"tests/crash/test_frozen_workers.py::test_{number}" for number in range(50)]
     assert len({scope_of(nodeid) for nodeid in alone}) == len({turn_of(nodeid) for nodeid in alone}) == 50
-    assert max(map(turn_of, alone)) < 1 <= turn_of("tests/unit/test_order.py::test_a")
+    assert max(map(turn_of, alone)) < 1 <= turn_of("tests/unit/test_limits.py::test_a")
 
 
 def test_the_longest_tests_begin_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,31 +1,52 @@
 """The story of a job is told from its records alone: every death, rule and person, in plain words."""
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.tale import AGAIN, HUNG, NOON, OUT_OF_MEMORY, POLICY, attempt, records, ruled, worker
-from tests.unit.why_kit import DIED, ended, failed, of, step_of, texts
+from tests.support.job_stories import (
+    AGAIN,
+    DIED,
+    HUNG,
+    NOON,
+    OUT_OF_MEMORY,
+    POLICY,
+    attempt,
+    ended,
+    failed,
+    of,
+    records,
+    ruled,
+    step_of,
+    texts,
+    worker,
+)
 
-from unstuck.cli.show import Show
-from unstuck.cli.why import show_story
-from unstuck.client.why.endings import beside, one_line, sentences
+from unstuck.cli.explain import show_story
+from unstuck.cli.output import Output
+from unstuck.client.why.autopsies import beside, cause_line, sentences
 from unstuck.client.why.story import StepKind, story_view
-from unstuck.client.why.telling import FIRST_TRIES, LAST_TRIES, tell
+from unstuck.client.why.tell import FIRST_TRIES, LAST_TRIES, tell
 from unstuck.domain.autopsy import Autopsy, DeathKind
-from unstuck.domain.durations import in_words
-from unstuck.domain.endings import JobError
-from unstuck.domain.errors import ErrorCode
+from unstuck.domain.endings import Attempt, JobError, Raised, conclude
 from unstuck.domain.liveness import Detector
-from unstuck.domain.outcomes import Raised
 from unstuck.domain.policy import Policy, encode_policy
-from unstuck.domain.recovery import Attempt, conclude
 from unstuck.domain.retry import RetryRule
 from unstuck.domain.states import AttemptState, JobState, WorkerState
-from unstuck.store.records import EventRecord, OutputRecord, WorkerVerdict
+from unstuck.domain.units import in_words
+from unstuck.domain.worker_health import Disabled
+from unstuck.errors import ErrorCode
+from unstuck.ledger.contract.diagnosis import Blocker
+from unstuck.ledger.contract.events import EventRecord
+from unstuck.ledger.contract.jobs import OutputRecord
+from unstuck.ledger.contract.queues import QueueRecord
+from unstuck.ledger.contract.workers import DeferredRecord, Progress, WorkerVerdict
+from unstuck.runner import stacks
+from unstuck.worker.stack_file import tidy
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DOCS_COLUMNS = 100
@@ -48,7 +69,7 @@ def test_the_worked_example_of_the_docs_is_what_is_printed(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(DOCS_COLUMNS))
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    show = Show(as_json=False)
+    show = Output(as_json=False)
     show.pretty = True
     show_story(show, tell(records()))
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
@@ -191,14 +212,14 @@ def test_every_kind_of_death_is_a_sentence(kind: DeathKind) -> None:
 
 
 def test_what_is_not_sure_is_called_probable_once_and_says_why() -> None:
-    assert one_line(AGAIN).startswith("probably killed by the kernel")
+    assert cause_line(AGAIN).startswith("probably killed by the kernel")
     assert "Not sure: the kernel's counter is shared with other processes of this container." in sentences(AGAIN)
     said_already = msgspec.structs.replace(AGAIN, summary="probably out of memory")
-    assert one_line(said_already).startswith("probably out of memory")
+    assert cause_line(said_already).startswith("probably out of memory")
 
 
 def test_one_line_tells_of_memory_and_stack() -> None:
-    assert one_line(HUNG) == "gave no sign for 30s, its stall_timeout, 1.1 GB of memory at most, left a stack"
+    assert cause_line(HUNG) == "gave no sign for 30s, its stall_timeout, 1.1 GB of memory at most, left a stack"
 
 
 @pytest.mark.parametrize("message", ["boom", ""])
@@ -357,7 +378,7 @@ def test_a_long_stack_is_cut_in_the_middle_on_a_terminal_only(capsys: pytest.Cap
     stack = "\n".join(f"frame {number}" for number in range(100))
     tries = [attempt(1, "w3", AttemptState.CRASHED, 0.0, 1.0, "X", msgspec.structs.replace(DIED, stack=stack))]
     story = tell(of(ended(JobState.FAILED), tries))
-    show = Show(as_json=False)
+    show = Output(as_json=False)
     show_story(show, story)
     assert "frame 50" in capsys.readouterr().out
     show.pretty = True
@@ -389,3 +410,157 @@ def test_a_long_stack_is_cut_in_the_middle_on_a_terminal_only(capsys: pytest.Cap
 )
 def test_durations_are_words_in_a_sentence(value_s: float, words: str) -> None:
     assert in_words(value_s) == words
+
+
+RUNNING = {"state": JobState.RUNNING, "token": 1, "worker_id": "w3", "started_at": NOON, "attempt": 1}
+HELD = [attempt(1, "w3", AttemptState.RUNNING, 0.0, None)]
+
+
+def test_a_running_job_says_where_since_when_and_how_far() -> None:
+    progress = Progress(42, 1, NOON + 50.0, 5, 20, "fifth", NOON + 55.0)
+    story = tell(of(RUNNING, HELD, progress=progress, now_s=NOON + 60.0))
+    assert story.headline == "It is running, try 1."
+    assert "on worker ada for 60s" in story.next
+    assert 'It has come to 5 of 20 (25%), "fifth", 10 seconds ago.' in story.next
+    assert "No Python code has run in its process for 5 seconds: it is busy in C code, or stuck there." in story.next
+    assert [action.command for action in story.actions] == ["unstuck stack 42", "unstuck cancel 42"]
+
+
+def test_a_job_whose_outcome_waits_for_a_lock_says_that_its_code_has_ended_and_who_is_in_the_way() -> None:
+    running = of(RUNNING, HELD, now_s=NOON + 60.0)
+    deferred = DeferredRecord("w3", False, "blocked by another session of the database", NOON + 20.0)
+    around = msgspec.structs.replace(running.around, deferred=deferred)
+    story = tell(msgspec.structs.replace(running, around=around))
+    assert story.headline == "Its code has ended, try 1; its outcome waits for a lock that another session holds."
+    assert "cannot be written since 40s" in story.next
+    assert "blocked by another session of the database" in story.next
+    assert [action.command for action in story.actions] == ["unstuck doctor"], "there is nothing to cancel or to settle"
+    young = Blocker("session", "4712", 5.0)
+    old = Blocker("session", "4711", 50.0, "ada", "shop", "idle in transaction", "insert into orders", ("jobs",))
+    named = msgspec.structs.replace(around, blockers=(young, old))
+    story = tell(msgspec.structs.replace(running, around=named))
+    assert (
+        "most likely session 4711 (user ada, application 'shop', idle in transaction), in a transaction for 50s; "
+        "its last statement: insert into orders." in story.next
+    )
+    assert "`select pg_terminate_backend(4711)`" in story.next
+    sure = msgspec.structs.replace(around, blockers=(old, msgspec.structs.replace(young, jobs=(42,))))
+    assert "it is session 4712" in tell(msgspec.structs.replace(running, around=sure)).next
+
+
+def test_progress_of_an_earlier_try_is_not_taken_for_this_one() -> None:
+    story = tell(of(RUNNING, HELD, progress=Progress(42, 99, NOON, 5, 20)))
+    assert texts(story, StepKind.PROGRESS) == []
+    assert "come to" not in story.next
+
+
+def test_a_job_of_a_silent_worker_says_how_to_settle_it() -> None:
+    silent = worker("w3", "ada", "crunch-1", silent_s=300.0)
+    story = tell(of(RUNNING, HELD, workers=[silent]))
+    assert "has been silent for 5m" in story.next
+    assert "unstuck stale --fail" in [action.command for action in story.actions]
+
+
+def test_a_job_that_waits_for_disabled_workers_says_how_to_enable_one() -> None:
+    off = worker("w3", "ada", "crunch-1", disabled=Disabled("new memory", "ada@desk", NOON))
+    fresh = of({})
+    story = tell(msgspec.structs.replace(fresh, around=msgspec.structs.replace(fresh.around, workers=[off])))
+    assert story.actions[0].command == "unstuck workers enable ada"
+
+
+def test_a_paused_queue_says_how_to_go_on() -> None:
+    queue = QueueRecord("reports", True, 1, 0, 0, 0, 1.0, 1)
+    story = tell(of({}, queue=queue))
+    assert "Queue 'reports' is paused" in story.next
+    assert story.actions[0].command == "unstuck resume reports"
+
+
+def test_a_suspect_is_said_to_run_alone() -> None:
+    assert "It will run alone in its process" in tell(of({"alone": True})).next
+
+
+def test_a_cancel_on_its_way_is_not_offered_again() -> None:
+    story = tell(of({**RUNNING, "cancel_requested": True}, HELD))
+    assert "Somebody asked to cancel it" in story.next
+    assert story.actions == ()
+
+
+def test_a_retry_after_a_crash_warns_of_effects() -> None:
+    tries = [attempt(1, "w3", AttemptState.CRASHED, 0.0, 1.0, ErrorCode.WORKER_CRASHED, DIED)]
+    [retry] = tell(of(ended(JobState.FAILED), tries)).actions
+    assert "be sure that twice is safe" in retry.why
+
+
+def stand_here(begun: threading.Event, end: threading.Event) -> None:
+    begun.set()
+    end.wait()
+
+
+def told_by_another_thread() -> str:
+    """Give what the pulse would write of us."""
+    told: list[str] = []
+    asking = threading.Thread(target=lambda: told.append(stacks.of_threads()))
+    asking.start()
+    asking.join()
+    return told[0]
+
+
+def test_the_threads_of_a_process_are_told_with_the_main_one_first() -> None:
+    begun, end = threading.Event(), threading.Event()
+    other = threading.Thread(target=stand_here, args=(begun, end))
+    other.start()
+    begun.wait()
+    try:
+        blocks = told_by_another_thread().split("\n\n")
+    finally:
+        end.set()
+        other.join()
+    assert blocks[0].startswith(f"Current thread 0x{threading.main_thread().ident:016x} (most recent call first):\n")
+    assert "in told_by_another_thread" in blocks[0]
+    [found] = [block for block in blocks if "in stand_here" in block]
+    assert found.startswith(f"Thread 0x{other.ident:016x} (most recent call first):\n")
+    assert all("of_threads" not in block for block in blocks), "who asks is not told"
+
+
+def test_a_deep_stack_is_bounded() -> None:
+    def fall(depth: int) -> str:
+        return fall(depth - 1) if depth else told_by_another_thread()
+
+    block = fall(2 * stacks.MAX_FRAMES).split("\n\n")[0]
+    assert block.count("  File ") == stacks.MAX_FRAMES
+    assert block.rstrip().endswith("\n  ...")
+
+
+def test_what_a_signal_writes_of_one_thread_comes_before_the_others() -> None:
+    room = str(stacks.__file__).replace("stacks.py", "sync_loop.py")
+    text = (
+        'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in beside\n\n'
+        f'Stack (most recent call first):\n  File "job.py", line 7 in job\n  File "{room}", line 3 in run\n'
+    )
+    assert tidy(text) == (
+        'Stack (most recent call first):\n  File "job.py", line 7 in job\n\n'
+        'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in beside'
+    )
+
+
+def test_frames_that_started_the_process_of_a_runner_are_not_the_jobs() -> None:
+    room = str(stacks.__file__).removesuffix("stacks.py")
+    text = (
+        'Current thread 0x01 (most recent call first):\n  File "job.py", line 7 in job\n'
+        f'  File "{room}sync_loop.py", line 3 in run\n  File "{room}child.py", line 9 in serve\n'
+        f'  File "{room}fork_server.py", line 1 in _become\n  File "debugger.py", line 2 in start\n'
+    )
+    assert tidy(text) == 'Current thread 0x01 (most recent call first):\n  File "job.py", line 7 in job'
+
+
+def test_a_job_that_waits_for_its_journal_is_shown_and_the_monitor_thread_is_not() -> None:
+    room = str(stacks.__file__).removesuffix("stacks.py")
+    text = (
+        f'Thread 0x02 (most recent call first):\n  File "{room}monitor.py", line 8 in _beat\n\n'
+        f'Current thread 0x01 (most recent call first):\n  File "{room}monitor.py", line 5 in ask\n'
+        f'  File "job.py", line 7 in job\n  File "{room}sync_loop.py", line 3 in run\n'
+    )
+    assert tidy(text) == (
+        f'Current thread 0x01 (most recent call first):\n  File "{room}monitor.py", line 5 in ask\n'
+        '  File "job.py", line 7 in job'
+    )

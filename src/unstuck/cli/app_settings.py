@@ -8,7 +8,7 @@ import msgspec
 
 from unstuck import config
 from unstuck.config import Settings
-from unstuck.domain.errors import ConfigError, UnstuckError
+from unstuck.errors import ConfigError, UnstuckError
 
 PATIENCE_S = 120.0
 

@@ -6,24 +6,23 @@ from typing import Annotated, Any
 
 import typer
 
-from unstuck.cli.common import Common, Misuse, command, duration_s
-from unstuck.cli.show import Cell, Show
-from unstuck.client.enqueueing import UNFINISHED, Options, build_job
-from unstuck.client.knowing import check_queue, known_task, known_tasks
-from unstuck.client.lookout import Lookout
+from unstuck.cli.context import Context, UsageError, command, duration_s
+from unstuck.cli.output import Cell, Output
+from unstuck.client.enqueue import UNFINISHED, EnqueueOptions, build_job, check_queue, find_task, load_tasks
+from unstuck.client.no_workers import NoWorkerCheck
 from unstuck.client.operator import Operator
 from unstuck.client.views import value_view
 from unstuck.config import Settings, ledger_name
-from unstuck.domain.bounded import TOO_MUCH
-from unstuck.domain.durations import brief
-from unstuck.domain.errors import ConfigError, NoWorkers, ResultTimeout, UnknownTask, exception_for
-from unstuck.domain.names import did_you_mean
+from unstuck.domain.bounds import TOO_MUCH
 from unstuck.domain.payload import JSON
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.states import JobState
+from unstuck.domain.text import did_you_mean
+from unstuck.domain.units import brief
+from unstuck.errors import ConfigError, NoWorkers, ResultTimeout, UnknownTask, exception_for
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.jobs import Enqueued, NewJob, Outcome
 from unstuck.runner.tasks import Registry
-from unstuck.store.contract import Ledger
-from unstuck.store.records import Enqueued, NewJob, Outcome
 
 FIRST_LOOK_S = 0.01
 SLOWEST_LOOK_S = 0.2
@@ -32,7 +31,7 @@ FIRST_WORRY_S = 1.0
 
 @command()
 def enqueue(
-    common: Common,
+    common: Context,
     task: Annotated[str, typer.Argument(metavar="TASK", help="The task's name.")],
     args: Annotated[
         list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments as JSON: 1 '\"text\"' '[1, 2]'.")
@@ -109,7 +108,7 @@ def _warn(ledger: Ledger, settings: Settings, job: NewJob, stored: Enqueued) -> 
     """Do what `no_workers` says if no living worker would take the job: log it, or fail although it is stored."""
     if settings.no_workers == "ignore" or job.delay_s:
         return
-    [warning] = Lookout(ledger, ledger_name(settings)).warnings([job])
+    [warning] = NoWorkerCheck(ledger, ledger_name(settings)).warnings([job])
     if warning is not None and settings.no_workers == "error":
         raise NoWorkers(f"{warning}.", job_ids=[stored.job_id])
 
@@ -119,37 +118,37 @@ def arguments(args: list[str], kwargs: str | None) -> tuple[tuple[Any, ...], dic
     positional = tuple(_json(text, f"Argument {at}") for at, text in enumerate(args, 1))
     named = {} if kwargs is None else _json(kwargs, "--kwargs")
     if not isinstance(named, dict):
-        raise Misuse("""--kwargs must be a JSON object, like '{"url": "https://…", "depth": 2}'.""")
+        raise UsageError("""--kwargs must be a JSON object, like '{"url": "https://…", "depth": 2}'.""")
     return positional, named
 
 
 def _json(text: str, what: str) -> Any:
     if text.startswith("--"):
-        raise Misuse(f"There is no option {text.partition('=')[0]}. `unstuck enqueue --help` lists them.")
+        raise UsageError(f"There is no option {text.partition('=')[0]}. `unstuck enqueue --help` lists them.")
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         quoted = f" To pass it as text, write '{json.dumps(text)}'." if what != "--kwargs" and len(text) < 200 else ""
-        raise Misuse(f"{what}, {text[:80]!r}, is not JSON: {why}.{quoted}") from error
+        raise UsageError(f"{what}, {text[:80]!r}, is not JSON: {why}.{quoted}") from error
 
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _options(values: dict[str, Any]) -> Options:
+def _options(values: dict[str, Any]) -> EnqueueOptions:
     try:
-        return Options.checked(None, values)
+        return EnqueueOptions.checked(None, values)
     except ConfigError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _known_task(registry: Registry | None, ledger: Ledger, name: str) -> tuple[str, Policy]:
     """Find the queue and the policy of a task: in the app, else among those that workers wrote down."""
     if registry is None:
         try:
-            task = known_task(known_tasks(ledger), name)
+            task = find_task(load_tasks(ledger), name)
         except UnknownTask as error:
             raise UnknownTask(f"{error} Or name the app with --app.") from None
         return task.queue, decode_policy(task.policy)
@@ -168,7 +167,7 @@ def _check_queue(registry: Registry | None, ledger: Ledger, queue: str, own: str
     check_queue(queue, {own, *others})
 
 
-def _tell(show: Show, operator: Operator, task: str, stored: Enqueued) -> None:
+def _tell(show: Output, operator: Operator, task: str, stored: Enqueued) -> None:
     if show.as_json:
         show.json({"id": stored.job_id, "task": task, "fresh": stored.fresh})
     elif not show.pretty:
@@ -182,7 +181,7 @@ def _tell(show: Show, operator: Operator, task: str, stored: Enqueued) -> None:
             show.rich(Cell(reason, "bright_black"), indent=2)
 
 
-def _wait(common: Common, ledger: Ledger, operator: Operator, job_id: int, patience_s: float | None) -> None:
+def _wait(common: Context, ledger: Ledger, operator: Operator, job_id: int, patience_s: float | None) -> None:
     outcome = _outcome(common.show, ledger, operator, job_id, patience_s)
     if common.as_json:
         common.show.json(operator.job_view(job_id))
@@ -202,7 +201,7 @@ def _result_text(result: bytes | None) -> str:
     return result.decode() if result and value == TOO_MUCH else json.dumps(value, ensure_ascii=False)
 
 
-def _outcome(show: Show, ledger: Ledger, operator: Operator, job_id: int, patience_s: float | None) -> Outcome:
+def _outcome(show: Output, ledger: Ledger, operator: Operator, job_id: int, patience_s: float | None) -> Outcome:
     began_s = time.monotonic()
     look_s, worry_s = FIRST_LOOK_S, FIRST_WORRY_S
     while True:

@@ -10,35 +10,11 @@ import typer
 from typer.core import TyperGroup
 
 import unstuck
-from unstuck.cli import (
-    alerts,
-    alive,
-    audit,
-    broker,
-    doctor,
-    enqueue,
-    jobs,
-    ledger,
-    limits,
-    popups,
-    quarantine,
-    queues,
-    recovery,
-    schedules,
-    serve,
-    signals,
-    stack,
-    switching,
-    tokens,
-    web,
-    why,
-    workers,
-    workflows,
-)
-from unstuck.cli.common import Common, Misuse, command
-from unstuck.cli.lazily import LazyCommands
-from unstuck.cli.show import complain
-from unstuck.domain.errors import UnstuckError
+from unstuck.cli import admin, enqueue, explain, jobs, queues, recovery, run, schedules, workers, workflows
+from unstuck.cli.context import Context, UsageError, command
+from unstuck.cli.lazy_commands import LazyCommands
+from unstuck.cli.output import complain
+from unstuck.errors import UnstuckError
 
 RUN = "Run"
 LOOK = "Look"
@@ -61,7 +37,7 @@ class _Root(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name != "demo":
             return super().get_command(ctx, cmd_name)
-        from unstuck.cli.demo import demo
+        from unstuck.cli.run import demo
 
         holder = typer.Typer(add_completion=False)
         holder.command("demo", rich_help_panel=RUN)(demo)
@@ -70,7 +46,7 @@ class _Root(TyperGroup):
 
 @command()
 def root(
-    common: Common,
+    common: Context,
     ctx: typer.Context,
     show_version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
 ) -> None:
@@ -91,30 +67,30 @@ NEGATIVE: dict[Any, Any] = {"ignore_unknown_options": True}
 """Numbers below zero are arguments of the task, not options."""
 
 for panel, commands in {
-    RUN: (serve.worker, serve.up, serve.reaper, web.serve, broker.broker),
+    RUN: (run.worker, run.up, run.reaper, run.serve, run.broker),
     LOOK: (
-        why.why,
-        doctor.doctor,
+        explain.why,
+        explain.doctor,
         jobs.jobs,
         jobs.job,
         jobs.logs,
         workflows.workflow,
-        stack.stack,
-        alive.alive,
-        audit.audit,
-        popups.popups,
+        jobs.stack,
+        workers.alive,
+        admin.audit,
+        run.popups,
     ),
     ACT: (
         enqueue.enqueue,
         recovery.retry,
         recovery.cancel,
-        signals.signal,
+        jobs.signal,
         recovery.stale,
         queues.pause,
         queues.resume,
         queues.purge,
     ),
-    CARE: (ledger.migrate, recovery.prune, ledger.version, broker.keygen),
+    CARE: (admin.migrate, recovery.prune, admin.version, admin.keygen),
 }.items():
     for function in commands:
         context = NEGATIVE if function is enqueue.enqueue else None
@@ -124,19 +100,19 @@ _workers = typer.Typer(invoke_without_command=True)
 _workers.callback()(workers.workers)
 _workers.command("drain")(workers.drain)
 _workers.command("stop")(workers.stop)
-_workers.command("disable")(switching.disable)
-_workers.command("enable")(switching.enable)
+_workers.command("disable")(workers.disable)
+_workers.command("enable")(workers.enable)
 app.add_typer(_workers, name="workers", rich_help_panel=LOOK)
 
 _queues = typer.Typer(invoke_without_command=True)
 _queues.callback()(queues.queues)
-_queues.command("limit")(limits.limit_queue)
+_queues.command("limit")(queues.limit_queue)
 app.add_typer(_queues, name="queues", rich_help_panel=LOOK)
 
-_lines = typer.Typer(invoke_without_command=True)
-_lines.callback()(limits.lines)
-_lines.command("limit")(limits.limit_line)
-app.add_typer(_lines, name="lines", rich_help_panel=LOOK)
+_concurrency = typer.Typer(invoke_without_command=True)
+_concurrency.callback()(queues.lines)
+_concurrency.command("limit")(queues.limit_key)
+app.add_typer(_concurrency, name="lines", rich_help_panel=LOOK)
 
 _workflows = typer.Typer(invoke_without_command=True)
 _workflows.callback()(workflows.workflows)
@@ -148,9 +124,9 @@ _workflows.command("cancel")(workflows.cancel)
 app.add_typer(_workflows, name="workflows", rich_help_panel=LOOK)
 
 _quarantine = typer.Typer(invoke_without_command=True)
-_quarantine.callback()(quarantine.quarantine)
-_quarantine.command("list")(quarantine.list_quarantined)
-_quarantine.command("release")(quarantine.release)
+_quarantine.callback()(recovery.quarantine)
+_quarantine.command("list")(recovery.list_quarantined)
+_quarantine.command("release")(recovery.release_quarantined)
 app.add_typer(_quarantine, name="quarantine", rich_help_panel=ACT)
 
 _schedules = typer.Typer(invoke_without_command=True)
@@ -164,18 +140,18 @@ _schedules.command("remove")(schedules.remove)
 app.add_typer(_schedules, name="schedules", rich_help_panel=LOOK)
 
 _alerts = typer.Typer(invoke_without_command=True)
-_alerts.callback()(alerts.alerts)
-_alerts.command("list")(alerts.list_targets)
-_alerts.command("test")(alerts.test)
-_alerts.command("run")(alerts.run)
+_alerts.callback()(admin.alerts)
+_alerts.command("list")(admin.list_targets)
+_alerts.command("test")(admin.send_test_alerts)
+_alerts.command("run")(admin.run_alerts)
 app.add_typer(_alerts, name="alerts", rich_help_panel=CARE)
 
 
 _tokens = typer.Typer(invoke_without_command=True)
-_tokens.callback()(tokens.tokens)
-_tokens.command("create")(tokens.create)
-_tokens.command("list")(tokens.list_tokens)
-_tokens.command("revoke")(tokens.revoke)
+_tokens.callback()(admin.tokens)
+_tokens.command("create")(admin.create_token)
+_tokens.command("list")(admin.list_tokens)
+_tokens.command("revoke")(admin.revoke_token)
 app.add_typer(_tokens, name="tokens", rich_help_panel=CARE)
 
 
@@ -190,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except UnstuckError as error:
         return _complain(str(error) or type(error).__name__, 1)
-    except Misuse as error:
+    except UsageError as error:
         return _complain(str(error), USAGE)
     except typer.Exit as error:
         return error.exit_code
@@ -247,9 +223,9 @@ def _complain(sentence: str, code: int) -> int:
     return code
 
 
-def run() -> NoReturn:
+def run_and_exit() -> NoReturn:
     sys.exit(main())
 
 
 if __name__ == "__main__":
-    run()
+    run_and_exit()

@@ -1,24 +1,27 @@
 """Mend by hand: `stale` finds what silent workers hold, `retry` and `cancel` move jobs, `prune` clears away."""
 
 import sys
+import time
 from typing import Annotated
 
 import msgspec
 import typer
 
-from unstuck.cli.common import Common, Misuse, command, duration_s, job_id
-from unstuck.cli.jobs import Error, OlderThan, Queue, State, Task, job_filter, states
-from unstuck.cli.show import Cell, Column, Show, coarse, confirm, count, state_cell
+from unstuck.cli.context import Context, UsageError, command, duration_s, job_id
+from unstuck.cli.jobs import MAX_LISTED
+from unstuck.cli.output import Cell, Column, Output, ago, coarse, confirm, count, state_cell
+from unstuck.cli.selection import Error, OlderThan, Queue, State, Task, job_filter, states
 from unstuck.client.operator import CANCELLED_BY_DEFAULT, RETRIED_BY_DEFAULT, Operator, StaleAction
-from unstuck.domain.states import FINAL, JobState
-from unstuck.store.records import JobFilter
+from unstuck.client.operator.jobs import Quarantined, quarantined_view
+from unstuck.domain.states import FINAL_STATES, JobState
+from unstuck.ledger.contract.jobs import JobFilter
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Numbers of jobs.")]
 
 
 @command()
 def stale(
-    common: Common,
+    common: Context,
     older_than: Annotated[
         str | None,
         typer.Option(
@@ -35,13 +38,13 @@ def stale(
     --requeue also takes running jobs of tasks with on_crash="retry" whose own timeout has passed; other running
     jobs may have had effects already, and only --fail ends them."""
     if fail and requeue:
-        raise Misuse("Give either --fail or --requeue, not both.")
+        raise UsageError("Give either --fail or --requeue, not both.")
     threshold_s = duration_s(older_than, "--older-than")
     show = common.show
     with common.reading() as operator:
         found = operator.stale(threshold_s or 0.0)
         if not fail and not requeue:
-            _list(show, found, [])
+            _list_stale(show, found, [])
             return
         done = operator.fail_stale(threshold_s) if fail else operator.requeue_stale(threshold_s)
     settled = {action.job_id for action in done}
@@ -52,12 +55,12 @@ def stale(
     verb = "Failed" if fail else "Re-queued"
     show.say(f"{verb} {count(len(done), 'stale job')}.", "green" if done else "")
     if done:
-        _list(show, done, left)
+        _list_stale(show, done, left)
     for reason in _why_left(left, fail):
         show.note(reason)
 
 
-def _list(show: Show, found: list[StaleAction], left: list[StaleAction]) -> None:
+def _list_stale(show: Output, found: list[StaleAction], left: list[StaleAction]) -> None:
     if show.as_json:
         show.json(found)
         return
@@ -144,7 +147,7 @@ CHOOSE = "Give the numbers of jobs, or --error, --task, --queue, --state, --olde
 
 @command()
 def retry(
-    common: Common,
+    common: Context,
     ids: Ids = None,
     state: State = None,
     queue: Queue = None,
@@ -158,19 +161,19 @@ def retry(
     where = job_filter(state, queue, task, error, older_than)
     filtered = any(option is not None for option in (state, queue, task, error, older_than))
     if bool(ids) == filtered:
-        raise Misuse(CHOOSE)
+        raise UsageError(CHOOSE)
     numbers = [job_id(text) for text in ids or []]
     with common.reading() as operator:
         if filtered:
             where = msgspec.structs.replace(where, states=where.states or RETRIED_BY_DEFAULT)
             numbers = list(operator.matching(where))
         answers = operator.retry(numbers)
-    _tell(common.show, answers, _RETRIED, {"queued"}, strict=not filtered)
+    _tell_outcomes(common.show, answers, _RETRIED, {"queued"}, strict=not filtered)
 
 
 @command()
 def cancel(
-    common: Common,
+    common: Context,
     ids: Ids = None,
     state: State = None,
     queue: Queue = None,
@@ -186,7 +189,7 @@ def cancel(
     where = job_filter(state, queue, task, error, older_than)
     filtered = any(option is not None for option in (state, queue, task, error, older_than))
     if bool(ids) == filtered:
-        raise Misuse(CHOOSE)
+        raise UsageError(CHOOSE)
     numbers = [job_id(text) for text in ids or []]
     with common.reading() as operator:
         if filtered:
@@ -195,7 +198,7 @@ def cancel(
             if numbers and not (dry_run or yes):
                 _confirm_cancel(found)
         answers = dict.fromkeys(numbers, "matched") if dry_run else operator.cancel(numbers)
-    _tell(common.show, answers, _CANCELLED, {"cancelled", "requested", "matched"}, strict=not filtered)
+    _tell_outcomes(common.show, answers, _CANCELLED, {"cancelled", "requested", "matched"}, strict=not filtered)
 
 
 def _by_state(operator: Operator, where: JobFilter) -> dict[JobState, list[int]]:
@@ -209,13 +212,13 @@ def _confirm_cancel(found: dict[JobState, list[int]]) -> None:
     states_named = ", ".join(f"{len(numbers):,} {one.value}" for one, numbers in found.items())
     jobs = f"{count(sum(map(len, found.values())), 'job')} ({states_named})"
     if not sys.stdin.isatty():
-        raise Misuse(
+        raise UsageError(
             f"This would cancel {jobs}. Say --yes if there is no terminal to ask on, or --dry-run to see them."
         )
     confirm(f"Cancel {jobs}?")
 
 
-def _tell(show: Show, answers: dict[int, str], words: dict[str, str], good: set[str], strict: bool) -> None:
+def _tell_outcomes(show: Output, answers: dict[int, str], words: dict[str, str], good: set[str], strict: bool) -> None:
     """Say what became of each; exits 1 where somebody named a job and it could not be done."""
     bad = [answer for answer in answers.values() if answer not in good]
     if show.as_json:
@@ -237,7 +240,7 @@ def _tell(show: Show, answers: dict[int, str], words: dict[str, str], good: set[
 
 @command()
 def prune(
-    common: Common,
+    common: Context,
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="AGE", help="Ended before; default: the retention of jobs.")
     ] = None,
@@ -247,11 +250,139 @@ def prune(
     age_s = duration_s(older_than, "--older-than")
     chosen = states(state)
     for word in chosen:
-        if word not in FINAL:
-            raise Misuse(f"A {word} job is not finished. --state takes: {', '.join(sorted(FINAL))}.")
+        if word not in FINAL_STATES:
+            raise UsageError(f"A {word} job is not finished. --state takes: {', '.join(sorted(FINAL_STATES))}.")
     with common.reading() as operator:
         removed = operator.prune(age_s, chosen)
     if common.as_json:
         common.show.json({"pruned": removed})
     else:
         common.show.say(f"Removed {count(removed, 'finished job')}.", "green" if removed else "")
+
+
+VICTIMS_SHOWN = 3
+NAMED = 20
+"""What became of so many jobs is said one by one; of more, in numbers."""
+
+
+@command()
+def quarantine(common: Context, ctx: typer.Context) -> None:
+    """Jobs that killed their processes too often: list them, or let them go."""
+    if ctx.invoked_subcommand is None:
+        _list_quarantined(common, None, 100)
+
+
+@command()
+def list_quarantined(
+    common: Context,
+    task: Task = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MAX_LISTED, help="At most so many.")] = 100,
+) -> None:
+    """List quarantined jobs, newest first, with what they killed."""
+    _list_quarantined(common, task, limit)
+
+
+def _list_quarantined(common: Context, task: str | None, limit: int) -> None:
+    with common.reading() as operator:
+        found = operator.quarantined(task, limit)
+    show = common.show
+    if show.as_json:
+        show.json([quarantined_view(job) for job in found])
+        return
+    if not found:
+        show.empty("No job is quarantined.")
+        return
+    _table(show, found)
+    if show.pretty:
+        show.note("`unstuck why ID` tells the story of one; `unstuck quarantine release ID` queues it again.")
+
+
+def _table(show: Output, found: list[Quarantined]) -> None:
+    now_s = time.time()
+    columns = [
+        Column("job", right=True),
+        Column("task"),
+        Column("queue", spare=True),
+        Column("crashes", right=True),
+        Column("since"),
+        Column("killed", wide=True),
+    ]
+    show.table(
+        columns,
+        [
+            [
+                Cell(str(job.job_id), "bold"),
+                job.task,
+                job.queue,
+                str(job.crash_count),
+                Cell(ago(job.quarantined_at, now_s), "bright_black"),
+                Cell(_killed(job), "red"),
+            ]
+            for job in found
+        ],
+        wrap=True,
+    )
+
+
+def _killed(job: Quarantined) -> str:
+    """Name the last few: what it did lately says most."""
+    named = [
+        f"{victim.worker_name or victim.worker}{f' on {victim.host}' if victim.host else ''}: {victim.cause}"
+        for victim in reversed(job.victims[-VICTIMS_SHOWN:])
+    ]
+    more = len(job.victims) - len(named)
+    return "; ".join(named) + (f"; and {more} more (--json has all)" if more > 0 else "")
+
+
+@command()
+def release_quarantined(
+    common: Context,
+    ids: Ids = None,
+    task: Task = None,
+    all: Annotated[bool, typer.Option("--all", help="Every quarantined job.")] = False,
+) -> None:
+    """Queue quarantined jobs again with fresh counters: by number, of one task, or all.
+
+    Each runs alone in its process, since it killed those that it was in."""
+    if sum((bool(ids), task is not None, all)) != 1:
+        raise UsageError("Give the numbers of jobs, or --task NAME, or --all; one of the three.")
+    numbers = [job_id(text) for text in ids or []]
+    with common.reading() as operator:
+        if not numbers:
+            numbers = list(operator.matching(JobFilter(states=(JobState.QUARANTINED,), task=task)))
+        answers = operator.release(numbers)
+    _tell_released(common.show, answers)
+    if ids and any(answer != "queued" for answer in answers.values()):
+        raise typer.Exit(1)
+
+
+def _tell_released(show: Output, answers: dict[int, str]) -> None:
+    if show.as_json:
+        show.json([{"id": number, "answer": answer} for number, answer in answers.items()])
+        return
+    released = [number for number, answer in answers.items() if answer == "queued"]
+    if not answers:
+        show.empty("No job is quarantined there.")
+    if len(released) > NAMED:
+        show.say(f"{count(len(released), 'job')} are queued again, each alone in its process.", "green")
+    else:
+        for number in released:
+            show.say(f"Job {number} is queued again with fresh counters, and runs alone in its process.", "green")
+    for number, answer in answers.items():
+        if answer != "queued":
+            show.note(f"Job {number} was not released: {_refusal(number, answer)}")
+    show.missing(answers.values())
+
+
+def _refusal(number: int, answer: str) -> str:
+    match answer:
+        case "missing":
+            return "it does not exist."
+        case "duplicate":
+            return "its unique key is in use by another job that is not finished."
+        case "failed" | "cancelled":
+            return f"it is not quarantined but {answer}. `unstuck retry {number}` queues it again."
+        case "live":
+            return "somebody was faster, and it is queued already."
+        case _:
+            return f"it is not quarantined but {answer}."

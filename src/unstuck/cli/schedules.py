@@ -5,31 +5,32 @@ from typing import Annotated, Any
 
 import typer
 
-from unstuck.cli.common import Common, Misuse, command
+from unstuck.cli.context import Context, UsageError, command
 from unstuck.cli.enqueue import arguments
-from unstuck.cli.show import Cell, Column, coarse, state_cell
-from unstuck.client.schedule_views import keepers, schedule_view
-from unstuck.domain.catching_up import CATCH_UPS, CatchUp
-from unstuck.domain.errors import ConfigError
-from unstuck.store.records import ScheduleRecord, WorkerRecord
+from unstuck.cli.output import Cell, Column, coarse, state_cell
+from unstuck.client.views import schedule_view, workers_firing
+from unstuck.domain.schedules import CATCH_UPS, CatchUp
+from unstuck.errors import ConfigError
+from unstuck.ledger.contract.schedules import ScheduleRecord
+from unstuck.ledger.contract.workers import WorkerRecord
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule.")]
 
 
 @command()
-def schedules(common: Common, ctx: typer.Context) -> None:
+def schedules(common: Context, ctx: typer.Context) -> None:
     """What is enqueued by the clock: list it, stop it, run it now."""
     if ctx.invoked_subcommand is None:
         _list(common)
 
 
 @command()
-def list_schedules(common: Common) -> None:
+def list_schedules(common: Context) -> None:
     """List schedules with their next and last tick."""
     _list(common)
 
 
-def _list(common: Common) -> None:
+def _list(common: Context) -> None:
     with common.reading() as operator:
         workers = operator.workers(living_only=True)
         found = operator.schedules()
@@ -48,7 +49,7 @@ def _list(common: Common) -> None:
 
 def _row(record: ScheduleRecord, workers: list[WorkerRecord], pretty: bool) -> list[Cell | str]:
     now = time.time()
-    alone = not keepers(record, workers)
+    alone = not workers_firing(record, workers)
     note = f"paused by {record.paused_by}" if record.paused else "no living worker knows it" if alone else ""
     late_s = 0.0 if record.next_at is None else now - record.next_at
     upcoming = "-" if record.next_at is None else f"in {coarse(-late_s)}" if late_s <= 0 else f"{coarse(late_s)} late"
@@ -66,7 +67,7 @@ def _row(record: ScheduleRecord, workers: list[WorkerRecord], pretty: bool) -> l
 
 @command()
 def add(
-    common: Common,
+    common: Context,
     name: Name,
     task: Annotated[str, typer.Argument(metavar="TASK", help="The task, as workers know it.")],
     args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments, each as JSON.")] = None,
@@ -99,7 +100,7 @@ def add(
                 unique_key=unique_key,
             )
         except ConfigError as error:
-            raise Misuse(str(error)) from error
+            raise UsageError(str(error)) from error
         workers = operator.workers(living_only=True)
     if common.as_json:
         common.show.json(schedule_view(record, workers))
@@ -111,11 +112,11 @@ def _catch_up(text: str) -> CatchUp:
     for policy in CATCH_UPS:
         if text == policy:
             return policy
-    raise Misuse(f"--catch-up is one of {', '.join(CATCH_UPS)}, not {text!r}.")
+    raise UsageError(f"--catch-up is one of {', '.join(CATCH_UPS)}, not {text!r}.")
 
 
 @command()
-def pause(common: Common, name: Name) -> None:
+def pause(common: Context, name: Name) -> None:
     """Stop a schedule; what it enqueued runs."""
     with common.reading() as operator:
         changed = operator.pause_schedule(name)
@@ -123,7 +124,7 @@ def pause(common: Common, name: Name) -> None:
 
 
 @command()
-def resume(common: Common, name: Name) -> None:
+def resume(common: Context, name: Name) -> None:
     """Let a schedule go on with its next tick."""
     with common.reading() as operator:
         changed = operator.resume_schedule(name)
@@ -131,7 +132,7 @@ def resume(common: Common, name: Name) -> None:
 
 
 @command()
-def run(common: Common, name: Name) -> None:
+def run(common: Context, name: Name) -> None:
     """Enqueue the job of a schedule now, beside its ticks."""
     with common.reading() as operator:
         job_id = operator.run_schedule(name)
@@ -142,7 +143,7 @@ def run(common: Common, name: Name) -> None:
 
 
 @command()
-def remove(common: Common, name: Name) -> None:
+def remove(common: Context, name: Name) -> None:
     """Forget a schedule; what it enqueued stays."""
     with common.reading() as operator:
         known_by = operator.remove_schedule(name)
@@ -154,7 +155,7 @@ def remove(common: Common, name: Name) -> None:
         common.show.note("It still stands in the code of living workers, and comes back when one starts: take it out.")
 
 
-def _tell(common: Common, name: str, word: str, changed: bool) -> None:
+def _tell(common: Context, name: str, word: str, changed: bool) -> None:
     answer: dict[str, Any] = {"name": name, word: changed}
     if common.as_json:
         common.show.json(answer)

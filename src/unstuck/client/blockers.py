@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from unstuck.domain.durations import brief
-from unstuck.store.diagnosis import Blocker
+from unstuck.domain.units import brief
+from unstuck.ledger.contract.diagnosis import Blocker
 
 
 def name_blocker(blocker: Blocker) -> str:

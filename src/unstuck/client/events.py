@@ -4,17 +4,17 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 
-from unstuck.client.counter import Counter
-from unstuck.domain.cursor import read_cursor
-from unstuck.domain.durations import Duration, seconds
+from unstuck.client.runtime import ClientRuntime
+from unstuck.domain.event_cursor import read_cursor
 from unstuck.domain.events import Event, checked_kinds
+from unstuck.domain.units import Duration, seconds
 from unstuck.notify.feed import Wake
-from unstuck.notify.subscription import Choice, JobSubscription, Reading, Subscription
+from unstuck.notify.subscriptions import EventFilter, EventSource, FeedSubscription, JobSubscription
 
-Open = Callable[[Wake], Reading]
+Open = Callable[[Wake], EventSource]
 
 
-class Events:
+class EventStream:
     """A stream of events. It begins when it is iterated, and ends with the iteration."""
 
     def __init__(self, open_reading: Open) -> None:
@@ -57,28 +57,28 @@ class Events:
 
 
 def listen(
-    counter: Counter,
+    counter: ClientRuntime,
     kinds: Collection[str],
     worker: str | None,
     after: str | None,
     gather: Duration | None,
-) -> Events:
+) -> EventStream:
     """Give what happens in the whole ledger."""
-    choice = Choice(_kinds(kinds), worker)
+    choice = EventFilter(_kinds(kinds), worker)
     cursor = None if after is None else read_cursor(after)
     gather_s = 0.0 if gather is None else seconds(gather, "gather")
 
-    def open_reading(wake: Wake) -> Reading:
+    def open_reading(wake: Wake) -> EventSource:
         parts = counter.parts()
-        return Subscription(parts.feed, lambda: counter.parts().ledger, wake, choice, cursor, gather_s)
+        return FeedSubscription(parts.feed, lambda: counter.parts().ledger, wake, choice, cursor, gather_s)
 
-    return Events(open_reading)
+    return EventStream(open_reading)
 
 
-def follow(counter: Counter, job_id: int, kinds: Collection[str] = (), after: str | None = None) -> Events:
+def follow(counter: ClientRuntime, job_id: int, kinds: Collection[str] = (), after: str | None = None) -> EventStream:
     """Give the life of one job until it ends."""
     chosen, cursor = _kinds(kinds), None if after is None else read_cursor(after)
-    return Events(lambda _: JobSubscription(lambda: counter.parts().ledger, job_id, chosen, cursor))
+    return EventStream(lambda _: JobSubscription(lambda: counter.parts().ledger, job_id, chosen, cursor))
 
 
 def _kinds(kinds: Collection[str]) -> frozenset[str]:

@@ -7,21 +7,21 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, Generic, cast
 
-from unstuck.client.counter import Counter
-from unstuck.domain.durations import Duration, brief, seconds
-from unstuck.domain.errors import JobNotFound, LedgerError, ResultTimeout, exception_for
-from unstuck.domain.inputs import read_result
-from unstuck.domain.meaning import is_packed, read_reply
+from unstuck.client.runtime import ClientRuntime
+from unstuck.domain.frames import is_packed, read_reply
+from unstuck.domain.node_inputs import read_result
 from unstuck.domain.payload import encode
 from unstuck.domain.states import JobState
-from unstuck.store.records import JobRecord, Outcome
+from unstuck.domain.units import Duration, brief, seconds
+from unstuck.errors import JobNotFound, LedgerError, ResultTimeout, exception_for
+from unstuck.ledger.contract.jobs import JobRecord, Outcome
 
 if TYPE_CHECKING:
     # The type checker knows defaults of type variables on every Python: a bare `Job` stays a good annotation.
     from typing_extensions import TypeVar
 
-    from unstuck.client.events import Events
-    from unstuck.notify.waiting import Answer
+    from unstuck.client.events import EventStream
+    from unstuck.notify.results import Answer
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
 else:
@@ -36,7 +36,7 @@ EXPLAIN_S = 2.0
 class Job(Generic[R_co]):
     """A job, durable since the enqueue that gave this handle returned."""
 
-    def __init__(self, counter: Counter, job_id: int, *, fresh: bool = True, warning: str | None = None) -> None:
+    def __init__(self, counter: ClientRuntime, job_id: int, *, fresh: bool = True, warning: str | None = None) -> None:
         self._counter = counter
         self.id = job_id
         self.fresh = fresh
@@ -58,7 +58,7 @@ class Job(Generic[R_co]):
     def state(self) -> JobState:
         return self.record().state
 
-    def events(self, kinds: Collection[str] = (), *, after: str | None = None) -> "Events":
+    def events(self, kinds: Collection[str] = (), *, after: str | None = None) -> "EventStream":
         """Follow its life until it ends, with `for` or `async for`; `after` is the cursor of an earlier event."""
         from unstuck.client.events import follow
 

@@ -9,14 +9,14 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 import msgspec
 
-from unstuck.client.counter import Counter
-from unstuck.client.enqueueing import GivenOptions, Options, build_job, refuse_refusing, split_call
+from unstuck.client.enqueue import EnqueueOptions, EnqueueOptionsDict, build_job, check_no_refuse, split_call
 from unstuck.client.job import Job
-from unstuck.domain.errors import ConfigError, NoWorkers, WrongArguments
+from unstuck.client.runtime import ClientRuntime
 from unstuck.domain.policy import Policy
+from unstuck.errors import ConfigError, NoWorkers, WrongArguments
+from unstuck.ledger.contract.jobs import Enqueued, NewJob
 from unstuck.runner.tasks import TaskDefinition
-from unstuck.store.records import Enqueued, NewJob
-from unstuck.tracing import Sending, sending
+from unstuck.tracing import EnqueueSpan, enqueue_span
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,10 +31,10 @@ class Task(Generic[P, R]):
 
     def __init__(
         self,
-        counter: Counter,
+        counter: ClientRuntime,
         definition: TaskDefinition,
         known_queues: Callable[[], frozenset[str]],
-        options: Options | None = None,
+        options: EnqueueOptions | None = None,
         policy: Callable[[], Policy] | None = None,
     ) -> None:
         # First of all: a callable object may have attributes that are named like ours.
@@ -42,7 +42,7 @@ class Task(Generic[P, R]):
         self.definition = definition
         self._counter = counter
         self._known_queues = known_queues
-        self._options = options or Options()
+        self._options = options or EnqueueOptions()
         # Asked for at each enqueue: what follows its ends may be registered later than it.
         self._policy = policy or (lambda: definition.policy)
 
@@ -61,10 +61,14 @@ class Task(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, self.definition.function(*args, **kwargs))
 
-    def options(self, **values: Unpack[GivenOptions]) -> "Task[P, R]":
+    def options(self, **values: Unpack[EnqueueOptionsDict]) -> "Task[P, R]":
         """Give the same task with other options for what is enqueued: priority, delay, run_at, …"""
         return Task(
-            self._counter, self.definition, self._known_queues, Options.checked(self._options, {**values}), self._policy
+            self._counter,
+            self.definition,
+            self._known_queues,
+            EnqueueOptions.checked(self._options, {**values}),
+            self._policy,
         )
 
     # An async task gives a coroutine when it is called, and what it returns when it is a job. The arguments are those
@@ -125,7 +129,7 @@ class Task(Generic[P, R]):
             )
         with self._sending(1) as sent:
             job = self._job(args, kwargs, sent.trace)
-        refuse_refusing(job, f"{self.name!r}, which follows another job,")
+        check_no_refuse(job, f"{self.name!r}, which follows another job,")
         return msgspec.structs.replace(job, enqueued_by=f"job {job_id}")
 
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
@@ -136,8 +140,8 @@ class Task(Generic[P, R]):
         """Give the job that an enqueue would store, and store nothing: for what is enqueued later, by others."""
         return self._job(args, kwargs, "")
 
-    def _sending(self, count: int) -> AbstractContextManager[Sending]:
-        return sending(self.name, self._options.queue or self.definition.queue, count)
+    def _sending(self, count: int) -> AbstractContextManager[EnqueueSpan]:
+        return enqueue_span(self.name, self._options.queue or self.definition.queue, count)
 
     def _job(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], trace: str, refs: Any = (), *, hooks: bool = True
@@ -161,12 +165,12 @@ class Task(Generic[P, R]):
             refs=refs,
         )
 
-    def _with_line(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Options:
+    def _with_line(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EnqueueOptions:
         """Ask the app's function for the line, where there is one and nobody said it."""
         ask = self.definition.concurrency_key
         if ask is None or self._options.concurrency_key is not None:
             return self._options
-        return Options.checked(self._options, {"concurrency_key": ask(*args, **kwargs)})
+        return EnqueueOptions.checked(self._options, {"concurrency_key": ask(*args, **kwargs)})
 
     def job_for_node(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[tuple[list[str | int], int]]
@@ -186,7 +190,7 @@ class Task(Generic[P, R]):
         with self._sending(1) as sent:
             return self._job(args, kwargs, sent.trace, refs)
 
-    def _store(self, jobs: list[NewJob], sent: Sending) -> list[Job[Any]]:
+    def _store(self, jobs: list[NewJob], sent: EnqueueSpan) -> list[Job[Any]]:
         parts = self._counter.parts()
         words = {f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0}
         stored: list[Enqueued]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unstuck.client.task import Task
-from unstuck.domain.errors import ConfigError
+from unstuck.errors import ConfigError
 from unstuck.runner.context import Context
 
 _BY_NAME = (

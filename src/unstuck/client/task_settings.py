@@ -3,15 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
-from unstuck.client.enqueueing import OPTION_NAMES
-from unstuck.client.following import Follower
-from unstuck.domain.durations import Duration, seconds
-from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import check_names
-from unstuck.domain.order import KeyFunction, Order
+from unstuck.client.enqueue import OPTION_NAMES
+from unstuck.client.hooks import Follower
+from unstuck.domain.limits import KeyFunction, KeyRule
 from unstuck.domain.policy import TASK_SETTINGS, OnCrash, Overlap, Policy
 from unstuck.domain.retry import Retry, RetryRule
-from unstuck.domain.sizes import Size, size_bytes
+from unstuck.domain.text import check_names
+from unstuck.domain.units import Duration, Size, seconds, size_bytes
+from unstuck.errors import ConfigError
 
 
 class GivenTaskSettings(TypedDict, total=False):
@@ -48,7 +47,7 @@ def check_task_settings(given: Iterable[str]) -> None:
     check_names(given, TASK_SETTINGS, "task setting")
 
 
-def policy_of(settings: Mapping[str, Any], order: Order) -> Policy:
+def policy_of(settings: Mapping[str, Any], order: KeyRule) -> Policy:
     """Return the rules that the settings of a task give its jobs."""
     memory = settings.get("memory_limit")
     return Policy(

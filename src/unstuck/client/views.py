@@ -10,35 +10,29 @@ from typing import Any
 
 import msgspec
 
-from unstuck.domain import bounded, meaning
+from unstuck.client.workflows.outline import Item, outline, root_failures
+from unstuck.client.workflows.text import headline, hints
+from unstuck.domain import bounds, frames
 from unstuck.domain.autopsy import Autopsy
-from unstuck.domain.bounded import TOO_MUCH, BoundExceeded, NotDecodable
 from unstuck.domain.bounded_json import decode_json
+from unstuck.domain.bounds import TOO_MUCH, BoundExceeded, NotDecodable
 from unstuck.domain.endings import JobError
-from unstuck.domain.envelope import FRAMES
-from unstuck.domain.health import Disabled, Health, read_health
-from unstuck.domain.inputs import ITEM
+from unstuck.domain.frames import FRAMES
 from unstuck.domain.limits import write_rate
+from unstuck.domain.node_inputs import ITEM
 from unstuck.domain.payload import JSON, decode_call, put_results
 from unstuck.domain.policy import Policy, decode_policy
 from unstuck.domain.redaction import Redactor
-from unstuck.domain.states import HELD, Door, JobState
-from unstuck.store.records import (
-    ApiTokenRecord,
-    AttemptRecord,
-    AuditRecord,
-    EventRecord,
-    JobRecord,
-    JournalRecord,
-    LineRecord,
-    OutputRecord,
-    Progress,
-    QueueLimitRecord,
-    QueueRecord,
-    SignalRecord,
-    WorkerRecord,
-    WorkerVerdict,
-)
+from unstuck.domain.schedules import is_known_to
+from unstuck.domain.states import HELD_STATES, LIVE_STATES, JobState, Transport
+from unstuck.domain.worker_health import Disabled, Health, read_health
+from unstuck.ledger.contract.admin import ApiTokenRecord, AuditRecord
+from unstuck.ledger.contract.events import EventRecord
+from unstuck.ledger.contract.jobs import AttemptRecord, JobRecord, JournalRecord, OutputRecord, SignalRecord
+from unstuck.ledger.contract.queues import KeyRecord, QueueLimitRecord, QueueRecord
+from unstuck.ledger.contract.schedules import ScheduleRecord, unpack_job
+from unstuck.ledger.contract.workers import Progress, WorkerRecord, WorkerVerdict
+from unstuck.ledger.contract.workflows import NodeRecord, WorkflowRecord
 
 View = dict[str, Any]
 
@@ -63,7 +57,7 @@ def job_summary(job: JobRecord) -> View:
         "failures": job.failures,
         "attempt": job.attempt,
         # Finished and waiting jobs are in nobody's hands; who had them is told by their attempts.
-        "worker": job.worker_id if job.state in HELD else None,
+        "worker": job.worker_id if job.state in HELD_STATES else None,
         "unique_key": job.unique_key,
         "cancel_requested": job.cancel_requested,
         "enqueued_at": instant(job.enqueued_at),
@@ -219,7 +213,7 @@ def worker_view(worker: WorkerRecord) -> View:
         "name": worker.name,
         "host": worker.host,
         # Whoever comes over a network has no process that this number could name.
-        "pid": worker.pid if worker.door is Door.PYTHON else None,
+        "pid": worker.pid if worker.door is Transport.PYTHON else None,
         "state": worker.state.value,
         "queues": list(worker.queues),
         "tasks": list(worker.tasks),
@@ -245,7 +239,7 @@ def worker_view(worker: WorkerRecord) -> View:
 
 def health_of(worker: WorkerRecord) -> Health:
     """Give what a worker says of itself; only our own weigh themselves."""
-    return read_health(worker.metadata.get("health") if worker.door is Door.PYTHON else None)
+    return read_health(worker.metadata.get("health") if worker.door is Transport.PYTHON else None)
 
 
 def disabled_view(disabled: Disabled | None) -> View | None:
@@ -291,7 +285,7 @@ def limit_view(record: QueueLimitRecord) -> View:
     }
 
 
-def line_view(line: LineRecord) -> View:
+def line_view(line: KeyRecord) -> View:
     return {
         "key": line.key,
         "limit": line.places,
@@ -318,7 +312,7 @@ def shown_call(job: JobRecord, redact: Redactor) -> tuple[Any, Any]:
 def call_view(payload: bytes, payload_type: str) -> tuple[Any, Any]:
     """Give (args, kwargs) of a call in JSON or in frames; any other payload is one opaque argument."""
     if payload_type == FRAMES:
-        return meaning.show_call(payload)
+        return frames.show_call(payload)
     call = value_view(payload, payload_type)
     if isinstance(call, dict) and call.keys() <= {"args", "kwargs", "trace", "refs"}:
         refs = call.get("refs")
@@ -334,8 +328,8 @@ def references_shown(payload: bytes) -> tuple[Any, Any]:
 
 
 def result_view(job: JobRecord) -> Any:
-    if job.payload_type == FRAMES and job.result is not None and meaning.is_packed(job.result):
-        return meaning.show_reply(job.result, job.payload)
+    if job.payload_type == FRAMES and job.result is not None and frames.is_packed(job.result):
+        return frames.show_reply(job.result, job.payload)
     # Whoever works on a request over HTTP gives JSON.
     return value_view(job.result, JSON if job.payload_type == FRAMES else job.payload_type)
 
@@ -357,7 +351,7 @@ def value_view(data: bytes | None, payload_type: str) -> Any:
         return None
     if payload_type == JSON:
         try:
-            return decode_json(data, bounded.shown(data))
+            return decode_json(data, bounds.shown(data))
         except NotDecodable:
             return data.decode("utf-8", "replace")
         except BoundExceeded:
@@ -389,3 +383,110 @@ def audit_view(note: AuditRecord) -> View:
         "target": note.target,
         "outcome": note.outcome,
     }
+
+
+def schedule_view(record: ScheduleRecord, workers: Sequence[WorkerRecord]) -> View:
+    job = unpack_job(record.job)
+    args, kwargs = call_view(job.payload, job.payload_type)
+    return {
+        "name": record.name,
+        "task": record.task,
+        "queue": record.queue,
+        "priority": job.priority,
+        "args": args,
+        "kwargs": kwargs,
+        "cron": record.timing.cron,
+        "every_s": record.timing.every_s,
+        "tz": record.timing.zone,
+        "when": str(record.timing),
+        "catch_up": record.catch_up,
+        "source": record.source,
+        "paused": record.paused,
+        "paused_by": record.paused_by,
+        "next_at": instant(record.next_at),
+        "last_at": instant(record.last_at),
+        "fired_at": instant(record.fired_at),
+        "last_job_id": record.last_job_id,
+        "changed_at": instant(record.changed_at),
+        "workers": len(workers_firing(record, workers)),
+    }
+
+
+def workers_firing(record: ScheduleRecord, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+    """Give the living workers that fire it: any of ours for what an operator made, else those with this very code."""
+    ours = [worker for worker in workers if worker.state in LIVE_STATES and worker.door is Transport.PYTHON]
+    if record.source == "operator":
+        return ours
+    return [worker for worker in ours if is_known_to(worker.metadata, record.fingerprint)]
+
+
+def workflow_summary(workflow: WorkflowRecord) -> View:
+    """A line of a list. `counts` are those of nodes that have or had a job, or wait for one."""
+    return {
+        "id": workflow.id,
+        "name": workflow.name,
+        "state": workflow.state.value,
+        "created_at": instant(workflow.created_at),
+        "finished_at": instant(workflow.finished_at),
+        "counts": dict(workflow.counts),
+    }
+
+
+def workflow_view(workflow: WorkflowRecord) -> View:
+    """The whole of a workflow: its nodes in order of dependency, and who waits for whom."""
+    whole = outline(workflow)
+    nodes: list[View] = []
+    for item in whole.items:
+        _add(item, nodes)
+    # Members of a map share the edges of their map.
+    edges = [(source, node.place) for node in workflow.nodes if node.item is None for source in node.after]
+    return {
+        **workflow_summary(workflow),
+        "counts": whole.counts,
+        "headline": headline(workflow),
+        "failed": [node_brief(node) for node in root_failures(workflow)],
+        "nodes": nodes,
+        "edges": [{"source": source, "target": target} for source, target in edges],
+        "actions": [{"command": hint.command, "why": hint.why} for hint in hints(workflow)],
+    }
+
+
+def node_brief(node: NodeRecord) -> View:
+    return {"place": node.place, "name": node.name, "job_id": node.job_id, "error": node.error}
+
+
+def node_view(workflow: WorkflowRecord, place: int) -> View:
+    """What a job says of the workflow that it is a node of; `node` is None where it stands for the whole."""
+    node = next((node for node in workflow.nodes if node.place == place), None)
+    return {
+        "id": workflow.id,
+        "name": workflow.name,
+        "state": workflow.state.value,
+        "node": None if node is None else node.name,
+        "place": place,
+        "after": [one.name for one in workflow.nodes if node is not None and one.place in node.after],
+    }
+
+
+def _add(item: Item, nodes: list[View]) -> None:
+    node = item.node
+    nodes.append(
+        {
+            "place": node.place,
+            "parent": node.parent or None,
+            "name": node.name,
+            "kind": node.kind,
+            "state": item.state,
+            "on_error": node.on_error,
+            "task": node.task,
+            "job_id": node.job_id,
+            "item": node.item,
+            "after": list(node.after),
+            "started_at": instant(item.started_at),
+            "finished_at": instant(node.finished_at),
+            "error": node.error,
+            "counts": item.counts or None,
+        }
+    )
+    for inside in item.inside:
+        _add(inside, nodes)

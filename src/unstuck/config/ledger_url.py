@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean
+from unstuck.domain.text import did_you_mean
+from unstuck.errors import ConfigError
 
 IN_MEMORY = "sqlite:///:memory:"
 """A ledger that lives and dies with one process: for who opens it and serves from it alone, such as a broker."""

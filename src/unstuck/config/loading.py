@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
+from unstuck.config.groups import Recovery, Retention
 from unstuck.config.ledger_url import check_url, current_directory, resolved_url
-from unstuck.config.public_url import public_url
-from unstuck.config.recovery import Recovery, Retention
 from unstuck.config.settings import GROUPS, Settings
-from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import MAX_NAME_CHARS, did_you_mean
+from unstuck.config.urls import public_url
+from unstuck.domain.text import MAX_NAME_CHARS, did_you_mean
+from unstuck.errors import ConfigError
 
 SETTING_NAMES = tuple(item.name for kind in (Settings, Recovery) for item in fields(kind))
 """The names of all settings that may be given to an app, the recovery settings beside the others."""

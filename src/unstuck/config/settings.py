@@ -4,22 +4,19 @@ import os
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from unstuck.config.alerts import Alerts
+from unstuck.config.groups import Alerts, HttpSettings, MdpSettings, Recovery, Retention
 from unstuck.config.ledger_url import IN_MEMORY, check_url, resolved_url
-from unstuck.config.mdp import Mdp
-from unstuck.config.public_url import DEFAULT_SCHEMA
-from unstuck.config.recovery import Recovery, Retention
-from unstuck.config.web import Web
-from unstuck.domain.durations import Duration, seconds
-from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import settings_class
+from unstuck.config.urls import DEFAULT_SCHEMA
+from unstuck.domain.text import settings_class
+from unstuck.domain.units import Duration, seconds
+from unstuck.errors import ConfigError
 
 DEFAULT_URL = "sqlite:///unstuck.db"
 DEFAULT_QUEUE = "default"
 LEAST_PROCESSES = 20
 LEAST_OPEN_FILES = 64
 """A runner needs some threads and descriptors of its own."""
-GROUPS: dict[str, type] = {"web": Web, "alerts": Alerts, "mdp": Mdp}
+GROUPS: dict[str, type] = {"web": HttpSettings, "alerts": Alerts, "mdp": MdpSettings}
 """Settings with a table of their own in a file, and a prefix of their own in the environment."""
 NO_WORKERS = ("warn", "error", "ignore")
 
@@ -60,9 +57,9 @@ class Settings:
     """How many descriptors a runner may hold; 0 leaves the system's limit."""
     no_workers: str = "warn"
     """What an enqueue does when nobody would take the job: "warn", "error" (it is stored all the same) or "ignore"."""
-    web: Web = field(default_factory=Web)
+    web: HttpSettings = field(default_factory=HttpSettings)
     alerts: Alerts = field(default_factory=Alerts)
-    mdp: Mdp = field(default_factory=Mdp)
+    mdp: MdpSettings = field(default_factory=MdpSettings)
 
     def __post_init__(self) -> None:
         if self.url != IN_MEMORY:
@@ -160,6 +157,6 @@ class GivenSettings(_GivenRecovery, total=False):
     max_processes: int
     max_open_files: int
     no_workers: str
-    web: Web
+    web: HttpSettings
     alerts: Alerts
-    mdp: Mdp
+    mdp: MdpSettings

@@ -3,4 +3,4 @@
 Everything in here but the tallies needs Qt; nothing outside is loaded with it.
 """
 
-CURE = "Popups need more packages: pip install 'unstuck[qt]'."
+DESKTOP_INSTALL_HINT = "Popups need more packages: pip install 'unstuck[qt]'."

@@ -9,10 +9,11 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
-from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean
+from unstuck.domain.text import did_you_mean
+from unstuck.errors import ConfigError
 
 SECRET_BYTES = 32
 ID_BYTES = 5
@@ -63,3 +64,18 @@ def proof_of(text: str) -> bytes:
 def hash_of(proof: bytes) -> bytes:
     """Derive what is written down. The token is random: nothing slower than this is needed."""
     return hashlib.sha256(proof).digest()
+
+
+@dataclass(frozen=True)
+class Caller:
+    name: str
+    scopes: frozenset[Scope]
+    token_id: str | None = None
+    """None: somebody on this machine, where no token is asked for."""
+    door: str = "http"
+    """`http` for programs, `page` for people: what the audit log says."""
+
+
+LOCAL = Caller("web", frozenset(Scope))
+NOBODY = Caller("", frozenset())
+"""Who sees the login form."""

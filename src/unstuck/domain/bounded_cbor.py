@@ -11,8 +11,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-from unstuck.domain.bounded import Bounds, NotDecodable, check_size, too_deep, too_many_values
-from unstuck.domain.errors import PayloadError
+from unstuck.domain.bounds import Bounds, NotDecodable, check_size, too_deep, too_many_values
+from unstuck.errors import PayloadError
 
 SELF_DESCRIBED = b"\xd9\xd9\xf7"
 MAX_INTEGER_BYTES = 1_785

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from unstuck.domain.bounded import BoundExceeded, Bounds, NotDecodable, check_size, too_deep, too_many_values
+from unstuck.domain.bounds import BoundExceeded, Bounds, NotDecodable, check_size, too_deep, too_many_values
 
 T = TypeVar("T")
 

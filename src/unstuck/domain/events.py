@@ -5,8 +5,8 @@ from enum import StrEnum
 
 import msgspec
 
-from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean
+from unstuck.domain.text import did_you_mean
+from unstuck.errors import ConfigError
 
 FIRST = 5
 """So many of a burst are told in full."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from unstuck.domain.errors import ConfigError, StepMismatch
+from unstuck.errors import ConfigError, StepMismatch
 
 MAX_ENTRIES = 1_000
 """Steps, sleeps and signals that one job may write down."""
@@ -37,7 +37,7 @@ class Kind(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True):
+class RecordedEntry(msgspec.Struct, frozen=True, array_like=True):
     """One entry as a new attempt reads it."""
 
     seq: int
@@ -49,7 +49,7 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     """Since it was written, by the ledger's clock."""
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class PendingSignal(msgspec.Struct, frozen=True, array_like=True):
     """A signal that nobody took yet."""
 
     number: int
@@ -58,21 +58,21 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     """JSON."""
 
 
-class Journal(msgspec.Struct, frozen=True, array_like=True):
-    lines: tuple[Line, ...] = ()
-    signals: tuple[Kept, ...] = ()
+class StoredJournal(msgspec.Struct, frozen=True, array_like=True):
+    lines: tuple[RecordedEntry, ...] = ()
+    signals: tuple[PendingSignal, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Journal)
+_decoder = msgspec.msgpack.Decoder(StoredJournal)
 
 
-def pack(lines: Iterable[Line], signals: Iterable[Kept]) -> bytes:
-    return _encoder.encode(Journal(tuple(lines), tuple(signals)))
+def pack_journal(lines: Iterable[RecordedEntry], signals: Iterable[PendingSignal]) -> bytes:
+    return _encoder.encode(StoredJournal(tuple(lines), tuple(signals)))
 
 
-def unpack(data: bytes) -> Journal:
-    return _decoder.decode(data) if data else Journal()
+def unpack_journal(data: bytes) -> StoredJournal:
+    return _decoder.decode(data) if data else StoredJournal()
 
 
 def checked_name(name: object, what: str) -> str:
@@ -122,7 +122,7 @@ def left_over(job_id: int, seq: int, recorded: str) -> StepMismatch:
     )
 
 
-def told(kind: str, name: str) -> str:
+def entry_text(kind: str, name: str) -> str:
     """Name an entry for people."""
     if kind == Kind.SLEEP:
         return f"a sleep ({name!r})" if name != "sleep" else "a sleep"

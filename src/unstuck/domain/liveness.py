@@ -5,9 +5,9 @@ from enum import StrEnum
 
 import msgspec
 
-from unstuck.domain.durations import MAX_DURATION_S, brief
 from unstuck.domain.states import WorkerState
-from unstuck.domain.watch import grace_s
+from unstuck.domain.units import MAX_DURATION_S, brief
+from unstuck.domain.watch_clock import grace_s
 
 
 class Detector(StrEnum):
@@ -63,7 +63,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """How long it had been silent when it was decided."""
 
 
-class Vitals(msgspec.Struct, frozen=True):
+class Evidence(msgspec.Struct, frozen=True):
     """Everything known of a living worker at one instant of the ledger's clock."""
 
     state: WorkerState
@@ -137,7 +137,7 @@ class Vitals(msgspec.Struct, frozen=True):
 
 NOT_CUT_OFF_S = 10.0
 """A worker of which nothing was heard for longer when its session ended may only be cut off: the server ends such a
-session by itself, after 13 s at the earliest (the TCP keepalives in `store/postgres/connecting.py`). A proxy or a
+session by itself, after 13 s at the earliest (the TCP keepalives in `ledger/postgres/connect.py`). A proxy or a
 load balancer in between may end it sooner, so a worker that has missed a heartbeat counts as cut off as well."""
 
 KERNEL = frozenset({Detector.RUNNER, Detector.NEIGHBOUR, Detector.SUPERVISOR, Detector.BOOT})
@@ -149,7 +149,7 @@ BY_SILENCE = frozenset({Detector.LEASE, Detector.SESSION})
 
 
 def judge(
-    vitals: Vitals, *, session_grace_s: float, neighbours: bool, session: bool, lease: bool = True
+    vitals: Evidence, *, session_grace_s: float, neighbours: bool, session: bool, lease: bool = True
 ) -> Verdict | None:
     """Give the verdict that the evidence carries, or None to leave the worker as it is.
 
@@ -175,7 +175,7 @@ def judge(
     return None
 
 
-def _by_lease(vitals: Vitals) -> Verdict | None:
+def _by_lease(vitals: Evidence) -> Verdict | None:
     evidence = silence(vitals.silent_s)
     # Dead when nothing is left to wait for: neither what it claimed nor any job that asked for more time.
     if vitals.silent_s >= max(vitals.suspect_after_s, vitals.waits_for_s or 0.0):
@@ -190,6 +190,12 @@ def silence(silent_s: float) -> str:
     return f"no heartbeat for {brief(silent_s)}" if silent_s < MAX_DURATION_S else "no heartbeat at all"
 
 
-def _verdict(vitals: Vitals, state: WorkerState, detector: Detector, evidence: str) -> Verdict:
+def _verdict(vitals: Evidence, state: WorkerState, detector: Detector, evidence: str) -> Verdict:
     # A worker without any beat has been silent for ever, and no database has a number for that.
     return Verdict(state, detector, evidence, min(vitals.silent_s, MAX_DURATION_S))
+
+
+OVERDUE_GRACE_S = 30.0
+"""How long past the deadline a worker that seems well may take to end its job itself."""
+OVERDUE_LOST_GRACE_S = 2.0
+"""The same for a worker that is suspect or dead."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from unstuck.domain.errors import PayloadError
-from unstuck.domain.inputs import write_error
+from unstuck.domain.node_inputs import write_error
+from unstuck.errors import PayloadError
 
 JSON = "json"
 
@@ -81,7 +81,7 @@ def encode_call(
     return encode(value, f"The arguments of {task!r}", limit_bytes)
 
 
-def with_tick(data: bytes, tick: float) -> bytes:
+def with_fire_time(data: bytes, tick: float) -> bytes:
     """Add the tick to the arguments of a job, as `encode_call` wrote them, without reading what is in them."""
     assert data.startswith(b"{"), "arguments are a JSON object"
     return b'{"scheduled_for":%r%s' % (tick, b"}" if data == b"{}" else b"," + data[1:])

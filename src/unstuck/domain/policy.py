@@ -1,14 +1,40 @@
-"""Hold what the owner of a task chose for it; a copy is stored with every job."""
+"""Say which follow-up work the end of an attempt calls for, and what it is told."""
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from unstuck.domain.durations import brief
-from unstuck.domain.errors import ConfigError
-from unstuck.domain.hooks import HOOK_SETTINGS, Hooks
-from unstuck.domain.order import Order
+from unstuck.domain.limits import KeyRule
 from unstuck.domain.retry import RetryRule
+from unstuck.domain.states import AttemptState, JobState
+from unstuck.domain.units import brief
+from unstuck.errors import ConfigError
+
+HookKind = Literal["success", "failure", "crash", "retry"]
+HOOK_KINDS: tuple[HookKind, ...] = get_args(HookKind)
+HOOK_SETTINGS = tuple(f"after_{kind}" for kind in HOOK_KINDS)
+EVENT = "event"
+"""The one argument of a hook, by name."""
+
+Hooks = dict[str, Any]
+"""By kind of end: the jobs that follow it, each as `client.hooking.follower` writes it."""
+
+
+def fires(ended: AttemptState, state: JobState) -> list[HookKind]:
+    """Give the kinds of hooks that fire where an attempt ended so and left its job in this state.
+
+    What was cancelled, drained or suspended fires none: somebody asked for it, or it goes on."""
+    kinds: list[HookKind] = []
+    if ended is AttemptState.SUCCEEDED and state is JobState.SUCCEEDED:
+        kinds.append("success")
+    if state in (JobState.FAILED, JobState.QUARANTINED):
+        kinds.append("failure")
+    if ended is AttemptState.CRASHED:
+        kinds.append("crash")
+    if state is JobState.PENDING and ended in (AttemptState.FAILED, AttemptState.CRASHED):
+        kinds.append("retry")
+    return kinds
+
 
 OnCrash = Literal["fail", "retry"]
 Overlap = Literal["bounded", "never"]
@@ -58,7 +84,7 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     interpreter_timeout_s: float | None = None
     """How long no Python code may run in its process; None: C code may take as long as it needs."""
     memory_limit_bytes: int | None = None
-    order: Order = Order()
+    order: KeyRule = KeyRule()
     """What its enqueues say of lines, expiry and keeping where they say nothing themselves."""
     hidden_args: tuple[int, ...] = ()
     """Places of arguments that no door shows: their parameters are called like secrets."""

@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from unstuck.domain.durations import Duration, seconds
-from unstuck.domain.errors import ConfigError
-from unstuck.domain.names import did_you_mean, settings_class
+from unstuck.domain.text import did_you_mean, settings_class
+from unstuck.domain.units import Duration, seconds
+from unstuck.errors import ConfigError
 
 Backoff = Literal["exponential", "linear", "constant"]
 _BACKOFFS = ("exponential", "linear", "constant")

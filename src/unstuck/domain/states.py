@@ -32,7 +32,7 @@ class AttemptState(StrEnum):
     """It gave its slot back until a time or a signal; counts for nobody."""
 
 
-class Door(StrEnum):
+class Transport(StrEnum):
     """Through which door a worker comes. Only Python's own workers have a process that others may look at: whoever
     comes over a network is judged by its lease alone."""
 
@@ -49,18 +49,18 @@ class WorkerState(StrEnum):
     STOPPED = "stopped"
 
 
-HELD = frozenset({JobState.CLAIMED, JobState.RUNNING})
-FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED})
-WRONG = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED})
+HELD_STATES = frozenset({JobState.CLAIMED, JobState.RUNNING})
+FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED})
+UNSUCCESSFUL_STATES = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.QUARANTINED})
 """Ends that come with an error code, always."""
-LIVING = frozenset({WorkerState.ACTIVE, WorkerState.DRAINING, WorkerState.SUSPECT})
+LIVE_STATES = frozenset({WorkerState.ACTIVE, WorkerState.DRAINING, WorkerState.SUSPECT})
 
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     # Straight to RUNNING where a slot waits for the job, or where it may run ahead (`on_crash="retry"`): still
     # committed before user code runs.
     JobState.PENDING: frozenset({JobState.CLAIMED, JobState.RUNNING, JobState.CANCELLED}),
     JobState.CLAIMED: frozenset({JobState.RUNNING, JobState.PENDING, JobState.CANCELLED}),
-    JobState.RUNNING: frozenset({JobState.PENDING, JobState.WAITING, *FINAL}),
+    JobState.RUNNING: frozenset({JobState.PENDING, JobState.WAITING, *FINAL_STATES}),
     JobState.WAITING: frozenset({JobState.PENDING, JobState.CANCELLED}),
     JobState.SUCCEEDED: frozenset(),
     # A finished job moves only when an operator retries it.

@@ -5,26 +5,27 @@
 
 from typing import TYPE_CHECKING, Any
 
-from unstuck.domain.errors import ConfigError
+from unstuck.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from unstuck.app import App
 
-CURE = "The web door needs more packages: pip install 'unstuck[http]'."
+HTTP_INSTALL_HINT = "The web door needs more packages: pip install 'unstuck[http]'."
 
 
 def create_app(app: "App | str | None" = None, *, open: bool = False, **web: Any) -> "FastAPI":
     """Give the web door of an app, or of the ledger that a URL or the settings name, as an ASGI app.
 
-    `web` are settings of the door (see `unstuck.config.Web`): name in `allowed_hosts` under what it will be asked for.
+    `web` are settings of the HTTP API (see `unstuck.config.HttpSettings`): name in `allowed_hosts` under what it will
+    be asked for.
     It cannot know who can reach it, so it asks everybody for a token. With `open` it asks nobody, for as long as no
     token was ever made: only for an app that asks for itself."""
     try:
-        from unstuck.http.door import open_door
+        from unstuck.http.app import open_door
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("unstuck"):
             raise
-        raise ConfigError(f"{CURE} ({error})") from error
+        raise ConfigError(f"{HTTP_INSTALL_HINT} ({error})") from error
     return open_door(app, open=open, **web)

@@ -1,12 +1,22 @@
-"""Make the OpenAPI document true: what every route may answer beside its own, and how to come in."""
+"""Answer with the views that every door shares, as they are."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI
+import msgspec
+from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
-from unstuck.http.models.problem import ProblemDetails
-from unstuck.http.problems import MEDIA_TYPE
+from unstuck.http.problems import MEDIA_TYPE, ProblemDetails
+
+
+def json_response(view: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Give plain values as JSON.
+
+    Not by way of pydantic: results of jobs may be nested or sized so that it would stumble, and numbers stay as exact
+    as they were stored. That the views fit the models is shown by tests."""
+    return Response(msgspec.json.encode(view, enc_hook=str), status, headers, "application/json")
+
 
 OPEN = ("/healthz", "/readyz")
 """Nobody is asked who they are there."""

@@ -1,4 +1,4 @@
-"""Say what went wrong as problem+json (RFC 9457), each with a code for programs and a cure for people."""
+"""What every error is told as."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from unstuck.domain.errors import (
+from unstuck.errors import (
     ConfigError,
     DuplicateJob,
     LedgerUnavailable,
@@ -21,7 +22,28 @@ from unstuck.domain.errors import (
     UnstuckError,
     WrongArguments,
 )
+from unstuck.http.schemas import ResponseModel
 from unstuck.logs import logger
+
+
+class WrongPlace(ResponseModel):
+    where: str
+    what: str
+
+
+class ProblemDetails(ResponseModel):
+    """A problem by RFC 9457. Further members say more where there is more to say."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(examples=["urn:unstuck:problem:not_found"])
+    title: str
+    status: int = Field(examples=[404])
+    code: str = Field(description="For programs; stable.", examples=["not_found"])
+    detail: str = Field(description="What happened, for people.")
+    cure: str = Field(description="What to do about it.")
+    errors: list[WrongPlace] = Field(default=[], description="Which parts of the request are wrong.")
+
 
 MEDIA_TYPE = "application/problem+json"
 MAX_DETAIL_CHARS = 2_000

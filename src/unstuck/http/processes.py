@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from unstuck.http.guard.shared import Member, ServerGroup
+from unstuck.http.auth.shared_counters import Member, ServerGroup
 from unstuck.logs import logger
-from unstuck.runner.kernel import die_with_parent
+from unstuck.runner.linux import die_with_parent
 
 log = logger("unstuck.http")
 

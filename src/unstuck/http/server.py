@@ -1,5 +1,8 @@
-"""Run the web door by itself: `unstuck serve`."""
+"""Speak HTTP: hang up on whoever is slow to say what they want, and tell who speaks something else what is wrong.
 
+Whoever is slow holds a connection that others need."""
+
+import asyncio
 import errno
 import gc
 import os
@@ -9,18 +12,242 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any, cast
 
+import httptools
 import uvicorn
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
-from unstuck.config import Settings, Web
-from unstuck.domain.errors import ConfigError
-from unstuck.http.door import door_of, say_goodbye
-from unstuck.http.guard.place import check_token_exists, listening
-from unstuck.http.guard.shared import Member, ServerGroup
-from unstuck.http.patience import PatientProtocol
+from unstuck.config import HttpSettings, Settings
+from unstuck.errors import ConfigError
+from unstuck.http.app import door_of, say_goodbye
+from unstuck.http.auth.origins import check_token_exists, listening
+from unstuck.http.auth.shared_counters import Member, ServerGroup
+from unstuck.http.problems import Problem
 from unstuck.http.processes import Processes
+from unstuck.ledger.contract import Ledger
 from unstuck.logs import logger
-from unstuck.store.contract import Ledger
+
+MAX_HEAD_BYTES = 64 * 1024
+"""What one connection may make us remember beside bodies before a request is whole; the guard counts more closely."""
+MAX_PIPELINED = 32
+"""Requests that one connection may have sent before the first of them is answered."""
+HEAD_S = 15.0
+"""For the first line and the headers of a request, from the connection or from their first byte."""
+
+_BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class JoinedWrites:
+    """A transport that sends what is written in one round of the loop together: else the first lines of every answer
+    are a packet of their own, and a second call into the system."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        if self._parts:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._transport.write(data)
+
+
+class NotHttp(Exception):
+    """A request that the parser takes and this server does not."""
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """Uvicorn's own bounds neither what comes before a request is whole nor how long that takes. It also loses the body
+    of a request that offers an upgrade, as Java's client does with every first one."""
+
+    def __init__(self, config: Config, server_state: ServerState, *more: Any, **named: Any) -> None:
+        super().__init__(config, server_state, *more, **named)
+        self._patience: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
+        """The request that is answered now; `cycle` is the one that came last."""
+        self._in_head = False
+        self._is_repeating = False
+        """The parser hears a second time what was heard."""
+        self._is_deaf = False
+        """Something came that is no HTTP: what follows means nothing."""
+        self._unused_bytes = 0
+        """What came since something was made of it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast("asyncio.Transport", JoinedWrites(transport, self.loop)))
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        if self._is_deaf:
+            return
+        self._unused_bytes += len(data)
+        try:
+            self._feed(data)
+            if self._unused_bytes > MAX_HEAD_BYTES:
+                raise NotHttp
+        except (httptools.HttpParserError, NotHttp):
+            self.send_400_response("")
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        if self._answering is not None and not self._answering.response_complete:
+            # Others may have come behind it, and Uvicorn tells only the last.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+        super().connection_lost(exc)
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = data[offer.args[0] :]
+                self._decline_upgrade()
+            else:
+                return
+
+    def _decline_upgrade(self) -> None:
+        """Go on as if no upgrade was offered. The parser left the body unread: another one reads it, which hears a head
+        that says nothing but how long it is."""
+        head = [b"POST / HTTP/1.1"] + [b": ".join(pair) for pair in self.headers if pair[0] in _BODY_HEADERS]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._is_repeating = True
+        self.parser.feed_data(b"\r\n".join([*head, b"", b""]))
+
+    # What the parser found ----------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if not self._is_repeating:
+            self._in_head = True
+            super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_repeating:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # What follows a body in chunks is no header: whoever stands in front did not look at it.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._is_repeating:
+            self._is_repeating = False
+            return
+        self._in_head = False
+        self._unused_bytes = 0
+        self._check_head()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise NotHttp
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        self._unused_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unused_bytes = 0
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _check_head(self) -> None:
+        """Refuse what another server might understand in another way."""
+        version = self.parser.get_http_version()
+        names = [name for name, _ in self.headers]
+        coded = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if (
+            version not in ("1.0", "1.1")
+            or self.parser.get_method() == b"CONNECT"
+            or not self.url.startswith((b"/", b"*"))
+            or names.count(b"host") != 1
+            or (coded and (version == "1.0" or coded[0].lower() != b"chunked"))
+        ):
+            raise NotHttp
+
+    def _should_upgrade_to_ws(self) -> bool:
+        return False
+
+    # Answering ----------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]
+        super().on_response_complete()
+        if self._is_deaf and not self._is_answering and not self.transport.is_closing():
+            self._say_what_is_wrong()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, after everything that came before it."""
+        self._is_deaf = True
+        if self.pipeline and self.cycle.more_body:
+            # It waits behind others, and will never be whole.
+            self.pipeline.popleft()
+        elif self._is_answering and self.cycle.more_body:
+            # Whoever answers a request whose body turned to rubbish speaks to nobody from now on.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                # Nobody can be told two things at once.
+                self.transport.close()
+            else:
+                self._say_what_is_wrong()
+            return
+        if not self._is_answering:
+            self._say_what_is_wrong()
+
+    def _say_what_is_wrong(self) -> None:
+        """Answer as every other error is answered; Uvicorn's own words are plain text."""
+        cure = "Send HTTP/1.1 with one Host header and a body that is as long as it says; HTTPS ends in front of this."
+        answer = Problem(400, "not_http", "This is not a request that HTTP/1.1 allows.", cure=cure).response()
+        headers = [*answer.raw_headers, (b"x-content-type-options", b"nosniff"), (b"connection", b"close")]
+        lines = [STATUS_LINE[400], *(b"%s: %s\r\n" % pair for pair in headers), b"\r\n", bytes(answer.body)]
+        self.transport.write(b"".join(lines))
+        self.transport.close()
+
+    # Patience -----------------------------------------------------------------------------------
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._answering is not None and not self._answering.response_complete
+
+    def _wait_for_head(self) -> None:
+        if self._is_answering:
+            self._stop_waiting()
+        elif self._patience is None:
+            self._patience = self.loop.call_later(HEAD_S, self._hang_up)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _hang_up(self) -> None:
+        self._patience = None
+        if not self._is_answering and not self.transport.is_closing():
+            self.transport.close()
+
 
 log = logger("unstuck.http")
 
@@ -36,7 +263,7 @@ KEEP_ALIVE_S = 65
 """Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
 
 
-def listening_socket(web: Web) -> socket.socket:
+def listening_socket(web: HttpSettings) -> socket.socket:
     """Take the address before anything else is started: one that is taken is a clear error."""
     family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
     # The protocol is named: only for a socket that says TCP asyncio switches Nagle's algorithm off, with which the body
@@ -58,7 +285,7 @@ def listening_socket(web: Web) -> socket.socket:
     return listener
 
 
-def check_address(web: Web, listener: socket.socket, ledger: Ledger) -> None:
+def check_address(web: HttpSettings, listener: socket.socket, ledger: Ledger) -> None:
     """Refuse to serve others than this machine before there is a token."""
     check_token_exists(web, listener.getsockname()[0], ledger)
 
@@ -97,7 +324,7 @@ def _end_now() -> None:
 
 
 def serve(
-    settings: Settings, web: Web, listener: socket.socket, ready: Callable[[str], None], processes: int = 1
+    settings: Settings, web: HttpSettings, listener: socket.socket, ready: Callable[[str], None], processes: int = 1
 ) -> int:
     """Serve until a signal ends it, and return the exit code; `ready` is told the address."""
     if processes == 1:
@@ -119,7 +346,7 @@ def check_processes(settings: Settings) -> None:
         )
 
 
-def _serve_here(settings: Settings, web: Web, listener: socket.socket, member: Member) -> None:
+def _serve_here(settings: Settings, web: HttpSettings, listener: socket.socket, member: Member) -> None:
     """Serve from this process."""
     door = door_of(settings, web, listening(web, listener.getsockname()[0]), member)
     server = PoliteServer(

@@ -5,24 +5,24 @@
 
 from typing import TYPE_CHECKING, Any
 
-from unstuck.domain.errors import ConfigError
+from unstuck.errors import ConfigError
 
 if TYPE_CHECKING:
     from unstuck.mdp.async_client import AsyncClient as AsyncClient
-    from unstuck.mdp.calling import PendingCall as PendingCall
     from unstuck.mdp.client import Client as Client
-    from unstuck.mdp.sockets import CurveKeys as CurveKeys
-    from unstuck.mdp.work import Call as Call
+    from unstuck.mdp.connection import CurveKeys as CurveKeys
+    from unstuck.mdp.pending_call import PendingCall as PendingCall
+    from unstuck.mdp.services import Call as Call
     from unstuck.mdp.worker import Worker as Worker
 
-CURE = "The ZeroMQ door needs more packages: pip install 'unstuck[mdp]'."
+MDP_INSTALL_HINT = "The ZeroMQ door needs more packages: pip install 'unstuck[mdp]'."
 
 _HOMES = {
     "AsyncClient": "unstuck.mdp.async_client",
-    "Call": "unstuck.mdp.work",
+    "Call": "unstuck.mdp.services",
     "Client": "unstuck.mdp.client",
-    "CurveKeys": "unstuck.mdp.sockets",
-    "PendingCall": "unstuck.mdp.calling",
+    "CurveKeys": "unstuck.mdp.connection",
+    "PendingCall": "unstuck.mdp.pending_call",
     "Worker": "unstuck.mdp.worker",
 }
 
@@ -41,7 +41,7 @@ if not TYPE_CHECKING:  # Else a type checker would believe in every name.
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith("unstuck"):
                 raise
-            raise ConfigError(f"{CURE} ({error})") from error
+            raise ConfigError(f"{MDP_INSTALL_HINT} ({error})") from error
 
 
 def __dir__() -> list[str]:

@@ -5,12 +5,11 @@ from collections.abc import Awaitable, Generator
 from types import TracebackType
 from typing import Any, Self
 
-from unstuck.mdp.calling import PendingCall
-from unstuck.mdp.client import Client, read_status
-from unstuck.mdp.notices import Hears
+from unstuck.mdp.client import Client, NotificationHandler, read_status
+from unstuck.mdp.pending_call import PendingCall
 
 
-class AsyncClient(Hears):
+class AsyncClient(NotificationHandler):
     """The same as `Client`, with `await`. Made inside a running loop; notices are handled on that loop."""
 
     def __init__(self, endpoint: str, **options: Any) -> None:

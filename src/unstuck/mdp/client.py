@@ -1,21 +1,91 @@
-"""A client of the ZeroMQ door, for any Majordomo broker; a broker of ours also tells it of deaths."""
+"""Tell the owner of a client what the broker said unasked: a worker died, or nobody is there."""
 
+import queue
+import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from unstuck.domain.errors import CallFailed, ConfigError, JobNotFound
-from unstuck.mdp import frames
-from unstuck.mdp.bodies import body_of, map_of
-from unstuck.mdp.calling import PendingCall
-from unstuck.mdp.conversation import EVENTS, Conversation
-from unstuck.mdp.line import Line
-from unstuck.mdp.notices import Callback, Hears, Teller
-from unstuck.mdp.sockets import CurveKeys
+from unstuck.errors import CallFailed, ConfigError, JobNotFound
+from unstuck.logs import logger
+from unstuck.mdp import protocol
+from unstuck.mdp.client_session import EVENTS, ClientSession
+from unstuck.mdp.client_thread import ClientThread
+from unstuck.mdp.connection import CurveKeys
+from unstuck.mdp.pending_call import PendingCall
+from unstuck.mdp.protocol import body_of, map_of
+
+log = logger("unstuck.mdp.client")
+
+WORKER_CRASHED = "WORKER_CRASHED"
+NO_WORKERS = "NO_WORKERS"
+MAX_UNTOLD = 10_000
+
+Callback = Callable[[str, str], Any]
+
+
+class NotificationHandler:
+    """What clients of all kinds do with news: log them, and call who wants to know."""
+
+    log_errors: bool = True
+    on_worker_crashed: Callback | None = None
+    """Called with the service and the message."""
+    on_no_workers: Callback | None = None
+
+    def handle_error_notification(self, error: dict[str, Any]) -> None:
+        """Override this to do more, or other things. `error` has the keys `error`, `service`, `message`, `timestamp`,
+        and where they are known `job_id`, `ledger_id`, `attempt`, `final`, `cause`, `suppressed`."""
+        kind, service, message = (str(error.get(name, "")) for name in ("error", "service", "message"))
+        if self.log_errors:
+            # Their names begin alike, so that none of them is taken for a field of the log itself.
+            facts = {f"notice_{name}": value for name, value in error.items() if name not in ("message", "service")}
+            log.warning(f"{service}: {message}", service=service, **facts)
+        self._tell(kind, service, message)
+
+    def _tell(self, kind: str, service: str, message: str) -> None:
+        callback = {WORKER_CRASHED: self.on_worker_crashed, NO_WORKERS: self.on_no_workers}.get(kind)
+        if callback is not None:
+            callback(service, message)
+
+
+class HandlerThread:
+    """Hands notices to a handler, one at a time, in a thread of its own: a handler may take its time, and may call."""
+
+    def __init__(self, handler: Callable[[dict[str, Any]], None]) -> None:
+        self._handler = handler
+        self._untold: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_UNTOLD)
+        self._thread: threading.Thread | None = None
+
+    def tell(self, notice: dict[str, Any]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="unstuck-mdp-notifications", daemon=True)
+            self._thread.start()
+        try:
+            self._untold.put_nowait(notice)
+        except queue.Full:
+            log.warning("A notice was dropped: the handler of this client is too slow", unheard=MAX_UNTOLD)
+
+    def close(self) -> None:
+        """Tell nothing more than what was heard."""
+        if self._thread is None:
+            return
+        try:
+            self._untold.put_nowait(None)
+        except queue.Full:
+            return
+
+    def _run(self) -> None:
+        while (notice := self._untold.get()) is not None:
+            try:
+                self._handler(notice)
+            except Exception:
+                log.exception("handle_error_notification raised")
+
 
 DEFAULT_TIMEOUT_S = 2.5
 
 
-class Client(Hears):
+class Client(NotificationHandler):
     """Call services. Any thread may; a process that was forked opens its own.
 
     With `enable_notifications` a broker of ours tells of deaths: see `handle_error_notification`, which runs in a
@@ -41,14 +111,14 @@ class Client(Hears):
         self.log_errors = log_errors
         self.on_worker_crashed = on_worker_crashed
         self.on_no_workers = on_no_workers
-        if identity is not None and (len(identity) < frames.LEAST_IDENTITY_BYTES or identity[:1] == b"\x00"):
-            least = frames.LEAST_IDENTITY_BYTES
+        if identity is not None and (len(identity) < protocol.LEAST_IDENTITY_BYTES or identity[:1] == b"\x00"):
+            least = protocol.LEAST_IDENTITY_BYTES
             raise ConfigError(f"An identity has at least {least} bytes and does not begin with zero, not {identity!r}.")
         # Without events there is still the correlation of requests and replies.
-        self._conversation = Conversation(EVENTS if enable_notifications else ())
+        self._conversation = ClientSession(EVENTS if enable_notifications else ())
         # By name, when it is called: a subclass, or who sets the attribute later, is heard too.
-        self._teller = Teller(lambda error: self.handle_error_notification(error))
-        self._line = Line(endpoint, curve, identity, self._conversation, self._teller.tell)
+        self._teller = HandlerThread(lambda error: self.handle_error_notification(error))
+        self._line = ClientThread(endpoint, curve, identity, self._conversation, self._teller.tell)
 
     @property
     def status(self) -> bool:
@@ -93,7 +163,7 @@ class Client(Hears):
 
         The keys, the priority and the id are for a broker of ours; others never see them. A timeout
         of `math.inf` is patience without end."""
-        if not frames.is_service(service.encode()):
+        if not protocol.is_service(service.encode()):
             raise ConfigError(f"A service is printable ASCII without blanks, not {service!r}.")
         call = PendingCall(
             service,
@@ -138,7 +208,7 @@ def checked_timeout(timeout: float) -> float:
 def read_status(job_id: int | str, body: list[bytes]) -> dict[str, Any]:
     """Read the answer to `mmi.status`."""
     code = body[0] if body else b""
-    if code == frames.NOT_FOUND:
+    if code == protocol.NOT_FOUND:
         raise JobNotFound(f"The broker knows no job {job_id}.")
     status = map_of(body[-1]) if body else None
     if status is None:

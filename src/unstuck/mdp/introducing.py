@@ -10,12 +10,10 @@ from enum import Enum, auto
 import cbor2
 import zmq
 
-from unstuck.mdp import frames
-from unstuck.mdp.bodies import map_of
-from unstuck.mdp.conversation import VERSION
-from unstuck.mdp.hearing import Answer, hear_as_client
-from unstuck.mdp.plug import Plug
-from unstuck.mdp.sockets import CurveKeys, new_identity
+from unstuck.mdp import protocol
+from unstuck.mdp.client_session import VERSION
+from unstuck.mdp.connection import CurveKeys, DealerConnection, new_identity
+from unstuck.mdp.protocol import ClientReply, hear_as_client, map_of
 
 SILENCE_S = 2.5
 """A broker that is connected and says nothing for so long is a foreign one."""
@@ -33,10 +31,10 @@ class Introduction:
     """One question on a line of its own. `answer` gives nothing until the broker is there and its time is over."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, keys: CurveKeys | None) -> None:
-        self.plug = Plug(context, endpoint, keys, new_identity())
+        self.plug = DealerConnection(context, endpoint, keys, new_identity())
         self._silent_at_s: float | None = None
         wish = {"v": VERSION, "events": [], "ttl": TTL_S}
-        self.plug.send(frames.client_request(frames.MMI_NOTIFY, [cbor2.dumps(wish)]))
+        self.plug.send(protocol.client_request(protocol.MMI_NOTIFY, [cbor2.dumps(wish)]))
 
     def answer(self) -> Kind | None:
         now_s = time.monotonic()
@@ -45,8 +43,8 @@ class Introduction:
         heard = self.plug.receive()
         if heard is not None:
             said = hear_as_client(heard)
-            if isinstance(said, Answer) and said.service == frames.MMI_NOTIFY:
-                is_ours = len(said.body) > 1 and said.body[0] == frames.OK and map_of(said.body[1]) is not None
+            if isinstance(said, ClientReply) and said.service == protocol.MMI_NOTIFY:
+                is_ours = len(said.body) > 1 and said.body[0] == protocol.OK and map_of(said.body[1]) is not None
                 return Kind.OURS if is_ours else Kind.FOREIGN
         if self._silent_at_s is not None and now_s >= self._silent_at_s:
             return Kind.SILENT

@@ -6,23 +6,19 @@ try:
     from PySide6.QtCore import QObject, Signal
     from PySide6.QtWidgets import QMessageBox
 except ModuleNotFoundError as error:
-    from unstuck.desktop import CURE
-    from unstuck.domain.errors import ConfigError
+    from unstuck.desktop import DESKTOP_INSTALL_HINT
+    from unstuck.errors import ConfigError
 
-    raise ConfigError(f"{CURE} ({error})") from error
+    raise ConfigError(f"{DESKTOP_INSTALL_HINT} ({error})") from error
 
-from unstuck.desktop.homing import delete_at_home
-from unstuck.desktop.inbox import Inbox
-from unstuck.desktop.popup import Popup
-from unstuck.desktop.tallies import AbsenceTally, CrashTally
-from unstuck.mdp.calling import PendingCall
-from unstuck.mdp.client import DEFAULT_TIMEOUT_S, Client
-from unstuck.mdp.notices import NO_WORKERS, WORKER_CRASHED, Hears
-from unstuck.mdp.sockets import CurveKeys
-from unstuck.worker.mailbox import Mailbox
+from unstuck.desktop.popups import CrashedCalls, Popup, ThreadInbox, UnservedCalls, delete_in_own_thread
+from unstuck.mailbox import Mailbox
+from unstuck.mdp.client import DEFAULT_TIMEOUT_S, NO_WORKERS, WORKER_CRASHED, Client, NotificationHandler
+from unstuck.mdp.connection import CurveKeys
+from unstuck.mdp.pending_call import PendingCall
 
 
-class NotifyingClient(QObject, Hears):
+class NotifyingClient(QObject, NotificationHandler):
     """Calls services like `unstuck.mdp.Client`; what it is told reaches the thread that it lives in.
 
     `show_popups` and `log_errors` may be changed at any time."""
@@ -49,11 +45,11 @@ class NotifyingClient(QObject, Hears):
         super().__init__(parent)
         self.show_popups = show_popups
         self.log_errors = log_errors
-        self._crashes, self._absences = CrashTally(), AbsenceTally()
+        self._crashes, self._absences = CrashedCalls(), UnservedCalls()
         self.crash_popup = Popup("Worker Crashed", QMessageBox.Icon.Warning, self._crashes, self)
         self.absence_popup = Popup("No Workers Available", QMessageBox.Icon.Critical, self._absences, self)
         self._is_closed = False
-        inbox = Inbox(self)
+        inbox = ThreadInbox(self)
         inbox.came.connect(self._take)
         self._mailbox = inbox.mailbox
         self.client = _Messenger(
@@ -118,7 +114,7 @@ class NotifyingClient(QObject, Hears):
             self.noWorkersAvailable.emit(service, message)
 
     def __del__(self) -> None:
-        delete_at_home(self)
+        delete_in_own_thread(self)
 
 
 class _Messenger(Client):

@@ -10,15 +10,15 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from unstuck.domain.errors import ConfigError
+from unstuck.errors import ConfigError
 from unstuck.host import hostname
 from unstuck.logs import logger
-from unstuck.mdp.bodies import frame_of
-from unstuck.mdp.post import LIVENESS, Post, Task, Terms
-from unstuck.mdp.sockets import CurveKeys
-from unstuck.mdp.work import Bench, Function
+from unstuck.mdp.connection import CurveKeys
+from unstuck.mdp.protocol import frame_of
+from unstuck.mdp.services import Function, Services
+from unstuck.mdp.worker_thread import LIVENESS, Job, WorkerOptions, WorkerThread
 
-log = logger(__name__)
+log = logger("unstuck.mdp.worker")
 
 DEFAULT_HEARTBEAT_S = 2.5
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -43,14 +43,14 @@ class Worker:
         plain: bool | None = None,
         curve: CurveKeys | None = None,
     ) -> None:
-        self._bench = Bench(_map_of(services, function))
+        self._bench = Services(_map_of(services, function))
         if isinstance(heartbeat, bool) or not isinstance(heartbeat, int | float) or not heartbeat > 0:
             raise ConfigError(f"heartbeat is a number of seconds above zero, not {heartbeat!r}.")
         if plain and len(self._bench.services) > 1:
             raise ConfigError("A worker of plain 0.1 serves one service: start one worker for each.")
         frame_of(dict(metadata or {}))  # Raises now what would be raised in another thread.
         self._is_named = bool(name)
-        self._terms = Terms(
+        self._terms = WorkerOptions(
             endpoint=endpoint,
             services=self._bench.names,
             name=name or "",
@@ -61,7 +61,7 @@ class Worker:
         )
         # No `threading.Event`: a signal handler that sets one may wait for a lock of the thread that it interrupted.
         self._is_stopping = False
-        self._post: Post | None = None
+        self._post: WorkerThread | None = None
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop()`: then the present call is finished and the broker told goodbye."""
@@ -69,7 +69,7 @@ class Worker:
             # Made here, since a process may be forked before. Containers may have one host name and one process id.
             own = f"{hostname()}-{os.getpid()}-{secrets.token_hex(2)}"
             self._terms = replace(self._terms, name=own)
-        post = self._post = Post(self._terms)
+        post = self._post = WorkerThread(self._terms)
         with self._heeding_signals():
             post.start()
             try:
@@ -88,7 +88,7 @@ class Worker:
             self._post.draining = True
             self._post.tasks.put(None)
 
-    def _work(self, post: Post, task: Task) -> None:
+    def _work(self, post: WorkerThread, task: Job) -> None:
         outcome, error = self._bench.work(task.order, post.say_progress)
         if error is not None:
             log.error("The function of a service raised", exc_info=error, worker=self._terms.name)

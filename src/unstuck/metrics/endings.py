@@ -2,12 +2,12 @@
 
 from unstuck.domain.states import JobState
 from unstuck.metrics.catalogue import JOBS_ENDED, TASK_ENDED
-from unstuck.metrics.tallies import Tallies
+from unstuck.metrics.counters import Counters
 
 _OUTCOMES = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.QUARANTINED: "failed"}
 
 
-def count_ended(tallies: Tallies, queue: str, task: str, state: JobState, by: int = 1) -> None:
+def count_ended(tallies: Counters, queue: str, task: str, state: JobState, by: int = 1) -> None:
     tallies.add(JOBS_ENDED, (queue, state.value), by)
     if outcome := _OUTCOMES.get(state):
         tallies.add(TASK_ENDED, (task, outcome), by)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from unstuck import logs
-from unstuck.metrics.exposition import CONTENT_TYPE, OF_ONE_PROCESS, expose
-from unstuck.metrics.tallies import Tallies
+from unstuck.metrics.counters import Counters
+from unstuck.metrics.prometheus import CONTENT_TYPE, OF_ONE_PROCESS, expose
 
 if TYPE_CHECKING:
     from http.server import BaseHTTPRequestHandler
@@ -35,7 +35,7 @@ class Listen:
 
 
 @contextmanager
-def served(tallies: Tallies, listen: Listen | None) -> Iterator[str | None]:
+def served(tallies: Counters, listen: Listen | None) -> Iterator[str | None]:
     """Serve /metrics for the duration of the block, and give where. An address that is taken costs the metrics, not the
     work."""
     server = None if listen is None else _open(tallies, listen)
@@ -71,7 +71,7 @@ class _Server(socketserver.TCPServer):
         """Who hangs up in the middle is no news."""
 
 
-def _open(tallies: Tallies, listen: Listen) -> _Server | None:
+def _open(tallies: Counters, listen: Listen) -> _Server | None:
     # Here, and not with every command: few workers are asked for metrics of their own.
     from http.server import BaseHTTPRequestHandler
 

@@ -5,12 +5,13 @@ import time
 import msgspec
 
 from unstuck.domain.endings import JobError
-from unstuck.domain.failing import DAY_S, HOUR_S, Ends, FailingTask, find_failing
+from unstuck.domain.failure_rates import DAY_S, HOUR_S, Ends, FailingTask, find_failing
 from unstuck.domain.states import JobState
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.jobs import JobFilter
+from unstuck.ledger.contract.schedules import ScheduleRecord
 from unstuck.metrics.catalogue import TASK_ENDED
-from unstuck.metrics.labels import decode_labels
-from unstuck.store.contract import Ledger
-from unstuck.store.records import JobFilter, ScheduleRecord
+from unstuck.metrics.counters import decode_labels
 
 MAX_EXAMPLES = 5
 """How many failing tasks are looked at for an example."""

@@ -2,7 +2,7 @@
 
 It keeps the last few thousand events. A reader pulls what it has not seen, so a slow one holds up nobody; one that
 falls too far behind is told of the gap and goes on with what is new. An event is delivered when it is committed, in
-whatever order transactions commit; see `domain/cursor.py`.
+whatever order transactions commit; see `domain/event_cursor.py`.
 """
 
 import threading
@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from unstuck.domain.cursor import Cursor
-from unstuck.domain.errors import UnstuckError
+from unstuck.domain.event_cursor import Cursor
 from unstuck.domain.events import Event, EventKind
+from unstuck.errors import UnstuckError
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.events import EventPage, EventRecord
 from unstuck.logs import logger
-from unstuck.store.contract import Ledger
-from unstuck.store.records import EventPage, EventRecord
 
 LOOK_S = 0.2
 OUTAGE_LOOK_S = 1.0
@@ -25,17 +25,17 @@ KEPT = 10_000
 log = logger("unstuck.notify")
 
 Wake = Callable[[], None]
-Taken = tuple[int, Event]
+Buffered = tuple[int, Event]
 """The transaction of an event, and the event; of a gap the transaction is 0."""
 
 
-class Feed:
+class EventFeed:
     def __init__(self, ledger: Callable[[], Ledger]) -> None:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._wakes: set[Wake] = set()
-        self._events: deque[Taken] = deque(maxlen=KEPT)
+        self._events: deque[Buffered] = deque(maxlen=KEPT)
         self._taken = 0
         """How many events were ever taken in: the offset of the next one."""
         self.cursor = Cursor()
@@ -68,7 +68,7 @@ class Feed:
             wakes = list(self._wakes)
         _wake_all(wakes)
 
-    def pull(self, offset: int) -> tuple[list[Taken], int, int]:
+    def pull(self, offset: int) -> tuple[list[Buffered], int, int]:
         """Return what came since `offset`, the next offset, and how many are kept no more and were passed over."""
         with self._lock:
             kept_from = self._taken - len(self._events)

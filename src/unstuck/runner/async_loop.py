@@ -1,22 +1,23 @@
-"""Run async jobs many at once on one event loop, and report what ended in each round together."""
+"""See from another thread whether the event loop turns, and if it does not, which job keeps it from turning.
+
+A job that computes, or calls something that blocks, stops every other job of the loop. The others are not to blame.
+"""
 
 import asyncio
 import os
 import socket
+from collections.abc import Coroutine, Generator
 from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from unstuck import failpoints
 from unstuck.domain.autopsy import MAX_STACK_CHARS
-from unstuck.domain.recovery import printable
+from unstuck.domain.endings import storable_text
 from unstuck.runner import stacks
-from unstuck.runner.calling import Caller, CannotCall, end_span, raised, refused
-from unstuck.runner.context import set_context
-from unstuck.runner.loop_watch import LoopWatch
-from unstuck.runner.output import Sink, flush_standard_streams, set_sink
-from unstuck.runner.process_state import ProcessState
-from unstuck.runner.signs import Signs
-from unstuck.runner.tracebacks import user_traceback
-from unstuck.runner.wire import (
+from unstuck.runner.call import Caller, CannotCall, end_span, raised, refused, user_traceback
+from unstuck.runner.context import current_token, set_context
+from unstuck.runner.messages import (
     CANCEL,
     CANCELLED,
     JOB,
@@ -26,12 +27,68 @@ from unstuck.runner.wire import (
     STACK,
     TOKEN,
     FrameBuffer,
-    JobFrame,
+    JobMessage,
     Report,
     encoder,
     frame,
     job_decoder,
 )
+from unstuck.runner.monitor import Blocked, JobSignals
+from unstuck.runner.output import Sink, flush_standard_streams, set_sink
+from unstuck.runner.process_state import ProcessState
+
+BLOCKED_S = 0.5
+"""A loop that did not come round for so long is blocked."""
+
+
+class LoopMonitor:
+    """Belongs to the loop's thread, but for `look`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._owners: WeakKeyDictionary[asyncio.Future[Any], int] = WeakKeyDictionary()
+        self._asked = self._answered = 0
+        self._asked_s = 0.0
+        # Tasks that a job starts are its own: blocked in one of them, it is the job that blocks.
+        loop.set_task_factory(self._make_task)
+
+    def own(self, task: "asyncio.Task[Any]", token: int) -> None:
+        self._owners[task] = token
+
+    def tasks_of(self, token: int) -> "list[asyncio.Task[Any]]":
+        """Give the living tasks of a job, those too that it started."""
+        return [task for task in asyncio.all_tasks(self._loop) if self._owners.get(task) == token]
+
+    def look(self, now_s: float) -> Blocked | None:
+        """Ask the loop for a sign, and say whether the last one is overdue. Called from the pulse's thread."""
+        if self._asked != self._answered:
+            if now_s - self._asked_s < BLOCKED_S:
+                return None
+            task = asyncio.current_task(self._loop)
+            return Blocked(self._owners.get(task, 0) if task is not None else 0, self._asked_s)
+        if self._owners:
+            self._asked += 1
+            self._asked_s = now_s
+            try:
+                self._loop.call_soon_threadsafe(self._answer, self._asked)
+            except RuntimeError:
+                self._answered = self._asked  # user code closed the loop: there is nothing left to watch
+        return None
+
+    def _answer(self, number: int) -> None:
+        self._answered = number
+
+    def _make_task(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        **options: Any,
+    ) -> "asyncio.Task[Any]":
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
+        if token := current_token():
+            self._owners[task] = token
+        return task
+
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
 """Above this no new jobs are read until the worker has taken the reports."""
@@ -39,7 +96,7 @@ MAX_UNSENT_BYTES = 8 * 1024 * 1024
 
 class AsyncLoop:
     def __init__(
-        self, stream: socket.socket, stack_fd: int, caller: Caller, max_output_bytes: int, signs: Signs
+        self, stream: socket.socket, stack_fd: int, caller: Caller, max_output_bytes: int, signs: JobSignals
     ) -> None:
         stream.setblocking(False)
         self._stream = stream
@@ -59,7 +116,7 @@ class AsyncLoop:
         self._pid = os.getpid()
         self._state: ProcessState | None = None
         self._loop = asyncio.new_event_loop()
-        self.watch = LoopWatch(self._loop)
+        self.watch = LoopMonitor(self._loop)
 
     def run(self) -> None:
         """Serve until the worker retires us or closes the stream."""
@@ -112,12 +169,12 @@ class AsyncLoop:
         if task is None:
             return ""
         text = stacks.of_job(self._job_ids[token], task, self.watch.tasks_of(token))
-        text = printable(text, MAX_STACK_CHARS)
+        text = storable_text(text, MAX_STACK_CHARS)
         with suppress(OSError):  # user code closed it: then the worker has only what the report tells
             os.write(self._stack_fd, f"\n{text}\n".encode())
         return text
 
-    async def _attempt(self, job: JobFrame) -> None:
+    async def _attempt(self, job: JobMessage) -> None:
         token = job.token
         sink = Sink(self._max_output_bytes)
         span = None

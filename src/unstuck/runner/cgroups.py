@@ -4,7 +4,14 @@ Nothing here raises: a file that cannot be read is empty, and a write says wheth
 """
 
 import os
+import signal
+from collections.abc import Callable, Collection
 from pathlib import Path
+
+import msgspec
+
+from unstuck import host
+from unstuck.domain.liveness import Process
 
 PROC = Path("/proc/self")
 _READ_BYTES = 1 << 16
@@ -21,10 +28,10 @@ def top(controller: str = "", proc: Path = PROC) -> Path | None:
 
 
 def _find(controller: str, proc: Path) -> tuple[Path | None, Path | None]:
-    inside = _inside(controller, read(proc / "cgroup").splitlines())
+    inside = _inside(controller, read_file(proc / "cgroup").splitlines())
     if inside is None:
         return None, None
-    for line in read(proc / "mountinfo").splitlines():
+    for line in read_file(proc / "mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         fields = right.split()
         if len(fields) < 3 or not _is_tree(controller, fields[0], fields[2]):
@@ -47,7 +54,7 @@ def _inside(controller: str, lines: list[str]) -> str | None:
     return None
 
 
-def make(group: Path) -> bool:
+def make_cgroup(group: Path) -> bool:
     """Make a cgroup, and those above it; False where we may not, or where it exists."""
     try:
         group.mkdir(parents=True)
@@ -56,7 +63,7 @@ def make(group: Path) -> bool:
     return True
 
 
-def remove(group: Path) -> bool:
+def remove_cgroup(group: Path) -> bool:
     """Take a cgroup down; False while somebody lives in it."""
     try:
         group.rmdir()
@@ -67,7 +74,7 @@ def remove(group: Path) -> bool:
     return True
 
 
-def read(file: Path) -> str:
+def read_file(file: Path) -> str:
     # Without the layers of `Path.read_text`: this is done for every runner, five times a second.
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -80,7 +87,7 @@ def read(file: Path) -> str:
     return data.decode(errors="replace")
 
 
-def write(file: Path, text: str) -> bool:
+def write_file(file: Path, text: str) -> bool:
     try:
         file.write_text(text)
     except OSError:
@@ -88,21 +95,21 @@ def write(file: Path, text: str) -> bool:
     return True
 
 
-def words(file: Path) -> frozenset[str]:
+def read_words(file: Path) -> frozenset[str]:
     """Read a list of names, such as controllers."""
-    return frozenset(read(file).split())
+    return frozenset(read_file(file).split())
 
 
-def counter(file: Path, name: str) -> int | None:
+def read_counter(file: Path, name: str) -> int | None:
     """Read one line of a file of counters; None where it is not told."""
-    for line in read(file).splitlines():
+    for line in read_file(file).splitlines():
         found, _, value = line.partition(" ")
         if found == name:
-            return number(value)
+            return read_number(value)
     return None
 
 
-def number(text: str) -> int | None:
+def read_number(text: str) -> int | None:
     """Read a plain number; None for `max` and for nothing."""
     text = text.strip()
     return int(text) if text.isdigit() else None
@@ -110,7 +117,7 @@ def number(text: str) -> int | None:
 
 def members(group: Path) -> list[int]:
     """Give the processes that live in this cgroup itself."""
-    return [int(pid) for pid in read(group / "cgroup.procs").split() if pid.isdigit()]
+    return [int(pid) for pid in read_file(group / "cgroup.procs").split() if pid.isdigit()]
 
 
 def enter(group: str | Path, pid: int = 0) -> bool:
@@ -124,3 +131,221 @@ def enter(group: str | Path, pid: int = 0) -> bool:
     except OSError:
         return False
     return True
+
+
+UNLIMITED = "max"
+
+
+class RunnerCgroup(msgspec.Struct, frozen=True):
+    """The cgroups of one runner; an empty name where there is none of that kind."""
+
+    v2: str = ""
+    pids: str = ""
+    """Where its processes are counted and bounded: the same as `v2`, or in the version 1 tree."""
+    memory: str = ""
+    """Where its memory is counted and can be bounded: the same as `v2`."""
+
+    def groups(self) -> tuple[str, ...]:
+        """Give each cgroup once: what the runner has to enter, and what has to be taken down."""
+        return tuple(dict.fromkeys(group for group in (self.v2, self.pids, self.memory) if group))
+
+
+def make_runner_cgroup(serial: int, v2: Path | None, v1_pids: Path | None, max_processes: int) -> RunnerCgroup:
+    """Make the room of one runner in the halls that there are. What fails is left out."""
+    home = _made(v2, serial)
+    pids = memory = ""
+    bound = str(max_processes) if max_processes else UNLIMITED
+    if home and (Path(home) / "memory.max").exists():
+        memory = home
+        # Half of a job is worth nothing, and a child that dies alone would look like a failing command.
+        write_file(Path(home) / "memory.oom.group", "1")
+    if home and (Path(home) / "pids.max").exists() and write_file(Path(home) / "pids.max", bound):
+        pids = home
+    elif v1_pids is not None:
+        pids = _made(v1_pids, serial)
+        if pids:
+            write_file(Path(pids) / "pids.max", bound)
+    return RunnerCgroup(home, pids, memory)
+
+
+def _made(hall: Path | None, serial: int) -> str:
+    if hall is None:
+        return ""
+    room = hall / f"runner-{serial}"
+    return str(room) if make_cgroup(room) else ""
+
+
+def refused_forks(room: RunnerCgroup) -> int:
+    """Say how often somebody in the room was refused a process because the room was full."""
+    group = Path(room.pids)
+    refused = read_counter(group / "pids.events", "max") or 0
+    if not refused:
+        return 0
+    bound, peak = (read_number(read_file(group / name)) for name in ("pids.max", "pids.peak"))
+    # Older kernels count the refusals of the cgroups above us here too: those are not this job's doing.
+    return 0 if bound is not None and peak is not None and peak < bound else refused
+
+
+def clear_runner_cgroup(group: Path) -> None:
+    """Kill everybody in one cgroup, those that are being born too."""
+    if (group / "cgroup.kill").exists():
+        write_file(group / "cgroup.kill", "1")
+        return
+    # Version 1 has no such word. Once nobody can be born any more, one round finds them all.
+    write_file(group / "pids.max", "0")
+    for pid in members(group):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+PREFIX = "unstuck-"
+LEAF = "aside.unstuck"
+"""The cgroup into which worker and nursery step aside. Nobody else would call one so: by this name we know our own."""
+WANTED = ("memory", "pids")
+_DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
+
+
+class Site(msgspec.Struct, frozen=True):
+    """Where the hall is to stand."""
+
+    base: Path
+    enable: bool = False
+    """Controllers may be switched on for what stands below."""
+    aside: tuple[int, ...] = ()
+    """Processes that must first move into the leaf."""
+    why_not: str = ""
+    """Why rooms get no controllers."""
+
+
+class RunnerCgroups(msgspec.Struct, frozen=True):
+    path: Path
+    controllers: tuple[str, ...] = ()
+    """What can be bounded for each room below."""
+    why_not: str = ""
+
+
+def is_delegated(group: Path) -> bool:
+    """Say whether systemd marked this cgroup as given away."""
+    for mark in _DELEGATE_MARKS:
+        try:
+            if os.getxattr(group, mark) == b"1":
+                return True
+        except (OSError, AttributeError):
+            continue
+    return False
+
+
+def choose_site(
+    own: Path, mount: Path, ours: Collection[int], delegated: Callable[[Path], bool] = is_delegated
+) -> Site:
+    """Choose the place for a hall, from where we live and who lives there too. Changes nothing."""
+    parent = own.parent
+    if own != mount and (own.name == LEAF or delegated(parent)):
+        if not members(parent):
+            return Site(parent, enable=True)
+        return Site(own, why_not=f"processes live in {parent} itself")
+    if not (own / "cgroup.type").exists():
+        return Site(own, why_not="we live in the root of all cgroups, which is not ours to divide")
+    if not delegated(own) and own != mount:
+        return Site(own, why_not="the cgroup is not delegated: set Delegate=yes and DelegateSubgroup= in the unit")
+    # Delegated, or the root of our own namespace (a container): nobody but us has a say in it.
+    living = members(own)
+    strangers = [pid for pid in living if pid not in ours]
+    if strangers:
+        return Site(own, why_not=f"other processes live in {own} too: set DelegateSubgroup= in the unit")
+    return Site(own, enable=True, aside=tuple(living))
+
+
+def make_runner_cgroups(site: Site, name: str) -> RunnerCgroups | None:
+    """Make the hall, with every controller that we need and can have; None where it cannot be made."""
+    if site.aside:
+        leaf = site.base / LEAF
+        if (not make_cgroup(leaf) and not leaf.is_dir()) or not all(enter(leaf, pid) for pid in site.aside):
+            site = Site(site.base, why_not=f"our processes could not step aside into {leaf}")
+    if site.enable:
+        for controller in sorted(read_words(site.base / "cgroup.controllers") & set(WANTED)):
+            write_file(site.base / "cgroup.subtree_control", f"+{controller}")
+    path = site.base / name
+    if not make_cgroup(path):
+        return None
+    there = read_words(path / "cgroup.controllers")
+    # One by one: one that is refused must not cost us the other.
+    taken = [c for c in WANTED if c in there and write_file(path / "cgroup.subtree_control", f"+{c}")]
+    missing = [c for c in WANTED if c not in taken]
+    why_not = site.why_not or f"{site.base} has no controller {' or '.join(missing)}"
+    return RunnerCgroups(path, tuple(taken), why_not if missing else "")
+
+
+def cgroup_name(mark: str, pid: int) -> str:
+    return f"{PREFIX}{mark}-{pid}-{host.process_started(pid)}"
+
+
+def marked_cgroups(bases: Collection[Path | None], mark: str) -> list[Path]:
+    """Find the halls of one bench."""
+    return [hall for base in bases if base is not None for hall in base.glob(f"{PREFIX}{mark}-*")]
+
+
+def remove_stale(base: Path) -> None:
+    """Take down what killed nurseries left. An empty hall alone is no sign: its nursery may just be idle."""
+    for hall in base.glob(f"{PREFIX}*"):
+        _, _, owner = hall.name.removeprefix(PREFIX).partition("-")
+        pid, _, started = owner.partition("-")
+        if pid.isdigit() and host.process_state(int(pid), started) is Process.GONE:
+            remove_runner_cgroups(hall)
+
+
+def runner_cgroups_in(hall: Path) -> list[Path]:
+    try:
+        return [room for room in hall.iterdir() if room.is_dir()]
+    except OSError:
+        return []
+
+
+def remove_runner_cgroups(hall: Path) -> None:
+    for room in runner_cgroups_in(hall):
+        remove_cgroup(room)
+    remove_cgroup(hall)
+
+
+class MemoryLimits:
+    """Sets the limit of rooms, and remembers it: a job without a limit after one without costs a look, no more."""
+
+    def __init__(self) -> None:
+        self._set: dict[str, int] = {}
+        self._without: set[str] = set()
+        """Rooms in which the kernel bounds no memory."""
+
+    def set_memory_limit(self, room: str, limit_bytes: int | None) -> bool:
+        """Set or clear (None) the limit of a room (`RunnerBorn.room`); False where the kernel does not enforce it.
+
+        False too where the runner is larger already: the kernel would kill it at once for what earlier jobs left."""
+        if self._set.get(room) == limit_bytes:
+            return True
+        if room in self._without:
+            return False
+        group = Path(room)
+        if limit_bytes is None:
+            return self._clear(group)
+        if not room or not (group / "memory.max").exists():
+            self._without.add(room)
+            return False
+        if (read_counter(group / "memory.stat", "anon") or 0) > limit_bytes:
+            self._clear(group)
+            return False
+        write_file(group / "memory.swap.max", "0")
+        taken = write_file(group / "memory.max", str(limit_bytes))
+        if taken:
+            self._set[room] = limit_bytes
+        return taken
+
+    def _clear(self, group: Path) -> bool:
+        self._set.pop(str(group), None)
+        write_file(group / "memory.swap.max", UNLIMITED)
+        return write_file(group / "memory.max", UNLIMITED)
+
+    def forget(self, room: str) -> None:
+        """The runner is gone, and its room with it."""
+        self._set.pop(room, None)
+        self._without.discard(room)

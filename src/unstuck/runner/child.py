@@ -15,26 +15,24 @@ from typing import NoReturn, TextIO, cast
 import msgspec
 
 from unstuck import tracing
-from unstuck.domain.errors import ConfigError
-from unstuck.runner import containment, context, descriptors, kernel, output, stacks, termination
+from unstuck.errors import ConfigError
+from unstuck.runner import containment, context, linux, output, stacks, stop_signal, sync_loop
 from unstuck.runner.async_loop import AsyncLoop
-from unstuck.runner.calling import Caller
-from unstuck.runner.line import Line
+from unstuck.runner.call import Caller
+from unstuck.runner.cgroups import RunnerCgroup
+from unstuck.runner.journal import Journals
 from unstuck.runner.loader import load_registry
-from unstuck.runner.notebooks import Notebooks
-from unstuck.runner.pulse import start_pulse
-from unstuck.runner.rooms import Room
-from unstuck.runner.signs import Signs
+from unstuck.runner.messages import Kind, Limits
+from unstuck.runner.monitor import JobSignals, JournalChannel, start_pulse
+from unstuck.runner.status_page import StatusPage
 from unstuck.runner.sync_loop import SyncLoop
 from unstuck.runner.tasks import Registry
-from unstuck.runner.trace import Trace
-from unstuck.runner.wire import Kind, Limits
 
 EXIT_BROKEN = 70
 EXIT_NO_APP = 78
 
 
-class Seat(msgspec.Struct):
+class RunnerConfig(msgspec.Struct):
     """Where a runner sits: its slot, its descriptors, its parent."""
 
     slot: int
@@ -43,7 +41,7 @@ class Seat(msgspec.Struct):
     worker_id: str
     limits: Limits
     trace: str
-    room: Room
+    room: RunnerCgroup
     """The cgroups to move into."""
     stream: int
     permits: int
@@ -54,37 +52,37 @@ class Seat(msgspec.Struct):
     line: int
 
 
-class SpawnOrder(msgspec.Struct):
+class SpawnRequest(msgspec.Struct):
     target: str
-    seat: Seat
+    seat: RunnerConfig
     url: str | None = None
 
 
-def arrive(seat: Seat) -> None:
+def isolate(seat: RunnerConfig) -> None:
     """Tie our life to the nursery's and be ready to adopt; first of all, before any user code."""
-    if not kernel.die_with_parent(signal.SIGKILL, seat.nursery_pid):
+    if not linux.die_with_parent(signal.SIGKILL, seat.nursery_pid):
         os._exit(0)
     try:
         os.setsid()
     except PermissionError:
         pass  # spawned runners lead their session already
-    kernel.adopt_orphans()
-    kernel.name_process(f"unstuck-{seat.kind}{seat.slot}")
-    containment.enter_room(seat.room)
-    kernel.offer_as_victim()
-    descriptors.bound(seat.limits.max_open_files)
+    linux.adopt_orphans()
+    linux.name_process(f"unstuck-{seat.kind}{seat.slot}")
+    containment.enter_runner_cgroup(seat.room)
+    linux.prefer_as_oom_victim()
+    sync_loop.bound(seat.limits.max_open_files)
 
 
-def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:
+def serve(seat: RunnerConfig, registry: Registry, trace: StatusPage) -> NoReturn:
     """Serve jobs, then end. Exit handlers are not run: a runner may be killed at any moment anyway."""
     code = EXIT_BROKEN
     try:
         _settle_in(seat)
         trace.enter(seat.slot, 0)
         stream = socket.socket(fileno=seat.stream)
-        signs = Signs(socket.socket(fileno=seat.signs))
-        line = Line(socket.socket(fileno=seat.line))
-        notebooks = Notebooks(line, seat.limits.max_payload_bytes, registry.pack_follow_up)
+        signs = JobSignals(socket.socket(fileno=seat.signs))
+        line = JournalChannel(socket.socket(fileno=seat.line))
+        notebooks = Journals(line, seat.limits.max_payload_bytes, registry.pack_follow_up)
         context.connect(signs, notebooks)
         caller = Caller(registry, seat.kind, seat.worker_id, seat.limits.max_payload_bytes, notebooks)
         loop: SyncLoop | AsyncLoop
@@ -107,7 +105,7 @@ def live(seat: Seat, registry: Registry, trace: Trace) -> NoReturn:
         os._exit(code)
 
 
-def _settle_in(seat: Seat) -> None:
+def _settle_in(seat: RunnerConfig) -> None:
     _reset_signals()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -123,7 +121,7 @@ def _settle_in(seat: Seat) -> None:
             )
         except Exception:  # noqa: BLE001 - the app replaced it: then it is the app's
             pass
-    kernel.line_buffer_c_stdout()
+    linux.line_buffer_c_stdout()
     stacks.watch(seat.stack)
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
@@ -141,26 +139,26 @@ def _reset_signals() -> None:
             pass
     # Ctrl-C is for the worker, which then decides what becomes of us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    termination.overhear()
+    stop_signal.overhear()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def main(order_text: str) -> NoReturn:
-    order = msgspec.json.decode(order_text, type=SpawnOrder)
+    order = msgspec.json.decode(order_text, type=SpawnRequest)
     seat = order.seat
-    arrive(seat)
+    isolate(seat)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for fd in (seat.stream, seat.permits, seat.stdout, seat.stderr, seat.stack, seat.signs, seat.line):
         os.set_inheritable(fd, False)
     output.install_routers()
     try:
-        trace = Trace.open(Path(seat.trace), live_by_it=True)
+        trace = StatusPage.open(Path(seat.trace), live_by_it=True)
         registry = load_registry(order.target, order.url)
         registry.ledger_note()  # the worker has said it
     except (ConfigError, OSError, ValueError) as error:
         os.write(seat.stderr, f"{error}\n".encode(errors="backslashreplace"))
         os._exit(EXIT_NO_APP)
-    live(seat, registry, trace)
+    serve(seat, registry, trace)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from unstuck.runner import cgroups, halls, kernel, rooms
-from unstuck.runner.rooms import Room
+from unstuck.runner import cgroups, processes
+from unstuck.runner.cgroups import RunnerCgroup
 
 MARK_VARIABLE = "UNSTUCK_BENCH_MARK"
 _MAX_ROUNDS = 10
@@ -50,24 +50,24 @@ class Containment:
         """Say in words what is guaranteed, and why not more."""
         return in_words(self.facts)
 
-    def make_room(self, serial: int, max_processes: int = 0) -> Room:
+    def make_room(self, serial: int, max_processes: int = 0) -> RunnerCgroup:
         """Prepare the cgroups of one runner; an empty room where it has to do without."""
-        return rooms.furnish(serial, self._v2, self._v1_pids, max_processes)
+        return cgroups.make_runner_cgroup(serial, self._v2, self._v1_pids, max_processes)
 
-    def clear(self, room: Room) -> None:
+    def clear(self, room: RunnerCgroup) -> None:
         """Kill what is left in the room."""
         for group in room.groups():
-            rooms.clear(Path(group))
+            cgroups.clear_runner_cgroup(Path(group))
 
-    def remove(self, room: Room) -> bool:
+    def remove(self, room: RunnerCgroup) -> bool:
         """Take the room down; False while somebody is still dying in it."""
-        standing = [group for group in room.groups() if not cgroups.remove(Path(group))]
+        standing = [group for group in room.groups() if not cgroups.remove_cgroup(Path(group))]
         return not standing
 
     def close(self) -> None:
         for hall in (self._v2, self._v1_pids):
             if hall is not None:
-                halls.remove(hall)
+                cgroups.remove_runner_cgroups(hall)
 
 
 def detect(mark: str, *, cgroup: bool = True, worker_pid: int = 0) -> Containment:
@@ -76,7 +76,7 @@ def detect(mark: str, *, cgroup: bool = True, worker_pid: int = 0) -> Containmen
         return Containment(Facts("none", why=f"{sys.platform} has no subreapers"))
     if not cgroup:
         return Containment(Facts("subreaper", why="cgroups are switched off"))
-    name = halls.name_of(mark, os.getpid())
+    name = cgroups.cgroup_name(mark, os.getpid())
     hall, why = _open_v2(name, worker_pid)
     controllers = () if hall is None else hall.controllers
     v1_pids = None if "pids" in controllers else _open_v1_pids(name)
@@ -101,19 +101,19 @@ def in_words(facts: Facts) -> str:
             return f"process groups only: what a job starts in the background may outlive it ({facts.why})"
 
 
-def _open_v2(name: str, worker_pid: int) -> tuple[halls.Hall | None, str]:
+def _open_v2(name: str, worker_pid: int) -> tuple[cgroups.RunnerCgroups | None, str]:
     """Give the hall, and why it is not all that it could be."""
     own, mount = cgroups.own(), cgroups.top()
     if own is None or mount is None:
         return None, "there is no cgroup v2 here"
-    ours = {worker_pid, os.getpid(), *kernel.descendants(os.getpid())}
-    site = halls.choose(own, mount, ours)
-    halls.remove_stale(site.base)
-    hall = halls.build(site, name)
+    ours = {worker_pid, os.getpid(), *processes.descendants(os.getpid())}
+    site = cgroups.choose_site(own, mount, ours)
+    cgroups.remove_stale(site.base)
+    hall = cgroups.make_runner_cgroups(site, name)
     if hall is None:
         return None, f"the cgroup {site.base} is not delegated to us"
     if not (hall.path / "cgroup.kill").exists() or not os.access(site.base / "cgroup.procs", os.W_OK):
-        cgroups.remove(hall.path)
+        cgroups.remove_cgroup(hall.path)
         return None, "the cgroup cannot be used: it needs cgroup.kill (Linux 5.14) and write access"
     return hall, hall.why_not
 
@@ -122,11 +122,11 @@ def _open_v1_pids(name: str) -> Path | None:
     base = cgroups.own("pids")
     if base is None or not os.access(base / "cgroup.procs", os.W_OK):
         return None
-    halls.remove_stale(base)
-    return base / name if cgroups.make(base / name) else None
+    cgroups.remove_stale(base)
+    return base / name if cgroups.make_cgroup(base / name) else None
 
 
-def enter_room(room: Room) -> None:
+def enter_runner_cgroup(room: RunnerCgroup) -> None:
     """Move the calling process into its cgroups; what it starts from now on is born there."""
     for group in room.groups():
         cgroups.enter(group)
@@ -140,10 +140,10 @@ def kill_marked(mark: int) -> int:
     text = mark_text(mark)
     own = cgroups.own()
     # A nursery lives in its worker's own cgroup, so both find the same places.
-    found_halls = halls.marked((own, None if own is None else own.parent, cgroups.own("pids")), text)
+    found_halls = cgroups.marked_cgroups((own, None if own is None else own.parent, cgroups.own("pids")), text)
     for hall in found_halls:
-        for room in halls.rooms(hall):
-            rooms.clear(room)
+        for room in cgroups.runner_cgroups_in(hall):
+            cgroups.clear_runner_cgroup(room)
     killed: set[int] = set()
     for _ in range(_MAX_ROUNDS):
         found = _marked(text)
@@ -156,7 +156,7 @@ def kill_marked(mark: int) -> int:
         if not found:
             break
     for hall in found_halls:
-        halls.remove(hall)
+        cgroups.remove_runner_cgroups(hall)
     return len(killed)
 
 

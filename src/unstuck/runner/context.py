@@ -1,6 +1,7 @@
 """Tell user code which attempt it is, and let it say that it lives: the `Context` that a task may ask for."""
 
 import asyncio
+import functools
 import inspect
 import math
 import numbers
@@ -11,18 +12,18 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
-from unstuck.domain.durations import Duration, seconds
+from unstuck.domain.journal import checked_name
 from unstuck.domain.payload import decode
-from unstuck.runner.notebook import Notebook
-from unstuck.runner.notebooks import Notebooks
-from unstuck.runner.pausing import Written
-from unstuck.runner.signs import Signs
+from unstuck.domain.units import Duration, seconds
+from unstuck.runner.journal import Journal, Journals
+from unstuck.runner.messages import NewEntry
+from unstuck.runner.monitor import JobSignals
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_signs: Signs | None = None
-_notebooks: Notebooks | None = None
+_signs: JobSignals | None = None
+_notebooks: Journals | None = None
 
 
 class Context(msgspec.Struct, frozen=True, gc=False):
@@ -137,14 +138,14 @@ class Context(msgspec.Struct, frozen=True, gc=False):
         in time."""
         _refuse_to_block("wait_signal")
         notebook, entry = self._wait(name, timeout)
-        if isinstance(entry, Written):
+        if isinstance(entry, NewEntry):
             notebook.write(entry)
         return notebook.received(entry)
 
     async def wait_signal_async(self, name: str, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 - as in `wait_signal`
         """Like `wait_signal`, for async code."""
         notebook, entry = self._wait(name, timeout)
-        if isinstance(entry, Written):
+        if isinstance(entry, NewEntry):
             await notebook.write_async(entry)
         return notebook.received(entry)
 
@@ -161,10 +162,10 @@ class Context(msgspec.Struct, frozen=True, gc=False):
 
     # ------------------------------------------------------------------------------------------
 
-    def _notebook(self) -> Notebook | None:
+    def _notebook(self) -> Journal | None:
         return None if _notebooks is None else _notebooks.of(self.token)
 
-    def _wait(self, name: str, timeout: Duration | None) -> tuple[Notebook, Any]:
+    def _wait(self, name: str, timeout: Duration | None) -> tuple[Journal, Any]:
         notebook = self._notebook()
         if notebook is None:
             raise LookupError("A job can wait for a signal only while a worker runs it: nobody could send one here.")
@@ -223,7 +224,46 @@ def find_context() -> Context | None:
     return _current.get(None)
 
 
-def connect(signs: Signs, notebooks: Notebooks) -> None:
+def connect(signs: JobSignals, notebooks: Journals) -> None:
     """Let every Context of this process reach its worker."""
     global _signs, _notebooks
     _signs, _notebooks = signs, notebooks
+
+
+@overload
+def step(function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def step(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def step(function: Any = None, /, *, name: str | None = None) -> Any:
+    """Let calls of this function be steps of the job that runs, under its name (or `name=`). Outside a job it is called
+    as ever. A coroutine function stays one."""
+    if function is None:
+        return lambda decorated: _decorated(decorated, name)
+    return _decorated(function, name)
+
+
+def _decorated(function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
+    called = checked_name(name or getattr(function, "__name__", "step"), "step")
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def step_async(*args: Any, **kwargs: Any) -> Any:
+            context: Context | None = find_context()
+            if context is None:
+                return await function(*args, **kwargs)
+            return await context.step_async(called, function, *args, **kwargs)
+
+        return step_async
+
+    @functools.wraps(function)
+    def step_sync(*args: Any, **kwargs: Any) -> Any:
+        context: Context | None = find_context()
+        if context is None:
+            return function(*args, **kwargs)
+        return context.step(called, function, *args, **kwargs)
+
+    return step_sync

@@ -1,26 +1,23 @@
-"""Run sync jobs one at a time: a permit, its frame, the call, the report.
+"""Bound the descriptors of a runner, and notice cheaply when its jobs leave theirs open.
 
-A job may be entered only after its permit was received: whoever takes the packet out of the socket has
-the job, so the worker can take back what has not begun, and knows after a death what never did.
+The kernel always gives the lowest free number. So the number of a fresh descriptor tells how many are open at least:
+what is leaked fills every gap in the end.
 """
 
 import contextvars
 import os
+import resource
 import select
 import signal
 import socket
 from collections import deque
+from os import close, dup
 
 from unstuck import failpoints
-from unstuck.runner import leftovers, termination
-from unstuck.runner.calling import Caller, CannotCall, end_span, raised, refused
+from unstuck.runner import processes, stop_signal
+from unstuck.runner.call import Caller, CannotCall, end_span, raised, refused
 from unstuck.runner.context import set_context
-from unstuck.runner.descriptors import LeakWatch
-from unstuck.runner.output import flush_standard_streams
-from unstuck.runner.process_state import ProcessState
-from unstuck.runner.signs import Signs
-from unstuck.runner.trace import Trace
-from unstuck.runner.wire import (
+from unstuck.runner.messages import (
     JOB,
     RAISED,
     RECEIVE_BYTES,
@@ -28,12 +25,67 @@ from unstuck.runner.wire import (
     RETIRE_TOKEN,
     TOKEN,
     FrameBuffer,
-    JobFrame,
+    JobMessage,
     Report,
     encoder,
     frame,
     job_decoder,
 )
+from unstuck.runner.monitor import JobSignals
+from unstuck.runner.output import flush_standard_streams
+from unstuck.runner.process_state import ProcessState
+from unstuck.runner.status_page import StatusPage
+
+LOOK_EVERY = 8
+"""Jobs between two looks: a look costs two system calls. A job that failed is followed by a look in any case."""
+MANY = 256
+"""So many more than at first are a leak, and not somebody's pool of connections."""
+SHARE = 4
+"""Or this part of the limit, where that is less: the next job must not be the one to suffer."""
+
+
+def bound(max_open_files: int) -> None:
+    """Set how many descriptors we and what we start may hold; 0 leaves it as it is."""
+    if max_open_files:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if hard != resource.RLIM_INFINITY:
+            max_open_files = min(max_open_files, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max_open_files, hard))
+        except (OSError, ValueError):
+            pass
+
+
+class LeakWatch:
+    """Watches the descriptors of this process from now on."""
+
+    def __init__(self, probe: int) -> None:
+        self._probe = probe
+        """A descriptor of our own that can be duplicated."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        many = MANY if limit == resource.RLIM_INFINITY else min(MANY, limit // SHARE)
+        self._first = self._lowest() or 0
+        self._most = self._first + max(1, many)
+        self._jobs = 0
+
+    def leaked(self, *, failed: bool) -> int:
+        """Say after a job how many descriptors were left open, 0 for none worth a word; -1 when there are no more."""
+        self._jobs += 1
+        if self._jobs % LOOK_EVERY and not failed:
+            return 0
+        lowest = self._lowest()
+        if lowest is None:
+            return -1
+        return lowest - self._first if lowest > self._most else 0
+
+    def _lowest(self) -> int | None:
+        try:
+            found = dup(self._probe)
+        except OSError:
+            return None
+        close(found)
+        return found
+
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
@@ -45,9 +97,9 @@ class SyncLoop:
         permits: socket.socket,
         outputs: tuple[int, int],
         caller: Caller,
-        trace: Trace,
+        trace: StatusPage,
         slot: int,
-        signs: Signs,
+        signs: JobSignals,
     ) -> None:
         stream.setblocking(True)
         permits.setblocking(False)
@@ -59,7 +111,7 @@ class SyncLoop:
         self._slot = slot
         self._signs = signs
         self._buffer = FrameBuffer()
-        self._frames: deque[JobFrame] = deque()
+        self._frames: deque[JobMessage] = deque()
         self._pid = os.getpid()
         self._poller = select.poll()
         self._poller.register(permits, select.POLLIN)
@@ -68,7 +120,7 @@ class SyncLoop:
     def run(self) -> None:
         """Serve until the worker retires us or closes the permits."""
         permits, trace, slot = self._permits, self._trace, self._slot
-        termination.heed(lambda: trace.asked_to_stop(slot) == trace.entered(slot) != 0)
+        stop_signal.heed(lambda: trace.asked_to_stop(slot) == trace.entered(slot) != 0)
         stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
         stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
         state = ProcessState()
@@ -98,7 +150,7 @@ class SyncLoop:
             # A job may have closed or redirected them, and the next one prints too.
             os.dup2(self._stdout, 1)
             os.dup2(self._stderr, 2)
-            clean = not leftovers.has_children() or leftovers.kill_children()
+            clean = not processes.has_children() or processes.kill_children()
             leaked = leaks.leaked(failed=report.kind == RAISED)
             if leaked:
                 self._say_leaked(leaked)
@@ -132,7 +184,7 @@ class SyncLoop:
         ready = {fd for fd, _ in self._poller.poll()}
         return self._stream.fileno() not in ready or self._receive()
 
-    def _take(self, token: int) -> JobFrame | None:
+    def _take(self, token: int) -> JobMessage | None:
         """Give the frame of a permit. Frames before it had their permits taken back: they are skipped."""
         while True:
             while self._frames:
@@ -149,7 +201,7 @@ class SyncLoop:
                 self._frames.append(job_decoder.decode(body))
         return bool(data)
 
-    def _attempt(self, job: JobFrame) -> Report:
+    def _attempt(self, job: JobMessage) -> Report:
         try:
             call = self._caller.prepare(job)
         except CannotCall as error:
@@ -165,11 +217,11 @@ class SyncLoop:
             if failpoints.active:
                 failpoints.reached("runner.before_user_code")
             try:
-                termination.enter()
+                stop_signal.enter()
                 value = variables.run(call.function, *call.args, **call.kwargs)
             finally:
                 # From here on nothing of ours can be interrupted.
-                termination.leave()
+                stop_signal.leave()
             report = self._caller.succeeded(job, value)
             if failpoints.active:
                 failpoints.reached("runner.after_user_code")

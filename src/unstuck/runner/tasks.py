@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from unstuck.domain.limits import QueueLimit
-from unstuck.domain.order import KeyFunction
+from unstuck.domain.limits import KeyFunction, QueueLimit
 from unstuck.domain.policy import Policy
 from unstuck.domain.schedules import ScheduleDefinition
 

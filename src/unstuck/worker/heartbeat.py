@@ -3,20 +3,20 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from unstuck import host
-from unstuck.domain.errors import LedgerBusy, LedgerError, NoLedger, SchemaMismatch
 from unstuck.domain.events import EventKind
 from unstuck.domain.states import WorkerState
+from unstuck.errors import LedgerBusy, LedgerError, NoLedger, SchemaMismatch
+from unstuck.ledger.contract import Ledger, Listener
+from unstuck.ledger.contract.workers import DeferredOutcome, Heartbeat, Progress
+from unstuck.ledger.metrics_writer import MetricsWriter
 from unstuck.logs import logger
+from unstuck.mailbox import Mailbox
 from unstuck.metrics.catalogue import BEAT_DELAY
-from unstuck.store.bookkeeping import Bookkeeper
-from unstuck.store.contract import Bell, Ledger
-from unstuck.store.records import BeatAnswer, DeferredOutcome, Progress, Pulse
-from unstuck.worker.asked_stacks import read_word
-from unstuck.worker.mailbox import Mailbox, Outdated
-from unstuck.worker.movement import Movement
+from unstuck.worker.messages import HeartbeatConfirmed, SchemaOutdated, WakeUp
+from unstuck.worker.stacks import read_stack_topic
+from unstuck.worker.watchdog import ProgressClock
 
 FIRST_PAUSE_S = 0.1
 FIRST_PAUSE_SHARE = 0.05
@@ -32,20 +32,7 @@ LONGEST_LOCKED_S = 0.5
 log = logger("unstuck.worker")
 
 
-@dataclass(frozen=True)
-class Beaten:
-    """A beat was confirmed; it had been sent at `sent_s` (boot time)."""
-
-    sent_s: float
-    answer: BeatAnswer
-
-
-@dataclass(frozen=True)
-class Rung:
-    """There may be new work."""
-
-
-class Heartbeat:
+class HeartbeatThread:
     """One loop: wait for the bell until the next beat is due, then beat."""
 
     def __init__(
@@ -56,10 +43,10 @@ class Heartbeat:
         *,
         interval_s: float,
         queues: frozenset[str],
-        report: Callable[[], Pulse],
+        report: Callable[[], Heartbeat],
         on_workers: Callable[[], None],
         on_schedules: Callable[[], None] = lambda: None,
-        books: Bookkeeper,
+        books: MetricsWriter,
     ) -> None:
         self._ledger = ledger
         self._worker_id = worker_id
@@ -70,7 +57,7 @@ class Heartbeat:
         self._on_workers = on_workers
         self._on_schedules = on_schedules
         self._books = books
-        self._bell: Bell | None = None
+        self._bell: Listener | None = None
         self._bell_lock = threading.Lock()
         self._promote_at_s: float | None = None
         self._promote_from_s = 0.0
@@ -86,7 +73,7 @@ class Heartbeat:
         """When to try again what a lock held up."""
         self._beat_wanted = False
         self._stopping = threading.Event()
-        self.movement = Movement()
+        self.movement = ProgressClock()
         self._thread = mailbox.thread("heartbeat", self._run)
 
     def start(self) -> None:
@@ -155,7 +142,7 @@ class Heartbeat:
         pause_s = 0.0
         self.movement.busy = True
         while not self._stopping.is_set():
-            self.movement.moved("heartbeat.round")
+            self.movement.moved("heartbeat.step")
             try:
                 bell = self._listen()
                 if self._stopping.is_set():
@@ -185,7 +172,7 @@ class Heartbeat:
                 if not pause_s:
                     log.warning("Cannot reach the ledger; trying on", error=str(error))
                     if isinstance(error, SchemaMismatch) and not isinstance(error, NoLedger):
-                        self._mailbox.post(Outdated(error))
+                        self._mailbox.post(SchemaOutdated(error))
                 pause_s = self._next_pause_s(pause_s)
                 next_beat_s = host.boottime_s()
                 self._close_bell()
@@ -197,11 +184,11 @@ class Heartbeat:
         first_s = min(FIRST_PAUSE_S, FIRST_PAUSE_SHARE * self._interval_s)
         return min(max(first_s, pause_s * 2), LONGEST_PAUSE_S, LONGEST_PAUSE_SHARE * self._interval_s)
 
-    def _listen(self) -> Bell:
+    def _listen(self) -> Listener:
         if self._bell is None:
             self._bell = self._ledger.listen(self._worker_id)
             # Whatever was rung while nobody listened is lost: look.
-            self._mailbox.post(Rung())
+            self._mailbox.post(WakeUp())
         return self._bell
 
     def _close_bell(self) -> None:
@@ -213,9 +200,9 @@ class Heartbeat:
     def _hear(self, words: frozenset[str]) -> bool:
         """Pass on what was rung; True when somebody wants this worker's ear."""
         if words & self._words:
-            self._mailbox.post(Rung())
+            self._mailbox.post(WakeUp())
         for word in words:
-            if asked := read_word(word, self._worker_id):
+            if asked := read_stack_topic(word, self._worker_id):
                 self._mailbox.post(asked)
         if "workers" in words:
             self._on_workers()
@@ -225,7 +212,7 @@ class Heartbeat:
 
     def _beat(self, sent_s: float) -> None:
         answer = self._ledger.beat(self._report())
-        self._mailbox.post(Beaten(sent_s, answer))
+        self._mailbox.post(HeartbeatConfirmed(sent_s, answer))
         if answer.state in (WorkerState.DEAD, WorkerState.STOPPED):
             self._stopping.set()
 
@@ -288,7 +275,7 @@ class Heartbeat:
                 self._ledger.ring({f"queue:{name}" for name in promoted.queues})
             if promoted.count or promoted.next_due_in_s != 0.0:
                 # Where nothing was due it may have been the rate of a queue, which allows the next job now.
-                self._mailbox.post(Rung())
+                self._mailbox.post(WakeUp())
             if promoted.next_due_in_s is not None:
                 self._wait_for_locked(is_locked=not promoted.queues and promoted.next_due_in_s == 0.0)
                 self.promote_in(promoted.next_due_in_s)

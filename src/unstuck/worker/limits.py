@@ -1,19 +1,19 @@
 """Say which limit of its task a running job has broken, and when to look at it again. Pure."""
 
 import math
+from collections import deque
 from typing import NamedTuple
 
 from unstuck.domain.autopsy import DeathKind
-from unstuck.domain.durations import brief
-from unstuck.domain.errors import ErrorCode
-from unstuck.domain.outcomes import Died, Outcome, Overran, Stalled
-from unstuck.domain.sizes import brief_size
-from unstuck.worker.holds import Hold
+from unstuck.domain.endings import Died, Outcome, Overran, Stalled
+from unstuck.domain.units import brief, brief_size
+from unstuck.errors import ErrorCode
+from unstuck.worker.held_jobs import HeldJob
 
-WEIGH_S = 1.0
+MEASURE_S = 1.0
 """How often a process is weighed for its autopsy alone."""
-WEIGH_LIMITED_S = 0.2
-WEIGH_NEAR_S = 0.025
+MEASURE_LIMITED_S = 0.2
+MEASURE_NEAR_S = 0.025
 """The same where the task has a `memory_limit`, and where half of it is used: growth is fast."""
 
 
@@ -27,7 +27,7 @@ class Moments(NamedTuple):
     """The last pulse of its interpreter, or when it began."""
 
 
-def broken(hold: Hold, since: Moments, now_s: float, memory_bytes: int) -> tuple[Outcome, DeathKind] | None:
+def broken_limit(hold: HeldJob, since: Moments, now_s: float, memory_bytes: int) -> tuple[Outcome, DeathKind] | None:
     """Give what becomes of a job that broke a limit, and which one; None for one that keeps them all."""
     policy = hold.policy
     if policy.timeout_s is not None and now_s - since.began_s > policy.timeout_s:
@@ -50,7 +50,7 @@ def broken(hold: Hold, since: Moments, now_s: float, memory_bytes: int) -> tuple
     return None
 
 
-def look_again_s(hold: Hold, since: Moments) -> float:
+def look_again_s(hold: HeldJob, since: Moments) -> float:
     """Give when this job may break a limit of time at the earliest."""
     policy = hold.policy
     ends = (
@@ -61,20 +61,79 @@ def look_again_s(hold: Hold, since: Moments) -> float:
     return min(ends)
 
 
-def weigh_again_s(limit_bytes: int | None, memory_bytes: int) -> float:
+def measure_again_s(limit_bytes: int | None, memory_bytes: int) -> float:
     """Give how long to wait before a process is weighed again."""
     if limit_bytes is None:
-        return WEIGH_S
-    return WEIGH_NEAR_S if 2 * memory_bytes > limit_bytes else WEIGH_LIMITED_S
+        return MEASURE_S
+    return MEASURE_NEAR_S if 2 * memory_bytes > limit_bytes else MEASURE_LIMITED_S
 
 
-def on_the_beat(at_s: float, grid_s: float) -> float:
+def on_heartbeat(at_s: float, grid_s: float) -> float:
     """Give the next moment of a common beat: many runners are looked at in one go, and not one by one."""
     return math.ceil(at_s / grid_s) * grid_s
 
 
-def _stall(hold: Hold, silent_s: float) -> str:
+def _stall(hold: HeldJob, silent_s: float) -> str:
     limit = brief(hold.policy.stall_timeout_s or 0.0)
     if not hold.signed_s:
         return f"gave no sign in the {brief(silent_s)} since it began (stall_timeout {limit}): call ctx.heartbeat()"
     return f"gave no sign for {brief(silent_s)}, longer than its stall_timeout of {limit}"
+
+
+MARGIN_SHARE = 0.1
+MAX_MARGIN_S = 2.0
+
+
+def lease_end_s(confirmed_s: float, timeout_s: float) -> float:
+    """Give the end of a lease on our own clock.
+
+    It counts from when the last confirmed beat was *sent*: the ledger wrote it later than that, and so
+    takes the job away later than we give it up.
+    """
+    return confirmed_s + timeout_s - min(MAX_MARGIN_S, MARGIN_SHARE * timeout_s)
+
+
+def may_begin(hold: HeldJob, confirmed_s: float, now_s: float) -> bool:
+    """Say whether user code may begin now: not after the lease, when the job may be somebody else's.
+
+    This holds for every policy: what has not begun costs nothing to give back."""
+    return hold.lease_s is None or now_s < lease_end_s(confirmed_s, hold.lease_s)
+
+
+def must_stop_at_s(hold: HeldJob, confirmed_s: float) -> float | None:
+    """Give when this job must be stopped unless a beat is confirmed; None where it may go on.
+
+    A job that would fail, not be retried, goes on: nobody else will take it, and it settles if its token
+    still stands. One that is past its deadline is ended by a reaper as soon as its worker is suspect, and may be
+    retried then, whatever its `on_crash` says. On an event loop it shares a process, and is left to its worker.
+    """
+    ends = []
+    if hold.lease_s is not None and hold.retried_elsewhere:
+        ends.append(lease_end_s(confirmed_s, hold.lease_s))
+    timeout_s = hold.policy.timeout_s
+    if timeout_s is not None and hold.given_s and not hold.is_async:
+        ends.append(max(hold.given_s + timeout_s, lease_end_s(confirmed_s, hold.unheard_s)))
+    return min(ends, default=None)
+
+
+LATE_S = 0.5
+"""The floor looks far more often while jobs run. Who looks so late was frozen, asleep or starved, as jobs may be."""
+MAX_PAUSES = 32
+
+
+class OwnPauses:
+    def __init__(self, now_s: float) -> None:
+        self._looked_s = now_s
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=MAX_PAUSES)
+
+    def look(self, now_s: float) -> None:
+        """To be called with every round of the floor."""
+        if now_s - self._looked_s > LATE_S:
+            self._pauses.append((self._looked_s, now_s))
+        self._looked_s = now_s
+
+    def excuse(self, since_s: float) -> float:
+        """Give the moment from which to count instead of `since_s`: later by as long as we stood still after it."""
+        if not self._pauses or self._pauses[-1][1] <= since_s:
+            return since_s
+        return since_s + sum(max(0.0, end_s - max(begin_s, since_s)) for begin_s, end_s in self._pauses)

@@ -9,35 +9,40 @@ from contextlib import suppress
 
 from unstuck import config, host
 from unstuck.config import DEFAULT_QUEUE, Settings
-from unstuck.domain.errors import LedgerError, LedgerUnavailable, UnknownQueue
-from unstuck.domain.names import did_you_mean
+from unstuck.domain.text import did_you_mean
+from unstuck.errors import LedgerError, LedgerUnavailable, UnknownQueue
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.workers import Heartbeat, NewWorker
+from unstuck.ledger.metrics_writer import MetricsWriter
+from unstuck.ledger.open import EXPECTED_LEDGER, open_ledger, ready_ledger
 from unstuck.logs import logger
+from unstuck.mailbox import Mailbox
+from unstuck.maintenance.loop import Loop
+from unstuck.maintenance.scheduler import Scheduler
 from unstuck.metrics import serving
+from unstuck.metrics.counters import Counters
 from unstuck.metrics.serving import Listen
-from unstuck.metrics.tallies import Tallies
-from unstuck.reaper.ring import Neighbours
-from unstuck.reaper.sweep import Reaper
-from unstuck.reaper.timekeeper import Timekeeper
-from unstuck.reaper.watchman import Watchman
-from unstuck.runner.last_words import WordsFile, read_words, words_path
+from unstuck.recovery.death_watch import PeerWatch
+from unstuck.recovery.reap import Reaper
+from unstuck.runner.last_output import LastOutputFile, last_output_path, read_last_output
+from unstuck.runner.status_page import StatusPage, status_page_path
 from unstuck.runner.tasks import Manifest
-from unstuck.runner.trace import Trace, trace_path
-from unstuck.store.bookkeeping import Bookkeeper
-from unstuck.store.contract import Ledger
-from unstuck.store.opening import EXPECTED_LEDGER, open_ledger, ready_ledger
-from unstuck.store.records import Pulse, WorkerBirth
-from unstuck.worker.bench import Bench
-from unstuck.worker.floor import Floor
-from unstuck.worker.health import WorkerHealth
-from unstuck.worker.heartbeat import Heartbeat
-from unstuck.worker.herald import Herald, take_herald
-from unstuck.worker.identity import beat_interval_s, birth, new_worker_id, self_description, with_clock
-from unstuck.worker.mailbox import Mailbox
-from unstuck.worker.roster import trace_slots
+from unstuck.worker.fork_client import ForkServerClient
+from unstuck.worker.health import MemoryReport, WorkerHealth, own_memory_bytes
+from unstuck.worker.heartbeat import HeartbeatThread
+from unstuck.worker.ledger_thread import LedgerThread
+from unstuck.worker.loop import WorkerLoop
+from unstuck.worker.registration import (
+    heartbeat_interval_s,
+    new_worker_id,
+    registration_of,
+    self_description,
+    with_clock,
+)
+from unstuck.worker.sd_notify import SdNotifier, take_sd_notifier
 from unstuck.worker.signals import StopSignals
+from unstuck.worker.slots import status_page_slots
 from unstuck.worker.watchdog import Watchdog, Watched
-from unstuck.worker.weighing import Scales, own_memory_bytes
-from unstuck.worker.wheel import Wheel
 
 JOIN_S = 5.0
 REBIRTH_PAUSE_S = 0.5
@@ -58,11 +63,11 @@ def run_worker(
 ) -> int:
     """Work until told to stop; give the exit code."""
     # First of all: what we start must not speak to systemd in our name.
-    herald = take_herald()
+    herald = take_sd_notifier()
     expected = os.environ.pop(EXPECTED_LEDGER, None)
     signals = StopSignals()
-    bench = Bench(target, url=url)
-    tallies = Tallies()
+    bench = ForkServerClient(target, url=url)
+    tallies = Counters()
     try:
         manifest = bench.start()
         settings = config.restore(manifest.settings)
@@ -74,7 +79,7 @@ def run_worker(
         ledger.expect(ledger_id)
         first.close()
         try:
-            worker = Incarnations(
+            worker = Worker(
                 bench, manifest, settings, ledger, ledger_id, served, concurrency, name, reaper, herald, tallies
             )
             with serving.served(tallies, metrics):
@@ -100,12 +105,12 @@ def _served(asked: tuple[str, ...] | None, manifest: Manifest) -> tuple[str, ...
     return tuple(dict.fromkeys(asked)) if asked else tuple(sorted(known))
 
 
-class Incarnations:
+class Worker:
     """One process, one bench; a new id each time the ledger took the last one for dead."""
 
     def __init__(
         self,
-        bench: Bench,
+        bench: ForkServerClient,
         manifest: Manifest,
         settings: Settings,
         ledger: Ledger,
@@ -114,8 +119,8 @@ class Incarnations:
         concurrency: int | None,
         name: str | None,
         reaper: bool,
-        herald: Herald,
-        tallies: Tallies | None = None,
+        herald: SdNotifier,
+        tallies: Counters | None = None,
     ) -> None:
         self._bench = bench
         self._manifest = manifest
@@ -128,15 +133,15 @@ class Incarnations:
         self._with_reaper = reaper
         self._herald = herald
         self._reborn = False
-        self._health = WorkerHealth(scales=Scales())
-        self._books = Bookkeeper(ledger, tallies or Tallies(), settings.recovery.heartbeat_interval_s)
+        self._health = WorkerHealth(scales=MemoryReport())
+        self._books = MetricsWriter(ledger, tallies or Counters(), settings.recovery.heartbeat_interval_s)
 
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""
         worker_id = new_worker_id()
-        trace = Trace.create(trace_path(worker_id), trace_slots(self._slots), self._ledger_id)
+        trace = StatusPage.create(status_page_path(worker_id), status_page_slots(self._slots), self._ledger_id)
         # After the page, and removed before it: whoever removes the page of a dead worker knows of both.
-        words = WordsFile.create(words_path(trace.path), self._slots)
+        words = LastOutputFile.create(last_output_path(trace.path), self._slots)
         mailbox = Mailbox()
         try:
             self._bench.equip(trace, worker_id)
@@ -146,7 +151,7 @@ class Incarnations:
             if not ended_well and words is not None:
                 # Whoever declared us dead may have been on another host, and could not read this.
                 with suppress(LedgerError):
-                    self._ledger.add_last_words(list((read_words(words.path) or {}).values()))
+                    self._ledger.add_last_words(list((read_last_output(words.path) or {}).values()))
             return ended_well
         finally:
             signals.wake(-1)
@@ -155,7 +160,7 @@ class Incarnations:
                 words.unlink()
             trace.unlink()
 
-    def _join(self, born: WorkerBirth, signals: StopSignals) -> float:
+    def _join(self, born: NewWorker, signals: StopSignals) -> float:
         """Write the birth down; a worker that comes back waits out an outage. Gives when it was sent."""
         repeated = False
         while True:
@@ -167,7 +172,7 @@ class Incarnations:
                     # An earlier try may have written the birth, and only its answer was lost: then this one wrote
                     # nothing, and the lease counts from back then. A heartbeat counts from now.
                     sent_s = host.boottime_s()
-                    self._ledger.beat(Pulse(born.id, 0, 0))
+                    self._ledger.beat(Heartbeat(born.id, 0, 0))
                 self._ledger.declare_limits(self._manifest.limits)
                 if not self._reborn:
                     # Not when it comes back: newer code may have been written down meanwhile.
@@ -186,7 +191,7 @@ class Incarnations:
             # The ledger's time of birth came so late that our clock would look as if it were behind: take it back.
             self._health.born(born.metadata, disabled=disabled)
             with suppress(LedgerError):
-                self._ledger.beat(Pulse(born.id, 0, 0, born.metadata))
+                self._ledger.beat(Heartbeat(born.id, 0, 0, born.metadata))
         return sent_s
 
     def _register(self, worker_id: str, signals: StopSignals) -> float:
@@ -198,7 +203,7 @@ class Incarnations:
             "why_spawn": self._manifest.why_spawn,
             **self_description(self._settings, self._manifest, reaper=self._with_reaper),
         }
-        born = birth(
+        born = registration_of(
             worker_id,
             name=self._name,
             settings=self._settings,
@@ -231,8 +236,8 @@ class Incarnations:
     def _work(
         self,
         worker_id: str,
-        trace: Trace,
-        words: WordsFile | None,
+        trace: StatusPage,
+        words: LastOutputFile | None,
         mailbox: Mailbox,
         born_s: float,
         signals: StopSignals,
@@ -240,11 +245,11 @@ class Incarnations:
         ledger, recovery = self._ledger, self._settings.recovery
         tallies = self._books.tallies
         watch = Reaper(ledger, recovery, by=worker_id, tallies=tallies)
-        neighbours = Neighbours(watch, worker_id) if self._with_reaper else None
-        watchman = Watchman(watch) if self._with_reaper else None
-        timekeeper = Timekeeper(ledger, self._manifest.schedules, tallies)
-        wheel = Wheel(ledger, worker_id, mailbox)
-        floor = Floor(
+        neighbours = PeerWatch(watch, worker_id) if self._with_reaper else None
+        watchman = Loop(watch) if self._with_reaper else None
+        timekeeper = Scheduler(ledger, self._manifest.schedules, tallies)
+        wheel = LedgerThread(ledger, worker_id, mailbox)
+        floor = WorkerLoop(
             worker_id=worker_id,
             bench=self._bench,
             trace=trace,
@@ -259,11 +264,11 @@ class Incarnations:
             health=self._health,
             tallies=tallies,
         )
-        heartbeat = Heartbeat(
+        heartbeat = HeartbeatThread(
             ledger,
             worker_id,
             mailbox,
-            interval_s=beat_interval_s(self._settings, self._manifest),
+            interval_s=heartbeat_interval_s(self._settings, self._manifest),
             queues=frozenset(self._queues),
             report=floor.pulse,
             on_workers=neighbours.refresh if neighbours is not None else lambda: None,
@@ -303,7 +308,7 @@ class Incarnations:
             heartbeat.stop(JOIN_S)
             self._books.flush()
 
-    def _retire(self, last: Pulse) -> None:
+    def _retire(self, last: Heartbeat) -> None:
         try:
             # One more beat: what was done since the one before would else never be counted.
             self._ledger.beat(last)

@@ -6,7 +6,16 @@ from types import MappingProxyType
 
 from unstuck.domain.endings import Ending, Release
 from unstuck.domain.journal import CHECKPOINT_SEQ
-from unstuck.store.records import DeferredOutcome, Done, Entry, FollowUp, Held, Output, Turn, Wish
+from unstuck.ledger.contract.workers import (
+    AttemptRef,
+    ClaimRequest,
+    DeferredOutcome,
+    FollowUp,
+    JournalEntry,
+    Output,
+    Success,
+    Turn,
+)
 
 MAX_ITEMS = 1_000
 MAX_BYTES = 8 * 1024 * 1024
@@ -21,11 +30,11 @@ LONGEST_PAUSE_S = 1.0
 
 class Outbox:
     def __init__(self) -> None:
-        self.done: deque[Done] = deque()
+        self.done: deque[Success] = deque()
         self.endings: deque[Ending] = deque()
         self.releases: deque[Release] = deque()
-        self.entries: deque[Entry] = deque()
-        self.checkpoints: dict[int, Entry] = {}
+        self.entries: deque[JournalEntry] = deque()
+        self.checkpoints: dict[int, JournalEntry] = {}
         """By token, the newest of each."""
         self.follow: dict[int, list[FollowUp]] = {}
         """By token, what is enqueued with its success."""
@@ -124,22 +133,22 @@ class Outbox:
         if output.stdout or output.stderr:
             self.outputs[output.token] = output
 
-    def put_entry(self, entry: Entry) -> None:
+    def put_entry(self, entry: JournalEntry) -> None:
         if entry.seq == CHECKPOINT_SEQ:
             self.checkpoints[entry.token] = entry
         else:
             self.entries.append(entry)
 
-    def turn(self, worker_id: str, start: tuple[Held, ...], wish: Wish | None) -> Turn:
+    def turn(self, worker_id: str, start: tuple[AttemptRef, ...], wish: ClaimRequest | None) -> Turn:
         """Take as much as fits one turn."""
         entries, size = self._take_entries()
         # What is left belongs before the end of its attempt: that waits for the next turn.
         unwritten = {entry.token for entry in (*self.entries, *self.checkpoints.values())}
         unwritten.update(entry.token for _, turn in self._blocked for entry in turn.entries)
-        done_later: list[Done] = []
+        done_later: list[Success] = []
         endings_later: list[Ending] = []
         follow: list[FollowUp] = []
-        done: list[Done] = []
+        done: list[Success] = []
         endings: list[Ending] = []
         outputs: list[Output] = []
         while self.done and len(done) < MAX_ITEMS and size < MAX_BYTES:
@@ -165,8 +174,8 @@ class Outbox:
         ended = (tuple(done), tuple(endings), start, releases, tuple(outputs), wish)
         return Turn(worker_id, *ended, tuple(entries), tuple(follow))
 
-    def _take_entries(self) -> tuple[list[Entry], int]:
-        entries: list[Entry] = []
+    def _take_entries(self) -> tuple[list[JournalEntry], int]:
+        entries: list[JournalEntry] = []
         size = 0
         while self.entries and len(entries) < MAX_ITEMS and size < MAX_BYTES:
             entries.append(self.entries.popleft())

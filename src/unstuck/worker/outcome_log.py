@@ -7,13 +7,13 @@ of error only the first lines of a period are written, and then a line that says
 from dataclasses import dataclass
 from typing import Any
 
-from unstuck.domain.durations import brief
 from unstuck.domain.endings import Ending
-from unstuck.domain.errors import ErrorCode
-from unstuck.domain.names import printable
 from unstuck.domain.states import JobState
+from unstuck.domain.text import one_line
+from unstuck.domain.units import brief
+from unstuck.errors import ErrorCode
+from unstuck.ledger.contract.workers import Claimed
 from unstuck.logs import logger
-from unstuck.store.records import Claimed
 
 MAX_LINES = 20
 """Lines for one task and one kind of error in one period."""
@@ -127,4 +127,4 @@ def _kind_of(ending: Ending) -> str:
 
 
 def _line(text: str) -> str:
-    return printable(text[:MAX_TEXT_CHARS], MAX_ERROR_CHARS)
+    return one_line(text[:MAX_TEXT_CHARS], MAX_ERROR_CHARS)

@@ -17,7 +17,7 @@ def heeded() -> tuple[signal.Signals, ...]:
     return tuple(number for number in STOP_SIGNALS if number != signal.SIGHUP or not deaf)
 
 
-class Wishes:
+class StopRequests:
     """How often somebody wished for the end: the first means in order, those that follow mean to hurry."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class StopSignals:
     """Installed once, in the main thread. Calling it gives how many signals came so far."""
 
     def __init__(self) -> None:
-        self._wishes = Wishes()
+        self._wishes = StopRequests()
         for number in heeded():
             signal.signal(number, self._note)
         # "What are you doing?": by default this signal would kill. The main thread's stack at once, even from inside C

@@ -16,25 +16,22 @@ from types import FrameType
 
 from unstuck import host, logs
 from unstuck.config import Recovery
-from unstuck.domain.durations import brief
-from unstuck.domain.errors import UnstuckError
 from unstuck.domain.events import EventKind
-from unstuck.metrics.tallies import Tallies
-from unstuck.reaper.sweep import Reaper
-from unstuck.reaper.undertaker import Undertaker
-from unstuck.reaper.watchman import Watchman
-from unstuck.runner import kernel, leftovers
+from unstuck.domain.units import brief
+from unstuck.errors import UnstuckError
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.metrics_writer import MetricsWriter
+from unstuck.ledger.open import EXPECTED_LEDGER
+from unstuck.maintenance.loop import Loop
+from unstuck.metrics.counters import Counters
+from unstuck.recovery.death_watch import DeathReporter
+from unstuck.recovery.reap import Reaper
+from unstuck.runner import linux, processes
 from unstuck.runner.oom import OomWatch, shared_counter
-from unstuck.store.bookkeeping import Bookkeeper
-from unstuck.store.contract import Ledger
-from unstuck.store.opening import EXPECTED_LEDGER
-from unstuck.worker.companion import Companion
-from unstuck.worker.exits import OOM, Exit, exit_of, was_sigkilled
-from unstuck.worker.herald import Herald
-from unstuck.worker.places import Place, summary
-from unstuck.worker.replacing import BRAKE_AT, Replacing
-from unstuck.worker.reports import Reports
-from unstuck.worker.signals import Wishes, heeded
+from unstuck.worker.exit_status import OOM, Exit, exit_of, was_sigkilled
+from unstuck.worker.sd_notify import SdListener, SdNotifier
+from unstuck.worker.signals import StopRequests, heeded
+from unstuck.worker.supervised import BRAKE_AT, RestartBackoff, SupervisedDashboard, SupervisedWorker, summary
 
 STOP_GRACE_S = 40.0
 """Longer than a worker's own grace: it should have ended by itself long before."""
@@ -63,26 +60,26 @@ class Supervisor:
         recovery: Recovery,
         *,
         stop_grace_s: float = STOP_GRACE_S,
-        herald: Herald | None = None,
-        companions: Sequence[Companion] = (),
-        tallies: Tallies | None = None,
+        herald: SdNotifier | None = None,
+        companions: Sequence[SupervisedDashboard] = (),
+        tallies: Counters | None = None,
         own: Callable[[int], Sequence[str]] = lambda number: (),
     ) -> None:
         assert workers >= 1, workers
         self._command = list(command)
         self._own = own
-        self._places = [Place(number + 1, Replacing()) for number in range(workers)]
+        self._places = [SupervisedWorker(number + 1, RestartBackoff()) for number in range(workers)]
         reaper = Reaper(ledger, recovery, by="supervisor", tallies=tallies)
-        self._books = Bookkeeper(ledger, reaper.tallies, recovery.heartbeat_interval_s)
-        self._watchman = Watchman(reaper, self._books)
-        self._undertaker = Undertaker(reaper)
-        self._herald = herald or Herald()
+        self._books = MetricsWriter(ledger, reaper.tallies, recovery.heartbeat_interval_s)
+        self._watchman = Loop(reaper, self._books)
+        self._undertaker = DeathReporter(reaper)
+        self._herald = herald or SdNotifier()
         self._companions = list(companions)
-        self._reports = Reports()
+        self._reports = SdListener()
         self._expected = {EXPECTED_LEDGER: ledger.ledger_id()}
         self._oom = OomWatch(shared_counter())
         self._stop_grace_s = stop_grace_s
-        self._wishes = Wishes()
+        self._wishes = StopRequests()
         self._forwarded = 0
         self._asked_how = False
         self._stop_s: float | None = None
@@ -94,7 +91,7 @@ class Supervisor:
     def run(self) -> int:
         """Supervise until told to stop; 0 when everybody ended in order."""
         # Whatever a dead worker leaves behind falls to us, and we end it.
-        kernel.adopt_orphans()
+        linux.adopt_orphans()
         with self._listening():
             self._undertaker.start()
             self._watchman.start()
@@ -155,7 +152,7 @@ class Supervisor:
         if self._ear in heard:
             os.read(self._ear, 4096)
 
-    def _start(self, place: Place, now_s: float) -> None:
+    def _start(self, place: SupervisedWorker, now_s: float) -> None:
         place.fill([*self._command, *self._own(place.number)], {**self._reports.environment(), **self._expected}, now_s)
         if not self._reports.possible:
             place.ready_s = now_s
@@ -215,7 +212,7 @@ class Supervisor:
                 companion.lost(exit_of(status, usage, 0.0, ""), now_s)
         self._end_strays()
 
-    def _lost(self, place: Place, end: Exit, now_s: float) -> None:
+    def _lost(self, place: SupervisedWorker, end: Exit, now_s: float) -> None:
         facts = {"place": place.number, "pid": place.pid, "how": str(end), "registered": place.ready_s is not None}
         self._undertaker.bury(place.pid, place.started, f"its supervisor saw it end: {end}", end.autopsy())
         if end.code != 0 and place.ready_s is None and self._stop_s is None:
@@ -239,7 +236,7 @@ class Supervisor:
             else:
                 log.error("Worker process died; replacing it", again_in_s=wait_s, **facts)
 
-    def _tell_crash_loop(self, place: Place, end: Exit) -> None:
+    def _tell_crash_loop(self, place: SupervisedWorker, end: Exit) -> None:
         # Once per series: from here on it only goes on.
         if place.replacing.deaths == BRAKE_AT:
             where = host.hostname()
@@ -267,7 +264,7 @@ class Supervisor:
     def _end_strays(self) -> None:
         """Kill what a dead worker left behind: as a subreaper we inherit whatever hid from its own parents."""
         ours = {place.pid for place in self._places} | {companion.pid for companion in self._companions}
-        for pid in kernel.children():
+        for pid in processes.children():
             if pid not in ours:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -310,7 +307,7 @@ class Supervisor:
                 place.pid = 0
         for companion in self._companions:
             companion.end()
-        leftovers.kill_children()
+        processes.kill_children()
 
     def _living(self) -> int:
         return sum(1 for place in self._places if place.pid)

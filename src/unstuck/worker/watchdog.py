@@ -1,10 +1,4 @@
-"""See that a worker is alive but does nothing, write down why, and end it, so that another takes its place.
-
-Three things must move: the floor's loop, always; the wheel, when the floor waits for it or has slots free; and whoever
-asked the ledger must get an answer. Time counts only while this thread itself was punctual: on a machine that slept,
-or in a process that was stopped, everybody stands still, and nobody is stuck. A ledger that is away is no reason to die
-either: a call that is not answered is held against us only when the ledger answers somebody else.
-"""
+"""What the loops of a worker show of themselves, for the watchdog to see: written by one thread, read by another."""
 
 import faulthandler
 import os
@@ -16,20 +10,39 @@ from typing import NoReturn
 
 import msgspec
 
-from unstuck import host
+from unstuck import failpoints, host
 from unstuck.config import DEFAULT_QUEUE, Settings
 from unstuck.domain.autopsy import MAX_STACK_CHARS, Autopsy, DeathKind
-from unstuck.domain.durations import brief
-from unstuck.domain.errors import UnstuckError
+from unstuck.domain.endings import storable_text
 from unstuck.domain.liveness import Detector
-from unstuck.domain.recovery import printable
 from unstuck.domain.states import WorkerState
+from unstuck.domain.units import brief
+from unstuck.errors import UnstuckError
+from unstuck.ledger.contract.recovery import GuardNone
+from unstuck.ledger.contract.workers import ClaimRequest, Turn, WorkerVerdict
+from unstuck.ledger.open import open_ledger
 from unstuck.logs import logger
-from unstuck.store.opening import open_ledger
-from unstuck.store.records import GuardNone, Turn, Wish, WorkerVerdict
-from unstuck.worker.exits import WATCHDOG_EXIT
-from unstuck.worker.herald import Herald
-from unstuck.worker.movement import Movement
+from unstuck.worker.exit_status import WATCHDOG_EXIT
+from unstuck.worker.sd_notify import SdNotifier
+
+
+class ProgressClock:
+    """One loop. Plain attributes: a glance that is a moment old is good enough."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        """Goes up with each round, and with each try to reach the ledger."""
+        self.busy = False
+        """It is at work. Of a loop that speaks to the ledger: it waits for the ledger."""
+        self.leaving = False
+        """It takes nothing new any more."""
+
+    def moved(self, point: str = "") -> None:
+        """Note a round; `point` is the failpoint at which a test may hang it."""
+        self.rounds += 1
+        if point and failpoints.active:
+            failpoints.reached(point)
+
 
 LOOK_EVERY_S = 0.5
 LATE_S = 2.0
@@ -49,9 +62,9 @@ log = logger("unstuck.worker")
 class Watched(msgspec.Struct, frozen=True):
     """The loops of one worker; each shows how often it went round."""
 
-    floor: Movement
-    wheel: Movement
-    heartbeat: Movement
+    floor: ProgressClock
+    wheel: ProgressClock
+    heartbeat: ProgressClock
     wants_a_turn: Callable[[], bool]
     busy_elsewhere: Callable[[], bool]
     """The floor waits for something that has a limit of its own: the import of the app."""
@@ -117,7 +130,7 @@ class Jury:
 class Watchdog:
     """A thread per life of a worker. It gives the sign of life to systemd or the supervisor too."""
 
-    def __init__(self, worker_id: str, settings: Settings, watched: Watched, herald: Herald) -> None:
+    def __init__(self, worker_id: str, settings: Settings, watched: Watched, herald: SdNotifier) -> None:
         self._worker_id = worker_id
         self._settings = settings
         self._watched = watched
@@ -156,7 +169,7 @@ class Watchdog:
         def ask() -> None:
             try:
                 with closing(open_ledger(self._settings)) as ledger:
-                    ledger.turn(Turn(self._worker_id, wish=Wish((DEFAULT_QUEUE,), (), 1)))
+                    ledger.turn(Turn(self._worker_id, wish=ClaimRequest((DEFAULT_QUEUE,), (), 1)))
                     answered.set()
             except UnstuckError as error:
                 log.warning("A call to the ledger hangs, and it does not answer others either", error=str(error))
@@ -194,7 +207,7 @@ def own_stacks() -> str:
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
-        return printable(file.read().decode("utf-8", "backslashreplace"), MAX_STACK_CHARS)
+        return storable_text(file.read().decode("utf-8", "backslashreplace"), MAX_STACK_CHARS)
 
 
 def limit_s(settings: Settings) -> float:

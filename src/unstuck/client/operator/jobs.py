@@ -1,16 +1,242 @@
-"""Find jobs, cancel them, queue them again, remove them."""
+"""How much the operator's verbs take at a time, and what they take where nothing is said."""
 
+import itertools
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 import msgspec
 
-from unstuck.client.auditing import counted, jobs_named
-from unstuck.client.operator.base import Verbs
-from unstuck.client.operator.limits import LOOKED_UP, MAX_JOB_ID, PAGE
-from unstuck.domain.durations import brief
-from unstuck.domain.rules import rules_of_ledger
-from unstuck.domain.states import JobState
-from unstuck.store.records import JobFilter, JobRecord
+from unstuck.client import views
+from unstuck.client.operator.audit import Verbs, counted, jobs_named
+from unstuck.client.why.autopsies import brief_cause
+from unstuck.domain.events import EventKind
+from unstuck.domain.journal import MAX_SIGNALS, checked_name
+from unstuck.domain.recovery_rules import rules_of_ledger
+from unstuck.domain.states import FINAL_STATES, AttemptState, JobState
+from unstuck.domain.units import brief
+from unstuck.errors import JobNotFound, SignalRefused
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.events import EventRecord
+from unstuck.ledger.contract.jobs import AttemptRecord, JobFilter, JobRecord, JournalRecord, SignalRecord
+from unstuck.ledger.contract.workers import WorkerRecord
+
+# Ids are bigint on every ledger; a larger number cannot be a job.
+MAX_JOB_ID = 2**63 - 1
+PAGE = 1_000
+EVENTS_SHOWN = 200
+LOOKED_UP = 20  # Whom to wake is looked up for so many jobs; for more, everybody is woken.
+MAX_REASON_CHARS = 500
+RETRIED_BY_DEFAULT = (JobState.FAILED, JobState.QUARANTINED)
+CANCELLED_BY_DEFAULT = tuple(state for state in JobState if state not in FINAL_STATES)
+
+
+PATIENCE_S = 1.0
+FIRST_SPAN = 20_000
+"""Numbers of jobs that are looked through at once, to begin with."""
+STEP_S = 0.1
+"""How long one step should take; a span is made wider or narrower for it."""
+MOST_WIDENED = 8.0
+LEAST_SPAN = 1_000
+
+List = Callable[[JobFilter], list[JobRecord]]
+
+
+@dataclass(frozen=True)
+class JobPage:
+    jobs: list[JobRecord]
+    """Newest first."""
+    before_id: int | None
+    """Where to go on: there may be more. None: that was all."""
+
+
+def search(
+    list_jobs: List, where: JobFilter, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic
+) -> JobPage:
+    """Give the newest that match, at most `where.limit`; fewer where the time is up before all were looked at."""
+    before_id = where.before_id or _after_newest(list_jobs)
+    until_s = clock() + patience_s
+    jobs: list[JobRecord] = []
+    span = FIRST_SPAN
+    while before_id > 1:
+        began_s = clock()
+        from_id = max(1, before_id - span)
+        # One more than wanted says whether there are more.
+        missing = where.limit - len(jobs) + 1
+        jobs += list_jobs(msgspec.structs.replace(where, before_id=before_id, from_id=from_id, limit=missing))
+        if len(jobs) > where.limit:
+            return JobPage(jobs[: where.limit], jobs[where.limit - 1].id)
+        before_id = from_id
+        now_s = clock()
+        if now_s >= until_s:
+            break
+        span = max(LEAST_SPAN, int(span * min(MOST_WIDENED, STEP_S / max(now_s - began_s, 1e-6))))
+    return JobPage(jobs, before_id if before_id > 1 else None)
+
+
+def _after_newest(list_jobs: List) -> int:
+    newest = list_jobs(JobFilter(limit=1))
+    return newest[0].id + 1 if newest else 1
+
+
+LOOK_S = 0.05
+ASK_AGAIN_S = 2.0
+"""A ring may be lost."""
+
+
+def ask_stack(ledger: Ledger, job: JobRecord) -> bool:
+    """Ring the worker that runs this job; False where nobody runs it.
+
+    Best effort like every ring: whoever hears nothing may ask again."""
+    if job.state is not JobState.RUNNING:
+        return False
+    ledger.ring({f"stack:{job.worker_id}:{job.id}:{job.token}"})
+    return True
+
+
+def fetch_stack(ledger: Ledger, job_id: int, patience_s: float) -> EventRecord | None:
+    """Ask where a job stands and wait for the answer; None where it does not run, or nobody answers in time."""
+    before = ledger.events(job_id=job_id, limit=1)
+    after_id = before[-1].id if before else 0
+    deadline_s, ask_at_s = time.monotonic() + patience_s, 0.0
+    while (now_s := time.monotonic()) < deadline_s:
+        if now_s >= ask_at_s:
+            ask_at_s = now_s + ASK_AGAIN_S
+            job = ledger.job(job_id)
+            if job is None or not ask_stack(ledger, job):
+                return None
+        time.sleep(LOOK_S)
+        for event in ledger.events(job_id=job_id, after_id=after_id):
+            if event.kind == EventKind.STACK:
+                return event
+    return None
+
+
+class Victim(msgspec.Struct, frozen=True):
+    """A process that died while it ran the job."""
+
+    token: int
+    at: float | None
+    worker: str
+    worker_name: str | None
+    """None where retention has removed the worker."""
+    host: str | None
+    kind: str | None
+    """What ended it, as one word; None where there is no autopsy."""
+    cause: str
+
+
+class Quarantined(msgspec.Struct, frozen=True):
+    """A job that waits for an operator, with the list of what it killed, oldest first."""
+
+    job_id: int
+    task: str
+    queue: str
+    crash_count: int
+    enqueued_at: float
+    quarantined_at: float | None
+    cause: str | None
+    victims: tuple[Victim, ...]
+
+
+def find_quarantined(ledger: Ledger, job_ids: Iterable[int]) -> list[Quarantined]:
+    """Give those of these jobs that are quarantined now."""
+    workers: dict[str, WorkerRecord] = {}
+    found = []
+    for job_id in job_ids:
+        job = ledger.job(job_id)
+        if job is None or job.state is not JobState.QUARANTINED:
+            continue
+        if not workers:
+            workers = {worker.id: worker for worker in ledger.workers()}
+        victims = tuple(
+            _victim(attempt, workers.get(attempt.worker_id))
+            for attempt in ledger.attempts(job_id)
+            if attempt.state is AttemptState.CRASHED
+        )
+        found.append(
+            Quarantined(
+                job_id=job.id,
+                task=job.task,
+                queue=job.queue,
+                crash_count=job.crash_count,
+                enqueued_at=job.enqueued_at,
+                quarantined_at=job.finished_at,
+                cause=job.error.cause or job.error.shown if job.error is not None else None,
+                victims=victims,
+            )
+        )
+    return found
+
+
+def quarantined_view(job: Quarantined) -> views.View:
+    """Give it as plain values, as every door shows them; the fields are a contract: they are only added to."""
+    return {
+        "id": job.job_id,
+        "task": job.task,
+        "queue": job.queue,
+        "crash_count": job.crash_count,
+        "enqueued_at": views.instant(job.enqueued_at),
+        "quarantined_at": views.instant(job.quarantined_at),
+        "cause": job.cause,
+        "victims": [{**msgspec.structs.asdict(victim), "at": views.instant(victim.at)} for victim in job.victims],
+    }
+
+
+def states_of(ledger: Ledger, job_ids: Iterable[int]) -> dict[int, JobState]:
+    """Give the states of those jobs that exist."""
+    records = (ledger.job(job_id) for job_id in dict.fromkeys(job_ids))
+    return {record.id: record.state for record in records if record is not None}
+
+
+def _victim(attempt: AttemptRecord, worker: WorkerRecord | None) -> Victim:
+    autopsy = attempt.autopsy
+    host = worker.host if worker is not None else autopsy.host if autopsy is not None else None
+    return Victim(
+        token=attempt.token,
+        at=attempt.ended_at,
+        worker=attempt.worker_id,
+        worker_name=worker.name if worker is not None else None,
+        host=host,
+        kind=autopsy.kind.value if autopsy is not None else None,
+        cause=brief_cause(autopsy) if autopsy is not None else attempt.cause or "no cause was written down",
+    )
+
+
+class SignalVerbs(Verbs):
+    """A part of the operator's verbs."""
+
+    def signal(self, job_id: int, name: str, value: bytes = b"null", by: str | None = None) -> str:
+        """Send a signal with its value (JSON) to a job: 'woken' (it waited for it) or 'kept' (until it does)."""
+        by = by or self._by
+        checked_name(name, "signal")
+        answer = "missing"
+        if 0 < job_id <= MAX_JOB_ID:
+            with self._audit.note(by, "signal", f"{jobs_named([job_id])}: {name}") as note:
+                answer = note.outcome = self._ledger.signal(job_id, name, value, by)
+        if answer == "missing":
+            raise JobNotFound(f"Job {job_id} does not exist: it was never stored, or was pruned after it ended.")
+        if answer == "finished":
+            raise SignalRefused(f"Job {job_id} has ended, so nobody would take the signal {name!r}.")
+        if answer == "workflow":
+            raise SignalRefused(
+                f"Job {job_id} stands for a workflow, and takes no signals. Send it to the job of a node "
+                f"(`unstuck workflow {job_id}` shows them)."
+            )
+        if answer == "full":
+            raise SignalRefused(
+                f"{MAX_SIGNALS:,} signals wait for job {job_id} already. Send more when it has taken some "
+                f"(`unstuck why {job_id}` says what it is doing)."
+            )
+        return answer
+
+    def journal(self, job_id: int) -> list[JournalRecord]:
+        """Give what a job wrote down, in order; its checkpoint, if there is one, comes first."""
+        return self._ledger.journal(job_id)
+
+    def signals(self, job_id: int) -> list[SignalRecord]:
+        """Give the signals that a job was sent, oldest first."""
+        return self._ledger.signals(job_id)
 
 
 class JobVerbs(Verbs):
@@ -81,3 +307,33 @@ def _each_page(job_ids: Collection[int], act: Callable[[list[int]], dict[int, st
     for at in range(0, len(possible), PAGE):
         answers |= act(possible[at : at + PAGE])
     return {job_id: answers.get(job_id, "missing") for job_id in dict.fromkeys(job_ids)}
+
+
+class QuarantineVerbs(JobVerbs):
+    """A part of the operator's verbs."""
+
+    def quarantined(self, task: str | None = None, limit: int = PAGE) -> list[Quarantined]:
+        """List quarantined jobs, newest first, each with all that it killed."""
+        where = JobFilter(states=(JobState.QUARANTINED,), task=task)
+        return find_quarantined(self._ledger, itertools.islice(self.matching(where), limit))
+
+    def release(self, job_ids: Collection[int], by: str | None = None) -> dict[int, str]:
+        """Queue quarantined jobs again with fresh counters; each runs alone in its process.
+
+        'queued', 'missing', 'duplicate' (its unique key is in use), or the state of a job that is not quarantined."""
+        by = by or self._by
+        with self._audit.note(by, "release", jobs_named(job_ids)) as note:
+            answers = self._release(job_ids, by)
+            note.outcome = counted(answers.values())
+        return answers
+
+    def _release(self, job_ids: Collection[int], by: str) -> dict[int, str]:
+        asked = [job_id for job_id in dict.fromkeys(job_ids) if 0 < job_id <= MAX_JOB_ID]
+        # One by one is slow for many, and those are nearly always all quarantined.
+        many = len(asked) > LOOKED_UP
+        held = set(self.matching(JobFilter(states=(JobState.QUARANTINED,)))).intersection(asked) if many else set()
+        states = states_of(self._ledger, [job_id for job_id in asked if job_id not in held])
+        held |= {job_id for job_id, state in states.items() if state is JobState.QUARANTINED}
+        answers = {job_id: state.value for job_id, state in states.items()}
+        answers |= self._requeue([job_id for job_id in asked if job_id in held], by)
+        return {job_id: answers.get(job_id, "missing") for job_id in dict.fromkeys(job_ids)}

@@ -1,12 +1,10 @@
 """Pause, resume and empty queues."""
 
-from unstuck.client.auditing import queue_named
-from unstuck.client.operator.base import Verbs
-from unstuck.domain.errors import UnknownQueue
-from unstuck.domain.limits import QueueLimit, limit_in_words
-from unstuck.domain.names import did_you_mean
-from unstuck.domain.order import check_key, check_limit
-from unstuck.store.records import LineRecord, QueueLimitRecord, QueueRecord
+from unstuck.client.operator.audit import Verbs, queue_named
+from unstuck.domain.limits import QueueLimit, check_key, check_limit, limit_in_words
+from unstuck.domain.text import did_you_mean
+from unstuck.errors import UnknownQueue
+from unstuck.ledger.contract.queues import KeyRecord, QueueLimitRecord, QueueRecord
 
 
 class QueueVerbs(Verbs):
@@ -58,11 +56,11 @@ class QueueVerbs(Verbs):
                 note.outcome = limit_in_words(limit)
         return next((one for one in self._ledger.queue_limits() if one.name == queue), None)
 
-    def lines(self, key: str | None = None, limit: int = 100) -> list[LineRecord]:
+    def lines(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
         """Give the lines in which somebody stands: who has their places, and how many wait."""
         return self._ledger.lines(key, limit)
 
-    def limit_line(self, key: str, places: int | None, by: str | None = None) -> LineRecord | None:
+    def limit_line(self, key: str, places: int | None, by: str | None = None) -> KeyRecord | None:
         """Choose how many jobs of a key may be at work at once; None: as its jobs say again."""
         check_key(key, "concurrency_key")
         if places is not None:

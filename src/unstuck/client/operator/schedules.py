@@ -5,17 +5,16 @@ from typing import Any
 
 import msgspec
 
-from unstuck.client.enqueueing import Options, build_job
-from unstuck.client.knowing import check_queue, known_task, known_tasks
-from unstuck.client.operator.base import Verbs
-from unstuck.client.schedule_views import View, schedule_view
-from unstuck.client.scheduling import DEFAULT_CATCH_UP, definition_of
-from unstuck.domain.catching_up import CatchUp
-from unstuck.domain.durations import Duration
-from unstuck.domain.errors import ConfigError, UnknownSchedule
-from unstuck.domain.names import did_you_mean
+from unstuck.client.enqueue import EnqueueOptions, build_job, check_queue, find_task, load_tasks
+from unstuck.client.operator.audit import Verbs
+from unstuck.client.schedules import DEFAULT_CATCH_UP, definition_of
+from unstuck.client.views import View, schedule_view
 from unstuck.domain.policy import decode_policy
-from unstuck.store.records import ScheduleRecord, unpack_job
+from unstuck.domain.schedules import CatchUp
+from unstuck.domain.text import did_you_mean
+from unstuck.domain.units import Duration
+from unstuck.errors import ConfigError, UnknownSchedule
+from unstuck.ledger.contract.schedules import ScheduleRecord, unpack_job
 
 BELL = "schedules"
 """Rung where a schedule changed: whoever keeps the clock looks at once."""
@@ -96,10 +95,10 @@ class ScheduleVerbs(Verbs):
         by: str | None = None,
     ) -> ScheduleRecord:
         """Make a schedule that no code names, or change one that was made so. Every worker fires it."""
-        known = known_task(known_tasks(self._ledger), task)
+        known = find_task(load_tasks(self._ledger), task)
         if queue is not None and queue != known.queue:
             check_queue(queue, {known.queue, *(one.name for one in self._ledger.queues())})
-        options = Options.checked(None, {"queue": queue, "priority": priority, "unique_key": unique_key})
+        options = EnqueueOptions.checked(None, {"queue": queue, "priority": priority, "unique_key": unique_key})
         job = build_job(
             task=task,
             queue=known.queue,

@@ -1,12 +1,11 @@
 """Find workers, ask them to leave, switch them and their hosts off and on."""
 
-from unstuck.client.auditing import worker_named
-from unstuck.client.operator.base import Verbs
-from unstuck.client.operator.limits import MAX_REASON_CHARS
-from unstuck.domain.errors import UnknownWorker
-from unstuck.domain.names import did_you_mean
-from unstuck.domain.states import LIVING
-from unstuck.store.records import WorkerRecord
+from unstuck.client.operator.audit import Verbs, worker_named
+from unstuck.client.operator.jobs import MAX_REASON_CHARS
+from unstuck.domain.states import LIVE_STATES
+from unstuck.domain.text import did_you_mean
+from unstuck.errors import UnknownWorker
+from unstuck.ledger.contract.workers import WorkerRecord
 
 
 class WorkerVerbs(Verbs):
@@ -20,14 +19,14 @@ class WorkerVerbs(Verbs):
             [worker for worker in workers if worker.name == text],
             [worker for worker in workers if text and worker.id.startswith(text)],
         ):
-            living = [worker for worker in matches if worker.state in LIVING]
+            living = [worker for worker in matches if worker.state in LIVE_STATES]
             chosen = living or matches[:1]
             if len(chosen) == 1:
                 return chosen[0]
             if chosen:
                 ids = ", ".join(worker.id for worker in chosen[:5])
                 raise UnknownWorker(f"{text!r} could be any of {len(chosen)} workers: {ids}. Give more of the id.")
-        known = [name for worker in workers if worker.state in LIVING for name in (worker.name, worker.id)]
+        known = [name for worker in workers if worker.state in LIVE_STATES for name in (worker.name, worker.id)]
         raise UnknownWorker(f"There is no worker {text!r}.{did_you_mean(text, known)} `unstuck workers` lists them.")
 
     def ask_worker(self, text: str, what: str, by: str | None = None) -> WorkerRecord:
@@ -43,7 +42,7 @@ class WorkerVerbs(Verbs):
     def disable_worker(self, text: str, reason: str, by: str | None = None) -> tuple[WorkerRecord, set[str]]:
         """Switch a worker off until it is enabled; gives it, and the queues that nobody serves without it."""
         worker = self.find_worker(text)
-        if worker.state not in LIVING:
+        if worker.state not in LIVE_STATES:
             raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to disable.")
         by = by or self._by
         with self._audit.note(by, "disable", worker_named(worker)):
@@ -72,7 +71,7 @@ class WorkerVerbs(Verbs):
         by = by or self._by
         with self._audit.note(by, "disable", f"host {host}"):
             self._ledger.disable_host(host, reason[:MAX_REASON_CHARS], by)
-        here = [worker for worker in workers if worker.host == host and worker.state in LIVING]
+        here = [worker for worker in workers if worker.host == host and worker.state in LIVE_STATES]
         self._ring({f"worker:{worker.id}" for worker in here})
         return here, self._unserved({queue for worker in here for queue in worker.queues})
 

@@ -1,12 +1,11 @@
 """Look at workflows, take them up again, go on past what is paused."""
 
-from unstuck.client.flow.views import node_view
-from unstuck.client.operator.base import Verbs
-from unstuck.client.operator.limits import MAX_JOB_ID
-from unstuck.client.views import View
-from unstuck.domain.errors import WorkflowNotFound
-from unstuck.domain.states import HELD
-from unstuck.store.records import WorkflowRecord
+from unstuck.client.operator.audit import Verbs
+from unstuck.client.operator.jobs import MAX_JOB_ID
+from unstuck.client.views import View, node_view
+from unstuck.domain.states import HELD_STATES
+from unstuck.errors import WorkflowNotFound
+from unstuck.ledger.contract.workflows import WorkflowRecord
 
 
 class WorkflowVerbs(Verbs):
@@ -67,6 +66,6 @@ class WorkflowVerbs(Verbs):
         with self._audit.note(by, "cancel workflow", f"workflow {workflow_id}") as note:
             done = self._ledger.cancel([workflow_id], by).get(workflow_id) in ("cancelled", "requested")
             note.outcome = "cancelled" if done else "ended already"
-        if done and any(node.job_state in HELD for node in before.nodes):
+        if done and any(node.job_state in HELD_STATES for node in before.nodes):
             self._ring({f"worker:{worker.id}" for worker in self._ledger.workers(living_only=True)})
         return done

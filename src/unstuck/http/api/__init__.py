@@ -2,47 +2,30 @@
 
 from fastapi import Depends, FastAPI
 
-from unstuck.http.api import (
-    attempts,
-    audit,
-    enqueueing,
-    events,
-    health,
-    jobs,
-    lines,
-    listing,
-    looking,
-    metrics,
-    operating,
-    quarantine,
-    queues,
-    schedules,
-    stale,
-    workers,
-    workflows,
-)
-from unstuck.http.queries import refuse_unknown_query
+from unstuck.http.api import enqueue, events, jobs, queues, recovery, status, workers, workflows
+from unstuck.http.query_params import refuse_unknown_query
+from unstuck.http.workers import protocol
 
 ROUTERS = (
-    health.router,
+    status.router,
     # Of all requests beats come most often, and routes are tried in turn.
     workers.router,
-    enqueueing.router,
+    enqueue.router,
     # Before those of one job: `/jobs/cancel` is no number of a job.
-    listing.router,
+    jobs.list_router,
     jobs.router,
     workflows.router,
     queues.router,
-    lines.router,
-    schedules.router,
-    stale.router,
-    operating.router,
-    quarantine.router,
-    looking.router,
+    queues.keys_router,
+    queues.schedules_router,
+    recovery.stale_router,
+    workers.operator_router,
+    recovery.quarantine_router,
+    status.reports_router,
     events.router,
-    attempts.router,
-    audit.router,
-    metrics.router,
+    protocol.router,
+    status.audit_router,
+    status.metrics_router,
 )
 """One line per file: whoever adds a part of the API adds it here."""
 
@@ -50,5 +33,5 @@ ROUTERS = (
 def add_to(door: FastAPI) -> None:
     for router in ROUTERS:
         # Probes and scrapers of others may add parameters of their own.
-        of_others = router in (health.router, metrics.router)
+        of_others = router in (status.router, status.metrics_router)
         door.include_router(router, dependencies=[] if of_others else [Depends(refuse_unknown_query)])

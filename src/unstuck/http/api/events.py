@@ -8,13 +8,14 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from unstuck.domain.cursor import MAX_CHARS, Cursor, read_cursor
-from unstuck.domain.durations import seconds
+from unstuck.domain.api_tokens import Caller, Scope
+from unstuck.domain.event_cursor import MAX_CHARS, Cursor, read_cursor
 from unstuck.domain.events import Event, EventKind, checked_kinds
-from unstuck.http.callers import Caller, Scope, needs
-from unstuck.http.desk import AtDesk, Desk
+from unstuck.domain.units import seconds
+from unstuck.http.auth.callers import Requires
+from unstuck.http.services import Services, ServicesDep
 from unstuck.notify.feed import Wake
-from unstuck.notify.subscription import Choice, JobSubscription, Reading, Subscription
+from unstuck.notify.subscriptions import EventFilter, EventSource, FeedSubscription, JobSubscription
 
 router = APIRouter(tags=["events"])
 
@@ -46,8 +47,8 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @router.get("/api/events", include_in_schema=False)
 async def events(
     request: Request,
-    desk: AtDesk,
-    caller: Annotated[Caller, Depends(needs(Scope.READ))],
+    desk: ServicesDep,
+    caller: Annotated[Caller, Depends(Requires(Scope.READ))],
     kind: Annotated[list[str] | None, Query(description="Only these kinds.", max_length=50)] = None,
     job: Annotated[int | None, Query(description="The life of one job, from its beginning.", ge=1, lt=2**63)] = None,
     worker: Annotated[str | None, Query(description="Only of this worker (its id).", max_length=200)] = None,
@@ -81,22 +82,22 @@ async def events(
 
 
 def _open(
-    desk: Desk,
+    desk: Services,
     wake: Wake,
     kinds: frozenset[str],
     job: int | None,
     worker: str | None,
     cursor: Cursor | None,
     gather_s: float,
-) -> Reading:
+) -> EventSource:
     if job is not None:
         desk.counter.parts().operator.job(job)  # So that a job that does not exist is a 404, and no endless silence.
         return JobSubscription(lambda: desk.ledger, job, kinds, cursor)
-    choice = Choice(kinds, worker)
-    return Subscription(desk.counter.parts().feed, lambda: desk.ledger, wake, choice, cursor, gather_s)
+    choice = EventFilter(kinds, worker)
+    return FeedSubscription(desk.counter.parts().feed, lambda: desk.ledger, wake, choice, cursor, gather_s)
 
 
-async def _lines(reading: Reading, woken: asyncio.Event, is_leaving: Callable[[], bool]) -> AsyncIterator[str]:
+async def _lines(reading: EventSource, woken: asyncio.Event, is_leaving: Callable[[], bool]) -> AsyncIterator[str]:
     try:
         # The place is sent first, so that somebody who is cut off before the first event still misses nothing.
         yield f"retry: {RETRY_MS}\nid: {reading.cursor}\n\n"

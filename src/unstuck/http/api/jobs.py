@@ -1,25 +1,34 @@
-"""One job: how it stands, how it ended, its story; cancel it, run it again."""
+"""Lists of jobs, and verbs for many of them at once."""
 
 import asyncio
+import itertools
+from collections import Counter as Tally
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Depends, Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from unstuck.client import views
-from unstuck.client.operator import EVENTS_SHOWN, PAGE, Operator
+from unstuck.client.operator import CANCELLED_BY_DEFAULT, EVENTS_SHOWN, PAGE, RETRIED_BY_DEFAULT, Operator
 from unstuck.client.why.story import story_view
 from unstuck.domain import payload
-from unstuck.domain.states import FINAL, JobState
-from unstuck.http.answers import answer
-from unstuck.http.api.ownership import JobId, of_job
-from unstuck.http.bodies import api_router
-from unstuck.http.callers import Caller, Scope
-from unstuck.http.desk import AtDesk
-from unstuck.http.models.jobs import (
+from unstuck.domain.api_tokens import Caller, Scope
+from unstuck.domain.states import FINAL_STATES, JobState
+from unstuck.domain.text import did_you_mean
+from unstuck.domain.units import seconds
+from unstuck.errors import ConfigError
+from unstuck.http.auth.callers import JobId, Requires, RequiresJob
+from unstuck.http.openapi import json_response
+from unstuck.http.operator_schemas import BulkAnswer, BulkBody, FindingView, JobAnswer, PruneBody, Pruned, Where
+from unstuck.http.problems import Problem
+from unstuck.http.routing import api_router
+from unstuck.http.schemas import (
     AttemptView,
     EventView,
     JobDetail,
+    JobPage,
     JobResult,
     JobUnfinished,
     OutputView,
@@ -27,10 +36,131 @@ from unstuck.http.models.jobs import (
     SignalBody,
     StoryView,
 )
-from unstuck.http.models.operating import FindingView, JobAnswer
-from unstuck.http.problems import Problem
-from unstuck.notify.waiting import Answer, Watcher
-from unstuck.store.records import JobRecord
+from unstuck.http.services import ServicesDep
+from unstuck.ledger.contract.jobs import JobFilter, JobRecord
+from unstuck.notify.results import Answer, ResultWatcher
+
+list_router = api_router("jobs")
+
+
+ListReader = Annotated[Caller, Depends(Requires(Scope.READ))]
+Operating = Annotated[Caller, Depends(Requires(Scope.OPERATE))]
+Age = Annotated[str | None, Query(description="A duration like `10m`, or a number of seconds.")]
+
+
+@list_router.get("/jobs", summary="List jobs, newest first", response_model=JobPage)
+def jobs(
+    desk: ServicesDep,
+    caller: ListReader,
+    state: Annotated[
+        list[str] | None, Query(description="Of these states; repeat it or use commas.", examples=["failed"])
+    ] = None,
+    queue: str | None = None,
+    task: str | None = None,
+    error: Annotated[str | None, Query(examples=["WORKER_CRASHED"])] = None,
+    older_than: Age = None,
+    newer_than: Age = None,
+    worker: Annotated[str | None, Query(description="In the hands of this worker (id or name).")] = None,
+    before: Annotated[
+        int | None, Query(ge=1, le=2**63 - 1, description="Older than this job: `next` of the page before.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
+) -> Response:
+    """The same conditions as `unstuck jobs`. Pages are cut by number of job, so that they stay as fast however deep.
+    Where few of very many match, a page may hold less than `limit`, or nothing, and have a `next`: go on there."""
+    operator = desk.operator(caller)
+    where = JobFilter(
+        states=_states(state or []),
+        queue=queue,
+        task=task,
+        error=error.upper() if error is not None else None,
+        older_than_s=_age_s(older_than, "older_than"),
+        newer_than_s=_age_s(newer_than, "newer_than"),
+        worker_id=operator.find_worker(worker).id if worker is not None else None,
+        before_id=before,
+        limit=limit,
+    )
+    found = operator.search(where)
+    return json_response({"jobs": [views.job_summary(job) for job in found.jobs], "next": found.before_id})
+
+
+@list_router.post("/jobs/cancel", summary="Cancel many jobs", response_model=BulkAnswer)
+def cancel_many(body: BulkBody, desk: ServicesDep, caller: Operating) -> Response:
+    """By number, or all that match: without `state` those that have not ended. Newest first, `limit` at a time."""
+    operator = desk.operator(caller)
+    ids, more = _chosen(operator, body, CANCELLED_BY_DEFAULT)
+    return bulk(ids, more, body.dry_run, operator.cancel)
+
+
+@list_router.post("/jobs/retry", summary="Run many finished jobs again", response_model=BulkAnswer)
+def retry_many(body: BulkBody, desk: ServicesDep, caller: Operating) -> Response:
+    """By number, or all that match: without `state` those that failed or are quarantined."""
+    operator = desk.operator(caller)
+    ids, more = _chosen(operator, body, RETRIED_BY_DEFAULT)
+    return bulk(ids, more, body.dry_run, operator.retry)
+
+
+@list_router.post("/prune", summary="Remove finished jobs now", response_model=Pruned, tags=["care"])
+def prune(desk: ServicesDep, caller: Operating, body: PruneBody | None = None) -> Response:
+    """The reaper does it by itself by retention."""
+    asked = body or PruneBody()
+    age_s = None if asked.older_than is None else seconds(asked.older_than, "older_than")
+    return json_response({"pruned": desk.operator(caller).prune(age_s, [JobState(state) for state in asked.state])})
+
+
+def bulk(ids: list[int], more: bool, dry_run: bool, act: Callable[[Collection[int]], dict[int, str]]) -> Response:
+    """Do it, or only say which it would be, and give what became of each."""
+    done = dict.fromkeys(ids, "matched") if dry_run else act(ids)
+    return json_response(
+        {
+            "dry_run": dry_run,
+            "matched": len(done),
+            "more": more,
+            "counts": dict(sorted(Tally(done.values()).items())),
+            "answers": [{"id": job_id, "answer": said} for job_id, said in done.items()],
+        }
+    )
+
+
+def first_matching(operator: Operator, where: JobFilter, limit: int) -> tuple[list[int], bool]:
+    """Give the newest `limit` that match, and whether there are more."""
+    # All of them before anything is done: what is done changes what matches.
+    ids = list(itertools.islice(operator.matching(where), limit + 1))
+    return ids[:limit], len(ids) > limit
+
+
+def _chosen(operator: Operator, body: BulkBody, default: tuple[JobState, ...]) -> tuple[list[int], bool]:
+    if body.ids is not None:
+        return list(dict.fromkeys(body.ids)), False
+    assert body.where is not None
+    where = _filter(operator, body.where)
+    return first_matching(operator, msgspec.structs.replace(where, states=where.states or default), body.limit)
+
+
+def _filter(operator: Operator, where: Where) -> JobFilter:
+    return JobFilter(
+        states=tuple(where.state),
+        queue=where.queue,
+        task=where.task,
+        error=where.error.upper() if where.error is not None else None,
+        older_than_s=None if where.older_than is None else seconds(where.older_than, "older_than"),
+        newer_than_s=None if where.newer_than is None else seconds(where.newer_than, "newer_than"),
+        worker_id=operator.find_worker(where.worker).id if where.worker is not None else None,
+    )
+
+
+def _states(given: list[str]) -> tuple[JobState, ...]:
+    known = [state.value for state in JobState]
+    words = [word.strip().lower() for text in given for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"There is no state {word!r}.{did_you_mean(word, known)} States: {', '.join(known)}.")
+    return tuple(JobState(word) for word in words)
+
+
+def _age_s(text: str | None, what: str) -> float | None:
+    return None if text is None else seconds(text, what)
+
 
 MAX_WAIT_S = 60.0
 MAX_STACK_WAIT_S = 30.0
@@ -38,14 +168,14 @@ NO_ANSWER = "Look at its worker: workers over HTTP do not answer, nor those behi
 
 router = api_router("jobs", "/jobs/{job_id}")
 
-Reader = Annotated[Caller, Depends(of_job(Scope.READ))]
-Changer = Annotated[Caller, Depends(of_job(Scope.OPERATE))]
+Reader = Annotated[Caller, Depends(RequiresJob(Scope.READ))]
+Changer = Annotated[Caller, Depends(RequiresJob(Scope.OPERATE))]
 
 
 @router.get("", summary="All of a job", response_model=JobDetail)
-def show(job_id: JobId, desk: AtDesk, caller: Reader) -> Response:
+def show(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
     """State, call, result or error, every attempt and event, progress, and why it waits if it waits."""
-    return answer(desk.operator(caller).job_view(job_id))
+    return json_response(desk.operator(caller).job_view(job_id))
 
 
 @router.get(
@@ -56,7 +186,7 @@ def show(job_id: JobId, desk: AtDesk, caller: Reader) -> Response:
 )
 async def result(
     job_id: JobId,
-    desk: AtDesk,
+    desk: ServicesDep,
     caller: Reader,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Wait so many seconds for the end.")] = 0.0,
 ) -> Response:
@@ -65,15 +195,15 @@ async def result(
     within `wait`."""
     operator = desk.operator(caller)
     record = await run_in_threadpool(operator.job, job_id)
-    if record.state not in FINAL and wait:
+    if record.state not in FINAL_STATES and wait:
         await _ended(desk.watcher, job_id, wait)
         record = await run_in_threadpool(operator.job, job_id)
-    if record.state in FINAL:
-        return answer(await run_in_threadpool(_result_view, record))
-    return answer(await run_in_threadpool(_unfinished_view, operator, desk.ledger, record), 202)
+    if record.state in FINAL_STATES:
+        return json_response(await run_in_threadpool(_result_view, record))
+    return json_response(await run_in_threadpool(_unfinished_view, operator, desk.ledger, record), 202)
 
 
-async def _ended(watcher: Watcher, job_id: int, wait_s: float) -> None:
+async def _ended(watcher: ResultWatcher, job_id: int, wait_s: float) -> None:
     """Wait until the job has ended, or until patience has."""
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
@@ -112,33 +242,33 @@ def _unfinished_view(operator: Operator, ledger: Any, record: JobRecord) -> view
 
 
 @router.get("/why", summary="The story of a job in plain words", response_model=StoryView)
-def why(job_id: JobId, desk: AtDesk, caller: Reader) -> Response:
+def why(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
     """What happened, by which rule, what is next, and what can be done."""
-    return answer(story_view(desk.operator(caller).why(job_id)))
+    return json_response(story_view(desk.operator(caller).why(job_id)))
 
 
 @router.get("/doctor", summary="Why this job is not running, or how it runs or ended", response_model=list[FindingView])
-async def doctor(job_id: JobId, desk: AtDesk, caller: Reader) -> Response:
-    return answer(await desk.slowly(lambda: desk.operator(caller).doctor_job(job_id)))
+async def doctor(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
+    return json_response(await desk.slowly(lambda: desk.operator(caller).doctor_job(job_id)))
 
 
 @router.get("/attempts", summary="Every try at a job, oldest first", response_model=list[AttemptView])
-def attempts(job_id: JobId, desk: AtDesk, caller: Reader) -> Response:
+def attempts(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
     desk.operator(caller).job(job_id)
     names = {worker.id: worker.name for worker in desk.ledger.workers()}
-    return answer([views.attempt_view(attempt, names) for attempt in desk.ledger.attempts(job_id)])
+    return json_response([views.attempt_view(attempt, names) for attempt in desk.ledger.attempts(job_id)])
 
 
 @router.get("/logs", summary="What a job printed, attempt by attempt", response_model=list[OutputView])
-def logs(job_id: JobId, desk: AtDesk, caller: Reader) -> Response:
+def logs(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
     """Output is handed in when an attempt ends."""
-    return answer([views.output_view(output) for output in desk.operator(caller).outputs(job_id)])
+    return json_response([views.output_view(output) for output in desk.operator(caller).outputs(job_id)])
 
 
 @router.get("/events", summary="The history of a job, oldest first", response_model=list[EventView])
 def events(
     job_id: JobId,
-    desk: AtDesk,
+    desk: ServicesDep,
     caller: Reader,
     after: Annotated[
         int | None, Query(ge=0, le=2**63 - 1, description="Those after this event; left out: the newest.")
@@ -146,26 +276,28 @@ def events(
     limit: Annotated[int, Query(ge=1, le=PAGE)] = EVENTS_SHOWN,
 ) -> Response:
     desk.operator(caller).job(job_id)
-    return answer([views.event_view(event) for event in desk.ledger.events(job_id=job_id, after_id=after, limit=limit)])
+    return json_response(
+        [views.event_view(event) for event in desk.ledger.events(job_id=job_id, after_id=after, limit=limit)]
+    )
 
 
 @router.post("/cancel", summary="Cancel a job", response_model=JobAnswer)
-def cancel(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
+def cancel(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
     """`cancelled`, or `requested` where it runs: its worker is told and ends it. 409 where it has ended already."""
     said = desk.operator(caller).cancel([job_id])[job_id]
     return _said(desk.operator(caller), job_id, said, {"cancelled", "requested"})
 
 
 @router.post("/signals", summary="Send a signal to a job", response_model=SignalAnswer)
-def signal(job_id: JobId, body: SignalBody, desk: AtDesk, caller: Changer) -> Response:
+def signal(job_id: JobId, body: SignalBody, desk: ServicesDep, caller: Changer) -> Response:
     """`woken` where it waited for this signal, `kept` until it does. 409 where it has ended, or too many wait."""
     value = payload.encode(body.value, f"The value of signal {body.name!r}", desk.settings.max_payload_bytes)
     said = desk.operator(caller).signal(job_id, body.name, value)
-    return answer({"id": job_id, "name": body.name, "answer": said})
+    return json_response({"id": job_id, "name": body.name, "answer": said})
 
 
 @router.post("/retry", summary="Run a finished job again, with fresh counters", response_model=JobAnswer)
-def retry(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
+def retry(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
     """`queued`. 409 where it has not ended, succeeded, or its unique key is in use by another."""
     said = desk.operator(caller).retry([job_id])[job_id]
     return _said(desk.operator(caller), job_id, said, {"queued"})
@@ -174,7 +306,7 @@ def retry(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
 @router.post("/stack", summary="Where a running job stands at this moment", response_model=EventView)
 async def stack(
     job_id: JobId,
-    desk: AtDesk,
+    desk: ServicesDep,
     caller: Changer,
     wait: Annotated[float, Query(gt=0, le=MAX_STACK_WAIT_S, description="Seconds to wait for the answer.")] = 10.0,
 ) -> Response:
@@ -183,7 +315,7 @@ async def stack(
     operator = desk.operator(caller)
     told = await desk.slowly(lambda: operator.stack(job_id, wait))
     if told is not None:
-        return answer(views.event_view(told))
+        return json_response(views.event_view(told))
     record = await run_in_threadpool(operator.job, job_id)
     if record.state is not JobState.RUNNING:
         raise Problem(409, "not_running", f"Job {job_id} is {record.state.value}: only one that runs has a stack.")
@@ -200,6 +332,6 @@ _WHY_NOT = {
 
 def _said(operator: Operator, job_id: int, said: str, good: set[str]) -> Response:
     if said in good:
-        return answer({"id": job_id, "answer": said})
+        return json_response({"id": job_id, "answer": said})
     state = operator.job(job_id).state.value
     raise Problem(409, said, f"Nothing was done to job {job_id}: {_WHY_NOT[said]}.", state=state)

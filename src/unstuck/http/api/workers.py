@@ -1,46 +1,126 @@
-"""Workers over HTTP: the heartbeat, registering, beating, leaving; and the list of all workers."""
+"""Have workers stop, switch them and their hosts off and on. Draining is in `workers`: they may do it themselves."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from unstuck.client import views
+from unstuck.client.operator import Operator
 from unstuck.client.views import worker_view
-from unstuck.domain.names import checked_name, did_you_mean
+from unstuck.domain.api_tokens import Caller, Scope
 from unstuck.domain.policy import decode_policy
-from unstuck.domain.states import LIVING, Door, WorkerState
-from unstuck.http.answers import answer
-from unstuck.http.api.operating import Who, ask
-from unstuck.http.bodies import JsonRoute
-from unstuck.http.callers import Caller, Scope, needs
-from unstuck.http.desk import AtDesk
-from unstuck.http.foreign.answers import BeatAnswerBody, Gone, HeartbeatAnswer, Registered
-from unstuck.http.foreign.bodies import BeatBody, HeartbeatBody, RegisterBody
-from unstuck.http.foreign.claiming import heartbeat_timeout_s
-from unstuck.http.foreign.crew import AtCrew, Crew, next_beat_s, orders
-from unstuck.http.foreign.deaths import death_of, gone_problem, superseded
-from unstuck.http.foreign.handing import may_look
-from unstuck.http.foreign.quick import recorded
-from unstuck.http.foreign.seats import MAX_ID_CHARS, Seat, allowed, checked_metadata, could_be_id, may_speak_for
-from unstuck.http.models.operating import WorkerAsked
+from unstuck.domain.states import LIVE_STATES, Transport, WorkerState
+from unstuck.domain.text import checked_name, did_you_mean
+from unstuck.http.auth.callers import Requires
+from unstuck.http.openapi import json_response
+from unstuck.http.operator_schemas import ReasonBody, SwitchedOff, SwitchedOn, WorkerAsked
 from unstuck.http.problems import Problem
-from unstuck.store.records import BeatAnswer, WorkerRecord
+from unstuck.http.routing import JsonRoute, api_router
+from unstuck.http.services import ServicesDep
+from unstuck.http.workers.claims import heartbeat_timeout_s
+from unstuck.http.workers.protocol import heartbeat_answer
+from unstuck.http.workers.service import WorkerService, WorkerServiceDep, instructions, next_beat_s
+from unstuck.ledger.contract.workers import HeartbeatAnswer, WorkerRecord
+from unstuck.remote.attempts import may_look
+from unstuck.remote.explain import death_of, superseded, worker_gone_problem
+from unstuck.remote.messages import (
+    BeatAnswerBody,
+    BeatBody,
+    Gone,
+    HeartbeatBody,
+    HeartbeatResponse,
+    RegisterBody,
+    Registered,
+)
+from unstuck.remote.registry import MAX_ID_CHARS, RemoteWorker, allowed, checked_metadata, could_be_id, may_speak_for
+
+operator_router = api_router("workers")
+
+Operating = Annotated[Caller, Depends(Requires(Scope.OPERATE))]
+Who = Annotated[str, Path(min_length=1, description="A worker: its id, the beginning of its id, or its name.")]
+HostName = Annotated[str, Path(min_length=1, description="A host, as workers name theirs.")]
+
+
+@operator_router.post(
+    "/workers/{worker}/stop", summary="Have a worker exit within its grace", response_model=WorkerAsked
+)
+def stop(worker: Who, desk: ServicesDep, caller: Operating) -> Response:
+    """What has not ended by then is killed and settled by `on_crash`, counting for nobody."""
+    return ask(desk.operator(caller), worker, "stop")
+
+
+@operator_router.post(
+    "/workers/{worker}/disable", summary="Have a worker take no more jobs", response_model=SwitchedOff
+)
+def disable(worker: Who, desk: ServicesDep, caller: Operating, body: ReasonBody | None = None) -> Response:
+    """It finishes what it runs, lives on, and can be enabled."""
+    operator = desk.operator(caller)
+    _living(operator, worker)
+    record, unserved = operator.disable_worker(worker, (body or ReasonBody()).reason)
+    return _switched_off([record], None, unserved)
+
+
+@operator_router.post("/workers/{worker}/enable", summary="Let a worker take jobs again", response_model=SwitchedOn)
+def enable(worker: Who, desk: ServicesDep, caller: Operating) -> Response:
+    record, changed = desk.operator(caller).enable_worker(worker)
+    still = views.disabled_view(record.disabled)
+    return json_response({"workers": [record.id], "host": None, "changed": changed, "disabled": still})
+
+
+@operator_router.post(
+    "/hosts/{host}/disable", summary="Have every worker of a host take no more jobs", response_model=SwitchedOff
+)
+def disable_host(host: HostName, desk: ServicesDep, caller: Operating, body: ReasonBody | None = None) -> Response:
+    """Also workers that are started there later."""
+    here, unserved = desk.operator(caller).disable_host(host, (body or ReasonBody()).reason)
+    return _switched_off(here, host, unserved)
+
+
+@operator_router.post(
+    "/hosts/{host}/enable", summary="Let the workers of a host take jobs again", response_model=SwitchedOn
+)
+def enable_host(host: HostName, desk: ServicesDep, caller: Operating) -> Response:
+    here, changed = desk.operator(caller).enable_host(host)
+    return json_response(
+        {"workers": [worker.id for worker in here], "host": host, "changed": changed, "disabled": None}
+    )
+
+
+def ask(operator: Operator, who: str, what: Literal["drain", "stop"]) -> Response:
+    """Ask a living worker to go; the worker itself may ask to be drained too, see `workers`."""
+    _living(operator, who)
+    worker = operator.ask_worker(who, what)
+    return json_response({"id": worker.id, "name": worker.name, "request": what})
+
+
+def _living(operator: Operator, who: str) -> None:
+    worker = operator.find_worker(who)
+    if worker.state not in LIVE_STATES:
+        said = f"Worker {worker.name} ({worker.id}) is {worker.state}: there is nobody to ask."
+        raise Problem(409, "worker_gone", said, state=worker.state.value)
+
+
+def _switched_off(here: list[WorkerRecord], host: str | None, unserved: set[str]) -> Response:
+    ids = [worker.id for worker in here]
+    return json_response({"workers": ids, "host": host, "disabled": True, "unserved": sorted(unserved)})
+
 
 router = APIRouter(tags=["workers"], route_class=JsonRoute)
 
-Working = Annotated[Caller, Depends(needs(Scope.WORKER))]
-Draining = Annotated[Caller, Depends(needs(Scope.WORKER, Scope.OPERATE))]
-Reading = Annotated[Caller, Depends(needs(Scope.READ))]
+Working = Annotated[Caller, Depends(Requires(Scope.WORKER))]
+Draining = Annotated[Caller, Depends(Requires(Scope.WORKER, Scope.OPERATE))]
+Reading = Annotated[Caller, Depends(Requires(Scope.READ))]
 MAX_LISTED = 1_000
 WORDS = {"stale": WorkerState.DEAD, "inactive": WorkerState.STOPPED}
 """Other words for our states."""
 
 
-@router.post("/api/workers/heartbeat", response_model=HeartbeatAnswer, summary="Beat, by name")
-@router.post("/api/v1/workers/heartbeat", response_model=HeartbeatAnswer, include_in_schema=False)
-async def heartbeat(request: Request, body: HeartbeatBody, crew: AtCrew, caller: Working) -> JSONResponse:
+@router.post("/api/workers/heartbeat", response_model=HeartbeatResponse, summary="Beat, by name")
+@router.post("/api/v1/workers/heartbeat", response_model=HeartbeatResponse, include_in_schema=False)
+async def heartbeat(request: Request, body: HeartbeatBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
     """Say that a worker lives. A name that nobody knows is registered by its first beat; a beat after the worker's
     death opens a new incarnation with a new id, and says so in `declared_dead`."""
     metadata = None if body.metadata is None else checked_metadata(body.metadata)
@@ -50,9 +130,9 @@ async def heartbeat(request: Request, body: HeartbeatBody, crew: AtCrew, caller:
     # Of a stranger's we only remember that it lived once: the ledger knows whether it still does.
     if seat is not None and may_speak_for(seat, caller):
         answer = await crew.pulse(seat, metadata)
-    if seat is None or answer is None or answer.state not in LIVING:
+    if seat is None or answer is None or answer.state not in LIVE_STATES:
         seat, answer, dead = await _come_in(request, crew, body.worker_id, metadata, caller, seat)
-    return JSONResponse({**recorded(seat, answer), "declared_dead": death_of(dead) if dead else None})
+    return JSONResponse({**heartbeat_answer(seat, answer), "declared_dead": death_of(dead) if dead else None})
 
 
 @router.get("/api/workers", include_in_schema=False, response_model=None)
@@ -61,7 +141,7 @@ async def heartbeat(request: Request, body: HeartbeatBody, crew: AtCrew, caller:
 )
 def workers(
     request: Request,
-    desk: AtDesk,
+    desk: ServicesDep,
     caller: Reading,
     state: Annotated[
         list[str] | None,
@@ -74,7 +154,7 @@ def workers(
 ) -> Response:
     """Oldest first. If there are more than `limit`, the header `Link` (`rel="next"`) leads to the next page."""
     wanted = {_state(word) for given in state or () for word in given.split(",")}
-    living_only = bool(wanted) and wanted <= LIVING
+    living_only = bool(wanted) and wanted <= LIVE_STATES
     every = desk.operator(caller).workers(living_only and after is None)
     start = 0 if after is None else _place_behind(every, after)
     found = [worker for worker in every[start:] if not wanted or worker.state in wanted]
@@ -82,24 +162,24 @@ def workers(
     if len(found) > limit:
         there = request.url.include_query_params(after=found[limit - 1].id, limit=limit)
         headers["Link"] = f'<{there.path}?{there.query}>; rel="next"'
-    return answer([worker_view(worker) for worker in found[:limit]], headers=headers)
+    return json_response([worker_view(worker) for worker in found[:limit]], headers=headers)
 
 
 @router.get("/api/v1/workers/{worker}", summary="One worker, by id, name or the beginning of its id")
-def worker(worker: str, desk: AtDesk, caller: Reading) -> dict[str, Any]:
+def worker(worker: str, desk: ServicesDep, caller: Reading) -> dict[str, Any]:
     return worker_view(desk.operator(caller).find_worker(worker))
 
 
 @router.post("/api/v1/workers", response_model=Registered, status_code=201, summary="Register a worker")
-def register(request: Request, body: RegisterBody, crew: AtCrew, caller: Working) -> JSONResponse:
+def register(request: Request, body: RegisterBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
     """Say who it is, which tasks it knows and which queues it serves. Whoever enqueues may use these tasks from then
     on. Repeated with the same `instance` it gives the same worker."""
     record = crew.seats.register(crew.ledger, body, caller, _address(request))
     seat = crew.seats.keep(record)
-    answer = BeatAnswer(record.state, request=record.request, disabled=record.disabled is not None)
+    answer = HeartbeatAnswer(record.state, request=record.request, disabled=record.disabled is not None)
     return JSONResponse(
         {
-            **orders(seat, answer),
+            **instructions(seat, answer),
             "heartbeat_interval_s": seat.interval_s,
             "heartbeat_timeout_s": seat.timeout_s,
             "queues": list(seat.queues),
@@ -112,7 +192,7 @@ def register(request: Request, body: RegisterBody, crew: AtCrew, caller: Working
 @router.post(
     "/api/v1/workers/{worker_id}/beat", response_model=BeatAnswerBody, summary="Beat, and compare what is held"
 )
-async def beat(worker_id: str, body: BeatBody, crew: AtCrew, caller: Working) -> JSONResponse:
+async def beat(worker_id: str, body: BeatBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
     """Keep everything alive that it holds. The answer says which of the named jobs are no longer its own, and which
     to cancel."""
     seat = await anyio.to_thread.run_sync(crew.seat, worker_id, caller)
@@ -121,20 +201,20 @@ async def beat(worker_id: str, body: BeatBody, crew: AtCrew, caller: Working) ->
     # Also a worker that knows of no job may hold one: the answer that gave it was lost.
     compares = "jobs" in body.model_fields_set
     compared = await anyio.to_thread.run_sync(_compare, crew, seat, caller, body) if compares else _NOTHING
-    return JSONResponse({**orders(seat, answer), **compared})
+    return JSONResponse({**instructions(seat, answer), **compared})
 
 
 @router.post(
     "/api/v1/workers/{worker}/drain", summary="Claim nothing more, finish what runs", response_model=WorkerAsked
 )
-async def drain(worker: Who, crew: AtCrew, caller: Draining) -> Response:
+async def drain(worker: Who, crew: WorkerServiceDep, caller: Draining) -> Response:
     """Of a worker over HTTP, by itself or by an operator: claims give nothing from now on. Any other worker is asked by
     an operator, and hears it with its next beat."""
     return await anyio.to_thread.run_sync(_drain, crew, worker, caller)
 
 
 @router.post("/api/v1/workers/{worker_id}/shutdown", response_model=Gone, summary="Leave in order")
-def shutdown(worker_id: str, crew: AtCrew, caller: Working) -> JSONResponse:
+def shutdown(worker_id: str, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
     """What it only claimed goes back to its queue and spends no attempt; what it still runs is settled by the reaper as
     drained. Repeated, it says the same."""
     seat = crew.seat(worker_id, caller)
@@ -151,25 +231,30 @@ def shutdown(worker_id: str, crew: AtCrew, caller: Working) -> JSONResponse:
 
 
 async def _come_in(
-    request: Request, crew: Crew, key: str, metadata: dict[str, Any] | None, caller: Caller, before: Seat | None
-) -> tuple[Seat, BeatAnswer, WorkerRecord | None]:
+    request: Request,
+    crew: WorkerService,
+    key: str,
+    metadata: dict[str, Any] | None,
+    caller: Caller,
+    before: RemoteWorker | None,
+) -> tuple[RemoteWorker, HeartbeatAnswer, WorkerRecord | None]:
     """Find who beats under this name, or open a new life for it."""
 
-    def look() -> tuple[Seat, WorkerRecord | None]:
+    def look() -> tuple[RemoteWorker, WorkerRecord | None]:
         if before is not None:
             crew.seats.forget(before)
         ledger = crew.ledger
         found = ledger.foreign_worker(key) or ledger.foreign_worker_named(key)
-        if found is not None and found.state not in LIVING and found.id == key:
+        if found is not None and found.state not in LIVE_STATES and found.id == key:
             # Known by its id: its name may live on already.
             found = ledger.foreign_worker_named(found.name)
-        if found is not None and found.state not in LIVING and not may_speak_for(found, caller):
+        if found is not None and found.state not in LIVE_STATES and not may_speak_for(found, caller):
             # A name is free again when its worker is dead, as in a registration: tokens are changed now and then.
             found = None
         if found is None:
             return crew.seats.keep(crew.seats.reincarnate(ledger, key, None, metadata, caller, _address(request))), None
         allowed(crew.seats.keep(found), caller)
-        if found.state in LIVING:
+        if found.state in LIVE_STATES:
             return crew.seats.keep(found), None
         born = crew.seats.reincarnate(ledger, found.name, found, metadata, caller, _address(request))
         crew.seats.forget(crew.seats.keep(found))
@@ -183,7 +268,7 @@ async def _come_in(
 _NOTHING: dict[str, Any] = {"lost": [], "unknown": []}
 
 
-def _compare(crew: Crew, seat: Seat, caller: Caller, body: BeatBody) -> dict[str, Any]:
+def _compare(crew: WorkerService, seat: RemoteWorker, caller: Caller, body: BeatBody) -> dict[str, Any]:
     held = {(job.job_id, job.token): job for job in crew.ledger.held(seat.id)}
     named = {(job.job_id, job.token) for job in body.jobs}
     gone = sorted(named - held.keys())
@@ -194,21 +279,21 @@ def _compare(crew: Crew, seat: Seat, caller: Caller, body: BeatBody) -> dict[str
     return {"lost": lost, "unknown": unknown, "next_heartbeat_in": next_beat_s(seat, timeouts)}
 
 
-def _drain(crew: Crew, who: str, caller: Caller) -> Response:
+def _drain(crew: WorkerService, who: str, caller: Caller) -> Response:
     record = crew.ledger.foreign_worker(who) if could_be_id(who) else None
-    if record is None or record.door is not Door.HTTP:
+    if record is None or record.door is not Transport.HTTP:
         if Scope.OPERATE not in caller.scopes:
             raise Problem(404, "not_found", f"There is no worker {who!r} over HTTP.")
         return ask(crew.desk.operator(caller), who, "drain")
     allowed(crew.seats.keep(record), caller)
-    if record.state not in LIVING:
-        raise gone_problem(record)
+    if record.state not in LIVE_STATES:
+        raise worker_gone_problem(record)
     if record.owner != caller.token_id or caller.token_id is None:
         # Somebody else than the worker itself, or perhaps so: an operator, whose deeds are written down.
         crew.desk.operator(caller).ask_worker(record.id, "drain")
     crew.ledger.drain(record.id)
     crew.ledger.ring({f"worker:{record.id}"})
-    return answer({"id": record.id, "name": record.name, "request": "drain"})
+    return json_response({"id": record.id, "name": record.name, "request": "drain"})
 
 
 def _place_behind(workers: Sequence[WorkerRecord], worker_id: str) -> int:

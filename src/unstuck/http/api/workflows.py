@@ -5,19 +5,19 @@ from typing import Annotated
 import msgspec
 from fastapi import Depends, Query, Response
 
-from unstuck.client.flow.views import workflow_summary, workflow_view
-from unstuck.client.knowing import known_tasks
+from unstuck.client.enqueue import load_tasks
 from unstuck.client.operator import PAGE, Operator
-from unstuck.client.workflow.described import NodeDescription, build
-from unstuck.client.workflow.run import refuse_key_of_job
-from unstuck.domain.workflow import WorkflowState
-from unstuck.http.answers import answer
-from unstuck.http.api.once import REPEATED, IdempotencyKey, request_of, used_before
-from unstuck.http.api.ownership import JobId, mark_of, of_job
-from unstuck.http.bodies import api_router
-from unstuck.http.callers import Caller, Scope, needs, own_key
-from unstuck.http.desk import AtDesk
-from unstuck.http.models.workflows import (
+from unstuck.client.views import workflow_summary, workflow_view
+from unstuck.client.workflows.builder import refuse_key_of_job
+from unstuck.client.workflows.description import NodeDescription, build
+from unstuck.domain.api_tokens import Caller, Scope
+from unstuck.domain.workflows import WorkflowState
+from unstuck.http.api.enqueue import REPEATED, IdempotencyKey, request_of, used_before
+from unstuck.http.auth.callers import JobId, Requires, RequiresJob, mark_of, own_key
+from unstuck.http.openapi import json_response
+from unstuck.http.problems import Problem
+from unstuck.http.routing import api_router
+from unstuck.http.schemas import (
     NewNodeBody,
     NewWorkflowBody,
     WorkflowAnswer,
@@ -25,21 +25,21 @@ from unstuck.http.models.workflows import (
     WorkflowStored,
     WorkflowView,
 )
-from unstuck.http.problems import Problem
-from unstuck.store.records import NewNode, NewWorkflow
+from unstuck.http.services import ServicesDep
+from unstuck.ledger.contract.workflows import NewNode, NewWorkflow
 
 router = api_router("workflows", "/workflows")
 
-Reader = Annotated[Caller, Depends(needs(Scope.READ))]
-Enqueuer = Annotated[Caller, Depends(needs(Scope.ENQUEUE))]
-Onlooker = Annotated[Caller, Depends(of_job(Scope.READ))]
-Changer = Annotated[Caller, Depends(of_job(Scope.OPERATE))]
+Reader = Annotated[Caller, Depends(Requires(Scope.READ))]
+Enqueuer = Annotated[Caller, Depends(Requires(Scope.ENQUEUE))]
+Onlooker = Annotated[Caller, Depends(RequiresJob(Scope.READ))]
+Changer = Annotated[Caller, Depends(RequiresJob(Scope.OPERATE))]
 _THERE = {"model": WorkflowStored, "description": "It was there already: sent again, or `unique_key` is in use."}
 
 
 @router.get("", summary="List workflows, newest first", response_model=WorkflowPage)
 def workflows(
-    desk: AtDesk,
+    desk: ServicesDep,
     caller: Reader,
     state: WorkflowState | None = None,
     before: Annotated[
@@ -50,16 +50,18 @@ def workflows(
     """Without their nodes, but with how many of them are in which state."""
     found = desk.operator(caller).workflows(None if state is None else state.value, before, limit + 1)
     next_before = found[limit - 1].id if len(found) > limit else None
-    return answer({"workflows": [workflow_summary(one) for one in found[:limit]], "next": next_before})
+    return json_response({"workflows": [workflow_summary(one) for one in found[:limit]], "next": next_before})
 
 
 @router.post("", summary="Start a workflow", status_code=201, response_model=WorkflowStored, responses={200: _THERE})
-def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer, idempotency_key: IdempotencyKey = None) -> Response:
+def start(
+    body: NewWorkflowBody, desk: ServicesDep, caller: Enqueuer, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Store a workflow with the jobs of those nodes that wait for nobody; it is durable when the answer comes.
     Tasks are those that living or past workers know. Its result comes from `/jobs/{id}/result`."""
     new = build(
         desk.counter,
-        known_tasks(desk.ledger),
+        load_tasks(desk.ledger),
         body.name,
         [_described(node) for node in body.nodes],
         result=body.result,
@@ -87,7 +89,7 @@ def start(body: NewWorkflowBody, desk: AtDesk, caller: Enqueuer, idempotency_key
         "warning": warnings[0] if warnings else None,
     }
     headers = {"Location": f"/api/v1/workflows/{stored.job_id}", **(REPEATED if repeated else {})}
-    return answer(view, 201 if stored.fresh and not repeated else 200, headers)
+    return json_response(view, 201 if stored.fresh and not repeated else 200, headers)
 
 
 def _asked(new: NewWorkflow) -> tuple[object, ...]:
@@ -110,13 +112,13 @@ def _described(body: NewNodeBody) -> NodeDescription:
 
 
 @router.get("/{job_id}", summary="A workflow with its nodes", response_model=WorkflowView)
-def show(job_id: JobId, desk: AtDesk, caller: Onlooker) -> Response:
+def show(job_id: JobId, desk: ServicesDep, caller: Onlooker) -> Response:
     """Nodes in order of dependency, who waits for whom, what failed, and what can be done."""
-    return answer(workflow_view(desk.operator(caller).known_workflow(job_id)))
+    return json_response(workflow_view(desk.operator(caller).known_workflow(job_id)))
 
 
 @router.post("/{job_id}/retry", summary="Take a workflow up again from what failed", response_model=WorkflowAnswer)
-def retry(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
+def retry(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
     """What succeeded is kept. 409 where it goes on, or succeeded."""
     operator = desk.operator(caller)
     operator.known_workflow(job_id)
@@ -124,7 +126,7 @@ def retry(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
 
 
 @router.post("/{job_id}/resume", summary="Go on past what is paused", response_model=WorkflowAnswer)
-def resume(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
+def resume(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
     """Those who depend on what failed get its error. 409 where it is not paused."""
     operator = desk.operator(caller)
     operator.known_workflow(job_id)
@@ -132,7 +134,7 @@ def resume(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
 
 
 @router.post("/{job_id}/cancel", summary="Give a workflow up", response_model=WorkflowAnswer)
-def cancel(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
+def cancel(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
     """What was not begun is cancelled, what runs is told to stop. 409 where it has ended already."""
     operator = desk.operator(caller)
     return _said(operator, job_id, operator.cancel_workflow(job_id), "cancelled")
@@ -140,6 +142,6 @@ def cancel(job_id: JobId, desk: AtDesk, caller: Changer) -> Response:
 
 def _said(operator: Operator, workflow_id: int, done: bool, word: str) -> Response:
     if done:
-        return answer({"id": workflow_id, "answer": word})
+        return json_response({"id": workflow_id, "answer": word})
     state = operator.known_workflow(workflow_id).state.value
     raise Problem(409, f"not_{word}", f"Nothing was done to workflow {workflow_id}: it is {state}.", state=state)

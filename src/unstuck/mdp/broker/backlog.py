@@ -5,10 +5,10 @@ from collections import deque
 from itertools import islice
 from typing import TypeVar
 
-from unstuck.mdp.broker.handed import Abandoned
-from unstuck.mdp.broker.orders import Birth, Death, Hand, Late, Order
+from unstuck.ledger.contract.workers import Progress
+from unstuck.mdp.broker.batch import Batch, Late, Registration, WorkerDeath, WorkerTurn
+from unstuck.mdp.broker.handed_out import Abandoned
 from unstuck.mdp.broker.questions import Questions
-from unstuck.store.records import Progress
 
 PORTION = 20
 """Births, deaths, departures, notes, late replies and questions in one order, of each: every one is a commit, a turn or
@@ -32,12 +32,12 @@ T = TypeVar("T")
 class Backlog:
     def __init__(self) -> None:
         self._portion = PORTION
-        self._births: dict[str, Birth] = {}
-        self._withdrawn: dict[str, Birth] = {}
+        self._births: dict[str, Registration] = {}
+        self._withdrawn: dict[str, Registration] = {}
         """By name or former id: workers that left before anything of them was written."""
-        self._losses: deque[Death] = deque()
+        self._losses: deque[WorkerDeath] = deque()
         """Deaths that cost a job."""
-        self._deaths: deque[Death] = deque()
+        self._deaths: deque[WorkerDeath] = deque()
         self._retired: deque[str] = deque()
         self._notes: dict[tuple[str, int], Progress] = {}
         self._late: deque[tuple[str, Late]] = deque()
@@ -60,7 +60,7 @@ class Backlog:
     def withdrawn(self) -> int:
         return len(self._withdrawn)
 
-    def bear(self, birth: Birth) -> None:
+    def bear(self, birth: Registration) -> None:
         self._births[birth.worker_id] = birth
 
     def unborn(self, worker_id: str, *, is_over: bool = True) -> bool:
@@ -78,7 +78,7 @@ class Backlog:
             self._withdrawn[birth.name if birth.holding is None else birth.holding.worker_id] = birth
         return True
 
-    def bury(self, death: Death) -> None:
+    def bury(self, death: WorkerDeath) -> None:
         (self._deaths if death.job_id is None else self._losses).append(death)
 
     def retire(self, worker_id: str) -> None:
@@ -112,7 +112,7 @@ class Backlog:
         else:
             self._portion = min(PORTION, self._portion + 2)
 
-    def fill(self, order: Order) -> None:
+    def fill(self, order: Batch) -> None:
         """Move the next portion into an order."""
         portion = self._portion
         # The oldest and the newest: when a thousand come at once, whoever comes behind them is not the last.
@@ -129,7 +129,7 @@ class Backlog:
             order.notes.append((worker_id, self._notes.pop((worker_id, token))))
         for worker_id, late in _first(self._late, portion):
             self._late_bytes -= len(late.done.result)
-            order.hands.setdefault(worker_id, Hand()).late.append(late)
+            order.hands.setdefault(worker_id, WorkerTurn()).late.append(late)
         if not self._late:
             # A reply of such a worker that has come is written before what it had is settled.
             order.abandoned += _first(self.abandoned, portion)

@@ -8,38 +8,38 @@ from dataclasses import replace
 from math import inf
 
 from unstuck.domain.liveness import Detector
-from unstuck.domain.states import LIVING
-from unstuck.mdp import frames
-from unstuck.mdp.broker import results
-from unstuck.mdp.broker.addresses import read_address
-from unstuck.mdp.broker.client_side import ClientSide
-from unstuck.mdp.broker.floor import Send
-from unstuck.mdp.broker.orders import GONE, Answer, Order
-from unstuck.mdp.broker.piles import GATHER_S
-from unstuck.mdp.broker.waiting import SLOWEST_LOOK_S, Waiting, restored
-from unstuck.mdp.broker.worker_side import TOO_LATE, WorkerSide
-from unstuck.store.records import Claimed
+from unstuck.domain.states import LIVE_STATES
+from unstuck.ledger.contract.workers import Claimed
+from unstuck.mdp import protocol
+from unstuck.mdp.broker import jobs
+from unstuck.mdp.broker.batch import GONE, Batch, BatchResult
+from unstuck.mdp.broker.clients import ClientSide
+from unstuck.mdp.broker.outbox import Send
+from unstuck.mdp.broker.prefetch import GATHER_S
+from unstuck.mdp.broker.request_addresses import read_address
+from unstuck.mdp.broker.requests import SLOWEST_LOOK_S, PendingJob, restored
+from unstuck.mdp.broker.workers import TOO_LATE, WorkerSide
 
 
-class Broker(ClientSide, WorkerSide):
+class BrokerCore(ClientSide, WorkerSide):
     """Both sides, and what is between them: time, orders and answers."""
 
     # What comes in --------------------------------------------------------------------------------
 
-    def on_message(self, identity: bytes, parts: frames.Frames, line: int | None, now_s: float) -> None:
+    def on_message(self, identity: bytes, parts: protocol.Frames, line: int | None, now_s: float) -> None:
         match self._read(parts):
-            case frames.Request() as request:
+            case protocol.Request() as request:
                 self._on_request(identity, request, now_s)
-            case frames.Strange() as strange:
+            case protocol.Invalid() as strange:
                 self.dropped.add(strange.why)
                 peer = self.peers.by_identity(identity)
                 if strange.from_worker:
-                    self._send(identity, frames.disconnect())
+                    self._send(identity, protocol.disconnect())
                     if peer is not None:
                         self._expel(peer, f"it sent {strange.why}")
-            case frames.Ready() as ready:
+            case protocol.Ready() as ready:
                 self._on_ready(identity, ready, line, now_s)
-            case frames.Bye():
+            case protocol.Disconnect():
                 self._on_bye(identity)
             case message:
                 peer = self.peers.by_identity(identity)
@@ -50,13 +50,13 @@ class Broker(ClientSide, WorkerSide):
                 self._on_word(peer, message)
 
     @staticmethod
-    def _read(parts: frames.Frames) -> frames.Message:
-        message = frames.read(parts)
-        if isinstance(message, frames.Reply) and not message.delimited and read_address(message.address) is None:
-            return frames.Strange("a reply without the empty frame behind its address", from_worker=True)
+    def _read(parts: protocol.Frames) -> protocol.Message:
+        message = protocol.read(parts)
+        if isinstance(message, protocol.Reply) and not message.delimited and read_address(message.address) is None:
+            return protocol.Invalid("a reply without the empty frame behind its address", from_worker=True)
         return message
 
-    def on_too_large(self, identity: bytes, head: frames.Frames, now_s: float) -> None:
+    def on_too_large(self, identity: bytes, head: protocol.Frames, now_s: float) -> None:
         """A message came that is larger than it may be, of which these are the first frames. Nobody waits for a worker
         whose reply it was."""
         peer = self.peers.by_identity(identity)
@@ -90,10 +90,10 @@ class Broker(ClientSide, WorkerSide):
             limit_s = self._timeout_s if peer.doing is None else self._busy_timeout_s
             silent_s = now_s - peer.seen_s
             if silent_s > limit_s:
-                self._send(peer.identity, frames.disconnect())
+                self._send(peer.identity, protocol.disconnect())
                 self._bury(peer, f"nothing was heard of it for {silent_s:.1f} s", Detector.LEASE)
             elif now_s - peer.told_s >= self._interval_s:
-                self._tell(peer, frames.heartbeat(), now_s)
+                self._tell(peer, protocol.heartbeat(), now_s)
         if now_s - self._pulsed_s >= self._interval_s:
             self._pulsed_s = now_s
             self._sent_away.clear()
@@ -159,7 +159,7 @@ class Broker(ClientSide, WorkerSide):
             if peer.doing is None and not peer.asking and peer.holding is None:
                 self.peers.remove(peer)
                 self._handed.remove(peer.worker_id, peer.seen_s)
-                self._send(peer.identity, frames.disconnect())
+                self._send(peer.identity, protocol.disconnect())
                 if peer.born:
                     self._backlog.retire(peer.worker_id)
                 else:
@@ -182,7 +182,7 @@ class Broker(ClientSide, WorkerSide):
         sends, self._sends = self._sends, []
         return sends
 
-    def take_order(self, now_s: float = inf) -> Order | None:
+    def take_order(self, now_s: float = inf) -> Batch | None:
         """Give what is to be written now, if nothing else is on its way, and nothing is gained by waiting for more."""
         if self._under_way is not None or self._gathers(now_s):
             return None
@@ -198,7 +198,7 @@ class Broker(ClientSide, WorkerSide):
         self._order.again = self._deferred.take(now_s)
         if self._order.empty:
             return None
-        order, self._order = self._order, Order()
+        order, self._order = self._order, Batch()
         self._under_way = order
         self._ordered_s = now_s
         return order
@@ -217,7 +217,7 @@ class Broker(ClientSide, WorkerSide):
 
     # What the ledger answers ----------------------------------------------------------------------
 
-    def on_answer(self, answer: Answer, now_s: float) -> None:
+    def on_answer(self, answer: BatchResult, now_s: float) -> None:
         order, self._under_way = self._under_way, None
         assert order is not None
         self._backlog.pace(now_s - self._ordered_s)
@@ -236,7 +236,7 @@ class Broker(ClientSide, WorkerSide):
             # Something was being looked for on their behalf, or they have just done what they had in hand.
             self._send_idle_away()
 
-    def _take_in(self, order: Order, answer: Answer, now_s: float) -> None:
+    def _take_in(self, order: Batch, answer: BatchResult, now_s: float) -> None:
         """Take what was done of an order. What was left out of it is kept by the caller."""
         for birth in order.births:
             self._born(birth, answer.resumed.get(birth.worker_id), now_s)
@@ -253,7 +253,7 @@ class Broker(ClientSide, WorkerSide):
                     self._gone.discard(posted.asked.client)
                 continue
             own_id = posted.call.own_id or str(stored.job_id)
-            waiting = Waiting(stored.job_id, posted.asked, posted.place, own_id, now_s)
+            waiting = PendingJob(stored.job_id, posted.asked, posted.place, own_id, now_s)
             # Of what our own workers will do we hear by ourselves.
             if self.peers.serves(posted.call.job.task):
                 waiting.step_s = SLOWEST_LOOK_S
@@ -268,7 +268,7 @@ class Broker(ClientSide, WorkerSide):
         for worker_id, beat in answer.beats.items():
             peer = self.peers.by_id(worker_id)
             if peer is not None:
-                if beat.state not in LIVING:
+                if beat.state not in LIVE_STATES:
                     self._lose(peer)
                 peer.leaving = self._closing or peer.draining or beat.request is not None or beat.disabled
         for death, record in answer.buried:
@@ -292,9 +292,11 @@ class Broker(ClientSide, WorkerSide):
                 self.requests.begin(client, 1)
                 self.requests.add(waiting)
         for question, body in answer.replies:
-            self._send(question.client, frames.broker_reply(question.name.encode("ascii"), body, question.correlation))
+            self._send(
+                question.client, protocol.broker_reply(question.name.encode("ascii"), body, question.correlation)
+            )
 
-    def _hands_answered(self, order: Order, answer: Answer, now_s: float) -> None:
+    def _hands_answered(self, order: Batch, answer: BatchResult, now_s: float) -> None:
         for worker_id, hand in order.hands.items():
             peer = self.peers.by_id(worker_id)
             for given_back in hand.release:
@@ -304,7 +306,7 @@ class Broker(ClientSide, WorkerSide):
                 if worker_id not in answer.gone and (done.job_id, done.token) not in answer.superseded:
                     counted = True
                     # Who asked over another door reads it from the ledger.
-                    self._finish(done.job_id, results.body_of(done.result))
+                    self._finish(done.job_id, jobs.body_of(done.result))
                 else:
                     self.dropped.add(TOO_LATE)
             if peer is None:

@@ -1,7 +1,7 @@
 """What waits because another session of the database holds a lock: when to try it again, and who waits behind it."""
 
-from unstuck.mdp.broker.orders import Order
-from unstuck.mdp.broker.parts import Key, merge, outcome_keys
+from unstuck.mdp.broker.batch import Batch
+from unstuck.mdp.broker.exchange_parts import Key, merge, outcome_keys
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -12,7 +12,7 @@ class Deferred:
     keep their order."""
 
     def __init__(self) -> None:
-        self._order = Order()
+        self._order = Batch()
         self._pause_s = FIRST_PAUSE_S
         self._due_s: float | None = None
 
@@ -28,7 +28,7 @@ class Deferred:
         """Jobs whose letters were answered, though the ledger does not have it yet."""
         return self._order.answered
 
-    def keep(self, left: Order, now_s: float, *, again: bool = False) -> None:
+    def keep(self, left: Batch, now_s: float, *, again: bool = False) -> None:
         """Keep what was left out of an order. `again`: it was deferred before, and waits longer each time."""
         if left.empty:
             return
@@ -37,13 +37,13 @@ class Deferred:
         merge(self._order, left)
         self._due_s = now_s + self._pause_s
 
-    def behind(self, order: Order) -> None:
+    def behind(self, order: Batch) -> None:
         """Take out of an order what must wait behind something that is kept."""
         if not self:
             return
         kept = self._order
         clients = {post.asked.client for post in kept.posts}
-        more = Order(
+        more = Batch(
             posts=[post for post in order.posts if post.asked.client in clients],
             deaths=[death for death in order.deaths if kept.concerns(death.worker_id)],
             left_over=[worker_id for worker_id in order.left_over if kept.concerns(worker_id)],
@@ -57,11 +57,11 @@ class Deferred:
         order.abandoned = [one for one in order.abandoned if not kept.concerns(one.worker_id)]
         merge(kept, more)
 
-    def take(self, now_s: float) -> Order | None:
+    def take(self, now_s: float) -> Batch | None:
         """Return what is due, and forget it."""
         if self._due_s is None or now_s < self._due_s:
             return None
-        order, self._order = self._order, Order()
+        order, self._order = self._order, Batch()
         self._due_s = None
         return order
 

@@ -1,87 +1,120 @@
-"""What the broker answers about itself (8/MMI and our own), and who asked to be told of deaths."""
+"""Answer what clients ask through `mmi.` and only the ledger knows: codes as 8/MMI has them, the rest as CBOR."""
 
-from dataclasses import dataclass
+from typing import Any
 
-from unstuck.domain.envelope import read_note, write_map
-from unstuck.mdp import frames
+from unstuck.client.doctor.examine import quick_health
+from unstuck.config import Settings
+from unstuck.domain.frames import FRAMES, read_note, write_map
+from unstuck.domain.recovery_rules import rules_of_ledger
+from unstuck.domain.states import FINAL_STATES, JobState
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.jobs import JobRecord
+from unstuck.ledger.contract.workers import WorkerRecord
+from unstuck.mdp import protocol
+from unstuck.mdp.broker import jobs
+from unstuck.mdp.broker.batch import MmiQuery
 
-KNOWN = ("mmi.service", "mmi.status", "mmi.list", "mmi.workers", "mmi.health", "mmi.notify")
-EVENTS = {
-    "WORKER_DIED": frames.WORKER_DIED,
-    # The command has one name and what it says (`error`) another: a client may know either.
-    "WORKER_CRASHED": frames.WORKER_DIED,
-    "NO_WORKERS": frames.NO_WORKERS,
-}
-VERSION = 1
-USUAL_LEASE_S = 60.0
-LONGEST_LEASE_S = 3600.0
-MAX_LISTENERS = 10_000
-
-
-@dataclass
-class _Lease:
-    until_s: float
-    events: frozenset[bytes]
+MAX_LISTED = 1_000
+MAX_DIGITS = 18
 
 
-class Listeners:
-    """Clients that asked for notices. Nobody else is ever sent anything but replies."""
+class MmiAnswers:
+    def __init__(self, ledger: Ledger, settings: Settings) -> None:
+        self._ledger = ledger
+        self._settings = settings
 
-    def __init__(self) -> None:
-        self._leases: dict[bytes, _Lease] = {}
-        self._gone: dict[bytes, None] = {}
-        """Those of them whose connections ended, in the order of their ends."""
+    def answer(self, question: MmiQuery) -> list[bytes]:
+        match question.name:
+            case "mmi.service":
+                return [self._service(question.body[0])]
+            case "mmi.status":
+                return self._status(question.body[0])
+            case "mmi.list":
+                return [protocol.OK, write_map({"services": self._services()})]
+            case "mmi.workers":
+                return [protocol.OK, write_map({"workers": self._workers()})]
+            case "mmi.health":
+                return [protocol.OK, write_map(self._health())]
+            case _:
+                return [protocol.NOT_IMPLEMENTED]
 
-    def is_on(self, client: bytes) -> bool:
-        return client in self._leases
+    def _service(self, name: bytes) -> bytes:
+        if not protocol.is_service(name):
+            return protocol.NOT_FOUND
+        service = name.decode("ascii")
+        known = {task.name: task.queue for task in self._ledger.tasks()}
+        pair = (known.get(service, service), service)
+        return protocol.NOT_FOUND if self._ledger.unserved([pair]) else protocol.OK
 
-    def wants(self, client: bytes, command: bytes) -> bool:
-        lease = self._leases.get(client)
-        return lease is not None and command in lease.events
+    def _status(self, said: bytes) -> list[bytes]:
+        record = self._job(said)
+        if record is None:
+            return [protocol.NOT_FOUND]
+        told: dict[str, Any] = {
+            "job_id": str(record.id),
+            "ledger_id": record.id,
+            "service": record.task,
+            "state": record.state.value,
+            "attempt": record.attempt,
+            "crashes": record.crash_count,
+            "final": record.state in FINAL_STATES,
+        }
+        if record.error is not None:
+            told |= {"error": str(record.error.code), "message": record.error.message, "cause": record.error.cause}
+        body = []
+        if record.state is JobState.SUCCEEDED and record.result is not None:
+            body = jobs.body_of(record.result) if record.payload_type == FRAMES else [record.result]
+        return [protocol.OK, write_map(told), *body]
 
-    def ask(self, client: bytes, body: tuple[bytes, ...], now_s: float) -> list[bytes]:
-        """Take a wish for notices, or refuse it; give the answer."""
-        wish = read_note(body[0]) if len(body) == 1 else None
-        if wish is None or wish.get("v") != VERSION:
-            return [frames.NOT_IMPLEMENTED]
-        # An identity that a socket made up is somebody else's tomorrow.
-        if frames.is_automatic(client) or len(client) < frames.LEAST_IDENTITY_BYTES:
-            return [frames.REFUSED, write_map({"why": "set a random routing id of at least 16 bytes"})]
-        if client not in self._leases and len(self._leases) >= MAX_LISTENERS and not self._gone:
-            return [frames.REFUSED, write_map({"why": "too many clients listen"})]
-        events = wish.get("events", list(EVENTS))
-        ttl_s = wish.get("ttl", USUAL_LEASE_S)
-        if not isinstance(events, list) or isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float):
-            return [frames.NOT_IMPLEMENTED]
-        if ttl_s != ttl_s:
-            return [frames.NOT_IMPLEMENTED]
-        if any(not isinstance(name, str) or name not in EVENTS for name in events):
-            # Who waits for something that is never told would wait in silence.
-            return [frames.NOT_IMPLEMENTED, write_map({"why": f"events are {', '.join(EVENTS)}"})]
-        # Bounded before it is made a float: a number of CBOR may be longer than any float.
-        lease_s = float(min(max(ttl_s, 1.0), LONGEST_LEASE_S))
-        wanted = frozenset(EVENTS[name] for name in events)
-        self._gone.pop(client, None)
-        if client not in self._leases and len(self._leases) >= MAX_LISTENERS:
-            # Whoever is gone makes room: a client that comes back asks again.
-            self._end(next(iter(self._gone)))
-        self._leases[client] = _Lease(now_s + lease_s, wanted)
-        return [frames.OK, write_map({"lease": lease_s, "v": VERSION})]
+    def _job(self, said: bytes) -> JobRecord | None:
+        asked = (read_note(said) or {}).get("job_id", said)
+        if isinstance(asked, int):
+            return self._ledger.job(asked) if 0 <= asked < 10**MAX_DIGITS else None
+        if not isinstance(asked, bytes | str):
+            return None
+        text = asked.decode("ascii", "replace") if isinstance(asked, bytes) else asked
+        if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
+            return None
+        return self._ledger.job(int(text))
 
-    def come_back(self, client: bytes) -> None:
-        self._gone.pop(client, None)
+    def _services(self) -> list[dict[str, Any]]:
+        queues = {queue.name: queue for queue in self._ledger.queues()}
+        found = []
+        for task in self._ledger.tasks()[:MAX_LISTED]:
+            queue = queues.get(task.queue)
+            found.append(
+                {
+                    "service": task.name,
+                    "queue": task.queue,
+                    "workers": 0 if queue is None else queue.workers,
+                    "waiting": 0 if queue is None else queue.pending,
+                }
+            )
+        return found
 
-    def leave(self, client: bytes) -> None:
-        """Note that its connection ended. Its lease goes on, unless there is no room for others."""
-        if client in self._leases:
-            self._gone[client] = None
+    def _workers(self) -> list[dict[str, Any]]:
+        return [_worker(worker) for worker in self._ledger.workers(living_only=True)[:MAX_LISTED]]
 
-    def expire(self, now_s: float) -> list[bytes]:
-        over = [client for client, lease in self._leases.items() if lease.until_s < now_s]
-        for client in over:
-            self._end(client)
-        return over
+    def _health(self) -> dict[str, Any]:
+        fleet = self._ledger.fleet()
+        rules = rules_of_ledger(self._ledger.recovery_rules(), self._settings.recovery.rules)
+        troubles = quick_health(fleet, self._ledger.queues(), check_interval_s=rules.check_interval_s)
+        return {
+            "status": "degraded" if troubles else "ok",
+            "workers": dict(fleet.workers),
+            "troubles": [{"code": one.code, "message": one.message, "cure": one.cure} for one in troubles],
+        }
 
-    def _end(self, client: bytes) -> None:
-        del self._leases[client]
-        self._gone.pop(client, None)
+
+def _worker(worker: WorkerRecord) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "name": worker.name,
+        "host": worker.host,
+        "state": worker.state.value,
+        "door": worker.door.value,
+        "services": list(worker.tasks),
+        "running": worker.running,
+        "processed": worker.processed,
+        "silent_s": round(worker.silent_s, 1),
+    }

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from unstuck.mdp.broker.orders import Question
+from unstuck.mdp.broker.batch import MmiQuery
 
 MAX_QUESTIONS = 10_000
 MAX_QUESTIONS_PER_CLIENT = 100
@@ -13,14 +13,14 @@ MAX_TAKEN = 1_000
 
 class Questions:
     def __init__(self) -> None:
-        self._of: dict[bytes, deque[Question]] = {}
+        self._of: dict[bytes, deque[MmiQuery]] = {}
         """By client; whoever is next is first."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, question: Question) -> bool:
+    def add(self, question: MmiQuery) -> bool:
         """Return False for a question too many, or too large."""
         waiting = self._of.get(question.client, ())
         if self._count >= MAX_QUESTIONS or len(waiting) >= MAX_QUESTIONS_PER_CLIENT:
@@ -35,9 +35,9 @@ class Questions:
         """Drop what a client asked that has gone."""
         self._count -= len(self._of.pop(client, ()))
 
-    def take(self, portion: int) -> list[Question]:
+    def take(self, portion: int) -> list[MmiQuery]:
         """Return the next questions, of each client in turn: at most `portion` different ones."""
-        taken: list[Question] = []
+        taken: list[MmiQuery] = []
         different: set[tuple[str, tuple[bytes, ...]]] = set()
         while self._of and len(taken) < MAX_TAKEN:
             client = next(iter(self._of))

@@ -1,10 +1,10 @@
 """What a worker hears that is not registered."""
 
-from unstuck.mdp import frames
+from unstuck.mdp import protocol
 
 COUNTED = {
-    frames.NAME_TAKEN: "a worker whose name another living worker has",
-    frames.TOO_MANY_SERVICES: "a worker of new services when the ledger knows too many",
+    protocol.NAME_TAKEN: "a worker whose name another living worker has",
+    protocol.TOO_MANY_SERVICES: "a worker of new services when the ledger knows too many",
 }
 """How it is counted among what was dropped."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from unstuck.domain.errors import LedgerBusy, RefusedValue
+from unstuck.errors import LedgerBusy, RefusedValue
 
 
 def _as_it_is(error: LedgerBusy | RefusedValue) -> "Sequence[Step] | None":

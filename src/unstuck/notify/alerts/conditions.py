@@ -1,26 +1,82 @@
-"""Find what is not as it should be and lasts, and tell it from what was known before."""
+"""Name what alerts are about, and which events of the ledger they are made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from enum import StrEnum
 
 import msgspec
 
 from unstuck.config import Alerts
-from unstuck.domain.durations import brief
+from unstuck.domain.conditions import NO_REAPER, reaper_is_missing, why_reaper_is_missing, why_unserved
 from unstuck.domain.liveness import silence
-from unstuck.domain.serving import why_unserved
 from unstuck.domain.states import WorkerState
-from unstuck.domain.sweeping import NO_REAPER, is_unswept, why_unswept
-from unstuck.notify.alerts.kinds import CONDITIONS, AlertKind
+from unstuck.domain.units import brief
+from unstuck.ledger.contract.diagnosis import COUNT_LIMIT, QueueBacklog
+from unstuck.ledger.contract.events import ConditionChange, ConditionLook, ConditionRecord, LateWorker
 from unstuck.notify.failures import NO_FAILURES, Example, Failures
-from unstuck.store.diagnosis import COUNT_LIMIT, QueueLook
-from unstuck.store.records import ConditionChange, ConditionLook, ConditionRecord, LateWorker
+
+
+class AlertKind(StrEnum):
+    WORKER_DIED = "worker_died"
+    NO_WORKERS = "no_workers"
+    QUARANTINED = "quarantined"
+    CRASH_LOOP = "crash_loop"
+    WORKFLOW_PAUSED = "workflow_paused"
+    BACKLOG_OLD = "backlog_old"
+    HEARTBEAT_LATE = "heartbeat_late"
+    NO_REAPER = "no_reaper"
+    TASK_FAILING = "task_failing"
+    SCHEDULE_FAILING = "schedule_failing"
+
+
+class Phase(StrEnum):
+    BEGUN = "begun"
+    """Also for what has no end: a death is a death."""
+    STILL = "still"
+    OVER = "over"
+
+
+class Topic(msgspec.Struct, frozen=True, order=True):
+    """What one part of a message is about."""
+
+    kind: AlertKind
+    phase: Phase
+
+
+CONDITIONS = (
+    *(AlertKind.NO_WORKERS, AlertKind.BACKLOG_OLD, AlertKind.HEARTBEAT_LATE, AlertKind.NO_REAPER),
+    *(AlertKind.TASK_FAILING, AlertKind.SCHEDULE_FAILING),
+)
+"""What begins, lasts and ends. Their events have the same name, with `_still` and `_over` for what follows."""
+
+TOPICS = {
+    "worker_dead": Topic(AlertKind.WORKER_DIED, Phase.BEGUN),
+    "quarantined": Topic(AlertKind.QUARANTINED, Phase.BEGUN),
+    "crash_loop": Topic(AlertKind.CRASH_LOOP, Phase.BEGUN),
+    "workflow_paused": Topic(AlertKind.WORKFLOW_PAUSED, Phase.BEGUN),
+    **{kind.value: Topic(kind, Phase.BEGUN) for kind in CONDITIONS},
+    **{f"{kind}_still": Topic(kind, Phase.STILL) for kind in CONDITIONS},
+    **{f"{kind}_over": Topic(kind, Phase.OVER) for kind in CONDITIONS},
+}
+
+IN_ORDER = (
+    *(Topic(kind, Phase.BEGUN) for kind in AlertKind),
+    *(Topic(kind, Phase.STILL) for kind in CONDITIONS),
+    *(Topic(kind, Phase.OVER) for kind in CONDITIONS),
+)
+"""The news first, what is over last."""
+
+
+def events_of(told: Collection[str]) -> frozenset[str]:
+    """Give the kinds of events that these alerts are made of."""
+    return frozenset(event for event, topic in TOPICS.items() if topic.kind in told)
+
 
 LATE_FOR_S = 5.0
 """A worker that is suspect is mostly dead a moment later, and that is told then."""
 WHOLE_LEDGER = "ledger"
 
 
-class Found(msgspec.Struct, frozen=True):
+class Condition(msgspec.Struct, frozen=True):
     """A condition as it is now."""
 
     kind: AlertKind
@@ -37,7 +93,7 @@ def find_conditions(
     check_interval_s: float,
     failures: Failures = NO_FAILURES,
     known: Sequence[ConditionRecord] = (),
-) -> list[Found]:
+) -> list[Condition]:
     """Give every condition that holds, whether it is to be told or not: the ledger's events are for all."""
     return [
         *_of_queues(look, rules),
@@ -48,7 +104,7 @@ def find_conditions(
 
 
 def compare(
-    found: Sequence[Found], known: Sequence[ConditionRecord], look: ConditionLook, rules: Alerts
+    found: Sequence[Condition], known: Sequence[ConditionRecord], look: ConditionLook, rules: Alerts
 ) -> list[ConditionChange]:
     """Give what changed since the conditions in the ledger were written."""
     before = {(record.kind, record.about): record for record in known if record.kind in CONDITIONS}
@@ -65,7 +121,7 @@ def compare(
     return changes + [_over(record, look) for record in before.values()]
 
 
-def _of_queues(look: ConditionLook, rules: Alerts) -> Iterator[Found]:
+def _of_queues(look: ConditionLook, rules: Alerts) -> Iterator[Condition]:
     for queue in look.queues:
         if not queue.ready or queue.paused:
             # Paused is what an operator said, and no surprise.
@@ -73,21 +129,21 @@ def _of_queues(look: ConditionLook, rules: Alerts) -> Iterator[Found]:
         waited_s = max((task.waited_s for task in queue.tasks), default=0.0)
         if queue.name not in look.served:
             message = f"{why_unserved(queue.name, look.able)}; {_waiting(queue, waited_s)}"
-            yield Found(AlertKind.NO_WORKERS, queue.name, message, rules.unserved_after_s)
+            yield Condition(AlertKind.NO_WORKERS, queue.name, message, rules.unserved_after_s)
         elif waited_s >= rules.backlog_age_s:
             message = f"Queue {queue.name!r} has a backlog: {_waiting(queue, waited_s)}"
-            yield Found(AlertKind.BACKLOG_OLD, queue.name, message)
+            yield Condition(AlertKind.BACKLOG_OLD, queue.name, message)
 
 
-def _waiting(queue: QueueLook, waited_s: float) -> str:
+def _waiting(queue: QueueBacklog, waited_s: float) -> str:
     more = " or more" if queue.ready >= COUNT_LIMIT else ""
     noun = "ready job waits" if queue.ready == 1 else "ready jobs wait"
     return f"{queue.ready:,}{more} {noun}, the oldest for {brief(waited_s)}"
 
 
-def _of_heartbeats(look: ConditionLook) -> Iterator[Found]:
+def _of_heartbeats(look: ConditionLook) -> Iterator[Condition]:
     for worker in look.late:
-        yield Found(AlertKind.HEARTBEAT_LATE, worker.id, _late(worker), LATE_FOR_S, worker.id)
+        yield Condition(AlertKind.HEARTBEAT_LATE, worker.id, _late(worker), LATE_FOR_S, worker.id)
 
 
 def _late(worker: LateWorker) -> str:
@@ -95,34 +151,34 @@ def _late(worker: LateWorker) -> str:
     return f"Worker {worker.name} on {worker.host}: {silence(worker.silent_s)}{state}"
 
 
-def _of_reaper(look: ConditionLook, check_interval_s: float) -> Iterator[Found]:
+def _of_reaper(look: ConditionLook, check_interval_s: float) -> Iterator[Condition]:
     if not look.living and not look.held:
         # Nobody to watch over. Jobs that wait for a worker are found as such.
         return
     interval_s = max(check_interval_s, look.check_interval_s or 0.0)
-    if is_unswept(look.unswept_s, interval_s, [] if look.eldest_s is None else [look.eldest_s]):
-        message = f"{NO_REAPER}: {why_unswept(look.unswept_s, interval_s)}"
-        yield Found(AlertKind.NO_REAPER, WHOLE_LEDGER, message)
+    if reaper_is_missing(look.unswept_s, interval_s, [] if look.eldest_s is None else [look.eldest_s]):
+        message = f"{NO_REAPER}: {why_reaper_is_missing(look.unswept_s, interval_s)}"
+        yield Condition(AlertKind.NO_REAPER, WHOLE_LEDGER, message)
 
 
-def _of_failures(failures: Failures, known: Sequence[ConditionRecord]) -> Iterator[Found]:
+def _of_failures(failures: Failures, known: Sequence[ConditionRecord]) -> Iterator[Condition]:
     for task in failures.tasks:
         message = f"{task}{_lately(failures.examples.get(task.task))}"
-        yield Found(AlertKind.TASK_FAILING, task.task, message)
+        yield Condition(AlertKind.TASK_FAILING, task.task, message)
     for schedule in failures.schedules:
         message = f"The last job of schedule {schedule.name!r} failed{_lately(schedule.example)}"
-        yield Found(AlertKind.SCHEDULE_FAILING, schedule.name, message)
+        yield Condition(AlertKind.SCHEDULE_FAILING, schedule.name, message)
     for record in known:
         if record.kind == AlertKind.SCHEDULE_FAILING and record.about in failures.open_schedules:
             # Its next job has not ended: that it failed stays the last that is known.
-            yield Found(AlertKind.SCHEDULE_FAILING, record.about, record.message)
+            yield Condition(AlertKind.SCHEDULE_FAILING, record.about, record.message)
 
 
 def _lately(example: Example | None) -> str:
     return "" if example is None or example.error is None else f"; lately job {example.job_id}: {example.error}"
 
 
-def _change(step: str, one: Found) -> ConditionChange:
+def _change(step: str, one: Condition) -> ConditionChange:
     return msgspec.convert(
         {"step": step, "kind": one.kind, "about": one.about, "message": one.message, "worker_id": one.worker_id},
         ConditionChange,

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from unstuck.domain.autopsy import DeathKind
+from unstuck.domain.conditions import NO_REAPER_CURE, cure_unserved
 from unstuck.domain.liveness import Detector
-from unstuck.domain.serving import cure_unserved
-from unstuck.domain.sweeping import NO_REAPER_CURE
-from unstuck.notify.alerts.kinds import IN_ORDER, TOPICS, AlertKind, Phase, Topic
-from unstuck.store.records import AlertEvent, WorkerVerdict
+from unstuck.ledger.contract.events import AlertEvent
+from unstuck.ledger.contract.workers import WorkerVerdict
+from unstuck.notify.alerts.conditions import IN_ORDER, TOPICS, AlertKind, Phase, Topic
 
 MAX_NAMED = 5
 MAX_CAUSES = 4
@@ -58,7 +58,7 @@ def compose(events: Sequence[AlertEvent], *, repeated: bool = False) -> Message:
     return Message(_cut(title), text, facts)
 
 
-def trial() -> Message:
+def test_message() -> Message:
     """What `unstuck alerts test` sends."""
     title = "Unstuck: this is a trial"
     text = "Alerts of Unstuck will arrive here. Nothing is wrong."

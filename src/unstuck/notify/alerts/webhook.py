@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from unstuck.notify.alerts.addresses import Refused, Resolve, resolve_once
-from unstuck.notify.alerts.outcomes import Arrived, Lost, Outcome
-from unstuck.notify.alerts.targets import Target
+from unstuck.notify.alerts.targets import Delivered, NotDelivered, Outcome, Target
 from unstuck.version import VERSION
 
 MAX_ANSWER_BYTES = 4096
@@ -52,15 +51,15 @@ def post(
         places = resolve_once(host, port, allow_private=allow_private, resolve=resolve)
         connection = _connect(places, host, port, context, deadline_s)
     except Refused as error:
-        return Lost(str(error))
+        return NotDelivered(str(error))
     except socket.gaierror:
-        return Lost("its name cannot be resolved")
+        return NotDelivered("its name cannot be resolved")
     except ssl.SSLCertVerificationError as error:
-        return Lost(f"its certificate is not valid: {error.verify_message}")
+        return NotDelivered(f"its certificate is not valid: {error.verify_message}")
     except TimeoutError:
-        return Lost(f"it cannot be reached within {timeout_s:g}s")
+        return NotDelivered(f"it cannot be reached within {timeout_s:g}s")
     except (OSError, UnicodeError) as error:
-        return Lost(f"it cannot be reached: {_said(error)}")
+        return NotDelivered(f"it cannot be reached: {_said(error)}")
     path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
     return _exchange(connection, path, body, headers, deadline_s, timeout_s)
 
@@ -113,22 +112,22 @@ def _exchange(
         answer = connection.getresponse()
         answer.read(MAX_ANSWER_BYTES)
     except http.client.InvalidURL:
-        return Lost("its URL has characters that no request may have")
+        return NotDelivered("its URL has characters that no request may have")
     except (OSError, http.client.HTTPException) as error:
         if time.monotonic() >= deadline_s or isinstance(error, TimeoutError):
-            return Lost(f"it did not answer within {timeout_s:g}s", maybe_arrived=True)
-        return Lost(f"it broke off: {_said(error)}", maybe_arrived=True)
+            return NotDelivered(f"it did not answer within {timeout_s:g}s", maybe_arrived=True)
+        return NotDelivered(f"it broke off: {_said(error)}", maybe_arrived=True)
     finally:
         end.cancel()
         connection.close()
     if time.monotonic() >= deadline_s:
         # Cut off in the middle of its answer, which the library takes for its end.
-        return Lost(f"it did not answer within {timeout_s:g}s", maybe_arrived=True)
+        return NotDelivered(f"it did not answer within {timeout_s:g}s", maybe_arrived=True)
     if 200 <= answer.status < 300:
-        return Arrived()
+        return Delivered()
     if 300 <= answer.status < 400:
-        return Lost(f"it answered {answer.status}: redirects are not followed; name the final address")
-    return Lost(f"it answered {answer.status}", maybe_arrived=answer.status >= 500)
+        return NotDelivered(f"it answered {answer.status}: redirects are not followed; name the final address")
+    return NotDelivered(f"it answered {answer.status}", maybe_arrived=answer.status >= 500)
 
 
 def _cut(connection: http.client.HTTPConnection) -> None:

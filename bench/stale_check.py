@@ -1,0 +1,95 @@
+"""How long it takes to find out who is stale, with ten thousand foreign workers and a million jobs."""
+
+import time
+from collections.abc import Callable
+
+from bench.databases import Database
+from bench.fleet import Stage, stage_on
+from bench.report import Table
+from bench.table_size import copy_rows
+from unstuck import host
+from unstuck.config import HttpSettings, Recovery
+from unstuck.domain.states import Transport
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.jobs import TaskRecord
+from unstuck.ledger.contract.workers import ClaimRequest, NewWorker, Success, Turn
+from unstuck.recovery.reap import Reaper
+
+HOLDING = 1_000
+"""Workers that hold a job."""
+GOAL_MS = 100.0
+
+
+def run(databases: list[Database], workers: int, jobs: int, rounds: int) -> Table:
+    table = Table(
+        "stale",
+        f"Who is stale, of {workers:,} foreign workers ({HOLDING:,} hold a job), with {jobs:,} finished jobs",
+        ("best ms", "median ms", "worst ms"),
+        notes=[
+            f"The goal is a stale check below {GOAL_MS:g} ms: what the reaper asks once per round. 'judged' is that",
+            "with its judgement. 'all of them' carries every worker here. `stale` lists jobs of silent workers.",
+            "The bare count reads the rows of all workers and nothing else, in the same process.",
+        ],
+    )
+    for database in databases:
+        with stage_on(database) as stage:
+            _fill(stage, workers, jobs)
+            ledger = stage.ledger
+            reaper = Reaper(ledger, Recovery(), by="bench")
+            for label, act in _checks(stage, ledger, reaper).items():
+                took = sorted(_time_s(act) for _ in range(rounds))
+                table.add(
+                    f"{database.name}: {label}", *(1000 * one for one in (took[0], took[len(took) // 2], took[-1]))
+                )
+    return table
+
+
+def _checks(stage: Stage, ledger: Ledger, reaper: Reaper) -> dict[str, Callable[[], object]]:
+    name = "unstuck.workers" if stage.database.name == "PostgreSQL" else "unstuck_workers"
+    return {
+        "stale check": ledger.to_judge,
+        "judged": reaper.unwatched,
+        "all of them": ledger.watch,
+        "stale": lambda: ledger.stale(HttpSettings().heartbeat_timeout_s),
+        "bare count": lambda: stage.database.query(stage.url, f"select id, name, host, state, metadata from {name}"),
+    }
+
+
+def _fill(stage: Stage, workers: int, jobs: int) -> None:
+    ledger = stage.ledger
+    for number in range(workers):
+        ledger.register(_birth(number, ledger.one_host))
+    stage.task("noop").enqueue_many([()] * (HOLDING + 1))
+    [first] = ledger.turn(Turn("bench0", wish=ClaimRequest(("default",), ("noop",), 1, start=1))).claimed
+    ledger.turn(Turn("bench0", done=(Success(first.job_id, first.token, b"null"),)))
+    copy_rows(stage, "succeeded", jobs)
+    for number in range(HOLDING):
+        ledger.turn(Turn(f"bench{number}", wish=ClaimRequest(("default",), ("noop",), 1, start=1)))
+
+
+def _birth(number: int, one_host: bool) -> NewWorker:
+    web = HttpSettings()
+    return NewWorker(
+        id=f"bench{number}",
+        name=f"bench-{number}",
+        host=f"host-{number % 50}",
+        pid=0,
+        boot_id=host.boot_id() if one_host else "",
+        pid_namespace="",
+        process_started="",
+        queues=("default",),
+        tasks=(TaskRecord("noop", "default"),),
+        concurrency=1,
+        version="1.0.0",
+        heartbeat_interval_s=web.heartbeat_interval_s,
+        suspect_after_s=web.heartbeat_timeout_s,
+        running_stale_after_s=web.heartbeat_timeout_s,
+        metadata={"hostname": f"host-{number % 50}", "pid": number},
+        door=Transport.HTTP,
+    )
+
+
+def _time_s(act: Callable[[], object]) -> float:
+    begun_s = time.perf_counter()
+    act()
+    return time.perf_counter() - begun_s

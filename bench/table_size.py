@@ -1,0 +1,172 @@
+"""Measure what old and waiting jobs cost the claim: the ledger's wheel alone, without runners, in this process.
+
+A turn hands in a hundred, starts a hundred and claims a hundred. The million rows are copies of a real row, made
+by SQL in bulk.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from bench.databases import Database, Postgres
+from bench.fleet import Stage, stage_on
+from bench.report import Table
+from unstuck import config, host
+from unstuck.ledger.contract.workers import AttemptRef, ClaimRequest, NewWorker, Success, Turn
+
+BATCH = 100
+ROUNDS = 3
+
+
+def run(databases: list[Database], rows: int, jobs: int) -> Table:
+    table = Table(
+        "decay",
+        f"Decay: claims of {BATCH} per turn, the ledger alone, with {rows:,} more rows in the table",
+        ("jobs/s", "of fresh %", "CPU µs/job", "of fresh %"),
+    )
+    for database in databases:
+        with stage_on(database) as stage:
+            wheel = Wheel(stage)
+            wheel.go(jobs // 4)
+            fresh = _median(wheel, jobs)
+            table.add(f"{database.name}, fresh", fresh[0], 100.0, fresh[1], 100.0)
+            copy_rows(stage, "succeeded", rows)
+            _compare(table, f"{database.name}, {rows:,} finished", _median(wheel, jobs), fresh)
+            copy_rows(stage, "pending", rows)
+            _compare(table, f"{database.name}, and {rows:,} pending behind", _median(wheel, jobs), fresh)
+            if isinstance(database, Postgres):
+                with _old_snapshot(stage.url):
+                    label = f"{database.name}, and an old snapshot held open all the while"
+                    _compare(table, label, _median(wheel, jobs), fresh)
+                database.query(stage.url, "vacuum {jobs}")
+            copy_rows(stage, "pending", rows, task="unknown_here", rank=-1)
+            label = f"{database.name}, and {rows:,} pending ahead of a task that this worker does not know"
+            _compare(table, label, _whole(wheel, jobs), fresh)
+    table.notes.append(
+        f"median of {ROUNDS} rounds of {jobs:,} jobs; the last case is all rounds in one, looks included"
+    )
+    return table
+
+
+@contextmanager
+def _old_snapshot(url: str) -> Iterator[None]:
+    """Keep what is dead from being cleared away, as a forgotten transaction or a long report does."""
+    with psycopg.connect(url) as connection:
+        connection.execute("set transaction isolation level repeatable read")
+        connection.execute("select 1 from unstuck.jobs limit 1")
+        yield
+
+
+def _compare(table: Table, label: str, now: tuple[float, float], fresh: tuple[float, float]) -> None:
+    table.add(label, now[0], now[0] / fresh[0] * 100, now[1], now[1] / fresh[1] * 100)
+
+
+def _median(wheel: "Wheel", jobs: int) -> tuple[float, float]:
+    rounds = [wheel.go(jobs) for _ in range(ROUNDS)]
+    return statistics.median(rate for rate, _ in rounds), statistics.median(cpu for _, cpu in rounds)
+
+
+def _whole(wheel: "Wheel", jobs: int) -> tuple[float, float]:
+    """As `_median`, but with what is done once in a while counted in."""
+    return wheel.go(jobs * ROUNDS)
+
+
+class Wheel:
+    """A worker without runners: every job that it started has ended by the next turn."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._worker_id = "decaybenchwk"
+        defaults = config.Settings()
+        stage.ledger.register(
+            NewWorker(
+                id=self._worker_id,
+                name="decay",
+                host=host.hostname(),
+                pid=0,
+                boot_id=host.boot_id(),
+                pid_namespace="",
+                process_started="",
+                queues=("default",),
+                tasks=(),
+                concurrency=BATCH,
+                version="0",
+                heartbeat_interval_s=defaults.recovery.heartbeat_interval_s,
+                suspect_after_s=defaults.recovery.claimed_stale_after_s,
+                running_stale_after_s=defaults.recovery.running_stale_after_s,
+            )
+        )
+
+    def go(self, jobs: int) -> tuple[float, float]:
+        """Give jobs per second and CPU µs per job, of this process and the server's."""
+        stage, ledger = self._stage, self._stage.ledger
+        # A higher priority puts them before whatever waits already, so that every round claims its own.
+        stage.task("noop").options(priority=1).enqueue_many([()] * jobs)
+        wish = ClaimRequest(("default",), ("noop",), BATCH)
+        claimed: tuple[AttemptRef, ...] = ()
+        running: tuple[AttemptRef, ...] = ()
+        done = 0
+        begun_s, cpu_s = time.monotonic(), time.process_time() + stage.database.server_cpu().all_s
+        while done < jobs:
+            turn = Turn(
+                self._worker_id,
+                done=tuple(Success(held.job_id, held.token, b"null") for held in running),
+                start=claimed,
+                wish=wish if done + len(running) + len(claimed) < jobs else None,
+            )
+            answer = ledger.turn(turn)
+            assert answer.alive
+            done += len(running)
+            running, claimed = claimed, tuple(AttemptRef(job.job_id, job.token) for job in answer.claimed)
+        elapsed_s = time.monotonic() - begun_s
+        cpu_s = time.process_time() + stage.database.server_cpu().all_s - cpu_s
+        return jobs / elapsed_s, cpu_s / jobs * 1e6
+
+
+def copy_rows(stage: Stage, state: str, rows: int, task: str | None = None, rank: int = 0) -> None:
+    """Fill the table with copies of one real row in that state."""
+    database, url = stage.database, stage.url
+    if state == "pending":
+        stage.task("noop").enqueue()
+    columns = _columns(stage)
+    columns.remove("id")
+    values = ["rank" if column == "rank" else column for column in columns]
+    if state == "pending":
+        values = [str(rank) if column == "rank" else column for column in values]
+    if task is not None:
+        values = [f"'{task}'" if column == "task" else column for column in values]
+    template = f"(select * from {{jobs}} where state = '{state}' limit 1) as model"
+    names, copied = ", ".join(columns), ", ".join(values)
+    if isinstance(database, Postgres):
+        database.query(
+            url,
+            f"insert into {{jobs}} (id, {names}) select nextval('unstuck.job_ids'), {copied}"
+            f" from {template}, generate_series(1, {rows})",
+        )
+        # What autovacuum would do by itself some moments later, in the middle of a measurement.
+        database.query(url, "vacuum (analyze) {jobs}")
+        database.query(url, "checkpoint")
+        return
+    numbers = f"with recursive n(i) as (select 1 union all select i + 1 from n where i < {rows})"
+    database.query(
+        url,
+        f"begin immediate; {numbers} insert into {{jobs}} (id, {names})"
+        f" select (select last_job_id from unstuck_ledger) + i, {copied} from n, {template};"
+        f" update unstuck_ledger set last_job_id = (select max(id) from {{jobs}}); commit",
+    )
+    # A WAL of a million rows is no ordinary one: the first commits after it would pay for copying it back.
+    database.query(url, "pragma wal_checkpoint(truncate)")
+
+
+def _columns(stage: Stage) -> list[str]:
+    if isinstance(stage.database, Postgres):
+        sql = (
+            "select column_name from information_schema.columns"
+            " where table_schema = 'unstuck' and table_name = 'jobs' order by ordinal_position"
+        )
+    else:
+        sql = "select name from pragma_table_info('unstuck_jobs')"
+    return [str(row[0]) for row in stage.database.query(stage.url, sql)]

@@ -1,0 +1,141 @@
+"""Know a request that is sent again by its `Idempotency-Key`."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from fastapi import Depends, Header, Response
+
+from unstuck.domain.api_tokens import Caller, Scope
+from unstuck.errors import UnstuckError
+from unstuck.http.auth.callers import Requires, mark_of
+from unstuck.http.job_builder import builder
+from unstuck.http.openapi import json_response
+from unstuck.http.problems import Problem, problem_of
+from unstuck.http.routing import api_router
+from unstuck.http.schemas import JobsStored, JobStored, NewJobBody, NewJobsBody
+from unstuck.http.services import Services, ServicesDep
+from unstuck.ledger.contract.jobs import Enqueued, NewJob, Request
+
+KEPT_S = 24 * 3600.0
+MAX_KEY_CHARS = 255
+REPEATED = {"Idempotency-Replayed": "true"}
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=MAX_KEY_CHARS,
+        description="A text of your own, new for each request. Sent again with the same key within a day, the request "
+        "stores nothing and gets the first answer, also where the job has ended by then.",
+    ),
+]
+
+
+def request_of(caller: Caller, key: str, kind: str, asked: object) -> Request:
+    """Say which request it is, and what it asks for."""
+    return Request(_hash((caller.token_id, key)), _hash((kind, asked)), KEPT_S)
+
+
+def used_before() -> Problem:
+    return Problem(
+        422,
+        "key_used_before",
+        "This Idempotency-Key came with another request within the last day.",
+        cure="Use a new key for each request, and the same only to send the very same again.",
+    )
+
+
+def _hash(value: object) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(value)).digest()
+
+
+router = api_router("jobs")
+
+Enqueuer = Annotated[Caller, Depends(Requires(Scope.ENQUEUE))]
+_THERE = {"model": JobStored, "description": "It was there already: sent again, or `unique_key` is in use."}
+
+
+@router.post("/jobs", summary="Enqueue a job", status_code=201, response_model=JobStored, responses={200: _THERE})
+def enqueue(body: NewJobBody, desk: ServicesDep, caller: Enqueuer, idempotency_key: IdempotencyKey = None) -> Response:
+    """Store a job; it is durable when the answer comes. Tasks are those that living or past workers know."""
+    jobs = _build(desk, caller, [body])
+    stored, repeated = _store(desk, caller, "one", idempotency_key, jobs)
+    view = _views(desk, jobs, stored)[0]
+    headers = {"Location": f"/api/v1/jobs/{stored[0].job_id}", **(REPEATED if repeated else {})}
+    return json_response(view, 201 if stored[0].fresh and not repeated else 200, headers)
+
+
+@router.post(
+    "/jobs/batch",
+    summary="Enqueue many jobs, all or none",
+    status_code=201,
+    response_model=JobsStored,
+    responses={200: {"model": JobsStored, "description": "The request was sent again, and stored nothing."}},
+)
+def enqueue_batch(
+    body: NewJobsBody, desk: ServicesDep, caller: Enqueuer, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Store jobs in one commit. Where one cannot be stored none is, and `at` in the problem is its place (from 0)."""
+    jobs = _build(desk, caller, body.jobs)
+    stored, repeated = _store(desk, caller, "batch", idempotency_key, jobs)
+    view = {"jobs": _views(desk, jobs, stored)}
+    return json_response(view, 200 if repeated else 201, REPEATED if repeated else None)
+
+
+def _build(desk: Services, caller: Caller, bodies: Sequence[NewJobBody]) -> list[NewJob]:
+    build = builder(desk.ledger, desk.settings, caller, mark_of(caller))
+    jobs = []
+    for place, body in enumerate(bodies):
+        try:
+            jobs.append(build(body))
+        except UnstuckError as error:
+            # No name for it here: an error that its own frame holds keeps the whole body in memory.
+            raise _at_place(place, error) from error
+    return jobs
+
+
+def _at_place(place: int, error: UnstuckError) -> Problem:
+    problem = problem_of(error)
+    problem.facts["at"] = place
+    return problem
+
+
+def _store(
+    desk: Services, caller: Caller, kind: str, key: str | None, jobs: list[NewJob]
+) -> tuple[Sequence[Enqueued], bool]:
+    parts = desk.counter.parts()
+    stored: Sequence[Enqueued]
+    repeated = False
+    if key is None:
+        stored = parts.coalescer.enqueue(jobs)
+    else:
+        once = parts.ledger.enqueue_once(request_of(caller, key, kind, _asked(jobs)), jobs)
+        if not once.stored:
+            raise used_before()
+        stored, repeated = once.stored, once.repeated
+    if not repeated:
+        parts.ringer.ring({f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0})
+    return stored, repeated
+
+
+def _asked(jobs: Sequence[NewJob]) -> list[tuple[object, ...]]:
+    # Not the policy: a worker with new code may have come in between, and it is the same request all the same.
+    return [
+        (job.task, job.queue, job.payload, job.priority, job.delay_s, job.run_at, job.unique_key, _unique(job))
+        for job in jobs
+    ]
+
+
+def _unique(job: NewJob) -> tuple[object, ...]:
+    more = job.more
+    return () if more is None else (more.unique, more.unique_for_s, more.on_duplicate)
+
+
+def _views(desk: Services, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> list[dict[str, object]]:
+    warnings = desk.counter.parts().lookout.warnings(jobs)
+    return [
+        {"id": item.job_id, "task": job.task, "queue": job.queue, "fresh": item.fresh, "warning": warning}
+        for job, item, warning in zip(jobs, stored, warnings, strict=True)
+    ]

@@ -1,0 +1,202 @@
+"""Is this process alive, can it reach its ledger, and does anybody look after the jobs in it?
+
+The first two are for load balancers and service managers and need no token; they say nothing of jobs, since a door that
+works must not be restarted because workers are missing. The third is for monitors.
+"""
+
+import asyncio
+from collections import Counter as Tally
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from fastapi.responses import Response as Response_
+from pydantic import BaseModel
+from starlette.datastructures import State
+
+from unstuck.client import views
+from unstuck.client.doctor.diagnose import diagnose_open
+from unstuck.client.doctor.examine import quick_health
+from unstuck.domain.api_tokens import Caller, Scope
+from unstuck.domain.policy import decode_policy
+from unstuck.domain.recovery_rules import rules_of_ledger
+from unstuck.errors import LedgerError
+from unstuck.http.auth.callers import Requires
+from unstuck.http.openapi import json_response
+from unstuck.http.operator_schemas import FindingView, OverviewView, TaskView
+from unstuck.http.problems import Problem, problem_of
+from unstuck.http.routing import api_router
+from unstuck.http.services import Services, ServicesDep
+from unstuck.logs import logger
+from unstuck.metrics.prometheus import CONTENT_TYPE
+from unstuck.version import VERSION
+
+log = logger("unstuck.http")
+router = APIRouter(tags=["health"])
+
+READY_WITHIN_S = 5.0
+
+
+class Alive(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class Trouble(BaseModel):
+    code: str
+    message: str
+    cure: str
+
+
+class Health(BaseModel):
+    status: Literal["ok", "degraded"]
+    ledger: str
+    """The kind of database: to have this answer it was reached."""
+    workers: dict[str, int]
+    """How many there are of each state."""
+    workers_late: int
+    reaper_overdue_seconds: float | None
+    """Since the last round of a reaper ran out: 0 while reapers walk, null where there never was one."""
+    queues_without_workers: list[str]
+    """That have jobs which are due."""
+    troubles: list[Trouble]
+
+
+@router.get("/healthz", summary="Alive: the process answers")
+async def healthz() -> Alive:
+    return Alive()
+
+
+@router.get("/readyz", summary="Ready: the ledger can be reached and its tables fit")
+async def readyz(request: Request, desk: ServicesDep) -> Alive:
+    """An answer comes within some seconds, also where the database is silent and does not even refuse."""
+    try:
+        async with asyncio.timeout(READY_WITHIN_S):
+            await asyncio.shield(_look(request.app.state, desk))
+    except TimeoutError as error:
+        log.warning("Not ready", reason=f"the ledger has said nothing for {READY_WITHIN_S:g}s")
+        raise Problem(
+            503,
+            "ledger_silent",
+            f"The ledger has said nothing for {READY_WITHIN_S:g} seconds.",
+            cure="See whether the database is overloaded, frozen or cut off.",
+            headers={"Retry-After": "1"},
+        ) from error
+    except LedgerError as error:
+        # Whoever asks needs no token, so they hear what kind of trouble it is, and not where the database is.
+        log.warning("Not ready", reason=str(error))
+        kind = problem_of(error)
+        code, cure = (kind.code, kind.cure) if kind.status == 503 else ("ledger_error", "Run `unstuck doctor`.")
+        raise Problem(
+            503, code, "The ledger cannot be used; the log says why.", cure=cure, headers={"Retry-After": "1"}
+        ) from error
+    return Alive()
+
+
+def _look(state: State, desk: Services) -> "asyncio.Future[None]":
+    """Give the look at the ledger that is under way, or begin one: probes that come meanwhile must not pile up."""
+    looking: asyncio.Future[None] | None = getattr(state, "looking", None)
+    if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
+        looking = asyncio.ensure_future(asyncio.to_thread(lambda: desk.ledger.check_schema()))
+        # All who waited for it may be gone when it fails.
+        looking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        state.looking = looking
+    return looking
+
+
+@router.get("/api/v1/health", summary="Are workers and a reaper there, and are they on time?")
+def health(desk: ServicesDep, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> Health:
+    ledger = desk.ledger
+    fleet, queues = ledger.fleet(), ledger.queues()
+    rules = rules_of_ledger(ledger.recovery_rules(), desk.settings.recovery.rules)
+    troubles = quick_health(fleet, queues, check_interval_s=rules.check_interval_s)
+    return Health(
+        status="degraded" if troubles else "ok",
+        ledger="sqlite" if ledger.one_host else "postgresql",
+        workers=fleet.workers,
+        workers_late=fleet.late,
+        reaper_overdue_seconds=fleet.unswept_s,
+        queues_without_workers=[queue.name for queue in queues if queue.pending and not queue.workers],
+        troubles=[Trouble(code=one.code, message=one.message, cure=one.cure) for one in troubles],
+    )
+
+
+reports_router = api_router("care")
+
+Reader = Annotated[Caller, Depends(Requires(Scope.READ))]
+
+
+@reports_router.get(
+    "/doctor", summary="What is wrong, why, and the cure; the worst first", response_model=list[FindingView]
+)
+async def doctor(desk: ServicesDep, caller: Reader) -> Response:
+    """Empty where all is well. Takes a moment longer where a worker seems to do nothing: it is looked at twice."""
+    return json_response(await desk.slowly(lambda: diagnose_open(desk.ledger, desk.settings)))
+
+
+@reports_router.get("/tasks", summary="Tasks that living or past workers know", response_model=list[TaskView])
+def tasks(desk: ServicesDep, caller: Reader) -> Response:
+    return json_response(
+        [
+            {
+                "name": task.name,
+                "queue": task.queue,
+                "is_async": task.is_async,
+                "policy": views.policy_view(decode_policy(task.policy)),
+            }
+            for task in sorted(desk.ledger.tasks(), key=lambda task: task.name)
+        ]
+    )
+
+
+@reports_router.get("/overview", summary="How much waits and runs, and who works", response_model=OverviewView)
+def overview(desk: ServicesDep, caller: Reader) -> Response:
+    queues = sorted(desk.ledger.queues(), key=lambda queue: queue.name)
+    limits = {record.name: record for record in desk.ledger.queue_limits()}
+    return json_response(
+        {
+            "version": VERSION,
+            "ledger": desk.ledger.describe(),
+            "jobs": {
+                state: sum(getattr(queue, state) for queue in queues)
+                for state in ("pending", "blocked", "scheduled", "claimed", "running", "waiting")
+            },
+            "workers": dict(sorted(Tally(worker.state.value for worker in desk.ledger.workers()).items())),
+            "queues": [views.queue_view(queue, limits.get(queue.name)) for queue in queues],
+        }
+    )
+
+
+metrics_router = APIRouter(tags=["metrics"])
+
+
+@metrics_router.get(
+    "/metrics",
+    summary="Metrics in Prometheus' text format",
+    response_class=PlainTextResponse,
+)
+def metrics(desk: ServicesDep, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> Response_:
+    return Response_(desk.meter.text(desk.ledger), media_type=CONTENT_TYPE)
+
+
+audit_router = APIRouter(prefix="/api/v1", tags=["operators"])
+
+
+class AuditEntryView(BaseModel):
+    id: int
+    at: str
+    by: str
+    door: str
+    verb: str
+    target: str
+    outcome: str | None
+    """Null: it was begun, and nobody knows how it ended."""
+
+
+@audit_router.get("/audit", summary="What operators did, newest first")
+def audit(
+    desk: ServicesDep,
+    caller: Annotated[Caller, Depends(Requires(Scope.READ))],
+    before_id: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only what came before this one.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> list[AuditEntryView]:
+    return [AuditEntryView(**views.audit_view(note)) for note in desk.operator(caller).audit(before_id, limit)]

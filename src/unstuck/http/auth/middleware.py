@@ -1,0 +1,417 @@
+"""Say who a caller is: by the token in their hand, by their login, or because they stand on this very machine."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+from starlette._utils import get_route_path
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from unstuck.domain.api_tokens import LOCAL, NOBODY, Caller
+from unstuck.errors import UnstuckError
+from unstuck.http.auth import limits, sessions
+from unstuck.http.auth.body_budget import BodyBudget
+from unstuck.http.auth.limits import (
+    MAX_FORM_BYTES,
+    ConcurrencyLimit,
+    RateLimiter,
+    check_json,
+    declared_bytes,
+    form_field,
+    has_body,
+    read_body,
+    replayed,
+)
+from unstuck.http.auth.origins import SAFE, Exposure, Host, Origin, judge, read_address
+from unstuck.http.auth.route_scopes import KnownRoutes
+from unstuck.http.auth.shared_counters import Member
+from unstuck.http.auth.tokens import ApiToken, TokenCache
+from unstuck.http.dashboard.rendering import refused
+from unstuck.http.middleware import with_security_headers
+from unstuck.http.problems import Problem, bug, problem_of
+from unstuck.http.services import Services
+from unstuck.http.streams import TokenWatch
+
+PASSED_ON = ("forwarded", "via", "x-real-ip")
+PASSED_ON_PREFIX = "x-forwarded-"
+IPV6_NETWORK_BITS = 64
+
+
+@dataclass(frozen=True)
+class Identity:
+    caller: Caller
+    who: str
+    """By which requests are counted."""
+    csrf: str = ""
+    """What a form must carry; empty where a token in the hand says enough: no website can make a browser send that."""
+    by_cookie: bool = False
+
+
+async def identify(
+    headers: Mapping[str, str], keyring: TokenCache, place: Exposure, address: str, local_csrf: str
+) -> Identity | None:
+    """Give who asks; None for somebody who says nothing about it."""
+    if (said := headers.get("authorization")) is not None:
+        return await _by_token(said, keyring)
+    if (cookie := cookie_of(headers)) is not None and (found := await _by_login(cookie, keyring)) is not None:
+        return found
+    if place.may_be_open and not (await keyring.keys()).any_ever:
+        _refuse_proxies(headers)
+        return Identity(LOCAL, f"address {address}", local_csrf)
+    return None
+
+
+async def _by_token(said: str, keyring: TokenCache) -> Identity:
+    scheme, _, text = said.partition(" ")
+    key = await keyring.find(text.strip()) if scheme.lower() == "bearer" else None
+    if key is None:
+        raise unauthenticated("This token is not valid: it never was, has expired, or was revoked.")
+    return Identity(Caller(key.name, key.scopes, key.id), f"token {key.id}")
+
+
+async def _by_login(cookie: str, keyring: TokenCache) -> Identity | None:
+    session = sessions.read(cookie)
+    key = None if session is None else await keyring.by_id(session.token_id)
+    if session is None or key is None or not sessions.stands(session, key, time.time()):
+        return None
+    return logged_in(session, key)
+
+
+def logged_in(session: sessions.Session, key: ApiToken) -> Identity:
+    caller = Caller(key.name, key.scopes, key.id, door="page")
+    return Identity(caller, f"token {key.id}", sessions.csrf_of(session, key), by_cookie=True)
+
+
+def at_the_page(identity: Identity) -> Identity:
+    return replace(identity, caller=replace(identity.caller, door="page"))
+
+
+def cookie_of(headers: Mapping[str, str]) -> str | None:
+    for part in headers.get("cookie", "").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == sessions.COOKIE:
+            return value
+    return None
+
+
+def address_of(client: tuple[str, int] | None) -> str:
+    """Give by which address a stranger is counted: of IPv6 the network, since everybody has a whole one."""
+    name = client[0] if client else "unknown"
+    address = read_address(name)
+    if address is None or address.version == 4:
+        return name if address is None else str(address)
+    return f"{int(address) >> (128 - IPV6_NETWORK_BITS):x}/{IPV6_NETWORK_BITS}"
+
+
+def unauthenticated(detail: str) -> Problem:
+    return Problem(
+        401,
+        "unauthenticated",
+        detail,
+        cure="Send `Authorization: Bearer …` with a token of `unstuck tokens create NAME --scope …`.",
+        headers={"WWW-Authenticate": 'Bearer realm="unstuck"'},
+    )
+
+
+def _refuse_proxies(headers: Mapping[str, str]) -> None:
+    # Something in front passes others through to what was meant for this machine alone.
+    if any(name in PASSED_ON or name.startswith(PASSED_ON_PREFIX) for name in headers):
+        raise Problem(
+            403,
+            "token_needed",
+            "This came through a proxy, and without tokens this door is for its own machine alone.",
+            cure="Make a token: `unstuck tokens create NAME --scope all`.",
+        )
+
+
+FIELD = "csrf"
+HEADER = "x-csrf-token"
+
+
+def check_origin(origin: Origin) -> None:
+    if origin.foreign:
+        raise Problem(
+            403,
+            "foreign_origin",
+            "Another website made your browser ask for this.",
+            cure="Open the page by its own address. Behind a proxy, have it pass the Host header on unchanged.",
+        )
+
+
+def check_csrf(
+    identity: Identity, origin: Origin, method: str, headers: Mapping[str, str], body: bytes, *, api: bool
+) -> None:
+    """Let an unsafe request of a browser through only with the proof that our own page made it."""
+    if method in SAFE or not identity.csrf:
+        return
+    if identity.by_cookie and not origin.proven:
+        raise Problem(403, "foreign_origin", "A login was sent along, but not whose page asked for this.")
+    # A program on this machine, where no token is asked for, is no browser and cannot be made to send anything.
+    if api and not origin.from_browser and not identity.by_cookie:
+        return
+    given = headers.get(HEADER) or form_field(headers, body, FIELD)
+    if not hmac.compare_digest(given.encode(), identity.csrf.encode()):
+        raise Problem(
+            403,
+            "csrf",
+            "The form is too old, or not of this page.",
+            cure="Load the page again. Scripts send the value of <meta name=csrf> as X-CSRF-Token.",
+        )
+
+
+HEALTH = frozenset({"/healthz", "/readyz"})
+LOGIN = "/login"
+STATIC = "/static/"
+BURST_S = 10
+STRANGERS_PER_S = 20
+STRANGERS_BURST = 200
+MAX_LOGIN_BYTES = 4096
+DRAINED_BYTES = 64 * 1024
+DRAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class RequestHead:
+    """One request, as far as its head says."""
+
+    method: str
+    path: str
+    root: str
+    query: str
+    headers: Mapping[str, str]
+    address: str
+
+    @property
+    def api(self) -> bool:
+        return self.path.startswith("/api/") or self.path == "/metrics"
+
+    @property
+    def static(self) -> bool:
+        return self.path.startswith(STATIC)
+
+
+class AuthMiddleware:
+    """Plain ASGI, so that streams pass through it unbuffered."""
+
+    def __init__(
+        self, app: ASGIApp, desk: Services, keyring: TokenCache, place: Exposure, routes: KnownRoutes, member: Member
+    ) -> None:
+        self._app = app
+        self._web = desk.web
+        self._keyring = keyring
+        self._place = place
+        self._routes = routes
+        self._budget = BodyBudget(desk.web.max_body_bytes)
+        rate = desk.web.requests_per_second
+        self._rates = RateLimiter(rate, rate * BURST_S, shared=member.group.rates)
+        self._strangers = RateLimiter(STRANGERS_PER_S, STRANGERS_BURST, shared=member.group.strangers)
+        self._crowd = ConcurrencyLimit(desk.web.max_open_requests, desk.web.max_open_requests_per_caller, member)
+        self._local_csrf = member.group.csrf
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._answer_in_time(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._app(scope, receive, send)
+
+    async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer even a request that is cut off because the server ends: the ledger may be silent for longer."""
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, noted)
+        except asyncio.CancelledError:
+            if begun:
+                raise
+            # Whoever cancelled it waits for the task to end, and hears of it by its end.
+            await refused(scope, _leaving().response())(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        https = scope.get("scheme") == "https" or self._web.secure_cookies
+        send = with_security_headers(send, static=get_route_path(scope).startswith(STATIC), https=https)
+        heard = _Heard(receive)
+        with ExitStack() as seat:
+            try:
+                identity, receive = await self._admit(_read(scope), heard, seat)
+            except _Elsewhere as elsewhere:
+                await RedirectResponse(elsewhere.url, 303)(scope, receive, send)
+                return
+            except Problem as problem:
+                await _refuse(refused(scope, problem.response()), scope, heard, send)
+                return
+            except UnstuckError as error:
+                await _refuse(refused(scope, _unsaid(error).response()), scope, heard, send)
+                return
+            scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
+            await self._pass_on(identity, scope, receive, send)
+
+    async def _admit(self, asked: RequestHead, receive: Receive, seat: ExitStack) -> tuple[Identity, Receive]:
+        """Say who it is. Whoever is somebody keeps a seat in the crowd for as long as `seat` is open."""
+        nobody = Identity(NOBODY, f"address {asked.address}")
+        if asked.path in HEALTH and asked.method in SAFE:
+            return nobody, receive
+        origin = judge(asked.headers, self._host(asked), asked.method)
+        check_origin(origin)
+        if asked.static and asked.method in SAFE:
+            return nobody, receive
+        if asked.path == LOGIN:
+            return nobody, await self._admit_login(asked, origin, receive)
+        identity = await self._identify(asked)
+        if origin.from_browser or not asked.api:
+            identity = at_the_page(identity) if identity.csrf else identity
+        _wait_if_too_many(self._rates, identity.who)
+        if self._crowd.is_full(identity.who):
+            raise _too_many(1.0, "Too many requests are open at once.")
+        # Before the body is read: it may take a minute to come, and is kept in memory meanwhile.
+        seat.enter_context(self._crowd.seat(identity.who))
+        body = b""
+        if has_body(asked.headers):
+            self._routes.check(asked.method, asked.path, identity.caller)
+            body = await self._read(asked, identity, receive, seat)
+            receive = replayed(body, receive)
+        check_csrf(identity, origin, asked.method, asked.headers, body, api=asked.api)
+        if asked.api and body:
+            await check_json(asked.headers, body, self._web.max_body_bytes)
+        return identity, receive
+
+    async def _read(self, asked: RequestHead, identity: Identity, receive: Receive, seat: ExitStack) -> bytes:
+        limit_bytes = self._web.max_body_bytes if asked.api else min(self._web.max_body_bytes, MAX_FORM_BYTES)
+        room = await self._budget.take(identity.who, declared_bytes(asked.headers, limit_bytes))
+        seat.callback(room.release)
+        body = await read_body(receive, asked.headers, limit_bytes)
+        room.shrink(len(body))
+        return body
+
+    async def _admit_login(self, asked: RequestHead, origin: Origin, receive: Receive) -> Receive:
+        if self._place.may_be_open and not (await self._keyring.keys()).any_ever:
+            raise _Elsewhere(f"{asked.root}/")
+        _wait_if_too_many(self._strangers, f"address {asked.address}")
+        if asked.method in SAFE:
+            return receive
+        # Else a website could log somebody in as somebody else.
+        if not origin.proven:
+            raise Problem(403, "foreign_origin", "Log in from the login page itself.")
+        return replayed(await read_body(receive, asked.headers, MAX_LOGIN_BYTES), receive)
+
+    async def _identify(self, asked: RequestHead) -> Identity:
+        try:
+            found = await identify(asked.headers, self._keyring, self._place, asked.address, self._local_csrf)
+        except Problem:
+            _wait_if_too_many(self._strangers, f"address {asked.address}")
+            raise
+        if found is not None:
+            return found
+        _wait_if_too_many(self._strangers, f"address {asked.address}")
+        mode = asked.headers.get("sec-fetch-mode", "navigate")
+        if asked.api or asked.method not in ("GET", "HEAD") or mode != "navigate":
+            raise unauthenticated("This needs a token.")
+        there = asked.path + (f"?{asked.query}" if asked.query else "")
+        raise _Elsewhere(f"{asked.root}{LOGIN}" + ("" if there == "/" else f"?next={quote(there, safe='/')}"))
+
+    def _host(self, asked: RequestHead) -> Host:
+        host = limits.host_of(asked.headers)
+        if not self._place.hosts.allows(host.name):
+            raise Problem(
+                421,
+                "unknown_host",
+                f"This door does not answer to the name {host.name!r}.",
+                cure="Allow it: `web.allowed_hosts`, or UNSTUCK_WEB_ALLOWED_HOSTS, with commas.",
+            )
+        return host
+
+    async def _pass_on(self, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = TokenWatch(send, self._keyring, identity.caller.token_id)
+        try:
+            await self._app(scope, receive, watch.send)
+        except Exception as error:
+            if watch.ended_by_us:
+                return
+            problem = bug(scope["path"], error)
+            if watch.started:
+                raise
+            await refused(scope, problem.response())(scope, receive, send)
+
+
+class _Elsewhere(Exception):
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+
+def _read(scope: Scope) -> RequestHead:
+    limits.check_lengths(scope)
+    return RequestHead(
+        scope["method"],
+        get_route_path(scope) or "/",
+        scope.get("root_path", ""),
+        scope.get("query_string", b"").decode("latin-1"),
+        limits.headers_of(scope),
+        address_of(scope.get("client")),
+    )
+
+
+def _unsaid(error: UnstuckError) -> Problem:
+    """Give what a stranger hears of trouble with the ledger: not where it is."""
+    problem = problem_of(error)
+    problem.detail = "The ledger cannot be used; the log says why."
+    return problem
+
+
+def _wait_if_too_many(rates: RateLimiter, who: str) -> None:
+    wait_s = rates.take(who)
+    if wait_s > 0:
+        raise _too_many(wait_s, "Too many requests in a short time.")
+
+
+def _leaving() -> Problem:
+    return Problem(
+        503,
+        "server_leaving",
+        "This server ended before the ledger answered; what was asked for may have been done.",
+        cure="Ask again: the next server answers.",
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
+
+
+def _too_many(wait_s: float, detail: str) -> Problem:
+    cure = "Wait a moment, and ask less often; `web.requests_per_second` and `web.max_open_requests` are the limits."
+    return Problem(429, "too_many_requests", detail, cure=cure, headers={"Retry-After": str(int(wait_s) + 1)})
+
+
+class _Heard:
+    """What came of a request, and whether that was all of it."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.all = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.all = self.all or not message.get("more_body")
+        return message
+
+
+async def _refuse(response: Response, scope: Scope, receive: _Heard, send: Send) -> None:
+    """Answer without having read the body: a short one is thrown away, behind a long one the connection ends."""
+    unread = 0 if receive.all else limits.unread_bytes(scope)
+    if unread is not None and unread > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while (await receive()).get("more_body"):
+                    pass
+                unread = 0
+    if unread != 0 and scope.get("http_version", "1.1").startswith("1"):
+        response.headers["Connection"] = "close"
+    await response(scope, receive, send)

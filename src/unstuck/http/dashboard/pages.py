@@ -1,0 +1,74 @@
+"""Name the screens: each has a template, live fragments, and a look that gives what both need."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unstuck.client.operator import Operator
+from unstuck.domain.redaction import Redactor
+from unstuck.domain.states import LIVE_STATES, WorkerState
+from unstuck.http.dashboard.charts import MINUTES, Charts
+from unstuck.http.dashboard.snapshot import Snapshot, SnapshotCache
+from unstuck.http.services import Services
+
+MAX_KEY_CHARS = 200
+
+
+class View:
+    """What screens look through: the shared snapshot, and the operator's questions for what it does not hold."""
+
+    def __init__(self, desk: Services) -> None:
+        self._desk = desk
+        self.charts = Charts()
+        self.redact = Redactor(desk.web.redact)
+        self.lookout = SnapshotCache(
+            lambda: desk.ledger,
+            lambda: self.operator().activity(MINUTES),
+            lambda: tuple(self.operator().doctor()),
+        )
+
+    def operator(self, by: str = "page") -> Operator:
+        return Operator(self._desk.ledger, self._desk.settings, by=by, door="page")
+
+    @property
+    def desk(self) -> Services:
+        return self._desk
+
+    def snapshot(self) -> Snapshot:
+        return self.lookout.snapshot()
+
+
+Look = Callable[[View, str], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One screen. Fragments are parts that change while somebody looks: their id, and their template."""
+
+    name: str
+    template: str
+    look: Look
+    fragments: Mapping[str, str] = field(default_factory=dict)
+
+    def values(self, viewing: View, key: str = "") -> dict[str, Any]:
+        return {**common(viewing.snapshot()), **self.look(viewing, key)}
+
+
+EVERYWHERE = {"nav-counts": "parts/nav.html"}
+"""Fragments of every screen."""
+
+
+def common(seen: Snapshot) -> dict[str, Any]:
+    """Give what the frame around every screen shows."""
+    living = [worker for worker in seen.workers if worker.state in LIVE_STATES]
+    troubled = any(worker.state is WorkerState.SUSPECT for worker in living)
+    problems = [finding for finding in seen.findings or () if finding.severity == "problem"]
+    return {
+        "seen": seen,
+        "counts": {
+            "workers": len(living),
+            "workers_troubled": troubled,
+            "quarantined": seen.quarantined,
+            "problems": len(problems),
+        },
+    }

@@ -1,0 +1,1 @@
+"""The worker protocol over HTTP."""

@@ -1,0 +1,220 @@
+"""Put together what the web door keeps for foreign workers; it is opened when the first of them is heard."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any
+
+import anyio.to_thread
+from fastapi import Depends, Request
+
+from unstuck.domain.api_tokens import Caller
+from unstuck.domain.states import LIVE_STATES, WorkerState
+from unstuck.http.problems import Problem
+from unstuck.http.services import Services
+from unstuck.http.workers.batching import HeartbeatBatcher
+from unstuck.http.workers.claims import WakeUps
+from unstuck.http.workers.turn_batcher import TurnBatcher
+from unstuck.ledger import manners
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.workers import HeartbeatAnswer, RemoteHeartbeat
+from unstuck.ledger.metrics_writer import MetricsWriter
+from unstuck.metrics.counters import Counters
+from unstuck.notify.wakeups import WakeupListener
+from unstuck.remote.attempts import RemoteAttempts
+from unstuck.remote.explain import worker_gone_problem
+from unstuck.remote.handed_out import HandedJobs
+from unstuck.remote.registry import MAX_KEPT, Registry, RemoteWorker
+
+Metadata = dict[str, Any]
+
+STANDING_S = 1.0
+"""How long a worker's standing is good for, unless a word for it comes."""
+GIVEN_UP_AFTER = 3.0
+"""A beat comes at least so often within the shortest timeout of what the worker holds."""
+
+
+class WorkerService:
+    def __init__(self, desk: Services) -> None:
+        self.desk = desk
+        self.seats = Registry(desk.settings, desk.web)
+        self.beats = HeartbeatBatcher(lambda: desk.ledger)
+        self.turns = TurnBatcher(lambda: desk.ledger)
+        self.handed = HandedJobs()
+        self.compared_s: dict[str, float] = {}
+        """When what a worker says it holds was last compared with the ledger."""
+        self._standings: dict[str, tuple[float, HeartbeatAnswer]] = {}
+        self.wakeups = WakeUps(desk.settings.poll_interval_s)
+        self.tallies = Counters()
+        self.books: MetricsWriter | None = None
+        """Writes what was counted; None where the door's reaper does."""
+        self._lock = threading.Lock()
+        self._ear: WakeupListener | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.desk.ledger
+
+    @property
+    def is_open(self) -> bool:
+        return self._ear is not None
+
+    async def ready(self) -> None:
+        """Have everything open; the first call takes a moment."""
+        if not self.is_open:
+            loop = asyncio.get_running_loop()
+            await anyio.to_thread.run_sync(self._open, loop)
+
+    def seat(self, worker_id: str, caller: Caller) -> RemoteWorker:
+        return self.seats.find(self.ledger, worker_id, caller)
+
+    def hands(self, seat: RemoteWorker, caller: Caller) -> RemoteAttempts:
+        return RemoteAttempts(
+            self.ledger, self.desk.settings, self.desk.counter.parts().ringer.ring, seat, caller, self.tallies
+        )
+
+    async def pulse(
+        self, seat: RemoteWorker, metadata: Metadata | None = None, running: int | None = None
+    ) -> HeartbeatAnswer:
+        """Write a beat, with the metadata if they are new, and give the ledger's answer."""
+        news = None if metadata is None else self.seats.news(seat, metadata)
+        try:
+            with manners.hurry():
+                return await self.beats.beat(RemoteHeartbeat(seat.id, running=running, metadata=news))
+        except BaseException:
+            # Perhaps they were not written, and nobody may look for a change that was told already.
+            self.seats.unsay(seat)
+            raise
+
+    async def beat(
+        self, seat: RemoteWorker, metadata: Metadata | None = None, running: int | None = None
+    ) -> HeartbeatAnswer:
+        """Write a beat; a problem that says what happened where the worker is dead or stopped."""
+        answer = await self.pulse(seat, metadata, running)
+        if answer.state not in LIVE_STATES:
+            await anyio.to_thread.run_sync(self.say_gone, seat)
+        return answer
+
+    async def standing(self, seat: RemoteWorker) -> HeartbeatAnswer:
+        """Return how a worker stands and what is asked of it. It counts as a beat, which is written at most once a
+        second: a word for this worker that is heard meanwhile is looked at at once."""
+        now_s = time.monotonic()
+        known = self._standings.get(seat.id)
+        if known is not None and now_s < known[0] + min(STANDING_S, seat.interval_s / 2):
+            return known[1]
+        answer = await self.beat(seat)
+        if len(self._standings) >= MAX_KEPT:
+            self._standings.clear()
+            self.compared_s.clear()
+        self._standings[seat.id] = (now_s, answer)
+        return answer
+
+    def look_again(self, seat: RemoteWorker) -> None:
+        """Have the next turn beat, and compare what the worker holds, whenever it last did."""
+        self._standings.pop(seat.id, None)
+        self.compared_s.pop(seat.id, None)
+
+    def note_settled(self, seat: RemoteWorker, keys: Sequence[tuple[int, int]]) -> None:
+        """Forget jobs that were settled, and count them with the worker's next beat."""
+        for key in keys:
+            self.handed.forget(key)
+        if keys:
+            self.beats.note_settled(seat.id, len(keys))
+        if self.books is not None:
+            self.books.tend()
+
+    def say_gone(self, seat: RemoteWorker) -> None:
+        self.seats.forget(seat)
+        self._standings.pop(seat.id, None)
+        record = self.ledger.foreign_worker(seat.id)
+        if record is None:
+            raise Problem(
+                409,
+                "worker_gone",
+                f"Worker {seat.name} ({seat.id}) ended so long ago that nothing is kept of it.",
+                cure="Register anew: POST /api/v1/workers.",
+            )
+        if record.state not in LIVE_STATES:
+            raise worker_gone_problem(record)
+
+    def hush(self) -> None:
+        """Let nobody wait any longer; from the event loop."""
+        self.wakeups.hush()
+
+    def close(self) -> None:
+        with self._lock:
+            ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.stop()
+        if self.books is not None:
+            self.books.flush()
+        self.turns.close()
+        self.beats.close()
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            if self._ear is not None:
+                return
+            if not self.desk.web.reap:
+                self.books = MetricsWriter(self.ledger, self.tallies, self.desk.settings.recovery.heartbeat_interval_s)
+            ear = WakeupListener(lambda: self.ledger, partial(self._heard, loop), partial(self._hears, loop))
+            ear.start()
+            self._ear = ear
+
+    def _hears(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._standings.clear)
+            loop.call_soon_threadsafe(self.wakeups.doubt)
+
+    def _heard(self, loop: asyncio.AbstractEventLoop, words: frozenset[str]) -> None:
+        if words:
+            # A loop that is closed has nobody who waits.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._hear, words)
+
+    def _hear(self, words: frozenset[str]) -> None:
+        for word in words:
+            if word.startswith("worker:"):
+                self._standings.pop(word.removeprefix("worker:"), None)
+        self.wakeups.heard(words)
+
+
+def instructions(seat: RemoteWorker, answer: HeartbeatAnswer) -> dict[str, Any]:
+    """Tell a worker how it stands and what is asked of it."""
+    return {
+        "id": seat.id,
+        "name": seat.name,
+        "state": answer.state.value,
+        "next_heartbeat_in": plain(seat.interval_s),
+        "drain": answer.request == "drain" or answer.state is WorkerState.DRAINING,
+        "stop": answer.request == "stop",
+        "disabled": answer.disabled,
+        "cancel": [{"job_id": job_id, "token": token} for job_id, token in answer.cancel],
+    }
+
+
+def may_claim(answer: HeartbeatAnswer) -> bool:
+    return answer.state is WorkerState.ACTIVE and answer.request is None and not answer.disabled
+
+
+def next_beat_s(seat: RemoteWorker, timeouts_s: Iterable[float]) -> float:
+    """Give when to beat next, so that nothing is given up that has one of these timeouts: a job may have brought a
+    tighter one than its worker's."""
+    return plain(round(min([seat.interval_s, *(timeout_s / GIVEN_UP_AFTER for timeout_s in timeouts_s)]), 3))
+
+
+def plain(value_s: float) -> float:
+    """Write 30 and not 30.0, as the form of the heartbeat shows it."""
+    return int(value_s) if value_s == int(value_s) else value_s
+
+
+async def crew_of(request: Request) -> WorkerService:
+    crew: WorkerService = request.app.state.crew
+    await crew.ready()
+    return crew
+
+
+WorkerServiceDep = Annotated[WorkerService, Depends(crew_of)]

@@ -1,0 +1,175 @@
+"""Keep where the answers to jobs go."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from unstuck import failpoints
+from unstuck.errors import UncertainCommit
+from unstuck.ledger.checks import check_exchange, check_ids
+from unstuck.ledger.contract.jobs import Enqueued
+from unstuck.ledger.contract.workers import Exchange, ExchangeAnswer, HeartbeatAnswer, OnceJob, ReplyAddress, Turn
+from unstuck.ledger.postgres import arrays
+from unstuck.ledger.postgres.connection import Row, Statement
+from unstuck.ledger.postgres.database import Verbs
+from unstuck.ledger.postgres.enqueue import LOCK_TIMEOUT, RequestVerbs, answer_of, columns, in_batches, optional
+from unstuck.ledger.postgres.workers import ForeignVerbs, beat_answers, beat_values
+
+
+class LetterVerbs(Verbs):
+    def letters(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
+        check_ids((after_job_id,))
+        return [ReplyAddress(*row) for row in self.read("letters", client=client, after=after_job_id, limit=limit)]
+
+    def letter(self, job_id: int) -> ReplyAddress | None:
+        check_ids((job_id,))
+        rows = self.read("letter", job_id=job_id)
+        return ReplyAddress(*rows[0]) if rows else None
+
+
+def reply_address_columns(letters: Sequence[ReplyAddress | None]) -> dict[str, Any]:
+    """Give the letters of a batch of jobs by column; those without one have no client."""
+    return {
+        "clients": arrays.byteas([None if one is None else one.client for one in letters]),
+        "services": arrays.texts([None if one is None else one.service for one in letters]),
+        "request_ids": arrays.texts([None if one is None else one.request_id for one in letters]),
+        "letter_places": arrays.int4s([0 if one is None else one.place for one in letters]),
+        "letters": arrays.int4s([1 if one is None else one.places for one in letters]),
+        "correlations": optional(arrays.byteas, [None if one is None else one.correlation for one in letters]),
+        "own_ids": optional(arrays.texts, [None if one is None else one.own_id for one in letters]),
+        "notifies": arrays.bools([one is not None and one.notify for one in letters]),
+    }
+
+
+def reply_address_values(letter: ReplyAddress) -> dict[str, Any]:
+    """Give the parameters of one letter."""
+    return {
+        "client": letter.client,
+        "service": letter.service,
+        "request_id": letter.request_id,
+        "place": letter.place,
+        "places": letter.places,
+        "correlation": letter.correlation,
+        "own_id": letter.own_id,
+        "notify": letter.notify,
+    }
+
+
+class ExchangeVerbs(RequestVerbs, ForeignVerbs):
+    def exchange(self, exchange: Exchange) -> ExchangeAnswer:
+        check_exchange(exchange)
+        beats: tuple[HeartbeatAnswer, ...] | None = None
+        if exchange.pulses and any(map(_writes, exchange.turns)):
+            # In a commit of their own: who cancels goes from a job to the beat of its worker, and turns go to jobs.
+            beats = tuple(self.beat_foreign(exchange.pulses))
+            exchange = msgspec.structs.replace(exchange, pulses=())
+        answer = self._exchange(exchange)
+        return answer if beats is None else msgspec.structs.replace(answer, beats=beats)
+
+    def _exchange(self, exchange: Exchange) -> ExchangeAnswer:
+        intake = Intake(self.sql, exchange, self._ids(len(exchange.jobs) + len(exchange.once)))
+        turns: list[Statement] = [(self.sql["turn"], self._turn_values(turn)) for turn in exchange.turns]
+        first, last = self._around(exchange)
+        if failpoints.active:
+            failpoints.reached("exchange.before_commit")
+        try:
+            rows = iter(self.turn_lane.write_all([*first, *intake.statements, *turns, *last])[len(first) :])
+        except UncertainCommit:
+            if not intake.statements:
+                raise
+            # What was taken in is the same when it is done twice, and whoever sent it needs its ids. Turns are not.
+            rows = iter(self.repeat_uncertain(lambda: self.turn_lane.write_all(intake.statements)))
+            enqueued, once, beats = intake.read(rows)
+            return ExchangeAnswer(enqueued, once, None if turns else (), beats)
+        if failpoints.active:
+            failpoints.reached("exchange.after_commit")
+        enqueued, once, beats = intake.read(rows)
+        # Behind the answers to the turns may be what their end has to say.
+        answers = tuple(self._turn_answer(turn, next(rows)) for turn in exchange.turns)
+        for [(queues,)] in rows:
+            self.ring(f"queue:{queue}" for queue in queues)
+        return ExchangeAnswer(enqueued, once, answers, beats)
+
+    def _around(self, exchange: Exchange) -> tuple[list[Statement], list[Statement]]:
+        """Give what takes all locks of several turns before them, and lines after them; one alone does so itself."""
+        ends = [job_id for turn in exchange.turns for job_id in _ends(turn)]
+        if not ends or (len(exchange.turns) == 1 and not exchange.jobs and not exchange.once):
+            return [], []
+        workers = arrays.texts(tuple({turn.worker_id for turn in exchange.turns}))
+        begin = (self.sql["begin_exchange"], {"worker_ids": workers, "ids": arrays.int8s(ends)})
+        return [begin], [(self.sql["end_exchange"], {})]
+
+    def _ids(self, count: int) -> list[int]:
+        if count == 0:
+            return []
+        with self.client_lane.hold():
+            return self.job_ids.take(count)
+
+
+class Intake:
+    """All of an exchange but its turns, under ids that were drawn before: it may be repeated as it is."""
+
+    def __init__(self, sql: Mapping[str, bytes], exchange: Exchange, ids: list[int]) -> None:
+        self._exchange = exchange
+        self._ids, self._once_ids = ids[: len(exchange.jobs)], ids[len(exchange.jobs) :]
+        self._batches = in_batches(self._ids, exchange.jobs, lock_timeout=LOCK_TIMEOUT) if exchange.jobs else []
+        # In the order of keys, as everybody goes: two exchanges cannot wait for each other.
+        self._once_places = sorted(range(len(exchange.once)), key=lambda place: exchange.once[place].request.key)
+        self.statements = list(self._all(sql))
+
+    def read(
+        self, rows: Iterator[list[Row]]
+    ) -> tuple[tuple[Enqueued, ...], tuple[Enqueued | None, ...], tuple[HeartbeatAnswer, ...]]:
+        """Take the answers to our statements, and leave the rest."""
+        if self._exchange.answered:
+            next(rows)
+        known: dict[int, int] = {}
+        for batch in self._batches:
+            known |= {batch["places"][place - 1]: job_id for place, job_id in next(rows)}
+        once: dict[int, Enqueued | None] = {}
+        for place in self._once_places:
+            once[place] = _once_answer(self._exchange.once[place], self._once_ids[place], next(rows)[0])
+            if self._exchange.once[place].letter is not None:
+                next(rows)
+        beats = tuple(beat_answers(next(rows))) if self._exchange.pulses else ()
+        return tuple(answer_of(self._ids, known)), tuple(once[place] for place in sorted(once)), beats
+
+    def _all(self, sql: Mapping[str, bytes]) -> Iterator[Statement]:
+        exchange = self._exchange
+        if exchange.answered:
+            # Before the letters that may come for the same jobs.
+            yield sql["answer_letters"], {"ids": arrays.int8s(exchange.answered)}
+        for batch in self._batches:
+            letters = [exchange.letters[place] for place in batch["places"]] if exchange.letters else []
+            if any(letter is not None for letter in letters):
+                yield sql["post"], {**batch, **reply_address_columns(letters)}
+            else:
+                yield sql["enqueue"], batch
+        for place in self._once_places:
+            one = exchange.once[place]
+            keyed = {"key": one.request.key, "fingerprint": one.request.fingerprint}
+            values = columns((0,), [self._once_ids[place]], [one.job])
+            yield sql["enqueue_once"], {**values, **keyed, "keep_s": one.request.keep_s}
+            if one.letter is not None:
+                yield sql["store_letter"], {**keyed, **reply_address_values(one.letter)}
+        if exchange.pulses:
+            # Before the turns: who changes an identity row must not hold it more weakly already.
+            yield sql["beat_foreign_along"], beat_values(exchange.pulses)
+
+
+def _writes(turn: Turn) -> bool:
+    return bool(turn.done or turn.start or turn.endings or turn.release or turn.entries)
+
+
+def _ends(turn: Turn) -> list[int]:
+    done, ended, back = turn.done, turn.endings, turn.release
+    return [*(one.job_id for one in done), *(one.job_id for one in ended), *(one.job_id for one in back)]
+
+
+def _once_answer(once: OnceJob, own_id: int, row: Row) -> Enqueued | None:
+    _, fingerprint, [job_id], [fresh] = row
+    if fingerprint != once.request.fingerprint:
+        return None
+    # Where our own id is there it was us, now or in a try whose answer was lost.
+    return Enqueued(job_id, fresh and job_id == own_id)

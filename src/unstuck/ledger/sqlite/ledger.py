@@ -1,0 +1,129 @@
+"""The ledger in a SQLite file: one host, many processes, nothing to install."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from unstuck.config import IN_MEMORY, Settings, sqlite_file
+from unstuck.errors import UnstuckError
+from unstuck.ledger.gaps import Gaps
+from unstuck.ledger.migrate import WAIT_S, Migration
+from unstuck.ledger.sqlite import migrate
+from unstuck.ledger.sqlite.admin import ApiTokenVerbs, AuditVerbs, CountingVerbs
+from unstuck.ledger.sqlite.database import Database, fetch, watch_forks
+from unstuck.ledger.sqlite.diagnosis import DiagnosingVerbs
+from unstuck.ledger.sqlite.enqueue import ClientVerbs, RequestVerbs
+from unstuck.ledger.sqlite.events import AlertVerbs, TellingVerbs
+from unstuck.ledger.sqlite.exchange import ExchangeVerbs, LetterVerbs
+from unstuck.ledger.sqlite.jobs import OperatorVerbs, ReadingVerbs
+from unstuck.ledger.sqlite.journal import JournalVerbs
+from unstuck.ledger.sqlite.maintenance import UpkeepVerbs
+from unstuck.ledger.sqlite.memory import NAME, MemoryDatabase
+from unstuck.ledger.sqlite.notifier import ListenerAddresses, Notifier
+from unstuck.ledger.sqlite.queues import OrderVerbs
+from unstuck.ledger.sqlite.recovery import ReaperVerbs
+from unstuck.ledger.sqlite.schedules import ScheduleVerbs
+from unstuck.ledger.sqlite.workers import ForeignVerbs, HealthVerbs
+from unstuck.ledger.sqlite.workflows import WorkflowVerbs
+
+
+class SqliteLedger(
+    ExchangeVerbs,
+    LetterVerbs,
+    RequestVerbs,
+    ClientVerbs,
+    ForeignVerbs,
+    ReaperVerbs,
+    UpkeepVerbs,
+    HealthVerbs,
+    OperatorVerbs,
+    OrderVerbs,
+    ReadingVerbs,
+    DiagnosingVerbs,
+    AlertVerbs,
+    TellingVerbs,
+    CountingVerbs,
+    ApiTokenVerbs,
+    AuditVerbs,
+    JournalVerbs,
+    ScheduleVerbs,
+    WorkflowVerbs,
+):
+    """Satisfies `unstuck.ledger.contract.Ledger`; the verbs are in the files they are named for."""
+
+    one_host = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        # A holder that is frozen for half of the time in which workers are taken for dead is in everybody's way.
+        kill_after_s = settings.recovery.heartbeat_timeout_s / 2
+        self.in_memory = settings.url == IN_MEMORY
+        self.db = (
+            MemoryDatabase(kill_after_s=kill_after_s)
+            if self.in_memory
+            else Database(path_of(settings.url), kill_after_s=kill_after_s)
+        )
+        self.gaps = Gaps()
+        self.ringer = Notifier(self._find_bells)
+        watch_forks(self)
+
+    def migrate(self, *, wait_s: float = WAIT_S, migrations: Sequence[Migration] | None = None) -> list[str]:
+        return migrate.migrate(self.db, migrate.MIGRATIONS if migrations is None else migrations, wait_s)
+
+    def check_schema(self) -> None:
+        migrate.check(self.db)
+
+    def ledger_id(self) -> str:
+        with self.db.read() as cursor:
+            [(found,)] = fetch(cursor, "ledger_id")
+        return str(found)
+
+    def expect(self, ledger_id: str) -> None:
+        self.db.ledger_id = ledger_id
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "database": "sqlite",
+            "path": NAME if self.in_memory else str(self.db.path),
+            "version": apsw.sqlite_lib_version(),
+            "driver": f"apsw {apsw.apsw_version()}",
+            "journal": "memory" if self.in_memory else "wal",
+            "synchronous": "off" if self.in_memory else "full",
+            "pooler": False,
+            "bell": "unix datagrams",
+        }
+
+    def close(self) -> None:
+        self.ringer.close()
+        self.db.close()
+
+    def _find_bells(self) -> ListenerAddresses:
+        try:
+            with self.db.read() as cursor:
+                rows = fetch(cursor, "bells")
+                listeners = fetch(cursor, "listeners")
+        except (UnstuckError, OSError):
+            return []
+        bells: ListenerAddresses = [
+            (worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows
+        ]
+        return bells + [(None, address, frozenset()) for (address,) in listeners]
+
+    def before_fork(self) -> None: ...
+
+    def after_fork_in_parent(self) -> None: ...
+
+    def after_fork_in_child(self) -> None:
+        # The bells were rung through the parent's socket, perhaps in the middle of a ring.
+        self.ringer.forget()
+
+
+def path_of(url: str) -> Path:
+    """Return the file that a URL names, by its real path: two names of one ledger share its lock file and wake-ups."""
+    path = sqlite_file(url)
+    assert path is not None, "only SQLite has a file"
+    return Path(os.path.realpath(path))

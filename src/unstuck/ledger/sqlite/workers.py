@@ -1,0 +1,345 @@
+"""Switch workers and hosts off and on, and give what health is judged by."""
+
+import os
+import secrets
+import time
+from collections.abc import Collection, Sequence
+
+import apsw
+import msgspec
+
+from unstuck import failpoints
+from unstuck.domain.recovery_rules import encode_rules
+from unstuck.domain.states import LIVE_STATES, Transport, WorkerState
+from unstuck.domain.worker_health import Disabled, Standing
+from unstuck.errors import UncertainCommit
+from unstuck.ledger.contract.jobs import Fate, read_fate
+from unstuck.ledger.contract.workers import (
+    ClaimRequest,
+    DeferredOutcome,
+    Heartbeat,
+    HeartbeatAnswer,
+    HeldRecord,
+    HostRecord,
+    NewWorker,
+    Progress,
+    RemoteHeartbeat,
+    Turn,
+    TurnAnswer,
+    WorkerRecord,
+)
+from unstuck.ledger.manners import politely
+from unstuck.ledger.sqlite.claim import Look, is_still_a_gap
+from unstuck.ledger.sqlite.clock import Clock, read_clock
+from unstuck.ledger.sqlite.database import SQL, Verbs, fetch, write_event
+from unstuck.ledger.sqlite.errors import refuse_nul
+from unstuck.ledger.sqlite.notifier import SqliteListener, listener_address, reaches
+from unstuck.ledger.sqlite.rows import disabled_of, held_job, standing, worker_record
+from unstuck.ledger.sqlite.turn import answer_if_nothing, only_wishes, write_turn
+
+
+class HealthVerbs(Verbs):
+    def standings(self, dead_for_s: float) -> list[Standing]:
+        with self.db.read() as cursor:
+            clock = read_clock(cursor)
+            rows = cursor.execute(SQL["standings"], (clock.at - dead_for_s,))
+            return [standing(row, clock) for row in politely(rows)]
+
+    def hosts(self) -> list[HostRecord]:
+        with self.db.read() as cursor:
+            return [HostRecord(name, disabled_of(None, disabled)) for name, disabled in fetch(cursor, "hosts")]
+
+    def disable(self, worker_id: str, reason: str, by: str, *, auto: bool = False) -> bool:
+        refuse_nul(worker_id, reason, by)
+        with self.db.write() as cursor:
+            if auto and _unserved_without(cursor, worker_id, None):
+                return False
+            cursor.execute(SQL["disable"], (worker_id, _flag(reason, by, auto)))
+            if not cursor.connection.changes():
+                return False
+            write_event(cursor, "worker_disabled", f"Disabled by {by}: {reason}", worker_id=worker_id)
+            if auto:
+                write_event(cursor, "crash_loop", f"Worker {worker_id} was disabled: {reason}", worker_id=worker_id)
+        return True
+
+    def enable(self, worker_id: str, by: str, reason: str = "") -> bool:
+        refuse_nul(worker_id, reason, by)
+        with self.db.write() as cursor:
+            cursor.execute(SQL["enable"], (worker_id,))
+            if not cursor.connection.changes():
+                return False
+            write_event(cursor, "worker_enabled", _because(f"Enabled by {by}", reason), worker_id=worker_id)
+        return True
+
+    def disable_host(self, host: str, reason: str, by: str, *, auto: bool = False) -> bool:
+        refuse_nul(host, reason, by)
+        with self.db.write() as cursor:
+            if auto and _unserved_without(cursor, None, host):
+                return False
+            cursor.execute(SQL["disable_host"], (host, _flag(reason, by, auto)))
+            if not cursor.connection.changes():
+                return False
+            write_event(cursor, "host_disabled", f"Host {host!r} was disabled by {by}: {reason}")
+            if auto:
+                write_event(cursor, "crash_loop", f"Host {host!r} was disabled: {reason}", about=host)
+        return True
+
+    def enable_host(self, host: str, by: str, reason: str = "") -> bool:
+        refuse_nul(host, reason, by)
+        with self.db.write() as cursor:
+            cursor.execute(SQL["enable_host"], (host, time.time()))
+            if not cursor.connection.changes():
+                return False
+            cursor.execute(SQL["forget_health_of_host"], (host,))
+            write_event(cursor, "host_enabled", _because(f"Host {host!r} was enabled by {by}", reason))
+        return True
+
+
+def _unserved_without(cursor: apsw.Cursor, worker_id: str | None, host: str | None) -> bool:
+    return bool(fetch(cursor, "unserved_without", (worker_id, host, read_clock().at)))
+
+
+def _flag(reason: str, by: str, auto: bool) -> str:
+    return msgspec.json.encode(Disabled(reason, by, time.time(), auto)).decode()
+
+
+def _because(sentence: str, reason: str) -> str:
+    return f"{sentence}: {reason}" if reason else sentence
+
+
+MAX_HELD = 1_000_000
+
+
+class WorkerVerbs(Verbs):
+    def register(self, birth: NewWorker) -> bool:
+        refuse_nul(birth.id, birth.name, birth.host, birth.version, birth.owner)
+        clock = read_clock()
+        with self.db.write() as cursor:
+            cursor.execute(SQL["insert_worker"], _worker_row(birth, clock.at))
+            if not cursor.connection.changes():
+                # Written down before the answer was lost: once is enough, and the dead are not raised.
+                return bool(fetch(cursor, "disabled_host", (birth.host,)))
+            cursor.execute(SQL["insert_beat"], (birth.id, clock.at))
+            for task in birth.tasks:
+                row = (task.name, task.queue, task.policy or None, task.is_async, clock.at)
+                cursor.execute(SQL["know_task"], row)
+            for queue in sorted({*birth.queues, *(task.queue for task in birth.tasks)}):
+                cursor.execute(SQL["know_queue"], (queue,))
+            how = f"pid {birth.pid} on" if birth.door is Transport.PYTHON else f"over {birth.door}, on"
+            started = f"Worker started: {birth.name} ({how} {birth.host})"
+            write_event(cursor, "worker_started", started, worker_id=birth.id)
+            return bool(fetch(cursor, "disabled_host", (birth.host,)))
+
+    def listen(self, worker_id: str) -> SqliteListener:
+        bell = SqliteListener(listener_address(self.db.path, worker_id))
+        try:
+            with self.db.write() as cursor:
+                cursor.execute(SQL["set_bell"], (worker_id, bell.address))
+        except BaseException:
+            bell.close()
+            raise
+        return bell
+
+    def beat(self, pulse: Heartbeat) -> HeartbeatAnswer:
+        if failpoints.active:
+            failpoints.reached("beat.before")
+        with self.db.write() as cursor:
+            found = cursor.execute(SQL["worker_pulse"], (pulse.worker_id,)).fetchone()
+            if found is None:
+                return HeartbeatAnswer(WorkerState.DEAD)
+            state, draining, request, disabled = found
+            if state not in LIVE_STATES:
+                return HeartbeatAnswer(WorkerState(state), request=request)
+            cursor.execute(SQL["beat"], (pulse.worker_id, time.time(), pulse.running, pulse.processed))
+            was_suspect = state == WorkerState.SUSPECT
+            if was_suspect:
+                cursor.execute(SQL["clear_suspicion"], (pulse.worker_id,))
+                state = WorkerState.DRAINING if draining else WorkerState.ACTIVE
+                write_event(cursor, "worker_recovered", "It beat again: it was only slow.", worker_id=pulse.worker_id)
+            if pulse.metadata is not None:
+                cursor.execute(SQL["set_metadata"], (pulse.worker_id, msgspec.json.encode(pulse.metadata).decode()))
+            cancel = tuple(fetch(cursor, "cancel_asked", (pulse.worker_id,)))
+        return HeartbeatAnswer(WorkerState(state), was_suspect, request, cancel, bool(disabled))
+
+    def turn(self, turn: Turn) -> TurnAnswer:
+        look = None if turn.wish is None else self._look(turn.wish)
+        if look is not None and only_wishes(turn):
+            # An idle worker that finds nothing must not stand in the line of those who write.
+            with self.db.read() as cursor:
+                nothing = answer_if_nothing(cursor, turn.worker_id, look)
+            if nothing is not None:
+                self._note_gaps(look)
+                return nothing
+        woken: set[str] = set()
+        with self.db.write() as cursor:
+            answer = write_turn(cursor, turn, look, woken)
+            if failpoints.active:
+                failpoints.reached("turn.before_commit")
+        if look is not None:
+            self._note_gaps(look)
+        self.ring_queues(woken)
+        if failpoints.active:
+            failpoints.reached("turn.after_commit")
+            try:
+                failpoints.reached("turn.answer_lost")
+            except failpoints.FailpointHit as error:
+                raise UncertainCommit("The answer of a turn was lost. Compare what is held, and go on.") from error
+        return answer
+
+    def _look(self, wish: ClaimRequest) -> Look:
+        """Say how to look for what is wished. Gaps whose time is over are looked into first, beside those who write."""
+        over = self.gaps.due(wish, time.monotonic())
+        if over:
+            with self.db.read() as cursor:
+                begun_s = time.monotonic()
+                for gap in over:
+                    if is_still_a_gap(cursor, wish.tasks, gap):
+                        now_s = time.monotonic()
+                        self.gaps.note(wish.tasks, gap, now_s - begun_s, now_s)
+        return Look(wish, self.gaps.of(wish, time.monotonic()))
+
+    def _note_gaps(self, look: Look) -> None:
+        for gap, cost_s in look.found:
+            self.gaps.note(look.wish.tasks, gap, cost_s, time.monotonic())
+
+    def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
+        # There are no locks on rows: a turn that cannot write writes nothing, and is done again as a whole.
+        return {}
+
+    def held(self, worker_id: str) -> list[HeldRecord]:
+        return self.held_by(worker_id, MAX_HELD)
+
+    def held_by(self, worker_id: str, limit: int) -> list[HeldRecord]:
+        with self.db.read() as cursor:
+            clock = read_clock(cursor)
+            return [held_job(row, clock) for row in cursor.execute(SQL["held_by"], (worker_id, limit))]
+
+    def note_progress(self, worker_id: str, notes: Sequence[Progress]) -> None:
+        rows = [
+            (one.job_id, one.token, worker_id, one.at, one.done, one.total, one.message, one.busy_since)
+            for one in notes
+        ]
+        refuse_nul(*(one.message for one in notes))
+        with self.db.write() as cursor:
+            cursor.executemany(SQL["note_progress"], rows)
+
+    def note_deferred(
+        self, worker_id: str, outcomes: Sequence[DeferredOutcome], good_for_s: float | None = None
+    ) -> None:
+        refuse_nul(*(one.reason for one in outcomes))
+        now = time.time()
+        until = None if good_for_s is None else now + good_for_s
+        rows = [(worker_id, one.token, one.job_id, one.is_return, one.reason, now, until) for one in outcomes]
+        with self.db.write() as cursor:
+            cursor.execute(SQL["forget_deferred"], (worker_id,))
+            cursor.executemany(SQL["note_deferred"], rows)
+
+    def drain(self, worker_id: str) -> None:
+        with self.db.write() as cursor:
+            cursor.execute(SQL["drain"], (worker_id,))
+
+    def retire(self, worker_id: str) -> None:
+        with self.db.write() as cursor:
+            cursor.execute(SQL["retire"], (worker_id, time.time()))
+            if cursor.connection.changes():
+                write_event(cursor, "worker_stopped", "It shut down in order.", worker_id=worker_id)
+
+
+def _worker_row(birth: NewWorker, now: float) -> tuple[object, ...]:
+    return (
+        birth.id,
+        birth.name,
+        birth.host,
+        birth.pid,
+        birth.boot_id,
+        birth.pid_namespace,
+        birth.process_started,
+        msgspec.json.encode(birth.queues).decode(),
+        msgspec.json.encode([task.name for task in birth.tasks]).decode(),
+        birth.concurrency,
+        birth.version,
+        birth.heartbeat_interval_s,
+        birth.suspect_after_s,
+        birth.running_stale_after_s,
+        msgspec.json.encode(birth.metadata).decode(),
+        birth.bell,
+        birth.trace,
+        birth.door,
+        birth.owner,
+        encode_rules(birth.rules),
+        now,
+    )
+
+
+class ForeignVerbs(WorkerVerbs):
+    def foreign_worker(self, worker_id: str) -> WorkerRecord | None:
+        return self._find_foreign("foreign_worker", worker_id)
+
+    def foreign_worker_named(self, name: str) -> WorkerRecord | None:
+        return self._find_foreign("foreign_worker_named", name)
+
+    def living_python_worker(self, name: str) -> str | None:
+        with self.db.read() as cursor:
+            found = cursor.execute(SQL["living_python_worker"], (name,)).get
+            return None if found is None else str(found)
+
+    def fates(self, attempts: Sequence[tuple[int, int]]) -> list[Fate]:
+        with self.db.read() as cursor:
+            return [read_fate(row) for row in fetch(cursor, "fates", (msgspec.json.encode(attempts).decode(),))]
+
+    def blocked_workers(self, worker_ids: Collection[str]) -> set[str]:
+        # There are no locks on rows.
+        return set()
+
+    def beat_foreign(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
+        with self.db.write(durable=False) as cursor:
+            clock = read_clock()
+            return [beat_one(cursor, pulse, clock) for pulse in pulses]
+
+    def launch_beats(self, pulses: Sequence[RemoteHeartbeat]) -> None:
+        """There is nothing to wait for but the disk, and that is waited for in a thread."""
+
+    def overhear(self) -> SqliteListener:
+        bell = SqliteListener(listener_address(self.db.path, f"listener-{os.getpid()}-{secrets.token_hex(8)}"))
+        try:
+            with self.db.write() as cursor:
+                for (address,) in fetch(cursor, "listeners"):
+                    if not reaches(address):
+                        # Whoever was killed could not take its bell away.
+                        cursor.execute(SQL["remove_listener"], (address,))
+                cursor.execute(SQL["add_listener"], (bell.address,))
+        except BaseException:
+            bell.close()
+            raise
+        # What this process rings from now on reaches it. Other processes learn of it within CACHE_S.
+        self.ringer.look_again()
+        return bell
+
+    def _find_foreign(self, query: str, key: str) -> WorkerRecord | None:
+        with self.db.read() as cursor:
+            row = cursor.execute(SQL[query], (key,)).fetchone()
+            return None if row is None else worker_record(row, read_clock(cursor))
+
+
+def beat_one(cursor: apsw.Cursor, pulse: RemoteHeartbeat, clock: Clock) -> HeartbeatAnswer:
+    """Beat for one of them, inside a write."""
+    worker_id = pulse.worker_id
+    found = cursor.execute(SQL["foreign_pulse"], (worker_id,)).fetchone()
+    if found is None:
+        return HeartbeatAnswer(WorkerState.DEAD)
+    state, draining, request, boot_id, disabled = found
+    if state not in LIVE_STATES:
+        return HeartbeatAnswer(WorkerState(state))
+    if boot_id != clock.boot_id:
+        cursor.execute(SQL["move_to_this_boot"], (worker_id, clock.boot_id))
+        cursor.execute(SQL["restart_deadlines"], (worker_id, clock.boot_s, clock.at))
+    cursor.execute(SQL["beat_foreign"], (worker_id, clock.at, pulse.running, pulse.settled))
+    was_suspect = state == WorkerState.SUSPECT
+    if was_suspect:
+        cursor.execute(SQL["clear_suspicion"], (worker_id,))
+        state = WorkerState.DRAINING if draining else WorkerState.ACTIVE
+        write_event(cursor, "worker_recovered", "It beat again: it was only slow.", worker_id=worker_id)
+    if pulse.metadata is not None:
+        cursor.execute(SQL["set_metadata"], (worker_id, msgspec.json.encode(pulse.metadata).decode()))
+    cancel = tuple(fetch(cursor, "cancel_asked", (worker_id,)))
+    return HeartbeatAnswer(WorkerState(state), was_suspect, request, cancel, bool(disabled))

@@ -1,0 +1,1 @@
+"""What keeps the ledger healthy: due jobs, expiry, concurrency keys, workflows, retention, worker health, schedules."""

@@ -1,0 +1,72 @@
+"""Run the maintenance loop as a process of its own, or one pass of it."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from unstuck import host
+from unstuck.config import Recovery
+from unstuck.domain.watch_clock import grace_s
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.metrics_writer import MetricsWriter
+from unstuck.maintenance.loop import Loop, log
+from unstuck.maintenance.retention import ONCE_S
+from unstuck.maintenance.scheduler import Scheduler
+from unstuck.metrics.counters import Counters
+from unstuck.recovery import leftovers
+from unstuck.recovery.evidence import patience_s
+from unstuck.recovery.reap import Reaper
+from unstuck.recovery.result import SweepResult
+
+
+def run_daemon(
+    ledger: Ledger, recovery: Recovery, stop: threading.Event, *, by: str = "reaper", tallies: Counters | None = None
+) -> None:
+    """Keep watch until `stop` is set: `unstuck reaper`."""
+    reaper = Reaper(ledger, recovery, by=by, tallies=tallies)
+    books = MetricsWriter(ledger, reaper.tallies, recovery.heartbeat_interval_s)
+    watchman = Loop(reaper, books)
+    # It has no code of an app: of schedules it fires those that operators made.
+    timekeeper = Scheduler(ledger, (), reaper.tallies)
+    watchman.start()
+    timekeeper.start()
+    try:
+        stop.wait()
+    finally:
+        timekeeper.stop()
+        watchman.stop()
+        timekeeper.join()
+        watchman.join()
+        books.flush()
+
+
+def run_once(
+    ledger: Ledger, recovery: Recovery, *, by: str = "reaper", pause: Callable[[float], object] | None = None
+) -> SweepResult:
+    """Do one round for cron: `unstuck reaper --once`. Raise LedgerUnavailable if the ledger cannot be reached.
+
+    It remembers no earlier round, so it cannot know whether workers were silent or could not write. If no other reaper
+    kept watch, it gives silent workers the time to be heard, and then counts all of their silence."""
+    reaper = Reaper(ledger, recovery, by=by)
+    if silent := reaper.unwatched():
+        wait_s = max(grace_s(patience_s(worker), worker.heartbeat_interval_s) for worker in silent)
+        log.warning("Some workers look silent; looking again before the verdict", workers=len(silent), wait_s=wait_s)
+        (pause or threading.Event().wait)(wait_s)
+        reaper.vouch(max(worker.since_beat_s for worker in silent) + wait_s)
+    try:
+        done = reaper.round(ticket=False)
+        _finish_retention(reaper, done)
+        leftovers.remove_leftovers(ledger)
+        return done
+    finally:
+        MetricsWriter(ledger, reaper.tallies).flush()
+
+
+def _finish_retention(reaper: Reaper, done: SweepResult) -> None:
+    """Remove the backlog of retention for a bounded time: nothing goes on between two rounds of cron."""
+    deadline_s = host.boottime_s() + ONCE_S
+    while done.next_batch_in_s is not None and host.boottime_s() < deadline_s:
+        time.sleep(done.next_batch_in_s)
+        batch = reaper.keep_house()
+        done.pruned += batch.pruned
+        done.next_batch_in_s = batch.next_batch_in_s

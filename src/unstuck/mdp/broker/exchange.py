@@ -1,0 +1,328 @@
+"""Write what a broker heard between two looks at its sockets: all in one commit, or around what cannot be written."""
+
+import hashlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+
+import msgspec
+
+from unstuck.client.no_workers import NoWorkerCheck
+from unstuck.domain.endings import Attempt, NotStorable, Release, conclude
+from unstuck.domain.policy import Policy
+from unstuck.errors import LedgerBusy, LedgerError, RefusedValue, UncertainCommit
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.jobs import Request
+from unstuck.ledger.contract.workers import (
+    ClaimRequest,
+    DeferredOutcome,
+    Exchange,
+    ExchangeAnswer,
+    OnceJob,
+    Turn,
+    TurnAnswer,
+)
+from unstuck.logs import logger
+from unstuck.mdp.broker.batch import Batch, BatchResult, Stored, WorkerTurn
+from unstuck.mdp.broker.exchange_parts import Key, Owner, Part, hand_keys, join_hand, outcome_keys
+from unstuck.mdp.broker.jobs import Call
+from unstuck.mdp.broker.steps import Step
+from unstuck.notify.wakeups import WakeupSender
+
+KEY_KEPT_S = 24 * 3600.0
+"""How long a call with the same key is the same call."""
+FIND_S = 2.0
+"""How long an exchange is taken apart to find what a lock concerns; what was not tried by then is deferred too."""
+RETRY_S = 0.5
+"""The same for what was deferred before: everything else waits meanwhile."""
+MAX_NAMED = 5
+HELD = "another session of the database holds the row of the worker"
+
+log = logger("unstuck.mdp")
+
+
+class Exchanger:
+    """Belongs to the clerk's thread. It leaves in the order what was written, and puts into `answer.left` what was not
+    because another session holds a lock."""
+
+    def __init__(self, ledger: Ledger, wishes: Mapping[str, ClaimRequest]) -> None:
+        self._ledger = ledger
+        self._wishes = wishes
+        self._lookout = NoWorkerCheck(ledger)
+        self.ringer = WakeupSender(ledger.ring)
+        self._known: set[Key] = set()
+        """What the workers of this order are known to hold."""
+        self._explained: dict[Key, str] = {}
+        """Attempts whose rows another session held when they were deferred, with their workers."""
+        self._blocked: set[str] = set()
+        """Workers whose rows another session held when what they did was deferred."""
+        self._unexplained: dict[Owner, int] = {}
+        """Parts that were deferred without a known reason, and how often they were tried alone."""
+        self._until_s = inf
+        """When to stop looking for what is blocked."""
+
+    def begin(self, order: Batch) -> None:
+        orders = [order] if order.again is None else [order, order.again]
+        hands = [hand for one in orders for hand in one.hands.values()]
+        self._known = {key for hand in hands for key in hand.holds}
+        # What stands in another part of the same order is written soon.
+        self._known |= {key for hand in hands for key in outcome_keys(hand)}
+
+    def steps(self, order: Batch, answer: BatchResult) -> list[Step]:
+        """Return the steps that write this order, which is empty of all that until it is written."""
+        part = Part()
+        return [Step(partial(self._open, order, part)), self._step(part, order, answer)]
+
+    def steps_again(self, order: Batch, answer: BatchResult) -> list[Step]:
+        """Return the steps for what was deferred before. Parts that were blocked for an unknown reason go one by one,
+        those that were tried least first."""
+        part = _emptied(order)
+        explained = part.take([key for key in part.attempts() if key in self._explained])
+        pieces = sorted(part.pieces(), key=lambda piece: self._unexplained.get(piece.name(), 0))
+        steps = [self._step(one, order, answer) for one in (explained, *pieces) if not one.empty]
+        return [Step(partial(self._allow, RETRY_S)), *steps]
+
+    # ------------------------------------------------------------------------------------------
+
+    def _open(self, order: Batch, part: Part) -> None:
+        whole = _emptied(order)
+        part.posts, part.hands, part.pulses, part.answered = whole.posts, whole.hands, whole.pulses, whole.answered
+        self._allow(inf)
+
+    def _allow(self, for_s: float) -> None:
+        self._until_s = time.monotonic() + for_s
+
+    def _step(self, part: Part, order: Batch, answer: BatchResult) -> Step:
+        return Step(partial(self._write, part, order, answer), partial(self._instead, part, order, answer))
+
+    def _write(self, part: Part, order: Batch, answer: BatchResult) -> None:
+        if self._explained or self._blocked:
+            # Somebody holds rows just now: what concerns those is found without waiting for it.
+            self._set_aside(part, answer)
+            self._set_workers_aside(part, answer)
+        if part.empty:
+            return
+        self._exchange(part, answer)
+        self._written(part, order)
+
+    def _written(self, part: Part, order: Batch) -> None:
+        order.posts += part.posts
+        order.answered += part.answered
+        for worker_id, hand in part.hands.items():
+            join_hand(order.hands.setdefault(worker_id, WorkerTurn()), hand)
+        for key in part.attempts():
+            self._explained.pop(key, None)
+        self._blocked.difference_update(part.hands)
+        if self._unexplained:
+            for piece in part.pieces():
+                self._unexplained.pop(piece.name(), None)
+        if given_back := {f"queue:{job.queue}" for hand in part.hands.values() for job in hand.release}:
+            self.ringer.ring(given_back)
+
+    def _instead(
+        self, part: Part, order: Batch, answer: BatchResult, error: LedgerBusy | RefusedValue
+    ) -> Sequence[Step] | None:
+        if isinstance(error, RefusedValue):
+            return self._apart(part, order, answer, error)
+        if self._ledger.one_host:
+            # One lock is for all of SQLite's file.
+            return None
+        if self._set_aside(part, answer) or self._set_workers_aside(part, answer):
+            return [self._step(part, order, answer)]
+        now_s = time.monotonic()
+        self._until_s = min(self._until_s, now_s + FIND_S)
+        smaller = part.split()
+        if len(smaller) > 1 and now_s < self._until_s:
+            return [self._step(one, order, answer) for one in smaller]
+        tried = len(smaller) == 1
+        for piece in part.pieces():
+            name = piece.name()
+            if name not in self._unexplained:
+                log.warning(
+                    "A request or what a worker did cannot be written yet and is tried again", reason=str(error)
+                )
+            self._unexplained[name] = self._unexplained.get(name, 0) + tried
+        _defer(part, answer)
+        return []
+
+    def _set_aside(self, part: Part, answer: BatchResult) -> bool:
+        """Defer what is said of jobs whose rows other sessions hold; return whether there was something."""
+        owners = part.attempts()
+        holders = self._ledger.blocked_outcomes([job_id for job_id, _ in owners]) if owners else {}
+        stuck = {key: worker_id for key, worker_id in owners.items() if key[0] in holders}
+        if not stuck:
+            return False
+        fresh = [key for key in stuck if key not in self._explained]
+        for job_id, _ in fresh[:MAX_NAMED]:
+            log.warning(
+                "What a worker did cannot be written yet and is tried again", job_id=job_id, reason=holders[job_id]
+            )
+        if len(fresh) > MAX_NAMED:
+            log.warning("What workers did in more jobs cannot be written yet", jobs=len(fresh) - MAX_NAMED)
+        self._explained |= stuck
+        blocked = part.take(stuck)
+        _defer(blocked, answer)
+        self._note(blocked, set(fresh), holders)
+        return True
+
+    def _set_workers_aside(self, part: Part, answer: BatchResult) -> bool:
+        """Defer what is said of workers whose rows other sessions hold; return whether there was something."""
+        stuck: set[str] = set()
+        # Another session may hold the whole table: then everything is tried again.
+        with suppress(LedgerBusy):
+            stuck = self._ledger.blocked_workers(part.hands) if part.hands else set()
+        if not stuck:
+            return False
+        for worker_id in sorted(stuck - self._blocked)[:MAX_NAMED]:
+            log.warning("What a worker did cannot be written yet and is tried again", worker=worker_id, reason=HELD)
+        self._blocked |= stuck
+        _defer(Part(hands={worker_id: part.hands.pop(worker_id) for worker_id in stuck}), answer)
+        return True
+
+    def _note(self, blocked: Part, fresh: Collection[Key], holders: Mapping[int, str]) -> None:
+        """Let the ledger know that these attempts are over, so that nobody ends them as late."""
+        for worker_id, hand in blocked.hands.items():
+            returned = {(job.job_id, job.token) for job in hand.release}
+            outcomes = [
+                DeferredOutcome(job_id, token, holders[job_id], (job_id, token) in returned)
+                for job_id, token in hand_keys(hand)
+                if (job_id, token) in fresh
+            ]
+            if outcomes:
+                # Only a help for others: it must hold up nothing.
+                with suppress(LedgerError):
+                    self._ledger.note_deferred(worker_id, outcomes)
+
+    def _apart(self, part: Part, order: Batch, answer: BatchResult, error: RefusedValue) -> Sequence[Step]:
+        """One value cannot be stored, and nothing was: whose it is shows when each goes alone."""
+        if len(part.posts) + len(part.hands) > 1 or part.pulses or part.answered:
+            log.warning("Something cannot be stored; storing it piece by piece", error=str(error))
+            parts = [Part(posts=[post]) for post in part.posts]
+            parts += [Part(hands={worker_id: hand}) for worker_id, hand in part.hands.items()]
+            parts.append(Part(pulses=part.pulses, answered=part.answered))
+            return [self._step(one, order, answer) for one in parts if not one.empty]
+        for post in part.posts:
+            log.warning("A request cannot be stored, and is dropped", service=post.call.job.task, error=str(error))
+            order.posts.append(post)
+            answer.stored.append(None)
+        if not part.hands:
+            return []
+        [(worker_id, hand)] = part.hands.items()
+        return [Step(partial(self._write_failed, worker_id, hand, str(error), order, answer))]
+
+    def _write_failed(self, worker_id: str, hand: WorkerTurn, why: str, order: Batch, answer: BatchResult) -> None:
+        turn = _without_results(self._turn(worker_id, hand), why)
+        self._turned([turn], answer, self._ledger.exchange(Exchange(turns=(turn,))).turns)
+        self._written(Part(hands={worker_id: hand}), order)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _exchange(self, part: Part, answer: BatchResult) -> None:
+        plain = [post for post in part.posts if post.call.key is None]
+        once = [post for post in part.posts if post.call.key is not None]
+        turns = [self._turn(worker_id, hand) for worker_id, hand in part.hands.items()]
+        exchange = Exchange(
+            jobs=tuple(post.call.job for post in plain),
+            letters=tuple(post.letter for post in plain) if any(post.letter for post in plain) else (),
+            once=tuple(OnceJob(_request(post.call), post.call.job, post.letter) for post in once),
+            turns=tuple(turns),
+            pulses=tuple(part.pulses),
+            answered=tuple(part.answered),
+        )
+        try:
+            said = self._ledger.exchange(exchange)
+        except UncertainCommit:
+            if part.posts:
+                raise
+            # Beats and letters are the same when done twice; turns are compared with what is held.
+            beats = self._ledger.exchange(msgspec.structs.replace(exchange, turns=())).beats
+            said = ExchangeAnswer(turns=None, beats=beats)
+        self._stored(part, answer, said)
+        self._turned(turns, answer, said.turns)
+        answer.beats |= {pulse.worker_id: beat for pulse, beat in zip(part.pulses, said.beats, strict=True)}
+
+    def _stored(self, part: Part, answer: BatchResult, said: ExchangeAnswer) -> None:
+        if not part.posts:
+            return
+        told = [post for post in part.posts if post.letter is not None]
+        warnings = self._lookout.warnings([post.call.job for post in told]) if told else []
+        unserved = {id(post) for post, warning in zip(told, warnings, strict=True) if warning is not None}
+        plain, once = iter(said.enqueued), iter(said.once)
+        taken = {claimed.job_id for turn in said.turns or () for claimed in turn.claimed}
+        words = set()
+        for post in part.posts:
+            found = next(plain) if post.call.key is None else next(once)
+            # Keys hold the service, so that none can have come with another one.
+            assert found is not None
+            answer.stored.append(Stored(found.job_id, found.fresh, id(post) in unserved))
+            if found.job_id not in taken:
+                words.add(f"queue:{post.call.job.queue}")
+        # Workers of other doors may serve these queues too, and so may those of another broker.
+        if words:
+            self.ringer.ring(words)
+
+    def _turned(self, turns: list[Turn], answer: BatchResult, said: tuple[TurnAnswer, ...] | None) -> None:
+        if said is None:
+            said = tuple(self._find_out(turn) for turn in turns)
+        for turn, one in zip(turns, said, strict=True):
+            if not one.alive:
+                answer.gone.add(turn.worker_id)
+                continue
+            answer.superseded |= one.superseded
+            if one.claimed:
+                answer.claimed[turn.worker_id] = one.claimed
+
+    def _find_out(self, turn: Turn) -> TurnAnswer:
+        """The answer of a turn was lost: see what is held, do what was not done, and give back what nobody heard of."""
+        held = {(job.job_id, job.token) for job in self._ledger.held(turn.worker_id)}
+        handed_in = {(done.job_id, done.token) for done in turn.done}
+        handed_in |= {(ending.job_id, ending.token) for ending in turn.endings}
+        if handed_in & held:
+            return self._ledger.turn(turn)
+        if unheard := held - handed_in - self._known:
+            self._ledger.turn(Turn(turn.worker_id, release=tuple(Release(*key) for key in unheard)))
+        return TurnAnswer(True)
+
+    def _turn(self, worker_id: str, hand: WorkerTurn) -> Turn:
+        return Turn(
+            worker_id,
+            done=tuple(hand.done),
+            endings=tuple(hand.endings),
+            release=tuple(Release(job.job_id, job.token) for job in hand.release),
+            wish=self._wish(worker_id, hand),
+        )
+
+    def _wish(self, worker_id: str, hand: WorkerTurn) -> ClaimRequest | None:
+        wish = self._wishes.get(worker_id) if hand.wants else None
+        if wish is None or (hand.wants == 1 and hand.free):
+            return wish
+        return msgspec.structs.replace(wish, limit=hand.wants, start=int(hand.free), run_ahead=True)
+
+
+def _emptied(order: Batch) -> Part:
+    part = Part(order.posts, order.hands, order.pulses, order.answered)
+    order.posts, order.hands, order.pulses, order.answered = [], {}, [], []
+    return part
+
+
+def _defer(part: Part, answer: BatchResult) -> None:
+    """Keep it for later. Heartbeats need no second try: the next ones follow soon."""
+    left = answer.left
+    left.posts += part.posts
+    left.answered += part.answered
+    for worker_id, hand in part.hands.items():
+        join_hand(left.hands.setdefault(worker_id, WorkerTurn()), hand)
+
+
+def _request(call: Call) -> Request:
+    """The key alone says that it is the same: a body may differ in a time stamp."""
+    key = hashlib.sha256(f"mdp\0{call.job.task}\0{call.key}".encode()).digest()
+    return Request(key, hashlib.sha256(call.job.task.encode()).digest(), KEY_KEPT_S)
+
+
+def _without_results(turn: Turn, why: str) -> Turn:
+    """Let those whose reply cannot be stored fail for that, as everywhere."""
+    endings = [conclude(Attempt(done.job_id, done.token, Policy(), 0, 0), NotStorable(why)) for done in turn.done]
+    return msgspec.structs.replace(turn, done=(), endings=(*turn.endings, *endings))

@@ -1,0 +1,485 @@
+"""Do what an order asks of the ledger: one exchange per round, and the rarer things beside it."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeVar
+
+import msgspec
+
+from unstuck import host
+from unstuck.config import Settings
+from unstuck.domain.endings import Attempt, Died, Ending, Release, conclude
+from unstuck.domain.liveness import Detector
+from unstuck.domain.policy import decode_policy, encode_policy
+from unstuck.domain.states import LIVE_STATES, Transport
+from unstuck.errors import LedgerBusy, LedgerError, RefusedValue, UnstuckError
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.jobs import TaskRecord
+from unstuck.ledger.contract.recovery import WorkerWatch
+from unstuck.ledger.contract.workers import (
+    Claimed,
+    ClaimRequest,
+    HeldRecord,
+    NewWorker,
+    RemoteHeartbeat,
+    ReplyAddress,
+    Turn,
+    WorkerRecord,
+)
+from unstuck.ledger.metrics_writer import MetricsWriter
+from unstuck.logs import logger
+from unstuck.mdp import protocol
+from unstuck.mdp.broker.batch import GONE, Batch, BatchResult, MmiQuery, Registration, ResumedWorker, WorkerDeath
+from unstuck.mdp.broker.exchange import Exchanger
+from unstuck.mdp.broker.handed_out import Abandoned
+from unstuck.mdp.broker.jobs import as_task, bare_policy
+from unstuck.mdp.broker.mmi import MmiAnswers
+from unstuck.mdp.broker.refusals import name_taken, too_many_services
+from unstuck.mdp.broker.steps import Step
+from unstuck.recovery.reap import Reaper
+from unstuck.remote.redelivery import claimed_again
+
+TASKS_EVERY_S = 2.0
+MAX_KNOWN_SERVICES = 10_000
+"""Tasks are kept for good, and all of them are read again and again. Workers of this door bring them to this number."""
+WATCH_EVERY_S = 1.0
+"""How long one look at all workers serves for deaths: it reads every row, and a crowd dies in many orders."""
+BY = "broker"
+
+log = logger("unstuck.mdp.broker")
+
+T = TypeVar("T")
+Instead = Callable[[LedgerBusy | RefusedValue], Sequence[Step] | None]
+
+
+class BatchRunner:
+    """Belongs to one thread. Every step may be repeated, so that after an outage an order is done from where it was."""
+
+    def __init__(self, ledger: Ledger, settings: Settings, reaper: Reaper) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._reaper = reaper
+        self._asking = MmiAnswers(ledger, settings)
+        self._wishes: dict[str, ClaimRequest] = {}
+        self._exchanger = Exchanger(ledger, self._wishes)
+        self._ringer = self._exchanger.ringer
+        self._bare = encode_policy(bare_policy(settings.mdp.retry_attempts))
+        self._tasks: dict[str, TaskRecord] = {}
+        self._services: set[str] = set()
+        """The names of all tasks, those included that were registered here since they were read."""
+        self._tasks_read_s = float("-inf")
+        self._alive: set[str] = set()
+        """Workers for which heartbeats are sent."""
+        self._watched: dict[str, WorkerWatch] = {}
+        """All workers, as they were at the last look."""
+        self._watched_s = float("-inf")
+        self._has_watched = False
+        """The present order has looked at all workers."""
+        self._said: dict[tuple[str, tuple[bytes, ...]], list[bytes]] = {}
+        """What the present order found out: many may ask the same."""
+
+    def steps(self, order: Batch, answer: BatchResult) -> list[Step]:
+        """Return what is to be done, in order. A step that fails for want of the ledger is done again, the others are
+        not. A step that needs a lock which another session holds is deferred, and the others go on."""
+        self._exchanger.begin(order)
+        self._has_watched = False
+        self._said = {}
+        if order.pulses:
+            self._alive = {pulse.worker_id for pulse in order.pulses}
+        steps = [Step(lambda: self._know_tasks(order, answer)), *self._births(order, answer)]
+        if any(hand.late for hand in order.hands.values()):
+            steps.append(Step(lambda: self._admit_late(order, answer)))
+        steps += self._exchanger.steps(order, answer)
+        steps += self._ends(order, answer)
+        steps += self._estates(order, answer)
+        if order.overdue:
+            # Whatever is blocked is overdue again soon.
+            steps.append(Step(lambda: self._expire(order.overdue, answer), lambda _: []))
+        if order.look_at:
+            steps.append(Step(lambda: self._look_at(order.look_at, answer)))
+        steps += [Step(partial(self._find_letters, client, answer)) for client in order.returned]
+        steps += [Step(partial(self._ask, question, answer)) for question in order.questions]
+        if (again := order.again) is not None:
+            late = answer.again = BatchResult()
+            steps += self._births(again, late)
+            steps += self._exchanger.steps_again(again, late)
+            steps += self._ends(again, late)
+            steps += self._estates(again, late)
+        if order.births or order.deaths or order.left_over or order.retired:
+            steps.append(Step(lambda: self._ringer.ring({"workers"})))
+        return steps
+
+    def _births(self, order: Batch, answer: BatchResult) -> list[Step]:
+        births, order.births = order.births, []
+        kept = answer.left.births
+        return [Step(partial(self._bear, birth, order, answer), self._deferring(kept, birth)) for birth in births]
+
+    def _ends(self, order: Batch, answer: BatchResult) -> list[Step]:
+        """Return the steps for what is said of workers after their turns."""
+        left, defer = answer.left, self._deferring
+        steps = [Step(partial(self._bury, death, answer), defer(left.deaths, death)) for death in order.deaths]
+        steps += [Step(partial(self._withdraw, one, answer), defer(left.withdrawn, one)) for one in order.withdrawn]
+        steps += [
+            Step(partial(self._ledger.note_progress, worker_id, [note]), defer(left.notes, (worker_id, note)))
+            for worker_id, note in order.notes
+        ]
+        steps += [Step(partial(self._clear_up, id, answer), defer(left.left_over, id)) for id in order.left_over]
+        steps += [Step(partial(self._retire, id, answer), defer(left.retired, id)) for id in order.retired]
+        return steps
+
+    def _estates(self, order: Batch, answer: BatchResult) -> list[Step]:
+        defer = self._deferring
+        kept = answer.left.abandoned
+        return [Step(partial(self._take_over, one, answer), defer(kept, one)) for one in order.abandoned]
+
+    def _deferring(self, kept: list[T], one: T) -> Instead:
+        """Return what keeps this one for later if another session holds a lock that it needs."""
+
+        def defer(error: LedgerBusy | RefusedValue) -> Sequence[Step] | None:
+            if self._ledger.one_host or not isinstance(error, LedgerBusy):
+                return None
+            log.warning("What concerns a worker cannot be written yet and is tried again", reason=str(error))
+            kept.append(one)
+            return []
+
+        return defer
+
+    def beat_on(self) -> None:
+        """Send heartbeats while a lock of another session keeps an order from the ledger.
+
+        The order with the next heartbeats waits behind it. Should one of these workers die meanwhile, its death is
+        in that order too."""
+        if self._alive:
+            self._ledger.beat_foreign([RemoteHeartbeat(worker_id) for worker_id in sorted(self._alive)])
+
+    def close(self) -> None:
+        self._ringer.flush()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _bear(self, birth: Registration, order: Batch, answer: BatchResult) -> None:
+        if (resumed := self._resume(birth)) is not None:
+            answer.resumed[birth.worker_id] = resumed
+        elif not self._register(birth, answer):
+            return
+        self._alive.add(birth.worker_id if resumed is None else resumed.worker_id)
+        order.births.append(birth)
+
+    def _admit_late(self, order: Batch, answer: BatchResult) -> None:
+        """Take late replies only with the keys of Majordomo workers that hold what they answer: ids of workers are
+        shown to everyone, and those of attempts can be guessed."""
+        for worker_id, hand in list(order.hands.items()):
+            if not hand.late:
+                continue
+            worker = self._ledger.foreign_worker(worker_id)
+            held = set()
+            genuine = hand.late
+            if worker is not None and worker.door is Transport.MDP and worker.state in LIVE_STATES:
+                genuine = [late for late in hand.late if late.owner == worker.owner]
+                answer.forged += [late.sender for late in hand.late if late.owner != worker.owner]
+                held = {(job.job_id, job.token) for job in self._ledger.held(worker_id)} if genuine else set()
+            due = [late.done for late in genuine if (late.done.job_id, late.done.token) in held]
+            answer.refused += len(genuine) - len(due)
+            hand.done += due
+            hand.late = []
+            if hand.empty:
+                del order.hands[worker_id]
+
+    def _bury(self, death: WorkerDeath, answer: BatchResult) -> None:
+        if answer.left.concerns(death.worker_id):
+            # What it did before it died is written first.
+            answer.left.deaths.append(death)
+            return
+        self._wishes.pop(death.worker_id, None)
+        self._alive.discard(death.worker_id)
+        self._reaper.bury(death.worker_id, death.detector, death.evidence, seen=self._seen(death.worker_id))
+        answer.buried.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
+
+    def _seen(self, worker_id: str) -> WorkerWatch | None:
+        """Return a worker as the ledger had it a moment ago; its state is checked again when its death is written."""
+        now_s = time.monotonic()
+        is_old = worker_id not in self._watched or now_s - self._watched_s > WATCH_EVERY_S
+        if is_old and not self._has_watched:
+            self._watched = {worker.id: worker for worker in self._ledger.watch()}
+            self._watched_s = now_s
+            self._has_watched = True
+        return self._watched.get(worker_id)
+
+    def _withdraw(self, birth: Registration, answer: BatchResult) -> None:
+        if (resumed := self._resume(birth)) is not None:
+            job_id = None if resumed.job is None else resumed.job.job_id
+            self._bury(WorkerDeath(resumed.worker_id, Detector.CONNECTION, GONE, job_id), answer)
+
+    def _retire(self, worker_id: str, answer: BatchResult) -> None:
+        if answer.left.concerns(worker_id):
+            answer.left.retired.append(worker_id)
+            return
+        self._wishes.pop(worker_id, None)
+        self._alive.discard(worker_id)
+        self._ledger.retire(worker_id)
+
+    def _expire(self, job_ids: list[int], answer: BatchResult) -> None:
+        # Looked at anew: a worker of another door may have begun it since the last look, and then it was taken in time.
+        waiting = [glance.job_id for glance in self._ledger.glance(job_ids) if glance.worker_id is None]
+        # A job whose row another session holds would keep all the others waiting.
+        blocked = self._ledger.blocked_outcomes(waiting)
+        free = [job_id for job_id in waiting if job_id not in blocked]
+        cancelled = self._ledger.cancel(free, f"{BY}: nobody took it in time")
+        answer.expired = [job_id for job_id, how in cancelled.items() if how == "cancelled"]
+
+    def _look_at(self, job_ids: list[int], answer: BatchResult) -> None:
+        answer.outcomes = self._ledger.outcomes(job_ids)
+        ended = {outcome.job_id for outcome in answer.outcomes}
+        if left := [job_id for job_id in job_ids if job_id not in ended]:
+            answer.glances = self._ledger.glance(left)
+
+    def _find_letters(self, client: bytes, answer: BatchResult) -> None:
+        found: list[ReplyAddress] = []
+        while page := self._ledger.letters(client, found[-1].job_id if found else 0):
+            found += page
+        answer.letters[client] = found
+
+    def _ask(self, question: MmiQuery, answer: BatchResult) -> None:
+        key = (question.name, question.body)
+        if key not in self._said:
+            self._said[key] = self._asking.answer(question)
+        answer.replies.append((question, self._said[key]))
+
+    def _know_tasks(self, order: Batch, answer: BatchResult) -> None:
+        unknown = any(post.call.job.task not in self._tasks for post in order.posts)
+        self._read_tasks(answer, anew=bool(order.births) or unknown)
+        for place, post in enumerate(order.posts):
+            task = self._tasks.get(post.call.job.task)
+            if task is not None and (task.queue, task.policy) != (post.call.job.queue, post.call.job.policy):
+                # We know it since a moment ago: its queue may be another than the name of the service.
+                order.posts[place] = msgspec.structs.replace(post, call=as_task(post.call, task))
+
+    def _read_tasks(self, answer: BatchResult, *, anew: bool) -> None:
+        if anew or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
+            answer.tasks = {task.name: task for task in self._ledger.tasks()}
+            self._tasks = answer.tasks
+            self._services = set(answer.tasks)
+            self._tasks_read_s = time.monotonic()
+
+    def _resume(self, birth: Registration) -> ResumedWorker | None:
+        """Give a worker that came back its old place, if it still has that, with the job that it holds."""
+        worker = self._old_self(birth)
+        if worker is None:
+            return None
+        holding = birth.holding
+        own: Claimed | None = None
+        never_heard_of = []
+        for job in self._ledger.held(worker.id):
+            record = self._ledger.job(job.job_id)
+            if holding is None or record is None or (job.job_id, job.token) != (holding.job_id, holding.token):
+                never_heard_of.append(Release(job.job_id, job.token))
+                continue
+            own = claimed_again(job, record)
+        if never_heard_of:
+            self._ledger.turn(Turn(worker.id, release=tuple(never_heard_of)))
+        self._wishes[worker.id] = ClaimRequest(worker.queues, worker.tasks, limit=1, start=1)
+        return ResumedWorker(worker.id, own)
+
+    def _old_self(self, birth: Registration) -> WorkerRecord | None:
+        if birth.holding is not None:
+            worker = self._ledger.foreign_worker(birth.holding.worker_id)
+        else:
+            worker = self._ledger.foreign_worker_named(birth.name) if birth.named else None
+        # Whoever has a wish here stands at this broker now.
+        if worker is None or worker.state not in LIVE_STATES or worker.id in self._wishes:
+            return None
+        same = (worker.door, set(worker.tasks)) == (Transport.MDP, set(birth.services))
+        same = same and worker.owner == (birth.owner if birth.holding is None else birth.holding.owner)
+        return worker if same and (worker.name == birth.name or not birth.named) else None
+
+    def _clear_up(self, worker_id: str, answer: BatchResult) -> None:
+        """A worker of an earlier broker handed in what it had: nothing else that stands there ever reached it."""
+        if answer.left.concerns(worker_id):
+            answer.left.left_over.append(worker_id)
+            return
+        if left := self._ledger.held(worker_id):
+            self._ledger.turn(Turn(worker_id, release=tuple(Release(job.job_id, job.token) for job in left)))
+        self._ledger.retire(worker_id)
+
+    def _take_over(self, abandoned: Abandoned, answer: BatchResult) -> None:
+        """Settle what a dead broker kept for an old worker. What that works on stays its own: its reply may come."""
+        if answer.left.concerns(abandoned.worker_id):
+            # Its reply has come, and waits for a lock.
+            answer.left.abandoned.append(abandoned)
+            return
+        worker = self._ledger.foreign_worker(abandoned.worker_id)
+        if worker is not None and worker.state in LIVE_STATES and worker.id not in self._wishes:
+            held = self._ledger.held(worker.id)
+            kept = None if abandoned.is_given_up else abandoned.working_on
+            left = [job for job in held if (job.job_id, job.token) != kept]
+            # Jobs are claimed in advance only if they may run again. Of any other the reply was lost.
+            lost = [
+                job
+                for job in left
+                if decode_policy(job.policy).on_crash != "retry" or (job.job_id, job.token) == abandoned.working_on
+            ]
+            if left:
+                self._ledger.turn(
+                    Turn(
+                        worker.id,
+                        endings=tuple(_lost(job) for job in lost),
+                        release=tuple(Release(job.job_id, job.token) for job in left if job not in lost),
+                    )
+                )
+                self._ringer.ring({f"queue:{job.queue}" for job in left})
+                log.warning("A broker died. What it kept for a worker is settled", worker=worker.id, jobs=len(left))
+            if len(left) == len(held):
+                self._ledger.retire(worker.id)
+        if abandoned.is_given_up or not abandoned.may_be_given_up:
+            abandoned.estate.settled(abandoned.worker_id)
+
+    def _register(self, birth: Registration, answer: BatchResult) -> bool:
+        """Write a worker down; return False if it is refused, or to be tried again."""
+        known = self._services | set(birth.services)
+        if len(known) > max(MAX_KNOWN_SERVICES, len(self._services)):
+            answer.turned_away.append((birth, protocol.TOO_MANY_SERVICES, too_many_services(MAX_KNOWN_SERVICES)))
+            return False
+        if birth.named:
+            standing = self._ledger.foreign_worker_named(birth.name)
+            if standing is not None and standing.state in LIVE_STATES and standing.id != birth.worker_id:
+                if standing.owner == birth.owner and standing.id in self._wishes:
+                    # It came back before the end of its former connection was written.
+                    answer.left.births.append(birth)
+                else:
+                    answer.turned_away.append((birth, protocol.NAME_TAKEN, name_taken(birth.name, standing.id)))
+                return False
+            if (python := self._ledger.living_python_worker(birth.name)) is not None:
+                answer.turned_away.append((birth, protocol.NAME_TAKEN, name_taken(birth.name, python)))
+                return False
+        self._write(birth)
+        if birth.named and self._ledger.foreign_worker(birth.worker_id) is None:
+            # Another broker was faster.
+            self._wishes.pop(birth.worker_id, None)
+            answer.turned_away.append((birth, protocol.NAME_TAKEN, name_taken(birth.name)))
+            return False
+        return True
+
+    def _write(self, birth: Registration) -> None:
+        # A bare name changes nothing of what another worker said about the same task.
+        tasks = tuple(self._tasks.get(name) or TaskRecord(name, name, self._bare) for name in birth.services)
+        queues = tuple(dict.fromkeys(task.queue for task in tasks))
+        self._wishes[birth.worker_id] = ClaimRequest(queues, birth.services, limit=1, start=1)
+        self._services |= set(birth.services)
+        mdp = self._settings.mdp
+        self._ledger.register(
+            NewWorker(
+                id=birth.worker_id,
+                name=birth.name,
+                host=birth.host or host.hostname(),
+                # No process of any machine is meant by these: its connection and its beats say whether it lives.
+                pid=0,
+                boot_id=host.boot_id() if self._ledger.one_host else "",
+                pid_namespace="",
+                process_started="",
+                queues=queues,
+                tasks=tasks,
+                concurrency=1,
+                version="",
+                heartbeat_interval_s=mdp.heartbeat_interval_s,
+                suspect_after_s=mdp.heartbeat_timeout_s,
+                running_stale_after_s=mdp.busy_timeout_s,
+                metadata=birth.metadata,
+                door=Transport.MDP,
+                owner=birth.owner,
+                rules=self._settings.recovery.rules,
+            )
+        )
+
+
+def _lost(job: HeldRecord) -> Ending:
+    attempt = Attempt(job.job_id, job.token, decode_policy(job.policy), job.failures, job.crashes, job.cancel_requested)
+    return conclude(attempt, Died("its broker died, and no reply of its worker came"))
+
+
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 2.0
+LONGEST_BUSY_S = 0.5
+"""Longest pause if a lock of another session is in the way: heartbeats are sent in between."""
+
+
+class LedgerThread:
+    """`tell` is called with each answer, `fail` with an error that nobody foresaw; both from the clerk's thread."""
+
+    def __init__(
+        self,
+        desk: BatchRunner,
+        tell: Callable[[BatchResult], None],
+        fail: Callable[[BaseException], None],
+        books: MetricsWriter | None = None,
+    ) -> None:
+        self._desk = desk
+        self._tell = tell
+        self._fail = fail
+        self._books = books
+        self._orders: SimpleQueue[Batch | None] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unstuck-broker-ledger", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, order: Batch) -> None:
+        self._orders.put(order)
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping.set()
+        self._orders.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while (order := self._orders.get()) is not None:
+                answer = self._do(order)
+                if answer is None:
+                    return
+                self._tell(answer)
+                if self._books is not None:
+                    self._books.tend()
+        except BaseException as error:  # noqa: BLE001 - without a clerk the broker would take requests and do nothing
+            self._fail(error)
+
+    def _do(self, order: Batch) -> BatchResult | None:
+        """Do it, however long the ledger is away; None when we must end before."""
+        retry_s = FIRST_RETRY_S
+        answer = BatchResult()
+        steps = deque(self._desk.steps(order, answer))
+        while steps:
+            try:
+                _advance(steps)
+                retry_s = FIRST_RETRY_S
+            except (UnstuckError, OSError) as error:
+                if self._stopping.is_set():
+                    log.warning("The last order could not be written", error=str(error))
+                    return None
+                if retry_s == FIRST_RETRY_S or not isinstance(error, LedgerError):
+                    log.warning("The ledger cannot be used; trying again", error=str(error))
+                if isinstance(error, LedgerBusy):
+                    with suppress(LedgerError):
+                        self._desk.beat_on()
+                self._stopping.wait(retry_s)
+                retry_s = min(retry_s * 2, LONGEST_BUSY_S if isinstance(error, LedgerBusy) else LONGEST_RETRY_S)
+        return answer
+
+
+def _advance(steps: deque[Step]) -> None:
+    """Do the first step, or put smaller ones in its place if a lock or a value of it is in the way."""
+    smaller: Sequence[Step] = ()
+    try:
+        steps[0].do()
+    except (LedgerBusy, RefusedValue) as error:
+        instead = steps[0].instead(error)
+        if instead is None:
+            raise
+        smaller = instead
+    steps.popleft()
+    steps.extendleft(reversed(smaller))

@@ -1,0 +1,100 @@
+"""What both sides of the broker stand on: who is there, who waits, what goes out and what is to be written."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from unstuck.config import MdpSettings
+from unstuck.ledger.contract.jobs import TaskRecord
+from unstuck.ledger.contract.workers import RemoteHeartbeat
+from unstuck.mdp.broker.backlog import Backlog, Visits
+from unstuck.mdp.broker.batch import Batch, WorkerDeath, WorkerTurn
+from unstuck.mdp.broker.deferred import Deferred
+from unstuck.mdp.broker.dropped_messages import DroppedMessages
+from unstuck.mdp.broker.handed_out import Abandoned, HandedOut
+from unstuck.mdp.broker.notifications import Notifications, Subscriptions
+from unstuck.mdp.broker.request_addresses import new_key
+from unstuck.mdp.broker.requests import RequestTable
+from unstuck.mdp.broker.returned_jobs import ReturnedJobs
+from unstuck.mdp.broker.worker_table import ConnectedWorker, WorkerTable
+
+
+class Send(NamedTuple):
+    to: bytes
+    frames: list[bytes]
+
+
+class Outbox:
+    """`new_id`, `new_key` and `wall` are given, so that a simulation can repeat itself."""
+
+    def __init__(
+        self,
+        settings: MdpSettings,
+        new_id: Callable[[], str],
+        wall: Callable[[], float],
+        handed: HandedOut | None = None,
+        find_abandoned: Callable[[], Iterable[Abandoned]] = tuple,
+        dropped: DroppedMessages | None = None,
+        new_key: Callable[[], str] = new_key,
+    ) -> None:
+        self._settings = settings
+        # Read once: a setting is parsed each time it is asked for.
+        self._interval_s = settings.heartbeat_interval_s
+        self._timeout_s = settings.heartbeat_timeout_s
+        self._busy_timeout_s = settings.busy_timeout_s
+        self._ttl_s = settings.request_ttl_s
+        self._new_id = new_id
+        self._new_key = new_key
+        self._run_id = new_id()
+        self._asked = 0
+        self._wall = wall
+        self.peers = WorkerTable()
+        self.requests = RequestTable()
+        self.listeners = Subscriptions()
+        self.notices = Notifications(settings.crash_notification_delay_ms / 1000)
+        self.tasks: dict[str, TaskRecord] = {}
+        self.dropped = dropped or DroppedMessages()
+        self._order = Batch()
+        self._backlog = Backlog()
+        self._find_abandoned = find_abandoned
+        self._left_at_work: list[tuple[float, Abandoned]] = []
+        """Old workers that had a request when their broker died, and since when we know that."""
+        self.all_have_spoken = False
+        """Every peer that is connected has said something, so that none of them is silent because it works."""
+        self._handed = handed or HandedOut()
+        self._visits = Visits()
+        self._deferred = Deferred()
+        self._blameless = ReturnedJobs()
+        self._sent_away: set[bytes] = set()
+        """Strangers that beat since the last tick, and were sent away for it."""
+        self._under_way: Batch | None = None
+        self._ordered_s = float("inf")
+        """When that was sent."""
+        self._sends: list[Send] = []
+        self._parted: dict[str, WorkerDeath | None] = {}
+        """Who left while a job was looked for on its behalf: that one goes back first. None left in order."""
+        self._quick: set[str] = set()
+        """Workers that are given more than one job at a time."""
+        self._gone: set[bytes] = set()
+        """Clients that went while what they asked for was on its way to the ledger."""
+        self._gather_until_s: float | None = None
+        """Until then more is gathered for the next order."""
+        self._pulsed_s = 0.0
+        self._closing = False
+
+    def _pulse(self, peer: ConnectedWorker) -> RemoteHeartbeat:
+        settled, peer.settled = peer.settled, 0
+        return RemoteHeartbeat(peer.worker_id, running=int(peer.doing is not None), settled=settled)
+
+    def _queue(self, service: str) -> str:
+        known = self.tasks.get(service)
+        return service if known is None else known.queue
+
+    def _hand(self, worker_id: str) -> WorkerTurn:
+        return self._order.hands.setdefault(worker_id, WorkerTurn())
+
+    def _tell(self, peer: ConnectedWorker, message: list[bytes], now_s: float) -> None:
+        peer.told_s = now_s
+        self._send(peer.identity, message)
+
+    def _send(self, to: bytes, message: list[bytes]) -> None:
+        self._sends.append(Send(to, message))

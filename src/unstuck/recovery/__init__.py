@@ -1,0 +1,1 @@
+"""The watchman: finds the dead by evidence, settles what they held, keeps the house."""

@@ -1,0 +1,1 @@
+from tests.crash.conftest import url  # noqa: F401

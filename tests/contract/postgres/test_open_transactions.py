@@ -1,0 +1,449 @@
+"""Another session holds a lock in an open transaction: no verb waits for it for long, and what waited is done later."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from tests.contract.postgres.test_locks import look, workflow_of
+from tests.support.builders import (
+    QUEUE,
+    TASK,
+    birth,
+    claim_jobs,
+    crash,
+    crash_retry,
+    done,
+    new_job,
+    put,
+    running,
+    state_of,
+    turn,
+)
+from tests.support.fleet import wait_for
+
+from unstuck.client.batcher import EnqueueBatcher
+from unstuck.config import Settings
+from unstuck.domain.endings import Release
+from unstuck.domain.limits import QueueLimit
+from unstuck.domain.schedules import ScheduleDefinition, Timing
+from unstuck.domain.states import JobState
+from unstuck.domain.workflows import WorkflowState
+from unstuck.errors import LedgerBusy
+from unstuck.ledger.contract.jobs import JobExtras, NewJob
+from unstuck.ledger.contract.recovery import GuardNone
+from unstuck.ledger.contract.schedules import Firing
+from unstuck.ledger.contract.workers import ClaimRequest, Exchange, FollowUp, Turn
+from unstuck.ledger.postgres import locks
+from unstuck.ledger.postgres.ledger import PostgresLedger
+from unstuck.mailbox import Mailbox
+from unstuck.worker.ledger_thread import LedgerThread
+
+BOUND_S = 1.5
+"""A wait for a lock ends after half a second at most; the rest is a busy machine."""
+Session = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def ledger(swept_pg_url: str) -> Iterator[PostgresLedger]:
+    ledger = PostgresLedger(Settings(url=swept_pg_url))
+    ledger.register(birth("w1"))
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def user(swept_pg_url: str) -> Iterator[Session]:
+    """A user's session whose transaction stays open until it is committed or rolled back."""
+    with psycopg.connect(swept_pg_url, application_name="shop") as session:
+        yield session
+
+
+def quickly(act: Callable[[], Any]) -> Any:
+    """Act, and fail if that took longer than a wait for a lock may take; LedgerBusy is an answer."""
+    begun_s = time.monotonic()
+    try:
+        return act()
+    except LedgerBusy as error:
+        return error
+    finally:
+        assert time.monotonic() - begun_s < BOUND_S
+
+
+def lock_job(user: Session, job_id: int) -> None:
+    user.execute("select 1 from unstuck.jobs where id = %s for update", (job_id,))
+
+
+def keyed(**more: Any) -> NewJob:
+    return new_job(unique_key="k", more=JobExtras(**more) if more else None)
+
+
+# Concurrency keys -----------------------------------------------------------------------------
+
+
+def test_an_end_is_written_while_another_session_holds_its_concurrency_key(
+    ledger: PostgresLedger, user: Session
+) -> None:
+    ties = JobExtras(line="a", line_limit=1)
+    first, second = put(ledger, more=ties), put(ledger, more=ties)
+    [held] = claim_jobs(ledger, start=1)
+    user.execute("select 1 from unstuck.lines where key = 'a' for update")
+    answer = quickly(lambda: turn(ledger, done=[done(held)]))
+    assert answer.superseded == frozenset()
+    assert state_of(ledger, first) is JobState.SUCCEEDED
+    assert claim_jobs(ledger) == []
+    # Once it is known that somebody holds it, nobody waits for it again.
+    begun_s = time.monotonic()
+    third = put(ledger, more=ties)
+    assert time.monotonic() - begun_s < 0.2
+    promoted = quickly(lambda: ledger.promote_due(10))
+    assert 0.0 < promoted.next_due_in_s <= 1.0, "somebody comes back for it soon"
+    user.rollback()
+    assert ledger.promote_due(10).queues == {QUEUE}
+    assert [job.job_id for job in claim_jobs(ledger)] == [second], "and never more than may be"
+    assert ledger.promote_due(10).next_due_in_s is None
+    assert state_of(ledger, third) is JobState.PENDING
+    assert not [event for event in ledger.events() if event.kind == "line_repaired"]
+
+
+def test_the_limit_that_was_said_while_a_key_was_held_counts_afterwards(ledger: PostgresLedger, user: Session) -> None:
+    put(ledger, more=JobExtras(line="a", line_limit=1))
+    user.execute("select 1 from unstuck.lines where key = 'a' for update")
+    put(ledger, more=JobExtras(line="a", line_limit=2))
+    user.rollback()
+    ledger.promote_due(10)
+    assert len(claim_jobs(ledger)) == 2
+    assert ledger.lines("a")[0].places == 2
+
+
+def test_many_who_wait_for_a_held_key_hide_no_other_key(
+    ledger: PostgresLedger, user: Session, swept_pg_url: str
+) -> None:
+    put(ledger, more=JobExtras(line="held", line_limit=1))
+    user.execute("select 1 from unstuck.lines where key = 'held' for update")
+    with psycopg.connect(swept_pg_url, autocommit=True) as other:
+        # As so many enqueues at the held key leave them.
+        other.execute(
+            "insert into unstuck.postponed_admissions (line, held) select 'held', true from generate_series(1, 2000)"
+        )
+    ties = JobExtras(line="free", line_limit=1)
+    put(ledger, unique_key="k", more=ties)
+    waits = put(ledger, more=ties)
+    with psycopg.connect(swept_pg_url) as shop:
+        ledger.enqueue_on(shop, [keyed(on_duplicate="replace")])
+    assert ledger.promote_due(10).queues == {QUEUE}
+    assert waits in {job.job_id for job in claim_jobs(ledger)}
+
+
+def test_a_key_that_another_session_has_just_made_is_not_waited_for(ledger: PostgresLedger, user: Session) -> None:
+    user.execute("insert into unstuck.lines (key) values ('new')")
+    job_id = quickly(lambda: put(ledger, more=JobExtras(line="new", line_limit=1)))
+    assert claim_jobs(ledger) == []
+    user.rollback()
+    ledger.promote_due(10)
+    assert [job.job_id for job in claim_jobs(ledger)] == [job_id]
+
+
+def test_a_replacement_in_an_open_transaction_holds_up_nobody(ledger: PostgresLedger, user: Session) -> None:
+    ties = JobExtras(line="a", line_limit=1)
+    put(ledger, more=ties)
+    [held] = claim_jobs(ledger, start=1)
+    waits = put(ledger, unique_key="k", more=ties)
+    newest = ledger.enqueue_on(user, [keyed(line="a", line_limit=1, on_duplicate="replace")])[0].job_id
+    begun_s = time.monotonic()
+    turn(ledger, done=[done(held)])
+    assert time.monotonic() - begun_s < 0.2, "it does not even wait for a moment"
+    user.commit()
+    wait_for(lambda: ledger.promote_due(10).queues == {QUEUE}, "the replacement is admitted")
+    assert [job.job_id for job in claim_jobs(ledger)] == [newest]
+    assert state_of(ledger, waits) is JobState.CANCELLED
+
+
+def test_a_replacement_that_is_rolled_back_leaves_nobody_behind(ledger: PostgresLedger, user: Session) -> None:
+    """Whoever ended meanwhile passed over the job that the transaction had locked."""
+    ties = JobExtras(line="a", line_limit=1)
+    put(ledger, more=ties)
+    [held] = claim_jobs(ledger, start=1)
+    waits = put(ledger, unique_key="k", more=ties)
+    ledger.enqueue_on(user, [keyed(line="a", line_limit=1, on_duplicate="replace")])
+    turn(ledger, done=[done(held)])
+    user.rollback()
+    ledger.promote_due(10)
+    assert [job.job_id for job in claim_jobs(ledger)] == [waits]
+    assert not [event for event in ledger.events() if event.kind == "line_repaired"]
+
+
+def test_many_keys_that_one_session_holds_cost_one_wait(ledger: PostgresLedger, user: Session) -> None:
+    for number in range(20):
+        put(ledger, more=JobExtras(line=f"a{number}", line_limit=1))
+    held = claim_jobs(ledger, start=20)
+    for number in range(20):
+        put(ledger, more=JobExtras(line=f"a{number}", line_limit=1))
+    user.execute("select 1 from unstuck.lines for update")
+    quickly(lambda: turn(ledger, done=[done(job) for job in held]))
+    quickly(lambda: ledger.tend_lines("", 500))
+    user.rollback()
+    ledger.promote_due(10)
+    assert len(claim_jobs(ledger)) == 20
+
+
+# Rows of jobs, workflows and queues -------------------------------------------------------------
+
+
+def test_an_outcome_whose_row_is_held_is_told_by_name(ledger: PostgresLedger, user: Session) -> None:
+    first, second = running(ledger), running(ledger)
+    lock_job(user, first.job_id)
+    assert isinstance(quickly(lambda: turn(ledger, done=[done(first), done(second)])), LedgerBusy)
+    pid = user.info.backend_pid
+    blocked = quickly(lambda: ledger.blocked_outcomes([first.job_id, second.job_id]))
+    assert list(blocked) == [first.job_id]
+    assert f"blocked by session {pid} (shop, idle in transaction" in blocked[first.job_id]
+    quickly(lambda: turn(ledger, done=[done(second)]))
+    user.rollback()
+    assert ledger.blocked_outcomes([first.job_id]) == {}
+    turn(ledger, done=[done(first)])
+    assert [state_of(ledger, job.job_id) for job in (first, second)] == [JobState.SUCCEEDED] * 2
+
+
+def test_a_worker_whose_row_is_held_is_found_without_waiting(ledger: PostgresLedger, user: Session) -> None:
+    ledger.register(birth("w2"))
+    user.execute("select 1 from unstuck.workers where id = 'w1' for update")
+    assert quickly(lambda: ledger.blocked_workers(["w1", "w2", "never was"])) == {"w1"}
+    user.rollback()
+    assert ledger.blocked_workers(["w1", "w2"]) == set()
+
+
+@pytest.mark.parametrize("savepoint", [False, True])
+def test_a_node_whose_workflow_is_held_is_told_by_name(ledger: PostgresLedger, user: Session, savepoint: bool) -> None:
+    number = workflow_of(ledger, new_job())
+    [held] = claim_jobs(ledger, start=1)
+    if savepoint:
+        user.execute("savepoint one")
+    user.execute("select 1 from unstuck.workflows where id = %s for update", (number,))
+    assert isinstance(quickly(lambda: turn(ledger, done=[done(held)])), LedgerBusy)
+    [who] = quickly(lambda: ledger.blocked_outcomes([held.job_id])).values()
+    assert f"session {user.info.backend_pid}" in who
+    user.rollback()
+    turn(ledger, done=[done(held)])
+    assert look(ledger, number).state is WorkflowState.SUCCEEDED
+
+
+def test_who_holds_the_whole_table_is_not_waited_for(ledger: PostgresLedger, user: Session) -> None:
+    held = running(ledger)
+    user.execute("lock table unstuck.jobs in share mode")
+    assert isinstance(quickly(lambda: turn(ledger, done=[done(held)])), LedgerBusy)
+    assert isinstance(quickly(lambda: ledger.enqueue([new_job()], patience_s=0.0)), LedgerBusy)
+    quickly(lambda: ledger.promote_due(10))
+    user.rollback()
+    turn(ledger, done=[done(held)])
+    assert state_of(ledger, held.job_id) is JobState.SUCCEEDED
+
+
+def test_a_claim_passes_over_a_queue_whose_row_is_held(ledger: PostgresLedger, user: Session) -> None:
+    ledger.limit_queue(QUEUE, QueueLimit(concurrency=1), "me")
+    narrow, plain = put(ledger), put(ledger, queue="plain")
+    user.execute("select 1 from unstuck.queues for update")
+    wish = ClaimRequest((QUEUE, "plain"), (TASK,), 10)
+    answer = quickly(lambda: ledger.turn(Turn("w1", wish=wish)))
+    assert [job.job_id for job in answer.claimed] == [plain]
+    user.rollback()
+    assert [job.job_id for job in ledger.turn(Turn("w1", wish=wish)).claimed] == [narrow]
+
+
+# Unique keys -------------------------------------------------------------------------------------
+
+
+def firing(name: str, unique_key: str | None = None) -> Firing:
+    return Firing(name, 1, time.time() + 60, time.time(), (new_job(unique_key=unique_key),), None, "")
+
+
+def test_a_schedule_whose_unique_key_is_held_does_not_fire_yet(ledger: PostgresLedger, user: Session) -> None:
+    for name in ("keyed", "plain"):
+        timing = Timing(every_s=60.0)
+        ledger.know_schedules([ScheduleDefinition(name, TASK, QUEUE, timing, b"")], "operator")
+    ledger.enqueue_on(user, [keyed()])
+    error = quickly(lambda: ledger.fire_schedule(firing("keyed", "k")))
+    assert f"blocked by session {user.info.backend_pid}" in str(error)
+    assert ledger.fire_schedule(firing("plain")) is not None
+    user.rollback()
+    fired = ledger.fire_schedule(firing("keyed", "k"))
+    assert fired is not None
+    assert len(fired) == 1
+    assert ledger.fire_schedule(firing("keyed", "k")) is None, "once"
+
+
+def test_an_enqueue_waits_for_a_key_and_names_who_holds_it(
+    ledger: PostgresLedger, user: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [theirs] = ledger.enqueue_on(user, [keyed()])
+    error = quickly(lambda: ledger.enqueue([keyed()], patience_s=0.3))
+    assert isinstance(error, LedgerBusy)
+    assert f"blocked by session {user.info.backend_pid} (shop, idle in transaction" in str(error)
+    # Others of the same process are not held up by it.
+    assert quickly(lambda: ledger.enqueue([new_job()]))[0].fresh
+    user.commit()
+    [ours] = ledger.enqueue([keyed()])
+    assert (ours.job_id, ours.fresh) == (theirs.job_id, False)
+
+
+def test_one_blocked_enqueue_of_a_batch_fails_alone(
+    ledger: PostgresLedger, user: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unstuck.client.batcher.PATIENCE_S", 0.1)
+    ledger.enqueue_on(user, [keyed()])
+    coalescer = EnqueueBatcher(lambda jobs: ledger.enqueue(jobs, patience_s=0.0))
+    assert isinstance(quickly(lambda: coalescer.enqueue([keyed()])), LedgerBusy)
+    assert quickly(lambda: coalescer.enqueue([new_job()]))[0].fresh
+
+
+def test_an_attempt_whose_follow_up_has_a_held_key_does_not_end_yet(ledger: PostgresLedger, user: Session) -> None:
+    held = running(ledger)
+    ledger.enqueue_on(user, [keyed()])
+    follow = [FollowUp(held.job_id, held.token, keyed())]
+    assert isinstance(quickly(lambda: turn(ledger, done=[done(held)], follow=follow)), LedgerBusy)
+    assert ledger.blocked_outcomes([held.job_id]) == {}
+    user.rollback()
+    turn(ledger, done=[done(held)], follow=follow)
+    assert state_of(ledger, held.job_id) is JobState.SUCCEEDED
+
+
+def test_many_outcomes_that_are_blocked_hide_none_that_is_not(ledger: PostgresLedger, user: Session) -> None:
+    """Every fourth of many outcomes waits for a key of its follow-up: the others are written in a few tries."""
+    ledger.enqueue([new_job() for _ in range(32)])
+    jobs = claim_jobs(ledger, start=100)
+    blocked = {job.job_id for job in jobs[::4]}
+    ledger.enqueue_on(user, [new_job(unique_key=f"k{job_id}") for job_id in sorted(blocked)])
+    follow = tuple(FollowUp(job.job_id, job.token, new_job(unique_key=f"k{job.job_id}")) for job in jobs)
+    mailbox = Mailbox()
+    wheel = LedgerThread(ledger, "w1", mailbox)
+    wheel.start()
+    left: Turn | None = Turn("w1", done=tuple(map(done, jobs)), follow=follow)
+    tries = 0
+    while left is not None and {item.job_id for item in left.done} != blocked:
+        tries += 1
+        assert tries <= 8, f"{len(left.done)} are left"
+        wheel.turn(left)
+        [message] = wait_for(mailbox.take, "the turn is done")
+        assert message.duration_s < 4 * BOUND_S
+        left = message.deferred
+    wheel.stop(5)
+    mailbox.close()
+
+
+def test_a_turn_is_written_but_for_what_is_blocked(ledger: PostgresLedger, user: Session) -> None:
+    """One outcome waits for its row, one for the key of its follow-up; a third and the claim of a fourth go on."""
+    by_row, by_key, plain = (running(ledger) for _ in range(3))
+    fresh = put(ledger)
+    lock_job(user, by_row.job_id)
+    ledger.enqueue_on(user, [keyed()])
+    mailbox = Mailbox()
+    wheel = LedgerThread(ledger, "w1", mailbox)
+    wheel.start()
+    outcomes = tuple(done(job) for job in (by_row, by_key, plain))
+    follow = (FollowUp(by_key.job_id, by_key.token, keyed()),)
+    wheel.turn(Turn("w1", done=outcomes, follow=follow, wish=ClaimRequest((QUEUE,), (TASK,), 10, start=1)))
+    [first] = wait_for(mailbox.take, "the turn is done")
+    assert [item.job_id for item in first.turn.done] == [plain.job_id]
+    assert [job.job_id for job in first.answer.claimed] == [fresh]
+    assert {item.job_id for item in first.deferred.done} == {by_row.job_id, by_key.job_id}
+    assert [item.token for item in first.deferred.follow] == [by_key.token]
+    assert first.duration_s < 2 * BOUND_S
+    assert [state_of(ledger, job.job_id) for job in (by_row, by_key)] == [JobState.RUNNING] * 2
+    # Sent again beside something new, which does not wait for it any more.
+    [new] = first.answer.claimed
+    wheel.turn(msgspec.structs.replace(first.deferred, done=(*first.deferred.done, done(new))))
+    [second] = wait_for(mailbox.take, "the turn is done")
+    assert [item.job_id for item in second.turn.done] == [new.job_id]
+    user.rollback()
+    wheel.turn(second.deferred)
+    [third] = wait_for(mailbox.take, "the turn is done")
+    assert third.deferred is None
+    assert third.answer.superseded == frozenset()
+    assert [state_of(ledger, job.job_id) for job in (by_row, by_key)] == [JobState.SUCCEEDED] * 2
+    assert [job.job_id for job in claim_jobs(ledger)] != [], "what was to follow did"
+    wheel.stop(5)
+    mailbox.close()
+
+
+# Everything else -----------------------------------------------------------------------------------
+
+SWEEPS: dict[str, Callable[[PostgresLedger], object]] = {
+    "promote": lambda ledger: ledger.promote_due(10),
+    "expire": lambda ledger: ledger.expire_due(10),
+    "tend": lambda ledger: ledger.tend_lines("", 10),
+    "lift": lambda ledger: ledger.lift_starving(0.0, 5),
+    "repair": lambda ledger: ledger.repair_workflows(10),
+    "sweep kept": lambda ledger: ledger.sweep_kept(10),
+    "sweep old": lambda ledger: ledger.sweep_old(0, 0, 1e9, 10),
+    "prune": lambda ledger: ledger.prune(0),
+    "overdue": lambda ledger: ledger.overdue(10),
+    "note": lambda ledger: ledger.note_progress("w1", []),
+}
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_a_sweep_waits_for_no_row_that_another_session_holds(ledger: PostgresLedger, user: Session, sweep: str) -> None:
+    """One of each kind: done, running, waiting, expired, in line, of a workflow, with keys of both kinds."""
+    running(ledger)
+    turn(ledger, done=[done(running(ledger, more=JobExtras(keep_s=0.0)))])
+    turn(ledger, endings=[crash_retry(running(ledger), delay_s=0.001)])
+    put(ledger, more=JobExtras(expires_in_s=0.001))
+    put(ledger, more=JobExtras(line="a", line_limit=1))
+    put(ledger, more=JobExtras(line="a", line_limit=1))
+    put(ledger, unique_key="u", more=JobExtras(unique_for_s=0.001))
+    workflow_of(ledger, new_job(), new_job())
+    for table in ("jobs", "lines", "workflows", "kept_keys"):
+        user.execute(f"select 1 from unstuck.{table} for update")  # type: ignore[arg-type]
+    begun_s = time.monotonic()
+    SWEEPS[sweep](ledger)
+    assert time.monotonic() - begun_s < BOUND_S
+    user.rollback()
+    SWEEPS[sweep](ledger)
+
+
+OPERATORS: dict[str, Callable[[PostgresLedger, int], object]] = {
+    "cancel": lambda ledger, job_id: ledger.cancel([job_id], "me"),
+    "retry": lambda ledger, job_id: ledger.retry([job_id], "me"),
+    "signal": lambda ledger, job_id: ledger.signal(job_id, "go", b"null", "me"),
+    "limit": lambda ledger, _: ledger.limit_line("a", 3, "me"),
+}
+
+
+@pytest.mark.parametrize("act", OPERATORS)
+def test_an_operator_is_told_who_holds_a_row(
+    ledger: PostgresLedger, user: Session, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience = locks.HolderVerbs.past_locks
+    monkeypatch.setattr(
+        locks.HolderVerbs, "past_locks", lambda self, lane, call, _=0.0: patience(self, lane, call, 0.0)
+    )
+    job_id = put(ledger, more=JobExtras(line="a", line_limit=1))
+    for table in ("jobs", "lines"):
+        user.execute(f"select 1 from unstuck.{table} for update")  # type: ignore[arg-type]
+    error = quickly(lambda: OPERATORS[act](ledger, job_id))
+    assert isinstance(error, LedgerBusy)
+    assert f"session {user.info.backend_pid} (shop" in str(error)
+    user.rollback()
+    OPERATORS[act](ledger, job_id)
+
+
+def test_the_reaper_settles_what_is_free(ledger: PostgresLedger, user: Session) -> None:
+    jobs = [running(ledger) for _ in range(2)]
+    lock_job(user, jobs[0].job_id)
+    settled = quickly(lambda: ledger.settle("w1", [crash(job) for job in jobs], [], GuardNone()))
+    assert settled == {(jobs[1].job_id, jobs[1].token)}
+    user.rollback()
+    assert ledger.settle("w1", [crash(jobs[0])], [], GuardNone()) == {(jobs[0].job_id, jobs[0].token)}
+
+
+def test_an_exchange_does_not_wait_for_a_row(ledger: PostgresLedger, user: Session) -> None:
+    jobs = [running(ledger) for _ in range(2)]
+    lock_job(user, jobs[0].job_id)
+    exchange = Exchange(jobs=(new_job(),), turns=(Turn("w1", done=tuple(done(job) for job in jobs)),))
+    assert isinstance(quickly(lambda: ledger.exchange(exchange)), LedgerBusy)
+    back = Exchange(turns=(Turn("w1", release=(Release(jobs[0].job_id, jobs[0].token),)),))
+    assert isinstance(quickly(lambda: ledger.exchange(back)), LedgerBusy)
+    user.rollback()
+    assert ledger.exchange(exchange).turns is not None

@@ -1,0 +1,95 @@
+"""The watchman's round switches off who keeps crashing: once, aloud, and only where it is allowed to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.stored_workers import StoredWorkers, a_stage
+
+from unstuck.config import Recovery
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import WorkerState
+from unstuck.ledger.contract.recovery import GuardNone
+from unstuck.ledger.contract.workers import Heartbeat, WorkerVerdict
+from unstuck.maintenance.worker_health import HealthWatch
+from unstuck.recovery.result import SweepResult
+
+DIED = WorkerVerdict(WorkerState.DEAD, Detector.SUPERVISOR, "killed by signal 11", 0.0, "supervisor")
+SICK = {"health": {"weight": 9.0, "deaths": 9, "jobs": 9}}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[StoredWorkers]:
+    with a_stage(f"sqlite:///{tmp_path}/jobs.db") as made:
+        yield made
+
+
+def sicken(stage: StoredWorkers, worker_id: str) -> str:
+    stage.ledger.beat(Heartbeat(worker_id, 0, 0, metadata=SICK))
+    return worker_id
+
+
+def off(stage: StoredWorkers) -> list[str]:
+    return [worker.id for worker in stage.ledger.workers(living_only=True) if worker.disabled is not None]
+
+
+def test_a_round_switches_the_sick_worker_off_and_the_next_one_has_nothing_to_do(stage: StoredWorkers) -> None:
+    sick = sicken(stage, stage.worker())
+    stage.worker()
+    reaper = stage.reaper(Recovery())
+    assert reaper.round(ticket=False).disabled == 1
+    assert off(stage) == [sick]
+    HealthWatch("another").judge(stage.ledger, done := SweepResult())
+    assert done.disabled == 0
+
+
+def test_two_watchmen_judge_once(stage: StoredWorkers) -> None:
+    first, second, third = (sicken(stage, stage.worker()) for _ in range(3))
+    stage.worker()
+    assert stage.reaper(Recovery()).round(ticket=False).disabled == 1
+    assert stage.reaper(Recovery()).round(ticket=False).disabled == 0
+    assert len(off(stage)) == 1
+    assert off(stage)[0] in (first, second, third)
+
+
+def test_nobody_is_switched_off_where_the_setting_says_so(stage: StoredWorkers) -> None:
+    sicken(stage, stage.worker())
+    stage.worker()
+    assert stage.reaper(Recovery(auto_disable_unhealthy=False)).round(ticket=False).disabled == 0
+    assert off(stage) == []
+
+
+def test_the_one_switched_off_comes_back_when_the_other_dies(stage: StoredWorkers) -> None:
+    sick = sicken(stage, stage.worker())
+    well = stage.worker()
+    watch = HealthWatch("reaper")
+    watch.judge(stage.ledger, SweepResult())
+    assert off(stage) == [sick]
+    stage.reaper(Recovery()).bury(well, Detector.OPERATOR, "pulled the plug")
+    watch.judge(stage.ledger, SweepResult())
+    assert off(stage) == []
+    assert "nobody else is left" in stage.ledger.events(worker_id=sick)[-1].message
+
+
+def test_what_an_operator_switched_off_stays_off(stage: StoredWorkers) -> None:
+    alone = stage.worker()
+    stage.ledger.disable(alone, "maintenance", "ops")
+    HealthWatch("reaper").judge(stage.ledger, SweepResult())
+    assert off(stage) == [alone]
+
+
+def test_a_host_on_which_workers_die_one_after_the_other_is_switched_off(
+    stage: StoredWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Deaths of one moment are one death; here every moment is long over.
+    monkeypatch.setattr("unstuck.domain.worker_health.SAME_MOMENT_OF_HOST_S", -1.0)
+    for _ in range(7):
+        stage.ledger.condemn(stage.worker(host="bad"), DIED, GuardNone())
+    stage.worker(host="good")
+    new = stage.worker(host="bad")
+    HealthWatch("reaper").judge(stage.ledger, done := SweepResult())
+    assert done.disabled == 1
+    assert off(stage) == [new]
+    [host] = stage.ledger.hosts()
+    assert host.disabled is not None
+    assert "7 times" in host.disabled.reason

@@ -1,0 +1,130 @@
+"""What a worker over HTTP is told of outcomes that cannot be written: held up by a lock, or no longer its own."""
+
+from collections import Counter
+from typing import Any
+
+import psycopg
+import pytest
+from tests.support.backdoor import PostgresBackdoor
+from tests.support.builders import QUEUE, TASK, birth, claim_jobs, done, running, state_of, turn
+
+from unstuck.config import Settings
+from unstuck.domain.api_tokens import LOCAL, Caller, Scope
+from unstuck.domain.states import AttemptState, JobState, Transport
+from unstuck.errors import LedgerBusy
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.postgres.ledger import PostgresLedger
+from unstuck.metrics.counters import Counters
+from unstuck.remote.attempts import RemoteAttempts
+from unstuck.remote.messages import ProgressItem, SettleItem, StepItem
+from unstuck.remote.registry import RemoteWorker
+
+
+def test_a_settlement_that_a_lock_holds_up_is_not_late(swept_pg_url: str) -> None:
+    ledger = PostgresLedger(Settings(url=swept_pg_url))
+    try:
+        ledger.register(birth("w1", door=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
+        seat = RemoteWorker("w1", "name-of-w1", None, (QUEUE,), (TASK,), 30.0, 600.0)
+        hands = RemoteAttempts(ledger, Settings(url=swept_pg_url), lambda queues: None, seat, LOCAL, Counters())
+        job = running(ledger, timeout_s=5.0)
+        PostgresBackdoor(swept_pg_url).age_job(job.job_id, 600.0)
+        said: dict[str, Any] = {"job_id": job.job_id, "token": job.token, "outcome": "succeeded", "result": 3}
+        with psycopg.connect(swept_pg_url) as user:
+            user.execute("select 1 from unstuck.jobs where id = %s for update", (job.job_id,))
+            assert [one.job_id for one in ledger.overdue(10)] == [job.job_id]
+            with pytest.raises(LedgerBusy):
+                hands.settle([SettleItem(**said)])
+            assert ledger.overdue(10) == []
+        assert hands.settle([SettleItem(**said)])[0]["ok"]
+        assert state_of(ledger, job.job_id) is JobState.SUCCEEDED
+    finally:
+        ledger.close()
+
+
+class Counting:
+    """A ledger that counts what is asked of it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self._ledger, name)
+
+
+def hands_of(ledger: Any, caller: Caller = LOCAL, name: str = "w1") -> RemoteAttempts:
+    seat = RemoteWorker(name, f"name-of-{name}", None, (QUEUE,), (TASK,), 30.0, 600.0)
+    return RemoteAttempts(ledger, Settings(), lambda queues: None, seat, caller, Counters())
+
+
+def test_a_thousand_unknown_outcomes_cost_as_many_reads_as_one(ledger: Ledger) -> None:
+    ledger.register(birth("w1", door=Transport.HTTP))
+    jobs = [running(ledger) for _ in range(5)]
+    for verb, made in (
+        ("settle", lambda key: SettleItem(**key, outcome="succeeded")),
+        ("progress", lambda key: ProgressItem(**key, done=1)),
+        ("steps", lambda key: StepItem(**key, seq=1)),
+    ):
+        counted = []
+        for many in (1, 1_000):
+            # Some of them exist and were never handed out so, most do not exist.
+            keys = [{"job_id": place + 1, "token": 10**9 + place} for place in range(many)]
+            counting = Counting(ledger)
+            results = getattr(hands_of(counting), verb)([made(key) for key in keys])
+            assert [(one["job_id"], one["status"]) for one in results] == [
+                (key["job_id"], "superseded") for key in keys
+            ]
+            counted.append(counting.calls)
+        assert counted[0] == counted[1], verb
+        assert counted[0]["fates"] == 1
+    assert {job.job_id for job in ledger.held("w1")} == {job.job_id for job in jobs}
+
+
+def test_what_became_of_attempts_is_told_alike_by_both_databases(ledger: Ledger) -> None:
+    ledger.register(birth("w1", door=Transport.HTTP))
+    ledger.register(birth("w2"))
+    held, succeeded, retried = running(ledger), running(ledger), running(ledger)
+    turn(ledger, done=[done(succeeded)])
+    failed = hands_of(ledger).settle([SettleItem(job_id=retried.job_id, token=retried.token, outcome="interrupted")])
+    assert failed[0]["ok"]
+    ledger.retry([retried.job_id], by="test")
+    again = claim_jobs(ledger, "w2")
+    assert [job.job_id for job in again] == [retried.job_id]
+    keys = [(one.job_id, one.token) for one in (held, succeeded, retried, *again)] + [(10**6, 1), (held.job_id, 10**6)]
+    told = [
+        (fate.state, fate.holder_id, fate.holder_name, fate.worker_id, fate.ended_as) for fate in ledger.fates(keys)
+    ]
+    assert told == [
+        (JobState.RUNNING, "w1", "name-of-w1", "w1", None),
+        (JobState.SUCCEEDED, "w1", "name-of-w1", "w1", AttemptState.SUCCEEDED),
+        (JobState.CLAIMED, "w2", None, "w1", AttemptState.DRAINED),
+        (JobState.CLAIMED, "w2", None, "w2", None),
+        (None, None, None, None, None),
+        (JobState.RUNNING, "w1", "name-of-w1", None, None),
+    ]
+    assert [(fate.job_id, fate.token) for fate in ledger.fates(keys)] == keys
+
+
+def test_a_caller_that_may_not_read_is_told_nothing_of_jobs_that_were_never_its_own(ledger: Ledger) -> None:
+    ledger.register(birth("w1", door=Transport.HTTP))
+    ledger.register(birth("w2", door=Transport.HTTP))
+    theirs = running(ledger, worker_id="w2")
+    blind = Caller("t", frozenset({Scope.WORKER}), "t1")
+    said = [
+        hands_of(ledger, blind).settle([SettleItem(job_id=job_id, token=theirs.token, outcome="succeeded")])[0]
+        for job_id in (theirs.job_id, 10**6)
+    ]
+    assert [one["job"] for one in said] == [None, None]
+    # One that exists and one that does not are told in the same words.
+    first, second = (one["detail"].replace(f"Job {one['job_id']} ", "Job N ") for one in said)
+    assert first == second
+    seeing = hands_of(ledger).settle([SettleItem(job_id=theirs.job_id, token=theirs.token, outcome="succeeded")])[0]
+    assert seeing["job"]["worker"] == "w2"
+    # Its own it hears of, whatever became of it.
+    own = running(ledger)
+    ledger.cancel([own.job_id], by="test")
+    ended = hands_of(ledger, blind).settle([SettleItem(job_id=own.job_id, token=own.token, outcome="failed")])[0]
+    assert ended["ok"]
+    repeated = hands_of(ledger, blind).settle([SettleItem(job_id=own.job_id, token=own.token, outcome="succeeded")])[0]
+    assert repeated["job"]["state"] == "cancelled"

@@ -1,0 +1,102 @@
+"""Facts for tests of the page, with only what matters to them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from unstuck.client.doctor.findings import Finding
+from unstuck.domain.liveness import Detector
+from unstuck.domain.states import AttemptState, JobState, WorkerState
+from unstuck.http.dashboard.snapshot import Snapshot
+from unstuck.ledger.contract.events import EventRecord
+from unstuck.ledger.contract.jobs import AttemptRecord, JobRecord
+from unstuck.ledger.contract.workers import WorkerRecord, WorkerVerdict
+
+
+def worker(worker_id: str, name: str, state: WorkerState, died_at: float | None = None) -> WorkerRecord:
+    verdict = WorkerVerdict(state, Detector.NEIGHBOUR, "its process no longer exists", 0.1, "w9")
+    return WorkerRecord(
+        id=worker_id,
+        name=name,
+        host="h",
+        pid=1,
+        state=state,
+        queues=("default",),
+        tasks=(),
+        concurrency=1,
+        created_at=0.0,
+        last_seen_at=died_at or 0.0,
+        silent_s=0.0,
+        stopped_at=died_at,
+        running=0,
+        processed=0,
+        held=0,
+        version="1",
+        metadata={},
+        verdict=verdict if state in (WorkerState.DEAD, WorkerState.SUSPECT) else None,
+        request=None,
+        heartbeat_interval_s=5.0,
+        suspect_after_s=30.0,
+    )
+
+
+def death_of_runner(job_id: int, at: float, cause: str, kind: str, message: str = "") -> EventRecord:
+    said = f"Task re-queued: {cause}" if kind == "requeued" else f"WORKER_CRASHED: {cause}"
+    return EventRecord(job_id, at, kind, job_id, "w1", message or said)
+
+
+def snapshot(now_s: float, workers: Iterable[WorkerRecord], findings: Iterable[Finding] = ()) -> Snapshot:
+    return Snapshot(
+        at=now_s,
+        workers=tuple(workers),
+        queues=(),
+        held=(),
+        progress={},
+        events=(),
+        quarantined=0,
+        tasks_of={},
+        minutes=(),
+        findings=tuple(findings),
+        examined_at=now_s,
+    )
+
+
+def job(**times: Any) -> JobRecord:
+    return JobRecord(
+        id=1,
+        task="add",
+        queue="default",
+        state=JobState.FAILED,
+        priority=0,
+        payload=b"",
+        payload_type="json",
+        result=None,
+        error=None,
+        policy=b"",
+        failures=0,
+        crash_count=0,
+        attempt=1,
+        unique_key=None,
+        cancel_requested=False,
+        enqueued_by=None,
+        run_at=0.0,
+        claimed_at=None,
+        started_at=None,
+        worker_id=None,
+        token=None,
+        **times,
+    )
+
+
+def attempt(token: int, **times: Any) -> AttemptRecord:
+    return AttemptRecord(
+        token=token,
+        worker_id="w1",
+        state=AttemptState.CRASHED,
+        claimed_at=None,
+        code=None,
+        cause=None,
+        last_heartbeat_at=None,
+        heartbeat_deadline=None,
+        deadline=None,
+        **times,
+    )

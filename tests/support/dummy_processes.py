@@ -1,0 +1,34 @@
+"""Processes that stand for workers in the ledger, to be killed all at once."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.builders import birth
+
+from unstuck import host
+from unstuck.ledger.contract import Ledger
+
+VICTIMS = 500
+Victim = subprocess.Popen[bytes]
+
+
+@contextmanager
+def registered_victims(ledger: Ledger) -> Iterator[list[Victim]]:
+    """Give them, written down as workers; nobody beats for them, and nobody has to yet. They die with the block."""
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(VICTIMS)]
+    try:
+        for number, process in enumerate(processes):
+            started = host.process_started(process.pid)
+            facts = {"pid": process.pid, "process_started": started, "suspect_after_s": 600.0}
+            ledger.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
+        yield processes
+    finally:
+        kill_all(processes)
+
+
+def kill_all(victims: list[Victim]) -> None:
+    for victim in victims:
+        victim.kill()
+    for victim in victims:
+        victim.wait()

@@ -1,0 +1,108 @@
+"""Every reader of foreign bytes and texts, by name: what the tests and the fuzzer try to break."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Request
+from pydantic import ValidationError
+
+from unstuck.client import views
+from unstuck.domain import frames
+from unstuck.domain.bounded_cbor import decode_cbor
+from unstuck.domain.bounded_json import decode_json
+from unstuck.domain.bounds import Bounds
+from unstuck.domain.event_cursor import read_cursor
+from unstuck.domain.frames import (
+    FRAMES,
+    pack_frames,
+    read_fields,
+    read_json_fields,
+    read_object,
+    read_value,
+    unpack_frames,
+)
+from unstuck.domain.limits import KeyRule, read_rate
+from unstuck.domain.payload import JSON
+from unstuck.domain.policy import Policy, encode_policy
+from unstuck.domain.redaction import Redactor
+from unstuck.domain.schedules import checked_timing
+from unstuck.domain.text import checked_name, did_you_mean, one_line
+from unstuck.domain.units import seconds, size_bytes
+from unstuck.errors import ConfigError, PayloadError
+from unstuck.http.auth import sessions
+from unstuck.http.auth.limits import FORM, MAX_FORM_BYTES, form_field
+from unstuck.http.auth.origins import read_host
+from unstuck.http.dashboard import rendering
+from unstuck.http.problems import Problem
+from unstuck.http.schemas import NewJobBody
+from unstuck.ledger.contract.jobs import TaskRecord
+from unstuck.mdp import protocol
+from unstuck.mdp.broker.jobs import json_of, raised_in, read_calls
+from unstuck.mdp.broker.request_addresses import read_address
+from unstuck.mdp.client_session import ClientSession
+from unstuck.mdp.protocol import Request as MdpRequest
+from unstuck.mdp.protocol import map_of, read
+from unstuck.remote.registry import checked_metadata
+
+REFUSALS = (PayloadError, ConfigError, Problem, ValidationError, ValueError)
+"""What a reader may raise. Anything else would be an internal error of whoever called it."""
+REDACT = Redactor(())
+
+BOUNDS = Bounds(8 * 1024 * 1024, setting="web.max_body_bytes")
+_KEYED = Policy(order=KeyRule(key="of:{a}", parameters=("a",)))
+_TASKS = {"sum": TaskRecord("sum", "sum", encode_policy(_KEYED))}
+
+STORED: dict[str, Callable[[bytes], object]] = {
+    "JSON": lambda data: decode_json(data, BOUNDS),
+    "CBOR": lambda data: decode_cbor(data, BOUNDS),
+    "a heartbeat over HTTP": lambda data: checked_metadata(decode_json(data, BOUNDS, type=dict[str, Any])),
+    "a request at the broker": lambda data: read_calls(MdpRequest(b"sum", (data,)), _TASKS, 3, "mdp"),
+    "options at the broker": lambda data: read_calls(MdpRequest(b"sum", (data, b"\xa0"), data[:2_000]), {}, 3, "mdp"),
+    "a reply at the broker": lambda data: json_of([data]),
+    "an error at the broker": raised_in,
+    "arguments of a task": lambda data: frames.arguments(pack_frames([data])),
+    "options and arguments": lambda data: frames.arguments(pack_frames([b"\xa0", data])),
+    "some arguments": lambda data: frames.named_arguments(pack_frames([data]), {"a"}),
+    "a shown call": lambda data: views.call_view(pack_frames([data]), FRAMES),
+    "a shown call of several frames": lambda data: frames.show_call(
+        pack_frames([data[: len(data) // 2], data[-9:], data])
+    ),
+    "a shown reply": lambda data: frames.show_reply(pack_frames([data]), pack_frames([b"\xa0"])),
+    "a reply": lambda data: frames.read_reply(pack_frames([data]), pack_frames([b"\xa0"])),
+    "a shown value": lambda data: REDACT(views.value_view(data, JSON)),
+    "shown arguments": lambda data: REDACT(views.call_view(data, JSON)[1]),
+    "what a frame means": read_value,
+    "packed frames": unpack_frames,
+    "a map of a client": map_of,
+    "an object": read_object,
+    "entries of a map": lambda data: read_fields(data, {"a"}),
+    "entries of an object": lambda data: read_json_fields(data, {"a"}),
+}
+
+TEXTS: dict[str, Callable[[str], object]] = {
+    "a duration": lambda text: seconds(text, "timeout"),
+    "a size": lambda text: size_bytes(text, "size"),
+    "a rate": read_rate,
+    "a cron expression": lambda text: checked_timing(text, None, "UTC", "The schedule"),
+    "a time zone": lambda text: checked_timing("* * * * *", None, text, "The schedule"),
+    "a cursor": read_cursor,
+    "a name": lambda text: checked_name(text, "Queue"),
+    "a wrong name": lambda text: did_you_mean(text, ["mail", "default"] * 500),
+    "a text for people": lambda text: one_line(text, 200),
+    "a session": sessions.read,
+    "a host": read_host,
+    "a form": lambda text: form_field({"content-type": FORM}, text.encode()[:MAX_FORM_BYTES], "csrf"),
+    "a flash": lambda text: rendering.read(_request({"cookie": f"{rendering.COOKIE}={text[:32_000]}"})),
+    "the name of a secret": lambda text: REDACT({text: text}),
+    "a new job": lambda text: NewJobBody.model_validate({"task": text, text[:99]: text, "args": [text]}),
+    "an address of ours": lambda text: read_address(text.encode()),
+    "a message to a client": lambda text: ClientSession().hear(
+        [b"", protocol.CLIENT, text.encode(), text.encode()], 0.0
+    ),
+    "a message to a broker": lambda text: read([b"", protocol.CLIENT, text.encode(), text.encode()]),
+}
+
+
+def _request(headers: dict[str, str]) -> Request:
+    raw = [(name.encode(), value.encode("utf-8")) for name, value in headers.items()]
+    return Request({"type": "http", "headers": raw})

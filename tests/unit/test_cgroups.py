@@ -1,0 +1,230 @@
+"""Rooms get controllers where a tree is ours to divide, and nowhere else. The tree here is a fake in a folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unstuck.runner import cgroups
+from unstuck.runner.cgroups import LEAF, MemoryLimits, RunnerCgroup, RunnerCgroups, Site
+from unstuck.runner.containment import Containment, Facts, in_words
+
+OURS = frozenset({10, 11})
+MB = 1 << 20
+
+
+class Tree:
+    """A cgroup v2 tree as the kernel would show it: a new group has the controllers that its parent hands down."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.delegated: set[Path] = set()
+
+    def group(self, path: Path, members: tuple[int, ...] = (), controllers: str = "cpu memory pids") -> Path:
+        path.mkdir(exist_ok=True)
+        (path / "cgroup.type").write_text("domain\n")
+        (path / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in members))
+        (path / "cgroup.controllers").write_text(controllers)
+        (path / "cgroup.subtree_control").write_text("")
+        for controller, files in (
+            ("memory", ("memory.max", "memory.swap.max", "memory.oom.group")),
+            ("pids", ("pids.max",)),
+        ):
+            for name in files if controller in controllers.split() else ():
+                (path / name).write_text("max\n")
+        return path
+
+    def is_delegated(self, path: Path) -> bool:
+        return path in self.delegated
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    built = Tree(tmp_path)
+    handed: dict[Path, str] = {}
+
+    def write(file: Path, text: str) -> bool:
+        if file.name == "cgroup.subtree_control":
+            if cgroups.members(file.parent):
+                return False  # the rule of the kernel: no controllers below a group that holds processes
+            text = f"{handed.get(file.parent, '')} {text.lstrip('+')}".strip()
+            handed[file.parent] = text
+        if not file.exists():
+            return False
+        file.write_text(text)
+        return True
+
+    def make(group: Path) -> bool:
+        if group.exists():
+            return False
+        built.group(group, controllers=handed.get(group.parent, ""))
+        return True
+
+    def enter(group: str | Path, pid: int = 0) -> bool:
+        for procs in tmp_path.rglob("cgroup.procs"):
+            procs.write_text("".join(f"{other}\n" for other in cgroups.members(procs.parent) if other != pid))
+        with (Path(group) / "cgroup.procs").open("a") as file:
+            file.write(f"{pid}\n")
+        return True
+
+    for name, replacement in (("write_file", write), ("make_cgroup", make), ("enter", enter)):
+        monkeypatch.setattr(cgroups, name, replacement)
+    return built
+
+
+Build = Callable[[Path], RunnerCgroups]
+
+
+@pytest.fixture
+def build(tree: Tree) -> Build:
+    def built(own: Path) -> RunnerCgroups:
+        hall = cgroups.make_runner_cgroups(
+            cgroups.choose_site(own, tree.top, OURS, tree.is_delegated), "unstuck-mark-1-2"
+        )
+        assert hall is not None
+        return hall
+
+    return built
+
+
+# Where the hall stands ------------------------------------------------------------------------
+
+
+def test_beside_the_leaf_that_systemd_put_us_in_rooms_get_both_controllers(tree: Tree, build: Build) -> None:
+    service = tree.group(tree.top / "unstuck.service")
+    leaf = tree.group(service / "main", members=(10, 11))
+    tree.delegated.add(service)
+    hall = build(leaf)
+    assert (hall.path.parent, hall.controllers, hall.why_not) == (service, ("memory", "pids"), "")
+    assert cgroups.read_words(hall.path / "cgroup.subtree_control") == {"memory", "pids"}
+
+
+def test_alone_in_a_delegated_cgroup_we_step_aside(tree: Tree, build: Build) -> None:
+    service = tree.group(tree.top / "unstuck.service", members=(10, 11))
+    tree.delegated.add(service)
+    hall = build(service)
+    assert (hall.path.parent, hall.controllers) == (service, ("memory", "pids"))
+    assert cgroups.members(service) == []
+    assert cgroups.members(service / LEAF) == [10, 11]
+    # The next nursery begins in that leaf, and finds the same place.
+    assert cgroups.choose_site(service / LEAF, tree.top, OURS, tree.is_delegated) == Site(service, enable=True)
+
+
+def test_alone_in_a_container_we_step_aside_too(tree: Tree, build: Build) -> None:
+    tree.group(tree.top, members=(10,))
+    assert build(tree.top).controllers == ("memory", "pids")
+
+
+def test_strangers_are_never_moved(tree: Tree, build: Build) -> None:
+    service = tree.group(tree.top / "unstuck.service", members=(10, 11, 99))
+    tree.delegated.add(service)
+    hall = build(service)
+    assert (hall.controllers, cgroups.members(service)) == ((), [10, 11, 99])
+    assert "DelegateSubgroup=" in hall.why_not
+
+
+def test_what_was_not_delegated_is_not_changed(tree: Tree, build: Build) -> None:
+    slice_ = tree.group(tree.top / "system.slice")
+    service = tree.group(slice_ / "unstuck.service", members=(10,))
+    hall = build(service)
+    assert (hall.path.parent, hall.controllers) == (service, ())
+    assert "Delegate=yes" in hall.why_not
+    assert cgroups.read_words(slice_ / "cgroup.subtree_control") == set()
+
+
+def test_the_root_of_everything_is_not_ours(tree: Tree, build: Build) -> None:
+    tree.group(tree.top, members=(1, 10))
+    (tree.top / "cgroup.type").unlink()  # the one thing that tells the root from all others
+    hall = build(tree.top)
+    assert hall.controllers == ()
+    assert cgroups.read_words(tree.top / "cgroup.subtree_control") == set()
+
+
+def test_a_tree_without_controllers_says_so(tree: Tree, build: Build) -> None:
+    service = tree.group(tree.top / "unstuck.service", controllers="cpu pids")
+    leaf = tree.group(service / "main", members=(10,))
+    tree.delegated.add(service)
+    hall = build(leaf)
+    assert hall.controllers == ("pids",)
+    assert "has no controller memory" in hall.why_not
+
+
+# What a room bounds ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hall(tree: Tree, build: Build) -> RunnerCgroups:
+    service = tree.group(tree.top / "unstuck.service")
+    tree.delegated.add(service)
+    return build(tree.group(service / "main", members=(10,)))
+
+
+def test_a_room_is_bounded_and_dies_as_one(hall: RunnerCgroups) -> None:
+    room = cgroups.make_runner_cgroup(1, hall.path, None, 50)
+    path = Path(room.v2)
+    assert room == RunnerCgroup(str(path), str(path), str(path))
+    assert room.groups() == (str(path),)
+    assert ((path / "pids.max").read_text(), (path / "memory.oom.group").read_text()) == ("50", "1")
+
+
+def test_a_room_without_a_limit_of_processes_is_still_one(hall: RunnerCgroups) -> None:
+    assert (Path(cgroups.make_runner_cgroup(1, hall.path, None, 0).pids) / "pids.max").read_text() == "max"
+
+
+def test_where_version_2_does_not_count_processes_version_1_does(tree: Tree) -> None:
+    v2, v1 = tree.group(tree.top / "v2", controllers=""), tree.group(tree.top / "v1", controllers="pids")
+    cgroups.write_file(v1 / "cgroup.subtree_control", "+pids")
+    room = cgroups.make_runner_cgroup(1, v2, v1, 50)
+    assert (room.v2, room.pids, room.memory) == (f"{v2}/runner-1", f"{v1}/runner-1", "")
+    assert (v1 / "runner-1/pids.max").read_text() == "50"
+
+
+def test_refusals_of_a_cgroup_above_are_not_blamed_on_the_room(tmp_path: Path) -> None:
+    room = RunnerCgroup(pids=str(tmp_path))
+    assert cgroups.refused_forks(room) == 0
+    (tmp_path / "pids.events").write_text("max 3\n")
+    (tmp_path / "pids.max").write_text("50\n")
+    assert cgroups.refused_forks(room) == 3
+    (tmp_path / "pids.peak").write_text("7\n")
+    assert cgroups.refused_forks(room) == 0
+
+
+def test_a_memory_limit_is_set_without_swap_and_taken_off_again(hall: RunnerCgroups) -> None:
+    room, limits = cgroups.make_runner_cgroup(1, hall.path, None, 0).memory, MemoryLimits()
+    memory, swap = Path(room) / "memory.max", Path(room) / "memory.swap.max"
+    assert limits.set_memory_limit(room, 100 * MB)
+    assert (memory.read_text(), swap.read_text()) == (str(100 * MB), "0")
+    assert limits.set_memory_limit(room, 50 * MB)
+    assert memory.read_text() == str(50 * MB)
+    assert limits.set_memory_limit(room, None)
+    assert (memory.read_text(), swap.read_text()) == ("max", "max")
+    assert limits.set_memory_limit(room, None)
+
+
+def test_a_runner_that_is_larger_already_is_not_killed_by_the_limit_of_its_next_job(hall: RunnerCgroups) -> None:
+    room, limits = cgroups.make_runner_cgroup(1, hall.path, None, 0).memory, MemoryLimits()
+    assert limits.set_memory_limit(room, 400 * MB)
+    (Path(room) / "memory.stat").write_text(f"anon {300 * MB}\nfile 0\n")
+    assert not limits.set_memory_limit(room, 200 * MB)
+    assert (Path(room) / "memory.max").read_text() == "max", "the limit of the last job must not stay"
+
+
+@pytest.mark.parametrize("room", ["", "/nowhere/runner-1"])
+def test_without_a_room_the_kernel_enforces_nothing(room: str) -> None:
+    limits = MemoryLimits()
+    assert not limits.set_memory_limit(room, MB)
+    assert limits.set_memory_limit(room, None), "nothing is set, and nothing has to be taken off"
+
+
+# What is said ---------------------------------------------------------------------------------
+
+
+def test_containment_says_what_is_bounded_and_why_not_more() -> None:
+    assert in_words(Facts("cgroup", ("memory", "pids"), oom_group=True)) == (
+        "cgroup v2: everything a job starts dies with its runner; bounded for each runner: memory and pids, "
+        "memory.oom.group=1"
+    )
+    assert Containment(Facts("pids", ("pids (v1)",), why="there is no cgroup v2 here")).describe() == (
+        "cgroup v1 (pids): everything a job starts dies with its runner; bounded for each runner: pids (v1); "
+        "not more, because there is no cgroup v2 here"
+    )
