@@ -32,6 +32,8 @@ def depth_of(value: object) -> int:
 
 
 @given(JSON, st.integers(0, 6), st.booleans())
+@example({"": []}, 1, False)
+@example([{"a": [{}]}], 3, False)
 def test_depth_is_what_a_parser_would_find(value: object, limit: int, ascii_only: bool) -> None:
     data = json.dumps(value, ensure_ascii=ascii_only, allow_nan=False).encode()
     bounds = Bounds(1_000_000, depth=limit)

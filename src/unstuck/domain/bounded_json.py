@@ -23,6 +23,7 @@ _SHORT_BYTES = 4 * MAX_LARGE_EXPONENTS
 """Fewer bytes than this cannot hold that many."""
 _NUMBERS = bytes.maketrans(b"123456789E", b"000000000e")
 _LARGE_EXPONENT = b"0e000"
+_ONE_KIND = bytes.maketrans(b"[]", b"{}")
 _ALL_BUT_MARKS = bytes(byte for byte in range(256) if byte not in b'"[]{}')
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -83,7 +84,8 @@ def count_json(data: bytes, bounds: Bounds, what: str = "The JSON") -> int:
 
 def _is_flat(data: bytes, depth: int) -> bool:
     """Return whether a text is nested at most so deep; False also if that cannot be told quickly."""
-    marks = _without_escapes(data).translate(None, _ALL_BUT_MARKS).replace(b'""', b"")
+    # Both kinds of brackets become one, so that one pass removes one level.
+    marks = _without_escapes(data).translate(_ONE_KIND, _ALL_BUT_MARKS).replace(b'""', b"")
     if b'"' in marks:
         # Some string has brackets in it.
         return False
@@ -91,7 +93,7 @@ def _is_flat(data: bytes, depth: int) -> bool:
         if not marks:
             return True
         # Whatever is innermost goes.
-        marks = marks.replace(b"[]", b"").replace(b"{}", b"")
+        marks = marks.replace(b"{}", b"")
     return not marks
 
 
