@@ -1,4 +1,4 @@
-"""Look after the ledger itself: `migrate` makes or updates its tables, `version` says what this is."""
+"""Commands that look after the ledger: `migrate`, `tokens`, `alerts`, `audit`, `keygen`."""
 
 import platform
 import signal

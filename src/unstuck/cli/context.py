@@ -1,4 +1,4 @@
-"""Open the ledger for a command: reading never creates one, and trouble is told with its cure."""
+"""Read the global options and settings of a command, and open its ledger. Reading never creates one."""
 
 import inspect
 import os

@@ -1,4 +1,4 @@
-"""Show the story of a job: `why` says what happened to it, by which rule, what is next and what to do."""
+"""The commands `why` and `doctor`: explain one job, or find what is wrong."""
 
 import time
 from itertools import groupby

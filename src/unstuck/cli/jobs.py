@@ -1,4 +1,4 @@
-"""Tell the story of one job to a person: what it is, what became of it, every attempt and event."""
+"""Commands that look at jobs: list them, show one, its output and its stack, and send it a signal."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Look at queues, stop and start them, empty them: `queues`, `pause`, `resume`, `purge`."""
+"""Commands for queues and concurrency keys: look, pause, resume, purge, set limits."""
 
 import sys
 from typing import Annotated

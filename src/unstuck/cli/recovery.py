@@ -1,4 +1,4 @@
-"""Mend by hand: `stale` finds what silent workers hold, `retry` and `cancel` move jobs, `prune` clears away."""
+"""Commands that repair by hand: `retry`, `cancel`, `stale`, `quarantine` and pruning."""
 
 import sys
 import time

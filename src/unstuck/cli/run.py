@@ -1,4 +1,4 @@
-"""Start what runs for long: `worker`, `up` (supervised workers), `reaper` (the watchman alone)."""
+"""Commands that start a process: `worker`, `up`, `serve`, `broker`, `reaper`, the desktop popups and the demo."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Look at workers and ask them to go: `workers`, `workers drain`, `workers stop`."""
+"""Commands for workers: list, drain, stop, disable and enable them, and check that one is alive."""
 
 import time
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Draw a workflow on the terminal: a line for each node, in order of dependency, groups and maps indented."""
+"""Commands for workflows: list, show as a tree, retry, resume, cancel."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Find the tasks that follow the ends of another, and write them down so that whoever ends a job can enqueue them."""
+"""Register the tasks that follow the success, failure, crash or retry of another task."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast

@@ -1,4 +1,4 @@
-"""Read the ledger's gauges and counters and give them as Prometheus wants them.
+"""Prometheus text and series per minute, from the gauges and counters of the ledger.
 
 Bounded in cost, however many jobs there are: unfinished jobs are counted by their own small indexes, finished ones were
 counted when they ended.

@@ -1,4 +1,4 @@
-"""Turn what an app or an operator says of a schedule into its definition, everything checked."""
+"""Check what an app or an operator says about a schedule, and turn it into its definition."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

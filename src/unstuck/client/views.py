@@ -1,4 +1,4 @@
-"""Show jobs, attempts, workers and queues as plain values, the same at every door: CLI, HTTP, page.
+"""The public shapes of jobs, attempts, workers and queues, the same in the CLI, over HTTP and on the dashboard.
 
 Times are ISO 8601 in UTC, durations are seconds, states are lower case, results are decoded.
 """

@@ -1,4 +1,4 @@
-"""How death is detected, what is done about it, and how long finished things are kept."""
+"""The groups of settings: recovery, retention, HTTP, ZeroMQ and alerts."""
 
 from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit

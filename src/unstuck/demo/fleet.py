@@ -1,4 +1,4 @@
-"""Open the web door beside the demo, where its packages are installed: whoever wants to can watch in a browser."""
+"""Start the workers and the dashboard of the demo, and kill workers."""
 
 import json
 import os

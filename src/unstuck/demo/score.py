@@ -1,4 +1,4 @@
-"""Look at the ledger a few times a second, and say what there is to see of the demo."""
+"""Count what the demo did: live from the ledger, and in a final audit against the files of its tasks."""
 
 import time
 from collections import Counter, deque

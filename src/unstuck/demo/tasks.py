@@ -1,4 +1,4 @@
-"""The app that the demo's workers run: six kinds of small work, each leaving a record outside the ledger."""
+"""The app that the demo's workers run. Each task leaves a record outside the ledger."""
 
 # ruff: noqa: T201 - tasks print: what they say is kept with the attempt
 import asyncio

@@ -1,4 +1,4 @@
-"""Hold what the views show: the fleet, the stream, the deaths and the score, as they stand now."""
+"""Show the demo while it runs: as live tables on a terminal, or one line per event."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Draw the icon: nothing to install beside the code, and sharp in every size."""
+"""The desktop program: tray icon with menu, event window, and the thread that follows events."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Have objects of Qt deleted in the thread that they live in, whichever thread finds that nobody needs them.
+"""Popups about crashes: show and summarise them, and delete Qt objects in the thread that they live in.
 
 Python drops an object in the thread that lets go of it last, and garbage in whichever thread happens to collect. Qt
 ends a process whose windows and timers go in a foreign one. So each object of ours asks Qt to delete it at home.

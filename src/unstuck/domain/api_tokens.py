@@ -1,4 +1,4 @@
-"""Tokens of the web door: how they look, what they allow, and what may be written down of them.
+"""API tokens: how they look, what their scopes allow, and who a caller is.
 
 A token is shown once. The ledger keeps the hash of a proof that only the token's holder can derive, so that
 reading the ledger lets nobody in, neither with a token nor with a login.

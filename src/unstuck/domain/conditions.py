@@ -1,4 +1,4 @@
-"""Name everything the doctor can find. The names are stable: scripts and alerts may go by them."""
+"""Names of everything that the doctor can find. They are stable: scripts and alerts may rely on them."""
 
 from collections.abc import Collection
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Describe the one write that ends an attempt: fenced by its token, whoever makes it."""
+"""Conclude what an attempt came to, and describe the one write that ends it, fenced by its token."""
 
 from typing import Any, Literal, assert_never
 

@@ -1,4 +1,4 @@
-"""Keep the frames of a message as they came: payloads and results of jobs that come over ZeroMQ.
+"""The frames of ZeroMQ messages as payloads and results of jobs.
 
 The bytes are opaque to everybody but the one who asked and the one who answers. A Python task gets the arguments that a
 single frame holds, as a CBOR map or a JSON object.

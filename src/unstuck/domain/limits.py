@@ -1,4 +1,4 @@
-"""Say how many jobs of a queue may be taken now: at once, and in a window of time."""
+"""Limits of queues and concurrency keys: how many jobs may run at once, and how many start in a window of time."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping

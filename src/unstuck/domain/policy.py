@@ -1,4 +1,4 @@
-"""Say which follow-up work the end of an attempt calls for, and what it is told."""
+"""The rules that are stored with a job, and which hooks its end calls for."""
 
 from typing import Any, Literal, get_args
 

@@ -1,4 +1,4 @@
-"""Say when a schedule ticks: by a cron expression in a time zone, or every so many seconds. Pure; time is an argument.
+"""When a schedule is due: by a cron expression in a time zone, or every given number of seconds. Pure.
 
 Times of day that a cron expression names (`30 2 * * *`) tick once a day also when clocks are set: one that is skipped
 ticks at the first moment after the gap, one that comes twice ticks the first time. Expressions that begin with `*` in

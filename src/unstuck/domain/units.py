@@ -1,4 +1,4 @@
-"""Read durations as people write them: "30s", "5m", "2h30m", a number of seconds, a timedelta."""
+"""Read and write durations ("30s", "2h30m") and sizes ("512MB")."""
 
 import math
 import re

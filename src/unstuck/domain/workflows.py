@@ -1,4 +1,4 @@
-"""Name the parts of a workflow and what may happen to them."""
+"""States of workflows and nodes, and how results are passed from node to node."""
 
 from enum import StrEnum
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Put the web door together: guard, API, page. The routes are in `api/` and `page/`, who may come in is in `guard/`."""
+"""Build the ASGI app from its parts: authentication, API, dashboard."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable

@@ -1,4 +1,4 @@
-"""Say with every answer how long the server took until it began: the header `Server-Timing`."""
+"""Add security headers and `Server-Timing` to every response, and answer HEAD."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Answer with the views that every door shares, as they are."""
+"""Let FastAPI take and describe msgspec Structs, and complete the OpenAPI document."""
 
 from collections.abc import Mapping
 from typing import Any

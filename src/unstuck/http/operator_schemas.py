@@ -1,4 +1,4 @@
-"""What operators ask for, and what they are told was done."""
+"""Request and response models for operators and schedules."""
 
 from typing import Annotated, Any, Literal
 

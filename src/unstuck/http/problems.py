@@ -1,4 +1,4 @@
-"""What every error is told as."""
+"""Errors as problem+json: one table from error class to status, code and cure."""
 
 from collections.abc import Iterable
 from typing import Any

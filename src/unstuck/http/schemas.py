@@ -1,4 +1,4 @@
-"""What the API takes and gives, for OpenAPI.
+"""Request and response models of the API. Fields are only added, never removed.
 
 Answers have the fields of the command line's JSON; they are only added to."""
 

@@ -1,4 +1,4 @@
-"""Speak HTTP: hang up on whoever is slow to say what they want, and tell who speaks something else what is wrong.
+"""Run the server: socket, uvicorn, a timeout for slow clients, a bounded shutdown.
 
 Whoever is slow holds a connection that others need."""
 

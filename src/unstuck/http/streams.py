@@ -1,4 +1,4 @@
-"""Notice the start and the end of the server that carries a mounted door: no mounted app is told of either.
+"""Server-sent events, and how a mounted app notices the start and end of its server.
 
 The start is its first request. The end of a lifespan comes when all connections are closed, and a page that is open
 keeps its connection. Uvicorn keeps what it was asked for in the object that handles its signals, where it can be seen.

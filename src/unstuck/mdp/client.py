@@ -1,4 +1,4 @@
-"""Tell the owner of a client what the broker said unasked: a worker died, or nobody is there."""
+"""The ZeroMQ client: calls, replies, and crash notifications with their handler thread."""
 
 import queue
 import threading

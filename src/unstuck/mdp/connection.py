@@ -1,4 +1,4 @@
-"""Open the socket of a peer towards a broker, with or without CURVE."""
+"""A DEALER socket to a broker, with CURVE keys and a monitor of its connection."""
 
 import secrets
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Turn Python values into frames and back: bytes travel as they are, everything else as CBOR."""
+"""The frames of Majordomo 0.1 and our extensions, in both directions, and bodies as bytes or CBOR."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Write labels as one text, the same labels always as the same text, and read them back."""
+"""Count in this process, by name and labels."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""Follow single jobs: what goes well is not written down as an event, so whoever follows a job looks at it."""
+"""Follow events by a filter, or follow single jobs."""
 
 import time
 from collections.abc import Callable, Collection

@@ -1,4 +1,4 @@
-"""Ring the bell after commits, from a thread of its own, coalesced: nobody waits for it.
+"""Wake-ups: a thread that sends them after commits, coalesced, and a thread that listens.
 
 While one ring is on its way, the words of all that follow gather and go out together.
 """

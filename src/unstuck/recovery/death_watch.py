@@ -1,4 +1,4 @@
-"""Hold on to the neighbours: a worker keeps a descriptor on up to three others of its host, and sees them die.
+"""See workers of this host die: by pidfds of three peers, or by a report from their parent process.
 
 The kernel makes a pidfd readable in the instant its process ends, so a death next door is settled within
 milliseconds and not after a heartbeat timeout. The ring is by worker id, so everybody is held by three others.

@@ -1,4 +1,4 @@
-"""Remember when the database session of each worker last did something, and how quiet the worker was when it ended.
+"""What this process can know of a worker (session, process, host), and the guard of each verdict.
 
 A worker that is killed ends its session in the middle of its work. A worker that is cut off falls silent first, and the
 server ends its session later. So the end of a session proves something only if the session was active until then, and

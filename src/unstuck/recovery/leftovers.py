@@ -1,4 +1,4 @@
-"""Clear up after a worker that died on this host: end the processes it left, and read what they had begun."""
+"""Clean up after a worker that died on this host: kill its processes, read and remove its shared memory."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""Count what becomes of jobs in the hands of foreign workers, as Python's own workers do."""
+"""What remote workers do with attempts: start, progress, settle, release, and how it is counted."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What foreign workers send, with a limit on everything."""
+"""Requests and responses of the worker protocol, with a limit on everything."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""See from another thread whether the event loop turns, and if it does not, which job keeps it from turning.
+"""Run many async jobs on one event loop, and see which job blocks it.
 
 A job that computes, or calls something that blocks, stops every other job of the loop. The others are not to blame.
 """

@@ -1,4 +1,4 @@
-"""Write the tracebacks of user code without our own frames, whatever the exception does to stop us."""
+"""Call the user's code for a job message and report what came of it, with tracebacks that leave our frames out."""
 
 import importlib
 import inspect

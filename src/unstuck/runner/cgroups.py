@@ -1,4 +1,4 @@
-"""Find our places in the kernel's cgroup trees, and read and write their small files.
+"""The cgroup of a runner: find, create, bound, kill and remove it.
 
 Nothing here raises: a file that cannot be read is empty, and a write says whether it was taken.
 """

@@ -1,4 +1,4 @@
-"""Tell user code which attempt it is, and let it say that it lives: the `Context` that a task may ask for."""
+"""The public `Context`: what user code can learn and report about its attempt."""
 
 import asyncio
 import functools

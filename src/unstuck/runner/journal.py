@@ -1,4 +1,4 @@
-"""Leave user code in the middle of its work.
+"""The journal of an attempt: steps, checkpoints, sleeps and signals, and how user code is left to wait.
 
 Like StopRequested these are no `Exception`: code that catches those does not swallow them, and `finally` runs.
 """

@@ -1,4 +1,4 @@
-"""Look at a process that imported the user's app and decide whether it may be forked."""
+"""Import the user's app, describe its tasks, and decide whether the process may be forked."""
 
 import importlib
 import os

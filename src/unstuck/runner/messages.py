@@ -1,4 +1,4 @@
-"""Fix the words between worker, nursery and runner: small framed messages, no pickle, every size bounded.
+"""Every message between worker, fork server and runner: framed, bounded, no pickle.
 
 On a runner's stream each frame is `length, kind` and a body. Worker to runner: a job, a cancel, a retirement, a
 question where a job stands. Runner to worker: a batch of reports. Nobody here decodes what user code was given or gave.

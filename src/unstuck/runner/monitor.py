@@ -1,4 +1,4 @@
-"""Carry signs of the logic from user code to the worker: one small packet each, from any thread, never blocking.
+"""The monitor thread of a runner: heartbeats of jobs, lease, stacks on request, answers of the journal.
 
 Signs have a socket of their own, so that they neither wait behind results nor need a lock. A sign that does not
 fit, or comes too soon after the last one, is kept and sent with the next pulse: the newest always arrives.

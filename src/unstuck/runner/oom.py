@@ -1,4 +1,4 @@
-"""Judge from counters whether a SIGKILL came from a kernel that was out of memory."""
+"""Judge whether a SIGKILL came from a kernel that was out of memory, and how sure that is."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Keep what jobs print: bounded, the beginning and the end, with a line that says how much is missing."""
+"""Keep what jobs print: bounded, the beginning and the end, for each job of a process."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Notice a runner that starts processes without end, and kill a crowd that grows while it is being killed."""
+"""Find and kill the descendants of a process, and stop fork bombs."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Bound the descriptors of a runner, and notice cheaply when its jobs leave theirs open.
+"""Run one job at a time, and notice descriptors that jobs leave open.
 
 The kernel always gives the lowest free number. So the number of a fresh descriptor tells how many are open at least:
 what is leaked fills every gap in the end.

@@ -1,4 +1,4 @@
-"""Write down why a runner died or was ended, from all that its worker knows. Pure, but for reading its output."""
+"""What becomes of each job of a runner that died or was ended, its autopsy, and who is to blame on a shared loop."""
 
 import math
 import selectors

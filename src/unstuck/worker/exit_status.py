@@ -1,4 +1,4 @@
-"""Say in plain words how a process ended."""
+"""A wait status in words and as an autopsy, and our own exit codes."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Know how much memory this worker and its processes use, and when that is worth telling."""
+"""The health and memory of this worker, as its heartbeat reports them."""
 
 import os
 from collections import deque

@@ -1,4 +1,4 @@
-"""A job in this worker's hands, from the claim to the settled end."""
+"""The jobs that this worker holds, from the claim to the settled end, and their policies."""
 
 import math
 from collections.abc import Callable

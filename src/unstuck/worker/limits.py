@@ -1,4 +1,4 @@
-"""Say which limit of its task a running job has broken, and when to look at it again. Pure."""
+"""Decide which limit a running job has broken, and when to look at it again. Pure."""
 
 import math
 from collections import deque

@@ -1,4 +1,4 @@
-"""A shutdown under way: until when jobs may run, and until when their outcomes are handed in."""
+"""The worker loop: take messages, give jobs to runners, send turns, drain and stop."""
 
 import selectors
 from collections import deque

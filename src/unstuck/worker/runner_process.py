@@ -1,4 +1,4 @@
-"""The worker's end of a runner's line: read what its jobs write down, and tell them what became of it. Never blocks."""
+"""The worker's end of one runner: send jobs, receive reports and journal entries, signal, close. Never blocks."""
 
 import os
 import select

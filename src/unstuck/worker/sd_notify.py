@@ -1,4 +1,4 @@
-"""Tell whoever started us how we are: systemd, or our own supervisor, by datagrams to $NOTIFY_SOCKET.
+"""Speak the sd_notify protocol to systemd or our own supervisor, and receive it as a supervisor.
 
 The protocol is sd_notify's, and so is the meaning of the variables. They are taken out of the environment on the way
 in: nothing that we start, and least of all user code, may speak in our name.

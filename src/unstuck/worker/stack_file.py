@@ -1,4 +1,4 @@
-"""Make the stacks that a dying process wrote readable: user code first, without our own frames and threads."""
+"""The stack file of one runner, and its text without our own frames."""
 
 import re
 import socket

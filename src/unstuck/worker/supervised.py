@@ -1,4 +1,4 @@
-"""Decide when a dead worker is replaced: at once, then ever more slowly where replacements die too."""
+"""One supervised process: start, signal, replace it, and slow down if replacements die too."""
 
 import os
 import signal

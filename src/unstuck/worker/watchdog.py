@@ -1,4 +1,4 @@
-"""What the loops of a worker show of themselves, for the watchdog to see: written by one thread, read by another."""
+"""End a worker whose loops stand still, judged by the progress that each loop shows."""
 
 import faulthandler
 import os

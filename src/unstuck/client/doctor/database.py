@@ -1,4 +1,4 @@
-"""Find out whether workers can be woken, or must find new jobs by polling."""
+"""Checks of the database: wake-ups, blocking transactions, retention, vacuum, servers, outages and clock steps."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Say in a few words whether jobs are looked after: for monitors, which ask often. The doctor looks deeper."""
+"""Run the doctor's checks: on a ledger, on one job, and a quick form of them for monitors that ask often."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, assert_never

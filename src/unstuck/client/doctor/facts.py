@@ -1,4 +1,4 @@
-"""What the doctor looks at, gathered at one visit, and from where on something is worth a word."""
+"""The facts that the doctor's checks look at, how they are gathered, and the thresholds of the checks."""
 
 import secrets
 import time

@@ -1,4 +1,4 @@
-"""Find jobs that are ready and wait, and say for what: a worker, a task, or an operator."""
+"""Checks of jobs: waiting, scheduled, held by a concurrency key, in paused workflows, due by a schedule."""
 
 from collections.abc import Iterator, Sequence
 

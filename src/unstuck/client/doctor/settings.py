@@ -1,5 +1,4 @@
-"""Find heartbeat intervals that are more than a third of a timeout: one late heartbeat brings a healthy worker near its
-death."""
+"""Checks of settings: tight timeouts, long intervals, settings, versions and clocks that differ between workers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Find workers that are silent, late, dead with jobs in hand, or alive and doing nothing."""
+"""Checks of workers: silent, late, idle, disabled, dead with jobs; no reaper, recovery off, weak containment."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Look: at jobs, workers and queues, at what a job waits for, and at what is wrong."""
+"""`Operator`: everything an operator can look at or do. Each part has a module in this package."""
 
 import time
 from collections.abc import Sequence

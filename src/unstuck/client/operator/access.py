@@ -1,4 +1,4 @@
-"""Make, find and end tokens of the web door."""
+"""Create, list and revoke API tokens."""
 
 import os
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Write down what operators do, whichever door they come through: before it is done, and how it ended.
+"""The audit log: what operators did, written before it is done, and how it ended.
 
 What was begun and never ended (the process died, the database went away) stays without an outcome: it may have
 happened.

@@ -1,4 +1,4 @@
-"""How much the operator's verbs take at a time, and what they take where nothing is said."""
+"""What operators do with jobs: search, cancel, retry, signal, read stacks, prune, release from quarantine."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""Settle by hand what silent workers hold: find it, fail it, or give it back to its queue.
+"""Settle by hand what silent workers hold: list it, fail it, or give it back to its queue.
 
 The evidence is repeated in every write: a worker that beats in between keeps its jobs.
 """

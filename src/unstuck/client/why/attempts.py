@@ -1,4 +1,4 @@
-"""Say how a job came to be, how long it waited, who took it, and how far it said it was."""
+"""Steps of a job's story: enqueued, claimed, progress, which rule was applied, who was notified."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Say what people and caretakers did with a job between its tries: events that no try tells of."""
+"""Steps of a job's story beside its attempts: actions of operators, journal entries, its workflow."""
 
 from collections.abc import Sequence
 

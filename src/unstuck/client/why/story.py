@@ -1,4 +1,4 @@
-"""Hold the story of one job as facts that every door can show: CLI, page, alert."""
+"""The story of one job as facts, for the CLI, the dashboard and alerts; and how the facts are gathered."""
 
 from collections.abc import Sequence
 from enum import StrEnum

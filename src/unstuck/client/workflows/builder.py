@@ -1,4 +1,4 @@
-"""A handle on a workflow that was started: wait for it, look at its nodes, take it up again."""
+"""Build a workflow from tasks and groups, start it, and follow it by its handle."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator

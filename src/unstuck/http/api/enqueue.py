@@ -1,4 +1,4 @@
-"""Know a request that is sent again by its `Idempotency-Key`."""
+"""Routes that enqueue one job or many, with an `Idempotency-Key`."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Lists of jobs, and verbs for many of them at once."""
+"""Routes for jobs: list, show, result, why, logs, events, cancel, retry, signal, stack."""
 
 import asyncio
 import itertools

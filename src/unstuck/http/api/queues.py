@@ -1,4 +1,4 @@
-"""Queues: look at them, stop and start them, empty them."""
+"""Routes for queues, concurrency keys and schedules."""
 
 from typing import Annotated
 

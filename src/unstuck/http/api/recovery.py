@@ -1,4 +1,4 @@
-"""Settle by hand what silent workers hold."""
+"""Routes that repair by hand: stale jobs, quarantine, pruning."""
 
 from typing import Annotated
 

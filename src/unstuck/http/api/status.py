@@ -1,4 +1,4 @@
-"""Is this process alive, can it reach its ledger, and does anybody look after the jobs in it?
+"""Routes about the state of the service: liveness, readiness, health, doctor, metrics, tasks, audit log.
 
 The first two are for load balancers and service managers and need no token; they say nothing of jobs, since a door that
 works must not be restarted because workers are missing. The third is for monitors.

@@ -1,4 +1,4 @@
-"""Have workers stop, switch them and their hosts off and on. Draining is in `workers`: they may do it themselves."""
+"""Routes for workers and hosts: list, show, drain, stop, disable, enable; and what remote workers call."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal

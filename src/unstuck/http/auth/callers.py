@@ -1,4 +1,4 @@
-"""Who asks, and what they may do."""
+"""Who calls, and which scope a route needs."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated

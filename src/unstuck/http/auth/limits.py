@@ -1,4 +1,4 @@
-"""Count what each caller asks for, and say when it is too much."""
+"""Limits per caller: request rate, open requests, size of heads and bodies."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Say who a caller is: by the token in their hand, by their login, or because they stand on this very machine."""
+"""Authenticate each request: by token, by login, or as a local caller; refuse requests forged by other sites."""
 
 import asyncio
 import hmac

@@ -1,4 +1,4 @@
-"""Which names lead here: an answer under any other name is how a strange website would read a local server.
+"""Allowed host names, the same-origin rule, and whether an address may be served without tokens.
 
 A website can point its own name at this machine (DNS rebinding); its pages then ask us under that name. They cannot
 do so under an address or under `localhost`.

@@ -1,4 +1,4 @@
-"""Read what the forms of verbs carry, and say what a verb and its question are."""
+"""The actions of the dashboard: what each form carries, asks and does."""
 
 from collections.abc import Callable
 from typing import Annotated

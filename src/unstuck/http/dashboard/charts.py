@@ -1,4 +1,4 @@
-"""Draw charts as SVG: pure, from plain points, with classes for colours so that themes and no script are needed.
+"""Draw bars, lines and the timeline of attempts as SVG. Pure.
 
 The drawing is stretched to its place; words stand around it as HTML, so that they never are."""
 

@@ -1,4 +1,4 @@
-"""Jobs: filters in the address, newest first, page by page by the number of the last one seen."""
+"""Pages of jobs: the list with filters, and one job."""
 
 from typing import Annotated, Any
 from urllib.parse import urlencode

@@ -1,4 +1,4 @@
-"""Tell everybody who looks what changed: one look per second for all, never one per viewer.
+"""Send changed parts of a page to everyone who has it open: one look at the ledger per second for all.
 
 A viewer's mailbox holds the newest text of each fragment and nothing else, so it is bounded by the screen itself:
 whoever reads slowly gets fewer, newer states, and slows nobody.

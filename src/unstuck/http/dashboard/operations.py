@@ -1,4 +1,4 @@
-"""Queues: what waits in them, who serves them, their limits and lines, and the verbs to stop, start and empty them."""
+"""Pages of queues, schedules, quarantine, events, doctor, maintenance and the audit log."""
 
 import time
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Say what died lately, and of what: workers by their verdicts, runners by the events of their jobs."""
+"""The overview page: headline, recent crashes, worker cards."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Write numbers, times and sizes for people who look at the page."""
+"""Render pages: the Jinja environment, filters for numbers and times, blocks, messages, error pages."""
 
 import base64
 import json

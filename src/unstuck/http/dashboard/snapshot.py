@@ -1,4 +1,4 @@
-"""Ask what is dear to answer less often, so that an open page costs the ledger a small share of its time."""
+"""What all open pages share: one look at the ledger per second, recent events, the doctor in the background."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Wake workers that wait for a job: by the bell, and now and then without one.
+"""Claims that wait for a job: the order in which waiting workers are woken, and what happens if a client is gone.
 
 Those that serve the same queues and know the same tasks are one line. One ring wakes the first of each line that it
 concerns; who finds as much as it asked for wakes the next. So a thousand who wait do not all run for one job.

@@ -1,4 +1,4 @@
-"""Answer what remote workers ask most often without going through all that other requests need.
+"""The hot routes of remote workers (heartbeat, claim, start, settle, turn), served before the framework.
 
 Thousands of workers beat, and busy ones settle and claim a thousand times per second. Whatever is not quite plain goes
 the usual way, which says what is wrong with it: so nothing is decided here that is not decided there too.

@@ -1,4 +1,4 @@
-"""The life of the ledger itself: its tables, its health, its end."""
+"""`Ledger`: the interface that both databases implement, with its records by subject."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Who may come in through the web door, and what operators did."""
+"""API tokens, the audit log and counters: records and protocol."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What those who listen are told, and what must be known to tell them."""
+"""Events, alerts and conditions: records and protocol."""
 
 from collections.abc import Collection, Sequence
 from typing import Literal, Protocol

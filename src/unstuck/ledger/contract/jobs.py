@@ -1,4 +1,4 @@
-"""Requests that must not be done twice, by a key that their caller chose."""
+"""Jobs: the records for enqueueing and reading them, and their protocol."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, Protocol

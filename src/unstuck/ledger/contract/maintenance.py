@@ -1,4 +1,4 @@
-"""What time brings: scheduled jobs become ready, old rows go."""
+"""What time brings: due jobs, expiry, retention. Records and protocol."""
 
 from collections.abc import Collection
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What keeps order in queues: lines, limits, and what is known of a job beside its work."""
+"""Queues, their limits, concurrency keys and tasks: records and protocol."""
 
 from collections.abc import Mapping
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What the reaper sees of workers, and what it decides."""
+"""What the reaper sees of workers, and what it decides: records and protocol."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the ledger keeps of schedules, and what those who keep the clock hand in."""
+"""Schedules: records and protocol."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol

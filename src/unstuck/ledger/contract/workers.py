@@ -1,4 +1,4 @@
-"""What clients and workers hand to the ledger, and what they get from it."""
+"""What workers hand to the ledger and get from it: heartbeats, turns, exchanges. Records and protocol."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""What a workflow is when it is stored, and what people see of it."""
+"""Workflows and their nodes: records and protocol."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

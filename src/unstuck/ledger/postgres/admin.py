@@ -1,4 +1,4 @@
-"""Keep the tokens of the web door.
+"""API tokens, the audit log and counters on PostgreSQL.
 
 On the service lane: every request at the door waits for it, and must not wait for what somebody looks up.
 """

@@ -1,4 +1,4 @@
-"""Bound every wait of a connection: for a lock, for a statement, for an answer and for the connection itself.
+"""Open a session to the primary, with a bound on every wait.
 
 A server that hangs while its kernel still answers is an outage like any other, so every call has a deadline here. The
 server's own limits are shorter: then it is certain that nothing was written.

@@ -1,4 +1,4 @@
-"""Allow one call at a time on a connection: urgent calls go first, and every wait is bounded."""
+"""One managed connection: one call at a time, urgent calls first, every wait bounded."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Reserve job ids ahead, so that single enqueues in quick succession need one round trip each, not two."""
+"""Enqueue on PostgreSQL: reserved ids, batches, the caller's own connection, idempotent requests."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Pass cursors of the event stream to SQL, and read them from it."""
+"""Events, alerts and conditions on PostgreSQL."""
 
 from collections.abc import Collection, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Keep where the answers to jobs go."""
+"""The broker's batch of writes and the reply addresses of its clients, on PostgreSQL."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Keep what jobs write down on their way, and the signals that they are sent."""
+"""Read jobs on PostgreSQL, cancel, retry and purge them, and keep their journals."""
 
 from collections.abc import Collection
 from typing import Any

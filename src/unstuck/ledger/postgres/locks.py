@@ -1,4 +1,4 @@
-"""Find out, from a second connection, which sessions hold up a statement that waits for a lock."""
+"""Find which sessions block a statement that waits for a lock."""
 
 import threading
 import time

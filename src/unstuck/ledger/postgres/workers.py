@@ -1,4 +1,4 @@
-"""Switch workers and hosts off and on, and give what health is judged by.
+"""Workers and hosts on PostgreSQL: register, heartbeats, held jobs, disable and enable.
 
 On the service lane, since the reaper of every worker asks: it shall not need one more connection for it.
 """

@@ -1,4 +1,4 @@
-"""Tell nodes that were in hand when their workflow was taken up again that they need not stop."""
+"""Workflows on PostgreSQL: store, show, retry, resume, repair."""
 
 from collections.abc import Collection, Sequence
 from functools import partial

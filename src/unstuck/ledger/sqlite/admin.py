@@ -1,4 +1,4 @@
-"""Keep the tokens of the web door."""
+"""API tokens, the audit log and counters on SQLite."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Read the nodes of workflows, and what each of them came to."""
+"""Advance a workflow when one of its nodes ends, on SQLite."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Hold back what may not be taken from queues that have a limit."""
+"""Find jobs that may be claimed, within the limits of their queues, on SQLite."""
 
 import time
 from collections.abc import Generator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Close the SQLite files of every ledger before a fork, so that no child inherits an open one.
+"""Connections to the SQLite file, reads and writes, and what happens to them at a fork.
 
 SQLite keeps its locks per process in memory that a child would inherit without the locks themselves. A
 child that uses, opens again or even closes such a file can damage it. So nothing may be open at the

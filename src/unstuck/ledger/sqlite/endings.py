@@ -1,4 +1,4 @@
-"""Tell whoever else is concerned that attempts ended, in the transaction that ended them."""
+"""End attempts on SQLite, with hooks, workflows and waiting clients, in one transaction."""
 
 import time
 from collections.abc import Collection, Iterable, Sequence

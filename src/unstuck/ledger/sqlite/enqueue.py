@@ -1,4 +1,4 @@
-"""Find out whose a unique key is, and do what was asked for where it is another's."""
+"""Enqueue on SQLite: unique keys, batches, the caller's own connection, idempotent requests."""
 
 import sqlite3
 import time

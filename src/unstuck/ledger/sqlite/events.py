@@ -1,4 +1,4 @@
-"""Give what alerts are made of, and remember who was told up to where."""
+"""Events, alerts and conditions on SQLite."""
 
 import time
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""Keep where the answers to jobs go."""
+"""The broker's batch of writes and the reply addresses of its clients, on SQLite."""
 
 import time
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""List jobs by the shortest way: each state has an index in which it is rare, but for the one that most jobs are in."""
+"""Read jobs on SQLite, cancel, retry and purge them."""
 
 import heapq
 import time

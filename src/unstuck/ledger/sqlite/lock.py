@@ -1,4 +1,4 @@
-"""Let threads of one process through one at a time, in the order in which they came."""
+"""The write lock of a SQLite file: fair between threads, and released from holders that are frozen."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Switch workers and hosts off and on, and give what health is judged by."""
+"""Workers and hosts on SQLite: register, heartbeats, held jobs, disable and enable."""
 
 import os
 import secrets

@@ -1,4 +1,4 @@
-"""From frames to jobs: read what a client asks for, and what it says about it beside."""
+"""From request frames to jobs, and from jobs and results back to frames."""
 
 import base64
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Do what an order asks of the ledger: one exchange per round, and the rarer things beside it."""
+"""The thread that talks to the ledger for the broker: one exchange per batch, retried through outages."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What the broker answers about itself (8/MMI and our own), and who asked to be told of deaths."""
+"""Crash notifications: who subscribed (`mmi.notify`), what they are sent, and how often."""
 
 from collections import deque
 from collections.abc import Iterator

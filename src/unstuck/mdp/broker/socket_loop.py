@@ -1,4 +1,4 @@
-"""Know through which connection each client speaks, so that nothing is kept for those who are gone."""
+"""The thread that owns the ROUTER socket: connections of clients, and a limit on memory."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""Name what alerts are about, and which events of the ledger they are made of."""
+"""The kinds of alerts: the events they are made of, and conditions that last."""
 
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Remember what a target was told, so that nothing is told twice and nothing is missed.
+"""What a target was sent and what comes next, as a state with pure transitions: nothing twice, nothing missed.
 
 The position of a target is a cursor: everything up to it was told or is not to be told, apart from transactions that
 were open. It moves on now and then; the events told since are kept one by one.

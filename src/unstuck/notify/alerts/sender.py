@@ -1,4 +1,4 @@
-"""Serve one target: read its book, decide, send, and write down what became of it.
+"""Send alerts: one loop, and one sender per target. A delivery is stored before it is sent.
 
 Before a message is sent its events and its delivery id are written down. Whoever comes after a sender that died in
 between finds them, and repeats the message under the same id.

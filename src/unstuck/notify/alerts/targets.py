@@ -1,4 +1,4 @@
-"""What became of one try to tell somebody."""
+"""Targets of alerts: parse and check them, and deliver a message in a thread."""
 
 import hashlib
 import logging
