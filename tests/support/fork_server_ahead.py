@@ -3,8 +3,9 @@
 A worker starts `python -m unstuck.runner.fork_server`, and nine tenths of what that costs are the start of an
 interpreter and the import of modules, the same every time. A worker of a test is itself a fork of a process that has
 them, see `fork_server`. So it forks once more before it becomes the worker, and its child becomes the fork server
-as soon as the worker asks for one: as its child, in a session of its own, with the environment, descriptors and streams that it was
-asked to have. Workers that are started by `subprocess`, and every later fork server of a worker, start the plain way.
+as soon as the worker asks for one: as its child, in a session of its own, with the environment, descriptors and streams
+that it was asked to have. Workers that are started by `subprocess`, and every later fork server of a worker, start the
+plain way.
 """
 
 import ctypes
