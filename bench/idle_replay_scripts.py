@@ -1,8 +1,8 @@
 """Write down for `pgbench` what the two connections of an idle worker ask, and when.
 
 The statements are recorded from the worker's own parts, which are called once each: turn, comparison, beat, ring of
-neighbours, round of the watchman, count of the crowd, books. Of `Floor`, `Heartbeat`, `Watchman` and `Bookkeeper` only
-the timetable is here; `bench.idle_workers` compares it with real workers, statement by statement.
+neighbours, round of the watchman, count of the crowd, books. Of `WorkerLoop`, `Heartbeat`, `Loop` and `MetricsWriter`
+only the timetable is here; `bench.idle_workers` compares it with real workers, statement by statement.
 """
 
 import time

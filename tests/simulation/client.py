@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """One program on a machine of its own. The product's `Watcher` asks there for the ends of all of its jobs."""
+    """One program on a machine of its own. The product's `ResultWatcher` asks there for the ends of all of its jobs."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

@@ -1,7 +1,7 @@
 """Play a worker: it registers, sends heartbeats, takes turns, runs jobs, fences itself, and reaps others.
 
-The rules are the product's own: `fencing`, `Outbox`, `Terms`, `Wheel`, `conclude`, `Watchman`, `Timekeeper`. What is
-played here is the order of things in `worker/loop.py` and `worker/heartbeat.py`.
+The rules are the product's own: `fencing`, `Outbox`, `PolicyCache`, `LedgerThread`, `conclude`, `Loop`, `Scheduler`.
+What is played here is the order of things in `worker/loop.py` and `worker/heartbeat.py`.
 """
 
 import math

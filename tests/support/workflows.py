@@ -1,4 +1,4 @@
-"""Start workflows for tests of doors: no worker of flesh and blood takes their jobs, `Shop` does."""
+"""Start workflows for tests of doors: no worker of flesh and blood takes their jobs, `Cli` does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -17,7 +17,7 @@ EVENT = "event"
 """The one argument of a hook, by name."""
 
 Hooks = dict[str, Any]
-"""By kind of end: the jobs that follow it, each as `client.hooking.follower` writes it."""
+"""By kind of end: the jobs that follow it, each as `client.hooks.hook_spec` writes it."""
 
 
 def fires(ended: AttemptState, state: JobState) -> list[HookKind]:

@@ -186,7 +186,7 @@ class Client(NotificationHandler):
         return read_status(job_id, self.mmi("status", str(job_id).encode(), timeout=timeout))
 
     def close(self) -> None:
-        """End the connection. Calls that still wait fail with `LineClosed`."""
+        """End the connection. Calls that still wait fail with `ClientClosed`."""
         self._line.close()
         self._teller.close()
 

@@ -63,7 +63,7 @@ class ClientThread:
             self._mailbox.post(call)
 
     def close(self) -> None:
-        """Give the socket back; what was not answered fails with `LineClosed`."""
+        """Give the socket back; what was not answered fails with `ClientClosed`."""
         if os.getpid() != self._pid:
             return
         with self._guard:

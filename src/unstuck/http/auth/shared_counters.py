@@ -32,7 +32,7 @@ class Doubles:
 
 
 class SharedBuckets:
-    """Buckets of callers, as `Rates` keeps them: what is left, and since when. A bucket that was never used is full."""
+    """Buckets of callers, as `RateLimiter` keeps them: what is left, and since when. An unused bucket is full."""
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
