@@ -179,7 +179,7 @@ def _bare(table: Table, name: str, url: str) -> None:
         ids = [worker.id for worker in ledger.workers(living_only=True)]
         for number in range(BARE_BEATS):
             begun_s = time.perf_counter()
-            ledger.beat_foreign([RemoteHeartbeat(random.choice(ids), metadata={"tasks_processed": number})])
+            ledger.record_heartbeats([RemoteHeartbeat(random.choice(ids), metadata={"tasks_processed": number})])
             took.append(1000 * (time.perf_counter() - begun_s))
     finally:
         ledger.close()

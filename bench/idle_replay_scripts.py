@@ -78,7 +78,7 @@ def _service_script(ledger: RecordingLedger, born: NewWorker, settings: Settings
     if asks_s != lap_s:
         raise ValueError(f"a watchman who asks every {asks_s}s and a beat every {lap_s}s do not make one lap")
     beat = ledger.recorded(lambda: ledger.beat(Heartbeat(born.id, 0, 0)))
-    ring = ledger.recorded(lambda: ledger.ring_of(born.id, host.hostname(), LOOKED_AT))
+    ring = ledger.recorded(lambda: ledger.peers_of(born.id, host.hostname(), LOOKED_AT))
     reaper = Reaper(ledger, settings.recovery, by=born.id)
     sweep, order, retention, health = _by_ticket(ledger.recorded(reaper.round))
     retention += ledger.recorded(lambda: _finish_retention(reaper))

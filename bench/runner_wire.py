@@ -61,7 +61,7 @@ def until_exit(bench: ForkServerClient) -> None:
 
 
 def first_outcome(bench: ForkServerClient) -> RunnerProcess:
-    runner = bench.open_runner(0, "sync")
+    runner = bench.start_runner(0, "sync")
     runner.send(jobs(1, 1, "noop"))
     while not runner.read():
         select.select([runner], [], [], 5)
@@ -95,11 +95,11 @@ def main(seconds: float) -> None:
         bench = ForkServerClient("wire_app:app")
         print(f"{'import of the app':32} {timed(bench.start):13.0f} ms")
         trace = StatusPage.create(Path(folder, "trace"), 2)
-        bench.equip(trace, "bench")
+        bench.configure(trace, "bench")
         try:
             births_and_deaths(bench)
-            sync = bench.open_runner(0, "sync")
-            loop = bench.open_runner(1, "async")
+            sync = bench.start_runner(0, "sync")
+            loop = bench.start_runner(1, "async")
             for ahead in (1, 16, 64):
                 print(f"{f'sync, {ahead} ahead':32} {throughput(sync, 'noop', ahead, seconds):10,.0f} jobs/s")
             for ahead in (16, 200):

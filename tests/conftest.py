@@ -69,9 +69,9 @@ def pg_url(pg_server: PgServer, request: pytest.FixtureRequest) -> Iterator[str]
 @pytest.fixture
 def ready_pg_url(pg_server: PgServer) -> Iterator[str]:
     """The address of a database with the ledger's tables and nothing in them."""
-    url = pg_server.lend_ledger()
+    url = pg_server.acquire()
     yield url
-    pg_server.take_back(url)
+    pg_server.release(url)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ class TestWorkers:
         shop.worker()
         shop.jobs()
         shop.claim(start=True)
-        shop.bury()
+        shop.report_death()
         [worker] = shop.run("workers", "--json").json
         assert worker["state"] == "dead"
         assert worker["verdict"]["detector"] == "neighbour"
@@ -76,7 +76,7 @@ class TestWorkers:
 
     def test_a_name_means_the_living_one(self, shop: Cli) -> None:
         shop.worker("w1", "ada")
-        shop.bury("w1")
+        shop.report_death("w1")
         assert "there is nobody to ask" in shop.refused(1, "workers", "stop", "ada")
         shop.worker("w2", "ada")
         assert shop.run("workers", "stop", "ada", "--json").json["id"] == "w2"
@@ -123,7 +123,7 @@ class TestSwitching:
         assert "one worker, or one host" in shop.refused(2, "workers", "disable")
         assert "one worker, or one host" in shop.refused(2, "workers", "enable", "ada", "--host", "x")
         assert "No worker is known on host 'nowhere'" in shop.refused(1, "workers", "disable", "--host", "nowhere")
-        shop.bury("w1")
+        shop.report_death("w1")
         assert "there is nobody to disable" in shop.refused(1, "workers", "disable", "ada")
 
 
@@ -282,7 +282,7 @@ class TestStale:
         either_shop.worker()
         either_shop.jobs()
         either_shop.claim(start=True)
-        either_shop.bury()
+        either_shop.report_death()
         [job] = either_shop.run("stale", "--fail", "--json").json
         assert job["worker_state"] == "dead"
         assert job["action"] == "failed"
@@ -316,7 +316,7 @@ def test_a_beating_worker_of_this_host_is_alive(either_shop: Cli) -> None:
 
 def test_a_dead_worker_is_not_alive(shop: Cli) -> None:
     shop.worker()
-    shop.bury()
+    shop.report_death()
     said = shop.run("alive", "--forgive-outage")
     assert said.code == 1
     assert "(in this pid namespace) is registered in the ledger" in said.out

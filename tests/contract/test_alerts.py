@@ -63,7 +63,7 @@ def told(posts: list[Post]) -> list[str]:
 
 
 def tell(ledger: Ledger, message: str) -> None:
-    ledger.note_event("crash_loop", message, about="host-1")
+    ledger.write_event("crash_loop", message, about="host-1")
 
 
 def test_five_hundred_workers_killed_at_once_are_one_message(
@@ -264,7 +264,7 @@ def test_what_a_client_was_told_when_it_enqueued_is_no_second_alert(
     ledger: Ledger, start: StartSender, receiver: Receiver
 ) -> None:
     start(receiver.url)
-    ledger.note_event("no_workers", "No living worker takes task 'add' from queue 'x'")
+    ledger.write_event("no_workers", "No living worker takes task 'add' from queue 'x'")
     tell(ledger, "the end")
     wait_for(lambda: receiver.posts, "a message")
     assert told(receiver.posts) == ["the end."]
@@ -299,15 +299,15 @@ def kinds(ledger: Ledger) -> list[str]:
 
 
 def test_a_new_target_hears_of_what_happens_from_now_on(ledger: Ledger) -> None:
-    ledger.note_event("crash_loop", "before")
+    ledger.write_event("crash_loop", "before")
     assert ledger.alert_target("t") is None
     ledger.add_alert_target("t")
-    ledger.note_event("crash_loop", "after", about="host-1")
+    ledger.write_event("crash_loop", "after", about="host-1")
     ledger.add_alert_target("t")
     target = ledger.alert_target("t")
     assert target is not None
     assert target.state == "{}"
-    [event] = ledger.events_to_tell({"crash_loop"}, read_cursor(target.position), (), 10).events
+    [event] = ledger.events_for_alerts({"crash_loop"}, read_cursor(target.position), (), 10).events
     assert (event.message, event.about) == ("after", "host-1")
     assert target.newest.id == event.id
     assert abs(target.now_at - event.at) < 60
@@ -328,15 +328,15 @@ def test_events_are_told_with_the_names_of_what_they_are_about(ledger: Ledger, w
     job = running(ledger)
     ending = crash(job, event="quarantined", message="CRASHED_TOO_OFTEN: SIGSEGV")
     ledger.settle(w1, [ending], [], GuardNone())
-    assert ledger.condemn(w1, verdict(evidence="no heartbeat for 9s"), GuardNone())
-    jobs, dead = ledger.events_to_tell({"quarantined", "worker_dead"}, Cursor(), (), 10).events
+    assert ledger.declare_dead(w1, verdict(evidence="no heartbeat for 9s"), GuardNone())
+    jobs, dead = ledger.events_for_alerts({"quarantined", "worker_dead"}, Cursor(), (), 10).events
     assert (jobs.job_id, jobs.task, jobs.queue) == (job.job_id, "add", "default")
     assert (dead.worker_id, dead.worker_name) == (w1, "name-of-w1")
     assert dead.verdict is not None
     assert dead.verdict.evidence == "no heartbeat for 9s"
-    assert ledger.events_to_tell({"quarantined", "worker_dead"}, Cursor(), {jobs.id}, 10).events == [dead]
-    assert ledger.events_to_tell({"quarantined", "worker_dead"}, Cursor(), (), 1).events == [jobs]
-    assert ledger.events_to_tell({"worker_dead"}, Cursor(*dead.key), (), 10).events == []
+    assert ledger.events_for_alerts({"quarantined", "worker_dead"}, Cursor(), {jobs.id}, 10).events == [dead]
+    assert ledger.events_for_alerts({"quarantined", "worker_dead"}, Cursor(), (), 1).events == [jobs]
+    assert ledger.events_for_alerts({"worker_dead"}, Cursor(*dead.key), (), 10).events == []
 
 
 def test_a_condition_begins_lasts_and_ends_with_one_event_each(ledger: Ledger) -> None:
@@ -396,6 +396,6 @@ def test_what_was_switched_off_by_itself_is_a_crash_loop_and_by_a_person_is_not(
     assert ledger.disable(w1, "three deaths", "reaper", auto=True)
     assert ledger.disable("w2", "I say so", "ann")
     assert ledger.disable_host("nowhere", "deaths", "reaper", auto=True)
-    found = ledger.events_to_tell({"crash_loop"}, Cursor(), (), 10).events
+    found = ledger.events_for_alerts({"crash_loop"}, Cursor(), (), 10).events
     assert [(event.worker_id, event.about) for event in found] == [(w1, None), (None, "nowhere")]
     assert "three deaths" in found[0].message

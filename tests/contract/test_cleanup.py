@@ -30,7 +30,7 @@ def page(tmp_path: Path) -> Iterator[StatusPage]:
 
 def occupy(page: StatusPage, slot: int, body: DummyProcess, kind: int = SYNC) -> None:
     page.set_kind(slot, kind)
-    page.occupy(slot, body.pid, body.started)
+    page.set_runner(slot, body.pid, body.started)
 
 
 def test_nursery_and_runners_die_and_what_they_entered_is_known(page: StatusPage, bodies: list[DummyProcess]) -> None:
@@ -66,7 +66,7 @@ def test_the_nursery_of_a_worker_that_may_wake_up_is_spared(page: StatusPage, bo
 
 def test_somebody_else_with_the_same_pid_is_not_touched(page: StatusPage, bodies: list[DummyProcess]) -> None:
     page.set_kind(0, SYNC)
-    page.occupy(0, bodies[0].pid, "1")
+    page.set_runner(0, bodies[0].pid, "1")
     assert leftovers.kill(str(page.path)).cleared
     assert not bodies[0].dead
 
@@ -90,21 +90,21 @@ def test_a_slot_of_unknown_kind_counts_only_if_somebody_stood_in_it(
 ) -> None:
     occupy(page, 0, bodies[0])
     assert leftovers.kill(str(page.path)).entered == frozenset()
-    page.occupy(1, bodies[1].pid, bodies[1].started)
+    page.set_runner(1, bodies[1].pid, bodies[1].started)
     assert leftovers.kill(str(page.path)).entered is None
 
 
 def test_what_a_slot_entered_is_remembered_when_its_runner_is_replaced(page: StatusPage) -> None:
     page.set_kind(0, SYNC)
     page.enter(0, 5)
-    page.vacate(0)
+    page.clear_runner(0)
     assert leftovers.kill(str(page.path)).entered == frozenset({5})
 
 
 def test_a_slot_remembers_the_last_entries_and_no_more(page: StatusPage) -> None:
     for token in range(1, ENTERED_KEPT + 11):
         page.enter(0, token)
-    assert page.entered_lately(0) == frozenset(range(11, ENTERED_KEPT + 11))
+    assert page.recently_entered(0) == frozenset(range(11, ENTERED_KEPT + 11))
 
 
 def test_a_slot_that_raced_on_while_nothing_was_settled_is_not_believed(page: StatusPage) -> None:

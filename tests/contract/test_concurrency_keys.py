@@ -82,12 +82,12 @@ def test_as_many_as_the_limit_says_and_the_last_word_wins(ledger: Ledger, w1: st
 
 def test_an_operators_limit_stands_until_it_is_taken_back(ledger: Ledger, w1: str) -> None:
     all_ids = [put(ledger, more=in_line(limit=1)) for _ in range(4)]
-    ledger.limit_line(KEY, 3, "ops")
+    ledger.limit_key(KEY, 3, "ops")
     assert ids(claim_jobs(ledger)) == all_ids[:3]
     put(ledger, more=in_line(limit=5))
     assert claim_jobs(ledger) == []
     assert line(ledger).pinned_by == "ops"
-    ledger.limit_line(KEY, None, "ops")
+    ledger.limit_key(KEY, None, "ops")
     put(ledger, more=in_line(limit=5))
     assert len(claim_jobs(ledger)) == 2
     assert [event.kind for event in ledger.events()].count("line_limited") == 2
@@ -113,7 +113,7 @@ def test_a_dead_workers_place_is_free_with_the_verdict_on_its_job(ledger: Ledger
     ledger.register(birth("w2"))
     [job] = run(ledger)
     assert claim_jobs(ledger, "w2") == []
-    assert ledger.condemn("w1", verdict(), GuardNone())
+    assert ledger.declare_dead("w1", verdict(), GuardNone())
     assert ledger.settle("w1", [crash(job)], [], GuardDead())
     assert ids(claim_jobs(ledger, "w2")) == [second]
 
@@ -146,7 +146,7 @@ def test_purging_leaves_an_empty_line_which_is_closed(ledger: Ledger, w1: str) -
         put(ledger, more=in_line(limit=2))
     assert ledger.purge("default", "ops") == 3
     assert line(ledger).holders == ()
-    assert ledger.tend_lines("", 100).removed == 1
+    assert ledger.check_keys("", 100).removed == 1
     assert ledger.lines() == []
     assert ids(claim_jobs(ledger)) == []
     # Retried by an operator, it brings its limit along.
@@ -173,7 +173,7 @@ def test_who_waits_at_a_free_place_is_found_and_said(ledger: Ledger, w1: str, me
     [job] = run(ledger)
     turn(ledger, done=[done(job)])
     assert claim_jobs(ledger) == []
-    tended = ledger.tend_lines("", 100)
+    tended = ledger.check_keys("", 100)
     assert (tended.repaired, tended.queues) == (1, frozenset({"default"}))
     assert ids(claim_jobs(ledger)) == [second]
     assert [event.kind for event in ledger.events()][-1] == "line_repaired"
@@ -183,7 +183,7 @@ def test_blocked_jobs_without_a_line_are_found(ledger: Ledger, w1: str, meddler:
     first, second = put(ledger, more=in_line()), put(ledger, more=in_line())
     ledger.cancel([first], "ops")
     meddler.forget_line(second)
-    assert ledger.tend_lines("", 100).repaired == 1
+    assert ledger.check_keys("", 100).repaired == 1
     assert ids(claim_jobs(ledger)) == [second]
 
 
@@ -192,7 +192,7 @@ def test_many_lines_are_tended_stretch_by_stretch(ledger: Ledger, w1: str) -> No
     assert ledger.purge("default", "ops") == 10
     after, removed = "", 0
     for _ in range(10):
-        tended = ledger.tend_lines(after, 4)
+        tended = ledger.check_keys(after, 4)
         removed += tended.removed
         if tended.next_after is None:
             break
@@ -238,7 +238,7 @@ def test_never_more_than_may_be_with_many_hands(ledger: Ledger, open_again: Open
         thread.join(60)
     assert wrong == []
     assert len(ended) == total
-    assert ledger.tend_lines("", 100).repaired == 0
+    assert ledger.check_keys("", 100).repaired == 0
 
 
 KEYS = ("a", "b")
@@ -315,11 +315,11 @@ def test_places_are_held_as_the_model_says(ledger: Ledger, w1: str, meddler: Bac
             assert [(line.places, line.blocked) for line in found] == (
                 [(model.places[key], len(model.of(key, "blocked")))] if key in model.places else []
             ), act
-    assert ledger.tend_lines("", 1_000).repaired == 0
+    assert ledger.check_keys("", 1_000).repaired == 0
     # Leave nothing behind for the next run.
     turn(ledger, endings=[crash(job) for number, job in hands.items() if model.jobs[number].state == "running"])
     ledger.cancel(list(model.jobs), "test")
-    ledger.tend_lines("", 1_000)
+    ledger.check_keys("", 1_000)
 
 
 def _do(ledger: Ledger, meddler: Backdoor, model: Model, hands: dict[int, Claimed], run: str, act: tuple) -> None:  # type: ignore[type-arg]
@@ -337,7 +337,7 @@ def _do(ledger: Ledger, meddler: Backdoor, model: Model, hands: dict[int, Claime
                 hands[job.job_id] = job
                 model.jobs[job.job_id].state = "claimed"
         case ("tend",):
-            assert ledger.tend_lines("", 1_000).repaired == 0
+            assert ledger.check_keys("", 1_000).repaired == 0
             model.tend()
         case (verb, at):
             _do_to_one(ledger, meddler, model, hands, verb, at)

@@ -82,7 +82,7 @@ def test_the_fleet_is_counted_by_state_with_who_is_late(ledger: Ledger, meddler:
     ledger.register(birth("w1", heartbeat_interval_s=0.001))
     ledger.register(birth("w2", heartbeat_interval_s=100.0))
     ledger.register(birth("w3"))
-    ledger.condemn("w3", verdict(), GuardNone())
+    ledger.declare_dead("w3", verdict(), GuardNone())
     meddler.age_beat("w1", 10.0)
     ledger.take_ticket(SWEEP_TICKET, 60.0)
     fleet = ledger.fleet()

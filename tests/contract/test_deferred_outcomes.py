@@ -43,9 +43,9 @@ def test_a_worker_that_is_only_suspected_keeps_its_deferred_outcome_and_a_dead_o
 ) -> None:
     job = late_job(ledger, meddler)
     ledger.note_deferred("w1", [deferred(job)])
-    ledger.condemn("w1", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
     assert ledger.overdue(10) == []
-    ledger.condemn("w1", verdict(WorkerState.DEAD), GuardNone())
+    ledger.declare_dead("w1", verdict(WorkerState.DEAD), GuardNone())
     assert [one.job_id for one in ledger.overdue(10)] == [job.job_id]
     assert ledger.held("w1")[0].deferred, "whoever settles it can say what was lost"
 

@@ -198,7 +198,7 @@ class TestWorkers:
             assert "idle-worker" not in look(poll_interval=0.1)
         [taken] = claim_jobs(ledger)
         assert "idle-worker" not in look(poll_interval=0.1)
-        wait_for(lambda: ledger.held_by("w1", 1)[0].held_s > 0.1, "a beat that could tell of it")
+        wait_for(lambda: ledger.held_jobs("w1", 1)[0].held_s > 0.1, "a beat that could tell of it")
         with beating(lambda: Heartbeat("w1", 1, 7)):
             # All that it holds is in a runner.
             assert "idle-worker" not in look(poll_interval=0.1)
@@ -272,7 +272,7 @@ class TestWorkers:
     def test_the_dead_that_still_hold_jobs(self, ledger: Ledger, look: Look, calm: str, meddler: Backdoor) -> None:
         ledger.register(birth("w2", **CALM))
         job = running(ledger, "w2")
-        assert ledger.condemn("w2", verdict(), GuardNone())
+        assert ledger.declare_dead("w2", verdict(), GuardNone())
         assert "dead-worker-holds-jobs" not in look()
         meddler.age_worker("w2", 60.0)
         assert look()["dead-worker-holds-jobs"].facts["worker"] == "w2"
@@ -398,7 +398,7 @@ class TestOneJob:
         ledger.register(birth("w1", **CALM))
         ledger.register(birth("w2", **CALM))
         job = running(ledger, "w2")
-        ledger.condemn("w2", verdict(), GuardNone())
+        ledger.declare_dead("w2", verdict(), GuardNone())
         for worker_id in ("w1", "w2"):
             meddler.age_worker(worker_id, 3600.0)
         assert {one.code for one in ask(job.job_id)} == {"dead-worker-holds-jobs", "no-reaper"}

@@ -313,7 +313,7 @@ def test_autopsies_go_with_their_job(ledger: Ledger, w1: str) -> None:
 
 
 def test_the_verdict_on_a_worker_keeps_its_autopsy(ledger: Ledger, w1: str) -> None:
-    assert ledger.condemn("w1", verdict(autopsy=DEATH), GuardNone())
+    assert ledger.declare_dead("w1", verdict(autopsy=DEATH), GuardNone())
     [worker] = ledger.workers()
     assert worker.verdict is not None
     assert worker.verdict.autopsy == DEATH
@@ -321,12 +321,12 @@ def test_the_verdict_on_a_worker_keeps_its_autopsy(ledger: Ledger, w1: str) -> N
 
 def test_who_knows_more_of_a_death_adds_to_the_verdict_on_it(ledger: Ledger, w1: str) -> None:
     more = verdict(evidence="killed by SIGSEGV", autopsy=DEATH)
-    assert not ledger.amend("w1", more), "it lives"
-    assert ledger.condemn("w1", verdict(), GuardNone())
-    assert ledger.amend("w1", more)
+    assert not ledger.amend_verdict("w1", more), "it lives"
+    assert ledger.declare_dead("w1", verdict(), GuardNone())
+    assert ledger.amend_verdict("w1", more)
     [worker] = ledger.workers()
     assert worker.verdict == more
-    assert not ledger.amend("nobody", more)
+    assert not ledger.amend_verdict("nobody", more)
 
 
 def test_a_death_in_company_makes_a_suspect_that_must_run_alone(ledger: Ledger, w1: str) -> None:
@@ -391,7 +391,7 @@ def test_a_verdict_of_a_newer_version_breaks_neither_the_list_nor_the_round(
     ledger: Ledger, w1: str, w2: str, meddler: Backdoor, news: dict[str, object]
 ) -> None:
     job = running(ledger)
-    assert ledger.condemn("w1", verdict(autopsy=DEATH), GuardNone())
+    assert ledger.declare_dead("w1", verdict(autopsy=DEATH), GuardNone())
     stored = msgspec.json.encode({**msgspec.to_builtins(verdict()), **news}).decode()
     table = "unstuck_workers" if meddler.dialect == "sqlite" else "workers"
     meddler.rows(f"update {table} set verdict = '{stored}' where id = 'w1'")
@@ -405,7 +405,7 @@ def test_a_verdict_of_a_newer_version_breaks_neither_the_list_nor_the_round(
 
 def test_what_a_dead_worker_said_last_cannot_keep_its_death_from_being_written(ledger: Ledger, w1: str) -> None:
     death = msgspec.structs.replace(DEATH, stderr="a\0b", stack="x\0\udc80")
-    Reaper(ledger, Recovery(), by="test").bury("w1", Detector.SUPERVISOR, "its supervisor saw it end", death)
+    Reaper(ledger, Recovery(), by="test").report_death("w1", Detector.SUPERVISOR, "its supervisor saw it end", death)
     [worker] = ledger.workers()
     assert worker.verdict is not None
     assert worker.verdict.autopsy is not None

@@ -107,7 +107,7 @@ def test_every_turn_is_done_as_if_it_were_alone(ledger: Ledger, w1: str, w2: str
 
 def test_a_dead_worker_does_not_undo_the_others(ledger: Ledger, w1: str, w2: str) -> None:
     lost, mine = running(ledger, "w1"), running(ledger, "w2")
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     answer = exchange(
         ledger,
         jobs=[new_job()],
@@ -173,7 +173,7 @@ def test_unique_keys_keep_their_meaning(ledger: Ledger) -> None:
 
 def test_beats_are_answered_in_their_order(ledger: Ledger, f1: str) -> None:
     ledger.register(birth("f2", door=Transport.MDP))
-    ledger.condemn("f2", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.declare_dead("f2", verdict(WorkerState.SUSPECT), GuardNone())
     ledger.request("f1", "drain", "me")
     pulses = [
         RemoteHeartbeat("f2", running=3, metadata={"a": 1}),
@@ -195,7 +195,7 @@ def test_an_empty_exchange_is_answered_with_nothing(ledger: Ledger) -> None:
 
 
 def test_wishes_that_find_nothing_say_when_to_come_again(ledger: Ledger, w1: str, w2: str) -> None:
-    ledger.condemn("w2", verdict(), GuardNone())
+    ledger.declare_dead("w2", verdict(), GuardNone())
     put(ledger, delay_s=600)
     idle, dead = turns_of(exchange(ledger, turns=[Turn("w1", wish=WISH), Turn("w2", wish=WISH)]))
     assert idle.alive

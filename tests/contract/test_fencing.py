@@ -140,7 +140,7 @@ def test_a_turn_of_the_dead_writes_nothing_and_claims_nothing(ledger: Ledger, w1
     job = running(ledger)
     waiting = put(ledger)
     if end == "condemned":
-        assert ledger.condemn("w1", verdict(), GuardNone())
+        assert ledger.declare_dead("w1", verdict(), GuardNone())
     elif end == "retired":
         ledger.retire("w1")
     worker_id = "nobody" if end == "never born" else "w1"
@@ -160,7 +160,7 @@ def test_a_turn_of_the_dead_writes_nothing_and_claims_nothing(ledger: Ledger, w1
 
 
 def test_an_idle_turn_of_the_dead_tells_it_so(ledger: Ledger, w1: str) -> None:
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     assert not ledger.turn(Turn("w1", wish=ClaimRequest(("default",), ("add",), 10))).alive
     assert not ledger.turn(Turn("w1")).alive
 
@@ -169,7 +169,7 @@ def test_an_idle_turn_of_the_dead_tells_it_so(ledger: Ledger, w1: str) -> None:
 def test_a_suspect_or_draining_worker_may_still_hand_in(ledger: Ledger, w1: str, state: str) -> None:
     job = running(ledger)
     if state == "suspect":
-        ledger.condemn("w1", verdict(WorkerState.SUSPECT), GuardNone())
+        ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
     else:
         ledger.drain("w1")
     answer = turn(ledger, done=[done(job)])
@@ -276,8 +276,8 @@ def test_a_turn_and_the_verdict_meet_and_nothing_is_held_unseen(ledger: Ledger, 
         swept: list[int] = []
 
         def sweep(worker_id: str = worker_id, swept: list[int] = swept) -> None:
-            if reaper.condemn(worker_id, verdict(), GuardNone()):
-                swept.extend(job.job_id for job in reaper.held_by(worker_id, 100))
+            if reaper.declare_dead(worker_id, verdict(), GuardNone()):
+                swept.extend(job.job_id for job in reaper.held_jobs(worker_id, 100))
 
         taken: list[int] = []
 
@@ -286,7 +286,7 @@ def test_a_turn_and_the_verdict_meet_and_nothing_is_held_unseen(ledger: Ledger, 
 
         at_once(take, sweep)
         assert sorted(swept) == sorted(taken)
-        held = reaper.held_by(worker_id, 100)
+        held = reaper.held_jobs(worker_id, 100)
         reaper.settle(worker_id, [], [Release(job.job_id, job.token) for job in held], GuardDead())
     assert ledger.count_jobs() == {"pending": 3 * ROUNDS}
 
@@ -299,7 +299,7 @@ def test_a_beat_and_the_verdict_meet_and_they_agree_who_came_first(ledger: Ledge
         answers: list[WorkerState] = []
         at_once(
             lambda worker_id=worker_id, answers=answers: answers.append(ledger.beat(Heartbeat(worker_id, 0, 0)).state),
-            lambda worker_id=worker_id: reaper.condemn(worker_id, verdict(), GuardNone()),
+            lambda worker_id=worker_id: reaper.declare_dead(worker_id, verdict(), GuardNone()),
         )
         assert ledger.beat(Heartbeat(worker_id, 0, 0)).state is WorkerState.DEAD
         assert answers[0] in (WorkerState.ACTIVE, WorkerState.DEAD)

@@ -115,7 +115,7 @@ def _wish(task: str) -> Any:
 
 def test_whoever_lost_the_attempt_calls_for_nothing(ledger: Ledger, w1: str, w2: str) -> None:
     job = hooked(ledger)
-    assert ledger.condemn(w1, verdict(), GuardNone())
+    assert ledger.declare_dead(w1, verdict(), GuardNone())
     assert ledger.settle(w1, [crash_retry(job)], [], GuardDead())
     assert ledger.settle(w1, [crash_retry(job)], [], GuardDead()) == set()
     assert not turn(ledger, w1, done=[done(job)]).alive

@@ -100,15 +100,15 @@ def test_who_looks_is_told_while_the_ledger_cannot_be_seen(
     async def watch() -> None:
         viewer = hub.join(OVERVIEW)
         await hear(viewer)
-        blind: list[bool] = [hub.blind_since is not None]
+        blind: list[bool] = [hub.stale_since is not None]
         with monkeypatch.context() as broken:
             broken.setattr(door.state.viewing.lookout, "_ledger", fail)
             while True not in blind:
                 await hear(viewer)
-                blind.append(hub.blind_since is not None)
+                blind.append(hub.stale_since is not None)
         while blind[-1] is True:
             await hear(viewer)
-            blind.append(hub.blind_since is not None)
+            blind.append(hub.stale_since is not None)
         hub.leave(viewer)
         assert (blind[0], True in blind) == (False, True)
 

@@ -134,7 +134,7 @@ class Game(RuleBasedStateMachine):
     @rule(pick=picks)
     def die(self, pick: int) -> None:
         worker_id = self._one(self.living, pick)
-        assert self.ledger.condemn(worker_id, verdict(), GuardNone())
+        assert self.ledger.declare_dead(worker_id, verdict(), GuardNone())
         self.living.remove(worker_id)
         self.dead.append(worker_id)
 
@@ -142,7 +142,7 @@ class Game(RuleBasedStateMachine):
     @rule(pick=picks)
     def sweep(self, pick: int) -> None:
         worker_id = self._one(self.dead, pick)
-        held = self.ledger.held_by(worker_id, 100)
+        held = self.ledger.held_jobs(worker_id, 100)
         assert {job.job_id for job in held} == {j.id for j in self._held() if j.worker == worker_id}
         jobs = [self.hands[job.job_id] for job in held]
         ran = [crash_retry(job) for job in jobs if self.jobs[job.job_id].state is JobState.RUNNING]

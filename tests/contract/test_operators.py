@@ -273,7 +273,7 @@ def test_a_queue_shows_all_that_goes_on_in_it(ledger: Ledger, w1: str, w2: str, 
     put(ledger, delay_s=60.0)
     put(ledger, queue="nobody-serves-me")
     meddler.age_job(oldest, 100)
-    ledger.condemn("w2", verdict(), GuardNone())
+    ledger.declare_dead("w2", verdict(), GuardNone())
     default, lonely = ledger.queues()
     assert (default.name, default.paused, default.workers) == ("default", False, 1)
     assert (default.pending, default.scheduled, default.claimed, default.running) == (2, 1, 1, 1)
@@ -306,7 +306,7 @@ def test_events_come_oldest_first_and_go_on_after_the_last_one_seen(ledger: Ledg
 
 def test_workers_show_what_they_hold_and_the_dead_can_be_left_out(ledger: Ledger, w1: str, w2: str) -> None:
     running(ledger)
-    ledger.condemn("w2", verdict(), GuardNone())
+    ledger.declare_dead("w2", verdict(), GuardNone())
     assert [(worker.id, worker.held) for worker in ledger.workers()] == [("w1", 1), ("w2", 0)]
     assert [worker.id for worker in ledger.workers(living_only=True)] == ["w1"]
 

@@ -49,7 +49,7 @@ def test_a_process_that_is_gone_is_seen_without_waiting_for_any_timeout(stage: S
     kept, [fails], [returns] = stage.claimed(worker, 2), stage.running(worker), stage.running(worker, policy=RETRY)
     body.kill()
     done = stage.reaper(Recovery()).round()
-    assert done.buried == {Detector.NEIGHBOUR: 1}
+    assert done.buried == {Detector.PEER: 1}
     assert (done.requeued, done.failed) == (3, 1)
     assert [stage.state(job) for job in [*kept, fails, returns]] == [
         JobState.PENDING,
@@ -63,7 +63,7 @@ def test_a_process_that_is_gone_is_seen_without_waiting_for_any_timeout(stage: S
     record = stage.record(worker)
     assert record.state is WorkerState.DEAD
     assert record.verdict is not None
-    assert (record.verdict.detector, record.verdict.by) == (Detector.NEIGHBOUR, "test")
+    assert (record.verdict.detector, record.verdict.by) == (Detector.PEER, "test")
 
 
 def test_the_log_says_it_in_the_words_people_search_for(stage: StoredWorkers, caplog: pytest.LogCaptureFixture) -> None:
@@ -235,7 +235,7 @@ def test_a_burial_takes_everything_in_batches(stage: StoredWorkers) -> None:
     stage.claimed(worker, 600)
     stage.running(worker, 3)
     body.kill()
-    done = stage.reaper(Recovery()).bury(worker, Detector.NEIGHBOUR, "its process no longer exists")
+    done = stage.reaper(Recovery()).report_death(worker, Detector.PEER, "its process no longer exists")
     assert (done.requeued, done.failed) == (600, 3)
     assert stage.record(worker).held == 0
     assert done.queues == {"default"}
@@ -245,7 +245,7 @@ def test_burying_somebody_unknown_or_in_order_does_nothing(stage: StoredWorkers)
     worker = stage.worker(body=stage.body())
     stage.ledger.retire(worker)
     for name in (worker, "nobody"):
-        assert stage.reaper(Recovery()).bury(name, Detector.SUPERVISOR, "exited").counts() == {}
+        assert stage.reaper(Recovery()).report_death(name, Detector.SUPERVISOR, "exited").counts() == {}
     assert stage.record(worker).state is WorkerState.STOPPED
 
 
@@ -257,7 +257,7 @@ def test_jobs_whose_code_never_began_return_for_free_and_the_runners_are_gone(
     page.set_nursery(nursery.pid, nursery.started)
     for slot in range(2):
         page.set_kind(slot, SYNC)
-    page.occupy(0, runner.pid, runner.started)
+    page.set_runner(0, runner.pid, runner.started)
     worker = stage.worker(body=body, trace=str(page.path))
     [entered, waiting] = stage.running(worker, 2, policy=RETRY)
     tokens = {held.job_id: held.token for held in stage.ledger.held(worker)}
@@ -302,7 +302,7 @@ def test_a_late_watchman_believes_the_kernel_and_nobody_else(stage: StoredWorker
     reaper.attention.reached(long_ago_s, long_ago_s, stale_s=0.0, connected_s=0.0)
     done = reaper.round()
     assert done.skipped == "late"
-    assert done.buried == {Detector.NEIGHBOUR: 1}
+    assert done.buried == {Detector.PEER: 1}
     assert stage.record(gone).state is WorkerState.DEAD
     assert stage.record(silent).state is WorkerState.ACTIVE
 
@@ -417,7 +417,7 @@ def test_two_reapers_at_once_settle_each_job_once(stage: StoredWorkers) -> None:
     jobs = stage.running(worker, 20, policy=RETRY)
     body.kill()
     reapers = [stage.reaper(Recovery()), stage.reaper(Recovery())]
-    done = [reaper.bury(worker, Detector.NEIGHBOUR, "its process no longer exists") for reaper in reapers]
+    done = [reaper.report_death(worker, Detector.PEER, "its process no longer exists") for reaper in reapers]
     assert sum(round.requeued for round in done) == len(jobs)
     for job in jobs:
         record = stage.ledger.job(job)

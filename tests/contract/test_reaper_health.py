@@ -65,7 +65,7 @@ def test_the_one_switched_off_comes_back_when_the_other_dies(stage: StoredWorker
     watch = HealthWatch("reaper")
     watch.judge(stage.ledger, SweepResult())
     assert off(stage) == [sick]
-    stage.reaper(Recovery()).bury(well, Detector.OPERATOR, "pulled the plug")
+    stage.reaper(Recovery()).report_death(well, Detector.OPERATOR, "pulled the plug")
     watch.judge(stage.ledger, SweepResult())
     assert off(stage) == []
     assert "nobody else is left" in stage.ledger.events(worker_id=sick)[-1].message
@@ -84,7 +84,7 @@ def test_a_host_on_which_workers_die_one_after_the_other_is_switched_off(
     # Deaths of one moment are one death; here every moment is long over.
     monkeypatch.setattr("unstuck.domain.worker_health.SAME_MOMENT_OF_HOST_S", -1.0)
     for _ in range(7):
-        stage.ledger.condemn(stage.worker(host="bad"), DIED, GuardNone())
+        stage.ledger.declare_dead(stage.worker(host="bad"), DIED, GuardNone())
     stage.worker(host="good")
     new = stage.worker(host="bad")
     HealthWatch("reaper").judge(stage.ledger, done := SweepResult())

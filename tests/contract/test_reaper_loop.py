@@ -250,13 +250,13 @@ def test_a_fleet_that_is_born_together_is_looked_at_together(
     mine = stage.worker(body=stage.body())
     reaper = stage.reaper(RARE)
     looks: list[str] = []
-    ring_of = reaper.ledger.ring_of
+    ring_of = reaper.ledger.peers_of
 
     def counted(*arguments: Any) -> Any:
         looks.append("look")
         return ring_of(*arguments)
 
-    monkeypatch.setattr(reaper.ledger, "ring_of", counted)
+    monkeypatch.setattr(reaper.ledger, "peers_of", counted)
     neighbours = PeerWatch(reaper, mine)
     started.append(neighbours)
     neighbours.start()
@@ -290,18 +290,18 @@ def test_a_proof_of_death_is_kept_through_an_outage(
     neighbours.start()
     wait_for(lambda: neighbours.holding == {other}, "a hold on the neighbour")
     tries = threading.Semaphore(0)
-    condemn = stage.ledger.condemn
+    condemn = stage.ledger.declare_dead
 
     def refuse(*_: Any) -> bool:
         tries.release()
         raise LedgerUnavailable("gone fishing")
 
-    monkeypatch.setattr(stage.ledger, "condemn", refuse)
+    monkeypatch.setattr(stage.ledger, "declare_dead", refuse)
     body.kill()
     for _ in range(3):
         assert tries.acquire(timeout=20)
     assert stage.record(other).state is WorkerState.ACTIVE
-    monkeypatch.setattr(stage.ledger, "condemn", condemn)
+    monkeypatch.setattr(stage.ledger, "declare_dead", condemn)
     wait_for(lambda: stage.record(other).state is WorkerState.DEAD, "the proof delivered")
 
 
@@ -322,7 +322,7 @@ def test_the_undertaker_finds_the_worker_by_its_process(stage: StoredWorkers) ->
     body.kill()
     undertaker = DeathReporter(stage.reaper(RARE))
     undertaker.start()
-    undertaker.bury(body.pid, body.started, "its supervisor saw it end: killed by SIGKILL")
+    undertaker.report_death(body.pid, body.started, "its supervisor saw it end: killed by SIGKILL")
     undertaker.stop(10)
     assert stage.cause(job).endswith("its supervisor saw it end: killed by SIGKILL (supervisor)")
     assert stage.record(stranger).state is WorkerState.ACTIVE

@@ -61,8 +61,8 @@ def silent_w1(ledger: Ledger, w1: str, meddler: Backdoor) -> str:
 
 
 def test_a_verdict_is_written_with_its_evidence_and_told(ledger: Ledger, silent_w1: str) -> None:
-    word = verdict(detector=Detector.NEIGHBOUR, evidence="its process no longer exists", by="w2")
-    assert ledger.condemn("w1", word, SILENT)
+    word = verdict(detector=Detector.PEER, evidence="its process no longer exists", by="w2")
+    assert ledger.declare_dead("w1", word, SILENT)
     worker = the_worker(ledger)
     assert (worker.state, worker.verdict) == (WorkerState.DEAD, word)
     assert worker.stopped_at is not None
@@ -73,17 +73,17 @@ def test_a_verdict_is_written_with_its_evidence_and_told(ledger: Ledger, silent_
 
 
 def test_suspicion_is_written_and_its_length_is_known(ledger: Ledger, silent_w1: str) -> None:
-    assert ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
+    assert ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), SILENT)
     assert ledger.events(worker_id="w1")[-1].kind == "worker_suspect"
     wait_for(lambda: ledger.tick(Tick(60.0, 0.0)) and ledger.watch()[0].suspect_s > 0.05, "the suspicion")
     assert ledger.watch()[0].state is WorkerState.SUSPECT
 
 
 def test_a_verdict_is_given_once(ledger: Ledger, silent_w1: str, open_again: OpenLedger) -> None:
-    assert ledger.condemn("w1", verdict(), SILENT)
+    assert ledger.declare_dead("w1", verdict(), SILENT)
     events = len(ledger.events())
-    assert not open_again().condemn("w1", verdict(by="another"), SILENT)
-    assert not ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
+    assert not open_again().declare_dead("w1", verdict(by="another"), SILENT)
+    assert not ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), SILENT)
     assert len(ledger.events()) == events
     worker = the_worker(ledger)
     assert worker.verdict is not None
@@ -91,16 +91,16 @@ def test_a_verdict_is_given_once(ledger: Ledger, silent_w1: str, open_again: Ope
 
 
 def test_a_suspect_is_not_suspected_again(ledger: Ledger, silent_w1: str) -> None:
-    assert ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
-    assert not ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
-    assert ledger.condemn("w1", verdict(), GuardSuspect())
+    assert ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), SILENT)
+    assert not ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), SILENT)
+    assert ledger.declare_dead("w1", verdict(), GuardSuspect())
 
 
 @pytest.mark.parametrize("guard", [SILENT, GuardSuspect()], ids=["silent", "suspect"])
 def test_a_beat_between_the_evidence_and_the_verdict_wins(ledger: Ledger, silent_w1: str, guard: Guard) -> None:
-    ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
+    ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), SILENT)
     assert ledger.beat(Heartbeat("w1", 0, 0)).state is WorkerState.ACTIVE
-    assert not ledger.condemn("w1", verdict(), guard)
+    assert not ledger.declare_dead("w1", verdict(), guard)
     assert the_worker(ledger).state is WorkerState.ACTIVE
 
 
@@ -111,7 +111,7 @@ def test_a_beat_between_the_evidence_and_the_sweep_wins(
     job = running(ledger)
     meddler.age_beat("w1", 3600)
     wait_for(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
-    ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
+    ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), SILENT)
     ledger.beat(Heartbeat("w1", 1, 0))
     assert ledger.settle("w1", [crash(job)], [], guard) == set()
     assert state_of(ledger, job.job_id) is JobState.RUNNING
@@ -124,32 +124,32 @@ def test_a_guard_that_holds_lets_the_sweep_through(ledger: Ledger, w1: str, medd
     meddler.age_beat("w1", 3600)
     wait_for(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
     assert ledger.settle("w1", [crash(first)], [], SILENT) == {(first.job_id, first.token)}
-    ledger.condemn("w1", verdict(WorkerState.SUSPECT), SILENT)
+    ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), SILENT)
     assert ledger.settle("w1", [crash(second)], [], GuardSuspect()) == {(second.job_id, second.token)}
-    ledger.condemn("w1", verdict(), SILENT)
+    ledger.declare_dead("w1", verdict(), SILENT)
     assert ledger.settle("w1", [crash(third)], [], GuardDead()) == {(third.job_id, third.token)}
 
 
 def test_nobody_can_be_condemned_who_does_not_exist(ledger: Ledger) -> None:
-    assert not ledger.condemn("nobody", verdict(), GuardNone())
+    assert not ledger.declare_dead("nobody", verdict(), GuardNone())
 
 
 def test_after_the_verdict_no_turn_of_the_dead_commits(ledger: Ledger, silent_w1: str) -> None:
     put(ledger)
-    assert ledger.condemn("w1", verdict(), SILENT)
+    assert ledger.declare_dead("w1", verdict(), SILENT)
     assert not turn(ledger, "w1").alive
-    assert ledger.held_by("w1", 10) == []
+    assert ledger.held_jobs("w1", 10) == []
 
 
 def test_what_the_dead_held_is_given_oldest_first_and_bounded(ledger: Ledger, w1: str) -> None:
     ids = [running(ledger).job_id for _ in range(5)]
-    ledger.condemn("w1", verdict(), GuardNone())
-    assert [held.job_id for held in ledger.held_by("w1", 3)] == ids[:3]
+    ledger.declare_dead("w1", verdict(), GuardNone())
+    assert [held.job_id for held in ledger.held_jobs("w1", 3)] == ids[:3]
 
 
 def test_a_sweep_that_settled_nothing_new_says_so(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     assert ledger.settle("w1", [crash(job)], [], GuardDead()) == {(job.job_id, job.token)}
     assert ledger.settle("w1", [crash(job)], [], GuardDead()) == set()
     assert ledger.settle("w1", [], [], GuardDead()) == set()
@@ -158,7 +158,7 @@ def test_a_sweep_that_settled_nothing_new_says_so(ledger: Ledger, w1: str) -> No
 def test_a_stale_claim_goes_back_without_spending_an_attempt(ledger: Ledger, w1: str, w2: str) -> None:
     put(ledger)
     [job] = claim_jobs(ledger)
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     ledger.settle(
         "w1", [], [release(job, event="requeued", message="Task re-queued due to stale worker: w1")], GuardDead()
     )
@@ -175,7 +175,7 @@ def test_stale_gives_what_the_silent_and_the_dead_hold(ledger: Ledger, w1: str, 
     meddler.age_beat("w1", 3600)
     wait_for(lambda: the_worker(ledger).silent_s >= 0.5, "the silence")
     ledger.beat(Heartbeat("w2", 1, 0))
-    ledger.condemn("w3", verdict(), GuardNone())
+    ledger.declare_dead("w3", verdict(), GuardNone())
     assert {job.job_id for job in ledger.stale(0.3)} == {silent_job.job_id, dead_job.job_id}
     assert {job.job_id for job in ledger.stale(1e9)} == {dead_job.job_id}
     assert {job.job_id for job in ledger.stale(0.0)} == {silent_job.job_id, well_job.job_id, dead_job.job_id}
@@ -201,7 +201,7 @@ def test_a_job_past_its_deadline_is_not_left_to_the_lost(
 ) -> None:
     job = running(ledger, timeout_s=5.0)
     meddler.age_job(job.job_id, 25)
-    ledger.condemn("w1", verdict(state), GuardNone())
+    ledger.declare_dead("w1", verdict(state), GuardNone())
     assert [overdue.job_id for overdue in ledger.overdue(10)] == [job.job_id]
     assert ledger.overdue(0) == []
 
@@ -236,7 +236,7 @@ def test_numbers_given_out_since_the_backup_are_never_given_out_again(
 ) -> None:
     audit_id = ledger.begin_audit("ops", "cli", "prune", "jobs")
     ran = running(ledger)
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     backup = meddler.numbers()
     # A day at 600 jobs per second, after the backup was taken.
     day = 24 * 3600 * 600
@@ -262,7 +262,7 @@ def test_after_a_restore_every_token_is_void(ledger: Ledger, w1: str, w2: str, o
     assert state_of(ledger, claimed.job_id) is JobState.PENDING
     assert state_of(ledger, ran.job_id) is JobState.RUNNING
     assert ledger.settle("w1", [crash(ran)], [], GuardNone()) == set()
-    [held] = ledger.held_by("w1", 10)
+    [held] = ledger.held_jobs("w1", 10)
     assert held.token != ran.token
     # A restored server knows no old sessions: whoever goes on has connected afresh.
     fresh = open_again()
@@ -302,7 +302,7 @@ def test_time_that_no_one_watched_does_not_count(ledger: Ledger, w1: str, meddle
     assert ticked.gap_s == pytest.approx(40.0, abs=5.0)
     assert seen(ledger).silent_s < 1.0
     assert seen(ledger).since_beat_s >= 40.0
-    assert not ledger.condemn("w1", verdict(), GuardSilent(1.0))
+    assert not ledger.declare_dead("w1", verdict(), GuardSilent(1.0))
 
 
 def test_a_worker_that_was_silent_before_an_outage_stays_silent(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
@@ -409,7 +409,7 @@ def test_an_operator_may_act_on_silence_that_no_one_watched(ledger: Ledger, w1: 
     meddler.move_beats(-3600.0)
     meddler.move_watch(-3600.0)
     assert ledger.stale(3000.0) == []
-    assert ledger.condemn("w1", verdict(), GuardUnheard(3000.0))
+    assert ledger.declare_dead("w1", verdict(), GuardUnheard(3000.0))
     assert ledger.workers()[0].state is WorkerState.DEAD
 
 

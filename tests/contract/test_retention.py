@@ -64,7 +64,7 @@ def test_retention_sweeps_jobs_events_and_workers_each_by_its_own_age(
 
 def test_the_tombstone_of_the_dead_stays_while_they_hold_something(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
     job = running(ledger)
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     meddler.age_worker("w1", 2 * HOUR_S)
     assert ledger.sweep_old(HOUR_S, HOUR_S, HOUR_S, 100).workers == 0
     ledger.settle("w1", [crash(job)], [], GuardNone())

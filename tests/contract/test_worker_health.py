@@ -91,7 +91,7 @@ def test_a_disabled_worker_gets_nothing_before_it_has_heard_of_it_and_hands_in_w
 
 def test_the_dead_can_not_be_switched_off(ledger: Ledger) -> None:
     join(ledger, "w1")
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     assert not ledger.disable("w1", "sick", "ops")
     assert not ledger.disable("nobody", "sick", "ops")
 
@@ -132,9 +132,9 @@ def test_a_worker_that_was_switched_off_itself_stays_off_when_its_host_is_back(l
 def test_deaths_from_before_a_host_was_enabled_are_forgiven(ledger: Ledger) -> None:
     join(ledger, "w1", host="bad")
     join(ledger, "w2", host="bad")
-    ledger.condemn("w1", verdict(detector=Detector.NEIGHBOUR), GuardNone())
+    ledger.declare_dead("w1", verdict(detector=Detector.PEER), GuardNone())
     fallen = standing(ledger, "w1")
-    assert (fallen.state, fallen.detector) == (WorkerState.DEAD, Detector.NEIGHBOUR)
+    assert (fallen.state, fallen.detector) == (WorkerState.DEAD, Detector.PEER)
     assert fallen.gone_s is not None
     assert 0 <= fallen.gone_s < 60
     ledger.disable_host("bad", "disk errors", "ops")
@@ -144,7 +144,7 @@ def test_deaths_from_before_a_host_was_enabled_are_forgiven(ledger: Ledger) -> N
 
 def test_the_long_dead_do_not_stand_among_those_who_are_judged(ledger: Ledger, meddler: Backdoor) -> None:
     join(ledger, "w1")
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     meddler.age_worker("w1", 3600)
     assert ledger.standings(600.0) == []
     assert [one.id for one in ledger.standings(7200.0)] == ["w1"]
@@ -177,7 +177,7 @@ def asked_to_stop(ledger: Ledger) -> None:
 
 def suspect(ledger: Ledger) -> None:
     join(ledger, "w2")
-    ledger.condemn("w2", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.declare_dead("w2", verdict(WorkerState.SUSPECT), GuardNone())
 
 
 def off_itself(ledger: Ledger) -> None:

@@ -100,7 +100,7 @@ def test_beats_make_no_table_grow(ledger: Ledger, w1: str, meddler: Backdoor) ->
 @pytest.mark.parametrize("who", ["dead", "stopped", "unknown"])
 def test_a_beat_never_raises_the_dead(ledger: Ledger, w1: str, meddler: Backdoor, who: str) -> None:
     if who == "dead":
-        ledger.condemn("w1", verdict(), GuardNone())
+        ledger.declare_dead("w1", verdict(), GuardNone())
     elif who == "stopped":
         ledger.retire("w1")
     answer = ledger.beat(Heartbeat("nobody" if who == "unknown" else "w1", 1, 1))
@@ -110,7 +110,7 @@ def test_a_beat_never_raises_the_dead(ledger: Ledger, w1: str, meddler: Backdoor
 
 
 def test_a_suspect_that_beats_was_only_slow(ledger: Ledger, w1: str) -> None:
-    assert ledger.condemn("w1", verdict(WorkerState.SUSPECT), GuardNone())
+    assert ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
     assert seen(ledger, "w1").state is WorkerState.SUSPECT
     answer = ledger.beat(Heartbeat("w1", 0, 0))
     assert (answer.state, answer.was_suspect) == (WorkerState.ACTIVE, True)
@@ -122,7 +122,7 @@ def test_a_suspect_that_beats_was_only_slow(ledger: Ledger, w1: str) -> None:
 def test_a_draining_suspect_that_beats_goes_on_draining(ledger: Ledger, w1: str) -> None:
     ledger.drain("w1")
     assert the_worker(ledger).state is WorkerState.DRAINING
-    ledger.condemn("w1", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
     assert ledger.beat(Heartbeat("w1", 0, 0)).state is WorkerState.DRAINING
 
 
@@ -134,12 +134,12 @@ def test_a_worker_that_shut_down_in_order_is_stopped_and_leaves_what_it_holds_to
     worker = the_worker(ledger)
     assert worker.state is WorkerState.STOPPED
     assert worker.stopped_at is not None
-    assert [held.job_id for held in ledger.held_by("w1", 10)] == [job.job_id]
+    assert [held.job_id for held in ledger.held_jobs("w1", 10)] == [job.job_id]
     assert [watched.id for watched in ledger.watch()] == ["w1"]
 
 
 def test_the_dead_can_not_be_drained_or_retired(ledger: Ledger, w1: str) -> None:
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     ledger.drain("w1")
     ledger.retire("w1")
     assert the_worker(ledger).state is WorkerState.DEAD
@@ -158,7 +158,7 @@ def test_a_worker_hears_what_operators_ask_of_it(ledger: Ledger, w1: str) -> Non
 
 
 def test_nothing_can_be_asked_of_the_dead(ledger: Ledger, w1: str) -> None:
-    ledger.condemn("w1", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
     assert not ledger.request("w1", "stop", "ops")
     assert not ledger.request("nobody", "stop", "ops")
 
@@ -210,8 +210,8 @@ def test_the_watchman_sees_who_it_is(ledger: Ledger) -> None:
 
 def test_the_dead_are_watched_only_while_they_hold_something(ledger: Ledger, w1: str, w2: str) -> None:
     job = running(ledger)
-    ledger.condemn("w1", verdict(), GuardNone())
-    ledger.condemn("w2", verdict(), GuardNone())
+    ledger.declare_dead("w1", verdict(), GuardNone())
+    ledger.declare_dead("w2", verdict(), GuardNone())
     assert [worker.id for worker in ledger.watch()] == ["w1"]
     ledger.settle("w1", [crash(job)], [], GuardNone())
     assert ledger.watch() == []
@@ -221,11 +221,11 @@ def test_neighbours_go_round_in_a_ring(ledger: Ledger) -> None:
     for worker_id in ("a", "b", "c", "d"):
         ledger.register(birth(worker_id, host="here"))
     ledger.register(birth("bb", host="elsewhere"))
-    ledger.condemn("d", verdict(), GuardNone())
-    assert [worker.id for worker in ledger.ring_of("a", "here", 3)] == ["b", "c"]
-    assert [worker.id for worker in ledger.ring_of("b", "here", 1)] == ["c"]
-    assert [worker.id for worker in ledger.ring_of("c", "here", 3)] == ["a", "b"]
-    assert ledger.ring_of("c", "nowhere", 3) == []
+    ledger.declare_dead("d", verdict(), GuardNone())
+    assert [worker.id for worker in ledger.peers_of("a", "here", 3)] == ["b", "c"]
+    assert [worker.id for worker in ledger.peers_of("b", "here", 1)] == ["c"]
+    assert [worker.id for worker in ledger.peers_of("c", "here", 3)] == ["a", "b"]
+    assert ledger.peers_of("c", "nowhere", 3) == []
 
 
 LONG_S = 600.0
@@ -248,27 +248,27 @@ def foreign(worker_id: str = "f1", name: str = "node", **changes: object) -> New
 
 def test_it_is_found_by_id_and_by_name_and_python_workers_are_not(ledger: Ledger, w1: str) -> None:
     ledger.register(foreign(metadata={"hostname": "far"}))
-    by_id, by_name = ledger.foreign_worker("f1"), ledger.foreign_worker_named("node")
+    by_id, by_name = ledger.remote_worker("f1"), ledger.remote_worker_named("node")
     assert by_id is not None
     assert by_name is not None
     assert (by_id.id, by_id.door, by_id.owner, by_id.metadata) == ("f1", Transport.HTTP, "tok", {"hostname": "far"})
     assert by_name.id == "f1"
-    assert ledger.foreign_worker("w1") is None
-    assert ledger.foreign_worker_named("name-of-w1") is None
+    assert ledger.remote_worker("w1") is None
+    assert ledger.remote_worker_named("name-of-w1") is None
     assert {worker.id: worker.door for worker in ledger.workers()} == {"w1": Transport.PYTHON, "f1": Transport.HTTP}
 
 
 def test_a_name_leads_to_one_living_worker_and_to_the_last_when_none_lives(ledger: Ledger) -> None:
     ledger.register(foreign("f1"))
     ledger.register(foreign("f2", tasks=(TaskRecord("stolen", "default"),)))
-    assert ledger.foreign_worker("f2") is None
+    assert ledger.remote_worker("f2") is None
     assert "stolen" not in {task.name for task in ledger.tasks()}
-    ledger.condemn("f1", verdict(), GuardNone())
-    found = ledger.foreign_worker_named("node")
+    ledger.declare_dead("f1", verdict(), GuardNone())
+    found = ledger.remote_worker_named("node")
     assert found is not None
     assert (found.id, found.state) == ("f1", WorkerState.DEAD)
     ledger.register(foreign("f2"))
-    found = ledger.foreign_worker_named("node")
+    found = ledger.remote_worker_named("node")
     assert found is not None
     assert (found.id, found.state) == ("f2", WorkerState.ACTIVE)
 
@@ -286,11 +286,11 @@ def test_of_many_that_register_one_name_at_once_one_lives(ledger: Ledger, open_a
 def test_many_beats_are_answered_in_their_order(ledger: Ledger, meddler: Backdoor, w1: str) -> None:
     for n in range(4):
         ledger.register(foreign(f"f{n}", f"node-{n}"))
-    ledger.condemn("f1", verdict(), GuardNone())
+    ledger.declare_dead("f1", verdict(), GuardNone())
     ledger.retire("f2")
-    ledger.condemn("f3", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.declare_dead("f3", verdict(WorkerState.SUSPECT), GuardNone())
     ledger.request("f0", "drain", "me")
-    answers = ledger.beat_foreign(
+    answers = ledger.record_heartbeats(
         [
             RemoteHeartbeat("f3"),
             RemoteHeartbeat("f1"),
@@ -305,8 +305,8 @@ def test_many_beats_are_answered_in_their_order(ledger: Ledger, meddler: Backdoo
         *(WorkerState.STOPPED, WorkerState.DEAD, WorkerState.DEAD),
     ]
     assert (answers[0].was_suspect, answers[2].request) == (True, "drain")
-    ledger.beat_foreign([RemoteHeartbeat("f0", settled=1)])
-    seen = ledger.foreign_worker("f0")
+    ledger.record_heartbeats([RemoteHeartbeat("f0", settled=1)])
+    seen = ledger.remote_worker("f0")
     assert seen is not None
     assert (seen.running, seen.processed, seen.metadata) == (2, 4, {"a": "é"})
     kinds = [event.kind for event in ledger.events(worker_id="f3")]
@@ -319,7 +319,7 @@ def test_a_beat_tells_what_to_cancel_and_that_it_is_switched_off(ledger: Ledger)
     [job] = run(ledger, "f1")
     ledger.cancel([job_id], "me")
     ledger.disable("f1", "no", "me")
-    [answer] = ledger.beat_foreign([RemoteHeartbeat("f1")])
+    [answer] = ledger.record_heartbeats([RemoteHeartbeat("f1")])
     assert (answer.cancel, answer.disabled) == (((job.job_id, job.token),), True)
 
 
@@ -328,7 +328,7 @@ def test_a_beat_ends_the_silence(ledger: Ledger, meddler: Backdoor) -> None:
     meddler.age_beat("f1", 3600)
     wait_for(lambda: ledger.watch()[0].silent_s >= 0.5, "the silence")
     began_s = time.monotonic()
-    ledger.beat_foreign([RemoteHeartbeat("f1")])
+    ledger.record_heartbeats([RemoteHeartbeat("f1")])
     silent_s = ledger.watch()[0].silent_s
     assert silent_s <= time.monotonic() - began_s + 0.1, "no longer than since the beat, but for two clocks"
 
@@ -339,7 +339,7 @@ def test_a_late_beat_forgives_nobody(ledger: Ledger, meddler: Backdoor) -> None:
     meddler.age_beat("f1", 3600)
     meddler.age_beat("f2", 3600)
     wait_for(lambda: all(worker.silent_s >= 0.5 for worker in ledger.watch()), "the silence")
-    ledger.beat_foreign([RemoteHeartbeat("f1")])
+    ledger.record_heartbeats([RemoteHeartbeat("f1")])
     silent = {worker.id: worker.silent_s for worker in ledger.watch()}
     assert silent["f2"] >= 0.5
 
@@ -353,7 +353,7 @@ def test_no_process_of_this_host_is_taken_for_it(ledger: Ledger) -> None:
     assert witness.process_of(worker) is Process.UNKNOWN
     assert ledger.watch(host.hostname()) == []
     ledger.register(birth("w1"))
-    assert [seen.id for seen in ledger.ring_of("w1", host.hostname(), 10)] == []
+    assert [seen.id for seen in ledger.peers_of("w1", host.hostname(), 10)] == []
 
 
 def test_it_outlives_a_restart_of_this_machine_and_of_our_session(ledger: Ledger) -> None:
@@ -364,7 +364,7 @@ def test_it_outlives_a_restart_of_this_machine_and_of_our_session(ledger: Ledger
     assert worker.state is WorkerState.ACTIVE
     assert not reaper.witness.rebooted(worker)
     assert worker.silent_s < LONG_S
-    ledger.beat_foreign([RemoteHeartbeat("f1")])
+    ledger.record_heartbeats([RemoteHeartbeat("f1")])
     assert ledger.watch()[0].silent_s < 5
 
 
@@ -375,8 +375,8 @@ def test_a_round_looks_at_those_alone_of_whom_there_is_something_to_judge(ledger
     for worker_id, timeout_s in (("holds", None), ("short", 0.2), ("dead", None)):
         put(ledger, heartbeat_timeout_s=timeout_s)
         run(ledger, worker_id)
-    ledger.condemn("suspect", verdict(WorkerState.SUSPECT), GuardNone())
-    ledger.condemn("dead", verdict(), GuardNone())
+    ledger.declare_dead("suspect", verdict(WorkerState.SUSPECT), GuardNone())
+    ledger.declare_dead("dead", verdict(), GuardNone())
     ledger.retire("stopped")
     meddler.age_beat("silent", 2 * LONG_S)
     meddler.age_beat("short", 3600)
@@ -418,7 +418,7 @@ def test_its_deaths_and_its_word_on_its_health_weigh_on_no_host(ledger: Ledger) 
     sick = Health(weight=10 * DISABLE_AT, deaths=50, jobs=50)
     for n in range(8):
         ledger.register(foreign(f"f{n}", f"n{n}", metadata={"health": {"weight": sick.weight, "jobs": 50}}))
-        ledger.condemn(f"f{n}", verdict(), GuardNone())
+        ledger.declare_dead(f"f{n}", verdict(), GuardNone())
     ledger.register(birth("w1", host="elsewhere"))
     fleet = ledger.standings(LONG_S)
     assert {standing.health.weight for standing in fleet} == {0.0}
@@ -426,7 +426,7 @@ def test_its_deaths_and_its_word_on_its_health_weigh_on_no_host(ledger: Ledger) 
 
 
 def test_whoever_speaks_for_many_hears_every_word(ledger: Ledger, open_again: OpenLedger) -> None:
-    bell = ledger.overhear()
+    bell = ledger.listen_all()
     wanted = {"queue:any", "worker:f7", "workers"}
     heard: set[str] = set()
     try:
@@ -441,7 +441,7 @@ def test_whoever_speaks_for_many_hears_every_word(ledger: Ledger, open_again: Op
 
 def test_a_listener_is_heard_at_once_by_a_process_that_had_rung_before(ledger: Ledger) -> None:
     ledger.ring(["queue:before"])
-    bell = ledger.overhear()
+    bell = ledger.listen_all()
     try:
         ledger.ring(["worker:f7"])
         assert "worker:f7" in bell.wait(20.0)
@@ -450,8 +450,8 @@ def test_a_listener_is_heard_at_once_by_a_process_that_had_rung_before(ledger: L
 
 
 def test_a_listener_that_was_killed_is_forgotten_by_the_next(open_again: OpenLedger, ledger: Ledger) -> None:
-    ledger.overhear().close()
-    bell = open_again().overhear()
+    ledger.listen_all().close()
+    bell = open_again().listen_all()
     try:
         ledger.ring(["queue:a"])
         assert "queue:a" in bell.wait(20.0)

@@ -93,7 +93,7 @@ def view(ledger: Ledger, receiver: Receiver) -> TargetStatus:
 
 
 def tell(ledger: Ledger, message: str) -> None:
-    ledger.note_event("crash_loop", message, about="host-1")
+    ledger.write_event("crash_loop", message, about="host-1")
 
 
 def meet(ledger: Ledger, receiver: Receiver) -> None:

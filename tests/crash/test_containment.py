@@ -36,14 +36,14 @@ def plain(tmp_path: Path) -> Iterator[RunnerPoolHarness]:
 
 
 def test_children_that_a_job_leaves_die_with_it(home: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     done = home.run(runner, "leave_child", ["sleep", "600"])
     assert isinstance(done.outcome, Succeeded)
     assert gone_within(int(done.outcome.result), 0.5)
 
 
 def test_a_daemon_that_a_job_leaves_dies_with_it(home: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     done = home.run(runner, "leave_daemon", str(tmp_path / "daemon"))
     assert done.outcome == Succeeded(b"null")
     assert gone_within(read_pid(tmp_path / "daemon"), 0.5)
@@ -52,7 +52,7 @@ def test_a_daemon_that_a_job_leaves_dies_with_it(home: RunnerPoolHarness, tmp_pa
 
 @pytest.mark.parametrize("then", ["wait", "3"])
 def test_a_daemon_dies_with_a_runner_that_dies(home: RunnerPoolHarness, tmp_path: Path, then: str) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), then)])
     daemon = read_pid(tmp_path / "daemon")
     if then == "wait":
@@ -63,7 +63,7 @@ def test_a_daemon_dies_with_a_runner_that_dies(home: RunnerPoolHarness, tmp_path
 
 
 def test_a_crowd_of_daemons_dies_to_the_last(home: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     text = f"for n in range(20): daemon({str(tmp_path)!r} + f'/d{{n}}')"
     assert home.run(runner, "evaluate", text).outcome == Succeeded(b"null")
     assert all(gone_within(read_pid(tmp_path / f"d{n}"), 1) for n in range(20))
@@ -72,7 +72,7 @@ def test_a_crowd_of_daemons_dies_to_the_last(home: RunnerPoolHarness, tmp_path: 
 def test_a_new_nursery_leaves_the_rooms_of_the_living_alone(plain: RunnerPoolHarness, tmp_path: Path) -> None:
     with house(tmp_path, source=APP):
         pass
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     plain.run(runner, "add", 1, 1)
     found = Path(f"/proc/{plain.born(runner)}/cgroup").read_text()
     assert ("/runner-1" in found) == (plain.manifest.containment.startswith("cgroup"))
@@ -85,7 +85,7 @@ def test_containment_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_closing_the_bench_leaves_nothing(home: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "wait")])
     daemon, pid = read_pid(tmp_path / "daemon"), home.born(runner)
     home.bench.close()
@@ -97,7 +97,7 @@ def test_closing_the_bench_leaves_nothing(home: RunnerPoolHarness, tmp_path: Pat
 
 
 def test_a_killed_nursery_takes_its_runners_along_and_can_be_replaced(home: RunnerPoolHarness, tmp_path: Path) -> None:
-    runners = [home.bench.open_runner(slot, "sync") for slot in (0, 1)]
+    runners = [home.bench.start_runner(slot, "sync") for slot in (0, 1)]
     runners[0].send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "wait")])
     runners[1].send([frame(2, "add", 1, 1), frame(3, "wait_for", str(tmp_path / "go")), frame(4, "add", 1, 1)])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
@@ -111,11 +111,11 @@ def test_a_killed_nursery_takes_its_runners_along_and_can_be_replaced(home: Runn
     assert {found.cause for found in exits} == {"exit status unknown: the nursery died"}
     assert all(gone_within(pid, 1) for pid in (*pids, read_pid(tmp_path / "daemon")))
     assert [done.token for done in runners[1].read()] == [2]
-    assert runners[1].retract() == [4]
+    assert runners[1].take_back() == [4]
     home.bench.close()
     home.bench.start()
-    home.bench.equip(home.trace, "w-test")
-    again = home.bench.open_runner(0, "sync")
+    home.bench.configure(home.trace, "w-test")
+    again = home.bench.start_runner(0, "sync")
     assert home.run(again, "add", 1, 1).outcome == Succeeded(b"2")
 
 
@@ -123,31 +123,31 @@ def test_a_killed_nursery_takes_its_runners_along_and_can_be_replaced(home: Runn
 
 
 def test_a_lease_that_ends_kills_the_runner_even_inside_c_code(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "hold_the_gil", 600, str(tmp_path / "in"))])
     wait_for((tmp_path / "in").exists, "the job is entered")
-    plain.trace.set_kill_at(0, host.boottime_s() + 0.1)
+    plain.trace.set_lease_end(0, host.boottime_s() + 0.1)
     found = plain.exit_of(runner)
     assert found.cause == "killed by SIGKILL (signal 9): its lease had ended"
     assert found.entered == 1
 
 
 def test_a_runner_ends_itself_when_even_its_nursery_is_frozen(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     pid = plain.born(runner)
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
     nursery, _ = plain.trace.nursery()
     os.kill(nursery, signal.SIGSTOP)
     try:
-        plain.trace.set_kill_at(0, host.boottime_s() + 0.1)
+        plain.trace.set_lease_end(0, host.boottime_s() + 0.1)
         assert gone_within(pid, 3)
     finally:
         os.kill(nursery, signal.SIGCONT)
 
 
 def test_the_pulse_beats_and_stops_inside_c_code(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     first = wait_for(lambda: plain.trace.last_pulse_s(0), "a first pulse")
     wait_for(lambda: plain.trace.last_pulse_s(0) > first, "the next pulse")
     runner.send([frame(1, "hold_the_gil", 1, str(tmp_path / "in"))])
@@ -166,7 +166,7 @@ from tests.support.runner_pool import frame
 from tests.support.runner_pool import house
 folder = Path(sys.argv[1])
 with house(folder, cgroup=sys.argv[2] == "cgroup") as home:
-    first, second = (home.bench.open_runner(slot, "sync") for slot in (0, 1))
+    first, second = (home.bench.start_runner(slot, "sync") for slot in (0, 1))
     first.send([frame(1, "leave_daemon", str(folder / "daemon"), "wait")])
     second.send([frame(2, "hold_the_gil", 600, str(folder / "in"))])
     home.born(second)
@@ -216,7 +216,7 @@ def test_the_nursery_keeps_the_lease_of_a_frozen_worker(worker: subprocess.Popen
     nursery, first, second, daemon = below(tmp_path)
     trace = StatusPage.open((tmp_path / "trace").resolve())
     worker.send_signal(signal.SIGSTOP)
-    trace.set_kill_at(0, host.boottime_s() + 0.2)
+    trace.set_lease_end(0, host.boottime_s() + 0.2)
     assert gone_within(first, 2)
     assert gone_within(daemon, 1)
     assert not gone_within(second, 0)

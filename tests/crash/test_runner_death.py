@@ -197,7 +197,7 @@ def test_a_worker_that_is_lost_leaves_an_autopsy_to_its_jobs(fleet: Fleet) -> No
         fleet.wait_final(job)
         autopsy = only_autopsy(fleet, job.id)
         assert autopsy.kind is DeathKind.WORKER_GONE
-        assert autopsy.detector is Detector.NEIGHBOUR
+        assert autopsy.detector is Detector.PEER
         assert autopsy.beside == tuple(other.id for other in jobs if other.id != job.id)
 
 

@@ -23,12 +23,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunnerPoolHarness
 
 @pytest.fixture(scope="module")
 def runner(home: RunnerPoolHarness) -> RunnerProcess:
-    return home.bench.open_runner(0, "sync")
+    return home.bench.start_runner(0, "sync")
 
 
 @pytest.fixture(scope="module")
 def loop(home: RunnerPoolHarness) -> RunnerProcess:
-    return home.bench.open_runner(1, "async")
+    return home.bench.start_runner(1, "async")
 
 
 def raised(home: RunnerPoolHarness, runner: RunnerProcess, task: str, *args: object) -> Raised:
@@ -182,7 +182,7 @@ def test_an_alarm_that_a_job_left_armed_does_not_hit_the_next_one(
 
 
 def test_a_job_that_wants_its_stacks_elsewhere_does_not_take_those_of_the_next_one(home: RunnerPoolHarness) -> None:
-    runner = home.bench.open_runner(3, "sync")
+    runner = home.bench.start_runner(3, "sync")
     home.run(runner, "evaluate", "import faulthandler; faulthandler.enable()")
     since_s = host.boottime_s() + 1.5 * MAX_INTERVAL_S
     wait_for(lambda: home.trace.last_pulse_s(3) > since_s, "a pulse, and one before it")
@@ -195,7 +195,7 @@ def test_a_job_that_wants_its_stacks_elsewhere_does_not_take_those_of_the_next_o
 def test_each_runner_has_randomness_of_its_own(home: RunnerPoolHarness) -> None:
     seen = set()
     for slot in (2, 3):
-        runner = home.bench.open_runner(slot, "sync")
+        runner = home.bench.start_runner(slot, "sync")
         seen.add(home.run(runner, "result_of", "__import__('random').random()").outcome.result)  # type: ignore[union-attr]
         runner.retire()
         assert home.exit_of(runner).exit_code == 0
@@ -261,7 +261,7 @@ def test_a_task_of_the_wrong_colour_is_refused(
 
 
 def test_retired_runners_do_what_they_were_given_and_exit_zero(home: RunnerPoolHarness, tmp_path: Path) -> None:
-    sync, loop = home.bench.open_runner(2, "sync"), home.bench.open_runner(3, "async")
+    sync, loop = home.bench.start_runner(2, "sync"), home.bench.start_runner(3, "async")
     sync.send([frame(token, "add", 1, 1) for token in range(1, 6)])
     loop.send([frame(token, "asay", "x", 0.02) for token in range(1, 6)])
     for runner in (sync, loop):
@@ -277,7 +277,7 @@ def test_retired_runners_do_what_they_were_given_and_exit_zero(home: RunnerPoolH
 
 def test_descriptors_do_not_pile_up(home: RunnerPoolHarness) -> None:
     def one_life() -> None:
-        runner = home.bench.open_runner(2, "sync")
+        runner = home.bench.start_runner(2, "sync")
         home.run(runner, "add", 1, 1)
         runner.kill()
         home.exit_of(runner)
@@ -337,7 +337,7 @@ def test_an_async_job_that_finds_the_runner_idle_finds_it_as_the_first_did(
 
 
 def test_a_job_that_changed_its_process_is_told_so_once(home: RunnerPoolHarness) -> None:
-    runner = home.bench.open_runner(2, "sync")
+    runner = home.bench.start_runner(2, "sync")
     said = home.run(runner, "evaluate", "os.chdir('/'); os.environ['SECRET_NAME'] = 'value'").stderr
     assert b"this job changed the working directory and environment variables (SECRET_NAME)" in said
     assert b"value" not in said.replace(b"variables", b"")
@@ -346,7 +346,7 @@ def test_a_job_that_changed_its_process_is_told_so_once(home: RunnerPoolHarness)
 
 
 def test_a_job_that_leaves_what_cannot_be_put_back_is_reported_and_its_runner_replaced(home: RunnerPoolHarness) -> None:
-    runner = home.bench.open_runner(2, "sync")
+    runner = home.bench.start_runner(2, "sync")
     strange = (
         "class Strange:\n    def __call__(self, *_): pass\n    def __eq__(self, other): raise OSError('no')\n"
         "    __hash__ = None\nsignal.signal(signal.SIGUSR2, Strange())"
@@ -366,6 +366,6 @@ def test_a_spawned_runner_starts_in_the_directory_of_its_worker(tmp_path: Path) 
     )
     with house(tmp_path, source=source) as built:
         assert not built.manifest.fork
-        runner = built.bench.open_runner(0, "sync")
+        runner = built.bench.start_runner(0, "sync")
         expected = f'["{tmp_path}/data","sqlite:///{tmp_path}/data/jobs.db"]'
         assert built.run(runner, "where").outcome == Succeeded(expected.encode())

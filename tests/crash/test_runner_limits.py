@@ -52,7 +52,7 @@ def below(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_crowd_in_sessions_of_its_own_is_ended_to_the_last(home: RunnerPoolHarness, kind: str) -> None:
-    runner, sibling = home.bench.open_runner(0, kind), home.bench.open_runner(1, "sync")  # type: ignore[arg-type]
+    runner, sibling = home.bench.start_runner(0, kind), home.bench.start_runner(1, "sync")  # type: ignore[arg-type]
     runner.send([frame(1, "evaluate" if kind == "sync" else "aevaluate", BOMB)])
     found = home.exit_of(runner)
     assert found.cause == f"killed by SIGKILL (signal 9): it started more than {MOST} processes"
@@ -63,7 +63,7 @@ def test_a_crowd_in_sessions_of_its_own_is_ended_to_the_last(home: RunnerPoolHar
 
 
 def test_a_crowd_within_the_limit_is_left_alone(home: RunnerPoolHarness) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     # It stays for several looks at how many there are.
     text = "children = [subprocess.Popen(['sleep', '600']) for _ in range(20)]; time.sleep(1)"
     assert home.run(runner, "evaluate", text).outcome == Succeeded(b"null")
@@ -71,7 +71,7 @@ def test_a_crowd_within_the_limit_is_left_alone(home: RunnerPoolHarness) -> None
 
 
 def test_the_rooms_of_the_dead_are_taken_down(home: RunnerPoolHarness) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     home.run(runner, "add", 1, 1)
     lines = Path(f"/proc/{home.born(runner)}/cgroup").read_text().splitlines()
     rooms = {line.rpartition("/unstuck-")[2] for line in lines if "/unstuck-" in line and "/runner-" in line}
@@ -104,7 +104,7 @@ for name in ("first", "second"):
 while not all(os.path.exists({str(tmp_path)!r} + "/" + name) for name in ("first", "second")):
     time.sleep(0.001)
 """
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     assert home.run(runner, "evaluate", text).outcome == Succeeded(b"null")
     assert all(gone_within(read_pid(tmp_path / name), 1) for name in ("first", "second"))
     assert below(home.born(runner)) == []
@@ -115,7 +115,7 @@ while not all(os.path.exists({str(tmp_path)!r} + "/" + name) for name in ("first
 
 
 def test_a_leak_of_descriptors_fails_its_own_job_and_not_the_next(home: RunnerPoolHarness) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     leak = "globals()['kept'] = []\nwhile True: kept.append(os.open('/dev/null', os.O_RDONLY))"
     runner.send([frame(1, "evaluate", leak), frame(2, "add", 1, 1)])
     done = home.finish(runner)[0]
@@ -123,22 +123,22 @@ def test_a_leak_of_descriptors_fails_its_own_job_and_not_the_next(home: RunnerPo
     assert (done.outcome.type, "Too many open files" in done.outcome.message) == ("OSError", True)
     assert b"the runner is replaced" in done.stderr
     assert home.exit_of(runner).exit_code == 0
-    assert runner.retract() == [2], "it was never entered, and goes to the next runner"
+    assert runner.take_back() == [2], "it was never entered, and goes to the next runner"
 
 
 def test_jobs_that_leave_descriptors_open_wear_out_their_runner_before_it_has_none(home: RunnerPoolHarness) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     keep = "globals().setdefault('kept', []).extend(os.open('/dev/null', os.O_RDONLY) for _ in range(9))"
     runner.send([frame(token, "evaluate", keep) for token in range(1, 21)])
     assert home.exit_of(runner).exit_code == 0
     done = runner.read()
     assert all(item.outcome == Succeeded(b"null") for item in done)
     assert b"descriptors open; the runner is replaced" in done[-1].stderr
-    assert runner.retract() == list(range(len(done) + 1, 21))
+    assert runner.take_back() == list(range(len(done) + 1, 21))
 
 
 def test_a_child_that_is_left_when_no_descriptor_is_free_dies_all_the_same(home: RunnerPoolHarness) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     text = """
 child = os.fork()
 if child == 0:
@@ -160,7 +160,7 @@ def test_the_kernel_takes_a_job_before_its_runner_s_worker(home: RunnerPoolHarne
     def score(pid: int | str) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     text = """subprocess.run(["cat", "/proc/self/oom_score_adj"], capture_output=True, text=True).stdout.strip()"""
     child = home.run(runner, "result_of", text).outcome
     mine = score(home.born(runner))
@@ -177,7 +177,7 @@ def test_where_everybody_is_a_likely_victim_a_runner_is_a_likelier_one(tmp_path:
     try:
         own.write_text("700")  # as a container may have it; it can be lowered again by root alone
         with house(tmp_path) as crowded:
-            runner = crowded.bench.open_runner(0, "sync")
+            runner = crowded.bench.start_runner(0, "sync")
             text = "open('/proc/self/oom_score_adj').read().strip()"
             assert crowded.run(runner, "result_of", text).outcome == Succeeded(b'"800"')
     finally:
@@ -185,7 +185,7 @@ def test_where_everybody_is_a_likely_victim_a_runner_is_a_likelier_one(tmp_path:
 
 
 def test_a_plain_kill_is_no_death_by_memory(home: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = home.bench.open_runner(0, "sync")
+    runner = home.bench.start_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
     os.kill(home.born(runner), signal.SIGKILL)

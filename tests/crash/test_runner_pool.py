@@ -35,7 +35,7 @@ def plain(tmp_path: Path) -> Iterator[RunnerPoolHarness]:
 
 
 def test_a_killed_runner_is_told_with_the_attempt_it_was_in(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(7, "add", 1, 1), frame(8, "wait_for", str(tmp_path / "go")), frame(9, "add", 1, 1)])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
     pid = plain.born(runner)
@@ -48,19 +48,19 @@ def test_a_killed_runner_is_told_with_the_attempt_it_was_in(plain: RunnerPoolHar
     # What it finished before can still be read, and what it never entered is taken back.
     assert [done.token for done in runner.read()] == [7]
     assert runner.closed
-    assert runner.retract() == [9]
+    assert runner.take_back() == [9]
     assert plain.trace.occupant(0)[0] == 0
 
 
 def test_a_runner_that_exits_says_with_which_code(plain: RunnerPoolHarness) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "die", 3)])
     found = plain.exit_of(runner)
     assert (found.cause, found.exit_code, found.entered) == ("exited with code 3", 3, 1)
 
 
 def test_a_segfault_leaves_its_stack(plain: RunnerPoolHarness) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "say", "not this\n"), frame(2, "segfault")])
     found = plain.exit_of(runner)
     assert found.cause == "killed by SIGSEGV (signal 11)"
@@ -74,7 +74,7 @@ def test_a_segfault_leaves_its_stack(plain: RunnerPoolHarness) -> None:
 
 
 def test_the_stack_of_code_stuck_in_c_can_be_asked_for(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "hold_the_gil", 600, str(tmp_path / "in"))])
     wait_for((tmp_path / "in").exists, "the job is entered")
     plain.born(runner)
@@ -85,7 +85,7 @@ def test_the_stack_of_code_stuck_in_c_can_be_asked_for(plain: RunnerPoolHarness,
 
 
 def test_a_sigterm_to_everybody_is_for_the_worker_to_obey(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner, loop = plain.bench.open_runner(0, "sync"), plain.bench.open_runner(1, "async")
+    runner, loop = plain.bench.start_runner(0, "sync"), plain.bench.start_runner(1, "async")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     loop.send([frame(2, "asay", "x", 0.2)])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
@@ -97,7 +97,7 @@ def test_a_sigterm_to_everybody_is_for_the_worker_to_obey(plain: RunnerPoolHarne
 
 
 def test_what_a_job_forks_or_executes_obeys_a_sigterm(plain: RunnerPoolHarness) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     text = """
 import multiprocessing
 forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
@@ -112,7 +112,7 @@ assert (forked.exitcode, executed.returncode) == (-15, -15), (forked.exitcode, e
 
 
 def test_user_code_may_handle_sigterm(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     text = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit('told')); wait_for({str(tmp_path / 'go')!r})"
     runner.send([frame(1, "evaluate", text)])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
@@ -124,13 +124,13 @@ def test_user_code_may_handle_sigterm(plain: RunnerPoolHarness, tmp_path: Path) 
 
 
 def test_a_runner_killed_before_it_is_known_dies_as_well(plain: RunnerPoolHarness) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.kill()
     assert plain.exit_of(runner).signal == 9
 
 
 def test_a_runner_whose_handle_is_closed_ends(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     pid = plain.born(runner)
     runner.close()
@@ -138,7 +138,7 @@ def test_a_runner_whose_handle_is_closed_ends(plain: RunnerPoolHarness, tmp_path
 
 
 def test_a_runner_that_writes_rubbish_into_our_stream_is_killed(plain: RunnerPoolHarness) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     pid = plain.born(runner)
     text = """
 for n in range(3, 60):
@@ -163,7 +163,7 @@ def test_the_manifest_tells_what_the_app_has(plain: RunnerPoolHarness) -> None:
 
 
 def test_births_are_told(plain: RunnerPoolHarness) -> None:
-    runner = plain.bench.open_runner(2, "sync")
+    runner = plain.bench.start_runner(2, "sync")
     born = plain.wait_event(RunnerBorn)
     assert (born.slot, born.pid) == (2, runner.pid)
     assert runner.pidfd() is not None
@@ -173,12 +173,12 @@ def test_births_are_told(plain: RunnerPoolHarness) -> None:
 
 
 def test_what_was_not_entered_can_be_taken_back_and_is_never_run(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     blocked = [frame(token, "evaluate", f"open({str(tmp_path / 'ran')!r}, 'w')") for token in range(2, 17)]
     runner.send([frame(1, "wait_for", str(tmp_path / "go")), *blocked])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
-    assert runner.retract() == list(range(2, 17))
-    assert runner.retract() == []
+    assert runner.take_back() == list(range(2, 17))
+    assert runner.take_back() == []
     runner.send([frame(20, "add", 1, 1)])
     (tmp_path / "go").touch()
     assert [done.token for done in plain.finish(runner, 2)] == [1, 20]
@@ -186,25 +186,25 @@ def test_what_was_not_entered_can_be_taken_back_and_is_never_run(plain: RunnerPo
 
 
 def test_large_jobs_wait_here_and_can_be_taken_back(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
     runner.send([frame(token, "say", "x" * 500_000) for token in range(2, 22)])
     assert runner.wants_write()
-    assert runner.retract() == list(range(2, 22))
+    assert runner.take_back() == list(range(2, 22))
     runner.send([frame(30, "add", 1, 1)])
     (tmp_path / "go").touch()
     assert [done.token for done in plain.finish(runner, 2)] == [1, 30]
 
 
 def test_more_permits_than_the_socket_takes_are_still_given_in_order(plain: RunnerPoolHarness) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(token, "add", 1, 1) for token in range(1, 3001)])
     assert [done.token for done in plain.finish(runner, 3000)] == list(range(1, 3001))
 
 
 def test_a_dead_runner_gives_back_what_was_still_buffered_here(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     runner.send([frame(token, "say", "x" * 500_000) for token in range(2, 22)])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
@@ -212,15 +212,15 @@ def test_a_dead_runner_gives_back_what_was_still_buffered_here(plain: RunnerPool
     runner.kill()
     assert plain.exit_of(runner).entered == 1
     assert runner.read() == []
-    assert runner.retract() == list(range(2, 22))
+    assert runner.take_back() == list(range(2, 22))
 
 
 def test_async_jobs_that_never_left_come_back(plain: RunnerPoolHarness) -> None:
-    loop = plain.bench.open_runner(0, "async")
+    loop = plain.bench.start_runner(0, "async")
     assert plain.run(loop, "asay", "up").stdout == b"up\n"
     os.kill(plain.born(loop), signal.SIGSTOP)
     loop.send([frame(token, "asay", "x" * 500_000) for token in range(1, 21)])
-    back = loop.retract()
+    back = loop.take_back()
     assert back == list(range(21 - len(back), 21))
     assert 15 <= len(back) <= 20
     os.kill(plain.born(loop), signal.SIGCONT)
@@ -235,7 +235,7 @@ def resident_bytes(fd: int) -> int:
 
 
 def test_a_flood_of_output_is_bounded_while_it_runs_and_after(plain: RunnerPoolHarness, tmp_path: Path) -> None:
-    runner = plain.bench.open_runner(0, "sync")
+    runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "flood", 100, str(tmp_path / "go"))])
     stdout_fd = runner.stdout.fd
     while not (tmp_path / "go.entered").exists():
@@ -263,7 +263,7 @@ def test_a_failpoint_counts_in_each_runner_for_itself(tmp_path: Path, monkeypatc
     monkeypatch.setenv("UNSTUCK_FAILPOINTS", "runner.before_user_code=kill:2")
     with house(tmp_path) as home:
         for slot in (0, 1):
-            runner = home.bench.open_runner(slot, "sync")
+            runner = home.bench.start_runner(slot, "sync")
             runner.send([frame(1, "add", 1, 1), frame(2, "add", 1, 1)])
             assert home.exit_of(runner).entered == 2
             assert [done.token for done in runner.read()] == [1]
@@ -280,10 +280,10 @@ def test_an_app_that_cannot_be_forked_is_spawned_and_says_why(tmp_path: Path, li
     with house(tmp_path, source=f"{APP}\n{line}\n") as home:
         assert not home.manifest.fork
         assert why in home.manifest.why_spawn
-        runner = home.bench.open_runner(0, "sync")
+        runner = home.bench.start_runner(0, "sync")
         assert home.run(runner, "add", 1, 2).outcome == Succeeded(b"3")
         assert home.run(runner, "say", "words", "errors").stderr == b"errors"
-        loop = home.bench.open_runner(1, "async")
+        loop = home.bench.start_runner(1, "async")
         assert home.run(loop, "asay", "words").stdout == b"words\n"
         runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "7")])
         assert home.exit_of(runner).cause == "exited with code 7"
@@ -298,7 +298,7 @@ def test_a_spawned_runner_that_cannot_import_says_so(tmp_path: Path) -> None:
     source = f"{APP}\nimport socket; kept = socket.socket()\nassert not os.path.exists('broken'), 'broken now'\n"
     with house(tmp_path, source=source) as home:
         (tmp_path / "broken").touch()
-        runner = home.bench.open_runner(0, "sync")
+        runner = home.bench.start_runner(0, "sync")
         found = home.exit_of(runner)
         assert found.cause == "exited with code 78: it could not import the app"
         assert b"broken now" in runner.last_output()[1]
@@ -454,7 +454,7 @@ def test_a_lease_that_the_nursery_ended_first_is_no_crash(tmp_path: Path) -> Non
         hold = at_work.hold("wait_for", str(tmp_path / "never"), policy=RETRY)
         at_work.give(hold)
         at_work.entered(hold)
-        at_work.house.trace.set_kill_at(0, host.boottime_s() - 1)
+        at_work.house.trace.set_lease_end(0, host.boottime_s() - 1)
         # As after a sleep of the machine: the nursery looks before we do.
         wait_for(lambda: at_work.house.bench.read and at_work.house.trace.occupant(0)[0] == 0, "the nursery to act")
         ending = at_work.endings()[0]

@@ -193,7 +193,7 @@ def home(tmp_path: Path) -> Iterator[RunnerPoolHarness]:
 
 @pytest.fixture
 def runner(home: RunnerPoolHarness) -> RunnerProcess:
-    opened = home.bench.open_runner(0, "sync")
+    opened = home.bench.start_runner(0, "sync")
     home.born(opened)
     return opened
 

@@ -218,7 +218,7 @@ def test_who_comes_back_to_a_job_hears_its_end_once_and_is_then_sent_home(fleet:
             assert client.get(path, headers={"Last-Event-ID": place}).status_code == 204
             # An operator has it begin anew: there is something to tell again.
             if end == "failed":
-                fleet.ledger.note_event("retried", "once more", job_id=job.id)
+                fleet.ledger.write_event("retried", "once more", job_id=job.id)
                 told = [fields.get("event") for fields in lines(client, path, {"Last-Event-ID": place})]
                 assert told == [None, "retried"]
 
@@ -238,7 +238,7 @@ def test_a_reader_that_does_not_read_slows_nobody(fleet: Fleet) -> None:
         next(quick)
         text = "x" * 2_000
         for _ in range(3_000):
-            fleet.ledger.note_event("failed", text)
+            fleet.ledger.write_event("failed", text)
         for _ in range(3_000):
             assert next(quick)["event"] == "failed"
         assert httpx.get(f"{served.url}/healthz", trust_env=False).status_code == 200

@@ -48,7 +48,7 @@ def test_a_neighbour_sees_the_death_within_a_second(fleet: Fleet) -> None:
         killed_s = time.monotonic()
         fleet.workers[-1].kill_family()
         took_s = fleet.wait_final(job) - killed_s
-        assert detector_of(fleet, worker_id) is Detector.NEIGHBOUR
+        assert detector_of(fleet, worker_id) is Detector.PEER
         with pytest.raises(WorkerCrashed, match="Worker died unexpectedly"):
             job.result(timeout=5)
         return took_s
@@ -60,7 +60,7 @@ def test_a_job_to_be_retried_goes_back_to_the_queue_and_one_crash_is_counted(fle
     fleet.start("--queues", "default")
     worker_id, job = start_victim(fleet, "nap_again")
     fleet.workers[-1].kill()
-    assert detector_of(fleet, worker_id) is Detector.NEIGHBOUR
+    assert detector_of(fleet, worker_id) is Detector.PEER
     fleet.wait_state(job, JobState.PENDING)
     record = job.record()
     assert record.crash_count == 1

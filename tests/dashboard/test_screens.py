@@ -34,7 +34,7 @@ def test_every_screen_shows_what_is_there(either_shop: Cli) -> None:
     shop.fail(shop.claim(start=True)[0], "the card was declined")
     shop.claim(start=True)
     shop.worker("w2", "grace")
-    shop.bury("w2")
+    shop.report_death("w2")
     with serve(shop.url) as served:
         for path in (*SCREENS, f"/jobs/{failed}", f"/jobs/{running}", "/workers/w1", "/workers/w2"):
             assert served.client.get(path).status_code == 200, path
@@ -84,7 +84,7 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
     evil_order(shop)
     shop.worker("long", "x" * 200, queues=("q" * 200,))
     shop.worker("w2", "grace")
-    shop.bury("w2")
+    shop.report_death("w2")
     paths = ["/jobs", "/", "/jobs?state=failed&queue=x&older=1m", "/workers", "/queues", "/quarantine", "/events"]
     paths += ["/doctor", "/upkeep", "/audit", f"/workers/{evil}", "/workers/w2", "/workers/long", "/schedules"]
     paths += ["/workflows", *(f"/workflows/{number}" for number in evil_workflows(shop))]

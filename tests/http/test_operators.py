@@ -165,7 +165,7 @@ class TestStale:
     def test_running_ones_fail_and_claimed_ones_go_back(self, door: ApiClient) -> None:
         running, claimed = door.held(), door.held(start=False)
         for held in (running, claimed):
-            door.shop.bury(door.get(f"/jobs/{held.job_id}")["worker"])
+            door.shop.report_death(door.get(f"/jobs/{held.job_id}")["worker"])
         shown = {item["job_id"]: item for item in door.get("/stale")}
         assert shown[running.job_id]["worker_state"] == "dead"
         back = {item["job_id"]: item["action"] for item in door.post("/stale/requeue", {"older_than": "0s"})}
@@ -186,7 +186,7 @@ class TestWorkers:
             said = door.post(f"/workers/worker-of-{queue}/{verb}")
             assert said == {"id": f"of-{queue}", "name": f"worker-of-{queue}", "request": verb}
         door.problem("POST", "/workers/nobody/drain", 404)
-        door.shop.bury(f"of-{queue}")
+        door.shop.report_death(f"of-{queue}")
         for verb in ("drain", "stop", "disable"):
             problem = door.problem("POST", f"/workers/of-{queue}/{verb}", 409)
             assert (problem["code"], problem["state"]) == ("worker_gone", "dead")

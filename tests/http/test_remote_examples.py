@@ -173,7 +173,7 @@ def test_killed_it_loses_its_job_to_another(
         wait_for(lambda: job_of(ledger, napping).worker_id not in (None, worker.id), "another to take the job")
         taken = until(ledger, napping, JobState.RUNNING, log)
         assert (taken.attempt, taken.crash_count) == (2, 1)
-        dead = ledger.foreign_worker(worker.id)
+        dead = ledger.remote_worker(worker.id)
         assert dead is not None
         assert dead.verdict is not None
         assert (dead.state, dead.verdict.detector) == (WorkerState.DEAD, "lease")

@@ -138,7 +138,7 @@ def test_a_dead_worker_is_told_what_happened_and_gets_nothing(http: httpx.Client
     put(ledger, queue)
     [job] = turn(worker, claim=1)["jobs"]
     other = put(ledger, queue)
-    wait_for(lambda: (found := ledger.foreign_worker(worker.id)) is not None and found.state == "dead", "its death")
+    wait_for(lambda: (found := ledger.remote_worker(worker.id)) is not None and found.state == "dead", "its death")
     refused = worker.call("turn", claim=1, settle=[done(job)])
     assert (refused.status_code, refused.json()["code"]) == (409, "worker_gone")
     assert state(ledger, other) is JobState.PENDING

@@ -37,13 +37,13 @@ def test_the_first_beat_of_a_name_registers_it(http: httpx.Client, ledger: Ledge
         "next_heartbeat_in": 30,
     }
     assert '"next_heartbeat_in":30,' in answer.text
-    worker = ledger.foreign_worker_named(name)
+    worker = ledger.remote_worker_named(name)
     assert worker is not None
     assert (worker.id, worker.host, worker.version) == (said["id"], "server-01", "1.0.0")
     assert (worker.metadata, worker.suspect_after_s, worker.heartbeat_interval_s) == (metadata, 300, 30)
     again = http.post(path, json={"worker_id": name, "metadata": {**metadata, "tasks_processed": 43}}).json()
     assert (again["id"], again["declared_dead"]) == (said["id"], None)
-    seen = ledger.foreign_worker_named(name)
+    seen = ledger.remote_worker_named(name)
     assert seen is not None
     assert seen.metadata["tasks_processed"] == 43
 
@@ -59,7 +59,7 @@ def test_later_beats_are_answered_as_the_first_and_bring_news_and_orders(
     assert second.json() == first.json()
     assert second.headers["content-type"] == first.headers["content-type"]
     worker_id = first.json()["id"]
-    record = ledger.foreign_worker(worker_id)
+    record = ledger.remote_worker(worker_id)
     assert record is not None
     assert record.metadata["n"] == 2
     ledger.disable(worker_id, "sick", "ops")
@@ -76,7 +76,7 @@ def test_a_beat_without_metadata_keeps_the_last(http: httpx.Client, ledger: Ledg
     worker_id = http.post(path, json={"worker_id": name, "metadata": told}).json()["id"]
 
     def metadata() -> dict[str, Any]:
-        record = ledger.foreign_worker(worker_id)
+        record = ledger.remote_worker(worker_id)
         assert record is not None
         return record.metadata
 
@@ -97,9 +97,9 @@ def test_a_new_life_without_metadata_keeps_those_of_the_last(http: httpx.Client,
     def born_again() -> bool:
         return http.post("/api/workers/heartbeat", json={"worker_id": queue}).json()["declared_dead"] is not None
 
-    wait_for(lambda: (last := ledger.foreign_worker_named(queue)) is not None and last.state == "dead", "its death")
+    wait_for(lambda: (last := ledger.remote_worker_named(queue)) is not None and last.state == "dead", "its death")
     assert born_again()
-    record = ledger.foreign_worker_named(queue)
+    record = ledger.remote_worker_named(queue)
     assert record is not None
     assert (record.metadata, record.host) == (told, "server-02")
 
@@ -112,7 +112,7 @@ def test_the_name_of_a_living_python_worker_is_taken(http: httpx.Client, ledger:
     refused = http.post("/api/workers/heartbeat", json={"worker_id": queue})
     assert (refused.status_code, refused.json()["code"]) == (409, "name_taken")
     assert "Python" in refused.json()["detail"]
-    assert ledger.foreign_worker_named(queue) is None
+    assert ledger.remote_worker_named(queue) is None
     ledger.retire(f"py{abs(hash(queue)) % 10**9}")
     assert http.post("/api/v1/workers", json={"name": queue}).status_code == 201
 
@@ -182,13 +182,13 @@ def test_a_beat_after_death_opens_a_new_life_and_never_revives_the_old(
     worker = Worker(http, queue, name=f"phoenix-{queue}", concurrency=3, **TIGHT)
     put(ledger, queue)
     [job] = worker.claim(start=True)
-    wait_for(lambda: ledger.foreign_worker(worker.id).state is WorkerState.DEAD, "its death")  # type: ignore[union-attr]
+    wait_for(lambda: ledger.remote_worker(worker.id).state is WorkerState.DEAD, "its death")  # type: ignore[union-attr]
     said = http.post("/api/workers/heartbeat", json={"worker_id": f"phoenix-{queue}"}).json()
     assert said["id"] != worker.id
     assert said["declared_dead"]["id"] == worker.id
     assert (said["declared_dead"]["detector"], said["success"]) == ("lease", True)
     assert "no heartbeat for" in said["declared_dead"]["evidence"]
-    old, new = ledger.foreign_worker(worker.id), ledger.foreign_worker(said["id"])
+    old, new = ledger.remote_worker(worker.id), ledger.remote_worker(said["id"])
     assert old is not None
     assert new is not None
     assert (old.state, new.state) == (WorkerState.DEAD, WorkerState.ACTIVE)
@@ -281,7 +281,7 @@ def test_a_worker_started_anew_takes_its_own_place_and_its_jobs_are_settled_at_o
     second = Worker(http, queue, name=f"pod-{queue}", replace=True)
     assert second.id != first.id
     assert state(ledger, claimed) is JobState.PENDING
-    assert ledger.foreign_worker(first.id).state is WorkerState.DEAD  # type: ignore[union-attr]
+    assert ledger.remote_worker(first.id).state is WorkerState.DEAD  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -500,10 +500,10 @@ def test_a_worker_that_waits_hears_a_request_whose_wake_up_was_lost(
     said: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: said.append(worker.call("claim", wait=50)))
     begun_s = time.monotonic()
-    registered = ledger.foreign_worker(worker.id)
+    registered = ledger.remote_worker(worker.id)
     assert registered is not None
     thread.start()
-    wait_for(lambda: ledger.foreign_worker(worker.id).last_seen_at > registered.last_seen_at, "its claim")  # type: ignore[union-attr]
+    wait_for(lambda: ledger.remote_worker(worker.id).last_seen_at > registered.last_seen_at, "its claim")  # type: ignore[union-attr]
     # Written without a wake-up. Its next heartbeat brings it, and while it waits the server sends that for it.
     ledger.drain(worker.id)
     thread.join()
@@ -608,7 +608,7 @@ def test_a_settlement_repeated_after_its_worker_died_is_still_done(
     put(ledger, queue)
     [job] = worker.claim(start=True)
     assert worker.call("settle", jobs=[done(job)]).status_code == 200
-    wait_for(lambda: ledger.foreign_worker(worker.id).state is WorkerState.DEAD, "its death")  # type: ignore[union-attr]
+    wait_for(lambda: ledger.remote_worker(worker.id).state is WorkerState.DEAD, "its death")  # type: ignore[union-attr]
     assert worker.call("settle", jobs=[done(job)]).json()["results"][0]["status"] == "already"
     assert worker.call("settle", jobs=[{**key(job), "outcome": "failed"}]).status_code == 409
 

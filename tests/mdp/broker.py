@@ -96,7 +96,7 @@ class BrokerHarness:
         return [worker for worker in self.fleet.ledger.workers(living_only=True) if service in worker.tasks]
 
     def declare_dead(self, worker: WorkerRecord) -> None:
-        Reaper(self.fleet.ledger, Recovery(), by="test").bury(worker.id, Detector.OPERATOR, "somebody says so")
+        Reaper(self.fleet.ledger, Recovery(), by="test").report_death(worker.id, Detector.OPERATOR, "somebody says so")
 
     def done(self) -> list[Work]:
         """Give what was done or begun, in the order of the beginnings."""

@@ -104,7 +104,7 @@ def test_whoever_comes_behind_a_crowd_is_not_the_last_to_be_registered() -> None
     for number in range(1_000):
         core.on_message(b"w%d" % number, [b"", b"MDPW01", READY, b"crowd"], number, 0.0)
     core.on_message(b"fresh", [b"", b"MDPW01", READY, b"other"], 5_000, 0.0)
-    order = core.take_order()
+    order = core.take_batch()
     assert order is not None
     assert len(order.births) == PORTION
     assert {birth.services for birth in order.births} == {("crowd",), ("other",)}
@@ -117,10 +117,10 @@ def test_slow_orders_register_fewer_workers_at_once() -> None:
 
     def take(took_s: float) -> Batch:
         nonlocal now_s
-        order = core.take_order(now_s)
+        order = core.take_batch(now_s)
         assert order is not None
         now_s += took_s
-        core.on_answer(ledger.do(order), now_s)
+        core.on_batch_done(ledger.do(order), now_s)
         return order
 
     for number in range(1_500):
@@ -154,11 +154,11 @@ def test_a_crowd_that_dies_is_looked_at_once_and_not_in_each_order(
 
         def settle() -> int:
             orders = 0
-            while (order := core.take_order()) is not None:
+            while (order := core.take_batch()) is not None:
                 answer = BatchResult()
                 for step in sitting.steps(order, answer):
                     step.do()
-                core.on_answer(answer, 0.0)
+                core.on_batch_done(answer, 0.0)
                 orders += 1
             return orders
 
@@ -168,7 +168,7 @@ def test_a_crowd_that_dies_is_looked_at_once_and_not_in_each_order(
         assert len(ledger.workers(living_only=True)) == 5 * PORTION
         looks.clear()
         for number in range(5 * PORTION):
-            core.on_gone(number, 0.0)
+            core.on_connection_closed(number, 0.0)
         assert settle() >= 5
         assert ledger.workers(living_only=True) == []
         assert len(looks) == 1
@@ -189,11 +189,11 @@ def test_workers_cannot_fill_the_ledger_with_services(
         def come(who: bytes, *said: bytes) -> list[bytes]:
             """Return what a worker hears that says READY."""
             core.on_message(who, [b"", b"MDPW01", READY, *said], None, 0.0)
-            while (order := core.take_order()) is not None:
+            while (order := core.take_batch()) is not None:
                 answer = BatchResult()
                 for step in sitting.steps(order, answer):
                     step.do()
-                core.on_answer(answer, 0.0)
+                core.on_batch_done(answer, 0.0)
             return [frame for to, frames in core.take_sends() if to == who for frame in frames]
 
         services = [[b"s-%d-%d" % (worker, number) for number in range(30)] for worker in range(4)]
@@ -212,8 +212,8 @@ def test_names_that_came_and_went_are_only_looked_up() -> None:
     for number in range(2 * MAX_WITHDRAWN):
         about = cbor2.dumps({"name": f"name-{number}"})
         core.on_message(b"w%d" % number, [b"", b"MDPW01", READY, b"crowd", b"", about], number, 0.0)
-        core.on_gone(number, 0.0)
-    order = core.take_order()
+        core.on_connection_closed(number, 0.0)
+    order = core.take_batch()
     assert order is not None
     assert (order.births, order.deaths, len(order.withdrawn)) == ([], [], PORTION)
     assert core._backlog.withdrawn == MAX_WITHDRAWN - PORTION

@@ -46,8 +46,8 @@ def test_nothing_that_a_peer_says_of_itself_holds_up_the_broker(name: str) -> No
     core.on_message(LISTENING, [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})], None, 0.0)
     core.on_message(b"v", [b"", b"MDPW01", b"\x01", b"echo"], 4, 0.0)
     core.on_message(LISTENING, [b"tag", b"", b"MDPC01", b"echo", b"x"], None, 0.0)
-    while (order := core.take_order()) is not None:
-        core.on_answer(ledger.do(order), 0.0)
+    while (order := core.take_batch()) is not None:
+        core.on_batch_done(ledger.do(order), 0.0)
     sent = [send for send in core.take_sends() if send.frames[2] == b"\x02"]
     for command in (b"\x06", b"\x07"):
         said = [b"", b"MDPW01", command, sent[0].frames[3], b"", bomb]

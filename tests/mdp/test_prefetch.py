@@ -33,8 +33,8 @@ class Floor:
             self.core.on_message(CLIENT, [b"", b"MDPC01", b"echo", b"x"], None, self.now_s)
 
     def commit(self) -> None:
-        if (order := self.core.take_order()) is not None:
-            self.core.on_answer(self.ledger.do(order), self.now_s)
+        if (order := self.core.take_batch()) is not None:
+            self.core.on_batch_done(self.ledger.do(order), self.now_s)
         self.look()
 
     def reply(self, worker: bytes, after_s: float = 0.001) -> None:
@@ -76,13 +76,13 @@ def test_a_quick_worker_gets_its_next_job_without_a_commit_between() -> None:
     floor.warm_up(b"w")
     assert pile(floor, b"w") > prefetch.PREFETCH_LIMIT // 2
     # The ledger is busy with an order, and the worker goes on all the same.
-    under_way = floor.core.take_order()
+    under_way = floor.core.take_batch()
     for _ in range(10):
         floor.reply(b"w")
         assert b"w" in floor.hands
     answered = floor.answered
     if under_way is not None:
-        floor.core.on_answer(floor.ledger.do(under_way), floor.now_s)
+        floor.core.on_batch_done(floor.ledger.do(under_way), floor.now_s)
     assert floor.answered == answered, "answered before the ledger had it"
     floor.commit()
     assert floor.answered == answered + 10
@@ -167,14 +167,14 @@ def test_of_a_worker_that_dies_only_what_it_had_counts_as_lost() -> None:
     had = floor.hands.pop(b"w").split(b".")[0]
     lay_there = pile(floor, b"w")
     assert lay_there
-    floor.core.on_gone(0, floor.now_s)
-    order = floor.core.take_order()
+    floor.core.on_connection_closed(0, floor.now_s)
+    order = floor.core.take_batch()
     assert order is not None
     (death,) = order.deaths
     assert str(death.job_id).encode() == had
     (hand,) = order.hands.values()
     assert len(hand.release) == lay_there
-    floor.core.on_answer(floor.ledger.do(order), floor.now_s)
+    floor.core.on_batch_done(floor.ledger.do(order), floor.now_s)
     assert not floor.ledger.held
 
 
@@ -201,12 +201,12 @@ def test_a_broker_that_wakes_late_hands_out_nothing_of_a_pile_that_others_may_ha
 def test_a_broker_that_wakes_late_hands_out_nothing_that_it_asked_for_before() -> None:
     floor = Floor(b"w")
     floor.ask(1)
-    order = floor.core.take_order(floor.now_s)
+    order = floor.core.take_batch(floor.now_s)
     assert order is not None
     answer = floor.ledger.do(order)
     assert answer.claimed
     floor.now_s += 200.0
-    floor.core.on_answer(answer, floor.now_s)
+    floor.core.on_batch_done(answer, floor.now_s)
     floor.look()
     assert not floor.hands
     floor.commit()
@@ -225,8 +225,8 @@ def test_a_broker_that_wakes_late_hands_out_nothing_that_it_asked_for_before() -
 def test_what_must_not_run_again_or_is_large_is_never_on_a_pile_or_before_one(other: dict) -> None:
     core = broker()
     core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 0, 0.0)
-    assert core.take_order() is not None
-    core.on_answer(BatchResult(), 0.0)
+    assert core.take_batch() is not None
+    core.on_batch_done(BatchResult(), 0.0)
     peer = core.peers.by_identity(b"w")
     assert peer is not None
     plain = claimed(1, "echo")
@@ -235,14 +235,14 @@ def test_what_must_not_run_again_or_is_large_is_never_on_a_pile_or_before_one(ot
         if not found[0].running:
             continue
         peer.doing, peer.reach = None, 1
-        order = core.take_order()
+        order = core.take_batch()
         assert order is not None
         assert order.hands[peer.worker_id].wants == 2
-        core.on_answer(BatchResult(claimed={peer.worker_id: found}), 0.0)
+        core.on_batch_done(BatchResult(claimed={peer.worker_id: found}), 0.0)
         assert peer.doing is not None
         assert peer.doing.job is found[0]
         assert (len(peer.pile), peer.reach) == (0, 0)
-        back = core.take_order()
+        back = core.take_batch()
         assert back is not None
         assert back.hands[peer.worker_id].release == [found[1]]
-        core.on_answer(BatchResult(), 0.0)
+        core.on_batch_done(BatchResult(), 0.0)

@@ -70,7 +70,7 @@ def test_what_a_client_asked_that_has_gone_is_not_looked_for() -> None:
         core.on_message(identity, [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})], None, 0.0)
     core.on_client_gone(b"gone")
     core.on_client_gone(b"listener-%08d" % 0)
-    order = core.take_order()
+    order = core.take_batch()
     assert order is not None
     assert order.questions == []
     assert order.returned == [b"listener-%08d" % number for number in range(1, PORTION + 1)]
@@ -95,16 +95,16 @@ def test_the_ledger_is_asked_once_for_all_who_ask_the_same(
         core = BrokerCore(settings.mdp, new_worker_id, time.time)
         for number in range(500):
             core.on_message(b"c%d" % number, [b"", b"MDPC01", b"mmi.health", b""], None, 0.0)
-        order = core.take_order()
+        order = core.take_batch()
         assert order is not None
         answer = BatchResult()
         for step in sitting.steps(order, answer):
             step.do()
-        core.on_answer(answer, 0.0)
+        core.on_batch_done(answer, 0.0)
         assert len(core.take_sends()) == 500
         assert looks == ["mmi.health"]
         core.on_message(b"c", [b"", b"MDPC01", b"mmi.health", b""], None, 0.0)
-        later = core.take_order()
+        later = core.take_batch()
         assert later is not None
         for step in sitting.steps(later, BatchResult()):
             step.do()

@@ -80,10 +80,10 @@ def test_whatever_comes_nothing_raises_and_who_did_not_ask_gets_one_reply_per_re
                     who, [b"", b"MDPW01", b"\x03", addresses.get(who, b"1.2.x.y"), b"", b"done"], None, now_s
                 )
             case "end":
-                core.on_gone(WORKERS.index(who), now_s)
+                core.on_connection_closed(WORKERS.index(who), now_s)
             case "ledger":
-                if (order := core.take_order()) is not None:
-                    core.on_answer(ledger.do(order), now_s)
+                if (order := core.take_batch()) is not None:
+                    core.on_batch_done(ledger.do(order), now_s)
             case "wait":
                 now_s += 3.0
                 core.on_tick(now_s)
@@ -105,20 +105,20 @@ def test_whatever_comes_nothing_raises_and_who_did_not_ask_gets_one_reply_per_re
 def test_what_was_found_for_a_worker_that_left_meanwhile_goes_back_before_it_is_retired() -> None:
     for last_word in (
         lambda core: core.on_message(b"w", [b"", b"MDPW01", b"\x05"], None, 2.0),
-        lambda core: core.on_gone(3, 2.0),
+        lambda core: core.on_connection_closed(3, 2.0),
     ):
         core = broker()
         core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 3, 0.0)
-        born = core.take_order()
+        born = core.take_batch()
         assert born is not None
-        core.on_answer(BatchResult(), 0.0)
-        wanting = core.take_order()
+        core.on_batch_done(BatchResult(), 0.0)
+        wanting = core.take_batch()
         assert wanting is not None
         (worker_id,) = wanting.hands
         last_word(core)
-        assert core.take_order() is None
-        core.on_answer(BatchResult(claimed={worker_id: (claimed(5, "echo"),)}), 2.0)
-        after = core.take_order()
+        assert core.take_batch() is None
+        core.on_batch_done(BatchResult(claimed={worker_id: (claimed(5, "echo"),)}), 2.0)
+        after = core.take_batch()
         assert after is not None
         assert after.hands[worker_id].release == [claimed(5, "echo")]
         assert [*after.retired, *(death.worker_id for death in after.deaths)] == [worker_id]
@@ -130,11 +130,11 @@ def test_a_reply_and_a_renewed_wish_in_one_round_make_one_reply() -> None:
     wish = [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})]
 
     def round_(answer_more: dict | None = None) -> None:
-        order = core.take_order()
+        order = core.take_batch()
         if order is not None:
             answer = ledger.do(order)
             answer.letters = answer_more or {}
-            core.on_answer(answer, 0.0)
+            core.on_batch_done(answer, 0.0)
 
     core.on_message(LISTENING, wish, None, 0.0)
     core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 3, 0.0)
@@ -165,15 +165,15 @@ def test_a_death_is_told_in_the_moment_of_the_verdict() -> None:
     core.on_message(LISTENING, [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})], None, 0.0)
     core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 3, 0.0)
     core.on_message(LISTENING, [b"tag", b"", b"MDPC01", b"echo", b"x"], None, 0.0)
-    while (order := core.take_order()) is not None:
-        core.on_answer(ledger.do(order), 0.0)
+    while (order := core.take_batch()) is not None:
+        core.on_batch_done(ledger.do(order), 0.0)
     core.take_sends()
-    core.on_gone(3, 1.0)
-    order = core.take_order()
+    core.on_connection_closed(3, 1.0)
+    order = core.take_batch()
     assert order is not None
     assert [death.job_id for death in order.deaths] == [1]
     assert core.take_sends() == [], "nothing is said before the ledger has it"
-    core.on_answer(ledger.do(order), 1.0)
+    core.on_batch_done(ledger.do(order), 1.0)
     # Neither a tick nor another message is needed.
     (told,) = [send.frames for send in core.take_sends() if send.to == LISTENING]
     assert told[:4] == [b"tag", b"", b"MDPC01", b"\x08"]
@@ -184,16 +184,16 @@ def test_a_request_that_expires_while_it_is_looked_at_ends_with_its_last_word() 
     core, ledger = broker(request_ttl="5s"), FakeLedger()
     core.on_message(LISTENING, [b"", b"MDPC01", b"mmi.notify", cbor2.dumps({"v": 1})], None, 0.0)
     core.on_message(LISTENING, [b"tag", b"", b"MDPC01", b"echo", b"x"], None, 0.0)
-    while (order := core.take_order()) is not None:
-        core.on_answer(ledger.do(order), 0.0)
+    while (order := core.take_batch()) is not None:
+        core.on_batch_done(ledger.do(order), 0.0)
     core.take_sends()
     late_s = 6.0
     core.on_tick(late_s)
-    order = core.take_order()
+    order = core.take_batch()
     assert order is not None
     assert order.overdue == order.look_at == [1], "both at once"
     cancelled = Outcome(1, JobState.CANCELLED, None, JobError("CANCELLED", "Job was cancelled", None, {}))
-    core.on_answer(BatchResult(expired=[1], outcomes=[cancelled]), late_s)
+    core.on_batch_done(BatchResult(expired=[1], outcomes=[cancelled]), late_s)
     words = [send.frames[3] for send in core.take_sends() if send.to == LISTENING]
     assert words == [b"\x09"], "no reply follows the last word"
 
@@ -203,9 +203,9 @@ def test_what_is_blocked_waits_alone_and_the_end_of_its_worker_behind_it() -> No
     client, other = b"\x00old1", b"\x00old2"
 
     def write(now_s: float) -> None:
-        order = core.take_order(now_s)
+        order = core.take_batch(now_s)
         assert order is not None
-        core.on_answer(ledger.do(order), now_s)
+        core.on_batch_done(ledger.do(order), now_s)
 
     def heard_by(who: bytes) -> list[list[bytes]]:
         return [send.frames for send in core.take_sends() if send.to == who]
@@ -218,22 +218,22 @@ def test_what_is_blocked_waits_alone_and_the_end_of_its_worker_behind_it() -> No
     ledger.locked.add(1)
     core.on_message(b"w", [b"", b"MDPW01", b"\x03", address, b"", b"done"], None, 1.0)
     write(1.0)
-    core.on_gone(3, 1.0)
+    core.on_connection_closed(3, 1.0)
     core.on_message(other, [b"", b"MDPC01", b"echo", b"second"], None, 1.0)
-    order = core.take_order(1.01)
+    order = core.take_batch(1.01)
     assert order is not None
     assert (order.deaths, order.again, len(order.posts)) == ([], None, 1)
-    core.on_answer(ledger.do(order), 1.01)
+    core.on_batch_done(ledger.do(order), 1.01)
     assert heard_by(client) == []
     assert 1.0 < core.next_tick_s(1.01) <= 1.2
     write(1.2)
     assert ledger.held == {1: "id2"}, "blocked again"
     ledger.locked.clear()
-    order = core.take_order(5.0)
+    order = core.take_batch(5.0)
     assert order is not None
     assert order.again is not None
     assert [death.worker_id for death in order.again.deaths] == ["id2"]
-    core.on_answer(ledger.do(order), 5.0)
+    core.on_batch_done(ledger.do(order), 5.0)
     assert heard_by(client) == [[b"", b"MDPC01", b"echo", b"done"]]
     assert "id2" not in ledger.services
     write(5.1)
@@ -245,17 +245,17 @@ def test_requests_of_a_client_keep_their_order_behind_one_that_is_blocked() -> N
     ledger.locked_clients.add(b"a")
     for who, body in ((b"a", b"1"), (b"b", b"1"), (b"a", b"2")):
         core.on_message(who, [b"", b"MDPC01", b"echo", body], None, 0.0)
-    order = core.take_order(0.0)
+    order = core.take_batch(0.0)
     assert order is not None
-    core.on_answer(ledger.do(order), 0.0)
+    core.on_batch_done(ledger.do(order), 0.0)
     ledger.locked_clients.clear()
     core.on_message(b"a", [b"", b"MDPC01", b"echo", b"3"], None, 0.0)
     core.on_message(b"b", [b"", b"MDPC01", b"echo", b"2"], None, 0.0)
-    order = core.take_order(0.0)
+    order = core.take_batch(0.0)
     assert order is not None
     assert [post.asked.client for post in order.posts] == [b"b"]
-    core.on_answer(ledger.do(order), 0.0)
-    order = core.take_order(1.0)
+    core.on_batch_done(ledger.do(order), 0.0)
+    order = core.take_batch(1.0)
     assert order is not None
     assert order.again is not None
     assert [post.call.job.payload[-1:] for post in order.again.posts] == [b"1", b"2", b"3"]
@@ -265,10 +265,10 @@ def test_an_outage_makes_no_list_of_questions_without_end() -> None:
     core, ledger = broker(request_ttl="5s"), FakeLedger()
     for number in range(20):
         core.on_message(OLD[0], [b"", b"MDPC01", b"echo", b"%d" % number], None, 0.0)
-    while (order := core.take_order()) is not None:
-        core.on_answer(ledger.do(order), 0.0)
+    while (order := core.take_batch()) is not None:
+        core.on_batch_done(ledger.do(order), 0.0)
     core.on_tick(0.1)
-    under_way = core.take_order(0.1)
+    under_way = core.take_batch(0.1)
     assert under_way is not None
     now_s = 0.1
     for _ in range(10_000):
@@ -278,8 +278,8 @@ def test_an_outage_makes_no_list_of_questions_without_end() -> None:
             break
         core.on_tick(now_s)
     assert now_s > 60, "it ticks all the time for nothing"
-    core.on_answer(ledger.do(under_way), now_s)
-    order = core.take_order(now_s)
+    core.on_batch_done(ledger.do(under_way), now_s)
+    order = core.take_batch(now_s)
     assert order is not None
     assert len(order.look_at) <= 20
     assert sorted(order.overdue) == list(range(1, 21))

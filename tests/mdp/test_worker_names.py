@@ -186,8 +186,8 @@ def come_back(holds: bool) -> tuple[BrokerCore, Batch | None]:
     core, ledger = core_broker(), FakeLedger()
 
     def settle() -> None:
-        while (order := core.take_order()) is not None:
-            core.on_answer(ledger.do(order), 0.0)
+        while (order := core.take_batch()) is not None:
+            core.on_batch_done(ledger.do(order), 0.0)
 
     about = {"name": "w1", "instance": b"\1" * 16}
     core.on_message(b"old", [b"", b"MDPW01", READY, b"echo", b"", cbor2.dumps(about)], 1, 0.0)
@@ -197,10 +197,10 @@ def come_back(holds: bool) -> tuple[BrokerCore, Batch | None]:
     if holds:
         about["holding"] = request[3]
     core.on_message(b"new", [b"", b"MDPW01", READY, b"echo", b"", cbor2.dumps(about)], 2, 0.0)
-    core.on_gone(1, 0.0)
-    order = core.take_order()
+    core.on_connection_closed(1, 0.0)
+    order = core.take_batch()
     if order is not None:
-        core.on_answer(ledger.do(order), 0.0)
+        core.on_batch_done(ledger.do(order), 0.0)
     core.on_message(b"new", [b"", b"MDPW01", b"\3", request[3], b"", b"done"], None, 0.0)
     return core, order
 
@@ -210,7 +210,7 @@ def test_a_worker_goes_on_through_its_new_connection_before_the_old_one_ended() 
     assert order is None
     (peer,) = core.peers
     assert (peer.identity, peer.doing) == (b"new", None)
-    order = core.take_order()
+    order = core.take_batch()
     assert order is not None
     assert (order.deaths, order.births) == ([], [])
     assert [len(hand.done) for hand in order.hands.values()] == [1]

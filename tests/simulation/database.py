@@ -238,11 +238,11 @@ LOCK_BOUND_S = 1.0
 """How long a statement waits for a lock of somebody else's transaction on a server, at most."""
 READS = frozenset(
     {
-        *("watch", "to_judge", "ring_of", "held", "held_by", "overdue", "stale", "blocked_outcomes"),
+        *("watch", "to_judge", "peers_of", "held", "held_jobs", "overdue", "stale", "blocked_outcomes"),
         *("outcomes", "missing", "workers", "fleet", "due_schedules", "schedules", "job", "jobs", "events"),
     }
 )
-OBSERVED = frozenset(["register", "beat", "enqueue", "fire_schedule", "turn", "condemn", "settle"])
+OBSERVED = frozenset(["register", "beat", "enqueue", "fire_schedule", "turn", "declare_dead", "settle"])
 """What changes what is true of workers and jobs."""
 WAITS_FOR_LOCKS = frozenset(["turn", "settle", "enqueue", "fire_schedule", "promote_due"])
 """On a server only these touch rows that a user's transaction may have locked."""
@@ -470,7 +470,7 @@ class Database:
         if call.verb == "tick" and self.in_doubt:
             self.counted, self.doubted_s = self.terminated, self.hub.now_s
         if call.verb in OBSERVED:
-            if call.verb == "condemn" and answer:
+            if call.verb == "declare_dead" and answer:
                 self.suspicions[call.args[0]] = call.args[1].session
             if call.verb in ("beat", "register"):
                 self._stamp(call)

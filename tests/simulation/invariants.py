@@ -188,7 +188,7 @@ class Invariants:
                 self._fired(call.args[0].jobs, answer)
             case "turn":
                 self._turned(call.args[0], answer)
-            case "condemn":
+            case "declare_dead":
                 self._condemned(call.args[0], call.args[1], answer)
             case "settle":
                 self._settled(call.args[0], call.args[1], call.args[2], answer)

@@ -206,9 +206,9 @@ class ModelLedger:
         job.started_boot_s, job.started_at = host.boottime_s(), time.time()
 
     def held(self, worker_id: str) -> list[HeldRecord]:
-        return self.held_by(worker_id, 1_000)
+        return self.held_jobs(worker_id, 1_000)
 
-    def held_by(self, worker_id: str, limit: int) -> list[HeldRecord]:
+    def held_jobs(self, worker_id: str, limit: int) -> list[HeldRecord]:
         mine = [job for job in self.tables.jobs.values() if job.state in HELD_STATES and job.worker_id == worker_id]
         return [self._held_job(job) for job in mine][:limit]
 
@@ -274,12 +274,12 @@ class ModelLedger:
 
     def watch(self, host: str | None = None) -> list[WorkerWatch]:
         found = [one for one in self.tables.workers.values() if host is None or one.birth.host == host]
-        return [self._watch(one) for one in found if one.state in LIVE_STATES or self.held_by(one.id, 1)]
+        return [self._watch(one) for one in found if one.state in LIVE_STATES or self.held_jobs(one.id, 1)]
 
     def to_judge(self) -> tuple[list[WorkerWatch], int]:
         return self.watch(), 0
 
-    def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
+    def declare_dead(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
         worker = self.tables.workers.get(worker_id)
         if worker is None or worker.state not in LIVE_STATES or not self._holds(worker, guard):
             return False
@@ -325,7 +325,7 @@ class ModelLedger:
     def expire_due(self, limit: int) -> Expired:
         return Expired(0, frozenset(), None)
 
-    def tend_lines(self, after: str, limit: int) -> KeysChecked:
+    def check_keys(self, after: str, limit: int) -> KeysChecked:
         return KeysChecked(None, 0, 0, frozenset())
 
     def lift_starving(self, waited_s: float, limit: int) -> dict[str, int]:

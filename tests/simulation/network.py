@@ -19,7 +19,7 @@ from unstuck.ledger.contract.recovery import WorkerWatch
 FILE_LATENCY_S = 0.0005
 MOST_CALLS_PER_S = 400
 """A process that calls more often than this has a loop that does not wait."""
-WATCHING = frozenset({"watch", "to_judge", "ring_of", "tick"})
+WATCHING = frozenset({"watch", "to_judge", "peers_of", "tick"})
 
 
 @dataclass

@@ -27,7 +27,7 @@ class Runner:
         self.stopped = False
         """It was told to stop: what it becomes is decided."""
         timeout_s = hold.policy.timeout_s
-        self.deadline_s = math.inf if timeout_s is None else hold.given_s + timeout_s
+        self.deadline_s = math.inf if timeout_s is None else hold.sent_s + timeout_s
         world = life.world
         self.facts = world.history.facts_of(hold.job)
         self.plan = self.facts.plan

@@ -301,7 +301,7 @@ class WorkerProcess:
     def _patience_s(self) -> float:
         now_s = host.boottime_s()
         waits = [self.scenario.poll_s if self.draining else max(0.0, self.look_at_s - now_s)]
-        waits += [max(0.0, hold.taken_s + MAX_WAIT_IN_HAND_S - now_s) for hold in (*self.hand, *self.ready)]
+        waits += [max(0.0, hold.queued_s + MAX_WAIT_IN_HAND_S - now_s) for hold in (*self.hand, *self.ready)]
         waits += [max(0.0, runner.deadline_s - now_s) for runner in self.given.values() if not runner.stopped]
         again_s = self.busy_until_s if now_s < self.busy_until_s else self.outbox.next_s()
         if again_s is not None:
@@ -428,7 +428,7 @@ class WorkerProcess:
         waiting = []
         for hold in self.ready:
             if len(self.given) < self.place.plan.slots and may_begin(hold, self.confirmed_s, now_s):
-                hold.given_s = now_s
+                hold.sent_s = now_s
                 self.entered.add(hold.token)
                 self.given[hold.token] = Runner(self, hold)
                 self.leases.wake()
@@ -456,7 +456,7 @@ class WorkerProcess:
         self._feed()
         patience_s = 0.0 if self.draining else MAX_WAIT_IN_HAND_S
         for waiting in (self.ready, self.hand):
-            while waiting and now_s - waiting[0].taken_s >= patience_s:
+            while waiting and now_s - waiting[0].queued_s >= patience_s:
                 hold = waiting.pop(0)
                 self.outbox.give_back(hold.job.job_id, hold.token, hold.job.queue)
         if self.draining and now_s >= self.drain_until_s:
@@ -556,7 +556,7 @@ def see_neighbour_die(world: "World", process: Process, road: NetworkLink, worke
     pause_s = 0.1
     while True:
         try:
-            reaper.bury(worker_id, Detector.NEIGHBOUR, "its process no longer exists")
+            reaper.report_death(worker_id, Detector.PEER, "its process no longer exists")
             return
         except LedgerUnavailable:
             task.sleep(pause_s)

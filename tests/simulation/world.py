@@ -306,7 +306,7 @@ class World:
 
     def _is_left(self, worker_id: str) -> bool:
         """Return whether the worker holds something that nobody may take: an operator decides, or a deadline."""
-        held = self.server.storage.ledger.held_by(worker_id, 100)
+        held = self.server.storage.ledger.held_jobs(worker_id, 100)
         if not (self.recovery.auto_fail_stale_running and self.recovery.auto_requeue_stale_claimed) and held:
             return True
         return any(job.heartbeat_timeout_s is None for job in held)

@@ -173,10 +173,10 @@ class Cli:
         with self.ledger() as ledger:
             assert not ledger.turn(Turn(worker_id, endings=(ending,))).superseded
 
-    def bury(self, worker_id: str = "w1") -> None:
+    def report_death(self, worker_id: str = "w1") -> None:
         with self.ledger() as ledger:
-            verdict = WorkerVerdict(WorkerState.DEAD, Detector.NEIGHBOUR, "its process no longer exists", 1.5, "reaper")
-            assert ledger.condemn(worker_id, verdict, GuardNone())
+            verdict = WorkerVerdict(WorkerState.DEAD, Detector.PEER, "its process no longer exists", 1.5, "reaper")
+            assert ledger.declare_dead(worker_id, verdict, GuardNone())
 
 
 RETRIED = Policy(on_crash="retry")

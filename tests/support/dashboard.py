@@ -13,7 +13,7 @@ from unstuck.ledger.contract.workers import WorkerRecord, WorkerVerdict
 
 
 def worker(worker_id: str, name: str, state: WorkerState, died_at: float | None = None) -> WorkerRecord:
-    verdict = WorkerVerdict(state, Detector.NEIGHBOUR, "its process no longer exists", 0.1, "w9")
+    verdict = WorkerVerdict(state, Detector.PEER, "its process no longer exists", 0.1, "w9")
     return WorkerRecord(
         id=worker_id,
         name=name,

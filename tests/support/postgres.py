@@ -204,11 +204,11 @@ class PgServer:
         self.execute(f"create database {name} template {self._model} {self._copying}")
         return self.url(name)
 
-    def lend_ledger(self) -> str:
+    def acquire(self) -> str:
         """Give a database with the ledger's tables and nothing in them: that of somebody before, or a new one."""
         return self._swept.pop() if self._swept else self.new_ledger()
 
-    def take_back(self, url: str) -> None:
+    def release(self, url: str) -> None:
         """Sweep what was lent, which is little work beside a new one; drop it where more than rows changed."""
         broom = self._brooms.setdefault(url, LedgerPool(url))
         broom.cut_others()

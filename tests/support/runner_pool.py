@@ -162,8 +162,8 @@ class RunnerPoolHarness:
         self.manifest = manifest
         self.events: list[Any] = []
         self.opened: list[RunnerProcess] = []
-        self._open_runner = bench.open_runner
-        bench.open_runner = self._open  # type: ignore[method-assign]
+        self._open_runner = bench.start_runner
+        bench.start_runner = self._open  # type: ignore[method-assign]
 
     def _open(self, slot: int, kind: Kind) -> RunnerProcess:
         self.opened.append(self._open_runner(slot, kind))
@@ -225,7 +225,7 @@ def house(folder: Path, *, source: str = APP, slots: int = 4, **settings: Any) -
     trace = StatusPage.create(folder / f"trace-{time.monotonic_ns()}", slots)
     try:
         built = RunnerPoolHarness(bench, trace, bench.start())
-        bench.equip(trace, "w-test")
+        bench.configure(trace, "w-test")
         try:
             yield built
         finally:

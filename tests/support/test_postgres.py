@@ -29,19 +29,19 @@ def test_every_session_can_be_cut(pg_server: PgServer, pg_url: str) -> None:
 
 
 def test_a_ledger_that_was_lent_comes_back_empty_and_one_that_was_changed_does_not(pg_server: PgServer) -> None:
-    url = pg_server.lend_ledger()
+    url = pg_server.acquire()
     for number in range(2):
         with psycopg.connect(url) as left_open:
             ledger = PostgresLedger(Settings(url=url))
             assert [stored.job_id for stored in ledger.enqueue([new_job()])] == [1]
-            pg_server.take_back(url)
+            pg_server.release(url)
             ledger.close()
             with pytest.raises(psycopg.OperationalError):
                 left_open.execute("select 1")
-        again = pg_server.lend_ledger()
+        again = pg_server.acquire()
         assert (again == url) == (number == 0), "the last one back is the first one lent"
         with psycopg.connect(again) as connection:
             assert connection.execute("select count(*) from unstuck.jobs").fetchone() == (0,)
             if number == 0:
                 connection.execute("create table mine (id int)")
-    pg_server.take_back(again)
+    pg_server.release(again)

@@ -105,7 +105,7 @@ def test_nobody_takes_the_place_of_anothers_worker(seats: Registry, ledger: Ledg
     with pytest.raises(Problem) as refused:
         seats.register(ledger, RegisterBody(name="node", replace=True), THEIRS, "127.0.0.1")
     assert refused.value.status == 403
-    record = ledger.foreign_worker(seat.id)
+    record = ledger.remote_worker(seat.id)
     assert record is not None
     assert record.state is WorkerState.ACTIVE
 
@@ -228,10 +228,10 @@ class Book:
     def __init__(self) -> None:
         self.batches: list[list[RemoteHeartbeat]] = []
 
-    def launch_beats(self, pulses: list[RemoteHeartbeat]) -> None:
+    def beat_async(self, pulses: list[RemoteHeartbeat]) -> None:
         pass
 
-    def beat_foreign(self, pulses: list[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
+    def record_heartbeats(self, pulses: list[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
         self.batches.append(pulses)
         if any(pulse.worker_id == "away" for pulse in pulses):
             raise LedgerUnavailable("away")

@@ -83,7 +83,7 @@ def test_every_verdict_is_a_legal_change_on_evidence_that_was_allowed_to_speak(
     assert verdict.state in WORKER_TRANSITIONS[vitals.state]
     assert verdict.state in (WorkerState.SUSPECT, WorkerState.DEAD)
     assert verdict.evidence
-    assert neighbours or verdict.detector is not Detector.NEIGHBOUR
+    assert neighbours or verdict.detector is not Detector.PEER
     assert session or verdict.detector is not Detector.SESSION
     assert lease or verdict.detector is not Detector.LEASE
 

@@ -319,7 +319,7 @@ def job(policy: Policy | None = None, **changes: Any) -> HeldRecord:
     return HeldRecord(**{**facts, **changes})
 
 
-def grounds(detector: Detector | None = Detector.NEIGHBOUR, **changes: Any) -> WorkerDeath:
+def grounds(detector: Detector | None = Detector.PEER, **changes: Any) -> WorkerDeath:
     return WorkerDeath(
         **{
             "worker_id": "w123",
@@ -391,7 +391,7 @@ def test_what_a_stopped_worker_left_behind_counts_for_nobody() -> None:
     assert "(drain)" in ending.message
 
 
-@pytest.mark.parametrize("detector", [Detector.SESSION, Detector.LEASE, Detector.OPERATOR, Detector.NEIGHBOUR])
+@pytest.mark.parametrize("detector", [Detector.SESSION, Detector.LEASE, Detector.OPERATOR, Detector.PEER])
 def test_a_job_that_must_never_overlap_waits_for_the_end_of_the_lease(detector: Detector) -> None:
     assert ended(ending_of(job(NEVER, silent_s=4.0), grounds(detector))).delay_s >= 26.0
     assert ended(ending_of(job(RETRY, silent_s=4.0), grounds(detector))).delay_s < 1.0
@@ -447,7 +447,7 @@ def test_a_job_that_its_own_app_reserved_for_an_operator_is_left_whoever_holds_i
     reserved = Policy(auto_fail_stale_running=False)
     assert is_left(job(reserved), Detector.LEASE, RecoveryRules())
     assert not is_left(job(reserved, state=JobState.CLAIMED), Detector.LEASE, RecoveryRules())
-    assert not is_left(job(reserved), Detector.NEIGHBOUR, RecoveryRules())
+    assert not is_left(job(reserved), Detector.PEER, RecoveryRules())
 
 
 def test_a_policy_nobody_understands_still_lets_the_job_end() -> None:

@@ -194,7 +194,7 @@ def test_a_worker_that_fell_silent_was_given_up_and_is_not_said_to_have_died() -
 
 
 def test_jobs_lost_with_their_worker_shared_the_worker_and_not_a_process() -> None:
-    lost = msgspec.structs.replace(DIED, detector=Detector.NEIGHBOUR, beside=(7,), beside_count=1)
+    lost = msgspec.structs.replace(DIED, detector=Detector.PEER, beside=(7,), beside_count=1)
     assert "It shared its worker with job 7." in sentences(lost)
 
 
@@ -366,7 +366,7 @@ def test_of_very_many_tries_the_middle_is_counted() -> None:
     tries = [failed(number, 2.0 * number) for number in range(1, 1001)]
     story = tell(of(ended(JobState.FAILED, token=1000, at_s=2001.0), tries))
     assert len(texts(story, StepKind.FAILED)) == FIRST_TRIES + LAST_TRIES
-    [left_out] = texts(story, StepKind.LEFT_OUT)
+    [left_out] = texts(story, StepKind.OMITTED)
     assert left_out.startswith("975 tries are left out here")
     assert "Try 1000 failed" in texts(story, StepKind.FAILED)[-1]
 

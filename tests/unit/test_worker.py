@@ -64,7 +64,7 @@ def test_a_job_that_nobody_else_would_take_goes_on() -> None:
 def test_a_job_past_its_deadline_is_stopped_when_its_worker_may_be_suspect() -> None:
     """A reaper ends it then, and it may be retried: a frozen worker cannot stop it, its fork server does."""
     given = hold(Policy(on_crash="fail", heartbeat=False, timeout_s=60.0), None)
-    given.given_s, given.unheard_s = 100.0, 30.0
+    given.sent_s, given.unheard_s = 100.0, 30.0
     assert must_stop_at_s(given, 100.0) == 160.0, "not before its deadline"
     assert must_stop_at_s(given, 150.0) == 178.0, "and not while its worker is heard"
 

@@ -55,7 +55,7 @@ def worker(name: str, sick: Health | float = 0.0, **changes: Any) -> Standing:
 
 
 def dead(name: str, gone_s: float, host: str = "bad", **changes: Any) -> Standing:
-    facts = {"state": WorkerState.DEAD, "gone_s": gone_s, "detector": Detector.NEIGHBOUR, "well": False, **changes}
+    facts = {"state": WorkerState.DEAD, "gone_s": gone_s, "detector": Detector.PEER, "well": False, **changes}
     return worker(name, host=host, **facts)
 
 

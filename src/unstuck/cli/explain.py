@@ -29,7 +29,7 @@ _STYLES = {
     StepKind.STEP: "green",
     StepKind.SUCCEEDED: "green",
     StepKind.TOLD: "bright_black",
-    StepKind.LEFT_OUT: "bright_black",
+    StepKind.OMITTED: "bright_black",
 }
 
 

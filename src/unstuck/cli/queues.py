@@ -215,7 +215,7 @@ def limit_key(
         raise UsageError("Say how many, or --as-enqueued.")
     with common.reading() as operator:
         try:
-            found = operator.limit_line(key, places)
+            found = operator.limit_key(key, places)
         except ConfigError as error:
             raise UsageError(str(error)) from error
     if common.as_json:

@@ -83,7 +83,7 @@ class NoWorkerCheck:
         try:
             # Whoever comes first tells it for every client of this ledger.
             if self._ledger.take_ticket(f"no_workers:{queue}:{task}", TOLD_AGAIN_S):
-                self._ledger.note_event(EventKind.NO_WORKERS, sentence)
+                self._ledger.write_event(EventKind.NO_WORKERS, sentence)
         except (UnstuckError, OSError) as error:
             log.warning("Could not write the event", kind=EventKind.NO_WORKERS.value, error=str(error))
 

@@ -176,7 +176,7 @@ def _in_line(around: JobContext) -> Reason | None:
         return None
     if line is None or not line.holders:
         why = f"It stands in line {ties.line!r}, in which nobody is at work"
-        return Reason(Code.LINE_FULL, why, "whoever sweeps lets it in with the next round")
+        return Reason(Code.CONCURRENCY_KEY_FULL, why, "whoever sweeps lets it in with the next round")
     named = ", ".join(str(one.job_id) for one in line.holders[:HOLDERS_NAMED])
     more = f" and {len(line.holders) - HOLDERS_NAMED} more" if len(line.holders) > HOLDERS_NAMED else ""
     noun = "job" if len(line.holders) == 1 else "jobs"
@@ -184,9 +184,11 @@ def _in_line(around: JobContext) -> Reason | None:
     waiting = [one for one in line.holders if one.state == JobState.PENDING]
     if len(waiting) == len(line.holders):
         first = waiting[0]
-        return Reason(Code.LINE_FULL, f"{why}, not begun yet", f"`unstuck why {first.job_id}` says what that waits for")
+        return Reason(
+            Code.CONCURRENCY_KEY_FULL, f"{why}, not begun yet", f"`unstuck why {first.job_id}` says what that waits for"
+        )
     behind = f"; {_count(line.blocked, 'job')} wait for a place" if line.blocked > 1 else ""
-    return Reason(Code.LINE_FULL, f"{why}{behind}")
+    return Reason(Code.CONCURRENCY_KEY_FULL, f"{why}{behind}")
 
 
 def _at_limit(job: JobRecord, around: JobContext) -> Reason | None:

@@ -79,7 +79,7 @@ class ClientRuntime:
             parts.ringer.flush()
             parts.ledger.close()
 
-    def abandon(self) -> None:
+    def forget_after_fork(self) -> None:
         """Forget everything in a forked child: its locks, threads and connections are the parent's."""
         if self._parts is not None:
             # Kept alive on purpose: closing an inherited connection would disturb the parent's.
@@ -117,7 +117,7 @@ _abandoned: list[Any] = []
 
 def _after_fork() -> None:
     for counter in list(_runtimes):
-        counter.abandon()
+        counter.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

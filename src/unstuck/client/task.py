@@ -196,7 +196,7 @@ class Task(Generic[P, R]):
         stored: list[Enqueued]
         if self._options.connection is not None:
             stored = parts.ledger.enqueue_on(self._options.connection, jobs)
-            parts.ringer.ring_later(words)
+            parts.ringer.send_after_commit(words)
         else:
             stored = parts.coalescer.enqueue(jobs)
             parts.ringer.ring(words)

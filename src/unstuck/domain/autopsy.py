@@ -142,7 +142,7 @@ KIND_OF_DETECTOR = {
     Detector.SESSION: DeathKind.LOST_SESSION,
     Detector.BOOT: DeathKind.HOST_REBOOTED,
     Detector.OPERATOR: DeathKind.OPERATOR,
-    Detector.NEIGHBOUR: DeathKind.WORKER_GONE,
+    Detector.PEER: DeathKind.WORKER_GONE,
     Detector.SUPERVISOR: DeathKind.WORKER_GONE,
     Detector.WATCHDOG: DeathKind.WATCHDOG,
     Detector.CONNECTION: DeathKind.LOST_CONNECTION,

@@ -35,7 +35,7 @@ class Code(StrEnum):
     SCHEDULED_UNSERVED = "scheduled-unserved"
     DUE_BUT_WAITING = "due-but-waiting"
     QUARANTINED = "quarantined"
-    LINE_STUCK = "line-stuck"
+    CONCURRENCY_KEY_STUCK = "line-stuck"
     WORKFLOW_PAUSED = "workflow-paused"
     # Jobs that fail
     TASK_FAILING = "task-failing"
@@ -68,7 +68,7 @@ class Code(StrEnum):
     POOLER_WITHOUT_LISTEN_URL = "pooler-without-listen-url"
     NOTIFY_OFF = "notify-off"
     NOTIFY_SILENT = "notify-silent"
-    BELL_UNREACHABLE = "bell-unreachable"
+    WAKEUP_UNREACHABLE = "bell-unreachable"
     # The database's housekeeping
     RETENTION_BEHIND = "retention-behind"
     DEAD_ROWS = "dead-rows"
@@ -88,7 +88,7 @@ class Code(StrEnum):
     # One job
     SCHEDULED = "scheduled"
     QUEUEING = "queueing"
-    LINE_FULL = "line-full"
+    CONCURRENCY_KEY_FULL = "line-full"
     QUEUE_AT_LIMIT = "queue-at-limit"
     RATE_LIMITED = "rate-limited"
     STARTING = "starting"

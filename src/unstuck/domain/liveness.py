@@ -15,7 +15,7 @@ class Detector(StrEnum):
 
     RUNNER = "runner"
     """The kernel told the worker or the nursery that a runner is gone."""
-    NEIGHBOUR = "neighbour"
+    PEER = "neighbour"
     """Another process on the same host holds a pidfd on it, or finds no such process."""
     SUPERVISOR = "supervisor"
     """Its parent (`unstuck up`) reaped it."""
@@ -140,7 +140,7 @@ NOT_CUT_OFF_S = 10.0
 session by itself, after 13 s at the earliest (the TCP keepalives in `ledger/postgres/connect.py`). A proxy or a
 load balancer in between may end it sooner, so a worker that has missed a heartbeat counts as cut off as well."""
 
-KERNEL = frozenset({Detector.RUNNER, Detector.NEIGHBOUR, Detector.SUPERVISOR, Detector.BOOT})
+KERNEL = frozenset({Detector.RUNNER, Detector.PEER, Detector.SUPERVISOR, Detector.BOOT})
 """Detectors that prove the end of a process; the others may be wrong about it."""
 
 
@@ -159,7 +159,7 @@ def judge(
             vitals, WorkerState.DEAD, Detector.BOOT, "the machine was restarted after this worker was last heard"
         )
     if neighbours and vitals.process is Process.GONE:
-        return _verdict(vitals, WorkerState.DEAD, Detector.NEIGHBOUR, "its process no longer exists")
+        return _verdict(vitals, WorkerState.DEAD, Detector.PEER, "its process no longer exists")
     # A process that we can see running is not dead because its session is: it is reconnecting.
     missing = session and vitals.session_lost and vitals.process is not Process.ALIVE
     # Suspected first, always: the grace runs from there, and a beat in between clears it. A worker that is suspect

@@ -122,7 +122,7 @@ def say_goodbye(door: FastAPI) -> None:
     door.state.leaving = True
     if door.state.reaper is not None:
         door.state.reaper.stop()
-    crew.hush()
+    crew.stop_waiting()
     door.state.hub.close()
     desk.counter.wake_listeners()
 

@@ -52,7 +52,7 @@ def run_once(
         wait_s = max(grace_s(patience_s(worker), worker.heartbeat_interval_s) for worker in silent)
         log.warning("Some workers look silent; looking again before the verdict", workers=len(silent), wait_s=wait_s)
         (pause or threading.Event().wait)(wait_s)
-        reaper.vouch(max(worker.since_beat_s for worker in silent) + wait_s)
+        reaper.count_unwatched(max(worker.since_beat_s for worker in silent) + wait_s)
     try:
         done = reaper.round(ticket=False)
         _finish_retention(reaper, done)

@@ -58,7 +58,7 @@ class ConcurrencyUpkeep:
             return
         if set_back_s := ledger.follow_clock(SET_BACK_AT_ONCE):
             log.warning(f"The ledger's clock was set back by {brief(set_back_s)}. Retries wait no longer for that.")
-        tended = ledger.tend_lines(self._after, CHECKED_KEYS)
+        tended = ledger.check_keys(self._after, CHECKED_KEYS)
         self._after = tended.next_after or ""
         done.repaired += tended.repaired
         if starvation_after_s is not None:

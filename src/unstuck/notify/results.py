@@ -139,9 +139,9 @@ class ResultWatcher:
                 # Never wait in the dark: say why, at growing intervals.
                 waited_s = now_s - waiter.began_s
                 waiter.worry_at_s = now_s + waited_s
-                self._worry(waiter.job_id, waited_s, trouble)
+                self._log_slow_wait(waiter.job_id, waited_s, trouble)
 
-    def _worry(self, job_id: int, waited_s: float, trouble: str | None) -> None:
+    def _log_slow_wait(self, job_id: int, waited_s: float, trouble: str | None) -> None:
         reason = trouble
         if reason is None:
             try:

@@ -38,7 +38,7 @@ class WakeupSender:
             self._words.update(words)
             self._wake()
 
-    def ring_later(self, words: Iterable[str]) -> None:
+    def send_after_commit(self, words: Iterable[str]) -> None:
         """Have them rung a few times in the next second, for a commit that is not ours."""
         now_s = time.monotonic()
         with self._condition:
@@ -141,7 +141,7 @@ class WakeupListener:
                 retry_s = min(retry_s * 2, LONGEST_RETRY_S)
 
     def _listen(self) -> None:
-        bell = self._bell = self._ledger().overhear()
+        bell = self._bell = self._ledger().listen_all()
         try:
             self._opened()
             while not self._stopping.is_set():

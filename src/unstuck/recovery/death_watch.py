@@ -136,7 +136,7 @@ class PeerWatch:
                 self._let_go(owners[fd])
 
     def _look_around(self) -> None:
-        following = self._reaper.ledger.ring_of(self._worker_id, host.hostname(), LOOKED_AT)
+        following = self._reaper.ledger.peers_of(self._worker_id, host.hostname(), LOOKED_AT)
         near = [
             worker
             for worker in following
@@ -167,7 +167,7 @@ class PeerWatch:
     def _bury_dead(self) -> None:
         while self._dead:
             worker_id = next(iter(self._dead))
-            self._reaper.bury(worker_id, Detector.NEIGHBOUR, EVIDENCE)
+            self._reaper.report_death(worker_id, Detector.PEER, EVIDENCE)
             self._dead.discard(worker_id)
             # Its place in the ring is free: somebody else follows now.
             self._refresh_s = 0.0
@@ -217,7 +217,7 @@ class DeathReporter:
     def start(self) -> None:
         self._thread.start()
 
-    def bury(self, pid: int, started: str, evidence: str, death: Autopsy | None = None) -> None:
+    def report_death(self, pid: int, started: str, evidence: str, death: Autopsy | None = None) -> None:
         """Have every worker that lived in this process declared dead; `death` is what its parent knows of it."""
         self._proofs.put(Proof(pid, started, evidence, Detector.SUPERVISOR, death))
 
@@ -246,25 +246,27 @@ class DeathReporter:
             if worker.pid != proof.pid or worker.host != host.hostname() or worker.state is not WorkerState.DEAD:
                 continue
             lately = worker.stopped_at is not None and now_s - worker.stopped_at < LATELY_S
-            if verdict is None or verdict.detector is not Detector.NEIGHBOUR or not lately:
+            if verdict is None or verdict.detector is not Detector.PEER or not lately:
                 continue
             held = 0 if verdict.autopsy is None else verdict.autopsy.beside_count
             known = msgspec.structs.replace(
                 storable(death), detector=verdict.detector, pid=worker.pid, host=worker.host, beside_count=held
             )
             evidence = storable_text(proof.evidence, MAX_EVENT_CHARS)
-            self._reaper.ledger.amend(worker.id, msgspec.structs.replace(verdict, evidence=evidence, autopsy=known))
+            self._reaper.ledger.amend_verdict(
+                worker.id, msgspec.structs.replace(verdict, evidence=evidence, autopsy=known)
+            )
 
     def _deliver(self, proof: Proof | Word) -> bool:
         """Give True when there is nothing left to do about it."""
         try:
             if isinstance(proof, Word):
-                self._reaper.ledger.note_event(proof.kind, proof.message, about=proof.about)
+                self._reaper.ledger.write_event(proof.kind, proof.message, about=proof.about)
                 return True
             for worker in self._reaper.ledger.watch(host.hostname()):
                 same = worker.pid == proof.pid and worker.process_started == proof.started
                 if same and self._reaper.witness.is_neighbour(worker):
-                    self._reaper.bury(worker.id, proof.detector, proof.evidence, proof.death)
+                    self._reaper.report_death(worker.id, proof.detector, proof.evidence, proof.death)
             if proof.death is not None:
                 self._add(proof, proof.death)
         except LedgerUnavailable:

@@ -140,7 +140,7 @@ def _still_suspected_by(worker: WorkerWatch) -> Detector | None:
 def guard_for(worker: WorkerWatch, verdict: Verdict) -> Guard:
     """Repeat the evidence in the write, so that a worker that beat since we looked is left alone."""
     match verdict.detector:
-        case Detector.RUNNER | Detector.NEIGHBOUR | Detector.SUPERVISOR | Detector.BOOT:
+        case Detector.RUNNER | Detector.PEER | Detector.SUPERVISOR | Detector.BOOT:
             return GuardNone()
         case Detector.WATCHDOG | Detector.OPERATOR | Detector.CONNECTION:
             return GuardNone()

@@ -109,7 +109,7 @@ def _open(trace: str) -> StatusPage | None:
 def _entered(page: StatusPage) -> frozenset[int] | None:
     tokens: set[int] = set()
     for slot in range(page.slots):
-        tokens |= page.entered_lately(slot)
+        tokens |= page.recently_entered(slot)
         _, started = page.occupant(slot)
         # The kind is written before a runner is asked for, its birth only after the fork: it may run user code by then.
         if page.kind(slot) == ASYNC or (started != "0" and page.kind(slot) != SYNC):
@@ -222,4 +222,4 @@ def _is_of_use(ledger: Ledger, page: StatusPage, living: set[str]) -> bool:
     """Return whether a reaper may still want to read the page: it says which jobs of the dead had begun."""
     worker_id = page.path.name.removeprefix(PREFIX)
     # Not declared dead yet, or not settled yet: whoever does that reads the page, and removes it.
-    return worker_id in living or bool(ledger.held_by(worker_id, 1))
+    return worker_id in living or bool(ledger.held_jobs(worker_id, 1))

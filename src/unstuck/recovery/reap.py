@@ -145,7 +145,7 @@ class Reaper:
         _say_what_happened(ticked)
         return ticked.won
 
-    def vouch(self, claim_s: float) -> None:
+    def count_unwatched(self, claim_s: float) -> None:
         """Have the ledger count all of the last `claim_s`, though no one watched: after a second look at the silent."""
         sent_s = host.boottime_s()
         ticked = self.ledger.tick(Tick(claim_s, self.contact_every_s, cause=Cause.START))
@@ -169,7 +169,7 @@ class Reaper:
         self._housekeeping.run(self.ledger, self._rules_of_ledger().kept, done)
         return done
 
-    def bury(
+    def report_death(
         self,
         worker_id: str,
         detector: Detector,
@@ -286,7 +286,7 @@ class Reaper:
         session = worker.session_id if verdict.detector is Detector.SESSION else None
         said = verdict.evidence, verdict.silent_s
         written = WorkerVerdict(verdict.state, verdict.detector, *said, self.by, death, session)
-        if not self.ledger.condemn(worker.id, written, guard_for(worker, verdict)):
+        if not self.ledger.declare_dead(worker.id, written, guard_for(worker, verdict)):
             return False
         facts = {
             "worker": worker.id,

@@ -87,7 +87,7 @@ class Handover:
         grounds = ran_together(grounds, self._held(worker), held_at_death)
         rules = self._rules_for(worker)
         for _ in range(MAX_BATCHES):
-            jobs = self._ledger.held_by(worker.id, HELD_BATCH)
+            jobs = self._ledger.held_jobs(worker.id, HELD_BATCH)
             mine = [job for job in jobs if not is_left(job, detector, rules)]
             self._note_left(worker, len(jobs) - len(mine), done)
             written = self._settle(worker, mine, grounds, lambda _: GuardDead(), done)
@@ -220,7 +220,7 @@ class Handover:
             leftovers.kill_attempts(worker.trace, tokens)
 
     def _held(self, worker: WorkerWatch) -> list[HeldRecord]:
-        return self._ledger.held_by(worker.id, HELD_BATCH * MAX_BATCHES)
+        return self._ledger.held_jobs(worker.id, HELD_BATCH * MAX_BATCHES)
 
     def _note_left(self, worker: WorkerWatch, count: int, done: SweepResult) -> None:
         done.left += count

@@ -350,7 +350,7 @@ class RemoteAttempts:
         if not fates:
             return {}
         self._tallies.add(SUPERSEDED, by=len(fates))
-        worker = self._ledger.foreign_worker(self._seat.id)
+        worker = self._ledger.remote_worker(self._seat.id)
         told = {}
         for fate in fates:
             facts = superseded(fate, worker, may_look=may_look(fate, self._seat, self._caller))

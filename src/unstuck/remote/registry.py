@@ -79,7 +79,7 @@ class Registry:
         """Give the seat of a worker that the caller may speak for."""
         seat = self.known_id(worker_id)
         if seat is None:
-            record = ledger.foreign_worker(worker_id) if could_be_id(worker_id) else None
+            record = ledger.remote_worker(worker_id) if could_be_id(worker_id) else None
             if record is None or record.door is not Transport.HTTP:
                 raise Problem(
                     404,
@@ -146,18 +146,18 @@ class Registry:
         name = checked_name(body.name, "Worker") if body.name else f"http-{new_worker_id()}"
         worker_id = new_worker_id() if body.instance is None else _id_of(caller.token_id, name, body.instance)
         birth = self._birth(ledger, worker_id, name, caller, body, address)
-        if body.instance is None or ledger.foreign_worker(worker_id) is None:
+        if body.instance is None or ledger.remote_worker(worker_id) is None:
             leave_python_names(ledger, name)
         for _ in range(2):
             ledger.register(birth)
-            record = ledger.foreign_worker(worker_id)
+            record = ledger.remote_worker(worker_id)
             if record is not None:
                 if record.state not in LIVE_STATES:
                     raise worker_gone_problem(record, "Register with another `instance`.")
                 ledger.ring({"workers"})
                 self.keep(record)
                 return record
-            standing = ledger.foreign_worker_named(name)
+            standing = ledger.remote_worker_named(name)
             if standing is not None and standing.state in LIVE_STATES:
                 self._make_room(ledger, standing, body, caller)
         raise Problem(503, "busy", f"Others register as {name!r} just now. Try again.", headers={"Retry-After": "1"})
@@ -173,10 +173,10 @@ class Registry:
                 id=seat.id,
             )
         evidence = "a worker of the same name was started in its place"
-        Reaper(ledger, self._settings.recovery, by=caller.name).bury(seat.id, Detector.OPERATOR, evidence)
+        Reaper(ledger, self._settings.recovery, by=caller.name).report_death(seat.id, Detector.OPERATOR, evidence)
         self.forget(seat)
 
-    def reincarnate(
+    def reopen(
         self,
         ledger: Ledger,
         name: str,
@@ -210,7 +210,7 @@ class Registry:
             )
         ledger.register(birth)
         # Another door may have been faster: then it is that one.
-        record = ledger.foreign_worker_named(name)
+        record = ledger.remote_worker_named(name)
         if record is None or record.state not in LIVE_STATES:
             raise Problem(
                 503, "busy", f"{name!r} dies and registers just now. Try again.", headers={"Retry-After": "1"}

@@ -139,7 +139,7 @@ def _reset_signals() -> None:
             pass
     # Ctrl-C is for the worker, which then decides what becomes of us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stop_signal.overhear()
+    stop_signal.listen_all()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -150,7 +150,7 @@ class ForkServer:
             return
         self._runners[order.serial] = runner
         self._oom.watch_room(room.memory)
-        trace.occupy(order.slot, runner.pid, host.process_started(runner.pid))
+        trace.set_runner(order.slot, runner.pid, host.process_started(runner.pid))
         pidfd = _pidfd(runner.pid)
         born = messages.RunnerStarted(order.serial, runner.pid, room.memory)
         self._channel.send(messages.encoder.encode(born), [] if pidfd is None else [pidfd])
@@ -276,7 +276,7 @@ class ForkServer:
         if self._trace is not None:
             entered = self._trace.entered(runner.slot)
             if self._trace.occupant(runner.slot)[0] == runner.pid:
-                self._trace.vacate(runner.slot)
+                self._trace.clear_runner(runner.slot)
             kill_at_s = self._trace.kill_at_s(runner.slot)
             if kill_at_s and os.WIFSIGNALED(status) and host.boottime_s() >= kill_at_s:
                 runner.why = LEASE_ENDED

@@ -155,12 +155,12 @@ class StatusPage:
     def mark(self) -> int:
         return int(_I64.unpack_from(self._memory, _MARK_AT)[0])
 
-    def occupy(self, slot: int, pid: int, started: str) -> None:
+    def set_runner(self, slot: int, pid: int, started: str) -> None:
         # Its pulse is left alone: a child may have given its first before we come to this.
         self._set_i64(slot, _STARTED, int(started or 0))
         self._set_i64(slot, _PID, pid)
 
-    def vacate(self, slot: int) -> None:
+    def clear_runner(self, slot: int) -> None:
         # What it had entered stays until the next runner begins: whoever explains the death still needs it.
         self._set_i64(slot, _PID, 0)
 
@@ -183,7 +183,7 @@ class StatusPage:
     def entered(self, slot: int) -> int:
         return self._get_i64(slot, _ENTERED)
 
-    def entered_lately(self, slot: int) -> frozenset[int]:
+    def recently_entered(self, slot: int) -> frozenset[int]:
         """Give the last attempts that were entered in this slot, by whichever runner; the finished ones too."""
         start = _HEADER_BYTES + slot * _SLOT_BYTES + _LATELY
         return frozenset(struct.unpack_from(f"={ENTERED_KEPT}q", self._memory, start)) - {0}
@@ -215,7 +215,7 @@ class StatusPage:
         """Say that the ledger knows the outcomes of the first `entries` attempts of this slot."""
         self._set_i64(slot, _SETTLED, entries)
 
-    def set_kill_at(self, slot: int, at_s: float) -> None:
+    def set_lease_end(self, slot: int, at_s: float) -> None:
         """Tell the nursery when the lease of this slot ends: it kills the runner then, even if we are frozen."""
         self._set_f64(slot, _KILL_AT, at_s)
 

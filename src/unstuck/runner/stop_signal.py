@@ -24,7 +24,7 @@ class StopRequested(KeyboardInterrupt):
     `Exception`, so that code which catches those does not swallow it."""
 
 
-def overhear() -> None:
+def listen_all() -> None:
     """Begin to overhear SIGTERM in this process, and see that forks of it do not."""
     # A handler, not SIG_IGN: what user code executes would inherit that.
     signal.signal(signal.SIGTERM, _on_terminate)

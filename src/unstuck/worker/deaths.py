@@ -177,14 +177,14 @@ class HandedJobs:
         # Those of a sync runner ended one after another, between two looks.
         each_s = (now_s - began_s) / len(finished)
         for number, item in enumerate(finished):
-            hold = self.roster.take_off(crew, item.token)
+            hold = self.roster.remove_job(crew, item.token)
             if hold is None or self.given.pop(item.token, None) is None:
                 continue  # Superseded meanwhile: nobody wants its outcome any more.
             if crew.is_async:
-                self.counts.ran(hold, hold.given_s, now_s - hold.given_s)
+                self.counts.ran(hold, hold.sent_s, now_s - hold.sent_s)
             else:
                 self.counts.ran(hold, began_s + number * each_s, each_s)
-            self._conclude(crew, hold, item, now_s - (hold.given_s if crew.is_async else began_s))
+            self._conclude(crew, hold, item, now_s - (hold.sent_s if crew.is_async else began_s))
         crew.ended += len(finished)
 
     def _conclude(self, crew: Slot, hold: HeldJob, item: Finished, ran_s: float) -> None:
@@ -216,22 +216,22 @@ class HandedJobs:
         return item.outcome
 
     def _came_back(self, crew: Slot, token: int, now_s: float) -> None:
-        hold = self.roster.take_off(crew, token)
+        hold = self.roster.remove_job(crew, token)
         self.begun.discard(token)
         if hold is None or self.given.pop(token, None) is None:
             return
         back: list[HeldJob] = []
-        self._never_began(hold, back, now_s)
+        self._not_begun(hold, back, now_s)
         self.ready.extend(back)
 
-    def _never_began(self, hold: HeldJob, back: list[HeldJob], now_s: float) -> None:
+    def _not_begun(self, hold: HeldJob, back: list[HeldJob], now_s: float) -> None:
         """Settle or keep a job that no runner entered: a drain, a deadline or a lease ends only what has begun."""
         if hold.stop is not None and isinstance(hold.stop.fate, Cancelled):
             self.counts.never_began(hold)
             self._outbox.endings.append(conclude(hold.attempt(), hold.stop.fate))
             return
         hold.stop = None
-        hold.taken_s = now_s
+        hold.queued_s = now_s
         back.append(hold)
 
     def _count_one(self) -> None:
@@ -330,7 +330,7 @@ class RunnerDeaths(HandedJobs):
         now_s = host.boottime_s()
         unsent = {hold.token for hold in crew.to_send}
         crew.to_send.clear()
-        never_entered = unsent if crew.is_async else unsent | set(crew.runner.retract())
+        never_entered = unsent if crew.is_async else unsent | set(crew.runner.take_back())
         if self._trace.last_pulse_s(crew.slot) < crew.opened_s:
             # Its first pulse comes before its first job: it died at birth, or importing the app.
             never_entered = set(crew.jobs)
@@ -342,13 +342,13 @@ class RunnerDeaths(HandedJobs):
             ended_by_us = next((hold.stop.kind for hold in begun if hold.stop is not None), None)
             self.counts.runner_died(death, ended_by_us)
         for token in list(crew.jobs):
-            hold = self.roster.take_off(crew, token)
+            hold = self.roster.remove_job(crew, token)
             if token in never_entered or death is None:
                 self.begun.discard(token)
             if hold is None or self.given.pop(token, None) is None:
                 continue
             if token in never_entered or death is None:
-                self._never_began(hold, back, now_s)
+                self._not_begun(hold, back, now_s)
             else:
                 self._died_in(crew, hold, exit, death, begun, now_s)
         self.ready.extendleft(reversed(back))
@@ -356,7 +356,7 @@ class RunnerDeaths(HandedJobs):
         self._memory.forget(crew.room)
         crew.runner.close()
         if stillborn:
-            rest_s = self.roster.saw_stillborn(now_s)
+            rest_s = self.roster.start_failed(now_s)
             log.error("A runner died before it began anything", cause=exit.cause, next_in_s=rest_s)
 
     def _died_in(
@@ -372,7 +372,7 @@ class RunnerDeaths(HandedJobs):
         in_a_row, died_here = self.on_death(job, self._beside_since_s(crew)) if unasked else (0, 0)
         lost = "process" if shared else self._lost_together()
         died = Died(exit.cause, code, counts=counts, shared=lost, in_a_row=in_a_row, died_here=died_here)
-        began_s = hold.given_s if crew.is_async else crew.since_s
+        began_s = hold.sent_s if crew.is_async else crew.since_s
         ran_s = now_s - began_s
         self.counts.ran(hold, began_s, ran_s)
         company = [other.job.job_id for other in begun]
@@ -392,7 +392,7 @@ class RunnerDeaths(HandedJobs):
     def _beside_since_s(self, dead: Slot) -> float | None:
         """Return when the oldest of the jobs began that other runners still run; None if there is none."""
         begun = [
-            min(hold.given_s for hold in crew.jobs.values()) if crew.is_async else crew.since_s
+            min(hold.sent_s for hold in crew.jobs.values()) if crew.is_async else crew.since_s
             for crew in self.roster.crews.values()
             if crew is not dead and crew.jobs and crew.gone_s is None
         ]
@@ -428,7 +428,7 @@ class RunnerDeaths(HandedJobs):
     def _start_nursery(self) -> None:
         """Import the app anew. It may take its time, or fail: what the dead left behind was handed in before."""
         self._bench.start()
-        self._bench.equip(self._trace, self._worker_id)
+        self._bench.configure(self._trace, self._worker_id)
         self._selector.register(self._bench, selectors.EVENT_READ, self._read_bench)
         self.roster.rest_until_s = 0.0
         self._nursery_gone = False
@@ -439,7 +439,7 @@ class RunnerDeaths(HandedJobs):
             log.error("The nursery does not answer and is killed")
             self._bench.kill_nursery()
             return
-        tokens = crew.runner.retract()
+        tokens = crew.runner.take_back()
         for token in tokens:
             self._came_back(crew, token, now_s)
         if tokens:

@@ -143,7 +143,7 @@ class ForkServerClient:
         if self._process is not None:
             self._process.kill()
 
-    def equip(self, trace: StatusPage, worker_id: str) -> None:
+    def configure(self, trace: StatusPage, worker_id: str) -> None:
         """Say which shared page the runners use from now on."""
         self._trace = trace
         self._tell(messages.Configure(str(trace.path), worker_id, self._limits))
@@ -184,7 +184,7 @@ class ForkServerClient:
             events += self._nursery_died()
         return events
 
-    def open_runner(self, slot: int, kind: Kind) -> RunnerProcess:
+    def start_runner(self, slot: int, kind: Kind) -> RunnerProcess:
         """Ask for a runner. Jobs may be sent at once: they wait in its sockets."""
         assert self._trace is not None, "equip the bench before opening runners"
         assert 0 <= slot < self._trace.slots, f"slot {slot} is outside the trace"

@@ -32,7 +32,7 @@ class MemoryReport:
     """Of one process. Only the heartbeat's thread weighs."""
 
     def __init__(self, weigh: Callable[[], int] = own_memory_bytes) -> None:
-        self._weigh = weigh
+        self._measure_memory = weigh
         self._weighed_s = float("-inf")
         self._told_bytes = 0
         self.memory_bytes = 0
@@ -45,7 +45,7 @@ class MemoryReport:
         """Say whether the ledger should hear of what is used now."""
         if now_s - self._weighed_s >= MEASURED_EVERY_S:
             self._weighed_s = now_s
-            self.memory_bytes = self._weigh() or self.memory_bytes
+            self.memory_bytes = self._measure_memory() or self.memory_bytes
         change_bytes = abs(self.memory_bytes - self._told_bytes)
         return change_bytes > max(WORTH_TELLING * self._told_bytes, LEAST_CHANGE_BYTES)
 

@@ -89,7 +89,7 @@ class HeartbeatThread:
         self._drain = True
         self._interrupt()
 
-    def quicken(self, interval_s: float) -> None:
+    def shorten_interval(self, interval_s: float) -> None:
         """Beat at least so often from now on: newer code may ask more of a job than our own app does."""
         if interval_s < self._interval_s:
             self._interval_s = interval_s
@@ -101,13 +101,13 @@ class HeartbeatThread:
         self._beat_wanted = True
         self._interrupt()
 
-    def ring_soon(self, queues: set[str]) -> None:
+    def wake_queues(self, queues: set[str]) -> None:
         """Tell other workers that jobs of these queues went back."""
         # A new set: the old one may be on its way in the other thread.
         self._to_ring = self._to_ring | {f"queue:{name}" for name in queues}
         self._interrupt()
 
-    def note_soon(self, notes: list[Progress]) -> None:
+    def report_progress(self, notes: list[Progress]) -> None:
         """Tell the ledger how far running jobs are."""
         self._notes = [*self._notes, *notes]
         self._interrupt()
@@ -117,7 +117,7 @@ class HeartbeatThread:
         self._deferred.extend(outcomes)
         self._interrupt()
 
-    def tell_soon(self, news: list[tuple[EventKind, int, str]]) -> None:
+    def report_events(self, news: list[tuple[EventKind, int, str]]) -> None:
         """Write down what people should hear of running jobs: where they stand, who blocks a loop."""
         self._news = [*self._news, *news]
         self._interrupt()
@@ -221,7 +221,7 @@ class HeartbeatThread:
         if host.boottime_s() < self._promises_at_s:
             return
         try:
-            self._keep_promises()
+            self._do_chores()
         except LedgerBusy as error:
             if not self._promises_at_s:
                 log.warning("A lock holds up what the heartbeat does beside; trying again", error=str(error))
@@ -241,7 +241,7 @@ class HeartbeatThread:
         promote_s = self._promote_at_s
         return otherwise_s if promote_s is None else max(promote_s, self._promises_at_s)
 
-    def _keep_promises(self) -> None:
+    def _do_chores(self) -> None:
         if self._drain:
             self._ledger.drain(self._worker_id)
             self._drain = False
@@ -260,7 +260,7 @@ class HeartbeatThread:
             try:
                 while news:
                     kind, job_id, text = news[0]
-                    self._ledger.note_event(kind, text, job_id=job_id, worker_id=self._worker_id)
+                    self._ledger.write_event(kind, text, job_id=job_id, worker_id=self._worker_id)
                     news = news[1:]
             except LedgerBusy:
                 self._news = [*news, *self._news]

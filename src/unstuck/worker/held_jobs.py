@@ -19,13 +19,13 @@ class Stop:
     """What it becomes when it is really over."""
     kind: DeathKind
     begun_s: float = 0.0
-    noting_until_s: float = 0.0
+    stack_until_s: float = 0.0
     """So long its stack is waited for, before anything else is done to it; 0: not, or no longer."""
     kill_at_s: float = 0.0
     """When its runner is killed, whatever it does; 0: never by this, somebody else sees to it."""
     tried: list[str] = field(default_factory=list)
     """What was done to end it, in words, for its autopsy."""
-    terminated: int = 0
+    sigterms: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -35,16 +35,16 @@ class HeldJob:
     is_async: bool
     lease_s: float | None
     """How long it may live without a confirmed beat; None: for ever (`heartbeat=False`)."""
-    taken_s: float
+    queued_s: float
     """When it came into our hands, or was last waiting for a slot again."""
-    given_s: float = 0.0
+    sent_s: float = 0.0
     """When a runner got it; 0 before."""
     stop: Stop | None = None
     cancel_requested: bool = False
-    signed_s: float = 0.0
+    last_heartbeat_s: float = 0.0
     """Its last `ctx.heartbeat()` or `ctx.progress()`; 0 before the first."""
     progress: ProgressMark | None = None
-    busy_since_s: float = 0.0
+    silent_since_s: float = 0.0
     """Since when no Python code ran in its process, where that is long enough to be told; else 0."""
     changed: bool = False
     """Its progress, or its silence, is not told to the ledger yet."""
@@ -58,7 +58,7 @@ class HeldJob:
         return self.job.token
 
     @property
-    def retried_elsewhere(self) -> bool:
+    def retries_on_crash(self) -> bool:
         return self.policy.on_crash == "retry"
 
     @property

@@ -56,8 +56,8 @@ class JobMetrics:
         if kind is None or kind.queue != job.queue:
             kind = self._kind(job.queue, job.task)
         waited_s = job.waited_s
-        if began_s > hold.taken_s:
-            waited_s += began_s - hold.taken_s
+        if began_s > hold.queued_s:
+            waited_s += began_s - hold.queued_s
         wait, run = kind.wait, kind.run
         wait.buckets[bisect_left(JOB_BOUNDS, waited_s)] += 1
         wait.sum += waited_s

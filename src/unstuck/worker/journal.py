@@ -71,7 +71,7 @@ class JournalWriter:
         end, number, hold = waiting
         hold.writing -= 1
         # To wait for the ledger is nothing to hold against it.
-        hold.signed_s = max(hold.signed_s, host.boottime_s())
+        hold.last_heartbeat_s = max(hold.last_heartbeat_s, host.boottime_s())
         end.answer(number, verdict, reason)
         if end.wants_write():
             self._watch_writing(end)

@@ -21,7 +21,7 @@ class Moments(NamedTuple):
     """From when on each limit of a job counts."""
 
     began_s: float
-    signed_s: float
+    last_heartbeat_s: float
     """Its last sign, or when it began."""
     pulse_s: float
     """The last pulse of its interpreter, or when it began."""
@@ -36,7 +36,7 @@ def broken_limit(hold: HeldJob, since: Moments, now_s: float, memory_bytes: int)
         cause = f"used {brief_size(memory_bytes)}, over its memory_limit of {brief_size(policy.memory_limit_bytes)}"
         return Died(cause, ErrorCode.OUT_OF_MEMORY), DeathKind.MEMORY_LIMIT
     if policy.stall_timeout_s is not None:
-        silent_s = now_s - since.signed_s
+        silent_s = now_s - since.last_heartbeat_s
         if silent_s > policy.stall_timeout_s:
             return Stalled(_stall(hold, silent_s)), DeathKind.STALL
     if policy.interpreter_timeout_s is not None:
@@ -55,7 +55,7 @@ def look_again_s(hold: HeldJob, since: Moments) -> float:
     policy = hold.policy
     ends = (
         math.inf if policy.timeout_s is None else since.began_s + policy.timeout_s,
-        math.inf if policy.stall_timeout_s is None else since.signed_s + policy.stall_timeout_s,
+        math.inf if policy.stall_timeout_s is None else since.last_heartbeat_s + policy.stall_timeout_s,
         math.inf if policy.interpreter_timeout_s is None else since.pulse_s + policy.interpreter_timeout_s,
     )
     return min(ends)
@@ -75,7 +75,7 @@ def on_heartbeat(at_s: float, grid_s: float) -> float:
 
 def _stall(hold: HeldJob, silent_s: float) -> str:
     limit = brief(hold.policy.stall_timeout_s or 0.0)
-    if not hold.signed_s:
+    if not hold.last_heartbeat_s:
         return f"gave no sign in the {brief(silent_s)} since it began (stall_timeout {limit}): call ctx.heartbeat()"
     return f"gave no sign for {brief(silent_s)}, longer than its stall_timeout of {limit}"
 
@@ -108,11 +108,11 @@ def must_stop_at_s(hold: HeldJob, confirmed_s: float) -> float | None:
     retried then, whatever its `on_crash` says. On an event loop it shares a process, and is left to its worker.
     """
     ends = []
-    if hold.lease_s is not None and hold.retried_elsewhere:
+    if hold.lease_s is not None and hold.retries_on_crash:
         ends.append(lease_end_s(confirmed_s, hold.lease_s))
     timeout_s = hold.policy.timeout_s
-    if timeout_s is not None and hold.given_s and not hold.is_async:
-        ends.append(max(hold.given_s + timeout_s, lease_end_s(confirmed_s, hold.unheard_s)))
+    if timeout_s is not None and hold.sent_s and not hold.is_async:
+        ends.append(max(hold.sent_s + timeout_s, lease_end_s(confirmed_s, hold.unheard_s)))
     return min(ends, default=None)
 
 

@@ -166,7 +166,7 @@ class WorkerLoop:
 
     def _quicken(self, interval_s: float) -> None:
         if self._heartbeat is not None:
-            self._heartbeat.quicken(interval_s)
+            self._heartbeat.shorten_interval(interval_s)
 
     def _saw_death(self, job: Claimed, beside_since_s: float | None) -> tuple[int, int]:
         # What ended well since the last claim counts first.
@@ -363,7 +363,7 @@ class WorkerLoop:
         if failpoints.active and (turn.start or any(job.running for job in answer.claimed)):
             failpoints.reached("worker.after_start")
         if turn.release and self._heartbeat is not None:
-            self._heartbeat.ring_soon(self._outbox.returned)
+            self._heartbeat.wake_queues(self._outbox.returned)
             self._outbox.returned = set()
         begun = (self._starting.pop(held.token, None) for held in turn.start)
         self._runners.ready.extend(hold for hold in begun if hold is not None)
@@ -374,7 +374,7 @@ class WorkerLoop:
         ahead = 0
         for job in answer.claimed:
             hold = self._terms.hold(job, now_s)
-            ahead += hold.retried_elsewhere
+            ahead += hold.retries_on_crash
             (self._runners.ready if job.running else self._hand).append(hold)
         if answer.claimed:
             self._pace.saw_claimed(ahead, len(answer.claimed))
@@ -473,14 +473,14 @@ class WorkerLoop:
         if now_s >= self._note_at_s and self._heartbeat is not None:
             self._note_at_s = now_s + NOTE_S
             if notes := self._runners.take_notes(now_s):
-                self._heartbeat.note_soon(notes)
+                self._heartbeat.report_progress(notes)
             if late := self._outbox.take_late(now_s):
                 self._heartbeat.note_deferred_soon(late)
         if (news := self._stacks.take(now_s) + self._runners.take_news()) and self._heartbeat is not None:
-            self._heartbeat.tell_soon(news)
+            self._heartbeat.report_events(news)
         patience_s = MAX_WAIT_IN_HAND_S if self._drain is None else 0.0
         self._runners.release_waiting(patience_s, now_s)
-        while self._hand and now_s - self._hand[0].taken_s >= patience_s:
+        while self._hand and now_s - self._hand[0].queued_s >= patience_s:
             hold = self._hand.popleft()
             self._outbox.give_back(hold.job.job_id, hold.token, hold.job.queue)
         if self._drain is not None and self._drain.is_over(now_s):

@@ -144,7 +144,7 @@ class Worker:
         words = LastOutputFile.create(last_output_path(trace.path), self._slots)
         mailbox = Mailbox()
         try:
-            self._bench.equip(trace, worker_id)
+            self._bench.configure(trace, worker_id)
             born_s = self._register(worker_id, signals)
             self._reborn = True
             ended_well = self._work(worker_id, trace, words, mailbox, born_s, signals)

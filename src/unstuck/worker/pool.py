@@ -124,7 +124,7 @@ class RunnerPool(RunnerDeaths):
     def _stop(self, crew: Slot, hold: HeldJob, fate: Outcome, kind: DeathKind, now_s: float) -> None:
         if not crew.is_async:
             hold.stop = Stop(fate, kind)  # So that a job taken back unbegun is settled by it.
-            for token in crew.runner.retract():
+            for token in crew.runner.take_back():
                 self._came_back(crew, token, now_s)
             # From here on it can enter nothing more. Where this job's end is reported already, it is in the next one,
             # which is not to blame.
@@ -134,7 +134,7 @@ class RunnerPool(RunnerDeaths):
             # What it was interrupted in may be half done: nobody else's job shall begin in this process.
             self._retire(crew)
         self._stopper.begin(crew, hold, fate, kind, now_s)
-        self._press(crew, hold, now_s)
+        self._next_action(crew, hold, now_s)
         self.look_at_s = now_s
 
     def stop_superseded(self, token: int, now_s: float) -> None:
@@ -166,7 +166,7 @@ class RunnerPool(RunnerDeaths):
         now_s = host.boottime_s()
         for crew in list(self.roster.crews.values()):
             if not crew.is_async and len(crew.jobs) > 1:
-                for token in crew.runner.retract():
+                for token in crew.runner.take_back():
                     self._came_back(crew, token, now_s)
 
     def kill_all(self, fate: Outcome | None) -> None:
@@ -180,7 +180,7 @@ class RunnerPool(RunnerDeaths):
 
     def release_waiting(self, older_than_s: float, now_s: float) -> None:
         """Give back ready jobs that found no runner for so long: somebody else may be free."""
-        while self.ready and now_s - self.ready[0].taken_s >= older_than_s:
+        while self.ready and now_s - self.ready[0].queued_s >= older_than_s:
             hold = self.ready.popleft()
             self._outbox.give_back(hold.job.job_id, hold.token, hold.job.queue)
 
@@ -193,8 +193,8 @@ class RunnerPool(RunnerDeaths):
             if hold is not None and hold.changed:
                 hold.changed = False
                 mark = hold.progress or ProgressMark()
-                busy = at + hold.busy_since_s if hold.busy_since_s else None
-                said = at + (hold.signed_s or hold.given_s)
+                busy = at + hold.silent_since_s if hold.silent_since_s else None
+                said = at + (hold.last_heartbeat_s or hold.sent_s)
                 notes.append(Progress(hold.job.job_id, token, said, mark.done, mark.total, mark.message, busy))
         return notes
 
@@ -250,7 +250,7 @@ class RunnerPool(RunnerDeaths):
             hold = crew.jobs.get(sign.token)
             if hold is None:
                 continue
-            hold.signed_s = max(hold.signed_s, sign.at_s)
+            hold.last_heartbeat_s = max(hold.last_heartbeat_s, sign.at_s)
             if sign.is_progress:
                 at = time.time() - (host.boottime_s() - sign.at_s)
                 hold.progress = ProgressMark(sign.done, sign.total, sign.message or "", round(at, 3))
@@ -290,8 +290,8 @@ class RunnerPool(RunnerDeaths):
     def _check_crew(self, crew: Slot, now_s: float) -> None:
         crew.runner.trim_output()
         self._keep_words(crew)
-        given_s = next(iter(crew.jobs.values())).given_s
-        if crew.runner.pid is None and now_s - self._pauses.excuse(given_s) > BIRTH_S:
+        sent_s = next(iter(crew.jobs.values())).sent_s
+        if crew.runner.pid is None and now_s - self._pauses.excuse(sent_s) > BIRTH_S:
             self._miss_birth(crew, now_s)
             return
         if crew.is_async:
@@ -299,17 +299,17 @@ class RunnerPool(RunnerDeaths):
         else:
             if len(crew.jobs) > 1 and now_s - crew.since_s > self._pace.slow_s():
                 # Whoever waits behind a long job can be served elsewhere.
-                for token in crew.runner.retract():
+                for token in crew.runner.take_back():
                     self._came_back(crew, token, now_s)
             holds = list(crew.jobs.values())[:1]
         pulse_s = self._trace.last_pulse_s(crew.slot)
-        self._weigh(crew, holds, now_s)
+        self._measure_memory(crew, holds, now_s)
         if not self._is_awake(crew, pulse_s, now_s):
             return
         for hold in holds:
             since = self._moments(crew, hold, pulse_s, now_s)
             self._check_hold(crew, hold, since, now_s)
-            if not crew.jobs or self._press(crew, hold, now_s):
+            if not crew.jobs or self._next_action(crew, hold, now_s):
                 return
             # The limit of one that is being stopped is long past: looking at that would keep this loop spinning.
             stopping = hold.stop is not None
@@ -330,9 +330,9 @@ class RunnerPool(RunnerDeaths):
 
     def _is_awake(self, crew: Slot, pulse_s: float, now_s: float) -> bool:
         """Note when a runner can begin its first job; False when it took too long for that and was killed."""
-        if not crew.awake_s and pulse_s >= crew.opened_s:
-            crew.awake_s = pulse_s
-        if crew.awake_s or crew.runner.pid is None:
+        if not crew.ready_s and pulse_s >= crew.opened_s:
+            crew.ready_s = pulse_s
+        if crew.ready_s or crew.runner.pid is None:
             return True
         if now_s - self._pauses.excuse(crew.opened_s) <= self._bench.import_timeout_s:
             return True
@@ -342,22 +342,25 @@ class RunnerPool(RunnerDeaths):
 
     def _moments(self, crew: Slot, hold: HeldJob, pulse_s: float, now_s: float) -> limits.Moments:
         """Say from when on the limits of a job count: not before its process could begin it, and not while we slept."""
-        began_s = max(hold.given_s if crew.is_async else crew.since_s, crew.awake_s or now_s)
+        began_s = max(hold.sent_s if crew.is_async else crew.since_s, crew.ready_s or now_s)
         excuse = self._pauses.excuse
-        signed_s, pulse_s = max(now_s if hold.writing else hold.signed_s, began_s), max(pulse_s, began_s)
-        return limits.Moments(excuse(began_s), excuse(signed_s), excuse(pulse_s))
+        last_heartbeat_s, pulse_s = (
+            max(now_s if hold.writing else hold.last_heartbeat_s, began_s),
+            max(pulse_s, began_s),
+        )
+        return limits.Moments(excuse(began_s), excuse(last_heartbeat_s), excuse(pulse_s))
 
-    def _weigh(self, crew: Slot, holds: list[HeldJob], now_s: float) -> None:
-        if now_s < crew.weigh_at_s or crew.runner.pid is None or now_s - crew.since_s < LOOK_S:
+    def _measure_memory(self, crew: Slot, holds: list[HeldJob], now_s: float) -> None:
+        if now_s < crew.measure_at_s or crew.runner.pid is None or now_s - crew.since_s < LOOK_S:
             return
         limit_bytes = holds[0].policy.memory_limit_bytes if holds and not crew.is_async else None
         weigh = host.memory_bytes if limit_bytes is None else host.family_memory_bytes
         # The dead weigh nothing: what it weighed before is what people will ask for.
         crew.memory_bytes = weigh(crew.runner.pid) or crew.memory_bytes
         wait_s = limits.measure_again_s(limit_bytes, crew.memory_bytes)
-        crew.weigh_at_s = limits.on_heartbeat(now_s + wait_s / 2, wait_s)
+        crew.measure_at_s = limits.on_heartbeat(now_s + wait_s / 2, wait_s)
         if limit_bytes is not None:
-            crew.look_at_s = min(crew.look_at_s, crew.weigh_at_s)
+            crew.look_at_s = min(crew.look_at_s, crew.measure_at_s)
 
     def _check_hold(self, crew: Slot, hold: HeldJob, since: limits.Moments, now_s: float) -> None:
         self._note_silence(hold, since.pulse_s, now_s)
@@ -378,11 +381,11 @@ class RunnerPool(RunnerDeaths):
     def _note_silence(self, hold: HeldJob, pulse_s: float, now_s: float) -> None:
         """Show, and nothing more, that no Python code runs in a process: C code may take as long as it needs."""
         silent = now_s - pulse_s > self._silent_s
-        if silent != bool(hold.busy_since_s):
-            hold.busy_since_s = pulse_s if silent else 0.0
+        if silent != bool(hold.silent_since_s):
+            hold.silent_since_s = pulse_s if silent else 0.0
             hold.changed = True
 
-    def _press(self, crew: Slot, hold: HeldJob, now_s: float) -> bool:
+    def _next_action(self, crew: Slot, hold: HeldJob, now_s: float) -> bool:
         """Take the next step to end a job; True when its runner was killed for it."""
         if not self._stopper.press(crew, hold, now_s):
             return False

@@ -248,7 +248,7 @@ class RunnerProcess:
                 self._unpermitted.append(token)
         self._permit()
 
-    def retract(self) -> list[int]:
+    def take_back(self) -> list[int]:
         """Take back every job that was not entered. After the death of the runner this is all that never was."""
         tokens: list[int] = []
         if self.kind == "sync":

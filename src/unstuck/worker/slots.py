@@ -62,7 +62,7 @@ class Slot:
     since_s: float = 0.0
     """When the first job of a sync runner became the first."""
     opened_s: float = 0.0
-    awake_s: float = 0.0
+    ready_s: float = 0.0
     """When its interpreter first gave a pulse: where runners are spawned, it imports the app before; 0 until then."""
     ended: int = 0
     pidfd: int | None = None
@@ -76,7 +76,7 @@ class Slot:
     blocker: BlockedLoop | None = None
     room: str = ""
     """The cgroup in which its memory can be bounded; empty where there is none."""
-    weigh_at_s: float = 0.0
+    measure_at_s: float = 0.0
     memory_bytes: int = 0
     """When it was last weighed, with what it had started; 0 before."""
     inherited_bytes: int = 0
@@ -95,7 +95,7 @@ class Slot:
     @property
     def silent(self) -> bool:
         """No Python code has run in its process for long: C code holds the GIL."""
-        return any(hold.busy_since_s for hold in self.jobs.values())
+        return any(hold.silent_since_s for hold in self.jobs.values())
 
     def outgrew(self, bound_bytes: float, now_s: float) -> bool:
         """Say whether its process is larger than that; it is weighed only if it could have become so."""
@@ -126,7 +126,7 @@ class SlotTable:
         self._room_alone = range(slots + 1, trace.slots)
         """Slots behind the shared loop's: for suspects, one process each."""
 
-    def saw_stillborn(self, now_s: float) -> float:
+    def start_failed(self, now_s: float) -> float:
         """Note a runner that died before it began anything; give how long to rest before the next one."""
         pause_s = min(FIRST_REST_S * 2.0 ** min(self._stillborn - 1, 10), LONGEST_REST_S) if self._stillborn else 0.0
         self._stillborn += 1
@@ -170,8 +170,8 @@ class SlotTable:
         elif not crew.jobs:
             self._busy_sync += 1
             crew.since_s = now_s
-            crew.memory_bytes, crew.weigh_at_s = 0, now_s
-        hold.given_s = now_s
+            crew.memory_bytes, crew.measure_at_s = 0, now_s
+        hold.sent_s = now_s
         crew.look_at_s = min(crew.look_at_s, now_s + FIRST_LOOK_S)
         crew.jobs[hold.token] = hold
         if not crew.to_send:
@@ -185,7 +185,7 @@ class SlotTable:
         if self.free() > 0:
             return self._async_crew(now_s) if hold.is_async else self._free_sync_crew(hold, now_s)
         # A limit of memory is for one job alone: nothing is queued before it or behind it.
-        if hold.is_async or not hold.retried_elsewhere or hold.policy.memory_limit_bytes is not None:
+        if hold.is_async or not hold.retries_on_crash or hold.policy.memory_limit_bytes is not None:
             return None
         return min(self._queues(depth, quick_since_s), key=lambda crew: len(crew.jobs), default=None)
 
@@ -218,14 +218,14 @@ class SlotTable:
         return None if slot is None else self._open(slot, now_s, is_async=True, alone=True)
 
     def _open(self, slot: int, now_s: float, *, is_async: bool, alone: bool = False) -> Slot:
-        crew = Slot(self._bench.open_runner(slot, "async" if is_async else "sync"), is_async, alone=alone)
+        crew = Slot(self._bench.start_runner(slot, "async" if is_async else "sync"), is_async, alone=alone)
         crew.opened_s = now_s
         self.crews[slot] = crew
         self._kill_at.pop(slot, None)
         self.opened.append(crew)
         return crew
 
-    def take_off(self, crew: Slot, token: int) -> HeldJob | None:
+    def remove_job(self, crew: Slot, token: int) -> HeldJob | None:
         """Take a job off a runner: it ended, was retracted, or is no longer ours."""
         hold = crew.jobs.pop(token, None)
         if hold is None:
@@ -280,4 +280,4 @@ class SlotTable:
         # Written only when it changes: most jobs come and go under the same lease.
         if self._kill_at.get(slot, 0.0) != at_s:
             self._kill_at[slot] = at_s
-            self._trace.set_kill_at(slot, at_s)
+            self._trace.set_lease_end(slot, at_s)

@@ -47,8 +47,8 @@ class Stopper:
         if not others:
             crew.runner.stacks.forget()
         # Asked once for all whose time is over at the same moment.
-        if not woken and (any(other.noting_until_s for other in others) or crew.runner.stacks.ask()):
-            stop.noting_until_s = now_s + (MEMORY_NOTING_S if kind is DeathKind.MEMORY_LIMIT else NOTING_S)
+        if not woken and (any(other.stack_until_s for other in others) or crew.runner.stacks.ask()):
+            stop.stack_until_s = now_s + (MEMORY_NOTING_S if kind is DeathKind.MEMORY_LIMIT else NOTING_S)
         else:
             # One that was stopped shall not move before it is seen where it stood.
             self._note_by_signal(crew, hold, stop)
@@ -59,12 +59,12 @@ class Stopper:
     def _note(self, crew: Slot, hold: HeldJob, stop: Stop, now_s: float) -> None:
         """Go on as soon as the pulse has written the stacks down, or has taken too long."""
         if crew.runner.stacks.told:
-            stop.noting_until_s = 0.0
+            stop.stack_until_s = 0.0
             stop.tried.append("stack noted")
             self._cancel(crew, hold, stop)
-        elif now_s >= stop.noting_until_s:
+        elif now_s >= stop.stack_until_s:
             # C code holds the GIL, or the machine is very busy.
-            stop.noting_until_s = 0.0
+            stop.stack_until_s = 0.0
             self._note_by_signal(crew, hold, stop)
         else:
             return
@@ -82,7 +82,7 @@ class Stopper:
         noted = crew.runner.interrupt(silent=silent) if asks else crew.runner.dump_stack(silent=silent)
         stop.tried.append("stack noted" if noted else "its stack could not be noted")
         if asks:
-            stop.terminated = 1
+            stop.sigterms = 1
             stop.tried.append("SIGTERM")
         self._cancel(crew, hold, stop)
 
@@ -96,17 +96,17 @@ class Stopper:
         stop = hold.stop
         if stop is None or not stop.kill_at_s:
             return False
-        if stop.noting_until_s:
+        if stop.stack_until_s:
             self._note(crew, hold, stop, now_s)
         if now_s >= stop.kill_at_s:
-            stop.tried.append(f"SIGKILL after {brief(now_s - stop.begun_s)}" if stop.terminated else "SIGKILL")
+            stop.tried.append(f"SIGKILL after {brief(now_s - stop.begun_s)}" if stop.sigterms else "SIGKILL")
             stop.kill_at_s = 0.0
             return True
-        if not stop.noting_until_s and now_s >= self._next_s(crew, stop):
+        if not stop.stack_until_s and now_s >= self._next_s(crew, stop):
             self._trace.ask_to_stop(crew.slot, hold.token)
             crew.runner.terminate()
-            stop.terminated += 1
-            stop.tried.append("SIGTERM" if stop.terminated == 1 else "SIGTERM again")
+            stop.sigterms += 1
+            stop.tried.append("SIGTERM" if stop.sigterms == 1 else "SIGTERM again")
         return False
 
     def next_step_s(self, crew: Slot, hold: HeldJob) -> float:
@@ -114,13 +114,13 @@ class Stopper:
         stop = hold.stop
         if stop is None or not stop.kill_at_s:
             return math.inf
-        return min(stop.kill_at_s, stop.noting_until_s or self._next_s(crew, stop))
+        return min(stop.kill_at_s, stop.stack_until_s or self._next_s(crew, stop))
 
     def _next_s(self, crew: Slot, stop: Stop) -> float:
         """Give when its process is sent SIGTERM next; never where that is not one of the steps."""
         if crew.is_async or stop.kind is DeathKind.MEMORY_LIMIT:
             return math.inf
-        if stop.terminated == 0:
+        if stop.sigterms == 0:
             return stop.begun_s
         # Once more half way: the first one only asked an event loop, where the job runs one of its own.
-        return stop.begun_s + self._grace_s / 2 if stop.terminated == 1 else math.inf
+        return stop.begun_s + self._grace_s / 2 if stop.sigterms == 1 else math.inf

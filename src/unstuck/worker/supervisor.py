@@ -214,7 +214,7 @@ class Supervisor:
 
     def _lost(self, place: SupervisedWorker, end: Exit, now_s: float) -> None:
         facts = {"place": place.number, "pid": place.pid, "how": str(end), "registered": place.ready_s is not None}
-        self._undertaker.bury(place.pid, place.started, f"its supervisor saw it end: {end}", end.autopsy())
+        self._undertaker.report_death(place.pid, place.started, f"its supervisor saw it end: {end}", end.autopsy())
         if end.code != 0 and place.ready_s is None and self._stop_s is None:
             where = host.hostname()
             message = (
@@ -303,7 +303,7 @@ class Supervisor:
             if place.pid:
                 place.send(signal.SIGKILL)
                 os.waitpid(place.pid, 0)
-                self._undertaker.bury(place.pid, place.started, "its supervisor ended and killed it")
+                self._undertaker.report_death(place.pid, place.started, "its supervisor ended and killed it")
                 place.pid = 0
         for companion in self._companions:
             companion.end()

@@ -196,7 +196,7 @@ class Watchdog:
         try:
             # A ledger of our own: the connections of this worker may be what it hangs in.
             with closing(open_ledger(self._settings)) as ledger:
-                ledger.condemn(self._worker_id, verdict, GuardNone())
+                ledger.declare_dead(self._worker_id, verdict, GuardNone())
                 ledger.ring({"workers"})
         except UnstuckError as error:
             log.error("The watchdog's verdict could not be written down; whoever finds us will", error=str(error))

@@ -377,8 +377,8 @@ def test_a_turn_in_flight_delays_a_verdict_only_for_a_moment(pg_ledger: Postgres
     pg_ledger.register(birth("w1"))
     with psycopg.connect(pg_url) as frozen:
         frozen.execute("select 1 from unstuck.workers where id = 'w1' for share")
-        assert not pg_ledger.condemn("w1", verdict(), GuardNone())
-    assert pg_ledger.condemn("w1", verdict(), GuardNone())
+        assert not pg_ledger.declare_dead("w1", verdict(), GuardNone())
+    assert pg_ledger.declare_dead("w1", verdict(), GuardNone())
 
 
 def test_a_turn_that_waited_for_a_verdict_sees_it(pg_ledger: PostgresLedger, pg_url: str) -> None:
@@ -400,7 +400,7 @@ def test_a_beat_that_came_first_refutes_a_verdict_by_silence(pg_ledger: Postgres
     pg_ledger.register(birth("w1"))
     wait_for(lambda: pg_ledger.tick(Tick(60.0, 1.0)) and pg_ledger.watch()[0].silent_s >= 0.2, "the silence")
     pg_ledger.beat(Heartbeat("w1", 0, 0))
-    assert not pg_ledger.condemn("w1", verdict(), GuardSilent(0.2))
+    assert not pg_ledger.declare_dead("w1", verdict(), GuardSilent(0.2))
     assert pg_ledger.watch()[0].state is WorkerState.ACTIVE
 
 

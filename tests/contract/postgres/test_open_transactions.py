@@ -183,7 +183,7 @@ def test_many_keys_that_one_session_holds_cost_one_wait(ledger: PostgresLedger, 
         put(ledger, more=JobExtras(line=f"a{number}", line_limit=1))
     user.execute("select 1 from unstuck.lines for update")
     quickly(lambda: turn(ledger, done=[done(job) for job in held]))
-    quickly(lambda: ledger.tend_lines("", 500))
+    quickly(lambda: ledger.check_keys("", 500))
     user.rollback()
     ledger.promote_due(10)
     assert len(claim_jobs(ledger)) == 20
@@ -372,7 +372,7 @@ def test_a_turn_is_written_but_for_what_is_blocked(ledger: PostgresLedger, user:
 SWEEPS: dict[str, Callable[[PostgresLedger], object]] = {
     "promote": lambda ledger: ledger.promote_due(10),
     "expire": lambda ledger: ledger.expire_due(10),
-    "tend": lambda ledger: ledger.tend_lines("", 10),
+    "tend": lambda ledger: ledger.check_keys("", 10),
     "lift": lambda ledger: ledger.lift_starving(0.0, 5),
     "repair": lambda ledger: ledger.repair_workflows(10),
     "sweep kept": lambda ledger: ledger.sweep_kept(10),
@@ -407,7 +407,7 @@ OPERATORS: dict[str, Callable[[PostgresLedger, int], object]] = {
     "cancel": lambda ledger, job_id: ledger.cancel([job_id], "me"),
     "retry": lambda ledger, job_id: ledger.retry([job_id], "me"),
     "signal": lambda ledger, job_id: ledger.signal(job_id, "go", b"null", "me"),
-    "limit": lambda ledger, _: ledger.limit_line("a", 3, "me"),
+    "limit": lambda ledger, _: ledger.limit_key("a", 3, "me"),
 }
 
 

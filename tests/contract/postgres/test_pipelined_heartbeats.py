@@ -32,12 +32,12 @@ def crew(pg_ledger: PostgresLedger) -> PostgresLedger:
     for number in range(1, 5):
         pg_ledger.register(foreign(f"f{number}", f"node-{number}"))
     # It opens the connection: a flight never does.
-    pg_ledger.beat_foreign([RemoteHeartbeat("f1")])
+    pg_ledger.record_heartbeats([RemoteHeartbeat("f1")])
     return pg_ledger
 
 
 def launched(ledger: PostgresLedger, *pulses: RemoteHeartbeat) -> PipelinedHeartbeats:
-    flight = ledger.launch_beats(pulses)
+    flight = ledger.beat_async(pulses)
     assert flight is not None
     return flight
 
@@ -77,22 +77,22 @@ def test_what_flies_is_answered_as_what_walks(crew: PostgresLedger) -> None:
     run(crew, "f1")
     crew.cancel([job_id, other_id], "me")
     crew.request("f2", "drain", "me")
-    crew.condemn("f3", verdict(), GuardNone())
+    crew.declare_dead("f3", verdict(), GuardNone())
     pulses = [RemoteHeartbeat(one, metadata={"n": "ä"}) for one in ("f1", "f2", "f3", "f4", "nobody")]
     flown = landed(launched(crew, *pulses))
-    assert flown == crew.beat_foreign(pulses)
+    assert flown == crew.record_heartbeats(pulses)
     assert {job for job, _ in flown[0].cancel} == {job_id, other_id}
     assert (flown[1].request, flown[2].state, flown[3].state) == ("drain", WorkerState.DEAD, WorkerState.ACTIVE)
 
 
 def test_there_is_no_flight_without_a_connection_that_is_free(pg_ledger: PostgresLedger) -> None:
     pg_ledger.register(foreign())
-    assert pg_ledger.launch_beats([RemoteHeartbeat("f1")]) is None
-    pg_ledger.beat_foreign([RemoteHeartbeat("f1")])
+    assert pg_ledger.beat_async([RemoteHeartbeat("f1")]) is None
+    pg_ledger.record_heartbeats([RemoteHeartbeat("f1")])
     flight = launched(pg_ledger, RemoteHeartbeat("f1"))
-    assert pg_ledger.launch_beats([RemoteHeartbeat("f1")]) is None
+    assert pg_ledger.beat_async([RemoteHeartbeat("f1")]) is None
     # Who does not fly meanwhile has another connection, and that one stays.
-    assert pg_ledger.beat_foreign([RemoteHeartbeat("f1")])[0].state is WorkerState.ACTIVE
+    assert pg_ledger.record_heartbeats([RemoteHeartbeat("f1")])[0].state is WorkerState.ACTIVE
     assert landed(flight)[0].state is WorkerState.ACTIVE
     assert landed(launched(pg_ledger, RemoteHeartbeat("f1")))[0].state is WorkerState.ACTIVE
     flight = launched(pg_ledger, RemoteHeartbeat("f1"))
@@ -155,7 +155,7 @@ def cut(url: str, pid: int) -> None:
 def test_a_road_that_falls_silent_in_flight_is_given_up_in_time(pg_url: str, crew: PostgresLedger) -> None:
     with Proxy(pg_url) as road:
         far = PostgresLedger(Settings(url=road.url, recovery=Recovery(heartbeat_interval="0.5s"), connect_timeout="2s"))
-        far.beat_foreign([RemoteHeartbeat("f1")])
+        far.record_heartbeats([RemoteHeartbeat("f1")])
         road.cut()
         begun_s = time.monotonic()
         answers = beaten(far, RemoteHeartbeat("f1"))
@@ -183,7 +183,7 @@ def test_a_server_that_is_gone_is_said_to_everybody(crew: PostgresLedger, monkey
 
     flight = launched(crew, RemoteHeartbeat("f1"))
     flight.drop()
-    monkeypatch.setattr(crew, "beat_foreign", gone)
+    monkeypatch.setattr(crew, "record_heartbeats", gone)
     answers = beaten(crew, RemoteHeartbeat("f1"), RemoteHeartbeat("f2"))
     assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
 
@@ -276,7 +276,7 @@ class SentUnnoticed:
 
 def test_nobody_waits_to_write_what_has_landed() -> None:
     mine, theirs = socket.socketpair()
-    ledger: Any = type("Sky", (), {"launch_beats": lambda self, pulses: SentUnnoticed(mine.fileno())})()
+    ledger: Any = type("Sky", (), {"beat_async": lambda self, pulses: SentUnnoticed(mine.fileno())})()
 
     async def scene() -> bool:
         theirs.send(b"!")

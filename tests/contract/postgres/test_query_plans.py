@@ -213,7 +213,7 @@ def test_the_ring_reads_those_of_its_own_host(pg_ledger: PostgresLedger, pg_url:
     if statistics == "gathered":
         with psycopg.connect(pg_url, autocommit=True) as connection:
             connection.execute("vacuum analyze")
-    assert [worker.id for worker in pg_ledger.ring_of("w120", "host-0", 24)] == ["w180", "w240", "w000", "w060"]
+    assert [worker.id for worker in pg_ledger.peers_of("w120", "host-0", 24)] == ["w180", "w240", "w000", "w060"]
     values = {"worker_id": "w120", "host": "host-0", "size": 24}
     for table in ("workers", "beats"):
         scanned, fetched = reads(pg_ledger, "ring_of", values, repeat=7, table=table)

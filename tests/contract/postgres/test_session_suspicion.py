@@ -49,15 +49,15 @@ def test_a_worker_that_came_back_and_was_cut_off_then_is_not_dead_by_the_session
 def test_a_suspicion_counts_for_nothing_if_the_worker_reconnected_between_the_look_and_the_verdict(
     reaper: Foreign, victim: PostgresLedger
 ) -> None:
-    condemn = reaper.ledger.condemn
+    condemn = reaper.ledger.declare_dead
 
     def late(*args: object) -> bool:
         victim.service_lane.open()
         return condemn(*args)  # type: ignore[arg-type]
 
-    reaper.ledger.condemn = late  # type: ignore[method-assign]
+    reaper.ledger.declare_dead = late  # type: ignore[method-assign]
     lose_a_session(reaper, victim)
-    reaper.ledger.condemn = condemn  # type: ignore[method-assign]
+    reaper.ledger.declare_dead = condemn  # type: ignore[method-assign]
     assert reaper.state() is WorkerState.SUSPECT
     assert reaper.state_after(GRACE_S + 0.5) is WorkerState.SUSPECT
     vanish(victim)

@@ -55,7 +55,7 @@ def test_no_file_is_made(tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyP
     ledger = ready_ledger(Settings(url=IN_MEMORY))
     put(ledger)
     ledger.listen("w1").close()
-    ledger.overhear().close()
+    ledger.listen_all().close()
     ledger.close()
     assert os.listdir(tmp_path) == []
 

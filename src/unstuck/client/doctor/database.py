@@ -64,7 +64,7 @@ def check_wakeups(facts: Facts, diagnosis: Diagnosis, _limits: Thresholds) -> It
     deaf = [worker for worker in facts.living if worker.id in diagnosis.deaf]
     if deaf:
         yield warning(
-            Code.BELL_UNREACHABLE,
+            Code.WAKEUP_UNREACHABLE,
             f"The bell of {named([worker.name for worker in deaf])} cannot be reached from here",
             "Bells are Unix sockets: either the process has just died, or it is in another network namespace "
             f"(container), where none from here are heard. {price}",

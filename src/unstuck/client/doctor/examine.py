@@ -140,7 +140,7 @@ def in_trouble(trouble: LedgerTrouble) -> Finding:
 
 
 _ITS_OWN_TIME = frozenset(
-    {Code.SCHEDULED, Code.QUEUEING, Code.WAITING, Code.LINE_FULL, Code.QUEUE_AT_LIMIT, Code.RATE_LIMITED}
+    {Code.SCHEDULED, Code.QUEUEING, Code.WAITING, Code.CONCURRENCY_KEY_FULL, Code.QUEUE_AT_LIMIT, Code.RATE_LIMITED}
 )
 _NOTHING = "Nothing; it goes on by itself."
 

@@ -293,7 +293,7 @@ def _beats_soon(worker: WorkerRecord) -> bool:
 
 def _held_more(ledger: Ledger, worker: WorkerRecord) -> bool:
     """Say whether it held more when it last beat than it said to run: what it took since then is told with the next."""
-    held = ledger.held_by(worker.id, MAX_HELD)
+    held = ledger.held_jobs(worker.id, MAX_HELD)
     return sum(job.held_s > worker.silent_s for job in held) > worker.running
 
 

@@ -224,7 +224,7 @@ def _obstacle(facts: Facts, queue: str, paused: bool) -> Reason | None:
 def _stuck(line: KeyRecord, reason: Reason) -> Finding:
     first = line.holders[0]
     return warning(
-        Code.LINE_STUCK,
+        Code.CONCURRENCY_KEY_STUCK,
         f"{count(line.blocked, 'job')} of key {line.key!r} {'waits' if line.blocked == 1 else 'wait'} behind job "
         f"{first.job_id}, which nobody can take",
         f"It has a place of the line and waits in queue {first.queue!r}: {reason.why[0].lower()}{reason.why[1:]}.",

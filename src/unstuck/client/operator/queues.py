@@ -60,14 +60,14 @@ class QueueVerbs(Verbs):
         """Give the lines in which somebody stands: who has their places, and how many wait."""
         return self._ledger.lines(key, limit)
 
-    def limit_line(self, key: str, places: int | None, by: str | None = None) -> KeyRecord | None:
+    def limit_key(self, key: str, places: int | None, by: str | None = None) -> KeyRecord | None:
         """Choose how many jobs of a key may be at work at once; None: as its jobs say again."""
         check_key(key, "concurrency_key")
         if places is not None:
             check_limit(places)
         by = by or self._by
         with self._audit.note(by, "limit_line", f"key {key!r}") as note:
-            self._ledger.limit_line(key, places, by)
+            self._ledger.limit_key(key, places, by)
             note.outcome = "as its jobs say" if places is None else f"{places} at once"
         return next(iter(self._ledger.lines(key)), None)
 

@@ -13,7 +13,7 @@ MAX_SENTENCE_CHARS = 600
 
 _SEEN_BY = {
     Detector.RUNNER: "by the kernel's word to its worker",
-    Detector.NEIGHBOUR: "by a neighbour on the same host that watches its worker's process",
+    Detector.PEER: "by a neighbour on the same host that watches its worker's process",
     Detector.SUPERVISOR: "by the supervisor of its worker",
     Detector.WATCHDOG: "by its worker's own watchdog",
     Detector.SESSION: "by the loss of its worker's database session",

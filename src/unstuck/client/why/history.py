@@ -68,7 +68,7 @@ def wrote(evidence: JobFacts) -> list[Step]:
     text = f"{left_out:,} entries of its journal are left out here; `unstuck job {evidence.job.id}` lists them all."
     return [
         *(_entry_step(evidence, entry) for entry in entries[:FIRST_ENTRIES]),
-        Step(first.at, StepKind.LEFT_OUT, text, {"entries": left_out}),
+        Step(first.at, StepKind.OMITTED, text, {"entries": left_out}),
         *(_entry_step(evidence, entry) for entry in entries[-LAST_ENTRIES:]),
     ]
 
@@ -129,7 +129,7 @@ def begun(evidence: JobFacts, flow: WorkflowRecord) -> list[Step]:
         steps.append(Step(node.finished_at, StepKind.FAILED, text, {"node": node.name, "job": node.job_id, **error}))
     if len(blamed) > BLAMED:
         at = blamed[-1].finished_at or job.enqueued_at
-        steps.append(Step(at, StepKind.LEFT_OUT, f"{len(blamed) - BLAMED:,} more nodes failed.", {}))
+        steps.append(Step(at, StepKind.OMITTED, f"{len(blamed) - BLAMED:,} more nodes failed.", {}))
     left = [node for node in flow.nodes if node.kind == "task" and node.state is NodeState.CANCELLED]
     ended = [node.finished_at for node in left if node.finished_at is not None]
     if ended:

@@ -47,7 +47,7 @@ class StepKind(StrEnum):
     """Somebody did something by hand."""
     EVENT = "event"
     """Any other event of the job."""
-    LEFT_OUT = "left_out"
+    OMITTED = "left_out"
 
 
 class Quote(msgspec.Struct, frozen=True):

@@ -56,4 +56,4 @@ def _tell_workflow(evidence: JobFacts, flow: WorkflowRecord) -> Story:
 def _left_out(evidence: JobFacts, one: NumberedAttempt, count: int) -> Step:
     text = f"{count:,} tries are left out here; `unstuck job {evidence.job.id}` lists them all."
     at = one.attempt.started_at or one.attempt.ended_at or one.waited_from
-    return Step(at, StepKind.LEFT_OUT, text, {"tries": count})
+    return Step(at, StepKind.OMITTED, text, {"tries": count})

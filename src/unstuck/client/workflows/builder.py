@@ -168,7 +168,7 @@ class Workflow(Container):
             stored = parts.ledger.begin_workflow(new)
         else:
             stored = parts.ledger.begin_workflow_on(connection, new)
-            parts.ringer.ring_later({f"queue:{node.job.queue}" for node in new.nodes if node.job is not None})
+            parts.ringer.send_after_commit({f"queue:{node.job.queue}" for node in new.nodes if node.job is not None})
         refuse_key_of_job(parts.ledger, stored, unique_key)
         self._started_as = stored.job_id
         warning = self._warning(new, committed=connection is None)

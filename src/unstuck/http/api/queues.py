@@ -100,7 +100,7 @@ def concurrency_keys(
 )
 def limit_key(body: LineLimitBody, desk: ServicesDep, caller: Operating) -> Response:
     """It stands over what is enqueued later, until it is taken back with null."""
-    found = desk.operator(caller).limit_line(body.key, body.limit)
+    found = desk.operator(caller).limit_key(body.key, body.limit)
     return json_response(None if found is None else views.line_view(found))
 
 

@@ -222,7 +222,7 @@ def shutdown(worker_id: str, crew: WorkerServiceDep, caller: Working) -> JSONRes
     crew.ledger.retire(seat.id)
     crew.ledger.ring({"workers"})
     crew.seats.forget(seat)
-    record = crew.ledger.foreign_worker(seat.id)
+    record = crew.ledger.remote_worker(seat.id)
     state = WorkerState.STOPPED if record is None else record.state
     return JSONResponse({"id": seat.id, "state": state.value, "released": released, "left_running": left})
 
@@ -244,19 +244,19 @@ async def _come_in(
         if before is not None:
             crew.seats.forget(before)
         ledger = crew.ledger
-        found = ledger.foreign_worker(key) or ledger.foreign_worker_named(key)
+        found = ledger.remote_worker(key) or ledger.remote_worker_named(key)
         if found is not None and found.state not in LIVE_STATES and found.id == key:
             # Known by its id: its name may live on already.
-            found = ledger.foreign_worker_named(found.name)
+            found = ledger.remote_worker_named(found.name)
         if found is not None and found.state not in LIVE_STATES and not may_speak_for(found, caller):
             # A name is free again when its worker is dead, as in a registration: tokens are changed now and then.
             found = None
         if found is None:
-            return crew.seats.keep(crew.seats.reincarnate(ledger, key, None, metadata, caller, _address(request))), None
+            return crew.seats.keep(crew.seats.reopen(ledger, key, None, metadata, caller, _address(request))), None
         allowed(crew.seats.keep(found), caller)
         if found.state in LIVE_STATES:
             return crew.seats.keep(found), None
-        born = crew.seats.reincarnate(ledger, found.name, found, metadata, caller, _address(request))
+        born = crew.seats.reopen(ledger, found.name, found, metadata, caller, _address(request))
         crew.seats.forget(crew.seats.keep(found))
         return crew.seats.keep(born), found
 
@@ -280,7 +280,7 @@ def _compare(crew: WorkerService, seat: RemoteWorker, caller: Caller, body: Beat
 
 
 def _drain(crew: WorkerService, who: str, caller: Caller) -> Response:
-    record = crew.ledger.foreign_worker(who) if could_be_id(who) else None
+    record = crew.ledger.remote_worker(who) if could_be_id(who) else None
     if record is None or record.door is not Transport.HTTP:
         if Scope.OPERATE not in caller.scopes:
             raise Problem(404, "not_found", f"There is no worker {who!r} over HTTP.")

@@ -71,7 +71,7 @@ def _limit_key(operator: Operator, form: FormData) -> tuple[rendering.Level, str
     key, places = text(form, "line"), _whole(form, "places")
     if places is None:
         return "warning", "Say how many of the key may be at work at once."
-    operator.limit_line(key, places)
+    operator.limit_key(key, places)
     return "good", f"Line {key!r}: {count(places, 'job')} at once."
 
 
@@ -79,7 +79,7 @@ def _key_as_enqueued(operator: Operator, form: FormData) -> tuple[rendering.Leve
     # Not trimmed: a key may begin or end with a space, and the button carries it as it is.
     given = form.get("line")
     key = given if isinstance(given, str) else ""
-    operator.limit_line(key, None)
+    operator.limit_key(key, None)
     return "good", f"Line {key!r} takes its limit from what is enqueued."
 
 

@@ -76,7 +76,7 @@ class LiveHub:
         """How often it looked, for tests: it does not depend on how many look."""
 
     @property
-    def blind_since(self) -> float | None:
+    def stale_since(self) -> float | None:
         """When it saw the ledger for the last time, where it does not see it now: what is shown is of then."""
         hung = self._looking_s is not None and time.monotonic() - self._looking_s > HUNG_S
         return self._seen_at if self._failed or hung else None
@@ -220,5 +220,5 @@ async def _next(hub: LiveHub, viewer: Viewer) -> bytes:
             await viewer.news.wait()
     except TimeoutError:
         pass
-    said = {"now": time.time(), "blind_since": hub.blind_since, "fragments": viewer.take()}
+    said = {"now": time.time(), "blind_since": hub.stale_since, "fragments": viewer.take()}
     return b"data: " + msgspec.json.encode(said) + b"\n\n"

@@ -181,7 +181,7 @@ def by_trouble(worker: WorkerRecord) -> tuple[int, str, str]:
 
 
 def card_of(worker: WorkerRecord, seen: Snapshot) -> WorkerCard:
-    held = seen.held_by(worker.id)
+    held = seen.held_jobs(worker.id)
     running = sorted((job for job in held if job.state is JobState.RUNNING), key=lambda job: job.started_at or 0.0)
     shown = [running_job(job, seen) for job in running[:MAX_RUNNING_SHOWN]]
     remark, level = remark_on(worker)

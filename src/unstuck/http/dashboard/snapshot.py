@@ -128,7 +128,7 @@ class Snapshot:
     """What the doctor found last; None while nobody has asked yet."""
     examined_at: float | None
 
-    def held_by(self, worker_id: str) -> list[JobRecord]:
+    def held_jobs(self, worker_id: str) -> list[JobRecord]:
         return [job for job in self.held if job.worker_id == worker_id]
 
 

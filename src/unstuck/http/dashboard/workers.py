@@ -72,7 +72,7 @@ def worker_data(viewing: View, key: str) -> dict[str, Any]:
     return {
         "worker": worker,
         "tile": card_of(worker, seen),
-        "held": [running_job(job, seen) for job in seen.held_by(worker.id)],
+        "held": [running_job(job, seen) for job in seen.held_jobs(worker.id)],
         "health": read_health(worker.metadata.get("health")),
         "autopsy": _autopsy(worker),
         "events": ledger.events(worker_id=worker.id, limit=EVENTS_SHOWN)[::-1],

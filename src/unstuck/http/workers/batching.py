@@ -91,20 +91,20 @@ class HeartbeatBatcher:
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         waiting, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
         batch = loop, waiting, [self._with_settled(pulse) for pulse, _ in waiting]
-        if not self._fly(batch):
+        if not self._send(batch):
             self._walk(batch)
 
-    def _fly(self, batch: Batch) -> bool:
+    def _send(self, batch: Batch) -> bool:
         """Have it written without waiting, if that can be done now."""
         loop, _, pulses = batch
         try:
-            flight = self._ledger().launch_beats(pulses)
+            flight = self._ledger().beat_async(pulses)
         except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
             return False
         if flight is None:
             return False
         try:
-            loop.add_reader(flight.fd, self._land, batch, flight)
+            loop.add_reader(flight.fd, self._finish, batch, flight)
             if flight.unsent:
                 loop.add_writer(flight.fd, self._push, batch, flight)
         except Exception:  # noqa: BLE001 - some loops cannot wait for what they did not open, or not for this
@@ -113,30 +113,30 @@ class HeartbeatBatcher:
             flight.drop()
             return False
         self._flight = batch, flight
-        self._deadline = loop.call_later(flight.limit_s, self._fall, batch, flight)
+        self._deadline = loop.call_later(flight.limit_s, self._abandon, batch, flight)
         return True
 
     def _push(self, batch: Batch, flight: PipelinedHeartbeats) -> None:
         try:
             flight.push()
         except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
-            self._fall(batch, flight)
+            self._abandon(batch, flight)
             return
         if not flight.unsent:
             batch[0].remove_writer(flight.fd)
 
-    def _land(self, batch: Batch, flight: PipelinedHeartbeats) -> None:
+    def _finish(self, batch: Batch, flight: PipelinedHeartbeats) -> None:
         loop, waiting, _ = batch
         try:
             answers = flight.land()
         except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
-            self._fall(batch, flight)
+            self._abandon(batch, flight)
             return
         if answers is not None:
             self._quit(loop, flight)
             self._written(loop, waiting, answers)
 
-    def _fall(self, batch: Batch, flight: PipelinedHeartbeats) -> None:
+    def _abandon(self, batch: Batch, flight: PipelinedHeartbeats) -> None:
         """Give a flight up. A beat may be written twice."""
         self._quit(batch[0], flight)
         flight.drop()
@@ -183,7 +183,7 @@ class HeartbeatBatcher:
 
     def _answer(self, pulses: Sequence[RemoteHeartbeat]) -> Sequence[HeartbeatAnswer | Exception]:
         try:
-            return self._ledger().beat_foreign(pulses)
+            return self._ledger().record_heartbeats(pulses)
         except RefusedValue as error:
             # One worker's bad metadata must not cost another its life.
             return [error] if len(pulses) == 1 else [self._answer([pulse])[0] for pulse in pulses]

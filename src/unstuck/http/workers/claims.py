@@ -82,9 +82,9 @@ class WakeUps:
                 del self._lines[key]
             elif waiter.woken:
                 # It leaves with what it found before: the ring was for whoever comes next.
-                self.wake_next(key)
+                self.wake_one(key)
 
-    def wake_next(self, key: Key) -> None:
+    def wake_one(self, key: Key) -> None:
         for waiter in self._lines.get(key, ()):
             if not waiter.woken:
                 waiter.wake()
@@ -103,13 +103,13 @@ class WakeUps:
         workers = {word.partition(":")[2] for word in words if word.startswith("worker:")}
         for key, line in self._lines.items():
             if not queues.isdisjoint(key[0]):
-                self.wake_next(key)
+                self.wake_one(key)
             for waiter in line if workers else ():
                 if waiter.worker_id in workers:
                     waiter.told = True
                     waiter.wake()
 
-    def hush(self) -> None:
+    def stop_waiting(self) -> None:
         """Have everybody go home with what they have."""
         self.hushed = True
         for line in self._lines.values():
@@ -121,7 +121,7 @@ class WakeUps:
             while self._lines:
                 await asyncio.sleep(self._poll_s)
                 for key in list(self._lines):
-                    self.wake_next(key)
+                    self.wake_one(key)
         finally:
             self._polling = None
 
@@ -203,7 +203,7 @@ async def claim(
             raise ClientGone
         if answer.claimed:
             if answer.more or len(answer.claimed) == limit:
-                wakeups.wake_next(line_of(seat))
+                wakeups.wake_one(line_of(seat))
             return answer.claimed
         now_s = loop.time()
         left_s = until_s - now_s

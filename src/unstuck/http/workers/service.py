@@ -95,7 +95,7 @@ class WorkerService:
         """Write a beat; a problem that says what happened where the worker is dead or stopped."""
         answer = await self.pulse(seat, metadata, running)
         if answer.state not in LIVE_STATES:
-            await anyio.to_thread.run_sync(self.say_gone, seat)
+            await anyio.to_thread.run_sync(self.raise_gone, seat)
         return answer
 
     async def standing(self, seat: RemoteWorker) -> HeartbeatAnswer:
@@ -126,10 +126,10 @@ class WorkerService:
         if self.books is not None:
             self.books.tend()
 
-    def say_gone(self, seat: RemoteWorker) -> None:
+    def raise_gone(self, seat: RemoteWorker) -> None:
         self.seats.forget(seat)
         self._standings.pop(seat.id, None)
-        record = self.ledger.foreign_worker(seat.id)
+        record = self.ledger.remote_worker(seat.id)
         if record is None:
             raise Problem(
                 409,
@@ -140,9 +140,9 @@ class WorkerService:
         if record.state not in LIVE_STATES:
             raise worker_gone_problem(record)
 
-    def hush(self) -> None:
+    def stop_waiting(self) -> None:
         """Let nobody wait any longer; from the event loop."""
-        self.wakeups.hush()
+        self.wakeups.stop_waiting()
 
     def close(self) -> None:
         with self._lock:

@@ -92,7 +92,7 @@ async def take_turn(
             if presence is not None:
                 presence.close()
         if more or len(claimed) == asked.limit > 0:
-            crew.wakeups.wake_next(claims.line_of(seat))
+            crew.wakeups.wake_one(claims.line_of(seat))
     return {**_told(crew, seat, standing, claimed, again), "results": results}
 
 
@@ -182,7 +182,7 @@ async def _one_commit(
         results += await settle(crew, seat, caller, items)
         return None
     if not answer.alive:
-        await anyio.to_thread.run_sync(crew.say_gone, seat)
+        await anyio.to_thread.run_sync(crew.raise_gone, seat)
         return None
     lost = [item for item in items if (item.job_id, item.token) in answer.superseded]
     told = {(one["job_id"], one["token"]): one for one in await settle(crew, seat, caller, lost)}
@@ -214,7 +214,7 @@ async def _wait(
             start=asked.start,
         )
     except claims.WorkerGone:
-        await anyio.to_thread.run_sync(crew.say_gone, seat)
+        await anyio.to_thread.run_sync(crew.raise_gone, seat)
         return ()
     crew.handed.add(seat.id, claimed)
     return claimed

@@ -157,7 +157,7 @@ class ConditionLook(msgspec.Struct, frozen=True):
 
 
 class TellingVerbs(Protocol):
-    def note_event(
+    def write_event(
         self,
         kind: str,
         message: str,
@@ -190,7 +190,7 @@ class AlertVerbs(Protocol):
         """Write how far it was told, if nobody did since this version was read; else False."""
         ...
 
-    def events_to_tell(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
+    def events_for_alerts(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
         """Return events of these kinds behind a position, in the order of their transactions, without those whose ids
         are in `but`. Of events about jobs only 'quarantined' and 'workflow_paused' are there to be told."""
         ...

@@ -64,11 +64,11 @@ class OrderVerbs(Protocol):
         """Give the lines in which somebody stands (or one of them), by their keys."""
         ...
 
-    def limit_line(self, key: str, places: int | None, by: str) -> None:
+    def limit_key(self, key: str, places: int | None, by: str) -> None:
         """Choose how many of a line may be at work at once; None: as its jobs say again."""
         ...
 
-    def tend_lines(self, after: str, limit: int) -> KeysChecked:
+    def check_keys(self, after: str, limit: int) -> KeysChecked:
         """Look after some lines: let in who waits at a free place, close lines in which nobody stands."""
         ...
 

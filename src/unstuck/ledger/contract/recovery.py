@@ -128,20 +128,20 @@ class ReaperVerbs(Protocol):
         """Return the different recovery settings that Python workers stored, living or gone."""
         ...
 
-    def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
+    def peers_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
         """Give the `size` living workers of this host that follow this one in the order of ids, going round."""
         ...
 
-    def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
+    def declare_dead(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
         """Write SUSPECT or DEAD with its event, if the guard still holds; locks the identity row, so that no
         turn of a dead worker commits after it. False: somebody was faster, or it beat."""
         ...
 
-    def amend(self, worker_id: str, verdict: WorkerVerdict) -> bool:
+    def amend_verdict(self, worker_id: str, verdict: WorkerVerdict) -> bool:
         """Write down more of how a worker ended that is dead already; False where it is not."""
         ...
 
-    def held_by(self, worker_id: str, limit: int) -> list[HeldRecord]:
+    def held_jobs(self, worker_id: str, limit: int) -> list[HeldRecord]:
         """Like `held`, bounded, oldest first, for the sweep."""
         ...
 

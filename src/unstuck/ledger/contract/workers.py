@@ -494,11 +494,11 @@ class PipelinedHeartbeats(Protocol):
 
 
 class ForeignVerbs(Protocol):
-    def foreign_worker(self, worker_id: str) -> WorkerRecord | None:
+    def remote_worker(self, worker_id: str) -> WorkerRecord | None:
         """Give one of them, whatever its state."""
         ...
 
-    def foreign_worker_named(self, name: str) -> WorkerRecord | None:
+    def remote_worker_named(self, name: str) -> WorkerRecord | None:
         """Give the living one of this name, else the last that had it. `register` refuses, by writing nothing, a second
         living one of the same name."""
         ...
@@ -515,17 +515,17 @@ class ForeignVerbs(Protocol):
         """Return those of these workers whose turns cannot be written now, because another session holds their rows."""
         ...
 
-    def beat_foreign(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
+    def record_heartbeats(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
         """Like `beat`, for many in one commit; the answers are in the same order. That one of them is late says nothing
         of the ledger, so nobody is forgiven for it. No disk is waited for: a beat that a crash forgets is forgiven by
         the restart."""
         ...
 
-    def launch_beats(self, pulses: Sequence[RemoteHeartbeat]) -> PipelinedHeartbeats | None:
+    def beat_async(self, pulses: Sequence[RemoteHeartbeat]) -> PipelinedHeartbeats | None:
         """Begin to do the same without waiting, for an event loop; None where `beat_foreign` must be called."""
         ...
 
-    def overhear(self) -> Listener:
+    def listen_all(self) -> Listener:
         """Open a bell that hears every word, for a process that speaks for many workers."""
         ...
 

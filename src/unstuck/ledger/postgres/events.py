@@ -58,7 +58,7 @@ class AlertVerbs(DiagnosingVerbs):
             self.serve_once("save_alert_target", target=target, version=version, position=position, state=state)
         )
 
-    def events_to_tell(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
+    def events_for_alerts(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
         rows = self.read(
             "events_to_tell",
             kinds=arrays.texts(sorted(kinds)),
@@ -100,7 +100,7 @@ class AlertVerbs(DiagnosingVerbs):
 
 
 class TellingVerbs(Verbs):
-    def note_event(
+    def write_event(
         self,
         kind: str,
         message: str,

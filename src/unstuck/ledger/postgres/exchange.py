@@ -62,7 +62,7 @@ class ExchangeVerbs(RequestVerbs, ForeignVerbs):
         beats: tuple[HeartbeatAnswer, ...] | None = None
         if exchange.pulses and any(map(_writes, exchange.turns)):
             # In a commit of their own: who cancels goes from a job to the beat of its worker, and turns go to jobs.
-            beats = tuple(self.beat_foreign(exchange.pulses))
+            beats = tuple(self.record_heartbeats(exchange.pulses))
             exchange = msgspec.structs.replace(exchange, pulses=())
         answer = self._exchange(exchange)
         return answer if beats is None else msgspec.structs.replace(answer, beats=beats)

@@ -17,12 +17,12 @@ class OrderVerbs(HolderVerbs):
         rows = self.read("lines", key=key, limit=limit)
         return [KeyRecord(*(*row[:4], tuple(map(KeyHolder, *row[4:7])))) for row in rows]
 
-    def limit_line(self, key: str, places: int | None, by: str) -> None:
+    def limit_key(self, key: str, places: int | None, by: str) -> None:
         values = {"key": key, "places": places, "by": by}
         rows = self.past_locks(self.read_lane, lambda: self.read_lane.write(self.sql["limit_line"], values))
         self.ring(f"queue:{queue}" for (queue,) in rows)
 
-    def tend_lines(self, after: str, limit: int) -> KeysChecked:
+    def check_keys(self, after: str, limit: int) -> KeysChecked:
         next_after, repaired, removed, queues = self.serve_once("tend_lines", after=after, limit=limit)[0]
         if queues:
             self.ring(f"queue:{queue}" for queue in set(queues))

@@ -70,11 +70,11 @@ class ReaperVerbs(Verbs):
     def recovery_rules(self) -> list[RecoveryRules]:
         return read_all(text for (text,) in self.serve("recovery_rules"))
 
-    def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
+    def peers_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
         rows = self.serve("ring_of", worker_id=worker_id, host=host, size=size)
         return [worker_watch(row, Session.UNKNOWN) for row in rows]
 
-    def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
+    def declare_dead(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
         assert verdict.state in (WorkerState.SUSPECT, WorkerState.DEAD), verdict.state
         what = "Dead worker detected" if verdict.state is WorkerState.DEAD else "Suspect worker"
         message = f"{what}: {worker_id} ({verdict.evidence}; {verdict.detector}, by {verdict.by})"
@@ -89,10 +89,10 @@ class ReaperVerbs(Verbs):
         )
         return bool(rows[0][0])
 
-    def amend(self, worker_id: str, verdict: WorkerVerdict) -> bool:
+    def amend_verdict(self, worker_id: str, verdict: WorkerVerdict) -> bool:
         return bool(self.serve("amend", worker_id=worker_id, verdict=_json(verdict)))
 
-    def held_by(self, worker_id: str, limit: int) -> list[HeldRecord]:
+    def held_jobs(self, worker_id: str, limit: int) -> list[HeldRecord]:
         return [held_job(row) for row in self.serve("held_by", worker_id=worker_id, limit=limit)]
 
     def settle(

@@ -284,11 +284,11 @@ AS_IT_WAS = -1
 
 
 class ForeignVerbs(WorkerVerbs):
-    def foreign_worker(self, worker_id: str) -> WorkerRecord | None:
+    def remote_worker(self, worker_id: str) -> WorkerRecord | None:
         rows = self.read("foreign_worker", worker_id=worker_id)
         return worker_record(rows[0]) if rows else None
 
-    def foreign_worker_named(self, name: str) -> WorkerRecord | None:
+    def remote_worker_named(self, name: str) -> WorkerRecord | None:
         rows = self.read("foreign_worker_named", name=name)
         return worker_record(rows[0]) if rows else None
 
@@ -308,16 +308,16 @@ class ForeignVerbs(WorkerVerbs):
         ids = arrays.texts(sorted(worker_ids))
         return {worker_id for (worker_id,) in self.turn_lane.ask(self.sql["blocked_workers"], {"ids": ids})}
 
-    def beat_foreign(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
+    def record_heartbeats(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
         # A beat may be given twice; what it adds to the count of settled jobs is for people.
         return beat_answers(self.beats_lane.ask(self.sql["beat_foreign"], beat_values(pulses)))
 
-    def launch_beats(self, pulses: Sequence[RemoteHeartbeat]) -> HeartbeatPipeline[list[HeartbeatAnswer]] | None:
+    def beat_async(self, pulses: Sequence[RemoteHeartbeat]) -> HeartbeatPipeline[list[HeartbeatAnswer]] | None:
         return launch(
             self.beats_lane, self.sql["beat_foreign_in_flight"], [*beat_values(pulses).values()], _answers_read
         )
 
-    def overhear(self) -> PostgresListener:
+    def listen_all(self) -> PostgresListener:
         return PostgresListener(self._bell_source(), self.schema, lambda word: True)
 
 

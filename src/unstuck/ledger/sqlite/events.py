@@ -45,7 +45,7 @@ class AlertVerbs(Verbs):
             cursor.execute(SQL["save_alert_target"], (target, version, position, state))
             return bool(cursor.connection.changes())
 
-    def events_to_tell(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
+    def events_for_alerts(self, kinds: Collection[str], after: Cursor, but: Collection[int], limit: int) -> AlertPage:
         values = (after.floor[0], _json(sorted(kinds)), _json(list(but)), limit)
         with self.db.read() as cursor:
             rows = fetch(cursor, "events_to_tell", values)
@@ -128,7 +128,7 @@ def _newest(rows: Sequence[Row]) -> Cursor:
 
 
 class TellingVerbs(Verbs):
-    def note_event(
+    def write_event(
         self,
         kind: str,
         message: str,

@@ -75,7 +75,7 @@ class ExchangeVerbs(ForeignVerbs):
         if turns is None:
             answer = self._write(exchange, looks)
         elif exchange.pulses:
-            answer = ExchangeAnswer(turns=turns, beats=tuple(self.beat_foreign(exchange.pulses)))
+            answer = ExchangeAnswer(turns=turns, beats=tuple(self.record_heartbeats(exchange.pulses)))
         else:
             answer = ExchangeAnswer(turns=turns)
         for _, look in looks:

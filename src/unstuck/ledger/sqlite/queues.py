@@ -26,7 +26,7 @@ class OrderVerbs(Verbs):
             rows = fetch(cursor, "lines", (key, limit))
         return [KeyRecord(*(*row[:4], _in_line(row[4]))) for row in rows]
 
-    def limit_line(self, key: str, places: int | None, by: str) -> None:
+    def limit_key(self, key: str, places: int | None, by: str) -> None:
         refuse_nul(key, by)
         with self.db.write() as cursor:
             cursor.execute(SQL["pin_places"], (key, places, by if places is not None else None, time.time()))
@@ -35,7 +35,7 @@ class OrderVerbs(Verbs):
             woken = admit(cursor, {key})
         self.ring_queues(woken)
 
-    def tend_lines(self, after: str, limit: int) -> KeysChecked:
+    def check_keys(self, after: str, limit: int) -> KeysChecked:
         with self.db.read() as cursor:
             keys = [key for (key,) in fetch(cursor, "lines_after", (after, limit))]
             next_after = keys[-1] if len(keys) == limit else None

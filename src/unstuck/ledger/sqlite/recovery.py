@@ -65,12 +65,12 @@ class ReaperVerbs(Verbs):
         with self.db.read() as cursor:
             return read_all(text for (text,) in fetch(cursor, "recovery_rules"))
 
-    def ring_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
+    def peers_of(self, worker_id: str, host: str, size: int) -> list[WorkerWatch]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
             return [worker_watch(row, clock) for row in cursor.execute(SQL["ring_of"], (worker_id, host, size))]
 
-    def condemn(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
+    def declare_dead(self, worker_id: str, verdict: WorkerVerdict, guard: Guard) -> bool:
         assert verdict.state in (WorkerState.SUSPECT, WorkerState.DEAD), verdict.state
         refuse_nul(verdict.evidence, verdict.by)
         with self.db.write() as cursor:
@@ -89,7 +89,7 @@ class ReaperVerbs(Verbs):
             write_event(cursor, kind, message, worker_id=worker_id)
         return True
 
-    def amend(self, worker_id: str, verdict: WorkerVerdict) -> bool:
+    def amend_verdict(self, worker_id: str, verdict: WorkerVerdict) -> bool:
         refuse_nul(verdict.evidence, verdict.by)
         with self.db.write() as cursor:
             cursor.execute(SQL["amend"], (worker_id, msgspec.json.encode(verdict).decode()))

@@ -207,9 +207,9 @@ class WorkerVerbs(Verbs):
         return {}
 
     def held(self, worker_id: str) -> list[HeldRecord]:
-        return self.held_by(worker_id, MAX_HELD)
+        return self.held_jobs(worker_id, MAX_HELD)
 
-    def held_by(self, worker_id: str, limit: int) -> list[HeldRecord]:
+    def held_jobs(self, worker_id: str, limit: int) -> list[HeldRecord]:
         with self.db.read() as cursor:
             clock = read_clock(cursor)
             return [held_job(row, clock) for row in cursor.execute(SQL["held_by"], (worker_id, limit))]
@@ -272,10 +272,10 @@ def _worker_row(birth: NewWorker, now: float) -> tuple[object, ...]:
 
 
 class ForeignVerbs(WorkerVerbs):
-    def foreign_worker(self, worker_id: str) -> WorkerRecord | None:
+    def remote_worker(self, worker_id: str) -> WorkerRecord | None:
         return self._find_foreign("foreign_worker", worker_id)
 
-    def foreign_worker_named(self, name: str) -> WorkerRecord | None:
+    def remote_worker_named(self, name: str) -> WorkerRecord | None:
         return self._find_foreign("foreign_worker_named", name)
 
     def living_python_worker(self, name: str) -> str | None:
@@ -291,15 +291,15 @@ class ForeignVerbs(WorkerVerbs):
         # There are no locks on rows.
         return set()
 
-    def beat_foreign(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
+    def record_heartbeats(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
         with self.db.write(durable=False) as cursor:
             clock = read_clock()
             return [beat_one(cursor, pulse, clock) for pulse in pulses]
 
-    def launch_beats(self, pulses: Sequence[RemoteHeartbeat]) -> None:
+    def beat_async(self, pulses: Sequence[RemoteHeartbeat]) -> None:
         """There is nothing to wait for but the disk, and that is waited for in a thread."""
 
-    def overhear(self) -> SqliteListener:
+    def listen_all(self) -> SqliteListener:
         bell = SqliteListener(listener_address(self.db.path, f"listener-{os.getpid()}-{secrets.token_hex(8)}"))
         try:
             with self.db.write() as cursor:

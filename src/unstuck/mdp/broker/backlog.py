@@ -78,7 +78,7 @@ class Backlog:
             self._withdrawn[birth.name if birth.holding is None else birth.holding.worker_id] = birth
         return True
 
-    def bury(self, death: WorkerDeath) -> None:
+    def report_death(self, death: WorkerDeath) -> None:
         (self._deaths if death.job_id is None else self._losses).append(death)
 
     def retire(self, worker_id: str) -> None:

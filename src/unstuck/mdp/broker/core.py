@@ -64,7 +64,7 @@ class BrokerCore(ClientSide, WorkerSide):
             peer.seen_s = now_s
             self._on_too_large(peer, head)
 
-    def on_gone(self, line: int, now_s: float) -> None:
+    def on_connection_closed(self, line: int, now_s: float) -> None:
         """A connection ended; whatever came through it was handed to us before."""
         for peer in self.peers.on_line(line):
             self._bury(peer, GONE)
@@ -139,7 +139,7 @@ class BrokerCore(ClientSide, WorkerSide):
                 kept.append((since_s, one))
         self._left_at_work = kept
 
-    def on_bell(self, words: frozenset[str]) -> None:
+    def on_wakeup(self, words: frozenset[str]) -> None:
         """Something may have come into these queues, or everything may have changed (no words)."""
         queues = {word.partition(":")[2] for word in words if word.startswith("queue:")}
         for peer in self.peers:
@@ -182,7 +182,7 @@ class BrokerCore(ClientSide, WorkerSide):
         sends, self._sends = self._sends, []
         return sends
 
-    def take_order(self, now_s: float = inf) -> Batch | None:
+    def take_batch(self, now_s: float = inf) -> Batch | None:
         """Give what is to be written now, if nothing else is on its way, and nothing is gained by waiting for more."""
         if self._under_way is not None or self._gathers(now_s):
             return None
@@ -217,7 +217,7 @@ class BrokerCore(ClientSide, WorkerSide):
 
     # What the ledger answers ----------------------------------------------------------------------
 
-    def on_answer(self, answer: BatchResult, now_s: float) -> None:
+    def on_batch_done(self, answer: BatchResult, now_s: float) -> None:
         order, self._under_way = self._under_way, None
         assert order is not None
         self._backlog.pace(now_s - self._ordered_s)
@@ -331,4 +331,4 @@ class BrokerCore(ClientSide, WorkerSide):
         if death is None:
             self._backlog.retire(worker_id)
         else:
-            self._backlog.bury(death)
+            self._backlog.report_death(death)

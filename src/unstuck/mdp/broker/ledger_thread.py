@@ -117,7 +117,7 @@ class BatchRunner:
     def _births(self, order: Batch, answer: BatchResult) -> list[Step]:
         births, order.births = order.births, []
         kept = answer.left.births
-        return [Step(partial(self._bear, birth, order, answer), self._deferring(kept, birth)) for birth in births]
+        return [Step(partial(self._register, birth, order, answer), self._deferring(kept, birth)) for birth in births]
 
     def _ends(self, order: Batch, answer: BatchResult) -> list[Step]:
         """Return the steps for what is said of workers after their turns."""
@@ -155,17 +155,17 @@ class BatchRunner:
         The order with the next heartbeats waits behind it. Should one of these workers die meanwhile, its death is
         in that order too."""
         if self._alive:
-            self._ledger.beat_foreign([RemoteHeartbeat(worker_id) for worker_id in sorted(self._alive)])
+            self._ledger.record_heartbeats([RemoteHeartbeat(worker_id) for worker_id in sorted(self._alive)])
 
     def close(self) -> None:
         self._ringer.flush()
 
     # ------------------------------------------------------------------------------------------
 
-    def _bear(self, birth: Registration, order: Batch, answer: BatchResult) -> None:
+    def _register(self, birth: Registration, order: Batch, answer: BatchResult) -> None:
         if (resumed := self._resume(birth)) is not None:
             answer.resumed[birth.worker_id] = resumed
-        elif not self._register(birth, answer):
+        elif not self._write_registration(birth, answer):
             return
         self._alive.add(birth.worker_id if resumed is None else resumed.worker_id)
         order.births.append(birth)
@@ -176,7 +176,7 @@ class BatchRunner:
         for worker_id, hand in list(order.hands.items()):
             if not hand.late:
                 continue
-            worker = self._ledger.foreign_worker(worker_id)
+            worker = self._ledger.remote_worker(worker_id)
             held = set()
             genuine = hand.late
             if worker is not None and worker.door is Transport.MDP and worker.state in LIVE_STATES:
@@ -197,7 +197,7 @@ class BatchRunner:
             return
         self._wishes.pop(death.worker_id, None)
         self._alive.discard(death.worker_id)
-        self._reaper.bury(death.worker_id, death.detector, death.evidence, seen=self._seen(death.worker_id))
+        self._reaper.report_death(death.worker_id, death.detector, death.evidence, seen=self._seen(death.worker_id))
         answer.buried.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
 
     def _seen(self, worker_id: str) -> WorkerWatch | None:
@@ -287,9 +287,9 @@ class BatchRunner:
 
     def _old_self(self, birth: Registration) -> WorkerRecord | None:
         if birth.holding is not None:
-            worker = self._ledger.foreign_worker(birth.holding.worker_id)
+            worker = self._ledger.remote_worker(birth.holding.worker_id)
         else:
-            worker = self._ledger.foreign_worker_named(birth.name) if birth.named else None
+            worker = self._ledger.remote_worker_named(birth.name) if birth.named else None
         # Whoever has a wish here stands at this broker now.
         if worker is None or worker.state not in LIVE_STATES or worker.id in self._wishes:
             return None
@@ -312,7 +312,7 @@ class BatchRunner:
             # Its reply has come, and waits for a lock.
             answer.left.abandoned.append(abandoned)
             return
-        worker = self._ledger.foreign_worker(abandoned.worker_id)
+        worker = self._ledger.remote_worker(abandoned.worker_id)
         if worker is not None and worker.state in LIVE_STATES and worker.id not in self._wishes:
             held = self._ledger.held(worker.id)
             kept = None if abandoned.is_given_up else abandoned.working_on
@@ -338,14 +338,14 @@ class BatchRunner:
         if abandoned.is_given_up or not abandoned.may_be_given_up:
             abandoned.estate.settled(abandoned.worker_id)
 
-    def _register(self, birth: Registration, answer: BatchResult) -> bool:
+    def _write_registration(self, birth: Registration, answer: BatchResult) -> bool:
         """Write a worker down; return False if it is refused, or to be tried again."""
         known = self._services | set(birth.services)
         if len(known) > max(MAX_KNOWN_SERVICES, len(self._services)):
             answer.turned_away.append((birth, protocol.TOO_MANY_SERVICES, too_many_services(MAX_KNOWN_SERVICES)))
             return False
         if birth.named:
-            standing = self._ledger.foreign_worker_named(birth.name)
+            standing = self._ledger.remote_worker_named(birth.name)
             if standing is not None and standing.state in LIVE_STATES and standing.id != birth.worker_id:
                 if standing.owner == birth.owner and standing.id in self._wishes:
                     # It came back before the end of its former connection was written.
@@ -357,7 +357,7 @@ class BatchRunner:
                 answer.turned_away.append((birth, protocol.NAME_TAKEN, name_taken(birth.name, python)))
                 return False
         self._write(birth)
-        if birth.named and self._ledger.foreign_worker(birth.worker_id) is None:
+        if birth.named and self._ledger.remote_worker(birth.worker_id) is None:
             # Another broker was faster.
             self._wishes.pop(birth.worker_id, None)
             answer.turned_away.append((birth, protocol.NAME_TAKEN, name_taken(birth.name)))

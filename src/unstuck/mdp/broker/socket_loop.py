@@ -247,7 +247,7 @@ class SocketLoop:
     def run(self) -> None:
         while not self._stopping:
             self.round()
-            self._weigh()
+            self._measure_memory()
         if self._error is not None:
             raise self._error
 
@@ -282,7 +282,7 @@ class SocketLoop:
             ended, self._ended = [], ended + self._ended
         for gone in ended:
             self._note_end(gone)
-            self._core.on_gone(gone, now_s)
+            self._core.on_connection_closed(gone, now_s)
         for identity, parts, line in newcomers:
             if line is not None:
                 if line not in self._open:
@@ -291,19 +291,19 @@ class SocketLoop:
                     # That was an owner before it.
                     self._ended.remove(line)
                     self._note_end(line, spoke=True)
-                    self._core.on_gone(line, now_s)
+                    self._core.on_connection_closed(line, now_s)
             self._core.on_message(identity, parts, line, now_s)
         for client in left:
             self._core.on_client_gone(client)
         while self._answers:
-            self._core.on_answer(self._answers.popleft(), now_s)
+            self._core.on_batch_done(self._answers.popleft(), now_s)
         while self._words:
-            self._core.on_bell(self._words.popleft())
+            self._core.on_wakeup(self._words.popleft())
         if now_s >= tick_s:
             if self._core.awaits_abandoned:
                 self._core.all_have_spoken = self._open <= self._spoken
             self._core.on_tick(now_s)
-        order = self._core.take_order(now_s)
+        order = self._core.take_batch(now_s)
         if order is not None:
             self._order(order)
         self._send_all()
@@ -316,7 +316,7 @@ class SocketLoop:
             self._closed = True
             os.close(self._wakeup)
 
-    def _weigh(self) -> None:
+    def _measure_memory(self) -> None:
         if self._scales.is_over(time.monotonic()):
             self.is_too_heavy = self._stopping = True
 

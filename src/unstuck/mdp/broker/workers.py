@@ -126,7 +126,7 @@ class WorkerSide(Prefetch):
             # It went again meanwhile. If we sent it away ourselves the next broker will hear of it.
             if resumed is not None and not self._closing:
                 job_id = None if resumed.job is None else resumed.job.job_id
-                self._backlog.bury(WorkerDeath(resumed.worker_id, Detector.CONNECTION, GONE, job_id))
+                self._backlog.report_death(WorkerDeath(resumed.worker_id, Detector.CONNECTION, GONE, job_id))
             return
         if resumed is not None:
             held = None if birth.holding is None else read_address(peer.holding or b"")
@@ -282,7 +282,7 @@ class WorkerSide(Prefetch):
         elif death is None:
             self._backlog.retire(peer.worker_id)
         else:
-            self._backlog.bury(death)
+            self._backlog.report_death(death)
 
     def _lose(self, peer: ConnectedWorker) -> None:
         """The ledger took it for dead: whatever it holds is somebody else's, and it must come anew."""

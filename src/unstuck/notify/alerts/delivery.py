@@ -213,7 +213,7 @@ def target_status(ledger: Ledger, rules: Alerts) -> list[TargetStatus]:
             views.append(TargetStatus(target.shown, kind, False))
             continue
         book = read_state(found.state)
-        waiting = len(ledger.events_to_tell(kinds, read_cursor(found.position), book.told_ids, MAX_BATCH).events)
+        waiting = len(ledger.events_for_alerts(kinds, read_cursor(found.position), book.told_ids, MAX_BATCH).events)
         views.append(
             TargetStatus(
                 target.shown,

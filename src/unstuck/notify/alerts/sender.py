@@ -74,7 +74,7 @@ class TargetSender:
             return
         book = read_state(found.state)
         position = read_cursor(found.position)
-        page = ledger.events_to_tell(self._kinds, position, book.told_ids, MAX_BATCH)
+        page = ledger.events_for_alerts(self._kinds, position, book.told_ids, MAX_BATCH)
         if not page.is_known and position.is_ahead_of(found.newest) and found.newest.id:
             self._begin_again(ledger, found, book)
             return
