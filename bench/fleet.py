@@ -34,7 +34,7 @@ class Stage:
 
     def resume(self) -> None:
         self.ledger.resume(DEFAULT_QUEUE, "bench")
-        self.ledger.ring({f"queue:{DEFAULT_QUEUE}"})
+        self.ledger.notify({f"queue:{DEFAULT_QUEUE}"})
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def _turn_script(
     names = tuple(task.name for task in manifest.tasks)
     ahead = any(task.policy.on_crash == "retry" for task in manifest.tasks)
     wish = ClaimRequest((DEFAULT_QUEUE,), names, settings.slots, run_ahead=ahead, start=settings.slots)
-    turn = ledger.recorded(lambda: ledger.turn(Turn(born.id, wish=wish)))
+    turn = ledger.recorded(lambda: ledger.turn(Turn(born.id, claim_request=wish)))
     comparison = ledger.recorded(lambda: ledger.held(born.id))
     per_comparison = round(born.heartbeat_interval_s * BEATS_PER_COMPARISON / settings.poll_interval_s)
     return _lines(
@@ -80,7 +80,7 @@ def _service_script(ledger: RecordingLedger, born: NewWorker, settings: Settings
     beat = ledger.recorded(lambda: ledger.beat(Heartbeat(born.id, 0, 0)))
     ring = ledger.recorded(lambda: ledger.peers_of(born.id, host.hostname(), LOOKED_AT))
     reaper = Reaper(ledger, settings.recovery, by=born.id)
-    sweep, order, retention, health = _by_ticket(ledger.recorded(reaper.round))
+    sweep, order, retention, health = _by_ticket(ledger.recorded(reaper.sweep))
     retention += ledger.recorded(lambda: _finish_retention(reaper))
     crowd = ledger.recorded(ledger.fleet)
     crowd_laps = max(COUNT_EVERY_S, workers / ASKING_PER_INTERVAL) / lap_s

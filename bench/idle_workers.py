@@ -137,8 +137,8 @@ def _measure_all(table: Table, database: Postgres, sizes: list[int], seconds: fl
 def _judged(stage: Stage, workers: int) -> float:
     """Let a real watchman look at the replayed ones, and give the longest silence."""
     silent_s = stage.ledger.fleet().silent_s
-    done = Reaper(stage.ledger, config.load({"url": stage.url}).recovery, by="bench").round(ticket=False)
-    if done.watched != workers or done.suspected or done.buried:
+    done = Reaper(stage.ledger, config.load({"url": stage.url}).recovery, by="bench").sweep(ticket=False)
+    if done.watched != workers or done.suspected or done.deaths:
         raise RuntimeError(f"a watchman saw {done.watched} of {workers} idle workers: {done.counts()}")
     return silent_s
 

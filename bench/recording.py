@@ -40,13 +40,13 @@ class RecordingLedger(PostgresLedger):
     def recorded(self, act: Callable[[], object]) -> list[str]:
         """Do it, and give what it sent, as text for a script."""
         sent: list[Sent] = []
-        for lane in self.lanes():
+        for lane in self.connections():
             assert isinstance(lane, RecordingLane)
             lane.sent = sent
         act()
         return [self._scripted(one) for one in sent]
 
-    def _lane(self, purpose: str, url: str | None = None) -> ManagedConnection:
+    def _connection(self, purpose: str, url: str | None = None) -> ManagedConnection:
         address = self.address if url is None else read_address(url)
         return RecordingLane(purpose, address, self.schema, bounds_of(purpose, self.settings))
 
@@ -61,7 +61,7 @@ class RecordingLedger(PostgresLedger):
         """Have the server write it: the ledger's arrays are bytes that only it can read."""
         if value is None or isinstance(value, int | float):
             return "null" if value is None else str(value).lower()
-        connection = self.read_lane.open().connection
+        connection = self.read_connection.open().connection
         row = connection.execute("select quote_literal(%(v)s), pg_typeof(%(v)s)::text", {"v": value}).fetchone()
         assert row is not None
         # A string has no type of its own in the driver's hands either; arrays have.

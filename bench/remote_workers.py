@@ -163,14 +163,14 @@ def _bare(ledger: Ledger, worker_id: str, limit: int) -> Step:
             heartbeat_interval_s=30,
             suspect_after_s=300,
             running_stale_after_s=300,
-            door=Transport.HTTP,
+            transport=Transport.HTTP,
         )
     )
     done: tuple[Success, ...] = ()
 
     async def step() -> int:
         nonlocal done
-        answer = ledger.turn(Turn(worker_id, done, wish=ClaimRequest((QUEUE,), (TASK,), limit, start=limit)))
+        answer = ledger.turn(Turn(worker_id, done, claim_request=ClaimRequest((QUEUE,), (TASK,), limit, start=limit)))
         assert len(answer.claimed) == limit
         done = tuple(Success(job.job_id, job.token, b"1") for job in answer.claimed)
         return limit

@@ -58,13 +58,13 @@ def _checks(stage: Stage, ledger: Ledger, reaper: Reaper) -> dict[str, Callable[
 def _fill(stage: Stage, workers: int, jobs: int) -> None:
     ledger = stage.ledger
     for number in range(workers):
-        ledger.register(_birth(number, ledger.one_host))
+        ledger.register(_birth(number, ledger.single_host))
     stage.task("noop").enqueue_many([()] * (HOLDING + 1))
-    [first] = ledger.turn(Turn("bench0", wish=ClaimRequest(("default",), ("noop",), 1, start=1))).claimed
+    [first] = ledger.turn(Turn("bench0", claim_request=ClaimRequest(("default",), ("noop",), 1, start=1))).claimed
     ledger.turn(Turn("bench0", done=(Success(first.job_id, first.token, b"null"),)))
     copy_rows(stage, "succeeded", jobs)
     for number in range(HOLDING):
-        ledger.turn(Turn(f"bench{number}", wish=ClaimRequest(("default",), ("noop",), 1, start=1)))
+        ledger.turn(Turn(f"bench{number}", claim_request=ClaimRequest(("default",), ("noop",), 1, start=1)))
 
 
 def _birth(number: int, one_host: bool) -> NewWorker:
@@ -85,7 +85,7 @@ def _birth(number: int, one_host: bool) -> NewWorker:
         suspect_after_s=web.heartbeat_timeout_s,
         running_stale_after_s=web.heartbeat_timeout_s,
         metadata={"hostname": f"host-{number % 50}", "pid": number},
-        door=Transport.HTTP,
+        transport=Transport.HTTP,
     )
 
 

@@ -115,7 +115,7 @@ class Wheel:
                 self._worker_id,
                 done=tuple(Success(held.job_id, held.token, b"null") for held in running),
                 start=claimed,
-                wish=wish if done + len(running) + len(claimed) < jobs else None,
+                claim_request=wish if done + len(running) + len(claimed) < jobs else None,
             )
             answer = ledger.turn(turn)
             assert answer.alive

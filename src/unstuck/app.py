@@ -213,11 +213,11 @@ class App(ScheduleRegistry, HookRegistry):
 
     @property
     def ledger(self) -> "Ledger":
-        return self._counter.parts().ledger
+        return self._counter.services().ledger
 
     @property
     def operator(self) -> "Operator":
-        return self._counter.parts().operator
+        return self._counter.services().operator
 
     def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
@@ -271,7 +271,7 @@ class App(ScheduleRegistry, HookRegistry):
 
     def migrate(self) -> list[str]:
         """Create or update the tables; give what was applied."""
-        return self._counter.parts().ledger.migrate()
+        return self._counter.services().ledger.migrate()
 
     def close(self) -> None:
         """Ring what is still to be rung and close the connections; the next use opens them again."""

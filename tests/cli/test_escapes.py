@@ -148,7 +148,7 @@ def _birth(shop: Cli) -> NewWorker:
         suspect_after_s=30.0,
         running_stale_after_s=30.0,
         metadata={EVIL: EVIL},
-        door="http",
+        transport="http",
         rules=shop.settings.recovery.rules,
     )
 

@@ -41,7 +41,7 @@ def take(ledger: Ledger, worker_id: str = "w1") -> Claimed:
 
     def claim() -> tuple[Claimed, ...]:
         ledger.promote_due(10)
-        return ledger.turn(Turn(worker_id, wish=WISH)).claimed
+        return ledger.turn(Turn(worker_id, claim_request=WISH)).claimed
 
     [job] = wait_for(claim, "a job to claim")
     assert not ledger.turn(Turn(worker_id, start=(AttemptRef(job.job_id, job.token),))).superseded
@@ -187,7 +187,7 @@ def test_release_takes_a_task_or_all_and_refuses_the_others(shop: Cli) -> None:
         for number in (first, second, third):
             record = ledger.job(number)
             assert record is not None
-            assert (record.state, record.alone, record.crash_count) == (JobState.PENDING, True, 0)
+            assert (record.state, record.run_alone, record.crash_count) == (JobState.PENDING, True, 0)
 
 
 def test_many_are_released_in_pages(either_shop: Cli) -> None:
@@ -196,7 +196,7 @@ def test_many_are_released_in_pages(either_shop: Cli) -> None:
     deadly = Policy(on_crash="retry", max_crash_retries=0)
     with shop.ledger() as ledger:
         ledger.enqueue([new_job(deadly)] * (LOOKED_UP + 2))
-        held = ledger.turn(Turn("w1", wish=msgspec.structs.replace(WISH, limit=LOOKED_UP + 1))).claimed
+        held = ledger.turn(Turn("w1", claim_request=msgspec.structs.replace(WISH, limit=LOOKED_UP + 1))).claimed
         ledger.turn(Turn("w1", start=tuple(AttemptRef(job.job_id, job.token) for job in held)))
         ends = [conclude(Attempt(job.job_id, job.token, deadly, 0, 0), TALE[0]) for job in held]
         ledger.turn(Turn("w1", endings=tuple(ends)))

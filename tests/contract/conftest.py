@@ -45,7 +45,7 @@ def shared_pg_ledger(pg_server: PgServer) -> Iterator[tuple[str, LedgerPool]]:
 def swept_pg_url(shared_pg_ledger: tuple[str, LedgerPool]) -> str:
     """The shared database as it was when its tables were new."""
     url, broom = shared_pg_ledger
-    broom.sweep()
+    broom.clean()
     return url
 
 

@@ -72,7 +72,7 @@ def test_five_hundred_workers_killed_at_once_are_one_message(
     with registered_victims(ledger):
         # Not of the reaper: none runs here, and to register so many can take as long as makes that worth a word.
         start(receiver.url, batch_window="3s", min_interval="1s", kinds=("worker_died", "crash_loop"))
-    buried = Reaper(ledger, Recovery(), by="reaper").round(ticket=False).buried
+    buried = Reaper(ledger, Recovery(), by="reaper").sweep(ticket=False).deaths
     assert buried.total() == VICTIMS
     wait_for(lambda: receiver.posts, "the message")
     tell(ledger, "the end")

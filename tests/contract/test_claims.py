@@ -187,7 +187,7 @@ def test_a_turn_that_gives_a_job_back_and_takes_it_again_begins_the_second_attem
         Turn(
             "w1",
             endings=tuple(crash_retry(job, counter="none") for job in jobs),
-            wish=ClaimRequest(("default",), ("add",), 100, start=100),
+            claim_request=ClaimRequest(("default",), ("add",), 100, start=100),
         )
     )
     assert len(again.claimed) == len(jobs)
@@ -265,14 +265,14 @@ class Watched(ClientConnection):
 
 def test_whoever_is_told_something_gets_no_job_of_the_same_moment(ledger: Ledger) -> None:
     """An operator switches a worker off while it waits: a job that comes just then is for somebody else."""
-    ledger.register(birth("w1", door=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
+    ledger.register(birth("w1", transport=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
     seat = RemoteWorker("w1", "name-of-w1", None, (QUEUE,), (TASK,), 30.0, 600.0)
 
     turns = TurnBatcher(lambda: ledger)
 
     async def scene() -> tuple[tuple[Claimed, ...], int]:
         wakeups, presence = WakeUps(TIMEOUT_S), Watched()
-        with wakeups.line(line_of(seat), seat.id) as waiter:
+        with wakeups.wait_in(line_of(seat), seat.id) as waiter:
             claiming = claim(
                 turns.take, ledger, wakeups, waiter, seat, presence, wanted, limit=1, wait_s=TIMEOUT_S, start=False
             )

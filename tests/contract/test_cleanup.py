@@ -35,7 +35,7 @@ def occupy(page: StatusPage, slot: int, body: DummyProcess, kind: int = SYNC) ->
 
 def test_nursery_and_runners_die_and_what_they_entered_is_known(page: StatusPage, bodies: list[DummyProcess]) -> None:
     nursery, first, second = bodies
-    page.set_nursery(nursery.pid, nursery.started)
+    page.set_fork_server(nursery.pid, nursery.started)
     occupy(page, 0, first)
     occupy(page, 1, second)
     page.enter(0, 11)
@@ -45,21 +45,21 @@ def test_nursery_and_runners_die_and_what_they_entered_is_known(page: StatusPage
     found = leftovers.kill(str(page.path))
     assert all(body.dead for body in bodies)
     # What was finished and what is between two jobs were entered too: their outcomes died with the worker.
-    assert found == leftovers.Leftovers(cleared=True, entered=frozenset({11, 12, 21}))
+    assert found == leftovers.Leftovers(all_gone=True, begun_tokens=frozenset({11, 12, 21}))
 
 
 def test_a_frozen_runner_dies_as_well(page: StatusPage, bodies: list[DummyProcess]) -> None:
     occupy(page, 0, bodies[0])
     bodies[0].process.send_signal(signal.SIGSTOP)
-    assert leftovers.kill(str(page.path)).cleared
+    assert leftovers.kill(str(page.path)).all_gone
     assert bodies[0].dead
 
 
 def test_the_nursery_of_a_worker_that_may_wake_up_is_spared(page: StatusPage, bodies: list[DummyProcess]) -> None:
     nursery, runner, _ = bodies
-    page.set_nursery(nursery.pid, nursery.started)
+    page.set_fork_server(nursery.pid, nursery.started)
     occupy(page, 0, runner)
-    assert leftovers.kill(str(page.path), nursery=False).cleared
+    assert leftovers.kill(str(page.path), fork_server=False).all_gone
     assert runner.dead
     assert not nursery.dead
 
@@ -67,7 +67,7 @@ def test_the_nursery_of_a_worker_that_may_wake_up_is_spared(page: StatusPage, bo
 def test_somebody_else_with_the_same_pid_is_not_touched(page: StatusPage, bodies: list[DummyProcess]) -> None:
     page.set_kind(0, SYNC)
     page.set_runner(0, bodies[0].pid, "1")
-    assert leftovers.kill(str(page.path)).cleared
+    assert leftovers.kill(str(page.path)).all_gone
     assert not bodies[0].dead
 
 
@@ -77,28 +77,28 @@ def test_where_an_async_runner_stood_nothing_is_known_to_be_unbegun(
     occupy(page, 0, bodies[0])
     occupy(page, 2, bodies[1], ASYNC)
     found = leftovers.kill(str(page.path))
-    assert (found.cleared, found.entered) == (True, None)
+    assert (found.all_gone, found.begun_tokens) == (True, None)
 
 
 def test_an_async_runner_whose_birth_was_not_yet_written_down_counts_too(page: StatusPage) -> None:
     page.set_kind(0, ASYNC)
-    assert leftovers.kill(str(page.path)).entered is None
+    assert leftovers.kill(str(page.path)).begun_tokens is None
 
 
 def test_a_slot_of_unknown_kind_counts_only_if_somebody_stood_in_it(
     page: StatusPage, bodies: list[DummyProcess]
 ) -> None:
     occupy(page, 0, bodies[0])
-    assert leftovers.kill(str(page.path)).entered == frozenset()
+    assert leftovers.kill(str(page.path)).begun_tokens == frozenset()
     page.set_runner(1, bodies[1].pid, bodies[1].started)
-    assert leftovers.kill(str(page.path)).entered is None
+    assert leftovers.kill(str(page.path)).begun_tokens is None
 
 
 def test_what_a_slot_entered_is_remembered_when_its_runner_is_replaced(page: StatusPage) -> None:
     page.set_kind(0, SYNC)
     page.enter(0, 5)
     page.clear_runner(0)
-    assert leftovers.kill(str(page.path)).entered == frozenset({5})
+    assert leftovers.kill(str(page.path)).begun_tokens == frozenset({5})
 
 
 def test_a_slot_remembers_the_last_entries_and_no_more(page: StatusPage) -> None:
@@ -112,9 +112,9 @@ def test_a_slot_that_raced_on_while_nothing_was_settled_is_not_believed(page: St
     for token in range(1, ENTERED_KEPT + 2):
         page.enter(0, token)
     # The first of them is forgotten, and its outcome may have died with the worker.
-    assert leftovers.kill(str(page.path)).entered is None
+    assert leftovers.kill(str(page.path)).begun_tokens is None
     page.set_settled(0, 1)
-    assert leftovers.kill(str(page.path)).entered == frozenset(range(2, ENTERED_KEPT + 2))
+    assert leftovers.kill(str(page.path)).begun_tokens == frozenset(range(2, ENTERED_KEPT + 2))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 4096])

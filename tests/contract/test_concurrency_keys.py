@@ -42,7 +42,7 @@ def in_line(key: str = KEY, limit: int | None = None, **more: object) -> JobExtr
 
 
 def line(ledger: Ledger, key: str = KEY) -> KeyRecord:
-    [found] = ledger.lines(key)
+    [found] = ledger.concurrency_keys(key)
     return found
 
 
@@ -147,7 +147,7 @@ def test_purging_leaves_an_empty_line_which_is_closed(ledger: Ledger, w1: str) -
     assert ledger.purge("default", "ops") == 3
     assert line(ledger).holders == ()
     assert ledger.check_keys("", 100).removed == 1
-    assert ledger.lines() == []
+    assert ledger.concurrency_keys() == []
     assert ids(claim_jobs(ledger)) == []
     # Retried by an operator, it brings its limit along.
     ledger.retry([1, 2, 3], "ops")
@@ -309,7 +309,7 @@ def test_places_are_held_as_the_model_says(ledger: Ledger, w1: str, meddler: Bac
     for act in acts:
         _do(ledger, meddler, model, hands, run, act)
         for key in KEYS:
-            found = ledger.lines(run + key)
+            found = ledger.concurrency_keys(run + key)
             holders = [one.job_id for line in found for one in line.holders]
             assert sorted(holders) == sorted(model.of(key, "ready", "claimed", "running")), act
             assert [(line.places, line.blocked) for line in found] == (

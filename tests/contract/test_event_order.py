@@ -299,9 +299,9 @@ def test_five_hundred_deaths_are_one_notification_for_each_client(
         local: list[Event] = []
         threading.Thread(target=lambda: local.extend(iter_first(app)), daemon=True).start()
         wait_for(lambda: all(stream.begun for stream in streams), "both streams to begin")
-        wait_for(lambda: app._counter.parts().feed._wakes, "somebody who listens here")
+        wait_for(lambda: app._counter.services().feed._wakes, "somebody who listens here")
         kill_all(victims)
-        buried = Reaper(ledger, Recovery(), by="reaper").round(ticket=False).buried
+        buried = Reaper(ledger, Recovery(), by="reaper").sweep(ticket=False).deaths
         assert buried.total() == VICTIMS
         ledger.write_event("worker_stopped", "the end")
         for stream in streams:

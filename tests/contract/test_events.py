@@ -128,7 +128,7 @@ def test_who_reads_too_slowly_is_told_of_the_gap(ledger: Ledger, readers: list[R
     readers += [Reader(ledger, feed), Reader(ledger, feed)]
     for number in range(10):
         ledger.write_event("failed", str(number))
-    wait_for(lambda: feed.pull(0)[1] >= 10, "ten events taken in")
+    wait_for(lambda: feed.read(0)[1] >= 10, "ten events taken in")
     got = readers[0].reading.take()
     assert [event.kind for event in got] == ["gap", "failed", "failed", "failed", "failed"]
     assert (got[0].count, got[1].message) == (6, "6")
@@ -326,12 +326,12 @@ def test_a_glance_says_where_jobs_stand(ledger: Ledger) -> None:
     first, second = put(ledger), put(ledger)
     [job] = claim_jobs(ledger, limit=1)
     start(ledger, [job])
-    seen = {glance.job_id: glance for glance in ledger.glance([first, second, 999])}
+    seen = {glance.job_id: glance for glance in ledger.job_position([first, second, 999])}
     assert set(seen) == {first, second}
     assert (seen[first].state, seen[first].token, seen[first].worker_id) == (JobState.RUNNING, job.token, "w1")
     assert seen[second].state is JobState.PENDING
     assert seen[second].worker_id is None
-    assert ledger.glance([]) == []
+    assert ledger.job_position([]) == []
 
 
 def test_unserved_are_pairs_that_no_worker_would_take(ledger: Ledger) -> None:

@@ -67,13 +67,15 @@ def turns_of(answer: ExchangeAnswer) -> tuple[TurnAnswer, ...]:
 @pytest.fixture
 def f1(ledger: Ledger) -> str:
     """A living foreign worker, of the kind that a broker speaks for."""
-    ledger.register(birth("f1", door=Transport.MDP, suspect_after_s=600, running_stale_after_s=600))
+    ledger.register(birth("f1", transport=Transport.MDP, suspect_after_s=600, running_stale_after_s=600))
     return "f1"
 
 
 def test_a_job_is_taken_in_and_handed_out_in_one_exchange(ledger: Ledger, w1: str, w2: str) -> None:
     answer = exchange(
-        ledger, jobs=[new_job(), new_job(), new_job()], turns=[Turn("w1", wish=WISH), Turn("w2", wish=WISH)]
+        ledger,
+        jobs=[new_job(), new_job(), new_job()],
+        turns=[Turn("w1", claim_request=WISH), Turn("w2", claim_request=WISH)],
     )
     ids = [one.job_id for one in answer.enqueued]
     assert ids == sorted(ids)
@@ -89,7 +91,7 @@ def test_every_turn_is_done_as_if_it_were_alone(ledger: Ledger, w1: str, w2: str
         ledger,
         turns=[
             Turn("w1", done=(done(first),), endings=(failure(second),), release=(release(third),)),
-            Turn("w2", done=(done(fourth),), wish=ClaimRequest((QUEUE,), (TASK,), 5, start=1)),
+            Turn("w2", done=(done(fourth),), claim_request=ClaimRequest((QUEUE,), (TASK,), 5, start=1)),
         ],
     )
     one, two = turns_of(answer)
@@ -111,7 +113,7 @@ def test_a_dead_worker_does_not_undo_the_others(ledger: Ledger, w1: str, w2: str
     answer = exchange(
         ledger,
         jobs=[new_job()],
-        turns=[Turn("w1", done=(done(lost),), wish=WISH), Turn("w2", done=(done(mine),), wish=WISH)],
+        turns=[Turn("w1", done=(done(lost),), claim_request=WISH), Turn("w2", done=(done(mine),), claim_request=WISH)],
     )
     dead, alive = turns_of(answer)
     assert dead == TurnAnswer(alive=False)
@@ -125,23 +127,23 @@ def test_a_dead_worker_does_not_undo_the_others(ledger: Ledger, w1: str, w2: str
     [
         {"jobs": (new_job(task="nul\0"),)},
         {"jobs": (new_job(priority=5000),)},
-        {"jobs": (new_job(),), "letters": (letter(own_id="nul\0"),)},
-        {"jobs": (new_job(),), "letters": (letter(request_id="\ud800"),)},
-        {"jobs": (new_job(),), "letters": (letter(b"short"),)},
-        {"jobs": (new_job(),), "letters": (letter(place=2, places=2),)},
-        {"once": (once(letter=letter(service="\ud800")),)},
-        {"once": (once(letter=letter(service="nul\0")),)},
+        {"jobs": (new_job(),), "reply_addresses": (letter(own_id="nul\0"),)},
+        {"jobs": (new_job(),), "reply_addresses": (letter(request_id="\ud800"),)},
+        {"jobs": (new_job(),), "reply_addresses": (letter(b"short"),)},
+        {"jobs": (new_job(),), "reply_addresses": (letter(place=2, places=2),)},
+        {"once": (once(reply_address=letter(service="\ud800")),)},
+        {"once": (once(reply_address=letter(service="nul\0")),)},
     ],
 )
 def test_what_cannot_be_stored_takes_the_whole_exchange_with_it(ledger: Ledger, w1: str, wrong: dict[str, Any]) -> None:
     job = running(ledger)
     held = [(one.job_id, one.token) for one in ledger.held("w1")]
-    parts = {"jobs": (new_job(),), "letters": (), **wrong}
+    parts = {"jobs": (new_job(),), "reply_addresses": (), **wrong}
     with pytest.raises(RefusedValue):
         ledger.exchange(Exchange(turns=(Turn("w1", done=(done(job),)),), **parts))
     assert [(one.job_id, one.token) for one in ledger.held("w1")] == held
     assert ledger.count_jobs() == {"running": 1}
-    assert ledger.letters(CLIENT) == []
+    assert ledger.reply_addresses(CLIENT) == []
     # Nothing is left open: the next one goes through.
     assert turns_of(exchange(ledger, turns=[Turn("w1", done=(done(job),))])) == (TurnAnswer(True),)
     assert state_of(ledger, job.job_id) is JobState.SUCCEEDED
@@ -172,7 +174,7 @@ def test_unique_keys_keep_their_meaning(ledger: Ledger) -> None:
 
 
 def test_beats_are_answered_in_their_order(ledger: Ledger, f1: str) -> None:
-    ledger.register(birth("f2", door=Transport.MDP))
+    ledger.register(birth("f2", transport=Transport.MDP))
     ledger.declare_dead("f2", verdict(WorkerState.SUSPECT), GuardNone())
     ledger.request("f1", "drain", "me")
     pulses = [
@@ -180,10 +182,10 @@ def test_beats_are_answered_in_their_order(ledger: Ledger, f1: str) -> None:
         RemoteHeartbeat("nobody"),
         RemoteHeartbeat("f1", settled=2),
     ]
-    for extra in ({}, {"jobs": [new_job()]}, {"turns": [Turn("f1", wish=WISH)]}):
-        answer = exchange(ledger, pulses=pulses, **extra)
-        assert [beat.state for beat in answer.beats] == [WorkerState.ACTIVE, WorkerState.DEAD, WorkerState.ACTIVE]
-        assert answer.beats[2].request == "drain"
+    for extra in ({}, {"jobs": [new_job()]}, {"turns": [Turn("f1", claim_request=WISH)]}):
+        answer = exchange(ledger, heartbeats=pulses, **extra)
+        assert [beat.state for beat in answer.heartbeats] == [WorkerState.ACTIVE, WorkerState.DEAD, WorkerState.ACTIVE]
+        assert answer.heartbeats[2].request == "drain"
     assert {worker.id: (worker.running, worker.processed) for worker in ledger.workers()} == {
         "f1": (0, 6),
         "f2": (3, 0),
@@ -197,7 +199,7 @@ def test_an_empty_exchange_is_answered_with_nothing(ledger: Ledger) -> None:
 def test_wishes_that_find_nothing_say_when_to_come_again(ledger: Ledger, w1: str, w2: str) -> None:
     ledger.declare_dead("w2", verdict(), GuardNone())
     put(ledger, delay_s=600)
-    idle, dead = turns_of(exchange(ledger, turns=[Turn("w1", wish=WISH), Turn("w2", wish=WISH)]))
+    idle, dead = turns_of(exchange(ledger, turns=[Turn("w1", claim_request=WISH), Turn("w2", claim_request=WISH)]))
     assert idle.alive
     assert idle.next_due_in_s == pytest.approx(600, abs=60)
     assert dead == TurnAnswer(alive=False)
@@ -205,7 +207,7 @@ def test_wishes_that_find_nothing_say_when_to_come_again(ledger: Ledger, w1: str
 
 def test_a_process_that_is_lost_before_the_commit_leaves_nothing_and_after_it_all(ledger: Ledger, w1: str) -> None:
     job = running(ledger)
-    parts = {"jobs": [new_job()], "letters": [letter()], "turns": [Turn("w1", done=(done(job),))]}
+    parts = {"jobs": [new_job()], "reply_addresses": [letter()], "turns": [Turn("w1", done=(done(job),))]}
     for point, counted in (("before", {"running": 1}), ("after", {"pending": 1, "succeeded": 1})):
         failpoints.arm(f"exchange.{point}_commit=raise")
         try:
@@ -214,7 +216,7 @@ def test_a_process_that_is_lost_before_the_commit_leaves_nothing_and_after_it_al
         finally:
             failpoints.arm("")
         assert ledger.count_jobs() == counted
-        assert len(ledger.letters(CLIENT)) == counted.get("pending", 0)
+        assert len(ledger.reply_addresses(CLIENT)) == counted.get("pending", 0)
 
 
 # Letters ------------------------------------------------------------------------------------
@@ -223,49 +225,52 @@ def test_a_process_that_is_lost_before_the_commit_leaves_nothing_and_after_it_al
 def test_a_letter_is_found_by_its_job_and_by_its_client(ledger: Ledger) -> None:
     full = letter(place=1, places=3, correlation=b"\0c", own_id="mine", notify=True)
     answer = exchange(
-        ledger, jobs=[new_job(), new_job(), new_job(), new_job()], letters=[full, None, letter(OTHER), letter()]
+        ledger, jobs=[new_job(), new_job(), new_job(), new_job()], reply_addresses=[full, None, letter(OTHER), letter()]
     )
     ids = [one.job_id for one in answer.enqueued]
-    assert ledger.letter(ids[0]) == ReplyAddress(
+    assert ledger.reply_address(ids[0]) == ReplyAddress(
         CLIENT, "echo", "r1", 1, 3, correlation=b"\0c", own_id="mine", notify=True, job_id=ids[0]
     )
-    assert ledger.letter(ids[1]) is None
-    assert [one.job_id for one in ledger.letters(CLIENT)] == [ids[0], ids[3]]
-    assert [one.job_id for one in ledger.letters(CLIENT, limit=1)] == [ids[0]]
-    assert [one.job_id for one in ledger.letters(CLIENT, after_job_id=ids[0])] == [ids[3]]
-    assert [one.job_id for one in ledger.letters(OTHER)] == [ids[2]]
+    assert ledger.reply_address(ids[1]) is None
+    assert [one.job_id for one in ledger.reply_addresses(CLIENT)] == [ids[0], ids[3]]
+    assert [one.job_id for one in ledger.reply_addresses(CLIENT, limit=1)] == [ids[0]]
+    assert [one.job_id for one in ledger.reply_addresses(CLIENT, after_job_id=ids[0])] == [ids[3]]
+    assert [one.job_id for one in ledger.reply_addresses(OTHER)] == [ids[2]]
     with pytest.raises(RefusedValue):
-        ledger.letters(CLIENT, after_job_id=2**63)
+        ledger.reply_addresses(CLIENT, after_job_id=2**63)
 
 
 def test_what_was_answered_is_not_found_by_its_client_any_more(ledger: Ledger) -> None:
-    first, second = exchange(ledger, jobs=[new_job(), new_job()], letters=[letter(), letter()]).enqueued
+    first, second = exchange(ledger, jobs=[new_job(), new_job()], reply_addresses=[letter(), letter()]).enqueued
     exchange(ledger, answered=[first.job_id, 999_999])
-    assert [one.job_id for one in ledger.letters(CLIENT)] == [second.job_id]
-    answered = ledger.letter(first.job_id)
+    assert [one.job_id for one in ledger.reply_addresses(CLIENT)] == [second.job_id]
+    answered = ledger.reply_address(first.job_id)
     assert answered is not None
     assert answered.answered_at is not None
     # Once is enough, and the first time counts.
     exchange(ledger, answered=[first.job_id])
-    assert ledger.letter(first.job_id) == answered
+    assert ledger.reply_address(first.job_id) == answered
 
 
 def test_who_comes_back_with_the_same_unique_key_gets_the_answer(ledger: Ledger) -> None:
-    [first] = exchange(ledger, jobs=[new_job(unique_key="u")], letters=[letter()]).enqueued
+    [first] = exchange(ledger, jobs=[new_job(unique_key="u")], reply_addresses=[letter()]).enqueued
     # The old one is answered in the very exchange in which the new one comes: it must not be taken for answered.
     [again] = exchange(
-        ledger, answered=[first.job_id], jobs=[new_job(unique_key="u")], letters=[letter(OTHER, request_id="r2")]
+        ledger,
+        answered=[first.job_id],
+        jobs=[new_job(unique_key="u")],
+        reply_addresses=[letter(OTHER, request_id="r2")],
     ).enqueued
     assert again == Enqueued(first.job_id, fresh=False)
-    assert ledger.letters(CLIENT) == []
-    assert ledger.letters(OTHER) == [letter(OTHER, request_id="r2", job_id=first.job_id)]
+    assert ledger.reply_addresses(CLIENT) == []
+    assert ledger.reply_addresses(OTHER) == [letter(OTHER, request_id="r2", job_id=first.job_id)]
     # Of two that come at once the last is answered.
-    exchange(ledger, jobs=[new_job(unique_key="u")] * 2, letters=[letter(OTHER), letter(CLIENT)])
-    assert [one.client for one in (*ledger.letters(CLIENT), *ledger.letters(OTHER))] == [CLIENT]
+    exchange(ledger, jobs=[new_job(unique_key="u")] * 2, reply_addresses=[letter(OTHER), letter(CLIENT)])
+    assert [one.client for one in (*ledger.reply_addresses(CLIENT), *ledger.reply_addresses(OTHER))] == [CLIENT]
 
 
 def test_letters_go_with_their_jobs(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    exchange(ledger, jobs=[new_job(), new_job(), new_job()], letters=[letter()] * 3)
+    exchange(ledger, jobs=[new_job(), new_job(), new_job()], reply_addresses=[letter()] * 3)
     pruned, swept, _ = run(ledger)
     exchange(ledger, turns=[Turn("w1", done=(done(pruned),))])
     assert ledger.prune(0.0) == 1
@@ -273,52 +278,52 @@ def test_letters_go_with_their_jobs(ledger: Ledger, w1: str, meddler: Backdoor) 
     exchange(ledger, turns=[Turn("w1", done=(done(swept),))])
     assert ledger.sweep_old(0.0, DAY_S, DAY_S, 100).jobs == 1
     assert meddler.count("letters") == 1
-    assert len(ledger.letters(CLIENT)) == 1
+    assert len(ledger.reply_addresses(CLIENT)) == 1
 
 
 def test_a_purged_job_keeps_its_letter(ledger: Ledger) -> None:
     """Its client has still to be told."""
-    exchange(ledger, jobs=[new_job()], letters=[letter()])
+    exchange(ledger, jobs=[new_job()], reply_addresses=[letter()])
     assert ledger.purge(QUEUE, "me") == 1
-    assert len(ledger.letters(CLIENT)) == 1
+    assert len(ledger.reply_addresses(CLIENT)) == 1
 
 
 # Once ---------------------------------------------------------------------------------------
 
 
 def test_a_request_that_comes_again_gets_the_job_of_the_first_also_when_that_ended(ledger: Ledger, w1: str) -> None:
-    answer = exchange(ledger, once=[once(letter=letter())], turns=[Turn("w1", wish=WISH)])
+    answer = exchange(ledger, once=[once(reply_address=letter())], turns=[Turn("w1", claim_request=WISH)])
     [first] = answer.once
     [job] = turns_of(answer)[0].claimed
     assert first == Enqueued(job.job_id, fresh=True)
     exchange(ledger, answered=[job.job_id], turns=[Turn("w1", done=(done(job),))])
-    again = exchange(ledger, once=[once(letter=letter(OTHER)), once(b"new")])
+    again = exchange(ledger, once=[once(reply_address=letter(OTHER)), once(b"new")])
     assert again.once[0] == Enqueued(job.job_id, fresh=False)
     assert again.once[1] is not None
     assert again.once[1].fresh
-    assert ledger.letters(OTHER) == [letter(OTHER, job_id=job.job_id)]
-    assert ledger.letters(CLIENT) == []
+    assert ledger.reply_addresses(OTHER) == [letter(OTHER, job_id=job.job_id)]
+    assert ledger.reply_addresses(CLIENT) == []
 
 
 def test_a_request_whose_job_was_removed_is_still_known_and_leaves_no_letter(
     ledger: Ledger, w1: str, meddler: Backdoor
 ) -> None:
-    [first] = exchange(ledger, once=[once(letter=letter())]).once
+    [first] = exchange(ledger, once=[once(reply_address=letter())]).once
     [job] = run(ledger)
     exchange(ledger, turns=[Turn("w1", done=(done(job),))])
     assert ledger.prune(0.0) == 1
-    assert exchange(ledger, once=[once(letter=letter())]).once == (Enqueued(job.job_id, fresh=False),)
+    assert exchange(ledger, once=[once(reply_address=letter())]).once == (Enqueued(job.job_id, fresh=False),)
     assert first == Enqueued(job.job_id)
     assert meddler.count("letters") == 0
 
 
 def test_a_key_that_comes_with_something_else_stores_nothing(ledger: Ledger) -> None:
-    [first] = exchange(ledger, once=[once(letter=letter())]).once
-    answer = exchange(ledger, once=[once(b"a"), once(fingerprint=b"g", letter=letter(OTHER)), once(b"z")])
+    [first] = exchange(ledger, once=[once(reply_address=letter())]).once
+    answer = exchange(ledger, once=[once(b"a"), once(fingerprint=b"g", reply_address=letter(OTHER)), once(b"z")])
     assert [one is not None and one.fresh for one in answer.once] == [True, False, True]
     assert answer.once[1] is None
-    assert ledger.letters(OTHER) == []
-    assert [one.job_id for one in ledger.letters(CLIENT)] == [first.job_id] if first is not None else False
+    assert ledger.reply_addresses(OTHER) == []
+    assert [one.job_id for one in ledger.reply_addresses(CLIENT)] == [first.job_id] if first is not None else False
 
 
 def test_a_key_that_comes_twice_in_one_exchange_is_one_job(ledger: Ledger) -> None:
@@ -357,10 +362,10 @@ def test_brokers_beside_one_another_hand_out_every_job_once(ledger: Ledger, open
                 answer = mine.exchange(
                     Exchange(
                         jobs=(new_job(), *(new_job(unique_key=key) for key in keys)),
-                        letters=(letter(), letter(), letter()),
-                        once=tuple(once(key.encode(), letter=letter()) for key in keys),
+                        reply_addresses=(letter(), letter(), letter()),
+                        once=tuple(once(key.encode(), reply_address=letter()) for key in keys),
                         turns=tuple(
-                            Turn(worker, done=hands[worker], wish=ClaimRequest((QUEUE,), (TASK,), 3, start=3))
+                            Turn(worker, done=hands[worker], claim_request=ClaimRequest((QUEUE,), (TASK,), 3, start=3))
                             for worker in workers
                         ),
                     )

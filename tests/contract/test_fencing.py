@@ -149,7 +149,7 @@ def test_a_turn_of_the_dead_writes_nothing_and_claims_nothing(ledger: Ledger, w1
             worker_id,
             done=(done(job),),
             outputs=(Output(job.job_id, job.token, b"out", b""),),
-            wish=ClaimRequest(("default",), ("add",), 10),
+            claim_request=ClaimRequest(("default",), ("add",), 10),
         )
     )
     assert not answer.alive
@@ -161,7 +161,7 @@ def test_a_turn_of_the_dead_writes_nothing_and_claims_nothing(ledger: Ledger, w1
 
 def test_an_idle_turn_of_the_dead_tells_it_so(ledger: Ledger, w1: str) -> None:
     ledger.declare_dead("w1", verdict(), GuardNone())
-    assert not ledger.turn(Turn("w1", wish=ClaimRequest(("default",), ("add",), 10))).alive
+    assert not ledger.turn(Turn("w1", claim_request=ClaimRequest(("default",), ("add",), 10))).alive
     assert not ledger.turn(Turn("w1")).alive
 
 

@@ -110,7 +110,7 @@ def test_a_hook_runs_by_the_rules_of_its_own_task_and_has_no_hooks(ledger: Ledge
 def _wish(task: str) -> Any:
     from unstuck.ledger.contract.workers import ClaimRequest, Turn
 
-    return Turn("w1", wish=ClaimRequest(("hooks",), (task,), 10, start=10))
+    return Turn("w1", claim_request=ClaimRequest(("hooks",), (task,), 10, start=10))
 
 
 def test_whoever_lost_the_attempt_calls_for_nothing(ledger: Ledger, w1: str, w2: str) -> None:

@@ -26,7 +26,7 @@ def door(tmp_path: Path) -> Iterator[Any]:
     app.migrate()
     door = create_app(app, open=True)
     yield door
-    door.state.desk.counter.close()
+    door.state.services.counter.close()
     app.close()
 
 
@@ -102,7 +102,7 @@ def test_who_looks_is_told_while_the_ledger_cannot_be_seen(
         await hear(viewer)
         blind: list[bool] = [hub.stale_since is not None]
         with monkeypatch.context() as broken:
-            broken.setattr(door.state.viewing.lookout, "_ledger", fail)
+            broken.setattr(door.state.view.snapshots, "_ledger", fail)
             while True not in blind:
                 await hear(viewer)
                 blind.append(hub.stale_since is not None)
@@ -179,7 +179,7 @@ def test_nothing_gives_way_to_a_worker_that_waits_for_a_job(door: Any) -> None:
             waiting = asyncio.create_task(turn)
             try:
                 for _ in range(2_000):
-                    if door.state.crew.wakeups.is_waited_for and not is_hurried():
+                    if door.state.worker_service.wakeups.is_waited_for and not is_hurried():
                         break
                     await asyncio.sleep(0.01)
                 else:

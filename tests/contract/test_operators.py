@@ -334,7 +334,7 @@ def test_the_views_of_the_seeds_are_there(ledger: Ledger, w1: str, meddler: Back
 def test_the_view_of_workers_rounds_alike_and_knows_the_names_that_workers_gave(
     ledger: Ledger, meddler: Backdoor
 ) -> None:
-    ledger.register(birth("w-1a2b", name="worker-youtube-01", door="http"))
+    ledger.register(birth("w-1a2b", name="worker-youtube-01", transport="http"))
     job = running(ledger, worker_id="w-1a2b")
     named = "select worker_id, minutes_since_heartbeat from worker_status where name = 'worker-youtube-01'"
     # A beat that seems to come from the future is no silence below zero.

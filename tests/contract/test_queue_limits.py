@@ -426,9 +426,9 @@ def test_what_is_known_of_a_job_beside_its_work(ledger: Ledger, w1: str) -> None
         unique_key="k",
         more=JobExtras(line="l", line_limit=1, expires_in_s=60.0, keep_s=5.0, unique="pending"),
     )
-    known = ledger.ties(job_id)
+    known = ledger.links(job_id)
     assert known is not None
-    assert (known.line, known.line_limit, known.blocked, known.keep_s, known.unique_for) == (
+    assert (known.concurrency_key, known.concurrency_limit, known.blocked, known.retain_s, known.unique_for) == (
         "l",
         1,
         True,
@@ -436,4 +436,4 @@ def test_what_is_known_of_a_job_beside_its_work(ledger: Ledger, w1: str) -> None
         "pending",
     )
     assert known.expires_at == pytest.approx(time.time() + 60.0, abs=10.0)
-    assert ledger.ties(999) is None
+    assert ledger.links(999) is None

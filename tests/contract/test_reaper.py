@@ -33,14 +33,14 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoredWork
 
 def test_a_quiet_ledger_needs_nothing(stage: StoredWorkers) -> None:
     stage.worker(body=stage.body())
-    done = stage.reaper(Recovery()).round()
+    done = stage.reaper(Recovery()).sweep()
     assert (done.skipped, done.watched, done.counts()) == ("", 1, {})
 
 
 def test_one_sweep_per_interval_however_many_watchmen(stage: StoredWorkers) -> None:
-    assert stage.reaper(Recovery()).round().skipped == ""
-    assert stage.reaper(Recovery()).round().skipped == "ticket"
-    assert stage.reaper(Recovery()).round(ticket=False).skipped == ""
+    assert stage.reaper(Recovery()).sweep().skipped == ""
+    assert stage.reaper(Recovery()).sweep().skipped == "ticket"
+    assert stage.reaper(Recovery()).sweep(ticket=False).skipped == ""
 
 
 def test_a_process_that_is_gone_is_seen_without_waiting_for_any_timeout(stage: StoredWorkers) -> None:
@@ -48,8 +48,8 @@ def test_a_process_that_is_gone_is_seen_without_waiting_for_any_timeout(stage: S
     worker = stage.worker(body=body)
     kept, [fails], [returns] = stage.claimed(worker, 2), stage.running(worker), stage.running(worker, policy=RETRY)
     body.kill()
-    done = stage.reaper(Recovery()).round()
-    assert done.buried == {Detector.PEER: 1}
+    done = stage.reaper(Recovery()).sweep()
+    assert done.deaths == {Detector.PEER: 1}
     assert (done.requeued, done.failed) == (3, 1)
     assert [stage.state(job) for job in [*kept, fails, returns]] == [
         JobState.PENDING,
@@ -72,7 +72,7 @@ def test_the_log_says_it_in_the_words_people_search_for(stage: StoredWorkers, ca
     stage.claimed(worker, 2)
     stage.running(worker)
     body.kill()
-    stage.reaper(Recovery()).round()
+    stage.reaper(Recovery()).sweep()
     said = {record.getMessage(): record.levelname for record in caplog.records}
     assert said[f"Dead worker detected: {worker}"] == "ERROR"
     assert said["Re-queued 2 stale tasks"] == "WARNING"
@@ -86,7 +86,7 @@ def test_with_the_neighbours_blinded_a_dead_process_waits_for_its_lease(stage: S
     body.kill()
     blind = Recovery(heartbeat_interval=0.05, heartbeat_timeout=SHORT_S, evidence=("session",))
     stage.silent(worker, SHORT_S)
-    assert stage.reaper(blind).round(ticket=False).buried == {Detector.LEASE: 1}
+    assert stage.reaper(blind).sweep(ticket=False).deaths == {Detector.LEASE: 1}
 
 
 def test_a_silent_worker_loses_everything_at_its_timeout(stage: StoredWorkers) -> None:
@@ -94,8 +94,8 @@ def test_a_silent_worker_loses_everything_at_its_timeout(stage: StoredWorkers) -
     worker = stage.worker(suspect_after_s=SHORT_S)
     [claimed], [running] = stage.claimed(worker), stage.running(worker)
     stage.silent(worker, SHORT_S)
-    done = stage.reaper(QUICK).round()
-    assert done.buried == {Detector.LEASE: 1}
+    done = stage.reaper(QUICK).sweep()
+    assert done.deaths == {Detector.LEASE: 1}
     assert stage.state(claimed) is JobState.PENDING
     assert stage.state(running) is JobState.FAILED
     assert "no heartbeat for" in stage.cause(running)
@@ -108,8 +108,8 @@ def test_a_patient_job_keeps_its_silent_worker_suspect_while_its_claims_go_back(
     [claimed], [quick] = stage.claimed(worker), stage.running(worker)
     [patient] = stage.running(worker, policy=Policy(heartbeat_timeout_s=LONG_S))
     stage.silent(worker, SHORT_S)
-    done = stage.reaper(QUICK).round()
-    assert (done.suspected, done.buried.total(), done.requeued, done.failed) == (1, 0, 1, 1)
+    done = stage.reaper(QUICK).sweep()
+    assert (done.suspected, done.deaths.total(), done.requeued, done.failed) == (1, 0, 1, 1)
     assert stage.record(worker).state is WorkerState.SUSPECT
     assert (stage.state(claimed), stage.state(quick)) == (JobState.PENDING, JobState.FAILED)
     assert stage.state(patient) is JobState.RUNNING
@@ -124,7 +124,7 @@ def test_a_job_that_asked_for_less_is_taken_before_its_worker_is_suspected_for_t
     [claimed] = stage.claimed(worker)
     [hasty] = stage.running(worker, policy=Policy(heartbeat_timeout_s=SHORT_S, heartbeat_interval_s=0.05))
     stage.silent(worker, SHORT_S)
-    done = stage.reaper(Recovery()).round()
+    done = stage.reaper(Recovery()).sweep()
     assert (done.suspected, done.failed, done.requeued) == (1, 1, 0)
     assert (stage.state(hasty), stage.state(claimed)) == (JobState.FAILED, JobState.CLAIMED)
 
@@ -134,7 +134,7 @@ def test_a_job_without_heartbeat_outlives_its_silent_worker_until_its_deadline(s
     worker = stage.worker(suspect_after_s=SHORT_S)
     [job] = stage.running(worker, policy=Policy(heartbeat=False, timeout_s=LONG_S))
     stage.silent(worker, SHORT_S)
-    stage.reaper(QUICK).round()
+    stage.reaper(QUICK).sweep()
     assert stage.record(worker).state is WorkerState.SUSPECT
     assert stage.state(job) is JobState.RUNNING
 
@@ -148,8 +148,8 @@ def test_a_worker_that_beats_in_between_keeps_its_jobs(stage: StoredWorkers, mon
     stage.ledger.beat(Heartbeat(worker, running=1, processed=0))
     reaper = stage.reaper(QUICK)
     monkeypatch.setattr(stage.ledger, "watch", lambda host=None: seen)
-    done = reaper.round()
-    assert not done.buried
+    done = reaper.sweep()
+    assert not done.deaths
     assert stage.state(job) is JobState.RUNNING
 
 
@@ -168,8 +168,8 @@ def test_switched_off_recovery_leaves_the_silent_to_an_operator_and_warns_once(
     )
     reaper = stage.reaper(off)
     for _ in range(3):
-        done = reaper.round(ticket=False)
-        assert (done.left, done.settled, done.buried.total()) == (2, 0, 0)
+        done = reaper.sweep(ticket=False)
+        assert (done.left, done.settled, done.deaths.total()) == (2, 0, 0)
     assert (stage.state(claimed), stage.state(running)) == (JobState.CLAIMED, JobState.RUNNING)
     assert stage.record(worker).state is WorkerState.SUSPECT
     warnings = [record for record in caplog.records if "left for an operator" in record.getMessage()]
@@ -184,7 +184,7 @@ def test_half_switched_off_recovery_does_the_other_half(stage: StoredWorkers) ->
     [claimed], [running] = stage.claimed(worker), stage.running(worker)
     stage.silent(worker, SHORT_S)
     half = Recovery(heartbeat_interval=0.05, heartbeat_timeout=SHORT_S, auto_fail_stale_running=False)
-    done = stage.reaper(half).round()
+    done = stage.reaper(half).sweep()
     assert (done.requeued, done.left) == (1, 1)
     assert (stage.state(claimed), stage.state(running)) == (JobState.PENDING, JobState.RUNNING)
 
@@ -195,7 +195,7 @@ def test_switched_off_recovery_still_settles_what_the_kernel_saw(stage: StoredWo
     [job] = stage.running(worker)
     body.kill()
     off = Recovery(auto_requeue_stale_claimed=False, auto_fail_stale_running=False)
-    assert stage.reaper(off).round().failed == 1
+    assert stage.reaper(off).sweep().failed == 1
     assert stage.state(job) is JobState.FAILED
 
 
@@ -211,11 +211,11 @@ def test_a_reaper_killed_after_the_verdict_leaves_the_rest_to_the_next_one(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reaper._handover, "empty", killed)
+    monkeypatch.setattr(reaper._handover, "_recover", killed)
     with pytest.raises(KeyboardInterrupt):
-        reaper.round()
+        reaper.sweep()
     assert stage.state(job) is JobState.RUNNING
-    assert stage.reaper(Recovery()).round(ticket=False).failed == 1
+    assert stage.reaper(Recovery()).sweep(ticket=False).failed == 1
     assert stage.cause(job).endswith("its process no longer exists (neighbour)")
 
 
@@ -223,7 +223,7 @@ def test_a_worker_that_stopped_without_giving_back_costs_no_crash(stage: StoredW
     worker = stage.worker()
     [job] = stage.running(worker, policy=RETRY)
     stage.ledger.retire(worker)
-    assert stage.reaper(Recovery()).round().requeued == 1
+    assert stage.reaper(Recovery()).sweep().requeued == 1
     record = stage.ledger.job(job)
     assert record is not None
     assert (record.state, record.crash_count) == (JobState.PENDING, 0)
@@ -254,16 +254,16 @@ def test_jobs_whose_code_never_began_return_for_free_and_the_runners_are_gone(
 ) -> None:
     body, nursery, runner = stage.body(), stage.body(), stage.body()
     page = StatusPage.create(tmp_path / "trace", 2)
-    page.set_nursery(nursery.pid, nursery.started)
+    page.set_fork_server(nursery.pid, nursery.started)
     for slot in range(2):
         page.set_kind(slot, SYNC)
     page.set_runner(0, runner.pid, runner.started)
-    worker = stage.worker(body=body, trace=str(page.path))
+    worker = stage.worker(body=body, status_page=str(page.path))
     [entered, waiting] = stage.running(worker, 2, policy=RETRY)
     tokens = {held.job_id: held.token for held in stage.ledger.held(worker)}
     page.enter(0, tokens[entered])
     body.kill()
-    done = stage.reaper(Recovery()).round()
+    done = stage.reaper(Recovery()).sweep()
     assert done.requeued == 2
     assert runner.dead
     assert nursery.dead
@@ -279,10 +279,10 @@ def test_a_job_past_its_hard_deadline_is_ended_when_its_worker_does_not(stage: S
     [job] = stage.running(worker, policy=policy)
     stage.silent(worker, SHORT_S)
     reaper = stage.reaper(QUICK)
-    reaper.round()
+    reaper.sweep()
     assert stage.record(worker).state is WorkerState.SUSPECT
     for _ in range(200):
-        if reaper.round(ticket=False).failed:
+        if reaper.sweep(ticket=False).failed:
             break
         stage.silent(worker, stage.watch(worker).silent_s + 0.05)
     record = stage.ledger.job(job)
@@ -300,9 +300,9 @@ def test_a_late_watchman_believes_the_kernel_and_nobody_else(stage: StoredWorker
     reaper = stage.reaper(QUICK)
     long_ago_s = host.boottime_s() - 60.0
     reaper.attention.reached(long_ago_s, long_ago_s, stale_s=0.0, connected_s=0.0)
-    done = reaper.round()
+    done = reaper.sweep()
     assert done.skipped == "late"
-    assert done.buried == {Detector.PEER: 1}
+    assert done.deaths == {Detector.PEER: 1}
     assert stage.record(gone).state is WorkerState.DEAD
     assert stage.record(silent).state is WorkerState.ACTIVE
 
@@ -325,7 +325,7 @@ def test_one_round_for_cron_looks_twice_if_no_one_kept_watch(stage: StoredWorker
 def test_one_round_for_cron_believes_what_it_saw_twice(stage: StoredWorkers) -> None:
     worker = stage.worker(suspect_after_s=SHORT_S)
     stage.unwatched(worker, SHORT_S)
-    assert run_once(stage.ledger, QUICK, pause=lambda _: None).buried == {Detector.LEASE: 1}
+    assert run_once(stage.ledger, QUICK, pause=lambda _: None).deaths == {Detector.LEASE: 1}
     assert stage.record(worker).state is WorkerState.DEAD
 
 
@@ -338,7 +338,7 @@ def test_a_reaper_that_is_late_in_every_round_still_finds_a_long_silence(stage: 
         stage.keep_watch()
         long_ago_s = host.boottime_s() - 60.0
         reaper.attention.reached(long_ago_s, long_ago_s, stale_s=0.0, connected_s=0.0)
-        assert reaper.round(ticket=False).skipped == "late"
+        assert reaper.sweep(ticket=False).skipped == "late"
         return stage.record(silent).state is WorkerState.DEAD
 
     wait_for(late_round, "the death")
@@ -387,9 +387,9 @@ def test_a_machine_that_was_restarted_is_a_verdict_on_a_file_and_nothing_on_a_se
     worker = stage.worker(host=host.hostname(), boot_id="another-boot")
     # As if this machine had been started only now.
     monkeypatch.setattr(evidence, "BOOT_SLACK_S", -host.boottime_s() - 1.0)
-    on_file = stage.ledger.one_host
-    done = stage.reaper(Recovery()).round()
-    assert done.buried == ({Detector.BOOT: 1} if on_file else {})
+    on_file = stage.ledger.single_host
+    done = stage.reaper(Recovery()).sweep()
+    assert done.deaths == ({Detector.BOOT: 1} if on_file else {})
     assert stage.record(worker).state is (WorkerState.DEAD if on_file else WorkerState.ACTIVE)
 
 
@@ -397,7 +397,7 @@ def test_a_container_with_a_boot_id_of_its_own_is_not_taken_for_a_machine_that_w
     stage: StoredWorkers,
 ) -> None:
     worker = stage.worker(host=host.hostname(), boot_id="another-boot")
-    assert stage.reaper(Recovery()).round().buried == {}
+    assert stage.reaper(Recovery()).sweep().deaths == {}
     assert stage.record(worker).state is WorkerState.ACTIVE
 
 
@@ -407,7 +407,7 @@ def test_a_container_outlives_a_clock_that_is_set_forward_by_more_than_the_machi
     worker = stage.worker(host="another-container", boot_id="another-boot")
     # As if its last heartbeat were older than the machine.
     monkeypatch.setattr(evidence, "BOOT_SLACK_S", -host.boottime_s() - 1.0)
-    assert stage.reaper(Recovery()).round().buried == {}
+    assert stage.reaper(Recovery()).sweep().deaths == {}
     assert stage.record(worker).state is WorkerState.ACTIVE
 
 
@@ -423,7 +423,7 @@ def test_two_reapers_at_once_settle_each_job_once(stage: StoredWorkers) -> None:
         record = stage.ledger.job(job)
         assert record is not None
         # Twenty died together and nobody knows of whom: once each, and as no crash.
-        assert (record.crash_count, record.suspicions, record.alone) == (0, 1, False)
+        assert (record.crash_count, record.suspicions, record.run_alone) == (0, 1, False)
 
 
 def test_whoever_is_left_of_a_half_settled_crowd_is_no_culprit(
@@ -437,11 +437,11 @@ def test_whoever_is_left_of_a_half_settled_crowd_is_no_culprit(
     failpoints.arm("reap.after_settle=raise")
     try:
         with pytest.raises(failpoints.FailpointHit):
-            stage.reaper(Recovery()).round()
+            stage.reaper(Recovery()).sweep()
     finally:
         failpoints.arm("")
     assert len(stage.ledger.held(worker)) == 1
-    assert stage.reaper(Recovery()).round(ticket=False).requeued == 1
+    assert stage.reaper(Recovery()).sweep(ticket=False).requeued == 1
     records = [stage.ledger.job(job) for job in jobs]
     assert [(job.crash_count, job.suspicions) for job in records if job is not None] == [(0, 1)] * 3
 
@@ -457,6 +457,6 @@ def test_a_crowd_that_fills_more_than_one_batch_is_judged_as_one(
     later = stage.running(worker, 2, RETRY)
     body.kill()
     monkeypatch.setattr(settle, "HELD_BATCH", 3)
-    assert stage.reaper(Recovery()).round().requeued == 5
+    assert stage.reaper(Recovery()).sweep().requeued == 5
     records = [stage.ledger.job(job) for job in [first, *kept, *later]]
     assert [job.crash_count for job in records if job is not None] == [0] * 5

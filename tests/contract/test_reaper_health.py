@@ -37,7 +37,7 @@ def test_a_round_switches_the_sick_worker_off_and_the_next_one_has_nothing_to_do
     sick = sicken(stage, stage.worker())
     stage.worker()
     reaper = stage.reaper(Recovery())
-    assert reaper.round(ticket=False).disabled == 1
+    assert reaper.sweep(ticket=False).disabled == 1
     assert off(stage) == [sick]
     HealthWatch("another").judge(stage.ledger, done := SweepResult())
     assert done.disabled == 0
@@ -46,8 +46,8 @@ def test_a_round_switches_the_sick_worker_off_and_the_next_one_has_nothing_to_do
 def test_two_watchmen_judge_once(stage: StoredWorkers) -> None:
     first, second, third = (sicken(stage, stage.worker()) for _ in range(3))
     stage.worker()
-    assert stage.reaper(Recovery()).round(ticket=False).disabled == 1
-    assert stage.reaper(Recovery()).round(ticket=False).disabled == 0
+    assert stage.reaper(Recovery()).sweep(ticket=False).disabled == 1
+    assert stage.reaper(Recovery()).sweep(ticket=False).disabled == 0
     assert len(off(stage)) == 1
     assert off(stage)[0] in (first, second, third)
 
@@ -55,7 +55,7 @@ def test_two_watchmen_judge_once(stage: StoredWorkers) -> None:
 def test_nobody_is_switched_off_where_the_setting_says_so(stage: StoredWorkers) -> None:
     sicken(stage, stage.worker())
     stage.worker()
-    assert stage.reaper(Recovery(auto_disable_unhealthy=False)).round(ticket=False).disabled == 0
+    assert stage.reaper(Recovery(auto_disable_unhealthy=False)).sweep(ticket=False).disabled == 0
     assert off(stage) == []
 
 

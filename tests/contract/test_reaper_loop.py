@@ -48,13 +48,13 @@ class Scripted(Reaper):
     """A reaper whose rounds are written down beforehand; the last one repeats."""
 
     def __init__(self, recovery: Recovery, *script: SweepResult | Exception) -> None:
-        super().__init__(SimpleNamespace(one_host=True), recovery, by="test")  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(single_host=True), recovery, by="test")  # type: ignore[arg-type]
         self.script = list(script)
         self.rounds = 0
         self.promotions = threading.Semaphore(0)
         self.walked = threading.Condition()
 
-    def round(self, *, ticket: bool = True) -> SweepResult:
+    def sweep(self, *, ticket: bool = True) -> SweepResult:
         with self.walked:
             self.rounds += 1
             self.walked.notify_all()
@@ -110,14 +110,14 @@ def test_a_crowd_that_asks_at_the_same_moments_keeps_the_watch(stage: StoredWork
         stage.worker()
     crowd = [Loop(stage.reaper(Recovery())) for _ in range(30)]
     for watchman in crowd:
-        watchman._crowd = len(crowd)
+        watchman._workers = len(crowd)
     due = [(virtual_s[0], number) for number in range(len(crowd))]
-    stage.ledger.tick(Tick(None, 1.0))
+    stage.ledger.keep_watch(Tick(None, 1.0))
     began_s = virtual_s[0]
     while due[0][0] < began_s + 60.0:
         virtual_s[0], number = heapq.heappop(due)
         heapq.heappush(due, (virtual_s[0] + crowd[number].step() + 0.001, number))
-    assert stage.ledger.tick(Tick(5.0, 1.0)).watched_s == pytest.approx(60.0, abs=5.0)
+    assert stage.ledger.keep_watch(Tick(5.0, 1.0)).watched_s == pytest.approx(60.0, abs=5.0)
 
 
 def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
@@ -166,7 +166,7 @@ def test_what_becomes_due_between_two_rounds_is_made_ready_then(started: list[An
     reaper = Scripted(RARE, SweepResult(next_due_in_s=0.01))
     walk(started, reaper)
     assert reaper.promotions.acquire(timeout=20)
-    reaper.heed(SweepResult(next_due_in_s=0.01))
+    reaper.wake(SweepResult(next_due_in_s=0.01))
     assert reaper.promotions.acquire(timeout=20)
 
 
@@ -182,9 +182,9 @@ def test_whoever_keeps_losing_the_ticket_counts_the_fleet(stage: StoredWorkers, 
     reaper = Scripted(TICK, SweepResult(skipped="ticket"))
     reaper.ledger = stage.ledger
     watchman = walk(started, reaper)
-    wait_for(lambda: watchman._crowd == 40, "the fleet counted")
-    reaper.heed(SweepResult(buried=Counter({Detector.LEASE: 1})))
-    assert watchman._crowd == 1
+    wait_for(lambda: watchman._workers == 40, "the fleet counted")
+    reaper.wake(SweepResult(deaths=Counter({Detector.LEASE: 1})))
+    assert watchman._workers == 1
 
 
 def test_the_daemon_keeps_watch_until_it_is_told_to_stop(stage: StoredWorkers) -> None:

@@ -75,7 +75,7 @@ def test_a_verdict_is_written_with_its_evidence_and_told(ledger: Ledger, silent_
 def test_suspicion_is_written_and_its_length_is_known(ledger: Ledger, silent_w1: str) -> None:
     assert ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), SILENT)
     assert ledger.events(worker_id="w1")[-1].kind == "worker_suspect"
-    wait_for(lambda: ledger.tick(Tick(60.0, 0.0)) and ledger.watch()[0].suspect_s > 0.05, "the suspicion")
+    wait_for(lambda: ledger.keep_watch(Tick(60.0, 0.0)) and ledger.watch()[0].suspect_s > 0.05, "the suspicion")
     assert ledger.watch()[0].state is WorkerState.SUSPECT
 
 
@@ -283,21 +283,21 @@ def seen(ledger: Ledger, worker_id: str = "w1") -> WorkerWatch:
 
 def watch_for(ledger: Ledger, silent_s: float) -> None:
     """Keep watch without a break until the worker was silent for so long."""
-    wait_for(lambda: ledger.tick(Tick(EVER_S, 0.0)) and seen(ledger).silent_s >= silent_s, "the silence")
+    wait_for(lambda: ledger.keep_watch(Tick(EVER_S, 0.0)) and seen(ledger).silent_s >= silent_s, "the silence")
 
 
 def test_the_first_tick_begins_the_watch_and_the_next_ones_extend_it(ledger: Ledger) -> None:
-    first = ledger.tick(Tick(None, 1.0, cause=Cause.START))
+    first = ledger.keep_watch(Tick(None, 1.0, cause=Cause.START))
     assert (first.began, first.gap_s) == (Cause.START, None)
-    watched_s = ledger.tick(Tick(EVER_S, 0.0)).watched_s
-    assert 0 <= watched_s < ledger.tick(Tick(EVER_S, 0.0)).watched_s
+    watched_s = ledger.keep_watch(Tick(EVER_S, 0.0)).watched_s
+    assert 0 <= watched_s < ledger.keep_watch(Tick(EVER_S, 0.0)).watched_s
 
 
 def test_time_that_no_one_watched_does_not_count(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    ledger.tick(Tick(None, 1.0))
+    ledger.keep_watch(Tick(None, 1.0))
     meddler.move_watch(-40.0)
     meddler.move_beats(-40.0)
-    ticked = ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
+    ticked = ledger.keep_watch(Tick(None, 1.0, cause=Cause.OUTAGE))
     assert ticked.began is Cause.OUTAGE
     assert ticked.gap_s == pytest.approx(40.0, abs=5.0)
     assert seen(ledger).silent_s < 1.0
@@ -311,16 +311,16 @@ def test_a_worker_that_was_silent_before_an_outage_stays_silent(ledger: Ledger, 
     meddler.age_beat("w1", 25.0)
     meddler.move_watch(-60.0)
     meddler.move_beats(-60.0)
-    ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
+    ledger.keep_watch(Tick(None, 1.0, cause=Cause.OUTAGE))
     assert seen(ledger).silent_s == pytest.approx(25.0, abs=1.0)
 
 
 def test_a_clock_that_is_set_forward_adds_nothing_to_the_silence(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    ledger.tick(Tick(None, 1.0))
+    ledger.keep_watch(Tick(None, 1.0))
     # Seen from a clock that is an hour ahead, everything happened an hour earlier.
     meddler.move_watch(-3600.0)
     meddler.move_beats(-3600.0)
-    ticked = ledger.tick(Tick(1.0, 1.0))
+    ticked = ledger.keep_watch(Tick(1.0, 1.0))
     assert ticked.began is Cause.CLOCK
     assert seen(ledger).silent_s < 2.5
 
@@ -331,7 +331,7 @@ def test_a_clock_that_is_set_back_adds_nothing_and_forgives_nothing(
     meddler.age_beat("w1", 25.0)
     meddler.move_watch(3600.0)
     meddler.move_beats(3600.0)
-    ticked = ledger.tick(Tick(1.0, 1.0))
+    ticked = ledger.keep_watch(Tick(1.0, 1.0))
     assert ticked.began is None
     assert ticked.set_back_s == pytest.approx(3600.0, abs=5.0)
     assert seen(ledger).silent_s == pytest.approx(25.0, abs=5.0)
@@ -348,18 +348,18 @@ def test_a_clock_that_is_set_back_across_an_outage_counts_no_moment_twice(
     meddler.age_beat("w1", 5.0)
     meddler.move_watch(-30.0)
     meddler.move_beats(-30.0)
-    began = ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
+    began = ledger.keep_watch(Tick(None, 1.0, cause=Cause.OUTAGE))
     assert began.gap_s is not None
     ledger.beat(Heartbeat("w1", 0, 0))
     watch_for(ledger, 0.5)
-    step_s = began.gap_s + ledger.tick(Tick(EVER_S, 0.0)).watched_s + 2.0 - 0.1
+    step_s = began.gap_s + ledger.keep_watch(Tick(EVER_S, 0.0)).watched_s + 2.0 - 0.1
     meddler.move_watch(-2.0)
     meddler.move_beats(-2.0)
-    ledger.tick(Tick(None, 0.1, cause=Cause.OUTAGE))
+    ledger.keep_watch(Tick(None, 0.1, cause=Cause.OUTAGE))
     silent_s = seen(ledger).silent_s
     meddler.move_watch(step_s)
     meddler.move_beats(step_s)
-    assert ledger.tick(Tick(1.0, 1.0)).set_back_s > 0
+    assert ledger.keep_watch(Tick(1.0, 1.0)).set_back_s > 0
     assert seen(ledger).silent_s == pytest.approx(silent_s, abs=0.1)
 
 
@@ -369,7 +369,7 @@ def test_an_outage_with_a_clock_that_is_set_back_gives_time_to_reconnect(
     meddler.age_beat("w1", 25.0)
     meddler.move_watch(20.0)
     meddler.move_beats(20.0)
-    ticked = ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE))
+    ticked = ledger.keep_watch(Tick(None, 1.0, cause=Cause.OUTAGE))
     assert (ticked.began, ticked.watched_s) == (Cause.OUTAGE, pytest.approx(0.0, abs=0.1))
     assert ticked.set_back_s == pytest.approx(20.0, abs=5.0)
     assert seen(ledger).silent_s < 26.0
@@ -379,33 +379,33 @@ def test_an_outage_with_a_clock_that_is_set_back_gives_time_to_reconnect(
 def test_heartbeats_of_a_clock_that_was_ahead_for_a_while_hide_no_death(
     ledger: Ledger, w1: str, meddler: Backdoor, watched_until_s: float
 ) -> None:
-    ledger.tick(Tick(None, 1.0))
+    ledger.keep_watch(Tick(None, 1.0))
     meddler.move_watch(watched_until_s)
     meddler.move_beats(3600.0)
-    ledger.tick(Tick(None, 1.0))
+    ledger.keep_watch(Tick(None, 1.0))
     assert seen(ledger).since_beat_s >= 0.0
     watch_for(ledger, 0.05)
 
 
 def test_a_reaper_that_just_started_does_not_break_the_watch_of_others(ledger: Ledger, open_again: OpenLedger) -> None:
-    ledger.tick(Tick(None, 60.0))
-    other = open_again().tick(Tick(None, 60.0, cause=Cause.START))
+    ledger.keep_watch(Tick(None, 60.0))
+    other = open_again().keep_watch(Tick(None, 60.0, cause=Cause.START))
     assert other.began is None
-    assert ledger.tick(Tick(60.0, 60.0)).began is None
+    assert ledger.keep_watch(Tick(60.0, 60.0)).began is None
 
 
 def test_of_many_reapers_one_wins_the_ticket_and_all_keep_the_watch(ledger: Ledger, open_again: OpenLedger) -> None:
     other = open_again()
-    assert ledger.tick(Tick(None, 1.0), "sweep", 60.0).won
-    lost = other.tick(Tick(None, 60.0), "sweep", 60.0)
+    assert ledger.keep_watch(Tick(None, 1.0), "sweep", 60.0).won
+    lost = other.keep_watch(Tick(None, 60.0), "sweep", 60.0)
     assert not lost.won
     assert lost.stale_s < 5.0
     # Whoever keeps losing still extends it as soon as no one else does.
-    wait_for(lambda: other.tick(Tick(EVER_S, 0.01), "sweep", 60.0).watched_s > 0.05, "the watch")
+    wait_for(lambda: other.keep_watch(Tick(EVER_S, 0.01), "sweep", 60.0).watched_s > 0.05, "the watch")
 
 
 def test_an_operator_may_act_on_silence_that_no_one_watched(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    ledger.tick(Tick(None, 1.0))
+    ledger.keep_watch(Tick(None, 1.0))
     meddler.move_beats(-3600.0)
     meddler.move_watch(-3600.0)
     assert ledger.stale(3000.0) == []
@@ -416,7 +416,7 @@ def test_an_operator_may_act_on_silence_that_no_one_watched(ledger: Ledger, w1: 
 def test_only_the_last_periods_are_kept(ledger: Ledger, meddler: Backdoor) -> None:
     for _ in range(210):
         meddler.move_watch(-10.0)
-        ledger.tick(Tick(None, 0.01, cause=Cause.OUTAGE))
+        ledger.keep_watch(Tick(None, 0.01, cause=Cause.OUTAGE))
     assert meddler.count("watch_periods") == 200
 
 
@@ -426,48 +426,48 @@ def test_silence_counts_through_any_number_of_periods(ledger: Ledger, w1: str, w
         meddler.move_watch(-10.0)
         meddler.move_beats(-10.0)
         ledger.beat(Heartbeat("w2", 0, 0))
-        ledger.tick(Tick(2.5, 0.01, cause=Cause.OUTAGE))
+        ledger.keep_watch(Tick(2.5, 0.01, cause=Cause.OUTAGE))
     assert seen(ledger).silent_s == pytest.approx(210 * 2.5, abs=5.0)
     # Those that concern no one any more are removed.
     ledger.beat(Heartbeat("w1", 0, 0))
     meddler.move_watch(-10.0)
-    ledger.tick(Tick(2.5, 0.01, cause=Cause.OUTAGE))
+    ledger.keep_watch(Tick(2.5, 0.01, cause=Cause.OUTAGE))
     assert meddler.count("watch_periods") == 200
 
 
 def test_a_watch_grows_no_table(ledger: Ledger, meddler: Backdoor) -> None:
     for _ in range(50):
-        ledger.tick(Tick(EVER_S, 0.0))
+        ledger.keep_watch(Tick(EVER_S, 0.0))
     assert meddler.count("watch_periods") == 1
 
 
 def test_a_clock_that_is_set_forward_ends_no_job_by_its_deadline(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    ledger.tick(Tick(None, 1.0))
+    ledger.keep_watch(Tick(None, 1.0))
     job = running(ledger, timeout_s=5.0)
     meddler.age_job(job.job_id, 3600.0)
     assert [late.job_id for late in ledger.overdue(10)] == [job.job_id]
     meddler.forget_watch()
-    ledger.tick(Tick(1.0, 1.0))
+    ledger.keep_watch(Tick(1.0, 1.0))
     assert ledger.overdue(10) == []
 
 
 def test_a_tick_that_was_late_vouches_for_none_of_the_time_before_it(ledger: Ledger) -> None:
     """It may have waited through an outage, so the next one of the same reaper must not reach back beyond it."""
-    ledger.tick(Tick(None, 100.0))
-    late = ledger.tick(Tick(0.0, 100.0, slack_s=0.0))
+    ledger.keep_watch(Tick(None, 100.0))
+    late = ledger.keep_watch(Tick(0.0, 100.0, slack_s=0.0))
     assert late.began is None
     assert late.stale_s == 0.0
     # Whoever has just started is told, and claims nothing of it either: it knows when it started.
-    assert ledger.tick(Tick(None, 100.0)).stale_s > 0.0
+    assert ledger.keep_watch(Tick(None, 100.0)).stale_s > 0.0
 
 
 def test_a_database_that_stood_still_adds_nothing_though_a_tick_waited_for_it(
     ledger: Ledger, meddler: Backdoor
 ) -> None:
-    ledger.tick(Tick(None, 1.0))
-    ledger.tick(Tick(1.0, 1.0))
+    ledger.keep_watch(Tick(None, 1.0))
+    ledger.keep_watch(Tick(1.0, 1.0))
     meddler.move_watch(-60.0)
-    began = ledger.tick(Tick(20.0, 1.0))
+    began = ledger.keep_watch(Tick(20.0, 1.0))
     assert began.began is Cause.CLOCK
     assert began.watched_s < 1.0
 
@@ -484,8 +484,8 @@ def set_forward(meddler: Backdoor, seen_at: float | None) -> float:
 
 
 def test_a_tick_says_what_the_clock_of_the_ledger_was(ledger: Ledger, open_again: OpenLedger) -> None:
-    first = ledger.tick(Tick(None, 60.0), "sweep", 60.0)
-    lost = open_again().tick(Tick(None, 60.0), "sweep", 60.0)
+    first = ledger.keep_watch(Tick(None, 60.0), "sweep", 60.0)
+    lost = open_again().keep_watch(Tick(None, 60.0), "sweep", 60.0)
     assert first.at is not None
     assert lost.at is not None
     assert 0.0 <= lost.at - first.at < 30.0
@@ -495,17 +495,17 @@ def test_a_tick_says_what_the_clock_of_the_ledger_was(ledger: Ledger, open_again
 def test_a_claim_made_by_a_clock_that_was_set_forward_since_counts_nothing(
     ledger: Ledger, w1: str, meddler: Backdoor, cause: Cause | None
 ) -> None:
-    seen_at = set_forward(meddler, ledger.tick(Tick(None, 1.0)).at)
+    seen_at = set_forward(meddler, ledger.keep_watch(Tick(None, 1.0)).at)
     # The claim reaches back to the last tick by the clock of now, and half of it was counted by the clock before.
-    ticked = ledger.tick(Tick(2 * STEP_S, 1.0, cause=cause, since_s=20.0, seen_at=seen_at))
+    ticked = ledger.keep_watch(Tick(2 * STEP_S, 1.0, cause=cause, since_s=20.0, seen_at=seen_at))
     assert ticked.began is (cause or Cause.CLOCK)
     assert ticked.gap_s == pytest.approx(STEP_S, abs=15.0)
     assert seen(ledger).silent_s < 15.0
 
 
 def test_a_claim_counts_if_no_clock_was_set(ledger: Ledger, w1: str, meddler: Backdoor) -> None:
-    seen_at = set_forward(meddler, ledger.tick(Tick(None, 1.0)).at)
-    ticked = ledger.tick(Tick(STEP_S, 1.0, 20.0, since_s=STEP_S, seen_at=seen_at))
+    seen_at = set_forward(meddler, ledger.keep_watch(Tick(None, 1.0)).at)
+    ticked = ledger.keep_watch(Tick(STEP_S, 1.0, 20.0, since_s=STEP_S, seen_at=seen_at))
     assert ticked.began is None
     assert seen(ledger).silent_s >= STEP_S
 
@@ -513,10 +513,10 @@ def test_a_claim_counts_if_no_clock_was_set(ledger: Ledger, w1: str, meddler: Ba
 def test_a_reaper_that_loses_the_ticket_does_not_claim_a_step_of_the_clock_with_its_next_tick(
     ledger: Ledger, open_again: OpenLedger, meddler: Backdoor
 ) -> None:
-    seen_at = set_forward(meddler, ledger.tick(Tick(None, 1.0), "sweep", 600.0).at)
+    seen_at = set_forward(meddler, ledger.keep_watch(Tick(None, 1.0), "sweep", 600.0).at)
     other = open_again()
-    calm = other.tick(Tick(1.0, 100.0, since_s=STEP_S + 30.0, seen_at=seen_at), "sweep", 600.0)
-    stepped = other.tick(Tick(1.0, 100.0, since_s=1.0, seen_at=seen_at), "sweep", 600.0)
+    calm = other.keep_watch(Tick(1.0, 100.0, since_s=STEP_S + 30.0, seen_at=seen_at), "sweep", 600.0)
+    stepped = other.keep_watch(Tick(1.0, 100.0, since_s=1.0, seen_at=seen_at), "sweep", 600.0)
     assert (calm.won, stepped.won) == (False, False)
     assert calm.stale_s >= STEP_S
     assert stepped.stale_s == 0.0
@@ -529,7 +529,7 @@ def round_of(ledger: Ledger, meddler: Backdoor) -> SweepResult:
     """A round that looks after everything, as one does every few seconds."""
     for ticket in ("sweep", "order"):
         meddler.expire_ticket(ticket)
-    return Reaper(ledger, Recovery(), by="reaper").round()
+    return Reaper(ledger, Recovery(), by="reaper").sweep()
 
 
 def test_a_retry_waits_for_its_backoff_and_not_until_the_clock_has_caught_up(
@@ -568,13 +568,13 @@ def test_a_retry_waits_for_its_backoff_though_no_reaper_saw_the_clock_set_back(
 def test_a_heartbeat_is_not_of_long_ago_though_the_clock_was_set_back_for_a_moment(
     ledger: Ledger, w1: str, meddler: Backdoor
 ) -> None:
-    ledger.tick(Tick(None, 1.0))
+    ledger.keep_watch(Tick(None, 1.0))
     meddler.move_watch(HOUR_S)
     ledger.beat(Heartbeat("w1", 0, 0))
     ledger.register(birth("w2"))
     meddler.move_watch(-HOUR_S)
     meddler.move_beats(-HOUR_S)
-    ledger.tick(Tick(1000.0, 1.0))
+    ledger.keep_watch(Tick(1000.0, 1.0))
     assert [worker.silent_s < 60.0 for worker in ledger.watch()] == [True, True]
     assert [worker.since_beat_s < 60.0 for worker in ledger.watch()] == [True, True]
 

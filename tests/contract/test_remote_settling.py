@@ -23,7 +23,7 @@ from unstuck.remote.registry import RemoteWorker
 def test_a_settlement_that_a_lock_holds_up_is_not_late(swept_pg_url: str) -> None:
     ledger = PostgresLedger(Settings(url=swept_pg_url))
     try:
-        ledger.register(birth("w1", door=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
+        ledger.register(birth("w1", transport=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
         seat = RemoteWorker("w1", "name-of-w1", None, (QUEUE,), (TASK,), 30.0, 600.0)
         hands = RemoteAttempts(ledger, Settings(url=swept_pg_url), lambda queues: None, seat, LOCAL, Counters())
         job = running(ledger, timeout_s=5.0)
@@ -59,7 +59,7 @@ def hands_of(ledger: Any, caller: Caller = LOCAL, name: str = "w1") -> RemoteAtt
 
 
 def test_a_thousand_unknown_outcomes_cost_as_many_reads_as_one(ledger: Ledger) -> None:
-    ledger.register(birth("w1", door=Transport.HTTP))
+    ledger.register(birth("w1", transport=Transport.HTTP))
     jobs = [running(ledger) for _ in range(5)]
     for verb, made in (
         ("settle", lambda key: SettleItem(**key, outcome="succeeded")),
@@ -82,7 +82,7 @@ def test_a_thousand_unknown_outcomes_cost_as_many_reads_as_one(ledger: Ledger) -
 
 
 def test_what_became_of_attempts_is_told_alike_by_both_databases(ledger: Ledger) -> None:
-    ledger.register(birth("w1", door=Transport.HTTP))
+    ledger.register(birth("w1", transport=Transport.HTTP))
     ledger.register(birth("w2"))
     held, succeeded, retried = running(ledger), running(ledger), running(ledger)
     turn(ledger, done=[done(succeeded)])
@@ -107,8 +107,8 @@ def test_what_became_of_attempts_is_told_alike_by_both_databases(ledger: Ledger)
 
 
 def test_a_caller_that_may_not_read_is_told_nothing_of_jobs_that_were_never_its_own(ledger: Ledger) -> None:
-    ledger.register(birth("w1", door=Transport.HTTP))
-    ledger.register(birth("w2", door=Transport.HTTP))
+    ledger.register(birth("w1", transport=Transport.HTTP))
+    ledger.register(birth("w2", transport=Transport.HTTP))
     theirs = running(ledger, worker_id="w2")
     blind = Caller("t", frozenset({Scope.WORKER}), "t1")
     said = [

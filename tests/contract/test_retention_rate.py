@@ -88,7 +88,7 @@ def test_retention_takes_a_share_of_the_time_in_short_batches(ledger: Ledger, w1
     finish(ledger, meddler, 40_000)
     reaper = Reaper(ledger, Recovery(), by="reaper")
     batches: list[tuple[float, float]] = []
-    reaper.round()
+    reaper.sweep()
     began_s = host.boottime_s()
     while (removed := reaper.keep_house()).next_batch_in_s is not None:
         batches.append((host.boottime_s() - began_s, removed.next_batch_in_s))

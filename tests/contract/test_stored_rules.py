@@ -110,7 +110,7 @@ def test_a_worker_that_does_not_want_the_word_of_neighbours_is_not_judged_by_it(
     gone = {"pid": 2**22 - 1, "process_started": "1", "suspect_after_s": 600.0, "heartbeat_interval_s": 5.0}
     ledger.register(birth("quiet", rules=RecoveryRules(evidence=()), **gone))
     ledger.register(birth("usual", rules=RecoveryRules(), **gone))
-    Reaper(ledger, Recovery(evidence=()), by="reaper").round()
+    Reaper(ledger, Recovery(evidence=()), by="reaper").sweep()
     assert worker(ledger, "quiet").state is WorkerState.ACTIVE
     assert worker(ledger, "usual").state is WorkerState.DEAD
 
@@ -122,10 +122,10 @@ def test_whether_a_worker_may_be_disabled_is_stored_with_it(ledger: Ledger, medd
     ledger.register(birth("well", rules=RecoveryRules(), metadata={"health": {"weight": 0.0}}, **calm))
     assert {one.id: one.may_be_disabled for one in ledger.standings(60.0)} == {"sick": False, "well": True}
     assert next(one for one in ledger.standings(60.0) if one.id == "sick").health == Health(9.0, 9, 9, 0.3)
-    assert Reaper(ledger, Recovery(), by="reaper").round().disabled == 0
+    assert Reaper(ledger, Recovery(), by="reaper").sweep().disabled == 0
     ledger.register(birth("ill", rules=RecoveryRules(), metadata=sick, **calm))
     meddler.expire_ticket("health")
-    assert Reaper(ledger, Recovery(auto_disable_unhealthy=False), by="reaper").round(ticket=False).disabled == 1
+    assert Reaper(ledger, Recovery(auto_disable_unhealthy=False), by="reaper").sweep(ticket=False).disabled == 1
     assert worker(ledger, "ill").disabled is not None
 
 

@@ -36,13 +36,13 @@ def heard(bell: Listener, word: str) -> bool:
 def test_a_word_that_concerns_the_worker_is_heard(
     ledger: Ledger, bell: Listener, open_again: OpenLedger, word: str
 ) -> None:
-    open_again().ring([word])
+    open_again().notify([word])
     assert heard(bell, word)
 
 
 def test_words_that_came_before_the_wait_are_not_lost_and_come_together(ledger: Ledger, bell: Listener) -> None:
-    ledger.ring(["queue:default", "workers"])
-    ledger.ring(["worker:w1"])
+    ledger.notify(["queue:default", "workers"])
+    ledger.notify(["worker:w1"])
     words: set[str] = set()
     deadline = time.monotonic() + LONG_S
     while words != {"queue:default", "workers", "worker:w1"}:
@@ -85,14 +85,14 @@ def test_an_interrupt_before_the_wait_is_not_lost(bell: Listener) -> None:
 
 def test_ringing_where_nobody_listens_is_no_error(ledger: Ledger) -> None:
     ledger.register(birth("deaf"))
-    ledger.ring(["queue:default", "worker:deaf", "workers"])
-    ledger.ring([])
+    ledger.notify(["queue:default", "worker:deaf", "workers"])
+    ledger.notify([])
 
 
 def test_a_full_bell_blocks_nobody(ledger: Ledger, bell: Listener) -> None:
     before = time.monotonic()
     for _ in range(300):
-        ledger.ring(["queue:default"])
+        ledger.notify(["queue:default"])
     assert time.monotonic() - before < LONG_S
     assert heard(bell, "queue:default")
 
@@ -111,7 +111,7 @@ def test_a_ring_that_arrives_during_a_beat_is_heard(pg_ledger: PostgresLedger, p
     pg_ledger.register(birth("w1"))
     bell = pg_ledger.listen("w1")
     client = PostgresLedger(Settings(url=pg_url))
-    client.ring(["queue:default"])
+    client.notify(["queue:default"])
     # The notify comes with the answer to the beat, before anybody waits for it.
     pg_ledger.beat(Heartbeat("w1", 0, 0))
     assert bell.wait(10) == frozenset({"queue:default"})
@@ -122,7 +122,7 @@ def test_a_ring_that_arrives_during_a_beat_is_heard(pg_ledger: PostgresLedger, p
 def test_only_what_concerns_the_worker_wakes_it(pg_ledger: PostgresLedger) -> None:
     pg_ledger.register(birth("w1"))
     bell = pg_ledger.listen("w1")
-    pg_ledger.ring(["queue:other", "worker:w2", "queue:default", "worker:w1", "workers"])
+    pg_ledger.notify(["queue:other", "worker:w2", "queue:default", "worker:w1", "workers"])
     assert bell.wait(10) == frozenset({"queue:default", "worker:w1", "workers"})
     bell.close()
 
@@ -132,7 +132,7 @@ def test_with_notify_off_nobody_listens_and_nothing_is_rung(pg_url: str) -> None
     ledger.migrate()
     ledger.register(birth("w1"))
     bell = ledger.listen("w1")
-    ledger.ring(["queue:default"])
+    ledger.notify(["queue:default"])
     assert bell.wait(0.05) == frozenset()
     bell.close()
     ledger.close()
@@ -145,7 +145,7 @@ def test_rings_of_many_threads_are_all_heard(pg_ledger: PostgresLedger, pg_url: 
 
     def ring(first: int) -> None:
         for number in range(first, first + 25):
-            client.ring([f"queue:q{number}"])
+            client.notify([f"queue:q{number}"])
 
     threads = [threading.Thread(target=ring, args=(first,)) for first in range(0, 200, 25)]
     for thread in threads:

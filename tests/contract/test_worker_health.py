@@ -79,7 +79,7 @@ def test_a_disabled_worker_gets_nothing_before_it_has_heard_of_it_and_hands_in_w
     put(ledger)
     ledger.disable("w1", "sick", "ops")
     done = (Success(mine.job_id, mine.token, b"1"),)
-    answer = ledger.turn(Turn("w1", done=done, wish=ClaimRequest((QUEUE,), (TASK,), 5)))
+    answer = ledger.turn(Turn("w1", done=done, claim_request=ClaimRequest((QUEUE,), (TASK,), 5)))
     assert (answer.alive, answer.claimed, answer.superseded) == (True, (), frozenset())
     assert claim_jobs(ledger) == []
     ledger.enable("w1", "ops")

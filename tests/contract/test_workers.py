@@ -198,10 +198,19 @@ def test_a_worker_waits_as_long_as_its_most_patient_running_job(ledger: Ledger, 
 
 
 def test_the_watchman_sees_who_it_is(ledger: Ledger) -> None:
-    ledger.register(birth(trace="/dev/shm/unstuck-w1"))
+    ledger.register(birth(status_page="/dev/shm/unstuck-w1"))
     [watched] = ledger.watch()
-    facts = birth(trace="/dev/shm/unstuck-w1")
-    for name in ("name", "host", "pid", "boot_id", "pid_namespace", "process_started", "trace", "suspect_after_s"):
+    facts = birth(status_page="/dev/shm/unstuck-w1")
+    for name in (
+        "name",
+        "host",
+        "pid",
+        "boot_id",
+        "pid_namespace",
+        "process_started",
+        "status_page",
+        "suspect_after_s",
+    ):
         assert getattr(watched, name) == getattr(facts, name)
     assert watched.session in (Session.PRESENT, Session.UNKNOWN)
     assert ledger.watch("another-host") == []
@@ -235,7 +244,7 @@ def foreign(worker_id: str = "f1", name: str = "node", **changes: object) -> New
     """A foreign worker that names this very machine as its own, the worst that it can do."""
     facts: dict[str, object] = {
         "name": name,
-        "door": Transport.HTTP,
+        "transport": Transport.HTTP,
         "owner": "tok",
         "pid": 0,
         "pid_namespace": "",
@@ -251,11 +260,19 @@ def test_it_is_found_by_id_and_by_name_and_python_workers_are_not(ledger: Ledger
     by_id, by_name = ledger.remote_worker("f1"), ledger.remote_worker_named("node")
     assert by_id is not None
     assert by_name is not None
-    assert (by_id.id, by_id.door, by_id.owner, by_id.metadata) == ("f1", Transport.HTTP, "tok", {"hostname": "far"})
+    assert (by_id.id, by_id.transport, by_id.owner, by_id.metadata) == (
+        "f1",
+        Transport.HTTP,
+        "tok",
+        {"hostname": "far"},
+    )
     assert by_name.id == "f1"
     assert ledger.remote_worker("w1") is None
     assert ledger.remote_worker_named("name-of-w1") is None
-    assert {worker.id: worker.door for worker in ledger.workers()} == {"w1": Transport.PYTHON, "f1": Transport.HTTP}
+    assert {worker.id: worker.transport for worker in ledger.workers()} == {
+        "w1": Transport.PYTHON,
+        "f1": Transport.HTTP,
+    }
 
 
 def test_a_name_leads_to_one_living_worker_and_to_the_last_when_none_lives(ledger: Ledger) -> None:
@@ -348,8 +365,8 @@ def test_no_process_of_this_host_is_taken_for_it(ledger: Ledger) -> None:
     # Every fact of a process that is gone, on this very machine: it must prove nothing.
     ledger.register(foreign(pid=999_999, pid_namespace=host.pid_namespace(), process_started="1"))
     [worker] = ledger.watch()
-    witness = Observer(one_host=ledger.one_host)
-    assert not witness.is_neighbour(worker)
+    witness = Observer(one_host=ledger.single_host)
+    assert not witness.on_this_host(worker)
     assert witness.process_of(worker) is Process.UNKNOWN
     assert ledger.watch(host.hostname()) == []
     ledger.register(birth("w1"))
@@ -359,7 +376,7 @@ def test_no_process_of_this_host_is_taken_for_it(ledger: Ledger) -> None:
 def test_it_outlives_a_restart_of_this_machine_and_of_our_session(ledger: Ledger) -> None:
     ledger.register(foreign(boot_id="another-boot"))
     reaper = Reaper(ledger, Recovery(), by="test")
-    reaper.round(ticket=False)
+    reaper.sweep(ticket=False)
     [worker] = ledger.watch()
     assert worker.state is WorkerState.ACTIVE
     assert not reaper.witness.rebooted(worker)
@@ -406,7 +423,7 @@ def test_it_is_dead_when_its_own_lease_is_over_and_not_before(ledger: Ledger, me
     meddler.age_beat("f2", 3600)
     wait_for(lambda: {w.id: w.silent_s for w in ledger.watch()}["f2"] >= 0.5, "the silence")
     reaper = Reaper(ledger, Recovery(), by="test")
-    reaper.round(ticket=False)
+    reaper.sweep(ticket=False)
     states = {worker.id: worker.state for worker in ledger.workers()}
     assert states == {"f1": WorkerState.ACTIVE, "f2": WorkerState.DEAD}
     record = ledger.job(job.job_id)
@@ -430,7 +447,7 @@ def test_whoever_speaks_for_many_hears_every_word(ledger: Ledger, open_again: Op
     wanted = {"queue:any", "worker:f7", "workers"}
     heard: set[str] = set()
     try:
-        open_again().ring(wanted)
+        open_again().notify(wanted)
         deadline_s = time.monotonic() + 20
         while heard != wanted and time.monotonic() < deadline_s:
             heard |= bell.wait(1.0)
@@ -440,10 +457,10 @@ def test_whoever_speaks_for_many_hears_every_word(ledger: Ledger, open_again: Op
 
 
 def test_a_listener_is_heard_at_once_by_a_process_that_had_rung_before(ledger: Ledger) -> None:
-    ledger.ring(["queue:before"])
+    ledger.notify(["queue:before"])
     bell = ledger.listen_all()
     try:
-        ledger.ring(["worker:f7"])
+        ledger.notify(["worker:f7"])
         assert "worker:f7" in bell.wait(20.0)
     finally:
         bell.close()
@@ -453,7 +470,7 @@ def test_a_listener_that_was_killed_is_forgotten_by_the_next(open_again: OpenLed
     ledger.listen_all().close()
     bell = open_again().listen_all()
     try:
-        ledger.ring(["queue:a"])
+        ledger.notify(["queue:a"])
         assert "queue:a" in bell.wait(20.0)
     finally:
         bell.close()

@@ -103,7 +103,7 @@ def test_a_killed_nursery_takes_its_runners_along_and_can_be_replaced(home: Runn
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
     wait_for((tmp_path / "daemon.entered").exists, "the daemon is there")
     pids = [home.born(runner) for runner in runners]
-    nursery, _ = home.trace.nursery()
+    nursery, _ = home.trace.fork_server()
     os.kill(nursery, signal.SIGKILL)
     assert home.wait_event(ForkServerDied).cause == "killed by SIGKILL (signal 9)"
     exits = sorted((home.wait_event(RunnerExit) for _ in pids), key=lambda found: found.slot)
@@ -137,7 +137,7 @@ def test_a_runner_ends_itself_when_even_its_nursery_is_frozen(plain: RunnerPoolH
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     pid = plain.born(runner)
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
-    nursery, _ = plain.trace.nursery()
+    nursery, _ = plain.trace.fork_server()
     os.kill(nursery, signal.SIGSTOP)
     try:
         plain.trace.set_lease_end(0, host.boottime_s() + 0.1)
@@ -208,7 +208,7 @@ def test_what_is_left_when_nobody_could_clean_up_is_found_by_its_mark(
     nursery, *_ = below(tmp_path)
     os.kill(nursery, signal.SIGSTOP)
     worker.kill()
-    assert leftovers.kill(str((tmp_path / "trace").resolve())).cleared
+    assert leftovers.kill(str((tmp_path / "trace").resolve())).all_gone
     assert all(gone_within(pid, 1) for pid in below(tmp_path))
 
 

@@ -57,7 +57,7 @@ def test_a_crowd_in_sessions_of_its_own_is_ended_to_the_last(home: RunnerPoolHar
     found = home.exit_of(runner)
     assert found.cause == f"killed by SIGKILL (signal 9): it started more than {MOST} processes"
     assert (found.entered, found.oom) == (1 if kind == "sync" else 0, False)
-    nursery = home.trace.nursery()[0]
+    nursery = home.trace.fork_server()[0]
     wait_for(lambda: [p.pid for p in below(nursery)] == [home.born(sibling)], "only the sibling is left", 10)
     assert home.run(sibling, "add", 1, 1).outcome == Succeeded(b"2")
 
@@ -167,7 +167,7 @@ def test_the_kernel_takes_a_job_before_its_runner_s_worker(home: RunnerPoolHarne
     assert child == Succeeded(b'"%d"' % mine)
     assert mine >= OOM_SCORE
     assert score(os.getpid()) < mine
-    assert score(home.trace.nursery()[0]) == score(os.getpid())
+    assert score(home.trace.fork_server()[0]) == score(os.getpid())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who is not root cannot take a score back")

@@ -89,7 +89,7 @@ def test_a_sigterm_to_everybody_is_for_the_worker_to_obey(plain: RunnerPoolHarne
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     loop.send([frame(2, "asay", "x", 0.2)])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
-    for pid in (plain.trace.nursery()[0], plain.born(runner), plain.born(loop)):
+    for pid in (plain.trace.fork_server()[0], plain.born(runner), plain.born(loop)):
         os.kill(pid, signal.SIGTERM)
     (tmp_path / "go").touch()
     assert plain.finish(runner)[0].outcome == Succeeded(b"null")
@@ -288,7 +288,7 @@ def test_an_app_that_cannot_be_forked_is_spawned_and_says_why(tmp_path: Path, li
         runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "7")])
         assert home.exit_of(runner).cause == "exited with code 7"
         assert gone_within(read_pid(tmp_path / "daemon"), 1)
-        nursery, _ = home.trace.nursery()
+        nursery, _ = home.trace.fork_server()
         os.kill(nursery, signal.SIGKILL)
         home.wait_event(ForkServerDied)
         assert gone_within(home.born(loop), 1)
@@ -339,8 +339,8 @@ class Shift:
     def until(self, look: object, what: str) -> None:
         wait_for(lambda: self.step() or look(), what)  # type: ignore[operator,func-returns-value]
 
-    def entered(self, hold: HeldJob) -> None:
-        self.until(lambda: self.house.trace.entered(0) == hold.token, f"job {hold.token} to be entered")
+    def entered(self, held_job: HeldJob) -> None:
+        self.until(lambda: self.house.trace.entered(0) == held_job.token, f"job {held_job.token} to be entered")
 
     def endings(self, count: int = 1) -> list[Ending]:
         self.until(lambda: len(self.outbox.endings) >= count, f"{count} endings")
@@ -360,8 +360,8 @@ def test_a_job_that_ended_just_before_it_was_cancelled_does_not_take_the_next_on
         second = at_work.hold("wait_for", str(go_on), policy=RETRY)
         at_work.runners.ready.append(first)
         at_work.runners.feed(0)
-        crew = at_work.runners.given[first.token]
-        crew.since_s = host.boottime_s() + 60  # quick enough to queue behind
+        slot = at_work.runners.given[first.token]
+        slot.job_started_s = host.boottime_s() + 60  # quick enough to queue behind
         at_work.give(second, depth=1)
         # Its report lies in the stream, unread; the runner is in the next job.
         wait_for(lambda: at_work.house.trace.entered(0) == second.token, "the second to be entered")
@@ -376,15 +376,15 @@ def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_faile
     for fate in (Died("drain", counts=False, drained=True), Overran("too long"), Died("lease", counts=False)):
         with shift(tmp_path) as at_work:
             wait_for(lambda at=at_work: at.house.trace.nursery()[0], "the nursery to be equipped")  # type: ignore[misc]
-            nursery = at_work.house.trace.nursery()[0]
+            nursery = at_work.house.trace.fork_server()[0]
             os.kill(nursery, signal.SIGSTOP)
             try:
-                hold = at_work.hold("add", 1, 2)
-                at_work.give(hold)
-                at_work.runners.stop(hold.token, fate, DeathKind.LEASE, host.boottime_s())
+                held_job = at_work.hold("add", 1, 2)
+                at_work.give(held_job)
+                at_work.runners.stop(held_job.token, fate, DeathKind.LEASE, host.boottime_s())
             finally:
                 os.kill(nursery, signal.SIGCONT)
-            assert list(at_work.runners.ready) == [hold]
+            assert list(at_work.runners.ready) == [held_job]
             assert not at_work.outbox.endings
             at_work.runners.feed(0)
             at_work.until(lambda at=at_work: at.outbox.done, "it to run as if nothing had been")  # type: ignore[misc]
@@ -393,11 +393,11 @@ def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_faile
 def test_a_frozen_nursery_is_replaced_and_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unstuck.worker.pool.BIRTH_S", 0.2)
     with shift(tmp_path) as at_work:
-        wait_for(lambda: at_work.house.trace.nursery()[0], "the nursery to be equipped")
-        os.kill(at_work.house.trace.nursery()[0], signal.SIGSTOP)
-        hold = at_work.hold("add", 1, 2)
-        at_work.give(hold)
-        at_work.until(lambda: hold in at_work.runners.ready, "the job to come back from the frozen nursery")
+        wait_for(lambda: at_work.house.trace.fork_server()[0], "the nursery to be equipped")
+        os.kill(at_work.house.trace.fork_server()[0], signal.SIGSTOP)
+        held_job = at_work.hold("add", 1, 2)
+        at_work.give(held_job)
+        at_work.until(lambda: held_job in at_work.runners.ready, "the job to come back from the frozen nursery")
         monkeypatch.setattr("unstuck.worker.pool.BIRTH_S", 10.0)
         at_work.runners.feed(0)
         at_work.until(lambda: at_work.outbox.done, "the job to run")
@@ -410,12 +410,12 @@ def test_a_frozen_nursery_is_left_alone_while_others_work(tmp_path: Path, monkey
         working = at_work.hold("wait_for", str(go_on))
         at_work.give(working)
         at_work.entered(working)
-        nursery = at_work.house.trace.nursery()[0]
+        nursery = at_work.house.trace.fork_server()[0]
         os.kill(nursery, signal.SIGSTOP)
         try:
-            hold = at_work.hold("add", 1, 2)
-            at_work.give(hold)
-            at_work.until(lambda: hold in at_work.runners.ready, "the job to come back")
+            held_job = at_work.hold("add", 1, 2)
+            at_work.give(held_job)
+            at_work.until(lambda: held_job in at_work.runners.ready, "the job to come back")
             go_on.touch()
             at_work.until(lambda: at_work.outbox.done, "the other to end undisturbed")
         finally:
@@ -424,12 +424,12 @@ def test_a_frozen_nursery_is_left_alone_while_others_work(tmp_path: Path, monkey
 
 def test_a_runner_killed_by_a_drain_before_it_began_gives_its_job_back(tmp_path: Path) -> None:
     with shift(tmp_path) as at_work:
-        wait_for(lambda: at_work.house.trace.nursery()[0], "the nursery to be equipped")
-        nursery = at_work.house.trace.nursery()[0]
+        wait_for(lambda: at_work.house.trace.fork_server()[0], "the nursery to be equipped")
+        nursery = at_work.house.trace.fork_server()[0]
         os.kill(nursery, signal.SIGSTOP)
         try:
-            hold = at_work.hold("add", 1, 2)
-            at_work.give(hold)
+            held_job = at_work.hold("add", 1, 2)
+            at_work.give(held_job)
             at_work.runners.kill_all(Died("drain", counts=False, drained=True))
         finally:
             os.kill(nursery, signal.SIGCONT)
@@ -441,9 +441,9 @@ def test_no_job_begins_after_its_lease(tmp_path: Path) -> None:
     with shift(tmp_path) as at_work:
         at_work.runners.confirm(host.boottime_s() - 29.0)
         for policy in (RETRY, FAIL):
-            hold = at_work.hold("add", 1, 2, policy=policy)
-            at_work.give(hold)
-            assert hold in at_work.runners.ready
+            held_job = at_work.hold("add", 1, 2, policy=policy)
+            at_work.give(held_job)
+            assert held_job in at_work.runners.ready
         at_work.runners.confirm(host.boottime_s())
         at_work.runners.feed(0)
         at_work.until(lambda: at_work.outbox.done, "one of them to run once a beat was confirmed")
@@ -451,9 +451,9 @@ def test_no_job_begins_after_its_lease(tmp_path: Path) -> None:
 
 def test_a_lease_that_the_nursery_ended_first_is_no_crash(tmp_path: Path) -> None:
     with shift(tmp_path) as at_work:
-        hold = at_work.hold("wait_for", str(tmp_path / "never"), policy=RETRY)
-        at_work.give(hold)
-        at_work.entered(hold)
+        held_job = at_work.hold("wait_for", str(tmp_path / "never"), policy=RETRY)
+        at_work.give(held_job)
+        at_work.entered(held_job)
         at_work.house.trace.set_lease_end(0, host.boottime_s() - 1)
         # As after a sleep of the machine: the nursery looks before we do.
         wait_for(lambda: at_work.house.bench.read and at_work.house.trace.occupant(0)[0] == 0, "the nursery to act")
@@ -465,32 +465,32 @@ def test_a_lease_that_the_nursery_ended_first_is_no_crash(tmp_path: Path) -> Non
 
 def test_a_birth_heard_of_after_the_death_leaves_nothing_to_watch(tmp_path: Path) -> None:
     with shift(tmp_path) as at_work:
-        hold = at_work.hold("add", 1, 2)
-        at_work.give(hold)
-        crew = at_work.runners.given[hold.token]
-        at_work.runners._saw_gone(crew)  # the end of its stream came first
-        wait_for(lambda: at_work.house.bench.read() or crew.runner.pid, "its birth")
-        assert crew.runner.pid is not None
-        at_work.runners._watch_process(RunnerBorn(0, crew.runner.pid))
-        fd = crew.runner.pidfd()
+        held_job = at_work.hold("add", 1, 2)
+        at_work.give(held_job)
+        slot = at_work.runners.given[held_job.token]
+        at_work.runners._saw_gone(slot)  # the end of its stream came first
+        wait_for(lambda: at_work.house.bench.read() or slot.runner.pid, "its birth")
+        assert slot.runner.pid is not None
+        at_work.runners._watch_process(RunnerBorn(0, slot.runner.pid))
+        fd = slot.runner.pidfd()
         assert fd is not None
         assert fd not in at_work.selector.get_map(), "a number that the next descriptor may have"
 
 
 def test_runners_that_die_before_they_begin_are_not_asked_for_without_a_pause(tmp_path: Path) -> None:
     with shift(tmp_path) as at_work:
-        hold = at_work.hold("add", 1, 2)
-        at_work.give(hold)
+        held_job = at_work.hold("add", 1, 2)
+        at_work.give(held_job)
         for _ in range(3):
-            crew = at_work.runners.given[hold.token]
-            failed = RunnerExit(crew.slot, 0, "a runner could not be started: Resource temporarily unavailable")
-            at_work.runners._bury(crew, failed)
-            assert list(at_work.runners.ready) == [hold]
+            slot = at_work.runners.given[held_job.token]
+            failed = RunnerExit(slot.index, 0, "a runner could not be started: Resource temporarily unavailable")
+            at_work.runners._runner_gone(slot, failed)
+            assert list(at_work.runners.ready) == [held_job]
             at_work.runners.feed(0)
             if at_work.runners.ready:
                 break
-        assert list(at_work.runners.ready) == [hold], "it waits, and may go to somebody else"
-        wait_for(lambda: host.boottime_s() > at_work.runners.roster.rest_until_s, "the rest to be over")
+        assert list(at_work.runners.ready) == [held_job], "it waits, and may go to somebody else"
+        wait_for(lambda: host.boottime_s() > at_work.runners.slots.rest_until_s, "the rest to be over")
         at_work.runners.feed(0)
         at_work.until(lambda: at_work.outbox.done, "it to run")
 
@@ -505,9 +505,9 @@ def test_what_an_async_job_raises_when_it_is_stopped_is_not_its_own_failure(tmp_
         teach = at_work.hold("aevaluate", text, is_async=True)
         at_work.give(teach)
         at_work.until(lambda: at_work.outbox.done, "the lesson")
-        hold = at_work.hold("asay", is_async=True, policy=RETRY)
-        at_work.give(hold)
+        held_job = at_work.hold("asay", is_async=True, policy=RETRY)
+        at_work.give(held_job)
         at_work.step()
-        at_work.runners.stop(hold.token, Died("lease ran out", counts=False), DeathKind.LEASE, host.boottime_s())
+        at_work.runners.stop(held_job.token, Died("lease ran out", counts=False), DeathKind.LEASE, host.boottime_s())
         ending = at_work.endings()[0]
         assert (ending.state, ending.counter) == (JobState.PENDING, "none")

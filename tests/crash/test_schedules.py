@@ -141,7 +141,7 @@ def test_never_two_of_one_key_and_never_stuck(url: str, tmp_path: Path, workers:
             if what in ("worker", "family"):
                 worker.process.wait(10)
                 fleet.reinforce()
-            if sum(line.blocked for line in fleet.ledger.lines()) < KEYS:
+            if sum(line.blocked for line in fleet.ledger.concurrency_keys()) < KEYS:
                 # There is always somebody in line while processes die.
                 work += [fleet.task("serve").enqueue(f"c{n % KEYS}", str(tmp_path), 0.02) for n in range(jobs // 3)]
         _wait_until_all_ended(fleet, [job.id for job in work], 240.0)

@@ -200,8 +200,8 @@ def runner(home: RunnerPoolHarness) -> RunnerProcess:
 
 def hear(runner: RunnerProcess) -> bool:
     """Take what the pulse says; True when it has answered the last question."""
-    select.select([runner.signs], [], [], 0.01)
-    for sign in runner.read_signs():
+    select.select([runner.signals], [], [], 0.01)
+    for sign in runner.read_signals():
         if sign.noted:
             runner.stacks.heard(sign.token)
     return runner.stacks.told
@@ -287,8 +287,8 @@ def test_who_holds_the_interpreter_in_another_thread_is_seen_by_a_signal(
     home: RunnerPoolHarness, runner: RunnerProcess, tmp_path: Path
 ) -> None:
     # One call into C says that it has begun and stays there: between two of them others may run.
-    hold = f"def hold_it(): ctypes.PyDLL(None).system(b'touch {tmp_path / 'in'}; exec sleep 600')"
-    runner.send([frame(1, "evaluate", f"{hold}\nthreading.Thread(target=hold_it).start()\ntime.sleep(600)")])
+    held_job = f"def hold_it(): ctypes.PyDLL(None).system(b'touch {tmp_path / 'in'}; exec sleep 600')"
+    runner.send([frame(1, "evaluate", f"{held_job}\nthreading.Thread(target=hold_it).start()\ntime.sleep(600)")])
     wait_for((tmp_path / "in").exists, "the thread")
     assert runner.stacks.ask()
     assert runner.dump_stack(silent=True)

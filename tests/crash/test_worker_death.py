@@ -120,7 +120,7 @@ class Foreign(Reaper):
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet.ledger, Recovery(), by="far away")
-        self.witness.is_neighbour = lambda worker: False  # type: ignore[method-assign]
+        self.witness.on_this_host = lambda worker: False  # type: ignore[method-assign]
 
 
 def test_a_living_worker_whose_session_is_cut_is_not_taken_for_dead(ready_pg_url: str, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_living_worker_whose_session_is_cut_is_not_taken_for_dead(ready_pg_url
                 admin.execute("select pg_terminate_backend(%s)", (before,))
 
                 def back(before: int = before) -> bool:
-                    reaper.round(ticket=False)
+                    reaper.sweep(ticket=False)
                     seen = next(seen for seen in fleet.ledger.watch() if seen.id == worker_id)
                     assert seen.state is not WorkerState.DEAD, "a living worker was taken for dead"
                     return session() != before and seen.state is WorkerState.ACTIVE

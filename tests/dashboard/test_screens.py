@@ -262,9 +262,9 @@ def test_a_theme_that_was_chosen_is_kept(browser: Browser, screens: tuple[Served
 def test_an_outage_is_told_on_the_page_and_over_http(either_shop: Cli) -> None:
     either_shop.worker()
     with either_shop.ledger() as ledger:
-        ledger.tick(Tick(None, 0.0, cause=Cause.START))
+        ledger.keep_watch(Tick(None, 0.0, cause=Cause.START))
         # Nobody reaches it for longer than a reaper that just started takes for the watch of others.
-        wait_for(lambda: ledger.tick(Tick(None, 0.0, cause=Cause.OUTAGE)).began is Cause.OUTAGE, "the outage")
+        wait_for(lambda: ledger.keep_watch(Tick(None, 0.0, cause=Cause.OUTAGE)).began is Cause.OUTAGE, "the outage")
     with serve(either_shop.url) as served:
         findings = {one["code"]: one for one in served.client.get("/api/v1/doctor").json()}
         assert findings["ledger-outage"]["facts"]["cause"] == "outage"

@@ -92,7 +92,7 @@ def put(ledger: Ledger, task: str, *args: object) -> int:
     policy = b'{"on_crash":"retry"}'
     job = NewJob(task, "default", json.dumps({"args": args}).encode(), policy=policy, on_crash="retry")
     [stored] = ledger.enqueue([job])
-    ledger.ring({"queue:default"})
+    ledger.notify({"queue:default"})
     return stored.job_id
 
 

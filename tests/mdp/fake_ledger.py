@@ -34,13 +34,13 @@ class FakeLedger:
     def _do(self, order: Batch) -> BatchResult:
         answer = BatchResult()
         self._set_aside(order, answer)
-        for birth in order.births:
+        for birth in order.registrations:
             self.services[birth.worker_id] = birth.services
         for posted in order.posts:
             job_id = next(self.numbers)
             self.tasks[job_id] = self.waiting[job_id] = posted.call.job.task.encode()
             answer.stored.append(Stored(job_id, fresh=True, unserved=True))
-        for worker_id, hand in order.hands.items():
+        for worker_id, hand in order.worker_turns.items():
             if worker_id not in self.services:
                 answer.gone.add(worker_id)
                 continue
@@ -56,9 +56,9 @@ class FakeLedger:
             if hand.empty:
                 continue
             # Whatever it is known to hold and was not handed in with this is still its own.
-            assert {job_id for job_id, _ in hand.holds} <= self._of(worker_id)
+            assert {job_id for job_id, _ in hand.known_held} <= self._of(worker_id)
             fit = [id for id, task in sorted(self.waiting.items()) if task.decode() in self.services[worker_id]]
-            if found := fit[: hand.wants]:
+            if found := fit[: hand.claim_count]:
                 answer.claimed[worker_id] = tuple(claimed(id, self.waiting.pop(id).decode()) for id in found)
                 self.held |= dict.fromkeys(found, worker_id)
         answer.left.deaths = [death for death in order.deaths if answer.left.concerns(death.worker_id)]
@@ -70,14 +70,14 @@ class FakeLedger:
             assert lost <= {death.job_id}, "what never reached it goes back before its death is told"
             for job_id in lost:
                 self._back(job_id)
-            answer.buried.append((death, None))
+            answer.deaths.append((death, None))
         answer.replies = [(question, [b"200"]) for question in order.questions]
         return answer
 
     def _set_aside(self, order: Batch, answer: BatchResult) -> None:
-        part = Part(order.posts, order.hands)
+        part = Part(order.posts, order.worker_turns)
         locked = [key for key in part.attempts() if key[0] in self.locked]
-        answer.left.hands = part.take(locked).hands
+        answer.left.worker_turns = part.take(locked).worker_turns
         answer.left.posts = [post for post in order.posts if post.asked.client in self.locked_clients]
         order.posts = [post for post in order.posts if post.asked.client not in self.locked_clients]
 

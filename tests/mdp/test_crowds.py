@@ -106,8 +106,8 @@ def test_whoever_comes_behind_a_crowd_is_not_the_last_to_be_registered() -> None
     core.on_message(b"fresh", [b"", b"MDPW01", READY, b"other"], 5_000, 0.0)
     order = core.take_batch()
     assert order is not None
-    assert len(order.births) == PORTION
-    assert {birth.services for birth in order.births} == {("crowd",), ("other",)}
+    assert len(order.registrations) == PORTION
+    assert {birth.services for birth in order.registrations} == {("crowd",), ("other",)}
 
 
 def test_slow_orders_register_fewer_workers_at_once() -> None:
@@ -125,13 +125,13 @@ def test_slow_orders_register_fewer_workers_at_once() -> None:
 
     for number in range(1_500):
         core.on_message(b"w%d" % number, [b"", b"MDPW01", READY, b"crowd"], number, 0.0)
-    births = [len(take(took_s).births) for took_s in [0.5] * 6 + [0.01] * 12]
+    births = [len(take(took_s).registrations) for took_s in [0.5] * 6 + [0.01] * 12]
     assert births[:6] == [PORTION, PORTION // 2, 4, LEAST_PORTION, LEAST_PORTION, LEAST_PORTION]
     assert births[-1] == PORTION
     for _ in range(6):
         take(0.5)
     core.on_message(b"fresh", [b"", b"MDPW01", READY, b"other"], 5_000, now_s)
-    assert ("other",) in [birth.services for birth in take(0.5).births]
+    assert ("other",) in [birth.services for birth in take(0.5).registrations]
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
@@ -215,5 +215,5 @@ def test_names_that_came_and_went_are_only_looked_up() -> None:
         core.on_connection_closed(number, 0.0)
     order = core.take_batch()
     assert order is not None
-    assert (order.births, order.deaths, len(order.withdrawn)) == ([], [], PORTION)
+    assert (order.registrations, order.deaths, len(order.withdrawn)) == ([], [], PORTION)
     assert core._backlog.withdrawn == MAX_WITHDRAWN - PORTION

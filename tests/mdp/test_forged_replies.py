@@ -185,13 +185,13 @@ def test_a_worker_of_a_broker_without_keys_hands_in_its_reply_to_one_with_keys(
     birth = NewWorker(
         id="old1", name="old1", host="here", pid=0, boot_id="", pid_namespace="", process_started="", queues=("echo",),
         tasks=(TaskRecord("echo", "echo"),), concurrency=1, version="", heartbeat_interval_s=60.0,
-        suspect_after_s=60.0, running_stale_after_s=60.0, door=Transport.MDP,
+        suspect_after_s=60.0, running_stale_after_s=60.0, transport=Transport.MDP,
     )  # fmt: skip
     ledger.register(birth)
     with closing(RawClient(scene.endpoint)) as client:
         client.ask(b"echo", b"job")
         wait_for(lambda: scene.jobs(), "the request")
-        (job,) = ledger.turn(Turn("old1", wish=ClaimRequest(("echo",), ("echo",), limit=1, start=1))).claimed
+        (job,) = ledger.turn(Turn("old1", claim_request=ClaimRequest(("echo",), ("echo",), limit=1, start=1))).claimed
         stranger.reply(f"{job.job_id}.{job.token}-{secrets.token_hex(16)}.old1.echo".encode(), b"forged")
         stranger.is_sent_away()
         stranger.reply(f"{job.job_id}.{job.token}.old1.echo".encode(), b"late")

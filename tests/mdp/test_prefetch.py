@@ -67,7 +67,7 @@ class Floor:
 def pile(floor: Floor, worker: bytes) -> int:
     peer = floor.core.peers.by_identity(worker)
     assert peer is not None
-    return len(peer.pile)
+    return len(peer.prefetched)
 
 
 def test_a_quick_worker_gets_its_next_job_without_a_commit_between() -> None:
@@ -172,7 +172,7 @@ def test_of_a_worker_that_dies_only_what_it_had_counts_as_lost() -> None:
     assert order is not None
     (death,) = order.deaths
     assert str(death.job_id).encode() == had
-    (hand,) = order.hands.values()
+    (hand,) = order.worker_turns.values()
     assert len(hand.release) == lay_there
     floor.core.on_batch_done(floor.ledger.do(order), floor.now_s)
     assert not floor.ledger.held
@@ -182,7 +182,7 @@ def test_a_broker_that_leaves_gives_piles_back() -> None:
     floor = Floor(b"w")
     floor.ask(60)
     floor.warm_up(b"w")
-    floor.core.leave()
+    floor.core.close()
     floor.commit()
     assert len(floor.ledger.held) == 1
     assert not pile(floor, b"w")
@@ -234,15 +234,15 @@ def test_what_must_not_run_again_or_is_large_is_never_on_a_pile_or_before_one(ot
     for found in ((plain, special), (special, plain)):
         if not found[0].running:
             continue
-        peer.doing, peer.reach = None, 1
+        peer.assignment, peer.reach = None, 1
         order = core.take_batch()
         assert order is not None
-        assert order.hands[peer.worker_id].wants == 2
+        assert order.worker_turns[peer.worker_id].claim_count == 2
         core.on_batch_done(BatchResult(claimed={peer.worker_id: found}), 0.0)
-        assert peer.doing is not None
-        assert peer.doing.job is found[0]
-        assert (len(peer.pile), peer.reach) == (0, 0)
+        assert peer.assignment is not None
+        assert peer.assignment.job is found[0]
+        assert (len(peer.prefetched), peer.reach) == (0, 0)
         back = core.take_batch()
         assert back is not None
-        assert back.hands[peer.worker_id].release == [found[1]]
+        assert back.worker_turns[peer.worker_id].release == [found[1]]
         core.on_batch_done(BatchResult(), 0.0)

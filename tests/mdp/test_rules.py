@@ -114,13 +114,13 @@ def test_what_was_found_for_a_worker_that_left_meanwhile_goes_back_before_it_is_
         core.on_batch_done(BatchResult(), 0.0)
         wanting = core.take_batch()
         assert wanting is not None
-        (worker_id,) = wanting.hands
+        (worker_id,) = wanting.worker_turns
         last_word(core)
         assert core.take_batch() is None
         core.on_batch_done(BatchResult(claimed={worker_id: (claimed(5, "echo"),)}), 2.0)
         after = core.take_batch()
         assert after is not None
-        assert after.hands[worker_id].release == [claimed(5, "echo")]
+        assert after.worker_turns[worker_id].release == [claimed(5, "echo")]
         assert [*after.retired, *(death.worker_id for death in after.deaths)] == [worker_id]
         assert not [send for send in core.take_sends() if send.frames[2] == b"\x02"]
 
@@ -133,7 +133,7 @@ def test_a_reply_and_a_renewed_wish_in_one_round_make_one_reply() -> None:
         order = core.take_batch()
         if order is not None:
             answer = ledger.do(order)
-            answer.letters = answer_more or {}
+            answer.reply_addresses = answer_more or {}
             core.on_batch_done(answer, 0.0)
 
     core.on_message(LISTENING, wish, None, 0.0)

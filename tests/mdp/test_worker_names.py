@@ -209,15 +209,15 @@ def test_a_worker_goes_on_through_its_new_connection_before_the_old_one_ended() 
     core, order = come_back(holds=True)
     assert order is None
     (peer,) = core.peers
-    assert (peer.identity, peer.doing) == (b"new", None)
+    assert (peer.identity, peer.assignment) == (b"new", None)
     order = core.take_batch()
     assert order is not None
-    assert (order.deaths, order.births) == ([], [])
-    assert [len(hand.done) for hand in order.hands.values()] == [1]
+    assert (order.deaths, order.registrations) == ([], [])
+    assert [len(hand.done) for hand in order.worker_turns.values()] == [1]
 
 
 def test_a_worker_that_comes_back_without_its_request_lost_it() -> None:
     _, order = come_back(holds=False)
     assert order is not None
     assert [death.job_id for death in order.deaths] == [1]
-    assert len(order.births) == 1
+    assert len(order.registrations) == 1

@@ -41,7 +41,7 @@ class Client:
         job_id = self._enqueue(key, plan)
         if job_id is not None:
             self.waiting.add(key)
-            self._watcher.add(job_id, lambda answer: self._told(key, answer))
+            self._watcher.wait(job_id, lambda answer: self._told(key, answer))
             self._watching.wake()
 
     def _enqueue(self, key: str, plan: JobPlan) -> int | None:
@@ -58,7 +58,7 @@ class Client:
                 continue
             history.acknowledge(key, stored.job_id)
             self._world.tell(f"job {stored.job_id} was acknowledged ({plan.policy.on_crash}, {plan.ends})")
-            self.road.ring({f"queue:{QUEUE}"})
+            self.road.notify({f"queue:{QUEUE}"})
             return int(stored.job_id)
 
     def _watch(self) -> None:

@@ -467,7 +467,7 @@ class Database:
             return
         finally:
             here.pop()
-        if call.verb == "tick" and self.in_doubt:
+        if call.verb == "keep_watch" and self.in_doubt:
             self.counted, self.doubted_s = self.terminated, self.hub.now_s
         if call.verb in OBSERVED:
             if call.verb == "declare_dead" and answer:

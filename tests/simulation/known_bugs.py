@@ -57,12 +57,12 @@ def cut_off() -> None:
     judge = liveness.judge
 
     def judge_by_any_session(
-        vitals: Evidence, *, session_grace_s: float, neighbours: bool, session: bool, lease: bool = True
+        vitals: Evidence, *, session_grace_s: float, peers: bool, session: bool, lease: bool = True
     ) -> Verdict | None:
         missing = session and vitals.session_lost
         if missing and vitals.state is WorkerState.SUSPECT and vitals.session_missing_s >= session_grace_s:
             return Verdict(WorkerState.DEAD, Detector.SESSION, "its database session was lost", vitals.silent_s)
-        return judge(vitals, session_grace_s=session_grace_s, neighbours=neighbours, session=session, lease=lease)
+        return judge(vitals, session_grace_s=session_grace_s, peers=peers, session=session, lease=lease)
 
     liveness.NOT_CUT_OFF_S = math.inf
     reap.judge = judge_by_any_session

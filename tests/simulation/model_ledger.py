@@ -107,7 +107,7 @@ class Tables:
 class ModelLedger:
     """The verbs of the contract that the simulation calls."""
 
-    one_host = True
+    single_host = True
 
     def __init__(self) -> None:
         self.tables = Tables()
@@ -182,18 +182,18 @@ class ModelLedger:
         return TurnAnswer(True, self._claim(turn), frozenset(superseded), self._next_due_in_s())
 
     def _claim(self, turn: Turn) -> tuple[Claimed, ...]:
-        if turn.wish is None:
+        if turn.claim_request is None:
             return ()
         now = time.time()
         ready = [job for job in self.tables.jobs.values() if job.state is JobState.PENDING and job.run_at <= now]
         claimed = []
-        for job in sorted(ready, key=lambda one: one.id)[: turn.wish.limit]:
+        for job in sorted(ready, key=lambda one: one.id)[: turn.claim_request.limit]:
             self.tables.last_token += 1
             job.worker_id, job.token, job.claimed_at = turn.worker_id, self.tables.last_token, now
             job.tried += 1
             # Given back, it is ready at once.
             job.run_at = -math.inf
-            running = len(claimed) < turn.wish.start
+            running = len(claimed) < turn.claim_request.start
             if running:
                 self._start(job)
             else:
@@ -233,7 +233,7 @@ class ModelLedger:
         self.tables.tickets[name] = now + ttl_s
         return True
 
-    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+    def keep_watch(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
         periods, now = self.tables.periods, time.time()
         won = ticket is None or self.take_ticket(ticket, ttl_s)
         last = periods[-1] if periods else None
@@ -424,7 +424,7 @@ class ModelLedger:
             boot_id=birth.boot_id,
             pid_namespace=birth.pid_namespace,
             process_started=birth.process_started,
-            trace=birth.trace,
+            status_page=birth.status_page,
             state=worker.state,
             silent_s=self.counted_s(worker.beat_at),
             suspect_after_s=birth.suspect_after_s,

@@ -19,7 +19,7 @@ from unstuck.ledger.contract.recovery import WorkerWatch
 FILE_LATENCY_S = 0.0005
 MOST_CALLS_PER_S = 400
 """A process that calls more often than this has a loop that does not wait."""
-WATCHING = frozenset({"watch", "to_judge", "peers_of", "tick"})
+WATCHING = frozenset({"watch", "to_judge", "peers_of", "keep_watch"})
 
 
 @dataclass
@@ -49,7 +49,7 @@ class NetworkLink:
         self.process = process
         self._hub = process.hub
         self.server = server
-        self.one_host = server.shape == "file"
+        self.single_host = server.shape == "file"
         self.cuts = Cut(), Cut()
         """That of the process, and that of its machine."""
         self.on_lost: Callable[[], None] = lambda: None
@@ -86,7 +86,7 @@ class NetworkLink:
         """Return whether a call would get there and back."""
         return not (self.hung or self._cut_there or self._cut_back)
 
-    def ring(self, words: set[str]) -> None:
+    def notify(self, words: set[str]) -> None:
         """Wake who listens; best effort, as in the product."""
         if not self.process.alive:
             raise GreenletExit
@@ -169,7 +169,7 @@ class NetworkLink:
             raise GreenletExit
         assert task is not None, f"{verb} was called from nowhere"
         self._count_call()
-        if verb == "register" and not self.one_host:
+        if verb == "register" and not self.single_host:
             args = (self.server.adopt(args[0]),)
         call = Call(self, task, verb, args, kwargs, self._session, self.worker_id)
         self._later(self._arrive, call)
@@ -249,7 +249,7 @@ class NetworkLink:
         """Add what PostgreSQL says of sessions, and SQLite cannot."""
         if self.server.shape == "file":
             return answer
-        if verb == "tick":
+        if verb == "keep_watch":
             age_s = 0.0 if self._session is None else self.process.hub.now_s - self._session.began_s
             return msgspec.structs.replace(answer, connected_s=age_s)
         if verb == "to_judge":

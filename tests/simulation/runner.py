@@ -20,18 +20,18 @@ class Exit:
 
 
 class Runner:
-    def __init__(self, life: "WorkerProcess", hold: HeldJob) -> None:
+    def __init__(self, life: "WorkerProcess", held_job: HeldJob) -> None:
         self.life = life
-        self.hold = hold
-        self.token = hold.token
+        self.hold = held_job
+        self.token = held_job.token
         self.stopped = False
         """It was told to stop: what it becomes is decided."""
-        timeout_s = hold.policy.timeout_s
-        self.deadline_s = math.inf if timeout_s is None else hold.sent_s + timeout_s
+        timeout_s = held_job.policy.timeout_s
+        self.deadline_s = math.inf if timeout_s is None else held_job.sent_s + timeout_s
         world = life.world
-        self.facts = world.history.facts_of(hold.job)
+        self.facts = world.history.facts_of(held_job.job)
         self.plan = self.facts.plan
-        self.process = world.new_process(f"runner of {hold.job.job_id}", life.place.machine)
+        self.process = world.new_process(f"runner of {held_job.job.job_id}", life.place.machine)
         world.history.begins(self)
         self.process.spawn("user code", self._run)
 

@@ -174,7 +174,7 @@ class WorkerProcess:
             heartbeat_interval_s=scenario.interval_s,
             suspect_after_s=recovery.claimed_stale_after_s,
             running_stale_after_s=recovery.running_stale_after_s,
-            trace=self.id,
+            status_page=self.id,
             rules=recovery.rules,
         )
         self.world.expect(self, birth)
@@ -301,7 +301,7 @@ class WorkerProcess:
     def _patience_s(self) -> float:
         now_s = host.boottime_s()
         waits = [self.scenario.poll_s if self.draining else max(0.0, self.look_at_s - now_s)]
-        waits += [max(0.0, hold.queued_s + MAX_WAIT_IN_HAND_S - now_s) for hold in (*self.hand, *self.ready)]
+        waits += [max(0.0, held_job.queued_s + MAX_WAIT_IN_HAND_S - now_s) for held_job in (*self.hand, *self.ready)]
         waits += [max(0.0, runner.deadline_s - now_s) for runner in self.given.values() if not runner.stopped]
         again_s = self.busy_until_s if now_s < self.busy_until_s else self.outbox.next_s()
         if again_s is not None:
@@ -318,9 +318,9 @@ class WorkerProcess:
         free = self.place.plan.slots - len(self.given) - len(self.starting) - len(self.ready)
         start: list[AttemptRef] = []
         while self.hand and len(start) < free:
-            hold = self.hand.pop(0)
-            self.starting[hold.token] = hold
-            start.append(AttemptRef(hold.job.job_id, hold.token))
+            held_job = self.hand.pop(0)
+            self.starting[held_job.token] = held_job
+            start.append(AttemptRef(held_job.job.job_id, held_job.token))
         chosen = len(start)
         start += self.forgotten
         self.forgotten = []
@@ -353,21 +353,21 @@ class WorkerProcess:
             self.starting.pop(token, None)
             self._stop_superseded(token)
         begun = [self.starting.pop(held.token, None) for held in turn.start]
-        self.ready += [hold for hold in begun if hold is not None]
+        self.ready += [held_job for held_job in begun if held_job is not None]
         self.compare_wanted |= any(held.token in self.entered for held in turn.start)
         now_s = host.boottime_s()
         for job in answer.claimed:
-            hold = self.terms.hold(job, now_s)
-            (self.ready if job.running else self.hand).append(hold)
-        if turn.wish is not None and len(answer.claimed) >= turn.wish.limit:
+            held_job = self.terms.hold(job, now_s)
+            (self.ready if job.running else self.hand).append(held_job)
+        if turn.claim_request is not None and len(answer.claimed) >= turn.claim_request.limit:
             self.rung = True
         self._feed()
 
     def _defer(self, turn: Turn, now_s: float) -> None:
         self.outbox.defer(turn, now_s)
         held = [self.starting.pop(held.token, None) for held in turn.start]
-        self.hand += [hold for hold in held if hold is not None]
-        if turn.wish is not None or turn.start:
+        self.hand += [held_job for held_job in held if held_job is not None]
+        if turn.claim_request is not None or turn.start:
             self.rung = True
             self.busy_until_s = now_s + LOCKED_PAUSE_S
 
@@ -391,16 +391,16 @@ class WorkerProcess:
             self._resolve_started(turn, theirs)
             self.rung = True
         # What ended while we asked is still in the mail, and ours.
-        ours = self.outbox.tokens() | set(self.given) | {hold.token for hold in (*self.hand, *self.ready)}
+        ours = self.outbox.tokens() | set(self.given) | {held_job.token for held_job in (*self.hand, *self.ready)}
         for token, item in theirs.items():
             if item.state is JobState.CLAIMED and token in self.entered:
                 self.forgotten.append(AttemptRef(item.job_id, token))
             elif token not in ours:
                 self._part_with(item)
-        unbegun = [hold for hold in self.ready if hold.token in theirs]
-        again = [hold for hold in unbegun if theirs[hold.token].state is JobState.CLAIMED]
-        self.hand = [*again, *(hold for hold in self.hand if hold.token in theirs)]
-        self.ready = [hold for hold in unbegun if hold not in again]
+        unbegun = [held_job for held_job in self.ready if held_job.token in theirs]
+        again = [held_job for held_job in unbegun if theirs[held_job.token].state is JobState.CLAIMED]
+        self.hand = [*again, *(held_job for held_job in self.hand if held_job.token in theirs)]
+        self.ready = [held_job for held_job in unbegun if held_job not in again]
         for token in [token for token in self.given if token not in theirs]:
             self._stop_superseded(token)
         self._feed()
@@ -413,27 +413,27 @@ class WorkerProcess:
 
     def _resolve_started(self, turn: Turn, theirs: dict[int, HeldRecord]) -> None:
         for held in turn.start:
-            hold, there = self.starting.pop(held.token, None), theirs.get(held.token)
-            if hold is None or there is None:
+            held_job, there = self.starting.pop(held.token, None), theirs.get(held.token)
+            if held_job is None or there is None:
                 continue
             if there.state is JobState.RUNNING:
-                self.ready.append(hold)
+                self.ready.append(held_job)
             else:
-                self.hand.insert(0, hold)
+                self.hand.insert(0, held_job)
 
     # Runners ------------------------------------------------------------------------------------
 
     def _feed(self) -> None:
         now_s = host.boottime_s()
         waiting = []
-        for hold in self.ready:
-            if len(self.given) < self.place.plan.slots and may_begin(hold, self.confirmed_s, now_s):
-                hold.sent_s = now_s
-                self.entered.add(hold.token)
-                self.given[hold.token] = Runner(self, hold)
+        for held_job in self.ready:
+            if len(self.given) < self.place.plan.slots and may_begin(held_job, self.confirmed_s, now_s):
+                held_job.sent_s = now_s
+                self.entered.add(held_job.token)
+                self.given[held_job.token] = Runner(self, held_job)
                 self.leases.wake()
             else:
-                waiting.append(hold)
+                waiting.append(held_job)
         self.ready = waiting
 
     def _take_mail(self) -> None:
@@ -457,8 +457,8 @@ class WorkerProcess:
         patience_s = 0.0 if self.draining else MAX_WAIT_IN_HAND_S
         for waiting in (self.ready, self.hand):
             while waiting and now_s - waiting[0].queued_s >= patience_s:
-                hold = waiting.pop(0)
-                self.outbox.give_back(hold.job.job_id, hold.token, hold.job.queue)
+                held_job = waiting.pop(0)
+                self.outbox.give_back(held_job.job.job_id, held_job.token, held_job.job.queue)
         if self.draining and now_s >= self.drain_until_s:
             self._kill_all(Died("drain", counts=False, drained=True))
 

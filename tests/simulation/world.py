@@ -41,14 +41,14 @@ def look_into(world: "World") -> None:
     leftovers.remove_leftovers = _remove_leftovers
 
 
-def _clear(trace: str, *, nursery: bool = True, within_s: float = 1.0) -> Leftovers:
+def _clear(status_page: str, *, fork_server: bool = True, within_s: float = 1.0) -> Leftovers:
     """Kill the family of a dead worker, and read which of its jobs had begun."""
-    life = _world[0].lives[trace]
-    if life.id != trace and life.process.alive:
+    life = _world[0].lives[status_page]
+    if life.id != status_page and life.process.alive:
         # It goes on under a new id, and what it runs now is not of the dead.
         return Leftovers()
     entered = frozenset(life.entered)
-    if nursery:
+    if fork_server:
         life.end_family()
     else:
         for runner in list(life.given.values()):
@@ -56,8 +56,8 @@ def _clear(trace: str, *, nursery: bool = True, within_s: float = 1.0) -> Leftov
     return Leftovers(True, entered)
 
 
-def _kill_attempts(trace: str, tokens: Collection[int]) -> int:
-    life = _world[0].lives[trace]
+def _kill_attempts(status_page: str, tokens: Collection[int]) -> int:
+    life = _world[0].lives[status_page]
     found = [runner for token, runner in life.given.items() if token in tokens]
     for runner in found:
         runner.dies()

@@ -69,7 +69,9 @@ def wish(
     run_ahead: bool = False,
     start: int = 0,
 ) -> TurnAnswer:
-    return ledger.turn(Turn(worker_id, wish=ClaimRequest(tuple(queues), tuple(tasks), limit, run_ahead, start)))
+    return ledger.turn(
+        Turn(worker_id, claim_request=ClaimRequest(tuple(queues), tuple(tasks), limit, run_ahead, start))
+    )
 
 
 def claim_jobs(ledger: Ledger, worker_id: str = "w1", limit: int = 100, **more: Any) -> list[Claimed]:

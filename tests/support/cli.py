@@ -143,7 +143,7 @@ class Cli:
         """Let the worker claim jobs, and start them."""
         with self.ledger() as ledger:
             wish = ClaimRequest(queues=(queue,), tasks=("add", "crawl"), limit=limit)
-            answer = ledger.turn(Turn(worker_id, wish=wish))
+            answer = ledger.turn(Turn(worker_id, claim_request=wish))
             held = [AttemptRef(claimed.job_id, claimed.token) for claimed in answer.claimed]
             assert len(held) == limit
             if start:

@@ -381,7 +381,7 @@ def put(ledger: Ledger, queue: str, policy: Policy = PLAIN, **more: Any) -> int:
         **more,
     )
     [stored] = ledger.enqueue([job])
-    ledger.ring({f"queue:{queue}"})
+    ledger.notify({f"queue:{queue}"})
     return stored.job_id
 
 

@@ -183,12 +183,12 @@ def of(job: dict[str, Any], attempts: list[Any] = [], **more: Any) -> JobFacts: 
     tale = records()
     around = JobContext(
         more.pop("queue", None),
-        more.pop("workers", tale.around.workers),
+        more.pop("workers", tale.context.workers),
         Recovery().rules,
         more.pop("now_s", NOON + 900.0),
     )
     facts = {"events": [], "outputs": [], "progress": None, **more}
-    return JobFacts(msgspec.structs.replace(tale.job, **{**fresh, **job}), attempts, around=around, **facts)
+    return JobFacts(msgspec.structs.replace(tale.job, **{**fresh, **job}), attempts, context=around, **facts)
 
 
 def ended(state: JobState, token: int = 1, at_s: float = 10.0, **more: Any) -> dict[str, Any]:

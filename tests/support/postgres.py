@@ -67,7 +67,7 @@ class LedgerPool:
         self._session: psycopg.Connection[Any] | None = None
         self._rows = ""
 
-    def sweep(self) -> None:
+    def clean(self) -> None:
         self._rows = self._rows or self._ask(_ROWS)[0]
         self._ask(f"{self._rows}; insert into unstuck.ledger default values; {_NUMBERS}")
 
@@ -213,7 +213,7 @@ class PgServer:
         broom = self._brooms.setdefault(url, LedgerPool(url))
         broom.cut_others()
         if broom.shape() == self._shape and broom.size_bytes() <= self._largest_bytes:
-            broom.sweep()
+            broom.clean()
             self._swept.append(url)
         else:
             self._brooms.pop(url).close()

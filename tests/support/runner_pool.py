@@ -211,7 +211,7 @@ class RunnerPoolHarness:
     def exit_of(self, runner: RunnerProcess) -> RunnerExit:
         while True:
             found = self.wait_event(RunnerExit)
-            if found.serial == runner.serial:
+            if found.runner_id == runner.runner_id:
                 return found
 
 

@@ -97,7 +97,7 @@ class StoredWorkers:
             timeout_s=policy.timeout_s,
         )
         ids = [job.job_id for job in self.ledger.enqueue([new] * count)]
-        answer = self.ledger.turn(Turn(worker_id, wish=ClaimRequest(("default",), ("t",), count)))
+        answer = self.ledger.turn(Turn(worker_id, claim_request=ClaimRequest(("default",), ("t",), count)))
         assert sorted(job.job_id for job in answer.claimed) == sorted(ids)
         return ids
 
@@ -114,7 +114,7 @@ class StoredWorkers:
     def keep_watch(self) -> None:
         """Reach the ledger as a reaper does that has been in touch since the stage was set."""
         now_s = host.boottime_s()
-        self.ledger.tick(Tick(now_s - self.ticked_s, 0.01))
+        self.ledger.keep_watch(Tick(now_s - self.ticked_s, 0.01))
         self.ticked_s = now_s
 
     def watch(self, worker_id: str) -> WorkerWatch:

@@ -101,7 +101,7 @@ def watcher_of(ledger: Outcomes) -> ResultWatcher:
 def wait_with(watcher: ResultWatcher, job_id: int) -> Answer:
     told = threading.Event()
     answers: list[Answer] = []
-    watcher.add(job_id, lambda answer: (answers.append(answer), told.set())[0])
+    watcher.wait(job_id, lambda answer: (answers.append(answer), told.set())[0])
     assert told.wait(PATIENCE_S), "nobody told us"
     return answers[0]
 
@@ -110,7 +110,7 @@ def test_one_who_waits_on_a_closed_event_loop_does_not_silence_the_others() -> N
     ledger = Outcomes()
     watcher = watcher_of(ledger)
     loop = asyncio.new_event_loop()
-    watcher.add(1, lambda answer: loop.call_soon_threadsafe(print, answer) and None)
+    watcher.wait(1, lambda answer: loop.call_soon_threadsafe(print, answer) and None)
     loop.close()
     ledger.finished = {1, 2}
     assert isinstance(wait_with(watcher, 2), Outcome)
@@ -143,11 +143,11 @@ def test_a_bell_that_fails_once_is_rung_the_next_time(error: Exception) -> None:
         heard.set()
 
     ringer = WakeupSender(ring)
-    ringer.ring({"queue:a"})
+    ringer.send({"queue:a"})
     assert heard.wait(PATIENCE_S)
     heard.clear()
     ringer.flush()
-    ringer.ring({"queue:b"})
+    ringer.send({"queue:b"})
     assert heard.wait(PATIENCE_S)
     assert rung == ["failed", "queue:b"]
 

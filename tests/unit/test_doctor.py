@@ -118,7 +118,7 @@ class TestFleet:
         # Its weight fades sooner than its jobs come back; and what died in one moment may have one cause.
         assert "everything-dies" in found(facts(dying(deaths=0)))
         assert found(facts(dying(deaths=1))) == {}
-        assert found(facts(msgspec.structs.replace(dying(deaths=3), door=Transport.HTTP))) == {}
+        assert found(facts(msgspec.structs.replace(dying(deaths=3), transport=Transport.HTTP))) == {}
 
     def test_a_host_that_an_operator_disabled_is_information(self) -> None:
         off = Disabled("new memory", "ada@desk", NOW_AT, of_host=True)
@@ -301,18 +301,18 @@ class TestBlocking:
 
 class TestBell:
     def test_switched_off_is_information(self) -> None:
-        assert found(facts(bell="off")) == {}
-        assert "notify-off" in told(facts(bell="off"))
+        assert found(facts(wakeup_reachable="off")) == {}
+        assert "notify-off" in told(facts(wakeup_reachable="off"))
         assert "notify-off" in told(facts(worker(metadata={"settings": {"notify": False}})))
 
     def test_a_pooler_without_a_way_around_it(self) -> None:
-        pooled = facts(pooler=True, bell="pooled")
+        pooled = facts(pooler=True, wakeup_reachable="pooled")
         assert set(found(pooled)) == {"pooler-without-listen-url"}
         assert "pooler" in told(pooled)
         assert found(facts(pooler=True)) == {}
 
     def test_a_notify_that_nobody_hears(self) -> None:
-        finding = found(facts(bell="silent", bell_note="nothing came"))["notify-silent"]
+        finding = found(facts(wakeup_reachable="silent", wakeup_note="nothing came"))["notify-silent"]
         assert "nothing came" in finding.why
         assert finding.severity is Severity.WARNING
 
@@ -431,7 +431,7 @@ class TestTiming:
         assert "settings-differ" in found(facts(worker(metadata=one), worker("bob", metadata=other)))
 
     def test_workers_over_a_network_live_by_settings_of_their_own(self) -> None:
-        stranger = worker("node", door=Transport.HTTP, suspect_after_s=300.0, version="2.0")
+        stranger = worker("node", transport=Transport.HTTP, suspect_after_s=300.0, version="2.0")
         assert not {"settings-differ", "versions-differ"} & set(found(facts(worker(), stranger)))
 
     def test_workers_of_different_versions(self) -> None:
@@ -458,7 +458,7 @@ def test_metadata_of_strangers_is_not_believed_blindly() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    findings = examine(facts(quarantined=(GROUP,), unswept_s=None, bell="off"))
+    findings = examine(facts(quarantined=(GROUP,), unswept_s=None, wakeup_reachable="off"))
     assert [finding.severity.value for finding in findings] == ["problem", "warning", "info", "info"]
 
 

@@ -68,8 +68,8 @@ def test_a_remote_worker_is_judged_by_the_settings_of_the_server_that_registered
     settings: Settings, ledger: Ledger
 ) -> None:
     careful = replace(settings, recovery=Recovery(auto_fail_stale_running=False))
-    seat = registered(Registry(careful, HttpSettings()), ledger)
-    assert [worker.rules for worker in ledger.workers() if worker.id == seat.id] == [careful.recovery.rules]
+    remote = registered(Registry(careful, HttpSettings()), ledger)
+    assert [worker.rules for worker in ledger.workers() if worker.id == remote.id] == [careful.recovery.rules]
 
 
 def test_a_remote_worker_that_describes_a_task_keeps_the_switches_of_the_app_that_owns_it(
@@ -91,21 +91,21 @@ def test_a_remote_worker_that_describes_a_task_keeps_the_switches_of_the_app_tha
 def test_only_its_own_token_and_an_operator_speak_for_a_worker(
     settings: Settings, seats: Registry, ledger: Ledger, remembered: bool
 ) -> None:
-    seat = registered(seats, ledger, MINE)
+    remote = registered(seats, ledger, MINE)
     asked = seats if remembered else Registry(settings, HttpSettings())
-    assert asked.find(ledger, seat.id, MINE).id == seat.id
-    assert asked.find(ledger, seat.id, OPERATOR).id == seat.id
+    assert asked.find(ledger, remote.id, MINE).id == remote.id
+    assert asked.find(ledger, remote.id, OPERATOR).id == remote.id
     with pytest.raises(Problem) as refused:
-        asked.find(ledger, seat.id, THEIRS)
+        asked.find(ledger, remote.id, THEIRS)
     assert refused.value.status == 403
 
 
 def test_nobody_takes_the_place_of_anothers_worker(seats: Registry, ledger: Ledger) -> None:
-    seat = registered(seats, ledger, MINE)
+    remote = registered(seats, ledger, MINE)
     with pytest.raises(Problem) as refused:
         seats.register(ledger, RegisterBody(name="node", replace=True), THEIRS, "127.0.0.1")
     assert refused.value.status == 403
-    record = ledger.remote_worker(seat.id)
+    record = ledger.remote_worker(remote.id)
     assert record is not None
     assert record.state is WorkerState.ACTIVE
 
@@ -125,10 +125,10 @@ def test_what_is_no_id_is_not_found(seats: Registry, ledger: Ledger, worker_id: 
 
 
 def test_metadata_are_written_when_they_change(seats: Registry, ledger: Ledger) -> None:
-    seat = registered(seats, ledger)
-    assert seats.news(seat, {"n": 1}) == {"n": 1}
-    assert seats.news(seat, {"n": 1}) is None
-    assert seats.news(seat, {"n": 2}) == {"n": 2}
+    remote = registered(seats, ledger)
+    assert seats.news(remote, {"n": 1}) == {"n": 1}
+    assert seats.news(remote, {"n": 1}) is None
+    assert seats.news(remote, {"n": 2}) == {"n": 2}
 
 
 # Who is woken -----------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def test_metadata_are_written_when_they_change(seats: Registry, ledger: Ledger) 
 def test_one_ring_wakes_one_and_who_leaves_with_a_ring_passes_it_on() -> None:
     async def scene() -> None:
         wakeups = WakeUps(poll_s=60)
-        with wakeups.line(KEY, "second") as second, wakeups.line((("other",), ("add",)), "other") as other:
-            with wakeups.line(KEY, "first") as first:
+        with wakeups.wait_in(KEY, "second") as second, wakeups.wait_in((("other",), ("add",)), "other") as other:
+            with wakeups.wait_in(KEY, "first") as first:
                 wakeups.heard(frozenset({"queue:default"}))
                 assert (second.woken, first.woken, other.woken) == (True, False, False)
                 wakeups.heard(frozenset({"queue:default"}))
@@ -154,7 +154,7 @@ def test_one_ring_wakes_one_and_who_leaves_with_a_ring_passes_it_on() -> None:
 def test_without_a_bell_one_of_each_line_looks_now_and_then() -> None:
     async def scene() -> None:
         wakeups = WakeUps(poll_s=0.01)
-        with wakeups.line(KEY, "a") as waiter:
+        with wakeups.wait_in(KEY, "a") as waiter:
             await asyncio.wait_for(waiter.wait(), 20)
 
     asyncio.run(scene())
@@ -168,7 +168,7 @@ async def wanted() -> bool:
 
 
 def test_what_was_claimed_for_a_client_that_is_gone_goes_back_at_once(seats: Registry, ledger: Ledger) -> None:
-    seat = registered(seats, ledger)
+    remote = registered(seats, ledger)
     job_id = put(ledger)
 
     async def gone() -> dict[str, Any]:
@@ -179,7 +179,16 @@ def test_what_was_claimed_for_a_client_that_is_gone_goes_back_at_once(seats: Reg
         await asyncio.sleep(0)
         with pytest.raises(ClientGone):
             await claim(
-                turns.take, ledger, WakeUps(60), Waiter(seat.id), seat, presence, wanted, limit=1, wait_s=0, start=True
+                turns.take,
+                ledger,
+                WakeUps(60),
+                Waiter(remote.id),
+                remote,
+                presence,
+                wanted,
+                limit=1,
+                wait_s=0,
+                start=True,
             )
 
     turns = TurnBatcher(lambda: ledger)
@@ -191,7 +200,7 @@ def test_what_was_claimed_for_a_client_that_is_gone_goes_back_at_once(seats: Reg
 
 
 def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Registry, ledger: Ledger) -> None:
-    seat = registered(seats, ledger)
+    remote = registered(seats, ledger)
     job_id = put(ledger)
 
     async def there() -> dict[str, Any]:
@@ -199,9 +208,9 @@ def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Regi
         return {}
 
     async def scene() -> None:
-        waiter, presence = Waiter(seat.id), ClientConnection(there)
+        waiter, presence = Waiter(remote.id), ClientConnection(there)
         claiming = claim(
-            turns.take, ledger, WakeUps(60), waiter, seat, presence, wanted, limit=1, wait_s=0, start=False
+            turns.take, ledger, WakeUps(60), waiter, remote, presence, wanted, limit=1, wait_s=0, start=False
         )
         task = asyncio.ensure_future(claiming)
         while ledger.job(job_id).state is JobState.PENDING:  # type: ignore[union-attr]
@@ -216,7 +225,7 @@ def test_a_claim_that_is_cut_off_in_the_middle_leaves_nothing_behind(seats: Regi
     turns = TurnBatcher(lambda: ledger)
     asyncio.run(scene())
     turns.close()
-    assert ledger.held(seat.id) == []
+    assert ledger.held(remote.id) == []
 
 
 # Beats ------------------------------------------------------------------------------------------
@@ -300,7 +309,7 @@ def test_nobody_waits_for_those_who_ask_for_what_takes_long() -> None:
             at_work -= 1
 
     async def scene() -> str:
-        visits = [asyncio.create_task(desk.slowly(visit)) for _ in range(MANY)]
+        visits = [asyncio.create_task(desk.run_slow(visit)) for _ in range(MANY)]
         try:
             async with asyncio.timeout(PATIENCE_S / 2):
                 await asyncio.to_thread(crowded.wait, PATIENCE_S / 4)

@@ -189,10 +189,10 @@ class TestRates:
 
 def test_a_crowd_is_bounded_for_each_and_for_all() -> None:
     crowd = ConcurrencyLimit(3, 2)
-    with crowd.seat("a"), crowd.seat("a"):
+    with crowd.place_for("a"), crowd.place_for("a"):
         assert crowd.is_full("a")
         assert not crowd.is_full("b")
-        with crowd.seat("b"):
+        with crowd.place_for("b"):
             assert crowd.is_full("c")
     assert not crowd.is_full("a")
 

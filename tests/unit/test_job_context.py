@@ -111,7 +111,7 @@ def test_what_is_written_comes_back_and_is_not_called(desk: Desk) -> None:
     assert ctx.step("a", never) is None
     assert ctx.step("b", lambda: (1, {"x": 2})) == [1, {"x": 2}]
     assert desk.wrote == [(3, "step", "b", b'[1,{"x":2}]')]
-    assert desk.end_with().rest is None
+    assert desk.end_with().extras is None
 
 
 def test_what_raises_is_not_written_and_its_place_stays_free(desk: Desk) -> None:
@@ -182,9 +182,9 @@ def test_a_sleep_leaves_and_when_it_is_over_returns(desk: Desk) -> None:
         ctx.step("a", never)  # whoever swallows it meets it again
     report = desk.end_with(caught.value)
     assert report.kind == SUSPENDED
-    assert report.rest is not None
-    assert report.rest.pause is not None
-    assert (report.rest.pause.delay_s, report.rest.pause.awaits) == (3600.0, None)
+    assert report.extras is not None
+    assert report.extras.pause is not None
+    assert (report.extras.pause.delay_s, report.extras.pause.awaits) == (3600.0, None)
     ctx = desk.begin([line(1, "sleep", b"3600.0", Kind.SLEEP, age_s=3600.0)])
     ctx.sleep("1h")
     assert desk.end_with().kind == SUCCEEDED
@@ -269,20 +269,20 @@ def test_the_last_checkpoint_goes_with_the_report(desk: Desk) -> None:
         ctx.checkpoint(number)
     assert ctx.last_checkpoint == 999
     report = desk.end_with(ValueError("x"))
-    assert report.rest is not None
-    assert report.rest.checkpoint == b"999"
+    assert report.extras is not None
+    assert report.extras.checkpoint == b"999"
     assert len(desk.wrote) < 100, "a tight loop does not pay for a packet each"
 
 
 def test_what_follows_goes_with_success_alone(desk: Desk) -> None:
     ctx = desk.begin()
     ctx.enqueue("next")
-    rest = desk.end_with().rest
+    rest = desk.end_with().extras
     assert rest is not None
     assert rest.follow == (b"job",)
     ctx = desk.begin()
     ctx.enqueue("next")
-    assert desk.end_with(ValueError("x")).rest is None
+    assert desk.end_with(ValueError("x")).extras is None
     ctx = desk.begin()
     for _ in range(MAX_FOLLOW_UPS):
         ctx.enqueue("next")

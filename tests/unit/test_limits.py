@@ -175,7 +175,9 @@ def around(**facts: Any) -> JobContext:
 def test_a_blocked_job_says_who_has_its_place(waiting: Any) -> None:
     line = KeyRecord("customer:7", 1, None, 3, (KeyHolder(12, "running", "default"),))
     record = type(waiting)(**{**{name: getattr(waiting, name) for name in waiting.__struct_fields__}, "run_at": 0.0})
-    reason = find_reason(record, around(ties=JobLinks(line="customer:7", blocked=True), line=line))
+    reason = find_reason(
+        record, around(links=JobLinks(concurrency_key="customer:7", blocked=True), concurrency_key=line)
+    )
     assert reason is not None
     assert reason.code is Code.CONCURRENCY_KEY_FULL
     assert reason.sentence == "The limit of 1 for key 'customer:7' is held by job 12; 3 jobs wait for a place."

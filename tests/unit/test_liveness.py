@@ -70,7 +70,7 @@ def healthy(**changes: object) -> Evidence:
 
 
 def ask(vitals: Evidence, *, neighbours: bool = True, session: bool = True, lease: bool = True) -> Verdict | None:
-    return judge(vitals, session_grace_s=GRACE_S, neighbours=neighbours, session=session, lease=lease)
+    return judge(vitals, session_grace_s=GRACE_S, peers=neighbours, session=session, lease=lease)
 
 
 @given(vitals_of_the_living(), st.booleans(), st.booleans(), st.booleans())
@@ -188,13 +188,13 @@ def test_a_job_without_heartbeat_keeps_its_worker_suspect_until_the_deadline_end
 
 def test_a_lease_that_ran_out_is_not_held_up_by_a_long_session_grace() -> None:
     vitals = healthy(state=WorkerState.SUSPECT, session=Session.MISSING, session_missing_s=1.0, silent_s=31.0)
-    verdict = judge(vitals, session_grace_s=3600.0, neighbours=True, session=True)
+    verdict = judge(vitals, session_grace_s=3600.0, peers=True, session=True)
     assert verdict is not None
     assert (verdict.state, verdict.detector) == (WorkerState.DEAD, Detector.LEASE)
 
 
 def test_without_any_grace_a_lost_session_still_makes_a_suspect_first() -> None:
-    verdict = judge(healthy(session=Session.MISSING), session_grace_s=0.0, neighbours=True, session=True)
+    verdict = judge(healthy(session=Session.MISSING), session_grace_s=0.0, peers=True, session=True)
     assert verdict is not None
     assert verdict.state is WorkerState.SUSPECT
 

@@ -101,7 +101,7 @@ def test_minutes_are_kept_by_fewer_labels() -> None:
     tallies = Counters()
     for task in ("a", "b"):
         tallies.observe(JOB_RUN, 1.0, ("default", task))
-    lately = tallies.snapshot().lately
+    lately = tallies.snapshot().per_minute_labels
     assert lately == {(JOB_RUN.name, '{"le":"1"}'): 2, (JOB_RUN.sum_name, "{}"): 2.0}
 
 

@@ -37,7 +37,7 @@ class SlowLedger:
     def __init__(self, ledger: Ledger, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
-        self.one_host = False
+        self.single_host = False
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -241,7 +241,7 @@ def test_the_room_of_a_runner_is_asked_and_nobody_else(tmp_path: Path) -> None:
     shared, room = counter(tmp_path / "memory.events", 0), tmp_path / "runner-1"
     counter(room / "memory.events", 0)
     watch = OomWatch(shared)
-    watch.watch_room(str(room))
+    watch.watch_cgroup(str(room))
     counter(shared, 7)
     assert not watch.explain(str(room), OURS, 1, 0).struck, "others were killed, this one was not"
     counter(room / "memory.events", 1)

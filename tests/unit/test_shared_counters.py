@@ -19,9 +19,9 @@ def test_a_bucket_is_one_for_all_processes() -> None:
 def test_open_requests_count_in_all_processes_and_go_with_theirs() -> None:
     group = ServerGroup(2)
     one, two = (ConcurrencyLimit(4, 2, Member(group, number)) for number in range(2))
-    with one.seat("a"):
+    with one.place_for("a"):
         assert not two.is_full("a")
-        with two.seat("a"):
+        with two.place_for("a"):
             assert one.is_full("a")
             assert two.is_full("a")
             assert not two.is_full("b")
@@ -29,7 +29,7 @@ def test_open_requests_count_in_all_processes_and_go_with_theirs() -> None:
         assert group.open_requests is not None
         group.open_requests.clear(0)
         assert not two.is_full("a")
-        with two.seat("b"), two.seat("c"), two.seat("d"), two.seat("e"):
+        with two.place_for("b"), two.place_for("c"), two.place_for("d"), two.place_for("e"):
             assert one.is_full("z")
 
 

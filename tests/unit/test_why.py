@@ -280,8 +280,8 @@ def test_a_retry_by_hand_is_named_and_starts_the_counters_afresh() -> None:
     [by_hand] = texts(story, StepKind.OPERATOR)
     assert by_hand == "Queued again by ada@desk (it was failed), with fresh counters; queue 'reports' was rung."
     # Whoever waited for the first end was told of it.
-    assert texts(story, StepKind.TOLD) == ["Whoever waits with `job.result()` gets TaskFailed."]
-    assert step_of(story, StepKind.TOLD).at < step_of(story, StepKind.OPERATOR).at
+    assert texts(story, StepKind.NOTIFIED) == ["Whoever waits with `job.result()` gets TaskFailed."]
+    assert step_of(story, StepKind.NOTIFIED).at < step_of(story, StepKind.OPERATOR).at
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_release_that_spent_no_try_is_told_as_an_event() -> None:
 @pytest.mark.parametrize("code", ErrorCode)
 def test_whoever_waits_gets_the_exception_of_the_code(code: ErrorCode) -> None:
     tries = [attempt(1, "w3", AttemptState.FAILED, 0.0, 10.0, code, cause="so")]
-    told = step_of(tell(of(ended(JobState.FAILED), tries)), StepKind.TOLD)
+    told = step_of(tell(of(ended(JobState.FAILED), tries)), StepKind.NOTIFIED)
     assert told.facts["exception"] in told.text
     assert told.facts["exception"] != "JobFailed"
 
@@ -429,8 +429,8 @@ def test_a_running_job_says_where_since_when_and_how_far() -> None:
 def test_a_job_whose_outcome_waits_for_a_lock_says_that_its_code_has_ended_and_who_is_in_the_way() -> None:
     running = of(RUNNING, HELD, now_s=NOON + 60.0)
     deferred = DeferredRecord("w3", False, "blocked by another session of the database", NOON + 20.0)
-    around = msgspec.structs.replace(running.around, deferred=deferred)
-    story = tell(msgspec.structs.replace(running, around=around))
+    around = msgspec.structs.replace(running.context, deferred=deferred)
+    story = tell(msgspec.structs.replace(running, context=around))
     assert story.headline == "Its code has ended, try 1; its outcome waits for a lock that another session holds."
     assert "cannot be written since 40s" in story.next
     assert "blocked by another session of the database" in story.next
@@ -438,14 +438,14 @@ def test_a_job_whose_outcome_waits_for_a_lock_says_that_its_code_has_ended_and_w
     young = Blocker("session", "4712", 5.0)
     old = Blocker("session", "4711", 50.0, "ada", "shop", "idle in transaction", "insert into orders", ("jobs",))
     named = msgspec.structs.replace(around, blockers=(young, old))
-    story = tell(msgspec.structs.replace(running, around=named))
+    story = tell(msgspec.structs.replace(running, context=named))
     assert (
         "most likely session 4711 (user ada, application 'shop', idle in transaction), in a transaction for 50s; "
         "its last statement: insert into orders." in story.next
     )
     assert "`select pg_terminate_backend(4711)`" in story.next
     sure = msgspec.structs.replace(around, blockers=(old, msgspec.structs.replace(young, jobs=(42,))))
-    assert "it is session 4712" in tell(msgspec.structs.replace(running, around=sure)).next
+    assert "it is session 4712" in tell(msgspec.structs.replace(running, context=sure)).next
 
 
 def test_progress_of_an_earlier_try_is_not_taken_for_this_one() -> None:
@@ -464,7 +464,7 @@ def test_a_job_of_a_silent_worker_says_how_to_settle_it() -> None:
 def test_a_job_that_waits_for_disabled_workers_says_how_to_enable_one() -> None:
     off = worker("w3", "ada", "crunch-1", disabled=Disabled("new memory", "ada@desk", NOON))
     fresh = of({})
-    story = tell(msgspec.structs.replace(fresh, around=msgspec.structs.replace(fresh.around, workers=[off])))
+    story = tell(msgspec.structs.replace(fresh, context=msgspec.structs.replace(fresh.context, workers=[off])))
     assert story.actions[0].command == "unstuck workers enable ada"
 
 
@@ -476,7 +476,7 @@ def test_a_paused_queue_says_how_to_go_on() -> None:
 
 
 def test_a_suspect_is_said_to_run_alone() -> None:
-    assert "It will run alone in its process" in tell(of({"alone": True})).next
+    assert "It will run alone in its process" in tell(of({"run_alone": True})).next
 
 
 def test_a_cancel_on_its_way_is_not_offered_again() -> None:

@@ -206,7 +206,7 @@ def test_an_entry_that_cannot_be_stored_is_found_among_others_and_refused_alone(
         done=(Success(1, 1, b"ok"), Success(2, 2, b"ok"), Success(3, 3, b"bad"), Success(4, 4, b"ok")),
         entries=tuple(JournalEntry(n, n, 1, "step", "s", b"bad" if n == 2 else b"ok") for n in (1, 2, 3)),
         follow=(FollowUp(1, 1, NewJob("good", "q", b"")), FollowUp(4, 4, NewJob("bad", "q", b""))),
-        wish=ClaimRequest(("q",), ("t",), 1),
+        claim_request=ClaimRequest(("q",), ("t",), 1),
     )
     answer = wheel._turn(turn)
     mailbox.close()
@@ -217,7 +217,7 @@ def test_an_entry_that_cannot_be_stored_is_found_among_others_and_refused_alone(
     assert {item.job.task for part in ledger.turns for item in part.follow} == {"good"}
     # What cannot be stored ends alone, and what was to follow it does not.
     assert {item.token for part in ledger.turns for item in part.endings} == {3, 4}
-    assert sum(part.wish is not None for part in ledger.turns) == 1
+    assert sum(part.claim_request is not None for part in ledger.turns) == 1
 
 
 def test_a_follow_up_whose_key_is_taken_does_not_stop_the_wheel() -> None:

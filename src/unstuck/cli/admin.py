@@ -115,7 +115,7 @@ def create_token(
 ) -> None:
     """Make a token and print it: this once, and never again."""
     expires_in_s = duration_s(expires, "--expires")
-    with common.writing() as (ledger, settings):
+    with common.ledger() as (ledger, settings):
         text, kept = Operator(ledger, settings, door="cli").create_token(name, scope, expires_in_s)
     if common.as_json:
         common.show.json({"id": kept.id, "name": kept.name, "scopes": kept.scopes, "token": text})
@@ -133,7 +133,7 @@ def list_tokens(common: Context) -> None:
 @command()
 def revoke_token(common: Context, token: Annotated[str, typer.Argument(metavar="ID|NAME", help="The token.")]) -> None:
     """End a token, with every login that was made with it, within a second."""
-    with common.reading() as operator:
+    with common.operator() as operator:
         record, changed = operator.revoke_token(token)
     if common.as_json:
         common.show.json({"id": record.id, "name": record.name, "revoked": changed})
@@ -144,7 +144,7 @@ def revoke_token(common: Context, token: Annotated[str, typer.Argument(metavar="
 
 
 def _list_tokens(common: Context) -> None:
-    with common.reading() as operator:
+    with common.operator() as operator:
         found = operator.tokens()
     if common.as_json:
         common.show.json([views.token_view(token) for token in found])
@@ -270,7 +270,7 @@ def audit(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="At most so many.")] = 100,
 ) -> None:
     """List what operators did, newest first."""
-    with common.reading() as operator:
+    with common.operator() as operator:
         found = operator.audit(limit=limit)
     if common.as_json:
         common.show.json([views.audit_view(note) for note in found])
@@ -283,7 +283,7 @@ def audit(
         [
             Cell(ago(note.at), "bright_black"),
             note.by,
-            note.door,
+            note.via,
             Cell(note.verb, "bold"),
             note.target,
             Cell("unknown: it never said", "yellow") if note.outcome is None else note.outcome,

@@ -125,7 +125,7 @@ class Context:
         return config.restore(registry.manifest_settings())
 
     @contextmanager
-    def reading(self) -> Iterator[Operator]:
+    def operator(self) -> Iterator[Operator]:
         """Open a ledger that is there already; never creates one."""
         settings = self.settings()
         ledger = open_existing(settings)
@@ -136,7 +136,7 @@ class Context:
             ledger.close()
 
     @contextmanager
-    def writing(self, migrate: bool = True) -> Iterator[tuple[Ledger, Settings]]:
+    def ledger(self, migrate: bool = True) -> Iterator[tuple[Ledger, Settings]]:
         """Open the ledger, creating or updating its tables where that is allowed."""
         settings = self.settings()
         ledger = open_or_create(settings if migrate else replace(settings, auto_migrate=False))

@@ -78,7 +78,7 @@ def enqueue(
     }
     options = _options({"queue": queue, "priority": priority, "delay": delay, "unique_key": unique_key, **order})
     registry = common.registry()
-    with common.writing(migrate) as (ledger, settings):
+    with common.ledger(migrate) as (ledger, settings):
         operator = Operator(ledger, settings, door="cli")
         own_queue, policy = _known_task(registry, ledger, task)
         if queue is not None:
@@ -95,7 +95,7 @@ def enqueue(
         )
         stored = ledger.enqueue([job])[0]
         if options.delay is None:
-            ledger.ring([f"queue:{job.queue}"])
+            ledger.notify([f"queue:{job.queue}"])
         if wait:
             _wait(common, ledger, operator, stored.job_id, patience_s)
         else:

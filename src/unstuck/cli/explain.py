@@ -28,7 +28,7 @@ _STYLES = {
     StepKind.OPERATOR: "cyan",
     StepKind.STEP: "green",
     StepKind.SUCCEEDED: "green",
-    StepKind.TOLD: "bright_black",
+    StepKind.NOTIFIED: "bright_black",
     StepKind.OMITTED: "bright_black",
 }
 
@@ -37,7 +37,7 @@ _STYLES = {
 def why(common: Context, id: Annotated[str, typer.Argument(metavar="JOB", help="The job's number.")]) -> None:
     """Tell what happened to a job and why, what is next, and what you can do."""
     number = job_id(id)
-    with common.reading() as operator:
+    with common.operator() as operator:
         story = operator.why(number)
     if common.as_json:
         common.show.json(story_view(story))

@@ -182,7 +182,7 @@ def signal(
         msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise UsageError(f"VALUE must be JSON ({error}). Write text as '\"text\"'.") from None
-    with common.reading() as operator:
+    with common.operator() as operator:
         answer = operator.signal(number, name, data)
     if common.as_json:
         common.show.json({"id": number, "signal": name, "answer": answer})
@@ -202,7 +202,7 @@ def stack(
 ) -> None:
     """Show where a running job stands: the stacks of its threads, or where it awaits."""
     number = job_id(id)
-    with common.reading() as operator:
+    with common.operator() as operator:
         told = operator.stack(number, patience_s=wait)
     if common.as_json:
         common.show.json(None if told is None else {"job": number, "at": views.instant(told.at), "stack": told.message})
@@ -236,7 +236,7 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     where = job_filter(state, queue, task, error, older_than, newer_than)
-    with common.reading() as operator:
+    with common.operator() as operator:
         worker_id = operator.find_worker(worker).id if worker is not None else None
         found = _first(operator, where, worker_id, limit)
     if common.as_json:
@@ -319,7 +319,7 @@ def job(
 ) -> None:
     """Tell the story of one job: state, result or error, every attempt and event."""
     number = job_id(id)
-    with common.reading() as operator:
+    with common.operator() as operator:
         view = operator.job_view(number)
         record = operator.job(number)
         printed = bool(operator.outputs(number))
@@ -339,7 +339,7 @@ def logs(
 ) -> None:
     """Give what a job printed: its stdout on stdout, its stderr on stderr."""
     number = job_id(id)
-    with common.reading() as operator:
+    with common.operator() as operator:
         outputs = operator.outputs(number)
     if common.as_json:
         common.show.json([views.output_view(output) for output in outputs])

@@ -22,7 +22,7 @@ def queues(common: Context, ctx: typer.Context) -> None:
     """List queues with what waits in them, their limits, and who serves them."""
     if ctx.invoked_subcommand is not None:
         return
-    with common.reading() as operator:
+    with common.operator() as operator:
         found = sorted(operator.queues(), key=lambda queue: queue.name)
         limits = {record.name: record for record in operator.queue_limits()}
     if common.as_json:
@@ -62,7 +62,7 @@ def _queue_row(queue: QueueRecord, limit: list[str], pretty: bool) -> list[Cell 
 def pause(common: Context, queue: Name = None, all: Every = False) -> None:
     """Stop handing out jobs of a queue; those that run go on."""
     _check_target(queue, all)
-    with common.reading() as operator:
+    with common.operator() as operator:
         changed = operator.pause(queue)
     _tell(common, changed, "paused", queue)
 
@@ -71,7 +71,7 @@ def pause(common: Context, queue: Name = None, all: Every = False) -> None:
 def resume(common: Context, queue: Name = None, all: Every = False) -> None:
     """Hand out jobs of a paused queue again."""
     _check_target(queue, all)
-    with common.reading() as operator:
+    with common.operator() as operator:
         changed = operator.resume(queue)
     _tell(common, changed, "resumed", queue)
 
@@ -101,7 +101,7 @@ def purge(
     Jobs that run, sleep, wait for a signal or wait for their next try go on. So do the nodes of workflows that have
     begun.
     """
-    with common.reading() as operator:
+    with common.operator() as operator:
         found = operator.known_queue(queue)
         if not yes:
             _confirm(found)
@@ -148,7 +148,7 @@ def limit_queue(
         limit = None if declared else read_limit(concurrency, rate)
     except ConfigError as error:
         raise UsageError(str(error)) from error
-    with common.reading() as operator:
+    with common.operator() as operator:
         found = operator.limit_queue(queue, limit)
     if common.as_json:
         common.show.json(None if found is None else views.limit_view(found))
@@ -177,28 +177,28 @@ def lines(common: Context, ctx: typer.Context) -> None:
     """Lines of jobs with one concurrency key: who has their places, and how many wait."""
     if ctx.invoked_subcommand is not None:
         return
-    with common.reading() as operator:
-        found = operator.lines(limit=1_000)
+    with common.operator() as operator:
+        found = operator.concurrency_keys(limit=1_000)
     show = common.show
     if show.as_json:
-        show.json([views.line_view(line) for line in found])
+        show.json([views.line_view(key) for key in found])
         return
     if not found:
         show.empty("Nobody stands in a line: no job with a concurrency_key waits or runs.")
         return
     columns = [Column("key"), Column("limit", right=True), Column("held by"), Column("wait", right=True)]
-    show.table([*columns, Column("note", wide=True)], [_key_row(line) for line in found])
+    show.table([*columns, Column("note", wide=True)], [_key_row(key) for key in found])
 
 
-def _key_row(line: KeyRecord) -> list[Cell | str]:
-    named = ", ".join(f"{one.job_id} ({one.state})" for one in line.holders[:SHOWN_HOLDERS])
-    more = len(line.holders) - SHOWN_HOLDERS
-    note = f"chosen by {line.pinned_by}" if line.pinned_by else ""
+def _key_row(key: KeyRecord) -> list[Cell | str]:
+    named = ", ".join(f"{one.job_id} ({one.state})" for one in key.holders[:SHOWN_HOLDERS])
+    more = len(key.holders) - SHOWN_HOLDERS
+    note = f"chosen by {key.pinned_by}" if key.pinned_by else ""
     return [
-        Cell(line.key, "bold"),
-        str(line.places),
+        Cell(key.key, "bold"),
+        str(key.places),
         f"{named} and {more} more" if more > 0 else named,
-        str(line.blocked),
+        str(key.blocked),
         Cell(note, "bright_black"),
     ]
 
@@ -213,7 +213,7 @@ def limit_key(
     """Choose how many jobs of one key may be at work at once, over what is enqueued later."""
     if (places is None) == (not none):
         raise UsageError("Say how many, or --as-enqueued.")
-    with common.reading() as operator:
+    with common.operator() as operator:
         try:
             found = operator.limit_key(key, places)
         except ConfigError as error:

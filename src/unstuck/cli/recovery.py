@@ -41,7 +41,7 @@ def stale(
         raise UsageError("Give either --fail or --requeue, not both.")
     threshold_s = duration_s(older_than, "--older-than")
     show = common.show
-    with common.reading() as operator:
+    with common.operator() as operator:
         found = operator.stale(threshold_s or 0.0)
         if not fail and not requeue:
             _list_stale(show, found, [])
@@ -163,7 +163,7 @@ def retry(
     if bool(ids) == filtered:
         raise UsageError(CHOOSE)
     numbers = [job_id(text) for text in ids or []]
-    with common.reading() as operator:
+    with common.operator() as operator:
         if filtered:
             where = msgspec.structs.replace(where, states=where.states or RETRIED_BY_DEFAULT)
             numbers = list(operator.matching(where))
@@ -191,7 +191,7 @@ def cancel(
     if bool(ids) == filtered:
         raise UsageError(CHOOSE)
     numbers = [job_id(text) for text in ids or []]
-    with common.reading() as operator:
+    with common.operator() as operator:
         if filtered:
             found = _by_state(operator, where)
             numbers = [number for one in found.values() for number in one]
@@ -252,7 +252,7 @@ def prune(
     for word in chosen:
         if word not in FINAL_STATES:
             raise UsageError(f"A {word} job is not finished. --state takes: {', '.join(sorted(FINAL_STATES))}.")
-    with common.reading() as operator:
+    with common.operator() as operator:
         removed = operator.prune(age_s, chosen)
     if common.as_json:
         common.show.json({"pruned": removed})
@@ -283,7 +283,7 @@ def list_quarantined(
 
 
 def _list_quarantined(common: Context, task: str | None, limit: int) -> None:
-    with common.reading() as operator:
+    with common.operator() as operator:
         found = operator.quarantined(task, limit)
     show = common.show
     if show.as_json:
@@ -347,7 +347,7 @@ def release_quarantined(
     if sum((bool(ids), task is not None, all)) != 1:
         raise UsageError("Give the numbers of jobs, or --task NAME, or --all; one of the three.")
     numbers = [job_id(text) for text in ids or []]
-    with common.reading() as operator:
+    with common.operator() as operator:
         if not numbers:
             numbers = list(operator.matching(JobFilter(states=(JobState.QUARANTINED,), task=task)))
         answers = operator.release(numbers)

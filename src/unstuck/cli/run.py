@@ -113,7 +113,7 @@ def up(
     from unstuck.worker.supervisor import Supervisor
 
     # First of all: what we start must not speak to systemd in our name, and the next thing is the app's own code.
-    herald = take_sd_notifier()
+    sd_notifier = take_sd_notifier()
     path = _app_path(common, target, "up")
     _before(common, migrate)
     names = _queues(queues)
@@ -130,19 +130,19 @@ def up(
     try:
         # Longer than a worker's own grace: it ends by itself before anybody has to kill it.
         patience_s = settings.shutdown_grace_s + STOP_MARGIN_S
-        tallies = Counters()
+        counters = Counters()
         supervisor = Supervisor(
             arguments,
             workers,
             ledger,
             settings.recovery,
             stop_grace_s=patience_s,
-            herald=herald,
+            sd_notifier=sd_notifier,
             companions=companions,
-            tallies=tallies,
+            tallies=counters,
             own=lambda number: _metrics_of_place(metrics_host, metrics_port, number),
         )
-        with served(tallies, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
+        with served(counters, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
             log_ledger("The supervisor", settings)
             code = supervisor.run()
         raise typer.Exit(code)
@@ -169,10 +169,10 @@ def reaper(
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        tallies = Counters()
-        with served(tallies, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
+        counters = Counters()
+        with served(counters, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
             log_ledger("The reaper", settings)
-            run_daemon(ledger, settings.recovery, stop, tallies=tallies)
+            run_daemon(ledger, settings.recovery, stop, counters=counters)
     finally:
         ledger.close()
 

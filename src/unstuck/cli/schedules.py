@@ -31,7 +31,7 @@ def list_schedules(common: Context) -> None:
 
 
 def _list(common: Context) -> None:
-    with common.reading() as operator:
+    with common.operator() as operator:
         workers = operator.workers(living_only=True)
         found = operator.schedules()
     if common.as_json:
@@ -84,7 +84,7 @@ def add(
 ) -> None:
     """Make a schedule that no code names, or change one that was made so."""
     positional, named = arguments(args or [], kwargs)
-    with common.reading() as operator:
+    with common.operator() as operator:
         try:
             record = operator.create_schedule(
                 name,
@@ -118,7 +118,7 @@ def _catch_up(text: str) -> CatchUp:
 @command()
 def pause(common: Context, name: Name) -> None:
     """Stop a schedule; what it enqueued runs."""
-    with common.reading() as operator:
+    with common.operator() as operator:
         changed = operator.pause_schedule(name)
     _tell(common, name, "paused", changed)
 
@@ -126,7 +126,7 @@ def pause(common: Context, name: Name) -> None:
 @command()
 def resume(common: Context, name: Name) -> None:
     """Let a schedule go on with its next tick."""
-    with common.reading() as operator:
+    with common.operator() as operator:
         changed = operator.resume_schedule(name)
     _tell(common, name, "resumed", changed)
 
@@ -134,7 +134,7 @@ def resume(common: Context, name: Name) -> None:
 @command()
 def run(common: Context, name: Name) -> None:
     """Enqueue the job of a schedule now, beside its ticks."""
-    with common.reading() as operator:
+    with common.operator() as operator:
         job_id = operator.run_schedule(name)
     if common.as_json:
         common.show.json({"name": name, "job_id": job_id})
@@ -145,7 +145,7 @@ def run(common: Context, name: Name) -> None:
 @command()
 def remove(common: Context, name: Name) -> None:
     """Forget a schedule; what it enqueued stays."""
-    with common.reading() as operator:
+    with common.operator() as operator:
         known_by = operator.remove_schedule(name)
     if common.as_json:
         common.show.json({"name": name, "removed": True, "workers": known_by})

@@ -35,7 +35,7 @@ def workers(
     """List workers: the living, and those that died or stopped within the last hour."""
     if ctx.invoked_subcommand is not None:
         return
-    with common.reading() as operator:
+    with common.operator() as operator:
         every = operator.workers()
     now_s = time.time()
     shown = [worker for worker in every if all or worker.state in LIVE_STATES or now_s - _end(worker) < LATELY_S]
@@ -64,7 +64,7 @@ def stop(common: Context, worker: WorkerName) -> None:
 
 
 def _ask(common: Context, who: str, what: str, promise: str) -> None:
-    with common.reading() as operator:
+    with common.operator() as operator:
         worker = operator.ask_worker(who, what)
     if common.as_json:
         common.show.json({"id": worker.id, "name": worker.name, "request": what})
@@ -107,7 +107,7 @@ def _list(show: Output, shown: list[WorkerRecord], now_s: float) -> None:
                 f"{worker.busy}/{worker.concurrency}" if worker.state in LIVE_STATES else "",
                 Cell(ago(worker.last_seen_at, now_s), "bright_black"),
                 worker.host,
-                str(worker.pid) if worker.door is Transport.PYTHON else worker.door.value,
+                str(worker.pid) if worker.transport is Transport.PYTHON else worker.transport.value,
                 f"{worker.processed:,}" if show.pretty else str(worker.processed),
                 coarse(max(0.0, (now_s if worker.state in LIVE_STATES else _end(worker)) - worker.created_at)),
                 _remark(worker),
@@ -155,7 +155,7 @@ def disable(
 ) -> None:
     """Have a worker, or all of a host, take no more jobs: it finishes what it runs, lives on, and can be enabled."""
     _one_of(worker, host)
-    with common.reading() as operator:
+    with common.operator() as operator:
         if host is not None:
             here, unserved = operator.disable_host(host, reason)
             said = f"Host {host} is disabled; {count(len(here), 'worker')} there take nothing more."
@@ -175,7 +175,7 @@ def disable(
 def enable(common: Context, worker: SwitchedWorker = None, host: Host = None) -> None:
     """Let a disabled worker or host take jobs again, with a clean record."""
     _one_of(worker, host)
-    with common.reading() as operator:
+    with common.operator() as operator:
         if host is not None:
             here, changed = operator.enable_host(host)
             what = f"Host {host}"
@@ -225,8 +225,8 @@ def alive(
             raise
         # To restart a worker does not bring its database back; it only kills what still runs.
         _answer(common.show, HEALTHY, f"The ledger cannot be reached, which is no reason to restart: {error}", [])
-    witness = Observer(one_host=ledger.one_host)
-    here = [worker for worker in watched if worker.state in LIVE_STATES and witness.is_neighbour(worker)]
+    witness = Observer(one_host=ledger.single_host)
+    here = [worker for worker in watched if worker.state in LIVE_STATES and witness.on_this_host(worker)]
     beating = [worker for worker in here if worker.silent_s < patience_s(worker)]
     sentence = _sentence(here, beating, workers)
     if not here:

@@ -137,7 +137,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def workflow(common: Context, id: Id, all: Whole = False) -> None:
     """Draw a workflow with the states and times of its nodes, and what failed."""
     number = job_id(id)
-    with common.reading() as operator:
+    with common.operator() as operator:
         found = operator.known_workflow(number)
     if common.as_json:
         common.show.json(workflow_view(found))
@@ -164,7 +164,7 @@ def _list(common: Context, state: str | None, limit: int) -> None:
         raise UsageError(
             f"There is no such state of a workflow: {state!r}.{did_you_mean(state, known)} States: {', '.join(known)}."
         )
-    with common.reading() as operator:
+    with common.operator() as operator:
         found = _first(operator, state.lower() if state else None, limit)
     if common.as_json:
         common.show.json([workflow_summary(one) for one in found])
@@ -221,7 +221,7 @@ def in_order(counts: dict[str, int]) -> dict[str, int]:
 def retry(common: Context, id: Id) -> None:
     """Take a workflow up again from what failed; what succeeded is kept."""
     number = job_id(id)
-    with common.reading() as operator:
+    with common.operator() as operator:
         before = operator.known_workflow(number)
         done = operator.retry_workflow(number)
     why = f"it is {before.state}; only one that failed, was cancelled or is paused can be taken up again"
@@ -232,7 +232,7 @@ def retry(common: Context, id: Id) -> None:
 def resume(common: Context, id: Id) -> None:
     """Go on past what is paused: those who depend on it get its error."""
     number = job_id(id)
-    with common.reading() as operator:
+    with common.operator() as operator:
         before = operator.known_workflow(number)
         done = operator.resume_workflow(number)
     why = f"it is {before.state}, not paused"
@@ -243,7 +243,7 @@ def resume(common: Context, id: Id) -> None:
 def cancel(common: Context, id: Id, yes: Yes = False) -> None:
     """Give a workflow up: what was not begun is cancelled, what runs is told to stop."""
     number = job_id(id)
-    with common.reading() as operator:
+    with common.operator() as operator:
         before = operator.known_workflow(number)
         if before.finished_at is None and not yes:
             _confirm(before)

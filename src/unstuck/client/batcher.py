@@ -28,11 +28,11 @@ Write = Callable[[Sequence[NewJob]], list[Enqueued]]
 @dataclass(eq=False)
 class _Entry:
     jobs: Sequence[NewJob]
-    told: threading.Lock
+    ready: threading.Lock
     """Held until there is an answer, or until its owner is to write."""
     answer: list[Enqueued] | None = None
     error: BaseException | None = None
-    leads: bool = False
+    is_leader: bool = False
 
 
 class EnqueueBatcher:
@@ -61,22 +61,22 @@ class EnqueueBatcher:
 
     def _enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         parcel = _Entry(jobs, threading.Lock())
-        parcel.told.acquire()
+        parcel.ready.acquire()
         try:
             with self._gate:
                 self._waiting.append(parcel)
                 if not self._writing:
-                    self._writing = parcel.leads = True
-            if not parcel.leads:
-                parcel.told.acquire()
-            if parcel.leads:
+                    self._writing = parcel.is_leader = True
+            if not parcel.is_leader:
+                parcel.ready.acquire()
+            if parcel.is_leader:
                 self._write_waiting()
         except BaseException:
             self._withdraw(parcel)
             raise
         finally:
-            if parcel.leads:
-                self._hand_over()
+            if parcel.is_leader:
+                self._promote_next()
         if parcel.error is not None:
             raise parcel.error
         assert parcel.answer is not None
@@ -88,13 +88,13 @@ class EnqueueBatcher:
             if parcel in self._waiting:
                 self._waiting.remove(parcel)
 
-    def _hand_over(self) -> None:
+    def _promote_next(self) -> None:
         """Let the first of those who came meanwhile write for the next batch."""
         with self._gate:
             self._writing = bool(self._waiting)
             if self._waiting:
-                self._waiting[0].leads = True
-                self._waiting[0].told.release()
+                self._waiting[0].is_leader = True
+                self._waiting[0].ready.release()
 
     def _write_waiting(self) -> None:
         taken: list[_Entry] = []
@@ -110,8 +110,8 @@ class EnqueueBatcher:
                 # Ctrl-C in the thread that wrote for all: the others must not wait for an answer that never comes.
                 if parcel.answer is None and parcel.error is None:
                     parcel.error = UncertainCommit(INTERRUPTED)
-                if not parcel.leads:
-                    parcel.told.release()
+                if not parcel.is_leader:
+                    parcel.ready.release()
 
     def _write_parcels(self, parcels: list[_Entry]) -> None:
         try:

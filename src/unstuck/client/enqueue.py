@@ -196,17 +196,17 @@ def _ties(
         raise ConfigError("concurrency_limit says how many of one concurrency_key may be at work: give it too.")
     own = order.limit if options.concurrency_key is None or order.key is not None or order.computed else None
     keyed = options.unique_key is not None
-    ties = JobExtras(
+    links = JobExtras(
         line=line,
         line_limit=None if line is None else options.concurrency_limit or own,
         hooks=hooks,
         expires_in_s=order.expires_s if options.expires is None else seconds(options.expires, "expires"),
-        keep_s=order.keep_s if options.keep is None else seconds(options.keep, "keep"),
+        keep_s=order.retain_s if options.keep is None else seconds(options.keep, "keep"),
         unique="pending" if keyed and options.unique == PENDING else None,
         unique_for_s=seconds(options.unique) if keyed and options.unique not in (PENDING, UNFINISHED) else None,
         on_duplicate=_ON_DUPLICATE[options.on_duplicate] if keyed else None,
     )
-    return None if ties == _PLAIN else ties
+    return None if links == _PLAIN else links
 
 
 def check_no_refuse(job: NewJob, what: str) -> None:

@@ -27,9 +27,9 @@ class EventStream:
             while True:
                 woken.clear()
                 yield from reading.take()
-                if reading.over:
+                if reading.is_finished:
                     return
-                woken.wait(reading.patience_s)
+                woken.wait(reading.max_wait_s)
         finally:
             reading.close()
 
@@ -46,10 +46,10 @@ class EventStream:
                 woken.clear()
                 for event in await asyncio.to_thread(reading.take):
                     yield event
-                if reading.over:
+                if reading.is_finished:
                     return
                 try:
-                    await asyncio.wait_for(woken.wait(), reading.patience_s)
+                    await asyncio.wait_for(woken.wait(), reading.max_wait_s)
                 except TimeoutError:
                     pass  # Time to look all the same.
         finally:
@@ -69,8 +69,8 @@ def listen(
     gather_s = 0.0 if gather is None else seconds(gather, "gather")
 
     def open_reading(wake: Wake) -> EventSource:
-        parts = counter.parts()
-        return FeedSubscription(parts.feed, lambda: counter.parts().ledger, wake, choice, cursor, gather_s)
+        parts = counter.services()
+        return FeedSubscription(parts.feed, lambda: counter.services().ledger, wake, choice, cursor, gather_s)
 
     return EventStream(open_reading)
 
@@ -78,7 +78,7 @@ def listen(
 def follow(counter: ClientRuntime, job_id: int, kinds: Collection[str] = (), after: str | None = None) -> EventStream:
     """Give the life of one job until it ends."""
     chosen, cursor = _kinds(kinds), None if after is None else read_cursor(after)
-    return EventStream(lambda _: JobSubscription(lambda: counter.parts().ledger, job_id, chosen, cursor))
+    return EventStream(lambda _: JobSubscription(lambda: counter.services().ledger, job_id, chosen, cursor))
 
 
 def _kinds(kinds: Collection[str]) -> frozenset[str]:

@@ -49,7 +49,7 @@ class Job(Generic[R_co]):
 
     def record(self) -> JobRecord:
         """Give all that the ledger knows of the job now."""
-        record = self._counter.parts().ledger.job(self.id)
+        record = self._counter.services().ledger.job(self.id)
         if record is None:
             raise JobNotFound(f"Job {self.id} does not exist: it was never stored, or was pruned after it ended.")
         return record
@@ -66,12 +66,12 @@ class Job(Generic[R_co]):
 
     def cancel(self) -> str:
         """Cancel it: 'cancelled', 'requested' (it runs, and its worker is told) or 'finished' (too late)."""
-        return self._counter.parts().operator.cancel([self.id], by="client")[self.id]
+        return self._counter.services().operator.cancel([self.id], by="client")[self.id]
 
     def signal(self, name: str, value: Any = None) -> str:
         """Send it a signal for `ctx.wait_signal(name)`, with a value (JSON): 'woken' (it waited for it) or 'kept'
         (until it does). SignalRefused when the job is over."""
-        parts = self._counter.parts()
+        parts = self._counter.services()
         data = encode(value, f"The value of signal {name!r}", self._counter.settings.max_payload_bytes)
         return parts.operator.signal(self.id, name, data, by="client")
 
@@ -85,8 +85,8 @@ class Job(Generic[R_co]):
             answers.append(answer)
             told.set()
 
-        watcher = self._counter.parts().watcher
-        waiter = watcher.add(self.id, tell)
+        watcher = self._counter.services().watcher
+        waiter = watcher.wait(self.id, tell)
         try:
             if not told.wait(patience_s):
                 raise self._timeout(patience_s)
@@ -103,8 +103,8 @@ class Job(Generic[R_co]):
         def tell(answer: "Answer") -> None:
             loop.call_soon_threadsafe(_fulfil, future, answer)
 
-        parts = await asyncio.to_thread(self._counter.parts)
-        waiter = parts.watcher.add(self.id, tell)
+        parts = await asyncio.to_thread(self._counter.services)
+        waiter = parts.watcher.wait(self.id, tell)
         try:
             answer = await asyncio.wait_for(future, patience_s)
         except TimeoutError:
@@ -130,7 +130,7 @@ class Job(Generic[R_co]):
 
         def look() -> None:
             try:
-                doing.set_result(self._counter.parts().operator.doing(self.id))
+                doing.set_result(self._counter.services().operator.doing(self.id))
             except LedgerError as error:
                 doing.set_result(str(error))  # Patience ended all the same.
             except BaseException as error:  # noqa: BLE001 - raised again where the caller waits

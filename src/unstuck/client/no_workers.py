@@ -46,7 +46,7 @@ class NoWorkerCheck:
         if not unserved:
             return [None] * len(jobs)
         for pair in unserved:
-            self._tell(pair, committed)
+            self._report(pair, committed)
         return [self._warning((job.queue, job.task)) if (job.queue, job.task) in unserved else None for job in jobs]
 
     def _warning(self, pair: Pair) -> str:
@@ -68,7 +68,7 @@ class NoWorkerCheck:
         with self._lock:
             return {pair for pair in pairs if not self._known.get(pair, (0.0, True))[1]}
 
-    def _tell(self, pair: Pair, committed: bool) -> None:
+    def _report(self, pair: Pair, committed: bool) -> None:
         now_s = time.monotonic()
         with self._lock:
             if self._told.get((pair, committed), 0.0) > now_s:

@@ -41,9 +41,9 @@ class JobContext(msgspec.Struct, frozen=True):
     """Its place there; 0: it stands for the workflow."""
     waiting_since: float | None = None
     """When it gave its slot back, where it did."""
-    ties: JobLinks | None = None
+    links: JobLinks | None = None
     """What it has beside its work; None for a job that ended."""
-    line: KeyRecord | None = None
+    concurrency_key: KeyRecord | None = None
     """The line that it stands in, where there is one."""
     limit: QueueLimitRecord | None = None
     """The limit of its queue, where it has one."""
@@ -55,7 +55,7 @@ class JobContext(msgspec.Struct, frozen=True):
     """A reaper did a round lately. It may run outside of any worker."""
 
     @property
-    def whole_flow(self) -> WorkflowRecord | None:
+    def own_workflow(self) -> WorkflowRecord | None:
         """The workflow that the job stands for."""
         return self.flow if self.place == 0 else None
 
@@ -75,45 +75,45 @@ class Reason(msgspec.Struct, frozen=True):
         return f"{self.why}{self.joint}{self.cure}." if self.cure else f"{self.why}."
 
 
-def explain_wait(job: JobRecord, around: JobContext) -> str | None:
+def explain_wait(job: JobRecord, context: JobContext) -> str | None:
     """Give the reason why it does not move; None for a job that is finished or runs as it should."""
-    reason = find_reason(job, around)
+    reason = find_reason(job, context)
     return None if reason is None else reason.sentence
 
 
-def find_reason(job: JobRecord, around: JobContext) -> Reason | None:
+def find_reason(job: JobRecord, context: JobContext) -> Reason | None:
     """Give the same with its parts."""
     if job.state in FINAL_STATES:
         return None
-    if around.whole_flow is not None:
-        return _explain_workflow(around.whole_flow)
+    if context.own_workflow is not None:
+        return _explain_workflow(context.own_workflow)
     if job.state is JobState.PENDING:
-        return _explain_pending(job, around)
+        return _explain_pending(job, context)
     if job.state is JobState.WAITING:
-        return _explain_suspended(job, around)
-    return _explain_held(job, around)
+        return _explain_suspended(job, context)
+    return _explain_held(job, context)
 
 
-def describe(job: JobRecord, around: JobContext) -> str:
+def describe(job: JobRecord, context: JobContext) -> str:
     """Say what the job is doing, always."""
-    reason = explain_wait(job, around)
+    reason = explain_wait(job, context)
     if reason is not None:
         return reason
     if job.state in FINAL_STATES:
         return f"It has ended: {job.state}."
-    if around.whole_flow is not None:
-        return waits_for(around.whole_flow)
-    worker = _worker_of(job, around)
+    if context.own_workflow is not None:
+        return waits_for(context.own_workflow)
+    worker = _worker_of(job, context)
     where = f" on worker {worker.name}" if worker else ""
     if job.state is JobState.RUNNING:
-        since = f" for {brief(max(0.0, around.now_s - job.started_at))}" if job.started_at is not None else ""
+        since = f" for {brief(max(0.0, context.now_s - job.started_at))}" if job.started_at is not None else ""
         return f"It has been running{where}{since} (try {job.attempt})."
     return f"It is in the hands of a worker{where} and about to start."
 
 
 def explain_isolation(job: JobRecord) -> str:
     """Say that a job runs alone, where it does; empty for all others."""
-    if not job.alone or job.state in FINAL_STATES:
+    if not job.run_alone or job.state in FINAL_STATES:
         return ""
     verb = "runs" if job.state is JobState.RUNNING else "will run"
     return f"It {verb} alone in its process: it is suspected of having killed one."
@@ -155,10 +155,10 @@ def is_healthy(worker: WorkerRecord) -> bool:
     return worker.state in (WorkerState.ACTIVE, WorkerState.DRAINING) and worker.silent_s < worker.suspect_after_s
 
 
-def _explain_pending(job: JobRecord, around: JobContext) -> Reason:
-    paused = around.queue is not None and around.queue.paused
-    obstacle = find_obstacle(job.queue, job.task, paused, around.workers)
-    wait_s = job.run_at - around.now_s
+def _explain_pending(job: JobRecord, context: JobContext) -> Reason:
+    paused = context.queue is not None and context.queue.paused
+    obstacle = find_obstacle(job.queue, job.task, paused, context.workers)
+    wait_s = job.run_at - context.now_s
     if wait_s > DUE_SOON_S:
         why = "It waits out its backoff until" if job.failures or job.crash_count else "It is scheduled for"
         when = datetime.fromtimestamp(job.run_at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
@@ -166,16 +166,16 @@ def _explain_pending(job: JobRecord, around: JobContext) -> Reason:
         if obstacle is None:
             return Reason(Code.SCHEDULED, why)
         return Reason(Code.SCHEDULED, f"{why}; besides, {obstacle.why[0].lower()}{obstacle.why[1:]}", obstacle.cure)
-    return _in_line(around) or obstacle or _at_limit(job, around) or _queueing(job, around)
+    return _in_line(context) or obstacle or _at_limit(job, context) or _queueing(job, context)
 
 
-def _in_line(around: JobContext) -> Reason | None:
+def _in_line(context: JobContext) -> Reason | None:
     """Say who has the places of its line, where it was not let in yet."""
-    ties, line = around.ties, around.line
-    if ties is None or not ties.blocked or ties.line is None:
+    links, line = context.links, context.concurrency_key
+    if links is None or not links.blocked or links.concurrency_key is None:
         return None
     if line is None or not line.holders:
-        why = f"It stands in line {ties.line!r}, in which nobody is at work"
+        why = f"It stands in line {links.concurrency_key!r}, in which nobody is at work"
         return Reason(Code.CONCURRENCY_KEY_FULL, why, "whoever sweeps lets it in with the next round")
     named = ", ".join(str(one.job_id) for one in line.holders[:HOLDERS_NAMED])
     more = f" and {len(line.holders) - HOLDERS_NAMED} more" if len(line.holders) > HOLDERS_NAMED else ""
@@ -191,8 +191,8 @@ def _in_line(around: JobContext) -> Reason | None:
     return Reason(Code.CONCURRENCY_KEY_FULL, f"{why}{behind}")
 
 
-def _at_limit(job: JobRecord, around: JobContext) -> Reason | None:
-    limit = around.limit
+def _at_limit(job: JobRecord, context: JobContext) -> Reason | None:
+    limit = context.limit
     if limit is None or limit.room > 0 or not limit.limit:
         return None
     cure = f"`unstuck queues limit {job.queue} …` changes it"
@@ -204,12 +204,12 @@ def _at_limit(job: JobRecord, around: JobContext) -> Reason | None:
     return Reason(Code.QUEUE_AT_LIMIT, why, cure)
 
 
-def _explain_suspended(job: JobRecord, around: JobContext) -> Reason:
-    left_s = max(0.0, job.run_at - around.now_s)
+def _explain_suspended(job: JobRecord, context: JobContext) -> Reason:
+    left_s = max(0.0, job.run_at - context.now_s)
     when = datetime.fromtimestamp(job.run_at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     if job.awaits is None:
         return Reason(Code.WAITING, f"It sleeps until {when} (in {brief(left_s)}), and holds no slot meanwhile")
-    since = around.waiting_since
+    since = context.waiting_since
     why = f"It waits for signal {job.awaits!r}"
     if since is not None:
         why += f" since {datetime.fromtimestamp(since, UTC).astimezone().strftime('%Y-%m-%d %H:%M:%S %Z')}"
@@ -219,12 +219,14 @@ def _explain_suspended(job: JobRecord, around: JobContext) -> Reason:
     return Reason(Code.WAITING, why, f"`{command}` sends it", command=command)
 
 
-def _queueing(job: JobRecord, around: JobContext) -> Reason:
+def _queueing(job: JobRecord, context: JobContext) -> Reason:
     able = [
-        worker for worker in around.workers if is_healthy(worker) and job.queue in worker.queues and not worker.disabled
+        worker
+        for worker in context.workers
+        if is_healthy(worker) and job.queue in worker.queues and not worker.disabled
     ]
     slots = sum(worker.concurrency for worker in able)
-    ready = around.queue.pending if around.queue is not None else 0
+    ready = context.queue.pending if context.queue is not None else 0
     waiting = f"; {_count(ready, 'job')} of queue {job.queue!r} wait" if ready > 1 else ""
     why = f"It waits for one of {_count(slots, 'slot')} on {_count(len(able), 'worker')}{waiting}"
     return Reason(Code.QUEUEING, why)
@@ -238,33 +240,33 @@ def _explain_workflow(flow: WorkflowRecord) -> Reason | None:
     return Reason(Code.WORKFLOW_PAUSED, waits_for(flow).rstrip("."), cure)
 
 
-def _explain_held(job: JobRecord, around: JobContext) -> Reason | None:
-    worker = _worker_of(job, around)
+def _explain_held(job: JobRecord, context: JobContext) -> Reason | None:
+    worker = _worker_of(job, context)
     if worker is None:
         verb = "--fail" if job.state is JobState.RUNNING else "--requeue"
         why = f"Its worker {job.worker_id} is no longer in the ledger"
         return Reason(Code.WORKER_GONE, why, f"`unstuck stale {verb}` settles the job")
     who = f"Its worker {worker.name} ({worker.id}) on {worker.host}"
     if worker.state not in LIVE_STATES:
-        return _who_settles(job, worker, around, Code.DEAD_WORKER_HOLDS_JOBS, f"{who} is {worker.state}")
+        return _who_settles(job, worker, context, Code.DEAD_WORKER_HOLDS_JOBS, f"{who} is {worker.state}")
     patience_s = _patience_s(job, worker)
     if worker.state is not WorkerState.SUSPECT and worker.silent_s < worker.suspect_after_s:
-        return None if around.deferred is None else _outcome_waits(job, around.deferred, around)
+        return None if context.deferred is None else _outcome_waits(job, context.deferred, context)
     silent = f"{who} has been silent for {brief(worker.silent_s)}"
     if patience_s is None:
         cure = "its task has no heartbeat, so the job is judged by its deadline alone"
         return Reason(Code.SILENT_WORKER, silent, cure)
     if worker.silent_s < patience_s:
         silent = f"{silent} and is given up after {brief(patience_s)}"
-    return _who_settles(job, worker, around, Code.SILENT_WORKER, silent)
+    return _who_settles(job, worker, context, Code.SILENT_WORKER, silent)
 
 
-def _outcome_waits(job: JobRecord, deferred: DeferredRecord, around: JobContext) -> Reason:
+def _outcome_waits(job: JobRecord, deferred: DeferredRecord, context: JobContext) -> Reason:
     """Say that nothing of the job is left to do but to write how it ended, and who keeps that from the ledger."""
     over = "Its code never began and it goes back to its queue" if deferred.is_return else "Its code has ended"
-    since = brief(max(0.0, around.now_s - deferred.since))
+    since = brief(max(0.0, context.now_s - deferred.since))
     why = f"{over}, but this cannot be written since {since}: another session holds a lock that it needs"
-    blocker = blocker_of(job.id, around.blockers)
+    blocker = blocker_of(job.id, context.blockers)
     if blocker is None:
         told = f" ({deferred.reason.rstrip('.')})" if deferred.reason else ""
         return Reason(
@@ -278,15 +280,15 @@ def _outcome_waits(job: JobRecord, deferred: DeferredRecord, around: JobContext)
     )
 
 
-def _who_settles(job: JobRecord, worker: WorkerRecord, around: JobContext, code: Code, why: str) -> Reason:
-    rules = around.rules if worker.rules is None else worker.rules
+def _who_settles(job: JobRecord, worker: WorkerRecord, context: JobContext, code: Code, why: str) -> Reason:
+    rules = context.rules if worker.rules is None else worker.rules
     # What the kernel saw, or an operator said, is settled whatever the switches say.
     by_silence = worker.state in LIVE_STATES or worker.verdict is None or worker.verdict.detector in BY_SILENCE
     if by_silence and not is_recovered(job.state, decode_policy(job.policy), rules):
         verb = "--fail" if job.state is JobState.RUNNING else "--requeue"
         why = f"{why}, and automatic recovery is switched off"
         return Reason(code, why, f"`unstuck stale {verb}` settles it by hand", ": ")
-    if not around.swept and not any(is_healthy(one) for one in around.workers):
+    if not context.swept and not any(is_healthy(one) for one in context.workers):
         return Reason(
             code, f"{why}, and no living worker is there to settle it", "start one, or `unstuck reaper`", ": "
         )
@@ -303,8 +305,8 @@ def _patience_s(job: JobRecord, worker: WorkerRecord) -> float | None:
     return usual_s if policy.heartbeat_timeout_s is None else policy.heartbeat_timeout_s
 
 
-def _worker_of(job: JobRecord, around: JobContext) -> WorkerRecord | None:
-    return next((worker for worker in around.workers if worker.id == job.worker_id), None)
+def _worker_of(job: JobRecord, context: JobContext) -> WorkerRecord | None:
+    return next((worker for worker in context.workers if worker.id == job.worker_id), None)
 
 
 def _count(number: int, noun: str) -> str:

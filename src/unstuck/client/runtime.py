@@ -27,11 +27,11 @@ log = logger("unstuck.client")
 class ClientServices:
     ledger: "Ledger"
     coalescer: "EnqueueBatcher"
-    ringer: "WakeupSender"
+    wakeups: "WakeupSender"
     watcher: "ResultWatcher"
     operator: "Operator"
     feed: "EventFeed"
-    lookout: "NoWorkerCheck"
+    no_worker_check: "NoWorkerCheck"
 
 
 class ClientRuntime:
@@ -44,7 +44,7 @@ class ClientRuntime:
         self._parts: ClientServices | None = None
         _runtimes.add(self)
 
-    def parts(self) -> ClientServices:
+    def services(self) -> ClientServices:
         parts = self._parts
         if parts is not None:
             return parts
@@ -64,7 +64,7 @@ class ClientRuntime:
     def wake_listeners(self) -> None:
         """Have everybody who listens to events look now, whether there is news or not."""
         if self._parts is not None:
-            self._parts.feed.nudge()
+            self._parts.feed.wake_all()
 
     def move(self, settings: Settings) -> None:
         """Use other settings from now on; connections are opened again on the next use."""
@@ -76,7 +76,7 @@ class ClientRuntime:
         with self._lock:
             parts, self._parts = self._parts, None
         if parts is not None:
-            parts.ringer.flush()
+            parts.wakeups.flush()
             parts.ledger.close()
 
     def forget_after_fork(self) -> None:
@@ -105,10 +105,10 @@ def _make(settings: Settings) -> ClientServices:
         operator.explain_wait,
         lambda job_id: JobNotFound(f"Job {job_id} does not exist: it was never stored, or was pruned after it ended."),
     )
-    feed, lookout = EventFeed(lambda: ledger), NoWorkerCheck(ledger, ledger_name(settings))
+    feed, no_worker_check = EventFeed(lambda: ledger), NoWorkerCheck(ledger, ledger_name(settings))
     # It waits for other sessions by itself, and lets other enqueues through meanwhile.
     coalescer = EnqueueBatcher(partial(ledger.enqueue, patience_s=0.0))
-    return ClientServices(ledger, coalescer, WakeupSender(ledger.ring), watcher, operator, feed, lookout)
+    return ClientServices(ledger, coalescer, WakeupSender(ledger.notify), watcher, operator, feed, no_worker_check)
 
 
 _runtimes: "weakref.WeakSet[ClientRuntime]" = weakref.WeakSet()

@@ -191,15 +191,15 @@ class Task(Generic[P, R]):
             return self._job(args, kwargs, sent.trace, refs)
 
     def _store(self, jobs: list[NewJob], sent: EnqueueSpan) -> list[Job[Any]]:
-        parts = self._counter.parts()
+        parts = self._counter.services()
         words = {f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0}
         stored: list[Enqueued]
         if self._options.connection is not None:
             stored = parts.ledger.enqueue_on(self._options.connection, jobs)
-            parts.ringer.send_after_commit(words)
+            parts.wakeups.send_after_commit(words)
         else:
             stored = parts.coalescer.enqueue(jobs)
-            parts.ringer.ring(words)
+            parts.wakeups.send(words)
         sent.stored([item.job_id for item in stored])
         return self._handles(stored, jobs)
 
@@ -208,7 +208,7 @@ class Task(Generic[P, R]):
         warnings: list[str | None] = [None] * len(jobs)
         if mode != "ignore":
             committed = self._options.connection is None
-            warnings = self._counter.parts().lookout.warnings(jobs, committed=committed)
+            warnings = self._counter.services().no_worker_check.warnings(jobs, committed=committed)
         handles: list[Job[Any]] = [
             Job(self._counter, item.job_id, fresh=item.fresh, warning=warning)
             for item, warning in zip(stored, warnings, strict=True)

@@ -213,7 +213,7 @@ def worker_view(worker: WorkerRecord) -> View:
         "name": worker.name,
         "host": worker.host,
         # Whoever comes over a network has no process that this number could name.
-        "pid": worker.pid if worker.door is Transport.PYTHON else None,
+        "pid": worker.pid if worker.transport is Transport.PYTHON else None,
         "state": worker.state.value,
         "queues": list(worker.queues),
         "tasks": list(worker.tasks),
@@ -233,13 +233,13 @@ def worker_view(worker: WorkerRecord) -> View:
         "suspect_after_s": worker.suspect_after_s,
         "health": msgspec.to_builtins(health_of(worker)),
         "disabled": disabled_view(worker.disabled),
-        "door": worker.door.value,
+        "door": worker.transport.value,
     }
 
 
 def health_of(worker: WorkerRecord) -> Health:
     """Give what a worker says of itself; only our own weigh themselves."""
-    return read_health(worker.metadata.get("health") if worker.door is Transport.PYTHON else None)
+    return read_health(worker.metadata.get("health") if worker.transport is Transport.PYTHON else None)
 
 
 def disabled_view(disabled: Disabled | None) -> View | None:
@@ -285,13 +285,13 @@ def limit_view(record: QueueLimitRecord) -> View:
     }
 
 
-def line_view(line: KeyRecord) -> View:
+def line_view(key: KeyRecord) -> View:
     return {
-        "key": line.key,
-        "limit": line.places,
-        "limited_by": line.pinned_by,
-        "blocked": line.blocked,
-        "holders": [msgspec.structs.asdict(one) for one in line.holders],
+        "key": key.key,
+        "limit": key.places,
+        "limited_by": key.pinned_by,
+        "blocked": key.blocked,
+        "holders": [msgspec.structs.asdict(one) for one in key.holders],
     }
 
 
@@ -378,7 +378,7 @@ def audit_view(note: AuditRecord) -> View:
         "id": note.id,
         "at": instant(note.at),
         "by": note.by,
-        "door": note.door,
+        "door": note.via,
         "verb": note.verb,
         "target": note.target,
         "outcome": note.outcome,
@@ -414,7 +414,7 @@ def schedule_view(record: ScheduleRecord, workers: Sequence[WorkerRecord]) -> Vi
 
 def workers_firing(record: ScheduleRecord, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
     """Give the living workers that fire it: any of ours for what an operator made, else those with this very code."""
-    ours = [worker for worker in workers if worker.state in LIVE_STATES and worker.door is Transport.PYTHON]
+    ours = [worker for worker in workers if worker.state in LIVE_STATES and worker.transport is Transport.PYTHON]
     if record.source == "operator":
         return ours
     return [worker for worker in ours if is_known_to(worker.metadata, record.fingerprint)]

@@ -123,14 +123,14 @@ class Killer:
 
     def _strike_worker(self, victim: Member) -> None:
         assert victim.worker_id is not None
-        held = self._hands(victim.worker_id)
+        held = self._held_jobs(victim.worker_id)
         victim.killed_s = time.monotonic()
         victim.process.kill()
         death = Death("worker", victim.name, victim.pid, victim.killed_s, held)
         # What it took up between our look and its end counts too; what it finished is sorted out afterwards.
-        death.held = {**held, **self._hands(victim.worker_id)}
+        death.held = {**held, **self._held_jobs(victim.worker_id)}
         self._announce(death)
-        if self._measure(death, lambda: self._is_buried(victim.worker_id or "")):
+        if self._measure(death, lambda: self._is_declared_dead(victim.worker_id or "")):
             verdict = next((w.verdict for w in self._ledger.workers() if w.id == victim.worker_id), None)
             death.detector = verdict.detector.value if verdict else ""
             death.cause = verdict.evidence if verdict else ""
@@ -138,7 +138,7 @@ class Killer:
         death.over = True
         self._tell(death)
 
-    def _is_buried(self, worker_id: str) -> bool:
+    def _is_declared_dead(self, worker_id: str) -> bool:
         if self._ledger.held(worker_id):
             return False
         return any(w.id == worker_id and w.state is WorkerState.DEAD for w in self._ledger.workers())
@@ -148,21 +148,25 @@ class Killer:
     def _strike_runner(self, victim: Member) -> None:
         assert victim.worker_id is not None
         try:
-            trace = StatusPage.open(status_page_path(victim.worker_id))
+            status_page = StatusPage.open(status_page_path(victim.worker_id))
         except (OSError, ValueError):
             return
         try:
-            self._strike_slot(victim, victim.worker_id, trace)
+            self._strike_slot(victim, victim.worker_id, status_page)
         finally:
-            trace.close()
+            status_page.close()
 
-    def _strike_slot(self, victim: Member, worker_id: str, trace: StatusPage) -> None:
-        before = self._hands(worker_id)
-        busy = [slot for slot in range(trace.slots) if trace.occupant(slot)[0] and self._in_slot(trace, slot, before)]
+    def _strike_slot(self, victim: Member, worker_id: str, status_page: StatusPage) -> None:
+        before = self._held_jobs(worker_id)
+        busy = [
+            slot
+            for slot in range(status_page.slots)
+            if status_page.occupant(slot)[0] and self._in_slot(status_page, slot, before)
+        ]
         if not busy:
             return
         slot = random.choice(busy)
-        pid, started = trace.occupant(slot)
+        pid, started = status_page.occupant(slot)
         # Held by a descriptor and compared with its start: never a stranger who got the same pid.
         fd = host.pidfd(pid, started)
         if fd is None:
@@ -173,7 +177,7 @@ class Killer:
             select.select([fd], [], [], DIE_S)
         finally:
             os.close(fd)
-        held = self._in_slot(trace, slot, {**before, **self._hands(worker_id)})
+        held = self._in_slot(status_page, slot, {**before, **self._held_jobs(worker_id)})
         death = Death("runner", victim.name, pid, killed_s, held)
         self._announce(death)
         # An async job that had not reached the dead runner is simply run by the next one: only those that
@@ -182,7 +186,7 @@ class Killer:
 
         def all_left() -> bool:
             now_ms = (time.monotonic() - killed_s) * 1000
-            for token in held.keys() - self._hands(worker_id).keys():
+            for token in held.keys() - self._held_jobs(worker_id).keys():
                 left_ms.setdefault(token, now_ms)
             return len(left_ms) == len(held)
 
@@ -193,15 +197,15 @@ class Killer:
         death.over = True
         self._tell(death)
 
-    def _in_slot(self, trace: StatusPage, slot: int, hands: HeldJobs) -> HeldJobs:
-        if trace.kind(slot) == ASYNC:
+    def _in_slot(self, status_page: StatusPage, slot: int, hands: HeldJobs) -> HeldJobs:
+        if status_page.kind(slot) == ASYNC:
             return {token: job for token, job in hands.items() if job.task in self._async and job.running}
-        token = trace.entered(slot)
+        token = status_page.entered(slot)
         return {token: hands[token]} if token in hands else {}
 
     # Both -------------------------------------------------------------------------------------
 
-    def _hands(self, worker_id: str) -> HeldJobs:
+    def _held_jobs(self, worker_id: str) -> HeldJobs:
         held = self._ledger.held(worker_id)
         return {job.token: HeldJob(job.job_id, job.task, job.state is JobState.RUNNING) for job in held}
 

@@ -80,7 +80,7 @@ class _Phases:
     """The acts: the fleet comes up, the storm, the calm after it."""
 
     def __init__(self, stage: Stage, view: View, stream: JobStream, killer: Killer) -> None:
-        self._stage = stage
+        self._fleet = stage
         self._view = view
         self._stream = stream
         self._killer = killer
@@ -92,7 +92,7 @@ class _Phases:
         self._calm()
 
     def _come_up(self) -> None:
-        stage = self._stage
+        stage = self._fleet
         self._view.phase("The fleet is coming up.")
         stage.fleet.launch()
         for member in stage.fleet.members:
@@ -108,7 +108,7 @@ class _Phases:
             self._tick()
 
     def _storm(self) -> None:
-        stage = self._stage
+        stage = self._fleet
         self._view.phase("Jobs stream in; somebody is killed every now and then. Ctrl-C ends it.")
         shown = ""
         stage.began_s = time.monotonic()
@@ -121,7 +121,7 @@ class _Phases:
                 self._view.phase(f"Jobs stream in; somebody is killed every now and then. Watch it at {shown} too.")
 
     def _calm(self) -> None:
-        stage = self._stage
+        stage = self._fleet
         self._killer.ask_to_stop()
         self._stream.stop()
         self._view.phase("No more jobs, no more kills: waiting until everything has ended.")
@@ -138,13 +138,13 @@ class _Phases:
                 return
 
     def _tick(self, look: bool = False) -> None:
-        for member in self._stage.fleet.tend():
+        for member in self._fleet.fleet.tend():
             self._view.started(member)
         now_s = time.monotonic()
         if look or now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             try:
-                self._stage.lookout.look()
+                self._fleet.lookout.look()
             except LedgerUnavailable:
                 # A ledger that is busy or restarting: the picture stands still for a moment.
                 pass

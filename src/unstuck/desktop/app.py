@@ -202,7 +202,7 @@ class EventFollower:
                 self._woken.wait(LOOK_S)
 
     def _follow(self) -> None:
-        parts = self._counter.parts()
+        parts = self._counter.services()
         reading = FeedSubscription(parts.feed, lambda: parts.ledger, self._woken.set, EventFilter())
         try:
             if not self._has_begun:
@@ -212,7 +212,7 @@ class EventFollower:
             self._say("")
             while not self._stopped:
                 self._take(reading, parts.ledger)
-                is_quiet = not self._woken.wait(min(LOOK_S, reading.patience_s))
+                is_quiet = not self._woken.wait(min(LOOK_S, reading.max_wait_s))
                 self._woken.clear()
                 self._say(self._trouble_of(parts.ledger) if is_quiet else "")
         finally:

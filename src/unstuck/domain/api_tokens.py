@@ -72,7 +72,7 @@ class Caller:
     scopes: frozenset[Scope]
     token_id: str | None = None
     """None: somebody on this machine, where no token is asked for."""
-    door: str = "http"
+    via: str = "http"
     """`http` for programs, `page` for people: what the audit log says."""
 
 

@@ -99,7 +99,7 @@ MAX_CONCURRENCY_LIMIT = 1_000_000
 KeyFunction = Callable[..., str]
 
 
-class KeyRule(msgspec.Struct, frozen=True, omit_defaults=True):
+class KeyRule(msgspec.Struct, frozen=True, omit_defaults=True, rename={"retain_s": "keep_s"}):
     """What every job of a task has unless its enqueue says otherwise. Stored with the policy, so that doors without
     the app know it."""
 
@@ -112,7 +112,7 @@ class KeyRule(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the arguments are called that come by place; with the defaults of those that may be left out."""
     defaults: dict[str, Any] = {}
     expires_s: float | None = None
-    keep_s: float | None = None
+    retain_s: float | None = None
 
 
 def read_key_rule(task: str, settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> KeyRule:
@@ -127,7 +127,7 @@ def read_key_rule(task: str, settings: Mapping[str, Any], parameters: Mapping[st
     expires, keep = settings.get("expires"), settings.get("keep")
     plain = KeyRule(
         expires_s=None if expires is None else positive_s(expires, "expires"),
-        keep_s=None if keep is None else positive_s(keep, "keep"),
+        retain_s=None if keep is None else positive_s(keep, "keep"),
     )
     if key is None:
         return plain

@@ -149,39 +149,39 @@ BY_SILENCE = frozenset({Detector.LEASE, Detector.SESSION})
 
 
 def judge(
-    vitals: Evidence, *, session_grace_s: float, neighbours: bool, session: bool, lease: bool = True
+    observed: Evidence, *, session_grace_s: float, peers: bool, session: bool, lease: bool = True
 ) -> Verdict | None:
     """Give the verdict that the evidence carries, or None to leave the worker as it is.
 
     `neighbours`, `session` and `lease` say which witnesses may be heard. The surest speaks first."""
-    if vitals.rebooted:
+    if observed.rebooted:
         return _verdict(
-            vitals, WorkerState.DEAD, Detector.BOOT, "the machine was restarted after this worker was last heard"
+            observed, WorkerState.DEAD, Detector.BOOT, "the machine was restarted after this worker was last heard"
         )
-    if neighbours and vitals.process is Process.GONE:
-        return _verdict(vitals, WorkerState.DEAD, Detector.PEER, "its process no longer exists")
+    if peers and observed.process is Process.GONE:
+        return _verdict(observed, WorkerState.DEAD, Detector.PEER, "its process no longer exists")
     # A process that we can see running is not dead because its session is: it is reconnecting.
-    missing = session and vitals.session_lost and vitals.process is not Process.ALIVE
+    missing = session and observed.session_lost and observed.process is not Process.ALIVE
     # Suspected first, always: the grace runs from there, and a beat in between clears it. A worker that is suspect
     # because it was silent may be cut off, and its session ended for that reason: only its lease decides.
-    by_session = vitals.state is WorkerState.SUSPECT and vitals.suspected_by is Detector.SESSION
-    if missing and by_session and vitals.session_missing_s >= session_grace_s:
+    by_session = observed.state is WorkerState.SUSPECT and observed.suspected_by is Detector.SESSION
+    if missing and by_session and observed.session_missing_s >= session_grace_s:
         evidence = f"its database session was lost and did not come back within {brief(session_grace_s)}"
-        return _verdict(vitals, WorkerState.DEAD, Detector.SESSION, evidence)
-    if lease and vitals.overdue:
-        return _by_lease(vitals)
-    if missing and vitals.state is not WorkerState.SUSPECT and not vitals.cut_off:
-        return _verdict(vitals, WorkerState.SUSPECT, Detector.SESSION, "its database session is gone")
+        return _verdict(observed, WorkerState.DEAD, Detector.SESSION, evidence)
+    if lease and observed.overdue:
+        return _by_lease(observed)
+    if missing and observed.state is not WorkerState.SUSPECT and not observed.cut_off:
+        return _verdict(observed, WorkerState.SUSPECT, Detector.SESSION, "its database session is gone")
     return None
 
 
-def _by_lease(vitals: Evidence) -> Verdict | None:
-    evidence = silence(vitals.silent_s)
+def _by_lease(observed: Evidence) -> Verdict | None:
+    evidence = silence(observed.silent_s)
     # Dead when nothing is left to wait for: neither what it claimed nor any job that asked for more time.
-    if vitals.silent_s >= max(vitals.suspect_after_s, vitals.waits_for_s or 0.0):
-        return _verdict(vitals, WorkerState.DEAD, Detector.LEASE, evidence)
-    if vitals.state is not WorkerState.SUSPECT:
-        return _verdict(vitals, WorkerState.SUSPECT, Detector.LEASE, evidence)
+    if observed.silent_s >= max(observed.suspect_after_s, observed.waits_for_s or 0.0):
+        return _verdict(observed, WorkerState.DEAD, Detector.LEASE, evidence)
+    if observed.state is not WorkerState.SUSPECT:
+        return _verdict(observed, WorkerState.SUSPECT, Detector.LEASE, evidence)
     return None
 
 
@@ -190,9 +190,9 @@ def silence(silent_s: float) -> str:
     return f"no heartbeat for {brief(silent_s)}" if silent_s < MAX_DURATION_S else "no heartbeat at all"
 
 
-def _verdict(vitals: Evidence, state: WorkerState, detector: Detector, evidence: str) -> Verdict:
+def _verdict(observed: Evidence, state: WorkerState, detector: Detector, evidence: str) -> Verdict:
     # A worker without any beat has been silent for ever, and no database has a number for that.
-    return Verdict(state, detector, evidence, min(vitals.silent_s, MAX_DURATION_S))
+    return Verdict(state, detector, evidence, min(observed.silent_s, MAX_DURATION_S))
 
 
 OVERDUE_GRACE_S = 30.0

@@ -23,9 +23,9 @@ def create_app(app: "App | str | None" = None, *, open: bool = False, **web: Any
     It cannot know who can reach it, so it asks everybody for a token. With `open` it asks nobody, for as long as no
     token was ever made: only for an app that asks for itself."""
     try:
-        from unstuck.http.app import open_door
+        from unstuck.http.app import create_app
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("unstuck"):
             raise
         raise ConfigError(f"{HTTP_INSTALL_HINT} ({error})") from error
-    return open_door(app, open=open, **web)
+    return create_app(app, open=open, **web)

@@ -37,21 +37,21 @@ BY = "web"
 """The name of this reaper in verdicts."""
 
 
-def open_door(app: App | str | None = None, *, open: bool = False, **web: Any) -> FastAPI:
+def create_app(app: App | str | None = None, *, open: bool = False, **web: Any) -> FastAPI:
     """Return the ASGI app of the HTTP API. Nothing is connected before its start or, if it is mounted, its first
     request: an app that is mounted into another is not told of the start."""
     settings = app.settings if isinstance(app, App) else config.load({"url": app})
-    settings_of_door = replace(settings.web, **web)
-    door = door_of(settings, settings_of_door, mounted(settings_of_door, open=open))
-    door.add_middleware(Carried, begin=partial(keep_watch, door), farewell=partial(say_goodbye, door))
-    return door
+    http_settings = replace(settings.web, **web)
+    web_app = build_app(settings, http_settings, mounted(http_settings, open=open))
+    web_app.add_middleware(Carried, begin=partial(keep_watch, web_app), farewell=partial(say_goodbye, web_app))
+    return web_app
 
 
-def door_of(settings: Settings, web: HttpSettings, place: Exposure, member: Member | None = None) -> FastAPI:
+def build_app(settings: Settings, web: HttpSettings, exposure: Exposure, member: Member | None = None) -> FastAPI:
     """Return the door of one process; of several that share a socket only the first watches and sends alerts."""
     member = member or Member()
     web = replace(web, reap=web.reap and member.leads)
-    door = FastAPI(
+    web_app = FastAPI(
         title="Unstuck",
         version=VERSION,
         description="Durable background jobs: enqueue, work in any language, watch and operate.",
@@ -62,30 +62,30 @@ def door_of(settings: Settings, web: HttpSettings, place: Exposure, member: Memb
         # The page and its answers are ours; FastAPI's own slash redirects would leave the guard's path rules.
         redirect_slashes=False,
     )
-    door.state.desk = Services(ClientRuntime(settings), web)
-    door.state.crew = WorkerService(door.state.desk)
-    door.state.reaper = _reaper_of(settings, door.state.crew) if web.reap else None
-    door.state.leaving = False
-    door.state.member = member
-    explain_errors(door)
-    api.add_to(door)
-    dashboard.add_to(door)
-    door.add_middleware(HeadRequests)
-    door.add_middleware(FastRoutes, crew=door.state.crew)
-    add_auth(door, place, (*api.ROUTERS, *dashboard.ROUTERS), member)
-    describe(door)
+    web_app.state.services = Services(ClientRuntime(settings), web)
+    web_app.state.worker_service = WorkerService(web_app.state.services)
+    web_app.state.reaper = _reaper_of(settings, web_app.state.worker_service) if web.reap else None
+    web_app.state.leaving = False
+    web_app.state.member = member
+    explain_errors(web_app)
+    api.add_to(web_app)
+    dashboard.add_to(web_app)
+    web_app.add_middleware(HeadRequests)
+    web_app.add_middleware(FastRoutes, service=web_app.state.worker_service)
+    add_auth(web_app, exposure, (*api.ROUTERS, *dashboard.ROUTERS), member)
+    describe(web_app)
     # Outside of the guard: what that takes counts too.
-    door.add_middleware(ServerTiming)
-    return door
+    web_app.add_middleware(ServerTiming)
+    return web_app
 
 
-def _reaper_of(settings: Settings, crew: WorkerService) -> BackgroundReaper:
-    return BackgroundReaper(partial(own_connections, settings), settings.recovery, by=BY, tallies=crew.tallies)
+def _reaper_of(settings: Settings, service: WorkerService) -> BackgroundReaper:
+    return BackgroundReaper(partial(own_connections, settings), settings.recovery, by=BY, counters=service.counters)
 
 
-def keep_watch(door: FastAPI) -> None:
+def keep_watch(web_app: FastAPI) -> None:
     """Begin to look for dead workers, unless `web.reap` is off; never blocks."""
-    reaper: BackgroundReaper | None = door.state.reaper
+    reaper: BackgroundReaper | None = web_app.state.reaper
     if reaper is not None:
         reaper.start()
 
@@ -96,44 +96,44 @@ def _end_watch(reaper: BackgroundReaper) -> None:
 
 
 @asynccontextmanager
-async def _lifespan(door: FastAPI) -> AsyncIterator[None]:
-    desk: Services = door.state.desk
-    crew: WorkerService = door.state.crew
+async def _lifespan(web_app: FastAPI) -> AsyncIterator[None]:
+    services: Services = web_app.state.services
+    service: WorkerService = web_app.state.worker_service
     async with AsyncExitStack() as stack:
-        stack.callback(desk.counter.close)
-        stack.push_async_callback(asyncio.to_thread, crew.close)
-        if door.state.reaper is not None:
-            stack.push_async_callback(asyncio.to_thread, _end_watch, door.state.reaper)
-        keep_watch(door)
-        if desk.settings.alerts.targets and door.state.member.leads:
+        stack.callback(services.counter.close)
+        stack.push_async_callback(asyncio.to_thread, service.close)
+        if web_app.state.reaper is not None:
+            stack.push_async_callback(asyncio.to_thread, _end_watch, web_app.state.reaper)
+        keep_watch(web_app)
+        if services.settings.alerts.targets and web_app.state.member.leads:
             # A ledger of its own: its looks must not stand in the way of the handlers'.
-            ledger = open_ledger(desk.settings)
+            ledger = open_ledger(services.settings)
             stack.callback(ledger.close)
-            sender = AlertSender(ledger, desk.settings)
+            sender = AlertSender(ledger, services.settings)
             sender.start()
             stack.push_async_callback(asyncio.to_thread, sender.stop)
         yield
 
 
-def say_goodbye(door: FastAPI) -> None:
+def say_goodbye(web_app: FastAPI) -> None:
     """Let go of everybody who would stay for ever: they find the next server by themselves."""
-    desk: Services = door.state.desk
-    crew: WorkerService = door.state.crew
-    door.state.leaving = True
-    if door.state.reaper is not None:
-        door.state.reaper.stop()
-    crew.stop_waiting()
-    door.state.hub.close()
-    desk.counter.wake_listeners()
+    services: Services = web_app.state.services
+    service: WorkerService = web_app.state.worker_service
+    web_app.state.leaving = True
+    if web_app.state.reaper is not None:
+        web_app.state.reaper.stop()
+    service.stop_waiting()
+    web_app.state.hub.close()
+    services.counter.wake_listeners()
 
 
-def add_auth(door: FastAPI, place: Exposure, routers: Iterable[APIRouter], member: Member) -> None:
-    desk: Services = door.state.desk
+def add_auth(web_app: FastAPI, exposure: Exposure, routers: Iterable[APIRouter], member: Member) -> None:
+    services: Services = web_app.state.services
     # The ledger is opened by the first who needs it, in a thread.
-    door.state.keyring = TokenCache(lambda: desk.ledger.api_tokens(), desk.web.token)
-    door.state.mistakes = RateLimiter(login.MISTAKES_PER_S, login.MISTAKES_AT_ONCE, shared=member.group.mistakes)
-    door.include_router(login.router, include_in_schema=False)
+    web_app.state.tokens = TokenCache(lambda: services.ledger.api_tokens(), services.web.token)
+    web_app.state.mistakes = RateLimiter(login.MISTAKES_PER_S, login.MISTAKES_AT_ONCE, shared=member.group.mistakes)
+    web_app.include_router(login.router, include_in_schema=False)
     routes = KnownRoutes([*routers, login.router])
-    door.add_middleware(
-        AuthMiddleware, desk=desk, keyring=door.state.keyring, place=place, routes=routes, member=member
+    web_app.add_middleware(
+        AuthMiddleware, services=services, tokens=web_app.state.tokens, exposure=exposure, routes=routes, member=member
     )

@@ -39,19 +39,23 @@ _SECURITY: list[dict[str, list[str]]] = [{"token": []}, {}]
 """Where no token is asked for (see `host`), none is needed."""
 
 
-def describe(door: FastAPI) -> None:
+def describe(web_app: FastAPI) -> None:
     """Have the door give this document at its usual place."""
 
     def document() -> dict[str, Any]:
-        if door.openapi_schema is None:
-            door.openapi_schema = _completed(
+        if web_app.openapi_schema is None:
+            web_app.openapi_schema = _completed(
                 get_openapi(
-                    title=door.title, version=door.version, description=door.description, routes=door.routes, tags=[]
+                    title=web_app.title,
+                    version=web_app.version,
+                    description=web_app.description,
+                    routes=web_app.routes,
+                    tags=[],
                 )
             )
-        return door.openapi_schema
+        return web_app.openapi_schema
 
-    door.openapi = document  # type: ignore[method-assign]
+    web_app.openapi = document  # type: ignore[method-assign]
 
 
 def _completed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from unstuck.config import HttpSettings, Settings
 from unstuck.errors import ConfigError
-from unstuck.http.app import door_of, say_goodbye
+from unstuck.http.app import build_app, say_goodbye
 from unstuck.http.auth.origins import check_token_exists, listening
 from unstuck.http.auth.shared_counters import Member, ServerGroup
 from unstuck.http.problems import Problem
@@ -348,11 +348,11 @@ def check_processes(settings: Settings) -> None:
 
 def _serve_here(settings: Settings, web: HttpSettings, listener: socket.socket, member: Member) -> None:
     """Serve from this process."""
-    door = door_of(settings, web, listening(web, listener.getsockname()[0]), member)
+    web_app = build_app(settings, web, listening(web, listener.getsockname()[0]), member)
     server = PoliteServer(
-        lambda: say_goodbye(door),
+        lambda: say_goodbye(web_app),
         uvicorn.Config(
-            door,
+            web_app,
             log_config=None,
             access_log=False,
             lifespan="on",

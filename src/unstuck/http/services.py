@@ -36,7 +36,7 @@ class Services:
 
     @property
     def ledger(self) -> Ledger:
-        return self.counter.parts().ledger
+        return self.counter.services().ledger
 
     @cached_property
     def watcher(self) -> ResultWatcher:
@@ -49,18 +49,18 @@ class Services:
     def _slow(self) -> anyio.CapacityLimiter:
         return anyio.CapacityLimiter(SLOW_AT_ONCE)
 
-    async def slowly(self, work: Callable[[], T]) -> T:
+    async def run_slow(self, work: Callable[[], T]) -> T:
         """Do what may take seconds: those who ask for it wait for each other, and nobody's beat waits for them."""
         return await anyio.to_thread.run_sync(work, limiter=self._slow)
 
     def operator(self, caller: Caller) -> Operator:
         """Give the operator's verbs; what is done is written down under the caller's name."""
-        return Operator(self.ledger, self.settings, by=caller.name, door=caller.door)
+        return Operator(self.ledger, self.settings, by=caller.name, door=caller.via)
 
 
 async def desk_of(request: Request) -> Services:
-    desk: Services = request.app.state.desk
-    return desk
+    services: Services = request.app.state.services
+    return services
 
 
 ServicesDep = Annotated[Services, Depends(desk_of)]

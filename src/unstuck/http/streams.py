@@ -53,10 +53,10 @@ class TokenEnded(Exception):
 
 class TokenWatch:
     def __init__(
-        self, send: Send, keyring: TokenCache, token_id: str | None, clock: Callable[[], float] = time.monotonic
+        self, send: Send, tokens: TokenCache, token_id: str | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._send = send
-        self._keyring = keyring
+        self._tokens = tokens
         self._token_id = token_id
         self._clock = clock
         self._looked_at_s = clock()
@@ -75,4 +75,4 @@ class TokenWatch:
         if self._token_id is None or self._clock() - self._looked_at_s < LOOK_EVERY_S:
             return False
         self._looked_at_s = self._clock()
-        return await self._keyring.by_id(self._token_id) is None
+        return await self._tokens.by_id(self._token_id) is None

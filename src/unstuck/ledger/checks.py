@@ -66,17 +66,17 @@ def check_ids(job_ids: Collection[int]) -> None:
 
 def check_exchange(exchange: Exchange) -> None:
     """Raise RefusedValue for what one of the databases could not keep."""
-    assert len(exchange.letters) in (0, len(exchange.jobs)), "a letter, or None, for each job, or none at all"
+    assert len(exchange.reply_addresses) in (0, len(exchange.jobs)), "a letter, or None, for each job, or none at all"
     check_jobs(exchange.jobs)
     check_jobs(one.job for one in exchange.once)
     check_ids(exchange.answered)
-    for letter in (*exchange.letters, *(one.letter for one in exchange.once)):
-        if letter is not None:
-            _check_reply_address(letter)
+    for reply_address in (*exchange.reply_addresses, *(one.reply_address for one in exchange.once)):
+        if reply_address is not None:
+            _check_reply_address(reply_address)
 
 
-def _check_reply_address(letter: ReplyAddress) -> None:
-    if len(letter.client) not in CLIENT_BYTES:
-        raise RefusedValue(f"The identity of a client must have 16 to 255 bytes, not {len(letter.client)}.")
-    if not 0 <= letter.place < letter.places <= MAX_PLACES:
-        raise RefusedValue(f"There is no place {letter.place} among {letter.places} calls.")
+def _check_reply_address(reply_address: ReplyAddress) -> None:
+    if len(reply_address.client) not in CLIENT_BYTES:
+        raise RefusedValue(f"The identity of a client must have 16 to 255 bytes, not {len(reply_address.client)}.")
+    if not 0 <= reply_address.place < reply_address.places <= MAX_PLACES:
+        raise RefusedValue(f"There is no place {reply_address.place} among {reply_address.places} calls.")

@@ -43,21 +43,21 @@ class Gaps:
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, ...], str], tuple[Gap, float]] = {}
 
-    def of(self, wish: ClaimRequest, now_s: float) -> tuple[Gap, ...]:
+    def of(self, claim_request: ClaimRequest, now_s: float) -> tuple[Gap, ...]:
         """Give the gaps to go around; one whose time is over is forgotten, so the next look goes through it."""
         if not self._known:
             return ()
-        self.due(wish, now_s)
-        entries = (self._known.get((wish.tasks, queue)) for queue in wish.queues)
+        self.due(claim_request, now_s)
+        entries = (self._known.get((claim_request.tasks, queue)) for queue in claim_request.queues)
         return tuple({entry[0].queue: entry[0] for entry in entries if entry is not None}.values())
 
-    def due(self, wish: ClaimRequest, now_s: float) -> list[Gap]:
+    def due(self, claim_request: ClaimRequest, now_s: float) -> list[Gap]:
         """Forget the gaps whose time is over, and give them to a caller that wants to look into them alone."""
         over = []
-        for queue in wish.queues if self._known else ():
-            entry = self._known.get((wish.tasks, queue))
+        for queue in claim_request.queues if self._known else ():
+            entry = self._known.get((claim_request.tasks, queue))
             if entry is not None and entry[1] <= now_s:
-                self._known.pop((wish.tasks, queue), None)
+                self._known.pop((claim_request.tasks, queue), None)
                 over.append(entry[0])
         return over
 

@@ -30,8 +30,8 @@ log = logs.logger("unstuck.metrics")
 class MetricsWriter:
     """Any thread may come by; one at a time writes, and nobody waits for it."""
 
-    def __init__(self, ledger: Ledger, tallies: Counters, beat_interval_s: float = FLUSH_S) -> None:
-        self.tallies = tallies
+    def __init__(self, ledger: Ledger, counters: Counters, beat_interval_s: float = FLUSH_S) -> None:
+        self.counters = counters
         self._ledger = ledger
         self._interval_s = min(FLUSH_BEATS * beat_interval_s, FLUSH_S)
         self._written = Snapshot()
@@ -48,14 +48,14 @@ class MetricsWriter:
             return
         try:
             self._next_s = now_s + self._interval_s
-            self._flush(self.tallies.snapshot(), idle=now_s < self._routine_s)
+            self._flush(self.counters.snapshot(), idle=now_s < self._routine_s)
         finally:
             self._writing.release()
 
     def flush(self) -> None:
         """Write what changed: the last words of a process."""
         with self._writing:
-            self._flush(self.tallies.snapshot(), idle=False)
+            self._flush(self.counters.snapshot(), idle=False)
 
     def _flush(self, now: Snapshot, *, idle: bool) -> None:
         news = now.since(self._written)
@@ -74,7 +74,7 @@ class MetricsWriter:
 
     def _write(self, part: Snapshot) -> None:
         try:
-            self._ledger.count(_counts(part.totals), _counts(part.lately))
+            self._ledger.count(_counts(part.totals), _counts(part.per_minute_labels))
         except UncertainCommit:
             # It may have been written: to count too little once is better than to count it twice.
             pass
@@ -88,11 +88,11 @@ def _counts(counted: Counted) -> list[Count]:
 
 
 def _parts(news: Snapshot) -> Iterator[Snapshot]:
-    totals, lately = list(news.totals.items()), list(news.lately.items())
+    totals, lately = list(news.totals.items()), list(news.per_minute_labels.items())
     if len(totals) + len(lately) <= MAX_ROWS:
         yield news
         return
     for start in range(0, len(totals), MAX_ROWS):
         yield Snapshot(totals=dict(totals[start : start + MAX_ROWS]))
     for start in range(0, len(lately), MAX_ROWS):
-        yield Snapshot(lately=dict(lately[start : start + MAX_ROWS]))
+        yield Snapshot(per_minute_labels=dict(lately[start : start + MAX_ROWS]))

@@ -31,12 +31,12 @@ class BackgroundReaper:
         recovery: Recovery,
         *,
         by: str,
-        tallies: Counters | None = None,
+        counters: Counters | None = None,
     ) -> None:
         self._opened = opened
         self._recovery = recovery
         self._by = by
-        self._tallies = tallies
+        self._counters = counters
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -62,7 +62,7 @@ class BackgroundReaper:
             try:
                 with self._opened() as ledger:
                     ledger.check_schema()
-                    run_daemon(ledger, self._recovery, self._stop, by=self._by, tallies=self._tallies)
+                    run_daemon(ledger, self._recovery, self._stop, by=self._by, counters=self._counters)
             except LedgerError as error:
                 # No ledger means no worker to watch. Whoever uses the ledger first creates it.
                 if failures == 0 and not isinstance(error, NoLedger):

@@ -36,7 +36,7 @@ class Loop:
         self._reaper = reaper
         self._books = books
         self._interval_s = reaper.recovery.check_interval_s
-        self._crowd = 1
+        self._workers = 1
         self._won = False
         """Whether the last round was ours."""
         self._losses = 0
@@ -51,7 +51,7 @@ class Loop:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._stopping = False
-        reaper.heed = self.heed
+        reaper.wake = self.wake
         self._thread = threading.Thread(target=self._run, name="unstuck-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -82,11 +82,11 @@ class Loop:
             self._tick_s = min(self._tick_s, host.boottime_s())
         self._wake.set()
 
-    def heed(self, done: SweepResult) -> None:
+    def wake(self, done: SweepResult) -> None:
         """Note from a burial beside our rounds when the jobs that it put back become due."""
-        if done.buried:
+        if done.deaths:
             # Where one died others may follow, and fewer are left to look.
-            self._crowd = 1
+            self._workers = 1
         if done.next_due_in_s is not None:
             self._promote_in(done.next_due_in_s)
             self._wake.set()
@@ -143,7 +143,7 @@ class Loop:
 
     def _touch(self) -> SweepResult:
         """Reach the ledger between two rounds, so that the watch has no holes that an outage could hide in."""
-        self._reaper.tick()
+        self._reaper.keep_watch()
         now_s = host.boottime_s()
         self._plan_contact(now_s, self._tick_s - now_s)
         return SweepResult()
@@ -156,21 +156,21 @@ class Loop:
         self._reaper.attention.rest(now_s, contact_s)
 
     def _pace(self) -> float:
-        return 1.0 if self._won else pace(self._crowd)
+        return 1.0 if self._won else pace(self._workers)
 
     def _round(self) -> SweepResult:
-        done = self._reaper.round()
+        done = self._reaper.sweep()
         self._won = done.skipped != "ticket"
         if self._won:
-            self._crowd, self._losses = done.watched, 0
+            self._workers, self._losses = done.watched, 0
             return done
         self._losses += 1
         now_s = host.boottime_s()
         # Whoever keeps losing learns nothing of the fleet from his rounds.
         if self._losses >= COUNT_AFTER_LOSSES and now_s >= self._count_s:
             states = self._reaper.ledger.fleet().workers
-            self._crowd = sum(number for state, number in states.items() if state in LIVE_STATES)
-            self._count_s = now_s + max(COUNT_EVERY_S, self._crowd / ASKING_PER_INTERVAL) * random.uniform(1.0, 2.0)
+            self._workers = sum(number for state, number in states.items() if state in LIVE_STATES)
+            self._count_s = now_s + max(COUNT_EVERY_S, self._workers / ASKING_PER_INTERVAL) * random.uniform(1.0, 2.0)
         return done
 
     def _guarded(self, act: Callable[[], SweepResult]) -> SweepResult | None:
@@ -213,6 +213,6 @@ class Loop:
         return min(self._interval_s * 2.0 ** min(self._failures, 10), longest_s) * random.uniform(0.5, 1.0)
 
 
-def pace(crowd: int) -> float:
+def pace(workers: int) -> float:
     """Return how many intervals a reaper in a fleet of this size waits between two tries if others win."""
-    return min(max(crowd / ASKING_PER_INTERVAL, 1.0), SLOWEST)
+    return min(max(workers / ASKING_PER_INTERVAL, 1.0), SLOWEST)

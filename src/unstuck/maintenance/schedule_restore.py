@@ -62,4 +62,4 @@ class ScheduleRestorer:
         )
         if self._ledger.restore_schedule(own, record.fingerprint, message):
             log.warning(message, schedule=record.name)
-            self._ledger.ring({"schedules"})
+            self._ledger.notify({"schedules"})

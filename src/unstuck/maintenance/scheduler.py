@@ -47,14 +47,14 @@ class Scheduler:
     """A thread that sleeps until the next tick. It fires what operators made, and what is defined exactly so."""
 
     def __init__(
-        self, ledger: Ledger, definitions: Iterable[ScheduleDefinition] = (), tallies: Counters | None = None
+        self, ledger: Ledger, definitions: Iterable[ScheduleDefinition] = (), counters: Counters | None = None
     ) -> None:
         self._ledger = ledger
         known = tuple(definitions)
         self._fingerprints = frozenset(one.fingerprint for one in known)
         self._restorer = ScheduleRestorer(ledger, known)
-        self._tallies = tallies or Counters()
-        self._crowd = 1
+        self._counters = counters or Counters()
+        self._workers = 1
         self._count_s = 0.0
         self._failures = 0
         self._complained: dict[str, int] = {}
@@ -116,7 +116,7 @@ class Scheduler:
         if newly_blocked > MAX_NAMED:
             log.warning("More schedules wait for locks and are tried again", schedules=newly_blocked - MAX_NAMED)
         if woken:
-            self._ledger.ring({f"queue:{queue}" for queue in woken})
+            self._ledger.notify({f"queue:{queue}" for queue in woken})
         if stumbled:
             return LONGEST_PAUSE_S
         if fired:
@@ -141,7 +141,7 @@ class Scheduler:
         if ids is None:
             return set()
         for tick in decided.ticks:
-            self._tallies.observe(SCHEDULE_DELAY, max(0.0, now - tick))
+            self._counters.observe(SCHEDULE_DELAY, max(0.0, now - tick))
         if kind is not None:
             log.warning(message, schedule=record.name)
         return {job.queue for job in jobs}
@@ -187,11 +187,11 @@ class Scheduler:
         now_s = host.boottime_s()
         if now_s >= self._count_s:
             states = self._ledger.fleet().workers
-            self._crowd = max(1, sum(number for state, number in states.items() if state in LIVE_STATES))
+            self._workers = max(1, sum(number for state, number in states.items() if state in LIVE_STATES))
             self._count_s = now_s + COUNT_EVERY_S * random.uniform(1.0, 2.0)
-        if self._crowd <= SCHEDULERS or random.random() < SCHEDULERS / self._crowd:
+        if self._workers <= SCHEDULERS or random.random() < SCHEDULERS / self._workers:
             return wait_s
-        return wait_s + SECOND_LINE_S + random.uniform(0.0, self._crowd / ASKING_PER_S)
+        return wait_s + SECOND_LINE_S + random.uniform(0.0, self._workers / ASKING_PER_S)
 
 
 def job_for(record: ScheduleRecord, tick: float) -> NewJob:

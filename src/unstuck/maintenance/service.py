@@ -20,23 +20,23 @@ from unstuck.recovery.result import SweepResult
 
 
 def run_daemon(
-    ledger: Ledger, recovery: Recovery, stop: threading.Event, *, by: str = "reaper", tallies: Counters | None = None
+    ledger: Ledger, recovery: Recovery, stop: threading.Event, *, by: str = "reaper", counters: Counters | None = None
 ) -> None:
     """Keep watch until `stop` is set: `unstuck reaper`."""
-    reaper = Reaper(ledger, recovery, by=by, tallies=tallies)
-    books = MetricsWriter(ledger, reaper.tallies, recovery.heartbeat_interval_s)
-    watchman = Loop(reaper, books)
+    reaper = Reaper(ledger, recovery, by=by, counters=counters)
+    books = MetricsWriter(ledger, reaper.counters, recovery.heartbeat_interval_s)
+    reaper_loop = Loop(reaper, books)
     # It has no code of an app: of schedules it fires those that operators made.
-    timekeeper = Scheduler(ledger, (), reaper.tallies)
-    watchman.start()
+    timekeeper = Scheduler(ledger, (), reaper.counters)
+    reaper_loop.start()
     timekeeper.start()
     try:
         stop.wait()
     finally:
         timekeeper.stop()
-        watchman.stop()
+        reaper_loop.stop()
         timekeeper.join()
-        watchman.join()
+        reaper_loop.join()
         books.flush()
 
 
@@ -54,12 +54,12 @@ def run_once(
         (pause or threading.Event().wait)(wait_s)
         reaper.count_unwatched(max(worker.since_beat_s for worker in silent) + wait_s)
     try:
-        done = reaper.round(ticket=False)
+        done = reaper.sweep(ticket=False)
         _finish_retention(reaper, done)
         leftovers.remove_leftovers(ledger)
         return done
     finally:
-        MetricsWriter(ledger, reaper.tallies).flush()
+        MetricsWriter(ledger, reaper.counters).flush()
 
 
 def _finish_retention(reaper: Reaper, done: SweepResult) -> None:

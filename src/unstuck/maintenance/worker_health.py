@@ -41,7 +41,7 @@ class HealthWatch:
         for worker in sorted(fleet, key=lambda one: -one.health.weight):
             reason = should_disable(worker, fleet)
             if reason is not None and ledger.disable(worker.id, reason, self._by, auto=True):
-                ledger.ring({f"worker:{worker.id}"})
+                ledger.notify({f"worker:{worker.id}"})
                 log.error(
                     f"Worker disabled: {reason}. Look at its host, then `unstuck workers enable {worker.id}`.",
                     worker=worker.id,
@@ -57,7 +57,7 @@ class HealthWatch:
         for name in sorted({worker.host for worker in fleet} - off):
             reason = should_disable_host(name, fleet)
             if reason is not None and ledger.disable_host(name, reason, self._by, auto=True):
-                ledger.ring(_living_of(fleet, name))
+                ledger.notify(_living_of(fleet, name))
                 log.error(f"Host disabled: {reason}. Mend it, then `unstuck workers enable --host {name}`.", host=name)
                 return True
         return False
@@ -74,7 +74,7 @@ class HealthWatch:
                 back = ledger.enable(worker.id, self._by, reason)
                 words = {f"worker:{worker.id}"}
             if back:
-                ledger.ring(words)
+                ledger.notify(words)
                 log.warning(f"Enabled again: {reason}", worker=worker.id, worker_name=worker.name, host=worker.host)
                 return True
         return False

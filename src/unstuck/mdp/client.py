@@ -117,8 +117,8 @@ class Client(NotificationHandler):
         # Without events there is still the correlation of requests and replies.
         self._conversation = ClientSession(EVENTS if enable_notifications else ())
         # By name, when it is called: a subclass, or who sets the attribute later, is heard too.
-        self._teller = HandlerThread(lambda error: self.handle_error_notification(error))
-        self._line = ClientThread(endpoint, curve, identity, self._conversation, self._teller.tell)
+        self._notifications = HandlerThread(lambda error: self.handle_error_notification(error))
+        self._thread = ClientThread(endpoint, curve, identity, self._conversation, self._notifications.tell)
 
     @property
     def status(self) -> bool:
@@ -174,7 +174,7 @@ class Client(NotificationHandler):
             job_id=job_id,
             concurrency_key=concurrency_key,
         )
-        self._line.submit(call)
+        self._thread.submit(call)
         return call
 
     def mmi(self, name: str, *body: object, timeout: float | None = None) -> list[bytes]:
@@ -187,8 +187,8 @@ class Client(NotificationHandler):
 
     def close(self) -> None:
         """End the connection. Calls that still wait fail with `ClientClosed`."""
-        self._line.close()
-        self._teller.close()
+        self._thread.close()
+        self._notifications.close()
 
     def __enter__(self) -> Self:
         return self

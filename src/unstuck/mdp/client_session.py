@@ -27,7 +27,7 @@ MAX_CALLS = 10_000
 
 class Mode(Enum):
     ASKING = auto()
-    OURS = auto()
+    EXTENDED = auto()
     PLAIN = auto()
 
 
@@ -150,7 +150,7 @@ class ClientSession:
         lease = granted.get("lease")
         lease_s = float(lease) if isinstance(lease, int | float) and 0 < lease <= TTL_S else TTL_S
         self._ask_at_s = now_s + lease_s / 3
-        self.mode = Mode.OURS
+        self.mode = Mode.EXTENDED
         if self._was_lost:
             self._repeat()
         self._was_lost = False
@@ -164,13 +164,13 @@ class ClientSession:
 
     def _move(self, now_s: float) -> None:
         """Send what may be sent."""
-        while self._waiting and (self.mode is Mode.OURS or (self.mode is Mode.PLAIN and self._plain is None)):
+        while self._waiting and (self.mode is Mode.EXTENDED or (self.mode is Mode.PLAIN and self._plain is None)):
             call = self._waiting.popleft()
             if call.done():
                 continue
             if call.expires_at_s is None:
                 self._run_clock(call, now_s)
-            if self.mode is Mode.OURS:
+            if self.mode is Mode.EXTENDED:
                 self._correlated[call.correlation] = call
             else:
                 self._plain = call
@@ -226,7 +226,7 @@ class ClientSession:
                 self._run_clock(waiting, now_s)
         if call is self._plain:
             self._plain = None
-            if self.mode is not Mode.OURS:
+            if self.mode is not Mode.EXTENDED:
                 # Its reply may still come, and nothing would tell it from the next one's.
                 self.must_reopen = True
                 # Nothing more is said on this line.

@@ -46,7 +46,7 @@ class ClientThread:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             # Here and not in the thread, so that a wrong address is told to whoever gave it.
-            self._plug = self._open(identity or new_identity())
+            self._connection = self._open(identity or new_identity())
         except BaseException:
             self._context.destroy(linger=0)
             self._mailbox.close()
@@ -85,20 +85,20 @@ class ClientThread:
             self._end(error)
 
     def _round(self) -> None:
-        conversation, plug = self._conversation, self._plug
+        conversation, connection = self._conversation, self._connection
         for frames in conversation.out:
-            plug.send(frames)
+            connection.send(frames)
         conversation.out.clear()
         if conversation.must_reopen:
             conversation.must_reopen = False
-            self._plug.close()
-            self._plug = self._open(new_identity())
+            self._connection.close()
+            self._connection = self._open(new_identity())
             conversation.begin(time.monotonic())
             return
         due_s = conversation.due_s
-        plug.wait(None if math.isinf(due_s) else due_s - time.monotonic())
+        connection.wait(None if math.isinf(due_s) else due_s - time.monotonic())
         now_s = time.monotonic()
-        for is_there in plug.changes():
+        for is_there in connection.changes():
             if is_there:
                 conversation.come(now_s)
             else:
@@ -107,7 +107,7 @@ class ClientThread:
             if call is not None:
                 conversation.take(call, now_s)
         for _ in range(AT_ONCE):
-            heard = plug.receive()
+            heard = connection.receive()
             if heard is None:
                 break
             for notice in conversation.hear(heard, now_s):
@@ -115,9 +115,9 @@ class ClientThread:
         conversation.tick(now_s)
 
     def _open(self, identity: bytes) -> DealerConnection:
-        plug = DealerConnection(self._context, self._endpoint, self._keys, identity, MAX_CLIENT_RECONNECT_MS)
-        plug.watch(self._mailbox.fileno())
-        return plug
+        connection = DealerConnection(self._context, self._endpoint, self._keys, identity, MAX_CLIENT_RECONNECT_MS)
+        connection.watch(self._mailbox.fileno())
+        return connection
 
     def _end(self, error: Exception) -> None:
         with self._guard:
@@ -126,6 +126,6 @@ class ClientThread:
             if call is not None:
                 call.fail(error)
         self._conversation.end(error)
-        self._plug.close(LINGER_MS)
+        self._connection.close(LINGER_MS)
         self._context.term()
         self._mailbox.close()

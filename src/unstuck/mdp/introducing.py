@@ -31,16 +31,16 @@ class Introduction:
     """One question on a line of its own. `answer` gives nothing until the broker is there and its time is over."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, keys: CurveKeys | None) -> None:
-        self.plug = DealerConnection(context, endpoint, keys, new_identity())
+        self.connection = DealerConnection(context, endpoint, keys, new_identity())
         self._silent_at_s: float | None = None
         wish = {"v": VERSION, "events": [], "ttl": TTL_S}
-        self.plug.send(protocol.client_request(protocol.MMI_NOTIFY, [cbor2.dumps(wish)]))
+        self.connection.send(protocol.client_request(protocol.MMI_NOTIFY, [cbor2.dumps(wish)]))
 
     def answer(self) -> Kind | None:
         now_s = time.monotonic()
-        for is_there in self.plug.changes():
+        for is_there in self.connection.changes():
             self._silent_at_s = now_s + SILENCE_S if is_there else None
-        heard = self.plug.receive()
+        heard = self.connection.receive()
         if heard is not None:
             said = hear_as_client(heard)
             if isinstance(said, ClientReply) and said.service == protocol.MMI_NOTIFY:
@@ -55,4 +55,4 @@ class Introduction:
         return None if self._silent_at_s is None else self._silent_at_s - time.monotonic()
 
     def close(self) -> None:
-        self.plug.close()
+        self.connection.close()

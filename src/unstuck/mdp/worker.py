@@ -43,16 +43,16 @@ class Worker:
         plain: bool | None = None,
         curve: CurveKeys | None = None,
     ) -> None:
-        self._bench = Services(_map_of(services, function))
+        self._fork_server = Services(_map_of(services, function))
         if isinstance(heartbeat, bool) or not isinstance(heartbeat, int | float) or not heartbeat > 0:
             raise ConfigError(f"heartbeat is a number of seconds above zero, not {heartbeat!r}.")
-        if plain and len(self._bench.services) > 1:
+        if plain and len(self._fork_server.services) > 1:
             raise ConfigError("A worker of plain 0.1 serves one service: start one worker for each.")
         frame_of(dict(metadata or {}))  # Raises now what would be raised in another thread.
         self._is_named = bool(name)
         self._terms = WorkerOptions(
             endpoint=endpoint,
-            services=self._bench.names,
+            services=self._fork_server.names,
             name=name or "",
             metadata=dict(metadata or {}),
             heartbeat_s=float(heartbeat),
@@ -61,7 +61,7 @@ class Worker:
         )
         # No `threading.Event`: a signal handler that sets one may wait for a lock of the thread that it interrupted.
         self._is_stopping = False
-        self._post: WorkerThread | None = None
+        self._thread: WorkerThread | None = None
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop()`: then the present call is finished and the broker told goodbye."""
@@ -69,30 +69,30 @@ class Worker:
             # Made here, since a process may be forked before. Containers may have one host name and one process id.
             own = f"{hostname()}-{os.getpid()}-{secrets.token_hex(2)}"
             self._terms = replace(self._terms, name=own)
-        post = self._post = WorkerThread(self._terms)
+        thread = self._thread = WorkerThread(self._terms)
         with self._heeding_signals():
-            post.start()
+            thread.start()
             try:
-                while not self._is_stopping and (task := post.tasks.get()) is not None:
-                    if not self._is_stopping and post.begin(task):
-                        self._work(post, task)
+                while not self._is_stopping and (task := thread.tasks.get()) is not None:
+                    if not self._is_stopping and thread.begin(task):
+                        self._work(thread, task)
             finally:
-                post.leave(LIVENESS * self._terms.heartbeat_s)
-        if post.failure is not None:
-            raise post.failure
+                thread.leave(LIVENESS * self._terms.heartbeat_s)
+        if thread.failure is not None:
+            raise thread.failure
 
     def stop(self) -> None:
         """Ask it to end, from any thread or signal handler; `run()` returns when the present call is finished."""
         self._is_stopping = True
-        if self._post is not None:
-            self._post.draining = True
-            self._post.tasks.put(None)
+        if self._thread is not None:
+            self._thread.draining = True
+            self._thread.tasks.put(None)
 
-    def _work(self, post: WorkerThread, task: Job) -> None:
-        outcome, error = self._bench.work(task.order, post.say_progress)
+    def _work(self, thread: WorkerThread, task: Job) -> None:
+        outcome, error = self._fork_server.work(task.order, thread.say_progress)
         if error is not None:
             log.error("The function of a service raised", exc_info=error, worker=self._terms.name)
-        post.hand_in(task, outcome)
+        thread.hand_in(task, outcome)
 
     @contextmanager
     def _heeding_signals(self) -> Iterator[None]:

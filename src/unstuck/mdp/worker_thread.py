@@ -140,12 +140,12 @@ class WorkerThread:
             return Kind.FOREIGN if self._terms.plain else Kind.OURS
         while True:
             question = Introduction(self._context, self._terms.endpoint, self._terms.keys)
-            question.plug.watch(self._mailbox.fileno())
+            question.connection.watch(self._mailbox.fileno())
             try:
                 while (kind := question.answer()) is None:
                     if self._is_over():
                         return None
-                    question.plug.wait(self._sooner(question.wait_s))
+                    question.connection.wait(self._sooner(question.wait_s))
                     self._read_mailbox(None)
             finally:
                 question.close()
@@ -159,35 +159,35 @@ class WorkerThread:
 
     def _attend(self, kind: Kind) -> None:
         """Serve until the connection is over, for whatever reason."""
-        plug = DealerConnection(self._context, self._terms.endpoint, self._terms.keys)
-        plug.watch(self._mailbox.fileno())
+        connection = DealerConnection(self._context, self._terms.endpoint, self._terms.keys)
+        connection.watch(self._mailbox.fileno())
         linger_ms = 0
         try:
             self._kind = kind
             self._must_start_over = False
             self._was_healthy = False
-            self._sign_on(plug)
+            self._sign_on(connection)
             beat_at_s = heard_at_s = time.monotonic()
             beat_at_s += self._terms.heartbeat_s
             while True:
-                plug.wait(self._sooner(beat_at_s - time.monotonic()))
-                is_lost = False in plug.changes()
+                connection.wait(self._sooner(beat_at_s - time.monotonic()))
+                is_lost = False in connection.changes()
                 now_s = time.monotonic()
-                while (heard := plug.receive()) is not None:
+                while (heard := connection.receive()) is not None:
                     heard_at_s = now_s
                     if not self._hear(heard):
                         return
                 if is_lost:
                     log.info("The connection to the broker is lost", endpoint=self._terms.endpoint)
                     return
-                if self._read_mailbox(plug):
+                if self._read_mailbox(connection):
                     heard_at_s = now_s
                 if self._leave_at_s is not None or self._must_start_over:
-                    plug.send(protocol.disconnect())
+                    connection.send(protocol.disconnect())
                     linger_ms = LINGER_MS
                     return
                 if now_s >= beat_at_s:
-                    plug.send(protocol.heartbeat())
+                    connection.send(protocol.heartbeat())
                     beat_at_s = now_s + self._terms.heartbeat_s
                 # Foreign brokers beat only to those who wait, so one that works hears nothing and thinks nothing of it.
                 if kind is not Kind.OURS and self._held is not None:
@@ -199,15 +199,15 @@ class WorkerThread:
             with self._guard:
                 # What came by it and was not begun is the broker's again.
                 self._connection += 1
-            plug.close(linger_ms)
+            connection.close(linger_ms)
 
-    def _sign_on(self, plug: DealerConnection) -> None:
+    def _sign_on(self, connection: DealerConnection) -> None:
         if self._kind is Kind.OURS and self._undelivered is None and self._held is None:
             # It was sent, and may have been lost with the connection. If not, its token is spent, and it is refused.
             self._undelivered = self._unconfirmed
         self._unconfirmed = None
-        plug.send(protocol.worker_ready(self._terms.services, self._about() if self._kind is Kind.OURS else b""))
-        self._deliver(plug)
+        connection.send(protocol.worker_ready(self._terms.services, self._about() if self._kind is Kind.OURS else b""))
+        self._deliver(connection)
 
     def _about(self) -> bytes:
         about: dict[str, Any] = {
@@ -256,21 +256,21 @@ class WorkerThread:
         if now_s - self._refused_since_s >= NAME_PATIENCE_S:
             raise NameTaken(message)
 
-    def _read_mailbox(self, plug: DealerConnection | None) -> bool:
+    def _read_mailbox(self, connection: DealerConnection | None) -> bool:
         """Take what the main thread posted; True if an outcome was delivered."""
         delivered = False
         for message in self._mailbox.take():
             if isinstance(message, float):
                 self._leave_at_s = time.monotonic() + message
             elif isinstance(message, list):
-                if plug is not None and self._kind is Kind.OURS:
-                    plug.send(message)
+                if connection is not None and self._kind is Kind.OURS:
+                    connection.send(message)
             else:
                 self._undelivered = message
-                delivered = plug is not None and self._deliver(plug)
+                delivered = connection is not None and self._deliver(connection)
         return delivered
 
-    def _deliver(self, plug: DealerConnection) -> bool:
+    def _deliver(self, connection: DealerConnection) -> bool:
         finished, self._undelivered = self._undelivered, None
         if finished is None:
             return False
@@ -278,25 +278,25 @@ class WorkerThread:
             if self._held is finished.task:
                 self._held = None
         if self._kind is Kind.OURS:
-            self._deliver_to_ours(plug, finished.outcome)
+            self._deliver_to_ours(connection, finished.outcome)
             self._unconfirmed, self._beats_since = finished, 0
         elif finished.task.connection != self._connection:
             # An address there is a client's identity, and may be somebody else's by now.
             log.warning("An outcome is dropped: a foreign broker was away, and its addresses do not outlast that")
         elif isinstance(finished.outcome, Returned):
-            plug.send(protocol.worker_reply(finished.outcome.address, finished.outcome.body))
+            connection.send(protocol.worker_reply(finished.outcome.address, finished.outcome.body))
         else:
             # There is no word for it in 0.1. The caller hears nothing, as if we had died, and we are free again.
             self._must_start_over = True
         return True
 
-    def _deliver_to_ours(self, plug: DealerConnection, outcome: Outcome) -> None:
+    def _deliver_to_ours(self, connection: DealerConnection, outcome: Outcome) -> None:
         if self.draining:
-            plug.send(protocol.worker_processes(outcome.address, cbor2.dumps({"draining": True})))
+            connection.send(protocol.worker_processes(outcome.address, cbor2.dumps({"draining": True})))
         if isinstance(outcome, Returned):
-            plug.send(protocol.worker_reply(outcome.address, outcome.body))
+            connection.send(protocol.worker_reply(outcome.address, outcome.body))
         else:
-            plug.send(protocol.worker_finished(outcome.address, outcome.about))
+            connection.send(protocol.worker_finished(outcome.address, outcome.about))
 
     # Coming back --------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ class Counter:
     name: str
     help: str
     labels: tuple[str, ...] = ()
-    lately: tuple[str, ...] | None = None
+    per_minute_labels: tuple[str, ...] | None = None
     """By which of its labels it is also kept minute by minute, for charts; None where it is not."""
 
 
@@ -25,7 +25,7 @@ class Histogram:
     help: str
     bounds: tuple[float, ...]
     labels: tuple[str, ...] = ()
-    lately: tuple[str, ...] | None = None
+    per_minute_labels: tuple[str, ...] | None = None
 
     @property
     def sum_name(self) -> str:
@@ -51,27 +51,27 @@ JOBS_ENDED = Counter(
     "unstuck_jobs_ended_total",
     "Jobs that reached a final state.",
     ("queue", "state"),
-    lately=("queue", "state"),
+    per_minute_labels=("queue", "state"),
 )
 TASK_ENDED = Counter(
     "unstuck_task_jobs_ended_total",
     "Jobs that succeeded or failed, by task. Quarantined jobs count as failed, cancelled ones are left out.",
     ("task", "outcome"),
-    lately=("task", "outcome"),
+    per_minute_labels=("task", "outcome"),
 )
 JOB_WAIT = Histogram(
     "unstuck_job_wait_seconds",
     "Time from when an attempt was due until it began.",
     JOB_BOUNDS,
     ("queue", "task"),
-    lately=(),
+    per_minute_labels=(),
 )
 JOB_RUN = Histogram(
     "unstuck_job_run_seconds",
     "Time that attempts ran, however they ended.",
     JOB_BOUNDS,
     ("queue", "task"),
-    lately=(),
+    per_minute_labels=(),
 )
 JOB_RETRIES = Counter(
     "unstuck_job_retries_total",
@@ -87,7 +87,7 @@ DEATHS = Counter(
     "unstuck_deaths_total",
     "Deaths of processes, by what died (runner or worker), why, and who saw it.",
     ("process", "cause", "detector"),
-    lately=("process", "cause"),
+    per_minute_labels=("process", "cause"),
 )
 DETECTION = Histogram(
     "unstuck_death_detection_seconds",
@@ -113,7 +113,7 @@ MDP_DROPPED = Counter(
     "unstuck_mdp_dropped_total",
     "Messages that the ZeroMQ broker dropped, by why.",
     ("why",),
-    lately=("why",),
+    per_minute_labels=("why",),
 )
 SWEEP = Histogram("unstuck_sweep_seconds", "Time that the reaper's rounds took.", SWEEP_BOUNDS)
 

@@ -54,14 +54,14 @@ class Snapshot:
     """What was tallied up to a moment, or between two."""
 
     totals: Counted = field(default_factory=dict)
-    lately: Counted = field(default_factory=dict)
+    per_minute_labels: Counted = field(default_factory=dict)
     """The same by fewer labels, for what is kept minute by minute."""
 
     def since(self, before: "Snapshot") -> "Snapshot":
-        return Snapshot(_grown(self.totals, before.totals), _grown(self.lately, before.lately))
+        return Snapshot(_grown(self.totals, before.totals), _grown(self.per_minute_labels, before.per_minute_labels))
 
     def plus(self, more: "Snapshot") -> "Snapshot":
-        return Snapshot(_sum(self.totals, more.totals), _sum(self.lately, more.lately))
+        return Snapshot(_sum(self.totals, more.totals), _sum(self.per_minute_labels, more.per_minute_labels))
 
 
 class Counters:
@@ -146,8 +146,8 @@ def _put(
     named = dict(zip(metric.labels, labels, strict=True))
     bucket = {} if le is None else {LE: le}
     totals[name, encode_labels(named | bucket)] = value
-    if metric.lately is not None:
-        key = name, encode_labels({label: named[label] for label in metric.lately} | bucket)
+    if metric.per_minute_labels is not None:
+        key = name, encode_labels({label: named[label] for label in metric.per_minute_labels} | bucket)
         lately[key] = lately.get(key, 0.0) + value
 
 

@@ -45,7 +45,7 @@ class EventFeed:
 
     # What readers call --------------------------------------------------------------------------
 
-    def join(self, wake: Wake) -> tuple[int, Cursor]:
+    def subscribe(self, wake: Wake) -> tuple[int, Cursor]:
         """Be woken with everything new; return from where on to pull, and what was seen until then."""
         with self._lock:
             if self._thread is None:
@@ -57,18 +57,18 @@ class EventFeed:
             self._wakes.add(wake)
             return self._taken, self.cursor
 
-    def leave(self, wake: Wake) -> None:
+    def unsubscribe(self, wake: Wake) -> None:
         with self._lock:
             self._wakes.discard(wake)
             self._changed.notify_all()
 
-    def nudge(self) -> None:
+    def wake_all(self) -> None:
         """Wake everybody, news or not."""
         with self._lock:
             wakes = list(self._wakes)
         _wake_all(wakes)
 
-    def pull(self, offset: int) -> tuple[list[Buffered], int, int]:
+    def read(self, offset: int) -> tuple[list[Buffered], int, int]:
         """Return what came since `offset`, the next offset, and how many are kept no more and were passed over."""
         with self._lock:
             kept_from = self._taken - len(self._events)

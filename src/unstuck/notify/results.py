@@ -48,7 +48,7 @@ class ResultWatcher:
         self._waiters: list[ResultWait] = []
         self._thread: threading.Thread | None = None
 
-    def add(self, job_id: int, tell: Callable[[Answer], None]) -> ResultWait:
+    def wait(self, job_id: int, tell: Callable[[Answer], None]) -> ResultWait:
         now_s = time.monotonic()
         waiter = ResultWait(
             job_id,

@@ -35,17 +35,17 @@ class JobPoller:
 
     def look(self, ledger: Ledger, now: float) -> list[Event]:
         """Give what changed since the last look; at first, where the jobs stand."""
-        glances = ledger.glance(self._job_ids)
-        running = [glance.job_id for glance in glances if glance.state is JobState.RUNNING]
+        glances = ledger.job_position(self._job_ids)
+        running = [position.job_id for position in glances if position.state is JobState.RUNNING]
         progress = ledger.progress(running) if running else {}
         events = []
-        for glance in glances:
-            event = self._change(glance, now)
+        for position in glances:
+            event = self._change(position, now)
             if event is not None:
                 events.append(event)
-            note = progress.get(glance.job_id)
-            if note is not None and note.token == glance.token:
-                events += self._progress(note, glance)
+            note = progress.get(position.job_id)
+            if note is not None and note.token == position.token:
+                events += self._progress(note, position)
         return events
 
     @property
@@ -53,18 +53,18 @@ class JobPoller:
         """Every job that exists has ended."""
         return bool(self._seen) and all(state in FINAL_STATES for state, _ in self._seen.values())
 
-    def _change(self, glance: JobPosition, now: float) -> Event | None:
-        standing = (glance.state, glance.attempt)
-        before = self._seen.get(glance.job_id)
+    def _change(self, position: JobPosition, now: float) -> Event | None:
+        standing = (position.state, position.attempt)
+        before = self._seen.get(position.job_id)
         if before == standing:
             return None
-        self._seen[glance.job_id] = standing
-        kind = _KINDS.get(glance.state)
-        if kind is None or (before is not None and glance.state is JobState.PENDING):
+        self._seen[position.job_id] = standing
+        kind = _KINDS.get(position.state)
+        if kind is None or (before is not None and position.state is JobState.PENDING):
             return None  # Back in the queue, or ended badly: the ledger's own event says why.
-        return Event(kind, now, _MESSAGES[kind].format(glance.attempt), None, glance.job_id, glance.worker_id)
+        return Event(kind, now, _MESSAGES[kind].format(position.attempt), None, position.job_id, position.worker_id)
 
-    def _progress(self, note: Progress, glance: JobPosition) -> list[Event]:
+    def _progress(self, note: Progress, position: JobPosition) -> list[Event]:
         said = (note.done, note.total, note.message)
         if (note.done is None and not note.message) or self._told.get(note.job_id) == said:
             return []
@@ -77,7 +77,7 @@ class JobPoller:
                 text,
                 None,
                 note.job_id,
-                glance.worker_id,
+                position.worker_id,
                 done=note.done,
                 total=note.total,
             )
@@ -125,10 +125,10 @@ class EventSource(Protocol):
     """Where a reader stands that got all that was handed out."""
 
     @property
-    def patience_s(self) -> float: ...
+    def max_wait_s(self) -> float: ...
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Nothing more will come."""
         ...
 
@@ -153,10 +153,10 @@ class JobSubscription:
         self._steps: list[Event] = []
         self._met = self._complete = False
         self.cursor = str(self._at)
-        self.patience_s = FOLLOW_S
+        self.max_wait_s = FOLLOW_S
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         return self._complete and self._follower.over
 
     def is_told(self) -> bool:
@@ -164,7 +164,7 @@ class JobSubscription:
         if self._after is None or not self._after.ended:
             return False
         ledger = self._ledger()
-        ended = all(glance.state in FINAL_STATES for glance in ledger.glance([self._job_id]))
+        ended = all(position.state in FINAL_STATES for position in ledger.job_position([self._job_id]))
         page = ledger.events_since(self._after, job_id=self._job_id, limit=1)
         return ended and page.is_known and not page.events
 
@@ -177,7 +177,7 @@ class JobSubscription:
             # It comes back, and so do we: what was found meanwhile is kept.
             return []
         self._met = True
-        self.cursor = str(replace(self._at, ended=self.over))
+        self.cursor = str(replace(self._at, ended=self.is_finished))
         events = self._written + [msgspec.structs.replace(event, cursor=str(self._at)) for event in self._steps]
         self._written, self._steps = [], []
         return [event for event in events if self._choice.wants(event)]
@@ -224,7 +224,7 @@ class FeedSubscription:
         self._gather_s = gather_s
         self._waiting: list[Event] = []
         self._first_s = self._last_s = 0.0
-        self._offset, joined = feed.join(wake)
+        self._offset, joined = feed.subscribe(wake)
         try:
             self._after, self._missed = (joined, []) if after is None else self._catch_up(after, joined)
         except BaseException:
@@ -238,24 +238,24 @@ class FeedSubscription:
         """The place behind all that was handed out, and all that this reader did not choose."""
 
     def close(self) -> None:
-        self._feed.leave(self._wake)
+        self._feed.unsubscribe(self._wake)
 
     @property
-    def patience_s(self) -> float:
+    def max_wait_s(self) -> float:
         """How long to wait for a wake before looking all the same."""
         if self._waiting:
             return max(0.01, self._due_s() - time.monotonic())
         return IDLE_S
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         return False
 
     def take(self) -> list[Event]:
         """Give what is new, in order; a burst is held back until it is over and given as one."""
         events = self._missed
         self._missed = []
-        fresh, self._offset, lost = self._feed.pull(self._offset)
+        fresh, self._offset, lost = self._feed.read(self._offset)
         if lost:
             # Its place is the one before: what comes behind the gap is not handed out yet.
             events.append(gap(f"At least {lost} events were passed over: {_SLOW}", self._pulled, lost))

@@ -23,7 +23,7 @@ LATER_S = (0.01, 0.1, 0.5)
 
 class WakeupSender:
     def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+        self._send = ring
         self._condition = threading.Condition()
         self._words: set[str] = set()
         self._later: list[tuple[float, str]] = []
@@ -32,7 +32,7 @@ class WakeupSender:
         self._pid = os.getpid()
         atexit.register(self.flush)
 
-    def ring(self, words: Iterable[str]) -> None:
+    def send(self, words: Iterable[str]) -> None:
         """Have these words rung soon; returns at once."""
         with self._condition:
             self._words.update(words)
@@ -72,7 +72,7 @@ class WakeupSender:
                     words = self._take()
                 self._busy = True
             try:
-                self._ring(words)
+                self._send(words)
             except Exception:  # noqa: BLE001 - a bell that is lost costs a poll interval; a dead thread, every bell
                 pass
             finally:
@@ -113,9 +113,9 @@ class WakeupListener:
         opened: Callable[[], None] = lambda: None,
     ) -> None:
         self._ledger = ledger
-        self._heard = heard
+        self._on_topics = heard
         self._opened = opened
-        self._bell: Listener | None = None
+        self._listener: Listener | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unstuck-wakeup-listener", daemon=True)
 
@@ -124,7 +124,7 @@ class WakeupListener:
 
     def stop(self) -> None:
         self._stopping.set()
-        if (bell := self._bell) is not None:
+        if (bell := self._listener) is not None:
             bell.interrupt()
         self._thread.join(LISTEN_S)
 
@@ -136,16 +136,16 @@ class WakeupListener:
                 retry_s = FIRST_RETRY_S
             except (UnstuckError, OSError) as error:
                 log.warning("The bell cannot be heard; looking for jobs now and then", error=str(error))
-                self._heard(frozenset())
+                self._on_topics(frozenset())
                 self._stopping.wait(retry_s)
                 retry_s = min(retry_s * 2, LONGEST_RETRY_S)
 
     def _listen(self) -> None:
-        bell = self._bell = self._ledger().listen_all()
+        bell = self._listener = self._ledger().listen_all()
         try:
             self._opened()
             while not self._stopping.is_set():
-                self._heard(bell.wait(LISTEN_S))
+                self._on_topics(bell.wait(LISTEN_S))
         finally:
-            self._bell = None
+            self._listener = None
             bell.close()

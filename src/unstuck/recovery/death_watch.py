@@ -49,10 +49,10 @@ class PeerWatch:
         self._retry_s = RETRY_FIRST_S
         self._stopping = False
         self._poll = select.poll()
-        self._ear, self._bell = os.pipe()
-        os.set_blocking(self._ear, False)
-        os.set_blocking(self._bell, False)
-        self._poll.register(self._ear, select.POLLIN)
+        self._wake_fd, self._waker_fd = os.pipe()
+        os.set_blocking(self._wake_fd, False)
+        os.set_blocking(self._waker_fd, False)
+        self._poll.register(self._wake_fd, select.POLLIN)
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="unstuck-peer-watch", daemon=True)
@@ -80,13 +80,13 @@ class PeerWatch:
         now_s = host.boottime_s()
         try:
             # The burials first: everybody who waits for these jobs waits for us.
-            self._bury_dead()
+            self._report_dead()
             if now_s >= self._refresh_s:
                 self._refresh_s = now_s + self._interval_s
                 self._gap_s = self._next_gap_s(now_s - self._looked_s)
                 self._looked_s = now_s
                 self._look_around()
-                self._bury_dead()
+                self._report_dead()
         except LedgerUnavailable:
             # The watchman says it in the log; here the proof is kept until it can be delivered.
             wait_s, self._retry_s = self._retry_s, min(self._retry_s * 2, RETRY_MAX_S)
@@ -109,7 +109,7 @@ class PeerWatch:
         with self._lock:
             if not self._closed:
                 try:
-                    os.write(self._bell, b"!")
+                    os.write(self._waker_fd, b"!")
                 except BlockingIOError:
                     # Full of wake-ups: it will wake.
                     pass
@@ -129,8 +129,8 @@ class PeerWatch:
     def _wait(self, timeout_s: float) -> None:
         owners = {fd: worker_id for worker_id, fd in self._held.items()}
         for fd, _ in self._poll.poll(timeout_s * 1000):
-            if fd == self._ear:
-                os.read(self._ear, 4096)
+            if fd == self._wake_fd:
+                os.read(self._wake_fd, 4096)
             elif fd in owners:
                 self._dead.add(owners[fd])
                 self._let_go(owners[fd])
@@ -140,7 +140,7 @@ class PeerWatch:
         near = [
             worker
             for worker in following
-            if self._reaper.witness.is_neighbour(worker) and "neighbours" in self._reaper.rules_for(worker).evidence
+            if self._reaper.witness.on_this_host(worker) and "neighbours" in self._reaper.rules_for(worker).evidence
         ]
         chosen = {worker.id: worker for worker in near[:FOLLOWERS] if worker.id != self._worker_id}
         for worker_id in set(self._held) - set(chosen):
@@ -164,7 +164,7 @@ class PeerWatch:
         self._poll.unregister(fd)
         os.close(fd)
 
-    def _bury_dead(self) -> None:
+    def _report_dead(self) -> None:
         while self._dead:
             worker_id = next(iter(self._dead))
             self._reaper.report_death(worker_id, Detector.PEER, EVIDENCE)
@@ -179,8 +179,8 @@ class PeerWatch:
             self._closed = True
             for worker_id in list(self._held):
                 self._let_go(worker_id)
-            os.close(self._ear)
-            os.close(self._bell)
+            os.close(self._wake_fd)
+            os.close(self._waker_fd)
 
 
 LATELY_S = 120.0
@@ -265,7 +265,7 @@ class DeathReporter:
                 return True
             for worker in self._reaper.ledger.watch(host.hostname()):
                 same = worker.pid == proof.pid and worker.process_started == proof.started
-                if same and self._reaper.witness.is_neighbour(worker):
+                if same and self._reaper.witness.on_this_host(worker):
                     self._reaper.report_death(worker.id, proof.detector, proof.evidence, proof.death)
             if proof.death is not None:
                 self._add(proof, proof.death)

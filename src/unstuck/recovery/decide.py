@@ -33,9 +33,9 @@ class WorkerDeath(msgspec.Struct, frozen=True):
     """The processes that ran its jobs are known to be gone."""
     entered: frozenset[int] | None = None
     """Tokens whose user code may have begun; None: perhaps all."""
-    company: tuple[int, ...] = ()
+    ran_together: tuple[int, ...] = ()
     """The jobs that ran when it ended, where more than one did: who of them took it down is not known."""
-    settled_before: int = 0
+    already_settled: int = 0
     """What it held besides when it was condemned, and was taken by a sweep that did not get to the end."""
     silent_s: float | None = None
     """How long nothing was heard of it, where that is what it was condemned for."""
@@ -59,62 +59,66 @@ class WorkerDeath(msgspec.Struct, frozen=True):
     def shared(self) -> bool:
         """Others may have ended it. Of those that were settled before we do not know whether they ran: a sweep that
         is cut in two must not make a culprit of whoever is left."""
-        return len(self.company) + self.settled_before > 1
+        return len(self.ran_together) + self.already_settled > 1
 
     @property
-    def proven(self) -> bool:
+    def is_certain(self) -> bool:
         """The end of the process is a fact, and not a conclusion from silence."""
         return self.detector is Detector.BOOT or (self.detector in KERNEL and self.cleared)
 
 
-def ending_of(job: HeldRecord, grounds: WorkerDeath) -> Ending | Release:
+def ending_of(job: HeldRecord, worker_death: WorkerDeath) -> Ending | Release:
     """Give the write that takes this job from its worker."""
     if job.state is JobState.CLAIMED:
-        return Release(job.job_id, job.token, "requeued", grounds.headline)
+        return Release(job.job_id, job.token, "requeued", worker_death.headline)
     attempt = attempt_of(job)
-    never_entered = grounds.proven and grounds.entered is not None and job.token not in grounds.entered
+    never_entered = (
+        worker_death.is_certain and worker_death.entered is not None and job.token not in worker_death.entered
+    )
     if never_entered and job.cancel_requested:
         return conclude(attempt, Cancelled("cancelled by request before its code began"))
     if never_entered:
-        return Release(job.job_id, job.token, "requeued", grounds.headline)
+        return Release(job.job_id, job.token, "requeued", worker_death.headline)
     died = Died(
-        _cause(job, grounds),
-        counts=grounds.detector is not None,
-        drained=grounds.detector is None,
-        shared="worker" if grounds.shared else None,
-        autopsy=_autopsy(job, grounds),
+        _cause(job, worker_death),
+        counts=worker_death.detector is not None,
+        drained=worker_death.detector is None,
+        shared="worker" if worker_death.shared else None,
+        autopsy=_autopsy(job, worker_death),
     )
     ending = conclude(attempt, died)
     if ending.state is not JobState.PENDING:
         return ending
-    message = storable_text(f"{grounds.headline} ({_cause(job, grounds)})", MAX_EVENT_CHARS)
-    return msgspec.structs.replace(ending, message=message, delay_s=_delay_s(ending, job, attempt, grounds.proven))
+    message = storable_text(f"{worker_death.headline} ({_cause(job, worker_death)})", MAX_EVENT_CHARS)
+    return msgspec.structs.replace(
+        ending, message=message, delay_s=_delay_s(ending, job, attempt, worker_death.is_certain)
+    )
 
 
-def _cause(job: HeldRecord, grounds: WorkerDeath) -> str:
+def _cause(job: HeldRecord, worker_death: WorkerDeath) -> str:
     """Say why it ends, and whether its code had ended before: then only the outcome was lost."""
-    return f"{grounds.cause}{OUTCOME_LOST}" if job.deferred else grounds.cause
+    return f"{worker_death.cause}{OUTCOME_LOST}" if job.deferred else worker_death.cause
 
 
-def _autopsy(job: HeldRecord, grounds: WorkerDeath) -> Autopsy:
+def _autopsy(job: HeldRecord, worker_death: WorkerDeath) -> Autopsy:
     """Explain an end that nobody of its own worker is left to explain: by the death of that worker."""
     # Only the first few are looked at: of thousands each would look at thousands.
-    named = [job_id for job_id in grounds.company[: MAX_BESIDE + 1] if job_id != job.job_id]
-    begun = grounds.entered is None or job.token in grounds.entered
-    others = max(0, len(grounds.company) - begun) + grounds.settled_before
-    detector = grounds.detector or Detector.OPERATOR
-    kind = DeathKind.DRAIN if grounds.detector is None else KIND_OF_DETECTOR[grounds.detector]
-    death = grounds.death or Autopsy(kind, "", detector, grounds.silent_s, host=grounds.host)
-    if grounds.words is None:
-        death = msgspec.structs.replace(death, missing=grounds.missing)
-    elif (said := grounds.words.get(job.token)) is not None:
+    named = [job_id for job_id in worker_death.ran_together[: MAX_BESIDE + 1] if job_id != job.job_id]
+    begun = worker_death.entered is None or job.token in worker_death.entered
+    others = max(0, len(worker_death.ran_together) - begun) + worker_death.already_settled
+    detector = worker_death.detector or Detector.OPERATOR
+    kind = DeathKind.DRAIN if worker_death.detector is None else KIND_OF_DETECTOR[worker_death.detector]
+    death = worker_death.death or Autopsy(kind, "", detector, worker_death.silent_s, host=worker_death.host)
+    if worker_death.words is None:
+        death = msgspec.structs.replace(death, missing=worker_death.missing)
+    elif (said := worker_death.words.get(job.token)) is not None:
         memory_bytes = said.memory_bytes or death.memory_bytes
         death = msgspec.structs.replace(
             death, progress=said.progress, stdout=said.stdout, stderr=said.stderr, memory_bytes=memory_bytes
         )
     return msgspec.structs.replace(
         death,
-        summary=_cause(job, grounds),
+        summary=_cause(job, worker_death),
         ran_s=round(job.running_s, 3),
         beside=tuple(named[:MAX_BESIDE]),
         beside_count=others,
@@ -148,7 +152,7 @@ def pile_patience_s(jobs: Sequence[HeldRecord], worker: WorkerWatch) -> float | 
     A Majordomo worker works on one request at a time. Of several the rest waits at its broker, which speaks for it in
     the ledger. Only jobs that may run again are claimed in advance, and only for workers that answer within
     milliseconds, so all of them have ended or were never begun when the broker has been silent for that long."""
-    is_pile = worker.door is Transport.MDP and len(jobs) > 1
+    is_pile = worker.transport is Transport.MDP and len(jobs) > 1
     if not is_pile or any(decode_policy(job.policy).on_crash != "retry" for job in jobs):
         return None
     return PILE_PATIENCE * worker.suspect_after_s
@@ -191,7 +195,7 @@ def death_of(
 
 def _why_missing(worker: WorkerWatch, is_neighbour: bool) -> str:
     """Say why nobody knows what the jobs of a worker said last."""
-    if worker.door is not Transport.PYTHON:
+    if worker.transport is not Transport.PYTHON:
         return ""
     if is_neighbour:
         return (
@@ -204,16 +208,16 @@ def _why_missing(worker: WorkerWatch, is_neighbour: bool) -> str:
     )
 
 
-def ran_together(grounds: WorkerDeath, jobs: Sequence[HeldRecord], held_at_death: int = 0) -> WorkerDeath:
+def ran_together(worker_death: WorkerDeath, jobs: Sequence[HeldRecord], held_at_death: int = 0) -> WorkerDeath:
     """Add who ran together when the worker ended; what was only claimed, or never began, had no part in it.
 
     `jobs` are all that it holds, `held_at_death` how many it held when it was condemned."""
     begun = tuple(
         job.job_id
         for job in jobs
-        if job.state is JobState.RUNNING and (grounds.entered is None or job.token in grounds.entered)
+        if job.state is JobState.RUNNING and (worker_death.entered is None or job.token in worker_death.entered)
     )
-    return msgspec.structs.replace(grounds, company=begun, settled_before=max(0, held_at_death - len(jobs)))
+    return msgspec.structs.replace(worker_death, ran_together=begun, already_settled=max(0, held_at_death - len(jobs)))
 
 
 def autopsy_of_worker(worker: WorkerWatch, verdict: Verdict, seen: Autopsy | None) -> Autopsy:
@@ -225,7 +229,7 @@ def autopsy_of_worker(worker: WorkerWatch, verdict: Verdict, seen: Autopsy | Non
         base,
         summary=storable_text(verdict.evidence, MAX_EVENT_CHARS),
         seen_after_s=round(verdict.silent_s, 3) if by_silence else base.seen_after_s,
-        pid=worker.pid if worker.door is Transport.PYTHON else None,
+        pid=worker.pid if worker.transport is Transport.PYTHON else None,
         host=worker.host,
         beside_count=worker.held,
     )

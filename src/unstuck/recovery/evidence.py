@@ -72,11 +72,11 @@ class Observer:
         self._pid_namespace = host.pid_namespace()
         self._activity = SessionActivity()
 
-    def is_neighbour(self, worker: WorkerWatch) -> bool:
+    def on_this_host(self, worker: WorkerWatch) -> bool:
         """Say whether the worker's pid means something here: same machine, same boot, same pid namespace.
 
         Never of one that comes over a network: the host that it names may be any, and its pid another's."""
-        if worker.door is not Transport.PYTHON:
+        if worker.transport is not Transport.PYTHON:
             return False
         if worker.host != self._host:
             return False
@@ -93,7 +93,7 @@ class Observer:
         makes the last heartbeat of every container look that old. On a shared server it may be another machine of the
         same name, and a worker that comes over a network has not died with this machine."""
         return (
-            worker.door is Transport.PYTHON
+            worker.transport is Transport.PYTHON
             and self._one_host
             and worker.host == self._host
             and bool(self._boot_id and worker.boot_id)
@@ -102,9 +102,9 @@ class Observer:
         )
 
     def process_of(self, worker: WorkerWatch) -> Process:
-        return host.process_state(worker.pid, worker.process_started) if self.is_neighbour(worker) else Process.UNKNOWN
+        return host.process_state(worker.pid, worker.process_started) if self.on_this_host(worker) else Process.UNKNOWN
 
-    def vitals(self, worker: WorkerWatch, watched_s: float, *, connected: bool) -> Evidence:
+    def evidence(self, worker: WorkerWatch, watched_s: float, *, connected: bool) -> Evidence:
         """Gather what is known of a worker; `watched_s` is the length of the present watch period.
 
         `connected` says whether this reaper kept its own connection for long enough to tell whose sessions ended."""

@@ -27,25 +27,25 @@ GONE_WITHIN_S = 1.0
 class Leftovers(msgspec.Struct, frozen=True):
     """What was found. Only what is certain may make a job cheaper."""
 
-    cleared: bool = False
+    all_gone: bool = False
     """Every process that the worker had registered is known to be gone."""
-    entered: frozenset[int] | None = None
+    begun_tokens: frozenset[int] | None = None
     """Tokens whose user code may have begun; None where that cannot be told, and so may be all."""
     words: dict[int, LastWords] | None = None
     """By token, what its jobs said last; None if that cannot be read."""
 
 
-def kill(trace: str, *, nursery: bool = True, within_s: float = GONE_WITHIN_S) -> Leftovers:
+def kill(status_page: str, *, fork_server: bool = True, within_s: float = GONE_WITHIN_S) -> Leftovers:
     """Kill the nursery and the runners of a dead worker, wait until they are gone, and read their marks."""
-    page = _open(trace)
+    page = _open(status_page)
     if page is None:
         return Leftovers()
     until_s = host.boottime_s() + within_s
     try:
         # The nursery first: once it is gone nobody forks a replacement while we count.
-        gone = _end([page.nursery()] if nursery else [], until_s)
+        gone = _end([page.fork_server()] if fork_server else [], until_s)
         gone &= _end([page.occupant(slot) for slot in range(page.slots)], until_s)
-        if nursery and page.mark():
+        if fork_server and page.mark():
             # A killed nursery cleans up no more: what its jobs had started is found by the mark it carries.
             kill_marked(page.mark())
         return Leftovers(gone, _entered(page) if gone else None, read_last_output(last_output_path(page.path)))
@@ -53,14 +53,14 @@ def kill(trace: str, *, nursery: bool = True, within_s: float = GONE_WITHIN_S) -
         page.close()
 
 
-def last_words(trace: str) -> dict[int, LastWords] | None:
+def last_words(status_page: str) -> dict[int, LastWords] | None:
     """Return what the jobs of a worker on this host said last; None if that cannot be read."""
-    return read_last_output(last_output_path(Path(trace))) if trace else None
+    return read_last_output(last_output_path(Path(status_page))) if status_page else None
 
 
-def kill_attempts(trace: str, tokens: Collection[int]) -> int:
+def kill_attempts(status_page: str, tokens: Collection[int]) -> int:
     """End the runners that are inside these attempts, which are no longer theirs; give how many."""
-    page = _open(trace)
+    page = _open(status_page)
     if page is None:
         return 0
     killed = 0
@@ -83,9 +83,9 @@ def kill_attempts(trace: str, tokens: Collection[int]) -> int:
     return killed
 
 
-def remove_page(trace: str) -> None:
+def remove_page(status_page: str) -> None:
     """Remove the shared memory of a worker that holds nothing any more."""
-    page = _open(trace)
+    page = _open(status_page)
     # Opened first: what a ledger calls a trace is removed only if it is one.
     if page is not None:
         page.close()
@@ -97,11 +97,11 @@ def remove_page(trace: str) -> None:
             pass
 
 
-def _open(trace: str) -> StatusPage | None:
-    if not trace:
+def _open(status_page: str) -> StatusPage | None:
+    if not status_page:
         return None
     try:
-        return StatusPage.open(Path(trace))
+        return StatusPage.open(Path(status_page))
     except (OSError, ValueError):
         return None
 

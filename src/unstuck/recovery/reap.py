@@ -48,24 +48,24 @@ log = logs.logger("unstuck.recovery")
 class Reaper:
     """One watchman's judgement. `by` is who he is: a worker's id, 'reaper' or 'supervisor'."""
 
-    def __init__(self, ledger: Ledger, recovery: Recovery, *, by: str, tallies: Counters | None = None) -> None:
+    def __init__(self, ledger: Ledger, recovery: Recovery, *, by: str, counters: Counters | None = None) -> None:
         self.ledger = ledger
         self.recovery = recovery
         self.by = by
-        self.tallies = tallies or Counters()
+        self.counters = counters or Counters()
         self._interval_s = recovery.heartbeat_interval_s
         """The shortest heartbeat interval of the fleet, as far as we know."""
         self._check_interval_s = recovery.check_interval_s
         self.attention = ReaperWatch(self._check_interval_s)
         self._watched_s = 0.0
-        self.heed: Callable[[SweepResult], None] = lambda done: None
+        self.wake: Callable[[SweepResult], None] = lambda done: None
         """Hears of every burial: a Watchman on the same reaper learns when requeued jobs become due."""
         # Read once: a setting is parsed each time it is asked for, and a round asks for every worker.
         self._own_rules = recovery.rules
         self._ledger_rules = self._own_rules
         self._ledger_rules_until_s = 0.0
-        self.witness = Observer(one_host=ledger.one_host)
-        self._handover = Handover(ledger, self.rules_for, self.witness, self.tallies)
+        self.witness = Observer(one_host=ledger.single_host)
+        self._handover = Handover(ledger, self.rules_for, self.witness, self.counters)
         self._housekeeping = Housekeeping(recovery.heartbeat_interval_s)
         self._order = upkeep.ConcurrencyUpkeep()
         self._health = HealthWatch(by)
@@ -91,9 +91,9 @@ class Reaper:
         """Return the rules by which a worker is judged: those that it stored, or ours if it stored none."""
         return self._own_rules if worker.rules is None else worker.rules
 
-    def round(self, *, ticket: bool = True) -> SweepResult:
+    def sweep(self, *, ticket: bool = True) -> SweepResult:
         """Judge every worker, settle what the dead held, end what overran, keep house; give the counts."""
-        if not self.tick(SWEEP_TICKET if ticket else None):
+        if not self.keep_watch(SWEEP_TICKET if ticket else None):
             return SweepResult(skipped="ticket")
         begun_s = host.boottime_s()
         done = SweepResult(skipped="" if self.attention.awake else "late")
@@ -121,11 +121,11 @@ class Reaper:
                 self._said_deferred = False
         finally:
             # What was written before an error must still be heard.
-            self._ring(done)
-        self.tallies.observe(SWEEP, host.boottime_s() - begun_s)
+            self._wakeups(done)
+        self.counters.observe(SWEEP, host.boottime_s() - begun_s)
         return done
 
-    def tick(self, ticket: str | None = None) -> bool:
+    def keep_watch(self, ticket: str | None = None) -> bool:
         """Keep the watch over the ledger; return whether the ticket is ours, or none was asked for."""
         sent_s = host.boottime_s()
         return self._send(self.attention.tick(sent_s, self._interval_s), sent_s, ticket)
@@ -139,7 +139,7 @@ class Reaper:
                 self._send(self.attention.tick_amid(sent_s, self._interval_s), sent_s, None)
 
     def _send(self, said: Tick, sent_s: float, ticket: str | None) -> bool:
-        ticked = self.ledger.tick(said, ticket, self._check_interval_s * TICKET_SHARE)
+        ticked = self.ledger.keep_watch(said, ticket, self._check_interval_s * TICKET_SHARE)
         self._reached(sent_s, ticked)
         self._watched_s = ticked.watched_s
         _say_what_happened(ticked)
@@ -148,7 +148,7 @@ class Reaper:
     def count_unwatched(self, claim_s: float) -> None:
         """Have the ledger count all of the last `claim_s`, though no one watched: after a second look at the silent."""
         sent_s = host.boottime_s()
-        ticked = self.ledger.tick(Tick(claim_s, self.contact_every_s, cause=Cause.START))
+        ticked = self.ledger.keep_watch(Tick(claim_s, self.contact_every_s, cause=Cause.START))
         self._reached(sent_s, ticked)
 
     def _reached(self, sent_s: float, ticked: Ticked) -> None:
@@ -160,7 +160,7 @@ class Reaper:
         done = SweepResult()
         upkeep.promote(self.ledger, done)
         upkeep.expire(self.ledger, done)
-        self._ring(done)
+        self._wakeups(done)
         return done
 
     def keep_house(self) -> SweepResult:
@@ -190,12 +190,12 @@ class Reaper:
             # Three neighbours see one death: the first one settles, and the sweep looks after him.
             if worker.state not in LIVE_STATES:
                 held = _held_at_death(self._standing_verdict(worker.id))
-                self._handover.empty(worker, detector, evidence, done, death, held)
+                self._handover._recover(worker, detector, evidence, done, death, held)
             elif self._condemn(worker, verdict, done, death):
-                self._handover.empty(worker, detector, evidence, done, death)
+                self._handover._recover(worker, detector, evidence, done, death)
         finally:
-            self._ring(done)
-        self.heed(done)
+            self._wakeups(done)
+        self.wake(done)
         return done
 
     def unwatched(self) -> list[WorkerWatch]:
@@ -206,16 +206,16 @@ class Reaper:
     # Judging ------------------------------------------------------------------------------------
 
     def _attend(self, workers: Sequence[WorkerWatch], done: SweepResult) -> None:
-        living = [(worker, self._vitals(worker)) for worker in workers if worker.state in LIVE_STATES]
+        living = [(worker, self._evidence(worker)) for worker in workers if worker.state in LIVE_STATES]
         for worker in workers:
             if worker.state not in LIVE_STATES:
                 with self._apart(worker, done):
                     self._finish_burial(worker, done)
-        for worker, vitals in living:
-            if vitals.well:
+        for worker, evidence in living:
+            if evidence.well:
                 continue
             with self._apart(worker, done):
-                self._act(worker, vitals, done)
+                self._act(worker, evidence, done)
 
     @contextmanager
     def _unless_busy(self, what: str, done: SweepResult) -> Iterator[None]:
@@ -246,39 +246,39 @@ class Reaper:
         except LedgerError:
             log.exception("A worker could not be settled; the next round tries again", worker=worker.id)
 
-    def _vitals(self, worker: WorkerWatch) -> Evidence:
+    def _evidence(self, worker: WorkerWatch) -> Evidence:
         connected = self.attention.connected_s(host.boottime_s()) >= self._reunion_s(worker)
-        return self.witness.vitals(worker, self._watched_s, connected=connected)
+        return self.witness.evidence(worker, self._watched_s, connected=connected)
 
     def _reunion_s(self, worker: WorkerWatch) -> float:
         """Return for how long a reaper that reconnected cannot tell whose sessions were lost together with its own."""
         grace_s = self.rules_for(worker).session_grace_s
         return max(grace_s, worker.heartbeat_interval_s, self.recovery.heartbeat_interval_s)
 
-    def _act(self, worker: WorkerWatch, vitals: Evidence, done: SweepResult) -> None:
+    def _act(self, worker: WorkerWatch, evidence: Evidence, done: SweepResult) -> None:
         # Of silence only watched time counts. So a reaper that is late in every round may still judge by a long one.
-        lease = self.attention.awake or vitals.long_overdue
+        lease = self.attention.awake or evidence.long_overdue
         rules = self.rules_for(worker)
         steady = self.attention.steady_s(host.boottime_s()) >= self._reunion_s(worker)
         verdict = judge(
-            vitals,
+            evidence,
             session_grace_s=max(rules.session_grace_s, RECONNECT_S),
-            neighbours="neighbours" in rules.evidence,
+            peers="neighbours" in rules.evidence,
             session=self.attention.awake and steady and "session" in rules.evidence,
             lease=lease,
         )
         if verdict is not None and verdict.state is WorkerState.DEAD:
-            if self._handover.leave_to_operator(worker, verdict, done):
+            if self._handover._left_to_operator(worker, verdict, done):
                 # Dead, it could not come back and finish what nobody may take from it; suspect, it can.
                 if worker.state is not WorkerState.SUSPECT:
                     self._condemn(worker, _only_suspect(verdict), done)
             elif self._condemn(worker, verdict, done):
-                self._handover.empty(worker, verdict.detector, verdict.evidence, done)
+                self._handover._recover(worker, verdict.detector, verdict.evidence, done)
             return
         if verdict is not None:
             self._condemn(worker, verdict, done)
-        if lease and vitals.overdue and worker.held:
-            self._handover.take_stale(worker, done)
+        if lease and evidence.overdue and worker.held:
+            self._handover._take_expired_leases(worker, done)
 
     def _condemn(self, worker: WorkerWatch, verdict: Verdict, done: SweepResult, death: Autopsy | None = None) -> bool:
         if verdict.state is WorkerState.DEAD:
@@ -299,7 +299,7 @@ class Reaper:
             "held": worker.held,
         }
         if verdict.state is WorkerState.DEAD:
-            done.buried[verdict.detector] += 1
+            done.deaths[verdict.detector] += 1
             self._count_death(verdict.detector, death)
             log.error(f"Dead worker detected: {worker.id}", **facts)
         else:
@@ -311,21 +311,21 @@ class Reaper:
 
     def _count_death(self, detector: Detector, death: Autopsy | None) -> None:
         kind = DeathKind.UNKNOWN if death is None else death.kind
-        self.tallies.add(DEATHS, ("worker", kind.value, detector.value))
+        self.counters.add(DEATHS, ("worker", kind.value, detector.value))
         if death is not None and death.seen_after_s is not None:
-            self.tallies.observe(DETECTION, death.seen_after_s, ("worker", detector.value))
+            self.counters.observe(DETECTION, death.seen_after_s, ("worker", detector.value))
 
     def _finish_burial(self, worker: WorkerWatch, done: SweepResult) -> None:
         """Go on where an earlier reaper was interrupted, or where a worker stopped without giving back."""
         if worker.state is WorkerState.STOPPED:
-            self._handover.empty(worker, None, "it stopped before this job was finished", done)
+            self._handover._recover(worker, None, "it stopped before this job was finished", done)
             return
         standing = self._standing_verdict(worker.id)
         if standing is None:
-            self._handover.empty(worker, Detector.OPERATOR, "it is dead in the ledger", done)
+            self._handover._recover(worker, Detector.OPERATOR, "it is dead in the ledger", done)
         else:
             held = _held_at_death(standing)
-            self._handover.empty(worker, standing.detector, standing.evidence, done, standing.autopsy, held)
+            self._handover._recover(worker, standing.detector, standing.evidence, done, standing.autopsy, held)
 
     # ------------------------------------------------------------------------------------------
 
@@ -353,12 +353,12 @@ class Reaper:
         self._interval_s = min([self.recovery.heartbeat_interval_s, *intervals_s])
         self._standing = {known: verdict for known, verdict in self._standing.items() if known in ids}
 
-    def _ring(self, done: SweepResult) -> None:
+    def _wakeups(self, done: SweepResult) -> None:
         words = {f"queue:{queue}" for queue in done.queues}
-        if done.buried:
+        if done.deaths:
             words.add("workers")
         if words:
-            self.ledger.ring(words)
+            self.ledger.notify(words)
 
 
 def _held_at_death(standing: WorkerVerdict | None) -> int:

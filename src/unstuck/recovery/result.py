@@ -14,7 +14,7 @@ class SweepResult:
     """'ticket': somebody else does this round. 'late': we were paused ourselves, and accused nobody by silence."""
     watched: int = 0
     suspected: int = 0
-    buried: Counter[Detector] = field(default_factory=Counter)
+    deaths: Counter[Detector] = field(default_factory=Counter)
     """Workers declared dead, by who saw it."""
     requeued: int = 0
     failed: int = 0
@@ -55,7 +55,7 @@ class SweepResult:
         """Give what is not zero, for a log line or a table."""
         every = {
             "suspected": self.suspected,
-            "buried": self.buried.total(),
+            "buried": self.deaths.total(),
             "requeued": self.requeued,
             "failed": self.failed,
             "quarantined": self.quarantined,

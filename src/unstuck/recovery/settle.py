@@ -51,15 +51,15 @@ class Handover:
     """The settling half of the reaper: it is told who is dead, and decides nothing about that."""
 
     def __init__(
-        self, ledger: Ledger, rules_for: Callable[[WorkerWatch], RecoveryRules], witness: Observer, tallies: Counters
+        self, ledger: Ledger, rules_for: Callable[[WorkerWatch], RecoveryRules], observer: Observer, counters: Counters
     ) -> None:
         self._ledger = ledger
         self._rules_for = rules_for
-        self._witness = witness
-        self._tallies = tallies
+        self._observer = observer
+        self._counters = counters
         self._warned: set[str] = set()
 
-    def empty(
+    def _recover(
         self,
         worker: WorkerWatch,
         detector: Detector | None,
@@ -73,40 +73,40 @@ class Handover:
         `held_at_death` is for whoever goes on where another sweep was interrupted."""
         # Its processes end before anybody else may begin the same jobs.
         found = self._clear(worker)
-        grounds = death_of(
+        worker_death = death_of(
             worker,
             detector,
             evidence,
-            cleared=found.cleared,
-            entered=found.entered,
+            cleared=found.all_gone,
+            entered=found.begun_tokens,
             death=death,
             words=found.words,
-            is_neighbour=self._witness.is_neighbour(worker),
+            is_neighbour=self._observer.on_this_host(worker),
         )
         # Of all that it holds, not of one batch: who ran together is judged alike in every batch.
-        grounds = ran_together(grounds, self._held(worker), held_at_death)
+        worker_death = ran_together(worker_death, self._held(worker), held_at_death)
         rules = self._rules_for(worker)
         for _ in range(MAX_BATCHES):
             jobs = self._ledger.held_jobs(worker.id, HELD_BATCH)
             mine = [job for job in jobs if not is_left(job, detector, rules)]
             self._note_left(worker, len(jobs) - len(mine), done)
-            written = self._settle(worker, mine, grounds, lambda _: GuardDead(), done)
+            written = self._settle(worker, mine, worker_death, lambda _: GuardDead(), done)
             if len(jobs) < HELD_BATCH and len(written) == len(jobs):
                 # Only now: a reaper that is killed before this leaves the marks to the next one.
-                if self._witness.is_neighbour(worker):
-                    leftovers.remove_page(worker.trace)
+                if self._observer.on_this_host(worker):
+                    leftovers.remove_page(worker.status_page)
                 return
             if not written:
                 # Somebody else is at it, or an operator must decide.
                 return
 
-    def take_stale(self, worker: WorkerWatch, done: SweepResult) -> None:
+    def _take_expired_leases(self, worker: WorkerWatch, done: SweepResult) -> None:
         """Take from a silent worker what has waited long enough, each job by its own timeout."""
-        grounds = self._grounds_of_silence(worker, Detector.LEASE, silence(worker.silent_s))
+        worker_death = self._silent_death(worker, Detector.LEASE, silence(worker.silent_s))
         jobs = self._held(worker)
-        self._take(worker, jobs, ran_together(grounds, jobs), done)
+        self._take(worker, jobs, ran_together(worker_death, jobs), done)
 
-    def leave_to_operator(self, worker: WorkerWatch, verdict: Verdict, done: SweepResult) -> bool:
+    def _left_to_operator(self, worker: WorkerWatch, verdict: Verdict, done: SweepResult) -> bool:
         """Say whether this worker holds what only an operator may touch; what nobody protects is taken all the same."""
         if verdict.detector not in BY_SILENCE or not worker.held:
             return False
@@ -114,8 +114,8 @@ class Handover:
         rules = self._rules_for(worker)
         if not any(is_left(job, verdict.detector, rules) for job in jobs):
             return False
-        grounds = self._grounds_of_silence(worker, verdict.detector, verdict.evidence)
-        self._take(worker, jobs, ran_together(grounds, jobs), done)
+        worker_death = self._silent_death(worker, verdict.detector, verdict.evidence)
+        self._take(worker, jobs, ran_together(worker_death, jobs), done)
         return True
 
     def end_overdue(self, workers: Sequence[WorkerWatch], done: SweepResult) -> None:
@@ -145,13 +145,15 @@ class Handover:
 
     # ------------------------------------------------------------------------------------------
 
-    def _take(self, worker: WorkerWatch, jobs: Sequence[HeldRecord], grounds: WorkerDeath, done: SweepResult) -> None:
-        by_session = grounds.detector is Detector.SESSION
+    def _take(
+        self, worker: WorkerWatch, jobs: Sequence[HeldRecord], worker_death: WorkerDeath, done: SweepResult
+    ) -> None:
+        by_session = worker_death.detector is Detector.SESSION
         pile_s = pile_patience_s(jobs, worker)
         is_lost_pile = pile_s is not None and worker.silent_s >= pile_s
         stale = [job for job in jobs if by_session or is_lost_pile or is_stale(job, worker)]
         rules = self._rules_for(worker)
-        mine = [job for job in stale if not is_left(job, grounds.detector, rules)]
+        mine = [job for job in stale if not is_left(job, worker_death.detector, rules)]
         self._note_left(worker, len(stale) - len(mine), done)
 
         def guard(chunk: Sequence[HeldRecord]) -> Guard:
@@ -159,14 +161,14 @@ class Handover:
                 return GuardSilent(pile_s)
             return GuardSuspect() if by_session else _still_silent(chunk, worker)
 
-        written = self._settle(worker, mine, grounds, guard, done, SILENT)
+        written = self._settle(worker, mine, worker_death, guard, done, SILENT)
         self._stop_runners(worker, written)
 
     def _settle(
         self,
         worker: WorkerWatch,
         jobs: Sequence[HeldRecord],
-        grounds: WorkerDeath,
+        worker_death: WorkerDeath,
         guard: Callable[[Sequence[HeldRecord]], Guard],
         done: SweepResult,
         headline: str = WORKER_DIED,
@@ -174,7 +176,7 @@ class Handover:
         written: set[Key] = set()
         for start in range(0, len(jobs), SETTLE_BATCH):
             chunk = jobs[start : start + SETTLE_BATCH]
-            writes = {(job.job_id, job.token): ending_of(job, grounds) for job in chunk}
+            writes = {(job.job_id, job.token): ending_of(job, worker_death) for job in chunk}
             endings = [write for write in writes.values() if isinstance(write, Ending)]
             releases = [write for write in writes.values() if isinstance(write, Release)]
             if failpoints.active:
@@ -197,27 +199,27 @@ class Handover:
     ) -> None:
         for job, state in _count(worker_id, jobs, writes, written, done, headline):
             if state is JobState.PENDING:
-                self._tallies.add(JOBS_REQUEUED, (job.queue,))
+                self._counters.add(JOBS_REQUEUED, (job.queue,))
             else:
-                count_ended(self._tallies, job.queue, job.task, state)
+                count_ended(self._counters, job.queue, job.task, state)
 
     def _clear(self, worker: WorkerWatch) -> leftovers.Leftovers:
-        witness = self._witness
-        if not witness.is_neighbour(worker):
+        observer = self._observer
+        if not observer.on_this_host(worker):
             return leftovers.Leftovers()
         # A frozen worker may wake up and go on under a new id, with the same nursery.
-        return leftovers.kill(worker.trace, nursery=witness.process_of(worker) is Process.GONE)
+        return leftovers.kill(worker.status_page, fork_server=observer.process_of(worker) is Process.GONE)
 
-    def _grounds_of_silence(self, worker: WorkerWatch, detector: Detector, evidence: str) -> WorkerDeath:
-        is_neighbour = self._witness.is_neighbour(worker)
-        words = leftovers.last_words(worker.trace) if is_neighbour else None
+    def _silent_death(self, worker: WorkerWatch, detector: Detector, evidence: str) -> WorkerDeath:
+        is_neighbour = self._observer.on_this_host(worker)
+        words = leftovers.last_words(worker.status_page) if is_neighbour else None
         return death_of(worker, detector, evidence, words=words, is_neighbour=is_neighbour)
 
     def _stop_runners(self, worker: WorkerWatch, written: Iterable[Key]) -> None:
         # After the write, not before: until it is refused, a worker that wakes up may still have the job.
         tokens = {token for _, token in written}
-        if tokens and self._witness.is_neighbour(worker):
-            leftovers.kill_attempts(worker.trace, tokens)
+        if tokens and self._observer.on_this_host(worker):
+            leftovers.kill_attempts(worker.status_page, tokens)
 
     def _held(self, worker: WorkerWatch) -> list[HeldRecord]:
         return self._ledger.held_jobs(worker.id, HELD_BATCH * MAX_BATCHES)

@@ -52,21 +52,21 @@ from unstuck.remote.registry import RemoteWorker
 Key = tuple[int, int]
 
 
-def count_claimed(tallies: Counters, jobs: Iterable[Claimed]) -> None:
+def count_claimed(counters: Counters, jobs: Iterable[Claimed]) -> None:
     for job in jobs:
-        tallies.observe(JOB_WAIT, job.waited_s, (job.queue, job.task))
+        counters.observe(JOB_WAIT, job.waited_s, (job.queue, job.task))
 
 
-def count_succeeded(tallies: Counters, jobs: Iterable[HandedJob]) -> None:
+def count_succeeded(counters: Counters, jobs: Iterable[HandedJob]) -> None:
     """Count plain successes of jobs that were handed out here."""
     now_s = time.monotonic()
     for job in jobs:
-        tallies.observe(JOB_RUN, now_s - job.since_s, (job.queue, job.task))
-        count_ended(tallies, job.queue, job.task, JobState.SUCCEEDED)
+        counters.observe(JOB_RUN, now_s - job.since_s, (job.queue, job.task))
+        count_ended(counters, job.queue, job.task, JobState.SUCCEEDED)
 
 
 def count_settled(
-    tallies: Counters,
+    counters: Counters,
     held: Mapping[Key, HeldRecord],
     endings: Mapping[Key, Ending],
     keys: Iterable[Key],
@@ -78,11 +78,11 @@ def count_settled(
             continue
         job, ending = held[key], endings.get(key)
         state = JobState.SUCCEEDED if ending is None else ending.state
-        tallies.observe(JOB_RUN, job.running_s, (job.queue, job.task))
+        counters.observe(JOB_RUN, job.running_s, (job.queue, job.task))
         if state not in (JobState.PENDING, JobState.WAITING):
-            count_ended(tallies, job.queue, job.task, state)
+            count_ended(counters, job.queue, job.task, state)
         elif ending is not None and ending.error is not None:
-            tallies.add(JOB_RETRIES, (job.queue, ending.error.code))
+            counters.add(JOB_RETRIES, (job.queue, ending.error.code))
 
 
 class Named(Protocol):
@@ -122,14 +122,14 @@ class RemoteAttempts:
     """One foreign worker's hands, for one call."""
 
     def __init__(
-        self, ledger: Ledger, settings: Settings, ring: Ring, seat: RemoteWorker, caller: Caller, tallies: Counters
+        self, ledger: Ledger, settings: Settings, ring: Ring, worker: RemoteWorker, caller: Caller, counters: Counters
     ) -> None:
         self._ledger = ledger
         self._settings = settings
-        self._ring = ring
-        self._seat = seat
+        self._wakeups = ring
+        self._worker = worker
         self._caller = caller
-        self._tallies = tallies
+        self._counters = counters
 
     def started(self, keys: Sequence[Key], answer: TurnAnswer) -> list[Result]:
         """Say of each job whether it runs now, ran already or is another worker's, as the ledger answered."""
@@ -156,7 +156,7 @@ class RemoteAttempts:
                 notes[key] = Progress(*key, at, item.done, item.total, message)
                 results[key] = _done(key, "noted")
         if notes:
-            self._ledger.note_progress(self._seat.id, list(notes.values()))
+            self._ledger.note_progress(self._worker.id, list(notes.values()))
         return [results[key] for key in keys]
 
     def steps(self, jobs: Sequence[StepItem]) -> list[Result]:
@@ -190,7 +190,7 @@ class RemoteAttempts:
         if free:
             answer = self._turn(release=tuple(Release(*key) for key in free))
             gone |= answer.superseded if answer.alive else set(free)
-            self._ring({f"queue:{held[key].queue}" for key in free})
+            self._wakeups({f"queue:{held[key].queue}" for key in free})
         return [
             _refused(key, "started", STARTED) if key in begun else _done(key, "already" if key in gone else "released")
             for key in keys
@@ -253,11 +253,11 @@ class RemoteAttempts:
         except LedgerBusy as error:
             # The worker is told to settle them again: until then they are not late, though their deadline passes.
             waiting = [DeferredOutcome(*key, str(error)) for key in outcomes]
-            self._ledger.note_deferred(self._seat.id, waiting, REPEATED_WITHIN_S)
+            self._ledger.note_deferred(self._worker.id, waiting, REPEATED_WITHIN_S)
             raise
         lost = answer.superseded if answer.alive else set(outcomes)
-        count_settled(self._tallies, held, endings, outcomes, lost)
-        self._ring(
+        count_settled(self._counters, held, endings, outcomes, lost)
+        self._wakeups(
             {
                 f"queue:{held[key].queue}"
                 for key, ending in endings.items()
@@ -301,7 +301,7 @@ class RemoteAttempts:
                 return Cancelled("cancelled by request while it ran")
             case "interrupted":
                 why = error.message or "it had to go before this job was done"
-                return Died(f"worker {self._seat.name}: {why}", counts=False, drained=True)
+                return Died(f"worker {self._worker.name}: {why}", counts=False, drained=True)
             case "suspended":
                 assert item.pause is not None
                 return journal.pause_of(item, item.pause)[0]
@@ -336,7 +336,7 @@ class RemoteAttempts:
         lost: list[Fate] = []
         for fate in self._ledger.fates(list(items)) if items else ():
             key = (fate.job_id, fate.token)
-            if fate.worker_id == self._seat.id and _ended_so(fate, items[key].outcome):
+            if fate.worker_id == self._worker.id and _ended_so(fate, items[key].outcome):
                 results[key] = _done(key, "already")
             else:
                 lost.append(fate)
@@ -349,19 +349,19 @@ class RemoteAttempts:
     def _tell_lost(self, fates: Sequence[Fate]) -> dict[Key, Result]:
         if not fates:
             return {}
-        self._tallies.add(SUPERSEDED, by=len(fates))
-        worker = self._ledger.remote_worker(self._seat.id)
+        self._counters.add(SUPERSEDED, by=len(fates))
+        worker = self._ledger.remote_worker(self._worker.id)
         told = {}
         for fate in fates:
-            facts = superseded(fate, worker, may_look=may_look(fate, self._seat, self._caller))
+            facts = superseded(fate, worker, may_look=may_look(fate, self._worker, self._caller))
             told[fate.job_id, fate.token] = {"ok": False, "status": "superseded", **facts}
         return told
 
     def _held(self) -> dict[Key, HeldRecord]:
-        return {(job.job_id, job.token): job for job in self._ledger.held(self._seat.id)}
+        return {(job.job_id, job.token): job for job in self._ledger.held(self._worker.id)}
 
     def _turn(self, **parts: Any) -> TurnAnswer:
-        return self._ledger.turn(Turn(self._seat.id, **parts))
+        return self._ledger.turn(Turn(self._worker.id, **parts))
 
 
 NOT_STARTED = "It was claimed and never started. POST …/start first, or claim with start: true."
@@ -369,9 +369,9 @@ NOT_STARTED = "It was claimed and never started. POST …/start first, or claim 
 STARTED = "It was started, and what was begun cannot be given back. Settle it as interrupted: its on_crash decides."
 
 
-def may_look(fate: Fate, seat: RemoteWorker, caller: Caller) -> bool:
+def may_look(fate: Fate, worker: RemoteWorker, caller: Caller) -> bool:
     """Return whether a caller may be told of the job of an attempt: it was its worker's, or it may read all jobs."""
-    return fate.worker_id == seat.id or Scope.READ in caller.scopes
+    return fate.worker_id == worker.id or Scope.READ in caller.scopes
 
 
 def _ended_so(fate: Fate, outcome: str) -> bool:
@@ -406,7 +406,7 @@ def _wrong_pause(item: SettleItem) -> str:
     return ""
 
 
-def conflict_of(seat: RemoteWorker, results: Sequence[Result]) -> Problem | None:
+def conflict_of(worker: RemoteWorker, results: Sequence[Result]) -> Problem | None:
     """Return the conflict that a whole call is if not one of its jobs was the worker's to write."""
     if any(result["ok"] for result in results):
         return None
@@ -418,7 +418,7 @@ def conflict_of(seat: RemoteWorker, results: Sequence[Result]) -> Problem | None
         code,
         f"{first['detail']}{more}",
         cure="Stop working on it: whatever it does now counts for nobody." if code == "superseded" else "",
-        id=seat.id,
+        id=worker.id,
         results=list(results),
     )
 

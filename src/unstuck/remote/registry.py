@@ -70,32 +70,32 @@ class Registry:
     def known(self, key: str) -> RemoteWorker | None:
         """Give the seat of an id or a name, if it is remembered."""
         with self._lock:
-            seat = self._known.get(key) or self._known.get(self._by_name.get(key, ""))
-            if seat is not None:
-                self._known.move_to_end(seat.id)
-            return seat
+            worker = self._known.get(key) or self._known.get(self._by_name.get(key, ""))
+            if worker is not None:
+                self._known.move_to_end(worker.id)
+            return worker
 
     def find(self, ledger: Ledger, worker_id: str, caller: Caller) -> RemoteWorker:
         """Give the seat of a worker that the caller may speak for."""
-        seat = self.known_id(worker_id)
-        if seat is None:
+        worker = self.known_id(worker_id)
+        if worker is None:
             record = ledger.remote_worker(worker_id) if could_be_id(worker_id) else None
-            if record is None or record.door is not Transport.HTTP:
+            if record is None or record.transport is not Transport.HTTP:
                 raise Problem(
                     404,
                     "not_found",
                     f"There is no worker {worker_id!r} over HTTP.",
                     cure="Register with POST /api/v1/workers and use the id that it answers.",
                 )
-            seat = self.keep(record)
-        return allowed(seat, caller)
+            worker = self.keep(record)
+        return allowed(worker, caller)
 
     def known_id(self, worker_id: str) -> RemoteWorker | None:
         with self._lock:
             return self._known.get(worker_id)
 
     def keep(self, record: WorkerRecord) -> RemoteWorker:
-        seat = RemoteWorker(
+        worker = RemoteWorker(
             record.id,
             record.name,
             record.owner,
@@ -105,39 +105,39 @@ class Registry:
             record.suspect_after_s,
         )
         with self._lock:
-            self._known[seat.id] = seat
+            self._known[worker.id] = worker
             if record.state in LIVE_STATES:
-                self._by_name[seat.name] = seat.id
+                self._by_name[worker.name] = worker.id
             while len(self._known) > MAX_KEPT:
                 _, old = self._known.popitem(last=False)
                 self._forget_name(old)
-        return seat
+        return worker
 
-    def forget(self, seat: RemoteWorker) -> None:
+    def forget(self, worker: RemoteWorker) -> None:
         with self._lock:
-            self._known.pop(seat.id, None)
-            self._forget_name(seat)
+            self._known.pop(worker.id, None)
+            self._forget_name(worker)
 
-    def news(self, seat: RemoteWorker, metadata: dict[str, Any]) -> dict[str, Any] | None:
+    def news(self, worker: RemoteWorker, metadata: dict[str, Any]) -> dict[str, Any] | None:
         """Return the metadata if they are new, so that most beats write nothing but the beat. Those that were said a
         while ago count as new: another server may have written others meanwhile."""
         now_s = time.monotonic()
         with self._lock:
-            said, at_s = self._said.get(seat.id, (None, 0.0))
+            said, at_s = self._said.get(worker.id, (None, 0.0))
             if said == metadata and now_s < at_s + SAID_S:
                 return None
-            self._said[seat.id] = (metadata, now_s)
+            self._said[worker.id] = (metadata, now_s)
             return metadata
 
-    def unsay(self, seat: RemoteWorker) -> None:
+    def unsay(self, worker: RemoteWorker) -> None:
         """Take the next metadata for new, whatever they are."""
         with self._lock:
-            self._said.pop(seat.id, None)
+            self._said.pop(worker.id, None)
 
-    def _forget_name(self, seat: RemoteWorker) -> None:
-        self._said.pop(seat.id, None)
-        if self._by_name.get(seat.name) == seat.id:
-            del self._by_name[seat.name]
+    def _forget_name(self, worker: RemoteWorker) -> None:
+        self._said.pop(worker.id, None)
+        if self._by_name.get(worker.name) == worker.id:
+            del self._by_name[worker.name]
 
     # Registering --------------------------------------------------------------------------------
 
@@ -145,16 +145,16 @@ class Registry:
         """Write a worker down; repeated with the same `instance` it gives the same one."""
         name = checked_name(body.name, "Worker") if body.name else f"http-{new_worker_id()}"
         worker_id = new_worker_id() if body.instance is None else _id_of(caller.token_id, name, body.instance)
-        birth = self._birth(ledger, worker_id, name, caller, body, address)
+        new_worker = self._new_worker(ledger, worker_id, name, caller, body, address)
         if body.instance is None or ledger.remote_worker(worker_id) is None:
             leave_python_names(ledger, name)
         for _ in range(2):
-            ledger.register(birth)
+            ledger.register(new_worker)
             record = ledger.remote_worker(worker_id)
             if record is not None:
                 if record.state not in LIVE_STATES:
                     raise worker_gone_problem(record, "Register with another `instance`.")
-                ledger.ring({"workers"})
+                ledger.notify({"workers"})
                 self.keep(record)
                 return record
             standing = ledger.remote_worker_named(name)
@@ -163,18 +163,18 @@ class Registry:
         raise Problem(503, "busy", f"Others register as {name!r} just now. Try again.", headers={"Retry-After": "1"})
 
     def _make_room(self, ledger: Ledger, standing: WorkerRecord, body: RegisterBody, caller: Caller) -> None:
-        seat = allowed(self.keep(standing), caller)
+        worker = allowed(self.keep(standing), caller)
         if not body.replace:
             raise Problem(
                 409,
                 "name_taken",
-                f"A worker named {seat.name!r} lives ({seat.id}, last heard {standing.silent_s:.1f}s ago).",
+                f"A worker named {worker.name!r} lives ({worker.id}, last heard {standing.silent_s:.1f}s ago).",
                 cure="Choose another name. If it is this very worker, started anew, send replace: true.",
-                id=seat.id,
+                id=worker.id,
             )
         evidence = "a worker of the same name was started in its place"
-        Reaper(ledger, self._settings.recovery, by=caller.name).report_death(seat.id, Detector.OPERATOR, evidence)
-        self.forget(seat)
+        Reaper(ledger, self._settings.recovery, by=caller.name).report_death(worker.id, Detector.OPERATOR, evidence)
+        self.forget(worker)
 
     def reopen(
         self,
@@ -189,7 +189,7 @@ class Registry:
         leave_python_names(ledger, name)
         if metadata is None:
             metadata = {} if last is None else last.metadata
-        birth = self._birth(
+        new_worker = self._new_worker(
             ledger,
             new_worker_id(),
             checked_name(name, "Worker"),
@@ -199,8 +199,8 @@ class Registry:
         )
         if last is not None:
             known = {task.name: task for task in ledger.tasks()}
-            birth = msgspec.structs.replace(
-                birth,
+            new_worker = msgspec.structs.replace(
+                new_worker,
                 queues=last.queues,
                 tasks=tuple(known[task] for task in last.tasks if task in known),
                 concurrency=last.concurrency,
@@ -208,7 +208,7 @@ class Registry:
                 suspect_after_s=last.suspect_after_s,
                 running_stale_after_s=last.suspect_after_s,
             )
-        ledger.register(birth)
+        ledger.register(new_worker)
         # Another door may have been faster: then it is that one.
         record = ledger.remote_worker_named(name)
         if record is None or record.state not in LIVE_STATES:
@@ -216,10 +216,10 @@ class Registry:
                 503, "busy", f"{name!r} dies and registers just now. Try again.", headers={"Retry-After": "1"}
             )
         allowed(self.keep(record), caller)
-        ledger.ring({"workers"})
+        ledger.notify({"workers"})
         return record
 
-    def _birth(
+    def _new_worker(
         self, ledger: Ledger, worker_id: str, name: str, caller: Caller, body: RegisterBody, address: str
     ) -> NewWorker:
         interval_s, timeout_s = self._heartbeat(body)
@@ -231,7 +231,7 @@ class Registry:
             host=host_of(body.metadata, address),
             # No process of any machine is meant by these: the lease alone says whether it lives.
             pid=0,
-            boot_id=host.boot_id() if ledger.one_host else "",
+            boot_id=host.boot_id() if ledger.single_host else "",
             pid_namespace="",
             process_started="",
             queues=queues or tuple(dict.fromkeys(task.queue for task in tasks)),
@@ -242,7 +242,7 @@ class Registry:
             suspect_after_s=timeout_s,
             running_stale_after_s=timeout_s,
             metadata=checked_metadata(body.metadata),
-            door=Transport.HTTP,
+            transport=Transport.HTTP,
             owner=caller.token_id,
             rules=self._settings.recovery.rules,
         )
@@ -295,16 +295,16 @@ def may_speak_for(worker: RemoteWorker | WorkerRecord, caller: Caller) -> bool:
     return worker.owner == caller.token_id or Scope.OPERATE in caller.scopes
 
 
-def allowed(seat: RemoteWorker, caller: Caller) -> RemoteWorker:
+def allowed(worker: RemoteWorker, caller: Caller) -> RemoteWorker:
     """Let the caller speak for this worker, or say that it may not."""
-    if not may_speak_for(seat, caller):
+    if not may_speak_for(worker, caller):
         raise Problem(
             403,
             "not_your_worker",
-            f"Worker {seat.name!r} ({seat.id}) was registered with another token.",
+            f"Worker {worker.name!r} ({worker.id}) was registered with another token.",
             cure="Use the token that it registered with, or one with the scope 'operate'.",
         )
-    return seat
+    return worker
 
 
 def _check_number(known: Set[str], named: Set[str]) -> None:

@@ -103,7 +103,7 @@ class AsyncLoop:
         self._stack_fd = stack_fd
         self._caller = caller
         self._max_output_bytes = max_output_bytes
-        self._signs = signs
+        self._signals = signs
         self._buffer = FrameBuffer()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._job_ids: dict[int, int] = {}
@@ -208,7 +208,7 @@ class AsyncLoop:
             end_span(span, report)
         report.stdout, report.stderr = sink.content(0), sink.content(1)
         del self._tasks[token], self._job_ids[token]
-        self._signs.forget(token)
+        self._signals.forget(token)
         if not self._tasks and self._state is not None:
             # Jobs that overlap share the process; one that finds it idle finds it as the first did.
             self._state.restore()

@@ -117,13 +117,13 @@ class Caller:
     """Knows the app's tasks and the limits of this runner."""
 
     def __init__(
-        self, registry: Registry, kind: Kind, worker_id: str, max_payload_bytes: int, notebooks: Journals | None = None
+        self, registry: Registry, kind: Kind, worker_id: str, max_payload_bytes: int, journals: Journals | None = None
     ) -> None:
         self._definitions = registry.definitions
         self._kind = kind
         self._worker_id = worker_id
         self._limit_bytes = max_payload_bytes
-        self._notebooks = notebooks
+        self._journals = journals
         self._callees: dict[str, _Callee] = {}
 
     def prepare(self, frame: JobMessage) -> Call:
@@ -150,8 +150,8 @@ class Caller:
                 f"The arguments of job {frame.job_id} cannot be read: they need more memory than this process may "
                 f"have ({len(frame.payload):,} bytes of JSON). Store the data elsewhere and pass a reference."
             ) from error
-        if self._notebooks is not None:
-            self._notebooks.expect(frame)
+        if self._journals is not None:
+            self._journals.expect(frame)
         context = Context(
             frame.job_id,
             frame.task,
@@ -188,7 +188,7 @@ class Caller:
 
     def ended(self, report: Report, error: BaseException | None) -> Report:
         """Give the report that is right for what the attempt wrote down on its way."""
-        return report if self._notebooks is None else self._notebooks.close(report.token, report, error, raised)
+        return report if self._journals is None else self._journals.close(report.token, report, error, raised)
 
     def _arguments(self, frame: JobMessage, callee: _Callee) -> Arguments:
         if frame.payload_type == JSON:

@@ -168,16 +168,16 @@ def make_runner_cgroup(serial: int, v2: Path | None, v1_pids: Path | None, max_p
     return RunnerCgroup(home, pids, memory)
 
 
-def _made(hall: Path | None, serial: int) -> str:
-    if hall is None:
+def _made(runner_cgroups: Path | None, serial: int) -> str:
+    if runner_cgroups is None:
         return ""
-    room = hall / f"runner-{serial}"
-    return str(room) if make_cgroup(room) else ""
+    cgroup = runner_cgroups / f"runner-{serial}"
+    return str(cgroup) if make_cgroup(cgroup) else ""
 
 
-def refused_forks(room: RunnerCgroup) -> int:
+def refused_forks(cgroup: RunnerCgroup) -> int:
     """Say how often somebody in the room was refused a process because the room was full."""
-    group = Path(room.pids)
+    group = Path(cgroup.pids)
     refused = read_counter(group / "pids.events", "max") or 0
     if not refused:
         return 0
@@ -284,29 +284,29 @@ def cgroup_name(mark: str, pid: int) -> str:
 
 def marked_cgroups(bases: Collection[Path | None], mark: str) -> list[Path]:
     """Find the halls of one bench."""
-    return [hall for base in bases if base is not None for hall in base.glob(f"{PREFIX}{mark}-*")]
+    return [runner_cgroups for base in bases if base is not None for runner_cgroups in base.glob(f"{PREFIX}{mark}-*")]
 
 
 def remove_stale(base: Path) -> None:
     """Take down what killed nurseries left. An empty hall alone is no sign: its nursery may just be idle."""
-    for hall in base.glob(f"{PREFIX}*"):
-        _, _, owner = hall.name.removeprefix(PREFIX).partition("-")
+    for runner_cgroups in base.glob(f"{PREFIX}*"):
+        _, _, owner = runner_cgroups.name.removeprefix(PREFIX).partition("-")
         pid, _, started = owner.partition("-")
         if pid.isdigit() and host.process_state(int(pid), started) is Process.GONE:
-            remove_runner_cgroups(hall)
+            remove_runner_cgroups(runner_cgroups)
 
 
-def runner_cgroups_in(hall: Path) -> list[Path]:
+def runner_cgroups_in(runner_cgroups: Path) -> list[Path]:
     try:
-        return [room for room in hall.iterdir() if room.is_dir()]
+        return [cgroup for cgroup in runner_cgroups.iterdir() if cgroup.is_dir()]
     except OSError:
         return []
 
 
-def remove_runner_cgroups(hall: Path) -> None:
-    for room in runner_cgroups_in(hall):
-        remove_cgroup(room)
-    remove_cgroup(hall)
+def remove_runner_cgroups(runner_cgroups: Path) -> None:
+    for cgroup in runner_cgroups_in(runner_cgroups):
+        remove_cgroup(cgroup)
+    remove_cgroup(runner_cgroups)
 
 
 class MemoryLimits:
@@ -317,19 +317,19 @@ class MemoryLimits:
         self._without: set[str] = set()
         """Rooms in which the kernel bounds no memory."""
 
-    def set_memory_limit(self, room: str, limit_bytes: int | None) -> bool:
+    def set_memory_limit(self, cgroup: str, limit_bytes: int | None) -> bool:
         """Set or clear (None) the limit of a room (`RunnerBorn.room`); False where the kernel does not enforce it.
 
         False too where the runner is larger already: the kernel would kill it at once for what earlier jobs left."""
-        if self._set.get(room) == limit_bytes:
+        if self._set.get(cgroup) == limit_bytes:
             return True
-        if room in self._without:
+        if cgroup in self._without:
             return False
-        group = Path(room)
+        group = Path(cgroup)
         if limit_bytes is None:
             return self._clear(group)
-        if not room or not (group / "memory.max").exists():
-            self._without.add(room)
+        if not cgroup or not (group / "memory.max").exists():
+            self._without.add(cgroup)
             return False
         if (read_counter(group / "memory.stat", "anon") or 0) > limit_bytes:
             self._clear(group)
@@ -337,7 +337,7 @@ class MemoryLimits:
         write_file(group / "memory.swap.max", "0")
         taken = write_file(group / "memory.max", str(limit_bytes))
         if taken:
-            self._set[room] = limit_bytes
+            self._set[cgroup] = limit_bytes
         return taken
 
     def _clear(self, group: Path) -> bool:
@@ -345,7 +345,7 @@ class MemoryLimits:
         write_file(group / "memory.swap.max", UNLIMITED)
         return write_file(group / "memory.max", UNLIMITED)
 
-    def forget(self, room: str) -> None:
+    def forget(self, cgroup: str) -> None:
         """The runner is gone, and its room with it."""
-        self._set.pop(room, None)
-        self._without.discard(room)
+        self._set.pop(cgroup, None)
+        self._without.discard(cgroup)

@@ -37,63 +37,70 @@ class RunnerConfig(msgspec.Struct):
 
     slot: int
     kind: Kind
-    nursery_pid: int
+    fork_server_pid: int
     worker_id: str
     limits: Limits
-    trace: str
-    room: RunnerCgroup
+    status_page: str
+    cgroup: RunnerCgroup
     """The cgroups to move into."""
     stream: int
     permits: int
     stdout: int
     stderr: int
     stack: int
-    signs: int
-    line: int
+    signals: int
+    journal: int
 
 
 class SpawnRequest(msgspec.Struct):
     target: str
-    seat: RunnerConfig
+    config: RunnerConfig
     url: str | None = None
 
 
-def isolate(seat: RunnerConfig) -> None:
+def isolate(config: RunnerConfig) -> None:
     """Tie our life to the nursery's and be ready to adopt; first of all, before any user code."""
-    if not linux.die_with_parent(signal.SIGKILL, seat.nursery_pid):
+    if not linux.die_with_parent(signal.SIGKILL, config.fork_server_pid):
         os._exit(0)
     try:
         os.setsid()
     except PermissionError:
         pass  # spawned runners lead their session already
     linux.adopt_orphans()
-    linux.name_process(f"unstuck-{seat.kind}{seat.slot}")
-    containment.enter_runner_cgroup(seat.room)
+    linux.name_process(f"unstuck-{config.kind}{config.slot}")
+    containment.enter_runner_cgroup(config.cgroup)
     linux.prefer_as_oom_victim()
-    sync_loop.bound(seat.limits.max_open_files)
+    sync_loop.bound(config.limits.max_open_files)
 
 
-def serve(seat: RunnerConfig, registry: Registry, trace: StatusPage) -> NoReturn:
+def serve(config: RunnerConfig, registry: Registry, status_page: StatusPage) -> NoReturn:
     """Serve jobs, then end. Exit handlers are not run: a runner may be killed at any moment anyway."""
     code = EXIT_BROKEN
     try:
-        _settle_in(seat)
-        trace.enter(seat.slot, 0)
-        stream = socket.socket(fileno=seat.stream)
-        signs = JobSignals(socket.socket(fileno=seat.signs))
-        line = JournalChannel(socket.socket(fileno=seat.line))
-        notebooks = Journals(line, seat.limits.max_payload_bytes, registry.pack_follow_up)
-        context.connect(signs, notebooks)
-        caller = Caller(registry, seat.kind, seat.worker_id, seat.limits.max_payload_bytes, notebooks)
+        _settle_in(config)
+        status_page.enter(config.slot, 0)
+        stream = socket.socket(fileno=config.stream)
+        signals = JobSignals(socket.socket(fileno=config.signals))
+        channel = JournalChannel(socket.socket(fileno=config.journal))
+        journals = Journals(channel, config.limits.max_payload_bytes, registry.pack_follow_up)
+        context.connect(signals, journals)
+        caller = Caller(registry, config.kind, config.worker_id, config.limits.max_payload_bytes, journals)
         loop: SyncLoop | AsyncLoop
-        if seat.kind == "sync":
-            permits = socket.socket(fileno=seat.permits)
-            loop = SyncLoop(stream, permits, (seat.stdout, seat.stderr), caller, trace, seat.slot, signs)
+        if config.kind == "sync":
+            permits = socket.socket(fileno=config.permits)
+            loop = SyncLoop(stream, permits, (config.stdout, config.stderr), caller, status_page, config.slot, signals)
         else:
-            loop = AsyncLoop(stream, seat.stack, caller, seat.limits.max_output_bytes, signs)
+            loop = AsyncLoop(stream, config.stack, caller, config.limits.max_output_bytes, signals)
         look = loop.watch.look if isinstance(loop, AsyncLoop) else None
         start_pulse(
-            trace, seat.slot, seat.limits.pulse_interval_s, stream.fileno(), seat.stack, signs, look, notebooks.flush
+            status_page,
+            config.slot,
+            config.limits.pulse_interval_s,
+            stream.fileno(),
+            config.stack,
+            signals,
+            look,
+            journals.flush,
         )
         loop.run()
         code = 0
@@ -105,15 +112,15 @@ def serve(seat: RunnerConfig, registry: Registry, trace: StatusPage) -> NoReturn
         os._exit(code)
 
 
-def _settle_in(seat: RunnerConfig) -> None:
+def _settle_in(config: RunnerConfig) -> None:
     _reset_signals()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     output.flush_standard_streams()
     # Ours stay open beside 1 and 2: user code may close or redirect those, and ranges are still measured.
-    os.dup2(seat.stdout, 1)
-    os.dup2(seat.stderr, 2)
+    os.dup2(config.stdout, 1)
+    os.dup2(config.stderr, 2)
     for stream in (sys.stdout, sys.stderr):
         try:
             cast(TextIO, stream).reconfigure(  # type: ignore[attr-defined]
@@ -122,7 +129,7 @@ def _settle_in(seat: RunnerConfig) -> None:
         except Exception:  # noqa: BLE001 - the app replaced it: then it is the app's
             pass
     linux.line_buffer_c_stdout()
-    stacks.watch(seat.stack)
+    stacks.watch(config.stack)
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -145,20 +152,28 @@ def _reset_signals() -> None:
 
 def main(order_text: str) -> NoReturn:
     order = msgspec.json.decode(order_text, type=SpawnRequest)
-    seat = order.seat
-    isolate(seat)
+    config = order.config
+    isolate(config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for fd in (seat.stream, seat.permits, seat.stdout, seat.stderr, seat.stack, seat.signs, seat.line):
+    for fd in (
+        config.stream,
+        config.permits,
+        config.stdout,
+        config.stderr,
+        config.stack,
+        config.signals,
+        config.journal,
+    ):
         os.set_inheritable(fd, False)
     output.install_routers()
     try:
-        trace = StatusPage.open(Path(seat.trace), live_by_it=True)
+        status_page = StatusPage.open(Path(config.status_page), live_by_it=True)
         registry = load_registry(order.target, order.url)
         registry.ledger_note()  # the worker has said it
     except (ConfigError, OSError, ValueError) as error:
-        os.write(seat.stderr, f"{error}\n".encode(errors="backslashreplace"))
+        os.write(config.stderr, f"{error}\n".encode(errors="backslashreplace"))
         os._exit(EXIT_NO_APP)
-    serve(seat, registry, trace)
+    serve(config, registry, status_page)
 
 
 if __name__ == "__main__":

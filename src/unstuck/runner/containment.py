@@ -50,24 +50,24 @@ class Containment:
         """Say in words what is guaranteed, and why not more."""
         return in_words(self.facts)
 
-    def make_room(self, serial: int, max_processes: int = 0) -> RunnerCgroup:
+    def make_cgroup(self, serial: int, max_processes: int = 0) -> RunnerCgroup:
         """Prepare the cgroups of one runner; an empty room where it has to do without."""
         return cgroups.make_runner_cgroup(serial, self._v2, self._v1_pids, max_processes)
 
-    def clear(self, room: RunnerCgroup) -> None:
+    def clear(self, cgroup: RunnerCgroup) -> None:
         """Kill what is left in the room."""
-        for group in room.groups():
+        for group in cgroup.groups():
             cgroups.clear_runner_cgroup(Path(group))
 
-    def remove(self, room: RunnerCgroup) -> bool:
+    def remove(self, cgroup: RunnerCgroup) -> bool:
         """Take the room down; False while somebody is still dying in it."""
-        standing = [group for group in room.groups() if not cgroups.remove_cgroup(Path(group))]
+        standing = [group for group in cgroup.groups() if not cgroups.remove_cgroup(Path(group))]
         return not standing
 
     def close(self) -> None:
-        for hall in (self._v2, self._v1_pids):
-            if hall is not None:
-                cgroups.remove_runner_cgroups(hall)
+        for runner_cgroups in (self._v2, self._v1_pids):
+            if runner_cgroups is not None:
+                cgroups.remove_runner_cgroups(runner_cgroups)
 
 
 def detect(mark: str, *, cgroup: bool = True, worker_pid: int = 0) -> Containment:
@@ -77,12 +77,12 @@ def detect(mark: str, *, cgroup: bool = True, worker_pid: int = 0) -> Containmen
     if not cgroup:
         return Containment(Facts("subreaper", why="cgroups are switched off"))
     name = cgroups.cgroup_name(mark, os.getpid())
-    hall, why = _open_v2(name, worker_pid)
-    controllers = () if hall is None else hall.controllers
+    runner_cgroups, why = _open_v2(name, worker_pid)
+    controllers = () if runner_cgroups is None else runner_cgroups.controllers
     v1_pids = None if "pids" in controllers else _open_v1_pids(name)
     bounded = controllers if v1_pids is None else (*controllers, "pids (v1)")
-    if hall is not None:
-        return Containment(Facts("cgroup", bounded, "memory" in controllers, why), hall.path, v1_pids)
+    if runner_cgroups is not None:
+        return Containment(Facts("cgroup", bounded, "memory" in controllers, why), runner_cgroups.path, v1_pids)
     return Containment(Facts("subreaper" if v1_pids is None else "pids", bounded, why=why), None, v1_pids)
 
 
@@ -109,13 +109,13 @@ def _open_v2(name: str, worker_pid: int) -> tuple[cgroups.RunnerCgroups | None, 
     ours = {worker_pid, os.getpid(), *processes.descendants(os.getpid())}
     site = cgroups.choose_site(own, mount, ours)
     cgroups.remove_stale(site.base)
-    hall = cgroups.make_runner_cgroups(site, name)
-    if hall is None:
+    runner_cgroups = cgroups.make_runner_cgroups(site, name)
+    if runner_cgroups is None:
         return None, f"the cgroup {site.base} is not delegated to us"
-    if not (hall.path / "cgroup.kill").exists() or not os.access(site.base / "cgroup.procs", os.W_OK):
-        cgroups.remove_cgroup(hall.path)
+    if not (runner_cgroups.path / "cgroup.kill").exists() or not os.access(site.base / "cgroup.procs", os.W_OK):
+        cgroups.remove_cgroup(runner_cgroups.path)
         return None, "the cgroup cannot be used: it needs cgroup.kill (Linux 5.14) and write access"
-    return hall, hall.why_not
+    return runner_cgroups, runner_cgroups.why_not
 
 
 def _open_v1_pids(name: str) -> Path | None:
@@ -126,9 +126,9 @@ def _open_v1_pids(name: str) -> Path | None:
     return base / name if cgroups.make_cgroup(base / name) else None
 
 
-def enter_runner_cgroup(room: RunnerCgroup) -> None:
+def enter_runner_cgroup(cgroup: RunnerCgroup) -> None:
     """Move the calling process into its cgroups; what it starts from now on is born there."""
-    for group in room.groups():
+    for group in cgroup.groups():
         cgroups.enter(group)
 
 
@@ -141,9 +141,9 @@ def kill_marked(mark: int) -> int:
     own = cgroups.own()
     # A nursery lives in its worker's own cgroup, so both find the same places.
     found_halls = cgroups.marked_cgroups((own, None if own is None else own.parent, cgroups.own("pids")), text)
-    for hall in found_halls:
-        for room in cgroups.runner_cgroups_in(hall):
-            cgroups.clear_runner_cgroup(room)
+    for runner_cgroups in found_halls:
+        for cgroup in cgroups.runner_cgroups_in(runner_cgroups):
+            cgroups.clear_runner_cgroup(cgroup)
     killed: set[int] = set()
     for _ in range(_MAX_ROUNDS):
         found = _marked(text)
@@ -155,8 +155,8 @@ def kill_marked(mark: int) -> int:
             killed.add(pid)
         if not found:
             break
-    for hall in found_halls:
-        cgroups.remove_runner_cgroups(hall)
+    for runner_cgroups in found_halls:
+        cgroups.remove_runner_cgroups(runner_cgroups)
     return len(killed)
 
 

@@ -67,15 +67,15 @@ class Context(msgspec.Struct, frozen=True, gc=False):
 
         Steps are found again by their order and their names, so both must stay the same while jobs are on their way.
         Given is what is stored: a tuple comes as a list, the first time too. Outside a worker it is only called."""
-        notebook = self._notebook()
-        if notebook is None:
+        journal = self._journal()
+        if journal is None:
             return function(*args, **kwargs)
         _refuse_to_block("step")
-        place = notebook.begin_step(name)
+        place = journal.begin_step(name)
         if place.found is not None:
             return cast(R, decode(place.found.value))
-        entry = notebook.step_entry(place, function(*args, **kwargs))
-        notebook.write(entry)
+        entry = journal.step_entry(place, function(*args, **kwargs))
+        journal.write(entry)
         return cast(R, decode(entry.value))
 
     @overload
@@ -88,14 +88,14 @@ class Context(msgspec.Struct, frozen=True, gc=False):
 
     async def step_async(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Like `step`, for async code: of a coroutine function, or of a plain one that does not block."""
-        notebook = self._notebook()
-        if notebook is None:
+        journal = self._journal()
+        if journal is None:
             return await _outcome(function, args, kwargs)
-        place = notebook.begin_step(name)
+        place = journal.begin_step(name)
         if place.found is not None:
             return decode(place.found.value)
-        entry = notebook.step_entry(place, await _outcome(function, args, kwargs))
-        await notebook.write_async(entry)
+        entry = journal.step_entry(place, await _outcome(function, args, kwargs))
+        await journal.write_async(entry)
         return decode(entry.value)
 
     def checkpoint(self, state: Any) -> None:
@@ -104,32 +104,32 @@ class Context(msgspec.Struct, frozen=True, gc=False):
         Cheap enough for every turn of a loop: the worker has it within a second, and writes it at once. The last
         one before an error, a sleep or the end always counts; where a process is killed or a machine is lost, the last
         second of them may be lost too."""
-        notebook = self._notebook()
-        if notebook is not None:
-            notebook.set_checkpoint(state)
+        journal = self._journal()
+        if journal is not None:
+            journal.set_checkpoint(state)
 
     @property
     def last_checkpoint(self) -> Any:
         """The last state that this job gave to `checkpoint`, in this attempt or an earlier one; None at first."""
-        notebook = self._notebook()
-        return None if notebook is None else notebook.checkpoint
+        journal = self._journal()
+        return None if journal is None else journal.checkpoint
 
     def sleep(self, duration: Duration) -> None:
         """Give the slot back for so long. The job begins again then, and what is written down is not done again.
 
         It leaves your code by an exception that is no `Exception`; `finally` runs. Outside a worker it does nothing."""
         delay_s = seconds(duration, "ctx.sleep")
-        notebook = self._notebook()
-        if notebook is not None:
+        journal = self._journal()
+        if journal is not None:
             _refuse_to_block("sleep")
-            notebook.sleep(delay_s)
+            journal.sleep(delay_s)
 
     async def sleep_async(self, duration: Duration) -> None:
         """Like `sleep`, for async code."""
         delay_s = seconds(duration, "ctx.sleep_async")
-        notebook = self._notebook()
-        if notebook is not None:
-            notebook.sleep(delay_s)
+        journal = self._journal()
+        if journal is not None:
+            journal.sleep(delay_s)
 
     def wait_signal(self, name: str, timeout: Duration | None = None) -> Any:
         """Give the slot back until somebody sends this signal (`job.signal(name, value)`), and give its value.
@@ -137,39 +137,39 @@ class Context(msgspec.Struct, frozen=True, gc=False):
         One that came before is taken at once; several are taken in their order, each once. SignalTimeout when none came
         in time."""
         _refuse_to_block("wait_signal")
-        notebook, entry = self._wait(name, timeout)
+        journal, entry = self._wait(name, timeout)
         if isinstance(entry, NewEntry):
-            notebook.write(entry)
-        return notebook.received(entry)
+            journal.write(entry)
+        return journal.received(entry)
 
     async def wait_signal_async(self, name: str, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 - as in `wait_signal`
         """Like `wait_signal`, for async code."""
-        notebook, entry = self._wait(name, timeout)
+        journal, entry = self._wait(name, timeout)
         if isinstance(entry, NewEntry):
-            await notebook.write_async(entry)
-        return notebook.received(entry)
+            await journal.write_async(entry)
+        return journal.received(entry)
 
     def enqueue(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
         """Have a job enqueued when this one succeeds, in the same commit; if it does not, never.
 
         `task` is a task of this app, with `task.options(…)` where wanted, or its name."""
-        notebook = self._notebook()
-        if notebook is None or _notebooks is None:
+        journal = self._journal()
+        if journal is None or _notebooks is None:
             raise LookupError(
                 "ctx.enqueue works only inside a task while a worker runs it. Use task.enqueue(…) elsewhere."
             )
-        notebook.follow(_notebooks.pack(task, args, kwargs, self.job_id))
+        journal.follow(_notebooks.pack(task, args, kwargs, self.job_id))
 
     # ------------------------------------------------------------------------------------------
 
-    def _notebook(self) -> Journal | None:
+    def _journal(self) -> Journal | None:
         return None if _notebooks is None else _notebooks.of(self.token)
 
     def _wait(self, name: str, timeout: Duration | None) -> tuple[Journal, Any]:
-        notebook = self._notebook()
-        if notebook is None:
+        journal = self._journal()
+        if journal is None:
             raise LookupError("A job can wait for a signal only while a worker runs it: nobody could send one here.")
-        return notebook, notebook.wait(name, None if timeout is None else seconds(timeout, "timeout"))
+        return journal, journal.wait(name, None if timeout is None else seconds(timeout, "timeout"))
 
 
 async def _outcome(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -224,10 +224,10 @@ def find_context() -> Context | None:
     return _current.get(None)
 
 
-def connect(signs: JobSignals, notebooks: Journals) -> None:
+def connect(signs: JobSignals, journals: Journals) -> None:
     """Let every Context of this process reach its worker."""
     global _signs, _notebooks
-    _signs, _notebooks = signs, notebooks
+    _signs, _notebooks = signs, journals
 
 
 @overload

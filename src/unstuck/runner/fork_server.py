@@ -54,7 +54,7 @@ class _Runner(msgspec.Struct):
     serial: int
     slot: int
     pid: int
-    room: RunnerCgroup
+    cgroup: RunnerCgroup
     process: "subprocess.Popen[bytes] | None" = None
     why: str = ""
     killed: bool = False
@@ -71,9 +71,9 @@ class ForkServer:
         )
         self.manifest = msgspec.structs.replace(manifest, containment=self._containment.describe())
         self._equipment: messages.Configure | None = None
-        self._trace: StatusPage | None = None
+        self._status_page: StatusPage | None = None
         self._runners: dict[int, _Runner] = {}
-        self._rooms: list[RunnerCgroup] = []
+        self._cgroups: list[RunnerCgroup] = []
         """Rooms of dead runners in which somebody is still dying."""
         self._guests = frozenset(processes.children())
         """Processes that the import started; they belong to the app."""
@@ -95,7 +95,7 @@ class ForkServer:
         poller.register(self._wake_in, select.POLLIN)
         while not self._ended and not self._channel.ended:
             poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_write() else 0))
-            poller.poll(TICK_S * 1000 if self._runners or self._rooms else None)
+            poller.poll(TICK_S * 1000 if self._runners or self._cgroups else None)
             # Before anything else: we may have been frozen together with a lease that ended meanwhile.
             self._enforce_leases()
             self._drain_wake()
@@ -120,83 +120,90 @@ class ForkServer:
                     for fd in fds:
                         os.close(fd)
             case messages.KillRunner():
-                runner = self._runners.get(order.serial)
+                runner = self._runners.get(order.runner_id)
                 if runner is not None:
                     self._kill(runner)
             case messages.Shutdown():
                 self._ended = True
 
     def _equip(self, order: messages.Configure) -> None:
-        self._trace = StatusPage.open(Path(order.trace), live_by_it=True)
-        self._trace.set_nursery(os.getpid(), host.process_started(os.getpid()))
-        self._trace.set_mark(self._options.mark)
+        self._status_page = StatusPage.open(Path(order.status_page), live_by_it=True)
+        self._status_page.set_fork_server(os.getpid(), host.process_started(os.getpid()))
+        self._status_page.set_mark(self._options.mark)
         self._equipment = order
 
     def _open(self, order: messages.StartRunner, fds: list[int]) -> None:
-        trace, equipment = self._trace, self._equipment
-        assert trace is not None
+        status_page, equipment = self._status_page, self._equipment
+        assert status_page is not None
         assert equipment is not None
-        room = self._containment.make_room(order.serial, equipment.limits.max_processes)
-        seat = child.RunnerConfig(
-            order.slot, order.kind, os.getpid(), equipment.worker_id, equipment.limits, equipment.trace, room, *fds
+        cgroup = self._containment.make_cgroup(order.runner_id, equipment.limits.max_processes)
+        config = child.RunnerConfig(
+            order.slot,
+            order.kind,
+            os.getpid(),
+            equipment.worker_id,
+            equipment.limits,
+            equipment.status_page,
+            cgroup,
+            *fds,
         )
         try:
-            runner = self._forked(order, seat, trace) if self._fork else self._spawned(order, seat, fds)
+            runner = self._forked(order, config, status_page) if self._fork else self._spawned(order, config, fds)
         except OSError as error:
-            self._containment.remove(room)
+            self._containment.remove(cgroup)
             self._tell(
-                messages.RunnerExited(order.serial, 0, None, why=f"a runner could not be started: {error.strerror}")
+                messages.RunnerExited(order.runner_id, 0, None, why=f"a runner could not be started: {error.strerror}")
             )
             return
-        self._runners[order.serial] = runner
-        self._oom.watch_room(room.memory)
-        trace.set_runner(order.slot, runner.pid, host.process_started(runner.pid))
+        self._runners[order.runner_id] = runner
+        self._oom.watch_cgroup(cgroup.memory)
+        status_page.set_runner(order.slot, runner.pid, host.process_started(runner.pid))
         pidfd = _pidfd(runner.pid)
-        born = messages.RunnerStarted(order.serial, runner.pid, room.memory)
+        born = messages.RunnerStarted(order.runner_id, runner.pid, cgroup.memory)
         self._channel.send(messages.encoder.encode(born), [] if pidfd is None else [pidfd])
         if pidfd is not None:
             os.close(pidfd)
 
-    def _forked(self, order: messages.StartRunner, seat: child.RunnerConfig, trace: StatusPage) -> _Runner:
+    def _forked(self, order: messages.StartRunner, config: child.RunnerConfig, status_page: StatusPage) -> _Runner:
         output.flush_standard_streams()
         pid = os.fork()
         if pid == 0:
-            self._become(seat, trace)
-        return _Runner(order.serial, order.slot, pid, seat.room)
+            self._become(config, status_page)
+        return _Runner(order.runner_id, order.slot, pid, config.cgroup)
 
-    def _become(self, seat: child.RunnerConfig, trace: StatusPage) -> NoReturn:
+    def _become(self, config: child.RunnerConfig, status_page: StatusPage) -> NoReturn:
         """Be the runner from here on: nothing of the nursery's may be touched or returned to."""
         try:
             signal.set_wakeup_fd(-1)
-            child.isolate(seat)
+            child.isolate(config)
             os.close(self._channel.fileno())
             os.close(self._wake_in)
             os.close(self._wake_out)
-            child.serve(seat, self._registry, trace)
+            child.serve(config, self._registry, status_page)
         finally:
             os._exit(child.EXIT_BROKEN)
 
-    def _spawned(self, order: messages.StartRunner, seat: child.RunnerConfig, fds: list[int]) -> _Runner:
-        command = msgspec.json.encode(child.SpawnRequest(self._options.target, seat, self._options.url)).decode()
+    def _spawned(self, order: messages.StartRunner, config: child.RunnerConfig, fds: list[int]) -> _Runner:
+        command = msgspec.json.encode(child.SpawnRequest(self._options.target, config, self._options.url)).decode()
         process = subprocess.Popen(
             [sys.executable, "-m", "unstuck.runner.child", command],
             stdin=subprocess.DEVNULL,
-            stdout=seat.stdout,
-            stderr=seat.stderr,
+            stdout=config.stdout,
+            stderr=config.stderr,
             pass_fds=fds,
             cwd=self._options.directory,
             start_new_session=True,
         )
-        return _Runner(order.serial, order.slot, process.pid, seat.room, process)
+        return _Runner(order.runner_id, order.slot, process.pid, config.cgroup, process)
 
     # Deaths -----------------------------------------------------------------------------------
 
     def _enforce_leases(self) -> None:
-        if self._trace is None:
+        if self._status_page is None:
             return
         now_s = host.boottime_s()
         for runner in self._runners.values():
-            kill_at_s = self._trace.kill_at_s(runner.slot)
+            kill_at_s = self._status_page.kill_at_s(runner.slot)
             if kill_at_s and now_s >= kill_at_s and not runner.killed:
                 runner.why = LEASE_ENDED
                 self._kill(runner)
@@ -209,10 +216,10 @@ class ForkServer:
         self._counted_s = now_s
         most = self._equipment.limits.max_processes
         for runner in self._runners.values():
-            if not runner.killed and processes.over_process_limit(runner.pid, runner.room, most):
+            if not runner.killed and processes.over_process_limit(runner.pid, runner.cgroup, most):
                 runner.why = processes.over_limit_text(most)
-                if runner.room.groups():
-                    self._containment.clear(runner.room)
+                if runner.cgroup.groups():
+                    self._containment.clear(runner.cgroup)
                 else:
                     processes.kill_trees([runner.pid])
                 self._kill(runner)
@@ -252,39 +259,39 @@ class ForkServer:
         for runner, status, max_rss_bytes, cpu_s in dead:
             evidence = OomEvidence(False)
             if runner.serial in struck:
-                evidence = self._oom.explain(runner.room.memory, self._ours(), len(struck), max_rss_bytes)
+                evidence = self._oom.explain(runner.cgroup.memory, self._ours(), len(struck), max_rss_bytes)
                 struck.remove(runner.serial)
-            self._bury(runner, status, max_rss_bytes, cpu_s, evidence)
+            self._runner_gone(runner, status, max_rss_bytes, cpu_s, evidence)
         if self._orphans_due and not more:
             self._orphans_due = False
             self._kill_orphans()
-        if self._rooms:
-            self._rooms = [room for room in self._rooms if not self._containment.remove(room)]
+        if self._cgroups:
+            self._cgroups = [cgroup for cgroup in self._cgroups if not self._containment.remove(cgroup)]
 
     def _clear_group(self, runner: _Runner) -> None:
-        self._containment.clear(runner.room)
+        self._containment.clear(runner.cgroup)
         try:
             os.killpg(runner.pid, signal.SIGKILL)
         except OSError:
             pass
 
-    def _bury(self, runner: _Runner, status: int, max_rss_bytes: int, cpu_s: float, oom: OomEvidence) -> None:
+    def _runner_gone(self, runner: _Runner, status: int, max_rss_bytes: int, cpu_s: float, oom: OomEvidence) -> None:
         del self._runners[runner.serial]
         if runner.process is not None:
             runner.process.returncode = status  # reaped here: its own bookkeeping must not look for it
         entered = 0
-        if self._trace is not None:
-            entered = self._trace.entered(runner.slot)
-            if self._trace.occupant(runner.slot)[0] == runner.pid:
-                self._trace.clear_runner(runner.slot)
-            kill_at_s = self._trace.kill_at_s(runner.slot)
+        if self._status_page is not None:
+            entered = self._status_page.entered(runner.slot)
+            if self._status_page.occupant(runner.slot)[0] == runner.pid:
+                self._status_page.clear_runner(runner.slot)
+            kill_at_s = self._status_page.kill_at_s(runner.slot)
             if kill_at_s and os.WIFSIGNALED(status) and host.boottime_s() >= kill_at_s:
                 runner.why = LEASE_ENDED
         if not runner.why and not self._fork and status == child.EXIT_NO_APP << 8:
             runner.why = "it could not import the app"
-        self._oom.forget_room(runner.room.memory)
-        if not self._containment.remove(runner.room):
-            self._rooms.append(runner.room)
+        self._oom.forget_cgroup(runner.cgroup.memory)
+        if not self._containment.remove(runner.cgroup):
+            self._cgroups.append(runner.cgroup)
         why = runner.why or oom.words
         exited = messages.RunnerExited(runner.serial, runner.pid, status, entered, max_rss_bytes, cpu_s, why)
         exited.oom, exited.oom_sure, exited.oom_words = oom.struck, oom.sure, oom.words
@@ -304,8 +311,8 @@ class ForkServer:
             self._clear_group(runner)
             self._kill(runner)
         processes.kill_children()
-        for room in [*self._rooms, *(runner.room for runner in self._runners.values())]:
-            self._containment.remove(room)
+        for cgroup in [*self._cgroups, *(runner.cgroup for runner in self._runners.values())]:
+            self._containment.remove(cgroup)
         self._containment.close()
 
     # ------------------------------------------------------------------------------------------
@@ -366,9 +373,9 @@ def main(options_text: str) -> int:
     output.flush_standard_streams()
     gc.collect()
     gc.freeze()  # what the import made is shared with every runner as long as nobody writes to it
-    nursery = ForkServer(options, channel, registry, manifest)
-    channel.send(messages.encoder.encode(messages.Ready(nursery.manifest)))
-    nursery.run()
+    fork_server = ForkServer(options, channel, registry, manifest)
+    channel.send(messages.encoder.encode(messages.Ready(fork_server.manifest)))
+    fork_server.run()
     return 0
 
 

@@ -275,8 +275,8 @@ Packing = Callable[[Any, tuple[Any, ...], dict[str, Any], int], bytes]
 class Journals:
     """Of one runner. Most jobs never open theirs, and pay one entry in a dict."""
 
-    def __init__(self, line: JournalChannel, limit_bytes: int, pack: Packing) -> None:
-        self._line = line
+    def __init__(self, channel: JournalChannel, limit_bytes: int, pack: Packing) -> None:
+        self._channel = channel
         self._limit_bytes = limit_bytes
         self._frames: dict[int, JobMessage] = {}
         self._open: dict[int, Journal] = {}
@@ -292,7 +292,7 @@ class Journals:
             frame = self._frames.get(token)
             if frame is None:
                 return None
-            opened = Journal(frame.job_id, token, frame.journal, self._line, self._limit_bytes)
+            opened = Journal(frame.job_id, token, frame.journal, self._channel, self._limit_bytes)
             # Two threads of a job may come here at once.
             found = self._open.setdefault(token, opened)
         return found
@@ -300,32 +300,32 @@ class Journals:
     def close(self, token: int, report: Report, error: BaseException | None, raised: "Raised") -> Report:
         """An attempt ended, with what it raised: give the report that is right for what it wrote down."""
         frame = self._frames.pop(token, None)
-        notebook = self._open.pop(token, None)
-        if notebook is None:
+        journal = self._open.pop(token, None)
+        if journal is None:
             if frame is None or not frame.journal:
                 return report
             # It wrote something down once, and now comes to nothing of it.
-            notebook = Journal(frame.job_id, token, frame.journal, self._line, self._limit_bytes)
+            journal = Journal(frame.job_id, token, frame.journal, self._channel, self._limit_bytes)
         suspended = None if error is None else suspension_in(error)
-        if error is None and isinstance(notebook.leaving, Suspended):
+        if error is None and isinstance(journal.leaving, Suspended):
             # Code that catches everything swallowed it: it waits all the same, and what it returned is done again.
-            suspended = notebook.leaving
+            suspended = journal.leaving
         if suspended is not None:
             report = Report(token, SUSPENDED)
         elif report.kind == SUCCEEDED:
             try:
-                notebook.check_complete()
+                journal.check_complete()
             except Exception as mismatch:  # noqa: BLE001 - becomes the report
                 report = raised(token, mismatch)
         pause = None if suspended is None else suspended.pause
-        report.rest = notebook.close(pause, succeeded=report.kind == SUCCEEDED)
+        report.extras = journal.close(pause, succeeded=report.kind == SUCCEEDED)
         return report
 
     def flush(self) -> None:
         """Hand over checkpoints that came too soon after the last; called with every pulse."""
         if self._open:
-            for notebook in list(self._open.values()):
-                notebook.flush()
+            for journal in list(self._open.values()):
+                journal.flush()
 
 
 Raised = Callable[[int, BaseException], Report]

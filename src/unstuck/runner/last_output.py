@@ -35,9 +35,9 @@ MAX_RECORDS = 256
 """Of a worker with more jobs at once, the first that have something to say are kept: two megabytes are enough."""
 
 
-def last_output_path(trace: Path) -> Path:
+def last_output_path(status_page: Path) -> Path:
     """Return the file that belongs to the page of a worker."""
-    return trace.with_name(f"{WORDS_PREFIX}{trace.name.removeprefix(PREFIX)}")
+    return status_page.with_name(f"{WORDS_PREFIX}{status_page.name.removeprefix(PREFIX)}")
 
 
 def page_path(words: Path) -> Path:

@@ -122,7 +122,7 @@ class Report(msgspec.Struct, array_like=True, gc=False):
     stderr: bytes = b""
     stack: str = ""
     """Where an async job was when it was cancelled."""
-    rest: Extras | None = None
+    extras: Extras | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -138,24 +138,24 @@ class Limits(msgspec.Struct, frozen=True):
 # Worker → nursery ---------------------------------------------------------------------------
 
 
-class Configure(msgspec.Struct, tag="equip"):
+class Configure(msgspec.Struct, tag="equip", rename={"status_page": "trace"}):
     """Use this shared page from now on."""
 
-    trace: str
+    status_page: str
     worker_id: str
     limits: Limits
 
 
-class StartRunner(msgspec.Struct, tag="open"):
+class StartRunner(msgspec.Struct, tag="open", rename={"runner_id": "serial"}):
     """Start a runner; its stream, permits, stdout, stderr, stacks, signs and line come along as descriptors."""
 
-    serial: int
+    runner_id: int
     slot: int
     kind: Kind
 
 
-class KillRunner(msgspec.Struct, tag="kill"):
-    serial: int
+class KillRunner(msgspec.Struct, tag="kill", rename={"runner_id": "serial"}):
+    runner_id: int
 
 
 class Shutdown(msgspec.Struct, tag="disband"):
@@ -175,17 +175,17 @@ class ImportFailed(msgspec.Struct, tag="unusable"):
     reason: str
 
 
-class RunnerStarted(msgspec.Struct, tag="born"):
+class RunnerStarted(msgspec.Struct, tag="born", rename={"runner_id": "serial", "cgroup": "room"}):
     """A runner lives; its pidfd comes along where the system has such."""
 
-    serial: int
+    runner_id: int
     pid: int
-    room: str = ""
+    cgroup: str = ""
     """The cgroup in which its memory can be bounded (`memory_limit.py`); empty where there is none."""
 
 
-class RunnerExited(msgspec.Struct, tag="exited"):
-    serial: int
+class RunnerExited(msgspec.Struct, tag="exited", rename={"runner_id": "serial"}):
+    runner_id: int
     pid: int
     status: int | None
     """As `waitpid` gives it; None when the runner could not even be started."""

@@ -165,7 +165,7 @@ class JobSignals:
 
 def read_job_signals(sock: socket.socket, limit: int) -> list[JobSignal]:
     """Take up to `limit` signs out of the worker's end; what is no sign is passed over."""
-    signs = []
+    signals = []
     for _ in range(limit):
         try:
             packet = sock.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
@@ -174,10 +174,10 @@ def read_job_signals(sock: socket.socket, limit: int) -> list[JobSignal]:
         if not packet:
             break
         try:
-            signs.append(_decoder.decode(packet))
+            signals.append(_decoder.decode(packet))
         except msgspec.MsgspecError:
             continue  # User code wrote into our descriptor.
-    return signs
+    return signals
 
 
 _answer_decoder = msgspec.msgpack.Decoder(JournalAnswer)
@@ -291,20 +291,20 @@ class JournalChannel:
 class StackWriter:
     """Questions come on the socket of the signs. Made before any job runs; used by the pulse alone."""
 
-    def __init__(self, signs: JobSignals, stack_fd: int) -> None:
-        self._signs = signs
+    def __init__(self, signals: JobSignals, stack_fd: int) -> None:
+        self._signals = signals
         self._stack_fd = stack_fd
         # User code may close descriptors that it did not open: the next file with that number is its own.
-        self._ours = {fd: _identity(fd) for fd in (signs.fileno(), stack_fd)}
+        self._ours = {fd: _identity(fd) for fd in (signals.fileno(), stack_fd)}
 
     def fileno(self) -> int:
-        return self._signs.fileno()
+        return self._signals.fileno()
 
     def answer(self) -> bool:
         """Write down what was asked for; False when no more questions can come."""
-        if not self._is_ours(self._signs.fileno()):
+        if not self._is_ours(self._signals.fileno()):
             return False
-        number = self._signs.question()
+        number = self._signals.question()
         if number:
             # Straight after the call that took the GIL: for the next milliseconds nobody asks to have it back, and all
             # stacks are of one moment.
@@ -312,7 +312,7 @@ class StackWriter:
             with suppress(OSError):
                 if self._is_ours(self._stack_fd):
                     os.write(self._stack_fd, f"\n{text}\n".encode("utf-8", "backslashreplace"))
-                    self._signs.noted(number)
+                    self._signals.noted(number)
         return number is not None
 
     def _is_ours(self, fd: int) -> bool:
@@ -335,32 +335,42 @@ Look = Callable[[float], Blocked | None]
 
 
 def start_pulse(
-    trace: StatusPage,
+    status_page: StatusPage,
     slot: int,
     interval_s: float,
     stream_fd: int,
     stack_fd: int,
-    signs: JobSignals,
+    signals: JobSignals,
     look: Look | None,
     flush: Callable[[], None],
 ) -> None:
     """Begin the pulse in a thread of its own; with each, `flush` sends what was held back."""
     # The first one here, before any job: who dies without it began none, and who gave it may have, even if a job never
     # lets go of the interpreter again.
-    trace.pulse(slot, host.boottime_s())
+    status_page.pulse(slot, host.boottime_s())
     # Here too: a job that is quicker than the thread may put a file of its own in the place of ours.
-    answering = StackWriter(signs, stack_fd)
-    arguments = (trace, slot, min(interval_s, MAX_INTERVAL_S), stream_fd, stack_fd, signs, answering, look, flush)
+    answering = StackWriter(signals, stack_fd)
+    arguments = (
+        status_page,
+        slot,
+        min(interval_s, MAX_INTERVAL_S),
+        stream_fd,
+        stack_fd,
+        signals,
+        answering,
+        look,
+        flush,
+    )
     threading.Thread(target=_beat, args=arguments, name="unstuck-monitor", daemon=True).start()
 
 
 def _beat(
-    trace: StatusPage,
+    status_page: StatusPage,
     slot: int,
     interval_s: float,
     stream_fd: int,
     stack_fd: int,
-    signs: JobSignals,
+    signals: JobSignals,
     answering: StackWriter,
     look: Look | None,
     flush: Callable[[], None],
@@ -371,14 +381,14 @@ def _beat(
     watched = {stream_fd, answering.fileno()}
     while True:
         now_s = host.boottime_s()
-        kill_at_s = trace.kill_at_s(slot)
+        kill_at_s = status_page.kill_at_s(slot)
         if kill_at_s and now_s >= kill_at_s:
             _die()
-        trace.pulse(slot, now_s)
-        signs.flush()
+        status_page.pulse(slot, now_s)
+        signals.flush()
         flush()
         if look is not None and (blocked := look(now_s)) is not None:
-            signs.blocked(blocked.token, blocked.since_s)
+            signals.blocked(blocked.token, blocked.since_s)
         stacks.put_in_order(stack_fd)
         if not watched:
             time.sleep(interval_s)

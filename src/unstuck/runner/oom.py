@@ -114,33 +114,33 @@ class OomWatch:
         """The file that counts for the cgroup that we and our runners share (`shared_counter`); None without one."""
         self._source = self._shared or host
         self._counter = CounterWatch(self._source)
-        self._rooms: dict[str, CounterWatch] = {}
+        self._cgroups: dict[str, CounterWatch] = {}
         self._strangers = 0
         self._looked_s = 0.0
 
-    def watch_room(self, group: str) -> None:
+    def watch_cgroup(self, group: str) -> None:
         """Watch the room of a new runner, where it has one with a counter of its own."""
         if group:
-            self._rooms[group] = CounterWatch(Path(group) / "memory.events")
+            self._cgroups[group] = CounterWatch(Path(group) / "memory.events")
 
-    def forget_room(self, group: str) -> None:
-        self._rooms.pop(group, None)
+    def forget_cgroup(self, group: str) -> None:
+        self._cgroups.pop(group, None)
 
     def look(self, now_s: float, ours: frozenset[int]) -> None:
         """To be called often: counts grow old, and it is noted who else lives in our cgroup."""
         if now_s - self._looked_s >= WINDOW_S:
             self._looked_s = now_s
-            for counter in (self._counter, *self._rooms.values()):
+            for counter in (self._counter, *self._cgroups.values()):
                 counter.age()
             self._strangers = self._count_strangers(ours)
 
     def explain(self, group: str, ours: frozenset[int], deaths: int, max_rss_bytes: int) -> OomEvidence:
         """Judge one of `deaths` runners that SIGKILL ended just now. A kill that explains it explains no other."""
-        room = self._rooms.get(group)
-        counter = room or self._counter
-        place = Path(group) if room else self._shared.parent if self._shared else None
-        strangers = 0 if room else max(self._strangers, self._count_strangers(ours))
-        scope: Scope = "room" if room else "cgroup" if self._shared else "host"
+        cgroup = self._cgroups.get(group)
+        counter = cgroup or self._counter
+        place = Path(group) if cgroup else self._shared.parent if self._shared else None
+        strangers = 0 if cgroup else max(self._strangers, self._count_strangers(ours))
+        scope: Scope = "room" if cgroup else "cgroup" if self._shared else "host"
         limit_bytes, peak_bytes = (None, None) if place is None else memory_of(place)
         evidence = judge(Kills(scope, counter.fresh(), deaths, strangers, limit_bytes, peak_bytes, max_rss_bytes))
         if evidence.struck:

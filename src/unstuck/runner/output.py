@@ -26,10 +26,10 @@ class Bounded:
 
     def add(self, data: bytes) -> None:
         self._total += len(data)
-        room = self._limit - self._half - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
+        cgroup = self._limit - self._half - len(self._head)
+        if cgroup > 0:
+            self._head += data[:cgroup]
+            data = data[cgroup:]
         self._tail += data[-self._half :] if self._half else b""
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half]

@@ -16,14 +16,14 @@ MAX_ROUNDS = 50
 """Rounds of stopping. Each finds only what was born during the one before, by those who are not stopped yet."""
 
 
-def over_process_limit(pid: int, room: RunnerCgroup, max_processes: int) -> bool:
+def over_process_limit(pid: int, cgroup: RunnerCgroup, max_processes: int) -> bool:
     """Say whether a runner and what it started went past the limit (0: there is none).
 
     Where the kernel bounds them nobody can get past it; then to be refused is the sign."""
     if not max_processes:
         return False
-    if room.pids:
-        return cgroups.refused_forks(room) > 0
+    if cgroup.pids:
+        return cgroups.refused_forks(cgroup) > 0
     # One cheap look that mostly suffices: so many are not on the whole machine.
     if 0 < tasks_of_host() <= max_processes:
         return False

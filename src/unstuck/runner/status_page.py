@@ -140,11 +140,11 @@ class StatusPage:
 
     # Nursery ----------------------------------------------------------------------------------
 
-    def set_nursery(self, pid: int, started: str) -> None:
+    def set_fork_server(self, pid: int, started: str) -> None:
         _I64.pack_into(self._memory, 16, pid)
         _I64.pack_into(self._memory, 24, int(started or 0))
 
-    def nursery(self) -> tuple[int, str]:
+    def fork_server(self) -> tuple[int, str]:
         _, _, pid, started = _HEADER.unpack_from(self._memory, 0)
         return pid, str(started)
 

@@ -97,7 +97,7 @@ class SyncLoop:
         permits: socket.socket,
         outputs: tuple[int, int],
         caller: Caller,
-        trace: StatusPage,
+        status_page: StatusPage,
         slot: int,
         signs: JobSignals,
     ) -> None:
@@ -107,9 +107,9 @@ class SyncLoop:
         self._permits = permits
         self._stdout, self._stderr = outputs
         self._caller = caller
-        self._trace = trace
+        self._status_page = status_page
         self._slot = slot
-        self._signs = signs
+        self._signals = signs
         self._buffer = FrameBuffer()
         self._frames: deque[JobMessage] = deque()
         self._pid = os.getpid()
@@ -119,8 +119,8 @@ class SyncLoop:
 
     def run(self) -> None:
         """Serve until the worker retires us or closes the permits."""
-        permits, trace, slot = self._permits, self._trace, self._slot
-        stop_signal.heed(lambda: trace.asked_to_stop(slot) == trace.entered(slot) != 0)
+        permits, status_page, slot = self._permits, self._status_page, self._slot
+        stop_signal.heed(lambda: status_page.asked_to_stop(slot) == status_page.entered(slot) != 0)
         stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
         stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
         state = ProcessState()
@@ -140,11 +140,11 @@ class SyncLoop:
             job = self._take(token)
             if job is None:
                 return
-            trace.enter(slot, token)
+            status_page.enter(slot, token)
             report = self._attempt(job)
             if os.getpid() != self._pid:
                 os._exit(0)  # a fork of user code that came back to us: only the original may report
-            self._signs.forget(token)
+            self._signals.forget(token)
             changed, restored = state.restore()
             flush_standard_streams()
             # A job may have closed or redirected them, and the next one prints too.
@@ -160,7 +160,7 @@ class SyncLoop:
             report.stdout_to = stdout_end = os.lseek(self._stdout, 0, os.SEEK_END)
             report.stderr_to = stderr_end = os.lseek(self._stderr, 0, os.SEEK_END)
             self._stream.sendall(frame(REPORTS, encoder.encode((report,))))
-            trace.enter(slot, 0)
+            status_page.enter(slot, 0)
             if not clean:
                 # What outlives our patience is left to the nursery, which cleans up after a death.
                 os.kill(self._pid, signal.SIGKILL)

@@ -38,7 +38,7 @@ FORK_SERVER_DIED = "exit status unknown: the nursery died"
 class RunnerBorn(msgspec.Struct):
     slot: int
     pid: int
-    room: str = ""
+    cgroup: str = ""
     """The cgroup in which its memory can be bounded (`MemoryLimits`); empty where there is none."""
 
 
@@ -53,7 +53,7 @@ class RunnerExit(msgspec.Struct):
     cpu_s: float = 0.0
     entered: int = 0
     """The token it was in when it died, by the shared page; 0 for none."""
-    serial: int = 0
+    runner_id: int = 0
     """Which runner of this slot: `Runner.serial`."""
     oom: bool = False
     """There is evidence that the kernel killed it for want of memory."""
@@ -92,7 +92,7 @@ class ForkServerClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._mark = 0
-        self._trace: StatusPage | None = None
+        self._status_page: StatusPage | None = None
         self._runners: dict[int, RunnerProcess] = {}
         self._serial = 0
         self.importing = False
@@ -138,15 +138,15 @@ class ForkServerClient:
         finally:
             self.importing = False
 
-    def kill_nursery(self) -> None:
+    def kill_fork_server(self) -> None:
         """End a nursery that does not answer; `read` tells of its end as of any other."""
         if self._process is not None:
             self._process.kill()
 
-    def configure(self, trace: StatusPage, worker_id: str) -> None:
+    def configure(self, status_page: StatusPage, worker_id: str) -> None:
         """Say which shared page the runners use from now on."""
-        self._trace = trace
-        self._tell(messages.Configure(str(trace.path), worker_id, self._limits))
+        self._status_page = status_page
+        self._tell(messages.Configure(str(status_page.path), worker_id, self._limits))
 
     def close(self) -> None:
         """Kill the nursery and everything below it, and wait for that, bounded."""
@@ -181,16 +181,16 @@ class ForkServerClient:
             if event is not None:
                 events.append(event)
         if channel.ended:
-            events += self._nursery_died()
+            events += self._fork_server_died()
         return events
 
     def start_runner(self, slot: int, kind: Kind) -> RunnerProcess:
         """Ask for a runner. Jobs may be sent at once: they wait in its sockets."""
-        assert self._trace is not None, "equip the bench before opening runners"
-        assert 0 <= slot < self._trace.slots, f"slot {slot} is outside the trace"
+        assert self._status_page is not None, "equip the bench before opening runners"
+        assert 0 <= slot < self._status_page.slots, f"slot {slot} is outside the trace"
         self._serial += 1
         serial = self._serial
-        self._trace.set_kind(slot, SYNC if kind == "sync" else ASYNC)
+        self._status_page.set_kind(slot, SYNC if kind == "sync" else ASYNC)
         runner = RunnerProcess(
             serial, slot, kind, self._limits.max_output_bytes, lambda: self._tell(messages.KillRunner(serial))
         )
@@ -239,15 +239,15 @@ class ForkServerClient:
     def _understand(self, message: messages.ToWorker, fds: list[int]) -> ForkServerEvent | None:
         match message:
             case messages.RunnerStarted():
-                runner = self._runners.get(message.serial)
+                runner = self._runners.get(message.runner_id)
                 if runner is None:
                     for fd in fds:
                         os.close(fd)
                     return None
                 runner.born(message.pid, fds[0] if fds else None)
-                return RunnerBorn(runner.slot, message.pid, message.room)
+                return RunnerBorn(runner.slot, message.pid, message.cgroup)
             case messages.RunnerExited():
-                runner = self._runners.pop(message.serial, None)
+                runner = self._runners.pop(message.runner_id, None)
                 if runner is None:
                     return None
                 runner.gone = True
@@ -261,7 +261,7 @@ class ForkServerClient:
                     message.max_rss_bytes,
                     message.cpu_s,
                     message.entered,
-                    message.serial,
+                    message.runner_id,
                     message.oom,
                     message.oom_sure,
                     message.oom_words,
@@ -271,7 +271,7 @@ class ForkServerClient:
             case _:
                 assert_never(message)
 
-    def _nursery_died(self) -> list[ForkServerEvent]:
+    def _fork_server_died(self) -> list[ForkServerEvent]:
         """Make sure that nothing of a dead nursery lives on, and tell the end of all its runners."""
         process, self._process = self._process, None
         assert process is not None
@@ -284,9 +284,9 @@ class ForkServerClient:
         events: list[ForkServerEvent] = [ForkServerDied(cause)]
         for runner in runners.values():
             runner.gone = True
-            entered = 0 if self._trace is None else self._trace.entered(runner.slot)
+            entered = 0 if self._status_page is None else self._status_page.entered(runner.slot)
             events.append(
-                RunnerExit(runner.slot, runner.pid or 0, FORK_SERVER_DIED, entered=entered, serial=runner.serial)
+                RunnerExit(runner.slot, runner.pid or 0, FORK_SERVER_DIED, entered=entered, runner_id=runner.runner_id)
             )
         return events
 

@@ -67,7 +67,7 @@ class WorkerHealth:
 
     def __init__(self, metadata: dict[str, Any] | None = None, scales: MemoryReport | None = None) -> None:
         self.disabled = False
-        self._scales = scales
+        self._memory_report = scales
         self._sent_bytes = 0
         self._metadata = metadata or {}
         self._weight = _Weight(0.0, 0.0)
@@ -97,8 +97,8 @@ class WorkerHealth:
         self._metadata = metadata
         self._sent = self._told = Health()
         self._sent_bytes = metadata.get("memory_bytes", 0)
-        if self._scales is not None:
-            self._scales.told(self._sent_bytes)
+        if self._memory_report is not None:
+            self._memory_report.told(self._sent_bytes)
         self._counted = 0
         self.disabled = disabled
         if disabled:
@@ -178,8 +178,8 @@ class WorkerHealth:
 
     def after_beat(self, answer: HeartbeatAnswer) -> None:
         self._told = self._sent
-        if self._scales is not None:
-            self._scales.told(self._sent_bytes)
+        if self._memory_report is not None:
+            self._memory_report.told(self._sent_bytes)
         if answer.disabled == self.disabled:
             return
         self.disabled = answer.disabled
@@ -201,7 +201,7 @@ class WorkerHealth:
         """Give the metadata for a beat where the health or the memory in it changed; None where the ledger knows it."""
         now_s = host.boottime_s() if now_s is None else now_s
         now, told = self.now(now_s), self._told
-        heavier = self._scales is not None and self._scales.news(now_s)
+        heavier = self._memory_report is not None and self._memory_report.news(now_s)
         if (
             not heavier
             and now.deaths <= told.deaths
@@ -211,8 +211,8 @@ class WorkerHealth:
             return None
         self._sent = now
         news = {**self._metadata, "health": msgspec.to_builtins(now)} if now != Health() else dict(self._metadata)
-        if self._scales is not None:
-            self._sent_bytes = news["memory_bytes"] = self._scales.memory_bytes
+        if self._memory_report is not None:
+            self._sent_bytes = news["memory_bytes"] = self._memory_report.memory_bytes
         return news
 
     def now(self, now_s: float) -> Health:

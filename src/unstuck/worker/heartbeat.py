@@ -57,7 +57,7 @@ class HeartbeatThread:
         self._on_workers = on_workers
         self._on_schedules = on_schedules
         self._books = books
-        self._bell: Listener | None = None
+        self._wakeup_listener: Listener | None = None
         self._bell_lock = threading.Lock()
         self._promote_at_s: float | None = None
         self._promote_from_s = 0.0
@@ -133,8 +133,8 @@ class HeartbeatThread:
     def _interrupt(self) -> None:
         # Never a bell that is being closed: its descriptor's number may already be another file's.
         with self._bell_lock:
-            if self._bell is not None:
-                self._bell.interrupt()
+            if self._wakeup_listener is not None:
+                self._wakeup_listener.interrupt()
 
     def _run(self) -> None:
         # The birth was the first beat.
@@ -155,7 +155,7 @@ class HeartbeatThread:
                     self._beat_wanted = False
                     sent_s = host.boottime_s()
                     self._beat(sent_s)
-                    self._books.tallies.observe(BEAT_DELAY, host.boottime_s() - min(due_s, sent_s))
+                    self._books.counters.observe(BEAT_DELAY, host.boottime_s() - min(due_s, sent_s))
                     due_s = next_beat_s = sent_s + self._interval_s
                 self._try_promises()
                 self._books.tend()
@@ -185,15 +185,15 @@ class HeartbeatThread:
         return min(max(first_s, pause_s * 2), LONGEST_PAUSE_S, LONGEST_PAUSE_SHARE * self._interval_s)
 
     def _listen(self) -> Listener:
-        if self._bell is None:
-            self._bell = self._ledger.listen(self._worker_id)
+        if self._wakeup_listener is None:
+            self._wakeup_listener = self._ledger.listen(self._worker_id)
             # Whatever was rung while nobody listened is lost: look.
             self._mailbox.post(WakeUp())
-        return self._bell
+        return self._wakeup_listener
 
     def _close_bell(self) -> None:
         with self._bell_lock:
-            bell, self._bell = self._bell, None
+            bell, self._wakeup_listener = self._wakeup_listener, None
         if bell is not None:
             bell.close()
 
@@ -267,12 +267,12 @@ class HeartbeatThread:
                 raise
         if self._to_ring:
             words, self._to_ring = self._to_ring, set()
-            self._ledger.ring(words)
+            self._ledger.notify(words)
         if self._promote_at_s is not None and host.boottime_s() >= self._promote_at_s:
             self._promote_at_s = None
             promoted = self._ledger.promote_due(PROMOTE_BATCH)
             if promoted.queues:
-                self._ledger.ring({f"queue:{name}" for name in promoted.queues})
+                self._ledger.notify({f"queue:{name}" for name in promoted.queues})
             if promoted.count or promoted.next_due_in_s != 0.0:
                 # Where nothing was due it may have been the rate of a queue, which allows the next job now.
                 self._mailbox.post(WakeUp())

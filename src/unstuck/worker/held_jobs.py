@@ -15,7 +15,7 @@ from unstuck.runner.messages import JobMessage
 class Stop:
     """Why we end a job ourselves, and how far that has got."""
 
-    fate: Outcome
+    outcome: Outcome
     """What it becomes when it is really over."""
     kind: DeathKind
     begun_s: float = 0.0
@@ -23,7 +23,7 @@ class Stop:
     """So long its stack is waited for, before anything else is done to it; 0: not, or no longer."""
     kill_at_s: float = 0.0
     """When its runner is killed, whatever it does; 0: never by this, somebody else sees to it."""
-    tried: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
     """What was done to end it, in words, for its autopsy."""
     sigterms: int = 0
 
@@ -46,11 +46,11 @@ class HeldJob:
     progress: ProgressMark | None = None
     silent_since_s: float = 0.0
     """Since when no Python code ran in its process, where that is long enough to be told; else 0."""
-    changed: bool = False
+    unreported: bool = False
     """Its progress, or its silence, is not told to the ledger yet."""
     unheard_s: float = math.inf
     """How long its worker may be silent before it is suspect."""
-    writing: int = 0
+    journal_pending: int = 0
     """So many of its entries wait to be written: it waits for the ledger, and is not stalled."""
 
     @property
@@ -62,9 +62,9 @@ class HeldJob:
         return self.policy.on_crash == "retry"
 
     @property
-    def alone(self) -> bool:
+    def run_alone(self) -> bool:
         """It may have killed a process that it shared: it gets one of its own. A sync job always does."""
-        return self.is_async and self.job.alone
+        return self.is_async and self.job.run_alone
 
     def attempt(self) -> Attempt:
         job = self.job
@@ -86,21 +86,21 @@ class PolicyCache:
         self,
         stale_after_s: float,
         async_tasks: frozenset[str],
-        quicken: Callable[[float], None],
+        shorten_interval: Callable[[float], None],
         suspect_after_s: float = math.inf,
     ) -> None:
         self._stale_after_s = stale_after_s
         self._suspect_after_s = min(stale_after_s, suspect_after_s)
         self._async_tasks = async_tasks
-        self._quicken = quicken
+        self._shorten_interval = shorten_interval
         self._known: dict[bytes, tuple[Policy, float | None]] = {}
 
     def hold(self, job: Claimed, now_s: float) -> HeldJob:
         """Take a job in hand, with its policy and how long it may live without a confirmed beat."""
-        terms = self._known.get(job.policy)
-        if terms is None:
-            terms = self._read(job.policy)
-        policy, lease_s = terms
+        known = self._known.get(job.policy)
+        if known is None:
+            known = self._read(job.policy)
+        policy, lease_s = known
         unheard_s = self._suspect_after_s if lease_s is None else min(lease_s, self._suspect_after_s)
         return HeldJob(job, policy, job.task in self._async_tasks, lease_s, now_s, unheard_s=unheard_s)
 
@@ -112,7 +112,7 @@ class PolicyCache:
         self._known[stored] = policy, lease_s
         if lease_s is not None:
             # Newer code may ask more of a job than our own app does.
-            self._quicken(lease_s / 2)
+            self._shorten_interval(lease_s / 2)
         return policy, lease_s
 
 

@@ -49,15 +49,15 @@ class JobMetrics:
         """By task; as a rule it is always on the same queue."""
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
-    def ran(self, hold: HeldJob, began_s: float, ran_s: float) -> None:
+    def ran(self, held_job: HeldJob, began_s: float, ran_s: float) -> None:
         """Note how long an attempt waited and ran, however it ended."""
-        job = hold.job
+        job = held_job.job
         kind = self._latest.get(job.task)
         if kind is None or kind.queue != job.queue:
             kind = self._kind(job.queue, job.task)
         waited_s = job.waited_s
-        if began_s > hold.queued_s:
-            waited_s += began_s - hold.queued_s
+        if began_s > held_job.queued_s:
+            waited_s += began_s - held_job.queued_s
         wait, run = kind.wait, kind.run
         wait.buckets[bisect_left(JOB_BOUNDS, waited_s)] += 1
         wait.sum += waited_s
@@ -65,9 +65,9 @@ class JobMetrics:
         run.sum += ran_s
         self._ended[job.token] = kind
 
-    def never_began(self, hold: HeldJob) -> None:
+    def never_began(self, held_job: HeldJob) -> None:
         """Note that an attempt ends which no runner entered."""
-        self._ended[hold.token] = self._kind(hold.job.queue, hold.job.task)
+        self._ended[held_job.token] = self._kind(held_job.job.queue, held_job.job.task)
 
     def runner_died(self, death: Autopsy, ended_by_us: DeathKind | None) -> None:
         """Note a runner that died with a job in it; where we ended it ourselves, why we did is the cause."""

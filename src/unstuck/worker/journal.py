@@ -25,22 +25,24 @@ class JournalWriter:
         self._asked: dict[tuple[int, int], tuple[JournalConnection, int, HeldJob]] = {}
         """Who waits for an answer, by attempt and place."""
 
-    def watch(self, crew: Slot) -> None:
-        self._selector.register(crew.runner.line.socket, selectors.EVENT_READ, lambda events: self._ready(crew, events))
+    def watch(self, slot: Slot) -> None:
+        self._selector.register(
+            slot.runner.journal_channel.socket, selectors.EVENT_READ, lambda events: self._ready(slot, events)
+        )
 
-    def take(self, crew: Slot) -> None:
+    def take(self, slot: Slot) -> None:
         """Read the line: before anything else is believed of what the jobs of this runner did."""
-        end = crew.runner.line
+        end = slot.runner.journal_channel
         for request in end.read():
-            hold = crew.jobs.get(request.token)
-            if hold is None:
+            held_job = slot.jobs.get(request.token)
+            if held_job is None:
                 end.answer(request.number, messages.SUPERSEDED)
                 continue
-            entry = written(hold, request.entry)
+            entry = written(held_job, request.entry)
             self._outbox.put_entry(entry)
             if request.number != messages.NO_ANSWER:
-                hold.writing += 1
-                self._asked[entry.token, entry.seq] = (end, request.number, hold)
+                held_job.journal_pending += 1
+                self._asked[entry.token, entry.seq] = (end, request.number, held_job)
 
     def after_turn(self, turn: Turn, superseded: frozenset[tuple[int, int]], refused: dict[int, str]) -> None:
         """Tell those who wait what became of their entries."""
@@ -68,21 +70,21 @@ class JournalWriter:
         waiting = self._asked.pop((entry.token, entry.seq), None)
         if waiting is None:
             return
-        end, number, hold = waiting
-        hold.writing -= 1
+        end, number, held_job = waiting
+        held_job.journal_pending -= 1
         # To wait for the ledger is nothing to hold against it.
-        hold.last_heartbeat_s = max(hold.last_heartbeat_s, host.boottime_s())
+        held_job.last_heartbeat_s = max(held_job.last_heartbeat_s, host.boottime_s())
         end.answer(number, verdict, reason)
         if end.wants_write():
             self._watch_writing(end)
 
-    def _ready(self, crew: Slot, events: int) -> None:
-        end = crew.runner.line
+    def _ready(self, slot: Slot, events: int) -> None:
+        end = slot.runner.journal_channel
         if events & selectors.EVENT_WRITE:
             end.flush()
             self._watch_writing(end)
         if events & selectors.EVENT_READ:
-            self.take(crew)
+            self.take(slot)
             if end.closed:
                 try:
                     self._selector.unregister(end.socket)
@@ -99,5 +101,7 @@ class JournalWriter:
             self._selector.modify(end.socket, wanted, key.data)
 
 
-def written(hold: HeldJob, entry: NewEntry) -> JournalEntry:
-    return JournalEntry(hold.job.job_id, hold.token, entry.seq, entry.kind, entry.name, entry.value, entry.signal)
+def written(held_job: HeldJob, entry: NewEntry) -> JournalEntry:
+    return JournalEntry(
+        held_job.job.job_id, held_job.token, entry.seq, entry.kind, entry.name, entry.value, entry.signal
+    )

@@ -169,12 +169,12 @@ class LedgerThread:
             return self._one_by_one(turn, tokens, reason)
         if len(tokens) > 1:
             half = len(tokens) // 2
-            rest = Turn(turn.worker_id, wish=turn.wish)
+            rest = Turn(turn.worker_id, claim_request=turn.claim_request)
             parts = [rest, _only(turn, set(tokens[:half])), _only(turn, set(tokens[half:]))]
             return _merged([self._split_if_refused(part) for part in parts if not _is_empty(part)])
-        if tokens and turn.wish is not None:
+        if tokens and turn.claim_request is not None:
             self._defer(_only(turn, set(tokens)), reason)
-            return self._split_if_refused(Turn(turn.worker_id, wish=turn.wish))
+            return self._split_if_refused(Turn(turn.worker_id, claim_request=turn.claim_request))
         return self._defer(turn, reason)
 
     def _one_by_one(self, turn: Turn, tokens: list[int], reason: str) -> TurnAnswer:
@@ -202,7 +202,7 @@ class LedgerThread:
             log.warning("What a job did cannot be written yet and is tried again", job_id=job_id, reason=why)
         if len(fresh) > MAX_NAMED:
             log.warning("What more jobs did cannot be written yet", jobs=len(fresh) - MAX_NAMED)
-        if turn.wish is not None and not self._stalled:
+        if turn.claim_request is not None and not self._stalled:
             self._stalled = True
             log.warning("The ledger cannot be written just now; trying on", reason=reason)
         return _merged([])
@@ -210,13 +210,13 @@ class LedgerThread:
     def _split(self, turn: Turn, reason: str) -> TurnAnswer:
         """Find the outcome that cannot be written by halves; it fails alone and never blocks the wheel."""
         tokens = list(dict.fromkeys(item.token for part in (turn.done, turn.endings, turn.entries) for item in part))
-        if len(tokens) > 1 or (tokens and (turn.start or turn.release or turn.wish)):
+        if len(tokens) > 1 or (tokens and (turn.start or turn.release or turn.claim_request)):
             half = len(tokens) // 2
             halves = (tokens[:half], tokens[half:]) if half else (tokens,)
             parts = [msgspec.structs.replace(_only(turn, set(some)), start=(), release=()) for some in halves]
             answers = [self._split_if_refused(part) for part in parts]
-            if turn.start or turn.release or turn.wish:
-                rest = Turn(turn.worker_id, start=turn.start, release=turn.release, wish=turn.wish)
+            if turn.start or turn.release or turn.claim_request:
+                rest = Turn(turn.worker_id, start=turn.start, release=turn.release, claim_request=turn.claim_request)
                 answers.append(self._split_if_refused(rest))
             return _merged(answers)
         if turn.entries:
@@ -273,7 +273,7 @@ def _jobs_of(turn: Turn) -> dict[int, int]:
 
 
 def _is_empty(turn: Turn) -> bool:
-    return turn.wish is None and not _jobs_of(turn)
+    return turn.claim_request is None and not _jobs_of(turn)
 
 
 def _only(turn: Turn, tokens: set[int]) -> Turn:
@@ -293,7 +293,7 @@ def _only(turn: Turn, tokens: set[int]) -> Turn:
 def _without(turn: Turn, part: Turn, tokens: set[int]) -> Turn:
     """Return a turn without these attempts, and without the wish if that is in the part that was taken out."""
     rest = _only(turn, set(_jobs_of(turn)) - tokens)
-    return msgspec.structs.replace(rest, wish=turn.wish if part.wish is None else None)
+    return msgspec.structs.replace(rest, claim_request=turn.claim_request if part.claim_request is None else None)
 
 
 def _together(worker_id: str, parts: list[Turn]) -> Turn:
@@ -304,7 +304,7 @@ def _together(worker_id: str, parts: list[Turn]) -> Turn:
         start=tuple(item for part in parts for item in part.start),
         release=tuple(item for part in parts for item in part.release),
         outputs=tuple(item for part in parts for item in part.outputs),
-        wish=next((part.wish for part in parts if part.wish is not None), None),
+        claim_request=next((part.claim_request for part in parts if part.claim_request is not None), None),
         entries=tuple(item for part in parts for item in part.entries),
         follow=tuple(item for part in parts for item in part.follow),
     )

@@ -27,9 +27,11 @@ class Moments(NamedTuple):
     """The last pulse of its interpreter, or when it began."""
 
 
-def broken_limit(hold: HeldJob, since: Moments, now_s: float, memory_bytes: int) -> tuple[Outcome, DeathKind] | None:
+def broken_limit(
+    held_job: HeldJob, since: Moments, now_s: float, memory_bytes: int
+) -> tuple[Outcome, DeathKind] | None:
     """Give what becomes of a job that broke a limit, and which one; None for one that keeps them all."""
-    policy = hold.policy
+    policy = held_job.policy
     if policy.timeout_s is not None and now_s - since.began_s > policy.timeout_s:
         return Overran(f"ran longer than its timeout of {policy.timeout_s:g}s"), DeathKind.DEADLINE
     if policy.memory_limit_bytes is not None and memory_bytes > policy.memory_limit_bytes:
@@ -38,7 +40,7 @@ def broken_limit(hold: HeldJob, since: Moments, now_s: float, memory_bytes: int)
     if policy.stall_timeout_s is not None:
         silent_s = now_s - since.last_heartbeat_s
         if silent_s > policy.stall_timeout_s:
-            return Stalled(_stall(hold, silent_s)), DeathKind.STALL
+            return Stalled(_stall(held_job, silent_s)), DeathKind.STALL
     if policy.interpreter_timeout_s is not None:
         silent_s = now_s - since.pulse_s
         if silent_s > policy.interpreter_timeout_s:
@@ -50,9 +52,9 @@ def broken_limit(hold: HeldJob, since: Moments, now_s: float, memory_bytes: int)
     return None
 
 
-def look_again_s(hold: HeldJob, since: Moments) -> float:
+def look_again_s(held_job: HeldJob, since: Moments) -> float:
     """Give when this job may break a limit of time at the earliest."""
-    policy = hold.policy
+    policy = held_job.policy
     ends = (
         math.inf if policy.timeout_s is None else since.began_s + policy.timeout_s,
         math.inf if policy.stall_timeout_s is None else since.last_heartbeat_s + policy.stall_timeout_s,
@@ -73,9 +75,9 @@ def on_heartbeat(at_s: float, grid_s: float) -> float:
     return math.ceil(at_s / grid_s) * grid_s
 
 
-def _stall(hold: HeldJob, silent_s: float) -> str:
-    limit = brief(hold.policy.stall_timeout_s or 0.0)
-    if not hold.last_heartbeat_s:
+def _stall(held_job: HeldJob, silent_s: float) -> str:
+    limit = brief(held_job.policy.stall_timeout_s or 0.0)
+    if not held_job.last_heartbeat_s:
         return f"gave no sign in the {brief(silent_s)} since it began (stall_timeout {limit}): call ctx.heartbeat()"
     return f"gave no sign for {brief(silent_s)}, longer than its stall_timeout of {limit}"
 
@@ -93,14 +95,14 @@ def lease_end_s(confirmed_s: float, timeout_s: float) -> float:
     return confirmed_s + timeout_s - min(MAX_MARGIN_S, MARGIN_SHARE * timeout_s)
 
 
-def may_begin(hold: HeldJob, confirmed_s: float, now_s: float) -> bool:
+def may_begin(held_job: HeldJob, confirmed_s: float, now_s: float) -> bool:
     """Say whether user code may begin now: not after the lease, when the job may be somebody else's.
 
     This holds for every policy: what has not begun costs nothing to give back."""
-    return hold.lease_s is None or now_s < lease_end_s(confirmed_s, hold.lease_s)
+    return held_job.lease_s is None or now_s < lease_end_s(confirmed_s, held_job.lease_s)
 
 
-def must_stop_at_s(hold: HeldJob, confirmed_s: float) -> float | None:
+def must_stop_at_s(held_job: HeldJob, confirmed_s: float) -> float | None:
     """Give when this job must be stopped unless a beat is confirmed; None where it may go on.
 
     A job that would fail, not be retried, goes on: nobody else will take it, and it settles if its token
@@ -108,11 +110,11 @@ def must_stop_at_s(hold: HeldJob, confirmed_s: float) -> float | None:
     retried then, whatever its `on_crash` says. On an event loop it shares a process, and is left to its worker.
     """
     ends = []
-    if hold.lease_s is not None and hold.retries_on_crash:
-        ends.append(lease_end_s(confirmed_s, hold.lease_s))
-    timeout_s = hold.policy.timeout_s
-    if timeout_s is not None and hold.sent_s and not hold.is_async:
-        ends.append(max(hold.sent_s + timeout_s, lease_end_s(confirmed_s, hold.unheard_s)))
+    if held_job.lease_s is not None and held_job.retries_on_crash:
+        ends.append(lease_end_s(confirmed_s, held_job.lease_s))
+    timeout_s = held_job.policy.timeout_s
+    if timeout_s is not None and held_job.sent_s and not held_job.is_async:
+        ends.append(max(held_job.sent_s + timeout_s, lease_end_s(confirmed_s, held_job.unheard_s)))
     return min(ends, default=None)
 
 

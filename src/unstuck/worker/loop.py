@@ -92,14 +92,14 @@ class WorkerLoop:
         self,
         *,
         worker_id: str,
-        bench: ForkServerClient,
-        trace: StatusPage,
+        fork_server: ForkServerClient,
+        status_page: StatusPage,
         manifest: Manifest,
         settings: Settings,
         queues: tuple[str, ...],
         slots: int,
         mailbox: Mailbox,
-        wheel: LedgerThread,
+        ledger_thread: LedgerThread,
         born_s: float,
         words: LastOutputFile | None = None,
         health: WorkerHealth | None = None,
@@ -113,27 +113,29 @@ class WorkerLoop:
         self._queues = queues
         self._slots = slots
         self._mailbox = mailbox
-        self._wheel = wheel
+        self._ledger_thread = ledger_thread
         self._heartbeat: HeartbeatThread | None = None
         self._tasks = tuple(task.name for task in manifest.tasks)
         async_tasks = frozenset(task.name for task in manifest.tasks if task.is_async)
         recovery = settings.recovery
         self._terms = PolicyCache(
-            recovery.running_stale_after_s, async_tasks, self._quicken, recovery.claimed_stale_after_s
+            recovery.running_stale_after_s, async_tasks, self._shorten_interval, recovery.claimed_stale_after_s
         )
         self._run_ahead = any(task.policy.on_crash == "retry" for task in manifest.tasks)
         self._pace = Pace()
         self._outbox = Outbox()
         self._selector = selectors.DefaultSelector()
         self._selector.register(mailbox, selectors.EVENT_READ, self._read_mail)
-        self._runners = RunnerPool(bench, trace, worker_id, settings, slots, self._selector, self._outbox, self._pace)
+        self._runners = RunnerPool(
+            fork_server, status_page, worker_id, settings, slots, self._selector, self._outbox, self._pace
+        )
         self._runners.confirm(born_s)
-        self._runners.roster.words = words
+        self._runners.slots.words = words
         self._health = health or WorkerHealth()
         self._runners.on_death = self._saw_death
         self._counts = self._runners.counts = JobMetrics(tallies or Counters())
         self._confirmed_s = born_s
-        self._hand: deque[HeldJob] = deque()
+        self._claimed: deque[HeldJob] = deque()
         """CLAIMED, waiting for a free slot."""
         self._starting: dict[int, HeldJob] = {}
         """Becoming RUNNING in the turn that is on its way."""
@@ -145,7 +147,7 @@ class WorkerLoop:
         self._uncertain: Turn | None = None
         self._comparing = False
         self._compare_wanted = False
-        self._rung = True
+        self._woken = True
         self._busy_until_s = 0.0
         """No turn before this: the last one could not even start or claim jobs."""
         self._look_at_s = 0.0
@@ -164,7 +166,7 @@ class WorkerLoop:
     def attach(self, heartbeat: HeartbeatThread) -> None:
         self._heartbeat = heartbeat
 
-    def _quicken(self, interval_s: float) -> None:
+    def _shorten_interval(self, interval_s: float) -> None:
         if self._heartbeat is not None:
             self._heartbeat.shorten_interval(interval_s)
 
@@ -184,7 +186,7 @@ class WorkerLoop:
     def wants_a_turn(self) -> bool:
         """Say whether the wheel should go round: it was asked to, or nothing is done here and nothing forbids it."""
         now_s = host.boottime_s()
-        may = now_s - self._confirmed_s <= self._claim_until_s and now_s >= self._runners.roster.rest_until_s
+        may = now_s - self._confirmed_s <= self._claim_until_s and now_s >= self._runners.slots.rest_until_s
         return self._asked is not None or self._comparing or (may and not self._runners.given and self._drain is None)
 
     def run(self, signals: Callable[[], int]) -> bool:
@@ -224,7 +226,7 @@ class WorkerLoop:
                 case HeartbeatConfirmed():
                     self._after_beat(message)
                 case WakeUp():
-                    self._rung = True
+                    self._woken = True
                 case StackRequested():
                     self._stacks.ask(message, self._runners.given.get(message.token))
                 case ThreadFailed():
@@ -263,12 +265,12 @@ class WorkerLoop:
     def _cancel(self, token: int) -> None:
         if self._runners.cancel(token):
             return
-        for waiting in (self._runners.ready, self._hand):
-            for hold in waiting:
-                if hold.token == token:
-                    waiting.remove(hold)
-                    self._counts.never_began(hold)
-                    self._outbox.endings.append(conclude(hold.attempt(), Cancelled("cancelled by request")))
+        for waiting in (self._runners.ready, self._claimed):
+            for held_job in waiting:
+                if held_job.token == token:
+                    waiting.remove(held_job)
+                    self._counts.never_began(held_job)
+                    self._outbox.endings.append(conclude(held_job.attempt(), Cancelled("cancelled by request")))
                     return
 
     # Turns ------------------------------------------------------------------------------------
@@ -278,28 +280,28 @@ class WorkerLoop:
             return
         if self._uncertain is not None or self._compare_wanted:
             self._comparing, self._compare_wanted = True, False
-            self._wheel.compare()
+            self._ledger_thread.compare()
             return
         now_s = host.boottime_s()
         if now_s < self._busy_until_s:
             return
         self._outbox.take_up(now_s)
         start = self._choose_start()
-        wish = self._wish(now_s, busy=bool(start or len(self._outbox)))
-        if wish is not None:
-            self._rung = False
-        if wish is not None or now_s >= self._look_at_s:
+        claim_request = self._wish(now_s, busy=bool(start or len(self._outbox)))
+        if claim_request is not None:
+            self._woken = False
+        if claim_request is not None or now_s >= self._look_at_s:
             self._look_at_s = now_s + self._poll_interval_s
-        if not start and wish is None and not len(self._outbox):
+        if not start and claim_request is None and not len(self._outbox):
             return
         if failpoints.active and (self._outbox.done or self._outbox.endings):
             failpoints.reached("worker.before_settle")
-        self._asked = self._outbox.turn(self._worker_id, start, wish)
-        self._handed_in = self._runners.roster.entered_and_over() if self._outbox.is_empty else {}
-        self._wheel.turn(self._asked)
+        self._asked = self._outbox.turn(self._worker_id, start, claim_request)
+        self._handed_in = self._runners.slots.entered_and_over() if self._outbox.is_empty else {}
+        self._ledger_thread.turn(self._asked)
 
     def _free(self) -> int:
-        return self._runners.roster.free() - len(self._starting) - len(self._runners.ready)
+        return self._runners.slots.free() - len(self._starting) - len(self._runners.ready)
 
     def _depth(self) -> int:
         return self._pace.depth() if self._run_ahead else 0
@@ -307,29 +309,29 @@ class WorkerLoop:
     def _choose_start(self) -> tuple[AttemptRef, ...]:
         free = self._free()
         chosen: list[AttemptRef] = []
-        while self._hand and len(chosen) < free:
-            hold = self._hand.popleft()
-            self._starting[hold.token] = hold
-            chosen.append(AttemptRef(hold.job.job_id, hold.token))
+        while self._claimed and len(chosen) < free:
+            held_job = self._claimed.popleft()
+            self._starting[held_job.token] = held_job
+            chosen.append(AttemptRef(held_job.job.job_id, held_job.token))
         forgotten, self._forgotten = self._forgotten, []
         return (*chosen, *forgotten)
 
     def _wish(self, now_s: float, *, busy: bool) -> ClaimRequest | None:
-        if self._drain is not None or not (busy or self._rung or now_s >= self._look_at_s):
+        if self._drain is not None or not (busy or self._woken or now_s >= self._look_at_s):
             return None
         # Who cannot confirm a beat, or cannot start runners, must not take on more.
-        if now_s - self._confirmed_s > self._claim_until_s or now_s < self._runners.roster.rest_until_s:
+        if now_s - self._confirmed_s > self._claim_until_s or now_s < self._runners.slots.rest_until_s:
             return None
         self._health.saw_processed(self._runners.processed, now_s)
         if self._health.hold_back(now_s, busy=busy):
-            self._rung = True  # What called us is still there when the others have had their turn.
+            self._woken = True  # What called us is still there when the others have had their turn.
             return None
         withheld = self._health.withheld(self._slots, now_s)
-        free = self._free() - len(self._hand) - withheld
+        free = self._free() - len(self._claimed) - withheld
         ahead = 0
         if not withheld:
             ahead += self._pace.lookahead(self._slots, now_s)
-            ahead += self._runners.roster.ahead_room(self._depth(), now_s - self._pace.slow_s())
+            ahead += self._runners.slots.ahead_room(self._depth(), now_s - self._pace.slow_s())
         room = free + self._pace.may_run_ahead(ahead)
         if room <= 0:
             return None
@@ -349,13 +351,13 @@ class WorkerLoop:
         now_s = host.boottime_s()
         self._outbox.written(turn)
         if message.deferred is None:
-            self._runners.roster.note_settled(self._handed_in)
+            self._runners.slots.note_settled(self._handed_in)
         else:
             self._defer(message, message.deferred, now_s)
         self._pace.saw_turn(message.duration_s)
         self._pace.saw_ends(self._runners.ended_since_turn, now_s - self._turned_s, now_s)
         self._runners.ended_since_turn, self._turned_s = 0, now_s
-        self._runners.scribes.after_turn(turn, answer.superseded, message.refused)
+        self._runners.journal_writer.after_turn(turn, answer.superseded, message.refused)
         for job_id, token in answer.superseded:
             log.warning("Refused by the ledger: this attempt was superseded", job_id=job_id, token=token)
             self._starting.pop(token, None)
@@ -366,20 +368,20 @@ class WorkerLoop:
             self._heartbeat.wake_queues(self._outbox.returned)
             self._outbox.returned = set()
         begun = (self._starting.pop(held.token, None) for held in turn.start)
-        self._runners.ready.extend(hold for hold in begun if hold is not None)
+        self._runners.ready.extend(held_job for held_job in begun if held_job is not None)
         # What the ledger had forgotten is ended by the next comparison, unless it still runs.
         self._compare_wanted |= any(held.token in self._runners.begun for held in turn.start)
         if failpoints.active and answer.claimed:
             failpoints.reached("worker.after_claim")
         ahead = 0
         for job in answer.claimed:
-            hold = self._terms.hold(job, now_s)
-            ahead += hold.retries_on_crash
-            (self._runners.ready if job.running else self._hand).append(hold)
+            held_job = self._terms.hold(job, now_s)
+            ahead += held_job.retries_on_crash
+            (self._runners.ready if job.running else self._claimed).append(held_job)
         if answer.claimed:
             self._pace.saw_claimed(ahead, len(answer.claimed))
-        if turn.wish is not None and (answer.more or len(answer.claimed) >= turn.wish.limit):
-            self._rung = True  # There was more than we asked for, or than fits into an answer.
+        if turn.claim_request is not None and (answer.more or len(answer.claimed) >= turn.claim_request.limit):
+            self._woken = True  # There was more than we asked for, or than fits into an answer.
         if answer.next_due_in_s is not None and self._heartbeat is not None:
             self._heartbeat.promote_in(answer.next_due_in_s)
 
@@ -387,11 +389,11 @@ class WorkerLoop:
         """Keep for later what another session of the database locked; everything else goes on."""
         self._outbox.defer(turn, now_s, message.reasons)
         for held in turn.start:
-            hold = self._starting.pop(held.token, None)
-            if hold is not None:
-                self._hand.append(hold)
-        if turn.wish is not None or turn.start:
-            self._rung = True
+            held_job = self._starting.pop(held.token, None)
+            if held_job is not None:
+                self._claimed.append(held_job)
+        if turn.claim_request is not None or turn.start:
+            self._woken = True
             self._busy_until_s = now_s + LOCKED_PAUSE_S
 
     def _after_comparison(self, held: list[HeldRecord]) -> None:
@@ -400,12 +402,12 @@ class WorkerLoop:
         theirs = {item.token: item for item in held}
         turn, self._uncertain = self._uncertain, None
         if turn is not None:
-            self._runners.scribes.put_back(turn, set(theirs))
+            self._runners.journal_writer.put_back(turn, set(theirs))
             self._counts.written_or_lost(turn, theirs)
             self._resolve_started(turn, theirs)
-            self._rung = True
+            self._woken = True
         ready, given = self._runners.ready, self._runners.given
-        ours = self._outbox.tokens() | set(given) | {hold.token for hold in (*self._hand, *ready)}
+        ours = self._outbox.tokens() | set(given) | {held_job.token for held_job in (*self._claimed, *ready)}
         # What a runner is still in is handed in when it has ended: somebody else may take it then.
         ours |= self._runners.being_stopped()
         for token, item in theirs.items():
@@ -415,10 +417,10 @@ class WorkerLoop:
             elif token not in ours:
                 self._part_with(item)
         self._counts.keep_only(theirs)
-        unbegun = [hold for hold in ready if hold.token in theirs]
-        again = [hold for hold in unbegun if theirs[hold.token].state is JobState.CLAIMED]
-        self._hand = deque((*again, *(hold for hold in self._hand if hold.token in theirs)))
-        self._runners.ready = deque(hold for hold in unbegun if hold not in again)
+        unbegun = [held_job for held_job in ready if held_job.token in theirs]
+        again = [held_job for held_job in unbegun if theirs[held_job.token].state is JobState.CLAIMED]
+        self._claimed = deque((*again, *(held_job for held_job in self._claimed if held_job.token in theirs)))
+        self._runners.ready = deque(held_job for held_job in unbegun if held_job not in again)
         now_s = host.boottime_s()
         for token in [token for token in given if token not in theirs]:
             self._runners.stop_superseded(token, now_s)
@@ -440,14 +442,14 @@ class WorkerLoop:
 
     def _resolve_started(self, turn: Turn, theirs: dict[int, HeldRecord]) -> None:
         for held in turn.start:
-            hold = self._starting.pop(held.token, None)
+            held_job = self._starting.pop(held.token, None)
             there = theirs.get(held.token)
-            if hold is None or there is None:
+            if held_job is None or there is None:
                 continue
             if there.state is JobState.RUNNING:
-                self._runners.ready.append(hold)
+                self._runners.ready.append(held_job)
             else:
-                self._hand.appendleft(hold)
+                self._claimed.appendleft(held_job)
 
     # Time -------------------------------------------------------------------------------------
 
@@ -456,7 +458,7 @@ class WorkerLoop:
         waiting_for_ledger = self._asked is not None or self._comparing or now_s < self._busy_until_s
         if not waiting_for_ledger and (len(self._outbox) or self._compare_wanted or self._uncertain is not None):
             return 0.0
-        busy = self._runners.given or self._hand or self._runners.ready or self._drain is not None
+        busy = self._runners.given or self._claimed or self._runners.ready or self._drain is not None
         tick_s = IDLE_TICK_S
         if busy:
             tick_s = max(0.0, min(BUSY_TICK_S, self._runners.look_at_s - now_s))
@@ -480,9 +482,9 @@ class WorkerLoop:
             self._heartbeat.report_events(news)
         patience_s = MAX_WAIT_IN_HAND_S if self._drain is None else 0.0
         self._runners.release_waiting(patience_s, now_s)
-        while self._hand and now_s - self._hand[0].queued_s >= patience_s:
-            hold = self._hand.popleft()
-            self._outbox.give_back(hold.job.job_id, hold.token, hold.job.queue)
+        while self._claimed and now_s - self._claimed[0].queued_s >= patience_s:
+            held_job = self._claimed.popleft()
+            self._outbox.give_back(held_job.job.job_id, held_job.token, held_job.job.queue)
         if self._drain is not None and self._drain.is_over(now_s):
             cause = "drain: the worker was shut down and the job did not end within the grace"
             self._runners.kill_all(Died(cause, counts=False, drained=True))
@@ -525,5 +527,7 @@ class WorkerLoop:
             if self.outdated is not None:
                 raise self.outdated
             return True
-        busy = self._runners.given or self._hand or self._runners.ready or self._starting or not self._outbox.is_empty
+        busy = (
+            self._runners.given or self._claimed or self._runners.ready or self._starting or not self._outbox.is_empty
+        )
         return not busy and self._asked is None and self._uncertain is None and not self._comparing

@@ -63,13 +63,13 @@ def run_worker(
 ) -> int:
     """Work until told to stop; give the exit code."""
     # First of all: what we start must not speak to systemd in our name.
-    herald = take_sd_notifier()
+    sd_notifier = take_sd_notifier()
     expected = os.environ.pop(EXPECTED_LEDGER, None)
     signals = StopSignals()
-    bench = ForkServerClient(target, url=url)
-    tallies = Counters()
+    fork_server = ForkServerClient(target, url=url)
+    counters = Counters()
     try:
-        manifest = bench.start()
+        manifest = fork_server.start()
         settings = config.restore(manifest.settings)
         served = _served(queues, manifest)
         # The tables are looked at over a connection of its own: a worker keeps two, and this is neither.
@@ -80,18 +80,28 @@ def run_worker(
         first.close()
         try:
             worker = Worker(
-                bench, manifest, settings, ledger, ledger_id, served, concurrency, name, reaper, herald, tallies
+                fork_server,
+                manifest,
+                settings,
+                ledger,
+                ledger_id,
+                served,
+                concurrency,
+                name,
+                reaper,
+                sd_notifier,
+                counters,
             )
-            with serving.served(tallies, metrics):
+            with serving.served(counters, metrics):
                 while not worker.live(signals):
                     # What the old id held is killed with its bench; the new one starts with a clean table.
-                    bench.close()
-                    bench.start()
+                    fork_server.close()
+                    fork_server.start()
             return 0
         finally:
             ledger.close()
     finally:
-        bench.close()
+        fork_server.close()
 
 
 def _served(asked: tuple[str, ...] | None, manifest: Manifest) -> tuple[str, ...]:
@@ -110,7 +120,7 @@ class Worker:
 
     def __init__(
         self,
-        bench: ForkServerClient,
+        fork_server: ForkServerClient,
         manifest: Manifest,
         settings: Settings,
         ledger: Ledger,
@@ -119,10 +129,10 @@ class Worker:
         concurrency: int | None,
         name: str | None,
         reaper: bool,
-        herald: SdNotifier,
-        tallies: Counters | None = None,
+        sd_notifier: SdNotifier,
+        counters: Counters | None = None,
     ) -> None:
-        self._bench = bench
+        self._fork_server = fork_server
         self._manifest = manifest
         self._settings = settings
         self._ledger = ledger
@@ -131,23 +141,23 @@ class Worker:
         self._slots = concurrency or settings.slots
         self._name = name
         self._with_reaper = reaper
-        self._herald = herald
+        self._sd_notifier = sd_notifier
         self._reborn = False
         self._health = WorkerHealth(scales=MemoryReport())
-        self._books = MetricsWriter(ledger, tallies or Counters(), settings.recovery.heartbeat_interval_s)
+        self._books = MetricsWriter(ledger, counters or Counters(), settings.recovery.heartbeat_interval_s)
 
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""
         worker_id = new_worker_id()
-        trace = StatusPage.create(status_page_path(worker_id), status_page_slots(self._slots), self._ledger_id)
+        status_page = StatusPage.create(status_page_path(worker_id), status_page_slots(self._slots), self._ledger_id)
         # After the page, and removed before it: whoever removes the page of a dead worker knows of both.
-        words = LastOutputFile.create(last_output_path(trace.path), self._slots)
+        words = LastOutputFile.create(last_output_path(status_page.path), self._slots)
         mailbox = Mailbox()
         try:
-            self._bench.configure(trace, worker_id)
+            self._fork_server.configure(status_page, worker_id)
             born_s = self._register(worker_id, signals)
             self._reborn = True
-            ended_well = self._work(worker_id, trace, words, mailbox, born_s, signals)
+            ended_well = self._work(worker_id, status_page, words, mailbox, born_s, signals)
             if not ended_well and words is not None:
                 # Whoever declared us dead may have been on another host, and could not read this.
                 with suppress(LedgerError):
@@ -158,7 +168,7 @@ class Worker:
             mailbox.close()
             if words is not None:
                 words.unlink()
-            trace.unlink()
+            status_page.unlink()
 
     def _join(self, born: NewWorker, signals: StopSignals) -> float:
         """Write the birth down; a worker that comes back waits out an outage. Gives when it was sent."""
@@ -178,14 +188,14 @@ class Worker:
                     # Not when it comes back: newer code may have been written down meanwhile.
                     self._ledger.know_schedules(self._manifest.schedules, "app")
                 self._health.born(told.metadata, disabled=disabled)
-                self._ledger.ring({"workers"})
+                self._ledger.notify({"workers"})
                 break
             except LedgerUnavailable as error:
                 if not self._reborn or signals():
                     raise
                 log.warning("Cannot come back yet", error=str(error))
             repeated = True
-            self._herald.alive()
+            self._sd_notifier.alive()
             time.sleep(REBIRTH_PAUSE_S)
         if host.boottime_s() - sent_s > CLOCK_TRUST_S:
             # The ledger's time of birth came so late that our clock would look as if it were behind: take it back.
@@ -226,8 +236,8 @@ class Worker:
             log.warning(self._manifest.note)
         if not self._manifest.tasks:
             log.warning(
-                f"The app {self._bench.target} has no tasks, so this worker can run no job. Import the modules that "
-                "define them where the app is made, or name another app."
+                f"The app {self._fork_server.target} has no tasks, so this worker can run no job. Import the modules "
+                "that define them where the app is made, or name another app."
             )
         if not self._manifest.fork:
             log.warning("Runners are spawned, not forked", why=self._manifest.why_spawn)
@@ -236,33 +246,33 @@ class Worker:
     def _work(
         self,
         worker_id: str,
-        trace: StatusPage,
+        status_page: StatusPage,
         words: LastOutputFile | None,
         mailbox: Mailbox,
         born_s: float,
         signals: StopSignals,
     ) -> bool:
         ledger, recovery = self._ledger, self._settings.recovery
-        tallies = self._books.tallies
-        watch = Reaper(ledger, recovery, by=worker_id, tallies=tallies)
-        neighbours = PeerWatch(watch, worker_id) if self._with_reaper else None
-        watchman = Loop(watch) if self._with_reaper else None
-        timekeeper = Scheduler(ledger, self._manifest.schedules, tallies)
-        wheel = LedgerThread(ledger, worker_id, mailbox)
-        floor = WorkerLoop(
+        counters = self._books.counters
+        watch = Reaper(ledger, recovery, by=worker_id, counters=counters)
+        peers = PeerWatch(watch, worker_id) if self._with_reaper else None
+        reaper_loop = Loop(watch) if self._with_reaper else None
+        timekeeper = Scheduler(ledger, self._manifest.schedules, counters)
+        ledger_thread = LedgerThread(ledger, worker_id, mailbox)
+        worker_loop = WorkerLoop(
             worker_id=worker_id,
-            bench=self._bench,
-            trace=trace,
+            fork_server=self._fork_server,
+            status_page=status_page,
             words=words,
             manifest=self._manifest,
             settings=self._settings,
             queues=self._queues,
             slots=self._slots,
             mailbox=mailbox,
-            wheel=wheel,
+            ledger_thread=ledger_thread,
             born_s=born_s,
             health=self._health,
-            tallies=tallies,
+            tallies=counters,
         )
         heartbeat = HeartbeatThread(
             ledger,
@@ -270,38 +280,44 @@ class Worker:
             mailbox,
             interval_s=heartbeat_interval_s(self._settings, self._manifest),
             queues=frozenset(self._queues),
-            report=floor.pulse,
-            on_workers=neighbours.refresh if neighbours is not None else lambda: None,
+            report=worker_loop.pulse,
+            on_workers=peers.refresh if peers is not None else lambda: None,
             on_schedules=timekeeper.kick,
             books=self._books,
         )
-        floor.attach(heartbeat)
+        worker_loop.attach(heartbeat)
         watched = Watched(
-            floor.movement, wheel.movement, heartbeat.movement, floor.wants_a_turn, lambda: self._bench.importing
+            worker_loop.movement,
+            ledger_thread.movement,
+            heartbeat.movement,
+            worker_loop.wants_a_turn,
+            lambda: self._fork_server.importing,
         )
-        watchdog = Watchdog(worker_id, self._settings, watched, self._herald)
-        parts = [part for part in (wheel, heartbeat, watchman, timekeeper, neighbours, watchdog) if part is not None]
+        watchdog = Watchdog(worker_id, self._settings, watched, self._sd_notifier)
+        parts = [
+            part for part in (ledger_thread, heartbeat, reaper_loop, timekeeper, peers, watchdog) if part is not None
+        ]
         for part in parts:
             part.start()
         signals.wake(mailbox.wakeup_fd)
         line = f"worker {worker_id} serves {', '.join(self._queues)} with {self._slots} slots"
-        self._herald.ready(line)
-        self._herald.status(line)
+        self._sd_notifier.ready(line)
+        self._sd_notifier.status(line)
         try:
-            drained = floor.run(signals)
+            drained = worker_loop.run(signals)
             # From here on the floor stands still because it is done, and the last words may wait for the ledger.
             watchdog.stop()
             if drained:
-                self._herald.stopping("draining: takes nothing new")
-                self._retire(floor.pulse())
-            if floor.outdated is not None:
+                self._sd_notifier.stopping("draining: takes nothing new")
+                self._retire(worker_loop.pulse())
+            if worker_loop.outdated is not None:
                 # Not code 0: a supervisor must fill the place, perhaps with a version that was installed meanwhile.
-                raise floor.outdated
+                raise worker_loop.outdated
             return drained
         finally:
             watchdog.stop()
-            wheel.stop(JOIN_S)
-            for caretaker in (neighbours, watchman, timekeeper):
+            ledger_thread.stop(JOIN_S)
+            for caretaker in (peers, reaper_loop, timekeeper):
                 if caretaker is not None:
                     caretaker.stop()
             # The beat stops last: a worker that is shutting down is still alive.
@@ -313,7 +329,7 @@ class Worker:
             # One more beat: what was done since the one before would else never be counted.
             self._ledger.beat(last)
             self._ledger.retire(last.worker_id)
-            self._ledger.ring({"workers"})
+            self._ledger.notify({"workers"})
             log.info("Worker stopped", worker_id=last.worker_id)
         except LedgerUnavailable as error:
             log.error("Could not tell the ledger that this worker stopped; the reaper will", error=str(error))

@@ -139,7 +139,7 @@ class Outbox:
         else:
             self.entries.append(entry)
 
-    def turn(self, worker_id: str, start: tuple[AttemptRef, ...], wish: ClaimRequest | None) -> Turn:
+    def turn(self, worker_id: str, start: tuple[AttemptRef, ...], claim_request: ClaimRequest | None) -> Turn:
         """Take as much as fits one turn."""
         entries, size = self._take_entries()
         # What is left belongs before the end of its attempt: that waits for the next turn.
@@ -171,7 +171,7 @@ class Outbox:
         self.endings.extend(endings_later)
         releases = tuple(self.releases)
         self.releases.clear()
-        ended = (tuple(done), tuple(endings), start, releases, tuple(outputs), wish)
+        ended = (tuple(done), tuple(endings), start, releases, tuple(outputs), claim_request)
         return Turn(worker_id, *ended, tuple(entries), tuple(follow))
 
     def _take_entries(self) -> tuple[list[JournalEntry], int]:

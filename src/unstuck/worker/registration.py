@@ -63,7 +63,7 @@ def registration_of(
         suspect_after_s=recovery.claimed_stale_after_s,
         running_stale_after_s=recovery.running_stale_after_s,
         metadata=metadata,
-        trace=str(status_page_path(worker_id)),
+        status_page=str(status_page_path(worker_id)),
         rules=recovery.rules,
     )
 

@@ -131,7 +131,7 @@ class RunnerProcess:
     def __init__(
         self, serial: int, slot: int, kind: Kind, limit_bytes: int, kill_by_nursery: Callable[[], None]
     ) -> None:
-        self.serial = serial
+        self.runner_id = serial
         self.slot = slot
         self.kind: Kind = kind
         self.pid: int | None = None
@@ -139,18 +139,18 @@ class RunnerProcess:
         """End of stream seen: the runner's process is gone, or has let go."""
         self.gone = False
         """The nursery (or its death) told us that the process is gone."""
-        self._kill_by_nursery = kill_by_nursery
+        self._kill_through_fork_server = kill_by_nursery
         self._pidfd: int | None = None
         self._stream, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._permits, self._permits_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The runner's end of the permits stays open here: taking a packet out of it takes the job back.
-        self.signs, self._signs_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.line = JournalConnection()
-        for end in (self._stream, self._permits, self.signs):
+        self.signals, self._signals_of_runner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.journal_channel = JournalConnection()
+        for end in (self._stream, self._permits, self.signals):
             end.setblocking(False)
         self.stdout = OutputFile("unstuck-stdout", limit_bytes)
         self.stderr = OutputFile("unstuck-stderr", limit_bytes)
-        self.stacks = StackFile(self.signs)
+        self.stacks = StackFile(self.signals)
         self._buffer = messages.FrameBuffer()
         self._unsent: deque[tuple[int | None, memoryview]] = deque()
         """(token, frame) that the stream did not take yet; the token is None for what is no job."""
@@ -161,13 +161,20 @@ class RunnerProcess:
     def descriptors(self) -> list[int]:
         """Give what the nursery passes on to the runner: stream, permits, stdout, stderr, stacks, signs, line."""
         ends = [self._theirs.fileno(), self._permits_theirs.fileno()]
-        return [*ends, self.stdout.fd, self.stderr.fd, self.stacks.fd, self._signs_theirs.fileno(), self.line.their_fd]
+        return [
+            *ends,
+            self.stdout.fd,
+            self.stderr.fd,
+            self.stacks.fd,
+            self._signals_of_runner.fileno(),
+            self.journal_channel.their_fd,
+        ]
 
     def handed_over(self) -> None:
         """Let go of the runner's ends, so that we see the end of them."""
         self._theirs.close()
-        self._signs_theirs.close()
-        self.line.handed_over()
+        self._signals_of_runner.close()
+        self.journal_channel.handed_over()
 
     def born(self, pid: int, pidfd: int | None) -> None:
         self.pid = pid
@@ -336,7 +343,7 @@ class RunnerProcess:
         if self.gone:
             return
         if not self._signal(signal.SIGKILL):
-            self._kill_by_nursery()
+            self._kill_through_fork_server()
 
     def terminate(self) -> None:
         """Send SIGTERM: user code that handles it can clean up; all other code does not notice."""
@@ -379,18 +386,18 @@ class RunnerProcess:
     def memory_bytes(self) -> int:
         return 0 if self.pid is None else host.memory_bytes(self.pid)
 
-    def read_signs(self) -> list[JobSignal]:
-        return read_job_signals(self.signs, MAX_SIGNS)
+    def read_signals(self) -> list[JobSignal]:
+        return read_job_signals(self.signals, MAX_SIGNS)
 
     def close(self) -> None:
         """Let go of everything; a runner that still lives ends itself when it sees this."""
         if self.fileno() >= 0 and not self.gone:
             self.kill()
         self.closed = True
-        ends = (self._stream, self._theirs, self._permits, self._permits_theirs, self.signs, self._signs_theirs)
+        ends = (self._stream, self._theirs, self._permits, self._permits_theirs, self.signals, self._signals_of_runner)
         for end in ends:
             end.close()
-        self.line.close()
+        self.journal_channel.close()
         for file in (self.stdout, self.stderr, self.stacks):
             file.close()
         if self._pidfd is not None:
@@ -401,7 +408,7 @@ class RunnerProcess:
 
     def _finished(self, report: Report) -> Finished:
         finished = self._understood(report)
-        rest = report.rest
+        rest = report.extras
         if rest is not None:
             finished.checkpoint = rest.checkpoint
             finished.follow = tuple(map(_follow_up.decode, rest.follow))

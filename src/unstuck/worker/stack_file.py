@@ -48,7 +48,7 @@ class StackFile:
     """The worker's end of one runner's file of stacks."""
 
     def __init__(self, signs: socket.socket) -> None:
-        self._signs = signs
+        self._signals = signs
         self._file = OutputFile("unstuck-stack", MAX_STACK_CHARS)
         self.fd = self._file.fd
         self._asked = 0
@@ -60,7 +60,7 @@ class StackFile:
         """Have its pulse write down where all threads stand, which no thread notices; False where it does not listen.
         While C code holds the GIL it does not answer."""
         try:
-            self._signs.send(QUESTION.pack(self._asked + 1))
+            self._signals.send(QUESTION.pack(self._asked + 1))
         except OSError:
             return False
         self._asked += 1

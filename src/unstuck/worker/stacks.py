@@ -62,64 +62,64 @@ class StackReader:
         self._reading: dict[Slot, _Reading] = {}
         """One at a time of each runner: it has one file for its stacks."""
 
-    def ask(self, asked: StackRequested, crew: Slot | None) -> None:
+    def ask(self, asked: StackRequested, slot: Slot | None) -> None:
         """Have the runner of this job write down where it stands; a job that we do not have is none of ours."""
-        if crew is not None and len(self._waiting) < MAX_ASKED:
-            self._waiting.append((asked, crew))
+        if slot is not None and len(self._waiting) < MAX_ASKED:
+            self._waiting.append((asked, slot))
 
     def take(self, now_s: float) -> list[tuple[EventKind, int, str]]:
         """Give the jobs whose stacks are there now, with them; and begin with the next ones."""
         told: list[tuple[int, str]] = []
-        for crew, reading in list(self._reading.items()):
-            if now_s >= reading.read_at_s or (reading.way is _Way.PULSE and crew.runner.stacks.told):
-                del self._reading[crew]
-                told += self._read(crew, reading, now_s)
+        for slot, reading in list(self._reading.items()):
+            if now_s >= reading.read_at_s or (reading.way is _Way.PULSE and slot.runner.stacks.told):
+                del self._reading[slot]
+                told += self._read(slot, reading, now_s)
         for _ in range(len(self._waiting)):
-            asked, crew = self._waiting.popleft()
-            if crew in self._reading:
-                self._waiting.append((asked, crew))
-            elif asked.token in crew.jobs:
-                told += self._begin(asked, crew, now_s)
+            asked, slot = self._waiting.popleft()
+            if slot in self._reading:
+                self._waiting.append((asked, slot))
+            elif asked.token in slot.jobs:
+                told += self._begin(asked, slot, now_s)
         return [(EventKind.STACK, job_id, text) for job_id, text in told]
 
-    def _begin(self, asked: StackRequested, crew: Slot, now_s: float) -> list[tuple[int, str]]:
+    def _begin(self, asked: StackRequested, slot: Slot, now_s: float) -> list[tuple[int, str]]:
         # Whoever is being ended has a stack of its own noted for its autopsy.
-        if any(job.stop is not None for job in crew.jobs.values()):
+        if any(job.stop is not None for job in slot.jobs.values()):
             return [(asked.job_id, ENDING)]
-        crew.runner.stacks.forget()
-        found = self._ask(crew, asked, _Way.LOOP, now_s, now_s + GIVEN_UP_AFTER_S)
+        slot.runner.stacks.forget()
+        found = self._ask(slot, asked, _Way.LOOP, now_s, now_s + GIVEN_UP_AFTER_S)
         return [] if found else [(asked.job_id, NOTHING)]
 
-    def _ask(self, crew: Slot, asked: StackRequested, way: _Way, now_s: float, until_s: float) -> bool:
+    def _ask(self, slot: Slot, asked: StackRequested, way: _Way, now_s: float, until_s: float) -> bool:
         """Ask in this way, or in the next one that there is; False where there is none."""
-        if way is _Way.LOOP and crew.runner.ask_stack(asked.token):
+        if way is _Way.LOOP and slot.runner.ask_stack(asked.token):
             patience_s = LOOP_S
-        elif way is not _Way.SIGNAL and crew.runner.stacks.ask():
-            way, patience_s = _Way.PULSE, SILENT_PULSE_S if crew.silent else PULSE_S
-        elif crew.runner.dump_stack(silent=crew.silent):
+        elif way is not _Way.SIGNAL and slot.runner.stacks.ask():
+            way, patience_s = _Way.PULSE, SILENT_PULSE_S if slot.silent else PULSE_S
+        elif slot.runner.dump_stack(silent=slot.silent):
             way, patience_s = _Way.SIGNAL, SIGNAL_S
         else:
             return False
-        self._reading[crew] = _Reading(asked, way, now_s + patience_s, until_s)
+        self._reading[slot] = _Reading(asked, way, now_s + patience_s, until_s)
         return True
 
-    def _read(self, crew: Slot, reading: _Reading, now_s: float) -> list[tuple[int, str]]:
+    def _read(self, slot: Slot, reading: _Reading, now_s: float) -> list[tuple[int, str]]:
         asked, way = reading.asked, reading.way
-        if any(job.stop is not None for job in crew.jobs.values()):
+        if any(job.stop is not None for job in slot.jobs.values()):
             return []
-        if asked.token not in crew.jobs:
-            if crew.gone_s is None:
-                crew.runner.stacks.forget()
+        if asked.token not in slot.jobs:
+            if slot.gone_s is None:
+                slot.runner.stacks.forget()
             return []
-        stack = crew.runner.stacks.text()
+        stack = slot.runner.stacks.text()
         if not stack and now_s < reading.until_s:
             if way is _Way.SIGNAL:
-                self._reading[crew] = replace(reading, read_at_s=now_s + SIGNAL_S)
+                self._reading[slot] = replace(reading, read_at_s=now_s + SIGNAL_S)
                 return []
             # Another job blocks the loop, or this one does; or C code holds the GIL.
-            if self._ask(crew, asked, _Way(way.value + 1), now_s, reading.until_s):
+            if self._ask(slot, asked, _Way(way.value + 1), now_s, reading.until_s):
                 return []
         # What it dies of later must not be told with where it stood now.
-        crew.runner.stacks.forget()
-        before = BLOCKED if stack and crew.is_async and way is not _Way.LOOP else ""
+        slot.runner.stacks.forget()
+        before = BLOCKED if stack and slot.is_async and way is not _Way.LOOP else ""
         return [(asked.job_id, f"{before}{stack}" or TOO_LATE)]

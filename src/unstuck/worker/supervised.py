@@ -119,17 +119,17 @@ class SupervisedWorker(msgspec.Struct):
 
 def summary(places: Sequence[SupervisedWorker], now_s: float, *, stopping: bool = False) -> str:
     """Say in one line how the fleet is: for `systemctl status`."""
-    alive = sum(1 for place in places if place.pid)
+    alive = sum(1 for worker in places if worker.pid)
     if stopping:
         return f"stopping: {alive} of {len(places)} workers still draining" if alive else "stopped"
-    ready = sum(1 for place in places if place.pid and place.ready_s is not None)
+    ready = sum(1 for worker in places if worker.pid and worker.ready_s is not None)
     parts = [f"{ready} of {len(places)} workers alive"]
     if alive > ready:
         parts.append(f"{alive - ready} starting")
-    if waits_s := [max(0.0, place.replacing.at_s - now_s) for place in places if place.empty]:
-        slow = " (dying again and again)" if any(place.empty and place.replacing.braked for place in places) else ""
+    if waits_s := [max(0.0, worker.replacing.at_s - now_s) for worker in places if worker.empty]:
+        slow = " (dying again and again)" if any(worker.empty and worker.replacing.braked for worker in places) else ""
         parts.append(f"{len(waits_s)} restarting in {min(waits_s):.0f}s{slow}")
-    if retired := sum(1 for place in places if place.retired):
+    if retired := sum(1 for worker in places if worker.retired):
         parts.append(f"{retired} stopped by an operator")
     return "; ".join(parts)
 
@@ -152,19 +152,19 @@ class SupervisedDashboard:
 
     def tend(self, now_s: float) -> None:
         """Start it where it is missing."""
-        place = self._place
-        if place.empty and now_s >= place.replacing.at_s:
-            place.fill(self._command, {}, now_s)
-            place.ready_s = now_s
-            log.info(f"{self._name} started", pid=place.pid)
+        worker = self._place
+        if worker.empty and now_s >= worker.replacing.at_s:
+            worker.fill(self._command, {}, now_s)
+            worker.ready_s = now_s
+            log.info(f"{self._name} started", pid=worker.pid)
 
     def lost(self, end: Exit, now_s: float) -> None:
         """It was reaped."""
-        place = self._place
-        wait_s = place.replacing.after_death(now_s, lived_s=place.worked_s(now_s), code=end.code)
-        place.pid = 0
+        worker = self._place
+        wait_s = worker.replacing.after_death(now_s, lived_s=worker.worked_s(now_s), code=end.code)
+        worker.pid = 0
         if self._kill_at_s is not None or end.code == 0:
-            place.retired = True
+            worker.retired = True
         else:
             log.error(f"{self._name} ended; starting it again", how=str(end), again_in_s=wait_s)
 

@@ -62,8 +62,8 @@ log = logger("unstuck.worker")
 class Watched(msgspec.Struct, frozen=True):
     """The loops of one worker; each shows how often it went round."""
 
-    floor: ProgressClock
-    wheel: ProgressClock
+    worker_loop: ProgressClock
+    ledger_thread: ProgressClock
     heartbeat: ProgressClock
     wants_a_turn: Callable[[], bool]
     busy_elsewhere: Callable[[], bool]
@@ -100,18 +100,23 @@ class Jury:
     def __init__(self, limit_s: float, poll_s: float) -> None:
         self.limit_s = limit_s
         self._poll_s = poll_s
-        self.floor, self._wheel, self._turn, self._beat = Stillness(), Stillness(), Stillness(), Stillness()
+        self.worker_loop, self._ledger_thread, self._turn, self._beat = (
+            Stillness(),
+            Stillness(),
+            Stillness(),
+            Stillness(),
+        )
 
     def look(self, watched: Watched, elapsed_s: float) -> Judgement | None:
         """Take one look; give the judgement when something stood still for too long."""
         if elapsed_s > LATE_S:
             self.forgive()
             return None
-        floor, wheel, heartbeat = watched.floor, watched.wheel, watched.heartbeat
-        floor_s = self.floor.look(floor.rounds, expected=not watched.busy_elsewhere(), elapsed_s=elapsed_s)
-        wanted = watched.wants_a_turn() and not wheel.busy
-        wheel_s = self._wheel.look(wheel.rounds, expected=wanted, elapsed_s=elapsed_s)
-        turn_s = self._turn.look(wheel.rounds, expected=wheel.busy, elapsed_s=elapsed_s)
+        worker_loop, ledger_thread, heartbeat = watched.worker_loop, watched.ledger_thread, watched.heartbeat
+        floor_s = self.worker_loop.look(worker_loop.rounds, expected=not watched.busy_elsewhere(), elapsed_s=elapsed_s)
+        wanted = watched.wants_a_turn() and not ledger_thread.busy
+        wheel_s = self._ledger_thread.look(ledger_thread.rounds, expected=wanted, elapsed_s=elapsed_s)
+        turn_s = self._turn.look(ledger_thread.rounds, expected=ledger_thread.busy, elapsed_s=elapsed_s)
         beat_s = self._beat.look(heartbeat.rounds, expected=heartbeat.busy, elapsed_s=elapsed_s)
         if floor_s >= self.limit_s:
             return Judgement(f"{IDLE}: its floor has not gone round for {brief(floor_s)}")
@@ -123,18 +128,18 @@ class Jury:
         return None
 
     def forgive(self) -> None:
-        for stillness in (self.floor, self._wheel, self._turn, self._beat):
+        for stillness in (self.worker_loop, self._ledger_thread, self._turn, self._beat):
             stillness.forgive()
 
 
 class Watchdog:
     """A thread per life of a worker. It gives the sign of life to systemd or the supervisor too."""
 
-    def __init__(self, worker_id: str, settings: Settings, watched: Watched, herald: SdNotifier) -> None:
+    def __init__(self, worker_id: str, settings: Settings, watched: Watched, sd_notifier: SdNotifier) -> None:
         self._worker_id = worker_id
         self._settings = settings
         self._watched = watched
-        self._herald = herald
+        self._sd_notifier = sd_notifier
         self._jury = Jury(limit_s(settings), settings.poll_interval_s)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unstuck-watchdog", daemon=True)
@@ -149,8 +154,8 @@ class Watchdog:
         looked_s = host.boottime_s()
         while not self._stopping.wait(LOOK_EVERY_S):
             now_s = host.boottime_s()
-            if self._watched.floor.leaving:
-                self._herald.stopping("draining: takes nothing new")
+            if self._watched.worker_loop.leaving:
+                self._sd_notifier.stopping("draining: takes nothing new")
             judgement = self._jury.look(self._watched, now_s - looked_s)
             looked_s = now_s
             if judgement is not None and not self._stopping.is_set():
@@ -158,9 +163,9 @@ class Watchdog:
                     self._end(judgement.evidence)
                 self._jury.forgive()
                 looked_s = host.boottime_s()
-            if self._jury.floor.still_s < LATE_S:
+            if self._jury.worker_loop.still_s < LATE_S:
                 # Only while the floor goes round: whoever listens may have a limit of his own.
-                self._herald.alive()
+                self._sd_notifier.alive()
 
     def _ledger_answers(self) -> bool:
         """Do a turn that takes nothing, over a connection of our own: is it the ledger that hangs, or we?"""
@@ -169,7 +174,7 @@ class Watchdog:
         def ask() -> None:
             try:
                 with closing(open_ledger(self._settings)) as ledger:
-                    ledger.turn(Turn(self._worker_id, wish=ClaimRequest((DEFAULT_QUEUE,), (), 1)))
+                    ledger.turn(Turn(self._worker_id, claim_request=ClaimRequest((DEFAULT_QUEUE,), (), 1)))
                     answered.set()
             except UnstuckError as error:
                 log.warning("A call to the ledger hangs, and it does not answer others either", error=str(error))
@@ -188,7 +193,7 @@ class Watchdog:
         os._exit(WATCHDOG_EXIT)
 
     def _last_words(self, evidence: str) -> None:
-        self._herald.status(evidence)
+        self._sd_notifier.status(evidence)
         faulthandler.dump_traceback(all_threads=True)
         log.error("This worker is ended by its own watchdog", worker_id=self._worker_id, evidence=evidence)
         death = Autopsy(DeathKind.WATCHDOG, evidence, Detector.WATCHDOG, pid=os.getpid(), stack=own_stacks())
@@ -197,7 +202,7 @@ class Watchdog:
             # A ledger of our own: the connections of this worker may be what it hangs in.
             with closing(open_ledger(self._settings)) as ledger:
                 ledger.declare_dead(self._worker_id, verdict, GuardNone())
-                ledger.ring({"workers"})
+                ledger.notify({"workers"})
         except UnstuckError as error:
             log.error("The watchdog's verdict could not be written down; whoever finds us will", error=str(error))
 

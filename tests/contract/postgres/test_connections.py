@@ -48,7 +48,7 @@ def test_a_turn_whose_answer_was_lost_says_so(pg_ledger: PostgresLedger, pg_url:
         far.turn(Turn("w1"))
         proxy.lose_answer_to(b".turn_v1(")
         with pytest.raises(UncertainCommit):
-            far.turn(Turn("w1", wish=WISH))
+            far.turn(Turn("w1", claim_request=WISH))
         assert proxy.lost.wait(10)
         # It happened, and the list of what is held tells.
         assert [job.job_id for job in far.held("w1")] == [job_id]
@@ -73,7 +73,7 @@ def test_an_answer_lost_by_failpoint_leaves_the_turn_committed(pg_ledger: Postgr
     failpoints.arm("turn.answer_lost=raise")
     try:
         with pytest.raises(UncertainCommit):
-            pg_ledger.turn(Turn("w1", wish=WISH))
+            pg_ledger.turn(Turn("w1", claim_request=WISH))
     finally:
         failpoints.arm("")
     assert len(pg_ledger.held("w1")) == 1
@@ -87,7 +87,7 @@ def test_a_stopped_server_is_unavailable_and_comes_back(pg_ledger: PostgresLedge
             turn(pg_ledger)
         with pytest.raises(LedgerUnavailable):
             put(pg_ledger)
-        pg_ledger.ring(["queue:default"])
+        pg_ledger.notify(["queue:default"])
     finally:
         pg_server.start()
     assert turn(pg_ledger).alive
@@ -114,7 +114,7 @@ def test_close_ends_a_call_that_waits(pg_ledger: PostgresLedger, pg_url: str) ->
 
     def take() -> None:
         try:
-            pg_ledger.turn(Turn("w1", wish=WISH))
+            pg_ledger.turn(Turn("w1", claim_request=WISH))
         except LedgerError as error:
             ended.append(error)
 
@@ -148,9 +148,9 @@ def test_large_payloads_are_fetched_after_the_commit(pg_ledger: PostgresLedger) 
 def test_a_frozen_reader_of_large_payloads_blocks_nobody(pg_ledger: PostgresLedger) -> None:
     pg_ledger.register(birth("w1"))
     pg_ledger.enqueue([new_job(payload=bytes(900_000)) for _ in range(20)])
-    connection = pg_ledger.turn_lane.open().connection
+    connection = pg_ledger.turn_connection.open().connection
     rows = connection.execute(
-        pg_ledger.sql["turn"], turn_values(Turn("w1", wish=ClaimRequest(("default",), ("add",), 20)))
+        pg_ledger.sql["turn"], turn_values(Turn("w1", claim_request=ClaimRequest(("default",), ("add",), 20)))
     )
     # The answer to the turn itself is small: the server never waits for its reader with the rows locked.
     assert sum(len(row[5] or b"") for row in rows.fetchall()) <= 65536
@@ -229,7 +229,7 @@ def test_a_servers_own_defaults_change_nothing(pg_server: PgServer) -> None:
     ledger.register(birth("w1"))
     job = running(ledger, payload=b"\\\x00")
     assert job.payload == b"\\\x00"
-    connection = ledger.turn_lane.open().connection
+    connection = ledger.turn_connection.open().connection
     assert connection.execute("show transaction_isolation").fetchone() == ("read committed",)
     ledger.close()
     pg_server.drop_database(url)
@@ -268,15 +268,15 @@ def test_of_several_hosts_the_primary_is_found_wherever_it_stands(
         url = f"postgresql://postgres@127.0.0.1:{first.port},127.0.0.1:{second.port}/{name}"
         ledger = PostgresLedger(Settings(url=url))
         assert put(ledger)
-        assert ledger.client_lane.open().connection.info.port == pg_server.port
+        assert ledger.client_connection.open().connection.info.port == pg_server.port
         ledger.close()
 
 
 def test_a_session_knows_which_run_of_which_server_it_is_on(pg_ledger: PostgresLedger, pg_url: str) -> None:
     pg_ledger.register(birth("w1"))
-    told = pg_ledger.service_lane.open().server
+    told = pg_ledger.service_connection.open().server
     assert [len(part) > 1 for part in told.split("/")] == [True, True, True]
-    assert pg_ledger.service_lane.ask(b"select unstuck.incarnation()") == [(told,)]
+    assert pg_ledger.service_connection.ask(b"select unstuck.incarnation()") == [(told,)]
 
 
 def test_a_role_that_may_not_read_the_system_identifier_knows_the_rest(
@@ -287,9 +287,9 @@ def test_a_role_that_may_not_read_the_system_identifier_knows_the_rest(
     pg_server.execute("revoke execute on function pg_catalog.pg_control_system() from public", name)
     pg_server.execute("grant usage on schema unstuck to unprivileged", name)
     ledger = PostgresLedger(Settings(url=pg_server.url(name, "unprivileged")))
-    told = ledger.read_lane.open().server
-    assert told == "-/" + pg_ledger.read_lane.open().server.partition("/")[2]
-    assert ledger.read_lane.ask(b"select unstuck.incarnation()") == [(told,)]
+    told = ledger.read_connection.open().server
+    assert told == "-/" + pg_ledger.read_connection.open().server.partition("/")[2]
+    assert ledger.read_connection.ask(b"select unstuck.incarnation()") == [(told,)]
     ledger.close()
 
 
@@ -321,7 +321,7 @@ def fleet(pg_ledger: PostgresLedger, pg_url: str) -> Iterator[list[PostgresLedge
 
 def lose_session(ledger: PostgresLedger, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("select pg_terminate_backend(%s, 5000)", (ledger.service_lane.open().pid,))
+        connection.execute("select pg_terminate_backend(%s, 5000)", (ledger.service_connection.open().pid,))
 
 
 def sessions(watcher: PostgresLedger) -> list[Session]:
@@ -357,7 +357,7 @@ def test_a_bell_that_waits_reconnects_and_shows_the_new_session(
     thread.start()
     lose_session(fleet[0], pg_url)
     wait_for(lambda: sessions(pg_ledger) == [Session.PRESENT] * 4, "the new session")
-    pg_ledger.ring(["queue:default"])
+    pg_ledger.notify(["queue:default"])
     thread.join(10)
     assert heard == [frozenset({"queue:default"})]
     bell.close()
@@ -396,9 +396,9 @@ def test_a_turn_that_waited_for_a_verdict_sees_it(pg_ledger: PostgresLedger, pg_
 
 
 def test_a_beat_that_came_first_refutes_a_verdict_by_silence(pg_ledger: PostgresLedger) -> None:
-    pg_ledger.tick(Tick(None, 1.0))
+    pg_ledger.keep_watch(Tick(None, 1.0))
     pg_ledger.register(birth("w1"))
-    wait_for(lambda: pg_ledger.tick(Tick(60.0, 1.0)) and pg_ledger.watch()[0].silent_s >= 0.2, "the silence")
+    wait_for(lambda: pg_ledger.keep_watch(Tick(60.0, 1.0)) and pg_ledger.watch()[0].silent_s >= 0.2, "the silence")
     pg_ledger.beat(Heartbeat("w1", 0, 0))
     assert not pg_ledger.declare_dead("w1", verdict(), GuardSilent(0.2))
     assert pg_ledger.watch()[0].state is WorkerState.ACTIVE
@@ -411,12 +411,12 @@ def _lock_waits(url: str) -> bool:
 
 
 def test_no_reaper_takes_the_word_of_another_one_that_has_not_committed(pg_ledger: PostgresLedger, pg_url: str) -> None:
-    pg_ledger.tick(Tick(None, 1.0))
+    pg_ledger.keep_watch(Tick(None, 1.0))
     with psycopg.connect(pg_url) as other:
         other.execute("update unstuck.watch_periods set since = since - interval '1m', until = until - interval '1m'")
         other.commit()
         other.execute("select 1 from unstuck.ledger for update")
         # After an outage of a minute, while another reaper is about to begin a new period.
-        assert pg_ledger.tick(Tick(None, 1.0, cause=Cause.OUTAGE)).stale_s == 0.0
+        assert pg_ledger.keep_watch(Tick(None, 1.0, cause=Cause.OUTAGE)).stale_s == 0.0
         # One that was in touch all along may go on vouching for that time.
-        assert pg_ledger.tick(Tick(60.0, 1.0)).stale_s == pytest.approx(60.0, abs=5.0)
+        assert pg_ledger.keep_watch(Tick(60.0, 1.0)).stale_s == pytest.approx(60.0, abs=5.0)

@@ -504,7 +504,7 @@ def meddle(ledger: PostgresLedger, chance: random.Random) -> None:
 def broker(ledger: PostgresLedger, worker_ids: list[str], chance: random.Random) -> None:
     """Do what a broker does: beats, new jobs, and the turns of several workers are one commit."""
     wish = ClaimRequest((QUEUE,), (TASK,), 2, start=2)
-    found = ledger.exchange(Exchange(turns=tuple(Turn(one, wish=wish) for one in worker_ids))).turns or ()
+    found = ledger.exchange(Exchange(turns=tuple(Turn(one, claim_request=wish) for one in worker_ids))).turns or ()
     turns = []
     for worker_id, answer in zip(worker_ids, found, strict=True):
         bad = [job for job in answer.claimed if chance.random() < 0.3]
@@ -513,7 +513,7 @@ def broker(ledger: PostgresLedger, worker_ids: list[str], chance: random.Random)
     chance.shuffle(turns)
     lined = new_job(more=JobExtras(line=f"line {chance.randrange(2)}", line_limit=2))
     ledger.exchange(
-        Exchange(jobs=(lined,), turns=tuple(turns), pulses=tuple(RemoteHeartbeat(one) for one in worker_ids))
+        Exchange(jobs=(lined,), turns=tuple(turns), heartbeats=tuple(RemoteHeartbeat(one) for one in worker_ids))
     )
 
 
@@ -531,7 +531,9 @@ def test_nobody_deadlocks(open_ledger: Callable[[], PostgresLedger], swept_pg_ur
     for n in range(WORKERS):
         ledgers[n].register(birth(f"w{n}"))
         for m in range(3):
-            ledgers[n].register(birth(f"f{n}{m}", door=Transport.MDP, suspect_after_s=60.0, running_stale_after_s=60.0))
+            ledgers[n].register(
+                birth(f"f{n}{m}", transport=Transport.MDP, suspect_after_s=60.0, running_stale_after_s=60.0)
+            )
     for _ in range(FLOWS):
         ledgers[0].begin_workflow(flow())
     until = time.monotonic() + SPAN_S

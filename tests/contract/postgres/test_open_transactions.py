@@ -115,7 +115,7 @@ def test_the_limit_that_was_said_while_a_key_was_held_counts_afterwards(ledger: 
     user.rollback()
     ledger.promote_due(10)
     assert len(claim_jobs(ledger)) == 2
-    assert ledger.lines("a")[0].places == 2
+    assert ledger.concurrency_keys("a")[0].places == 2
 
 
 def test_many_who_wait_for_a_held_key_hide_no_other_key(
@@ -246,10 +246,10 @@ def test_a_claim_passes_over_a_queue_whose_row_is_held(ledger: PostgresLedger, u
     narrow, plain = put(ledger), put(ledger, queue="plain")
     user.execute("select 1 from unstuck.queues for update")
     wish = ClaimRequest((QUEUE, "plain"), (TASK,), 10)
-    answer = quickly(lambda: ledger.turn(Turn("w1", wish=wish)))
+    answer = quickly(lambda: ledger.turn(Turn("w1", claim_request=wish)))
     assert [job.job_id for job in answer.claimed] == [plain]
     user.rollback()
-    assert [job.job_id for job in ledger.turn(Turn("w1", wish=wish)).claimed] == [narrow]
+    assert [job.job_id for job in ledger.turn(Turn("w1", claim_request=wish)).claimed] == [narrow]
 
 
 # Unique keys -------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_a_turn_is_written_but_for_what_is_blocked(ledger: PostgresLedger, user:
     wheel.start()
     outcomes = tuple(done(job) for job in (by_row, by_key, plain))
     follow = (FollowUp(by_key.job_id, by_key.token, keyed()),)
-    wheel.turn(Turn("w1", done=outcomes, follow=follow, wish=ClaimRequest((QUEUE,), (TASK,), 10, start=1)))
+    wheel.turn(Turn("w1", done=outcomes, follow=follow, claim_request=ClaimRequest((QUEUE,), (TASK,), 10, start=1)))
     [first] = wait_for(mailbox.take, "the turn is done")
     assert [item.job_id for item in first.turn.done] == [plain.job_id]
     assert [job.job_id for job in first.answer.claimed] == [fresh]

@@ -48,7 +48,7 @@ def test_a_worker_lives_its_whole_life_behind_a_pooler(pooled: PostgresLedger) -
         assert pooled.beat(Heartbeat("w1", 0, 0)).state is WorkerState.ACTIVE
         # A transaction of several statements in one round trip stays in one session too.
         ended = pooled.exchange(
-            Exchange(jobs=(new_job(),), turns=(Turn("w1", wish=ClaimRequest((QUEUE,), (TASK,), 1, start=1)),))
+            Exchange(jobs=(new_job(),), turns=(Turn("w1", claim_request=ClaimRequest((QUEUE,), (TASK,), 1, start=1)),))
         )
         assert ended.turns is not None
         assert turn(pooled, done=map(done, ended.turns[0].claimed)).superseded == frozenset()
@@ -74,7 +74,7 @@ def test_a_standby_that_takes_over_behind_a_pooler_gives_out_no_number_of_the_lo
         [new_claim] = claim_jobs(pooled)
         assert new_claim.token > old_claim.token + RUN_OF_IDS
         promoted.execute("update unstuck.ledger set numbered_on = 'before'")
-        wanted = Turn("w1", wish=ClaimRequest((QUEUE,), (TASK,), 1, start=1))
+        wanted = Turn("w1", claim_request=ClaimRequest((QUEUE,), (TASK,), 1, start=1))
         exchanged = pooled.exchange(Exchange(jobs=(new_job(),), turns=(wanted,)))
         assert exchanged.turns is not None
         assert exchanged.turns[0].claimed[0].token > new_claim.token + RUN_OF_IDS
@@ -89,17 +89,17 @@ def test_behind_a_pooler_a_lock_holds_a_worker_up_for_a_moment_only(pooled: Post
             begun_s = time.monotonic()
             with pytest.raises(LedgerBusy):
                 call()
-            assert time.monotonic() - begun_s < pooled.service_lane.bounds.statement_s + 1
+            assert time.monotonic() - begun_s < pooled.service_connection.bounds.statement_s + 1
         assert pooled.beat(Heartbeat("w1", 0, 0)).state is WorkerState.ACTIVE
     assert len(claim_jobs(pooled)) == 1
     # Others who get the same session of the server do not get our limits with it.
-    assert pooled.read_lane.ask(b"select current_setting('lock_timeout')") == [("0",)]
+    assert pooled.read_connection.ask(b"select current_setting('lock_timeout')") == [("0",)]
 
 
 def test_without_a_direct_address_the_bell_only_waits(pooled: PostgresLedger) -> None:
     pooled.register(birth("w1"))
     bell = pooled.listen("w1")
-    pooled.ring(["queue:default"])
+    pooled.notify(["queue:default"])
     assert bell.wait(0.1) == frozenset()
     threading.Timer(0.05, bell.interrupt).start()
     assert bell.wait(30) == frozenset()
@@ -110,7 +110,7 @@ def test_with_a_direct_address_the_bell_is_heard(pooled: PostgresLedger, pooled_
     worker = PostgresLedger(Settings(url=pooled_url, listen_url=pg_url))
     worker.register(birth("w1"))
     bell = worker.listen("w1")
-    pooled.ring(["queue:default"])
+    pooled.notify(["queue:default"])
     assert bell.wait(10) == frozenset({"queue:default"})
     bell.close()
     worker.close()

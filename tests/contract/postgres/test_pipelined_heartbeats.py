@@ -28,7 +28,7 @@ BIG = {"words": "x" * 1_000_000}
 
 
 @pytest.fixture
-def crew(pg_ledger: PostgresLedger) -> PostgresLedger:
+def workers(pg_ledger: PostgresLedger) -> PostgresLedger:
     for number in range(1, 5):
         pg_ledger.register(foreign(f"f{number}", f"node-{number}"))
     # It opens the connection: a flight never does.
@@ -71,16 +71,16 @@ def beaten(ledger: PostgresLedger, *pulses: RemoteHeartbeat) -> list[Any]:
     return asyncio.run(scene())
 
 
-def test_what_flies_is_answered_as_what_walks(crew: PostgresLedger) -> None:
-    job_id = put(crew)
-    other_id = put(crew)
-    run(crew, "f1")
-    crew.cancel([job_id, other_id], "me")
-    crew.request("f2", "drain", "me")
-    crew.declare_dead("f3", verdict(), GuardNone())
+def test_what_flies_is_answered_as_what_walks(workers: PostgresLedger) -> None:
+    job_id = put(workers)
+    other_id = put(workers)
+    run(workers, "f1")
+    workers.cancel([job_id, other_id], "me")
+    workers.request("f2", "drain", "me")
+    workers.declare_dead("f3", verdict(), GuardNone())
     pulses = [RemoteHeartbeat(one, metadata={"n": "ä"}) for one in ("f1", "f2", "f3", "f4", "nobody")]
-    flown = landed(launched(crew, *pulses))
-    assert flown == crew.record_heartbeats(pulses)
+    flown = landed(launched(workers, *pulses))
+    assert flown == workers.record_heartbeats(pulses)
     assert {job for job, _ in flown[0].cancel} == {job_id, other_id}
     assert (flown[1].request, flown[2].state, flown[3].state) == ("drain", WorkerState.DEAD, WorkerState.ACTIVE)
 
@@ -100,34 +100,36 @@ def test_there_is_no_flight_without_a_connection_that_is_free(pg_ledger: Postgre
     assert landed(flight)[0].state is WorkerState.ACTIVE
 
 
-def test_what_is_longer_than_the_socket_takes_is_pushed_when_there_is_room(crew: PostgresLedger, pg_url: str) -> None:
+def test_what_is_longer_than_the_socket_takes_is_pushed_when_there_is_room(
+    workers: PostgresLedger, pg_url: str
+) -> None:
     pid = backend(pg_url)
     os.kill(pid, signal.SIGSTOP)
     try:
-        flight = launched(crew, *[RemoteHeartbeat(f"f{number % 4 + 1}", metadata=BIG) for number in range(20)])
+        flight = launched(workers, *[RemoteHeartbeat(f"f{number % 4 + 1}", metadata=BIG) for number in range(20)])
         assert flight.unsent
     finally:
         os.kill(pid, signal.SIGCONT)
     assert [answer.state for answer in landed(flight)] == [WorkerState.ACTIVE] * 20
     assert (
-        beaten(crew, *[RemoteHeartbeat("f1", metadata=BIG) for _ in range(20)])
+        beaten(workers, *[RemoteHeartbeat("f1", metadata=BIG) for _ in range(20)])
         == [HeartbeatAnswer(WorkerState.ACTIVE)] * 20
     )
 
 
-def test_a_connection_that_was_cut_costs_nobody_the_beat(crew: PostgresLedger, pg_url: str) -> None:
+def test_a_connection_that_was_cut_costs_nobody_the_beat(workers: PostgresLedger, pg_url: str) -> None:
     cut(pg_url, pid := backend(pg_url))
-    assert beaten(crew, RemoteHeartbeat("f2")) == [HeartbeatAnswer(WorkerState.ACTIVE)]
+    assert beaten(workers, RemoteHeartbeat("f2")) == [HeartbeatAnswer(WorkerState.ACTIVE)]
     assert backend(pg_url) != pid
 
 
-def test_a_connection_that_is_cut_in_flight_costs_nobody_the_beat(crew: PostgresLedger, pg_url: str) -> None:
+def test_a_connection_that_is_cut_in_flight_costs_nobody_the_beat(workers: PostgresLedger, pg_url: str) -> None:
     pid = backend(pg_url)
     with psycopg.connect(pg_url) as other:
         other.execute("select 1 from unstuck.workers where id = 'f2' for update")
 
         async def scene() -> HeartbeatAnswer:
-            beats = HeartbeatBatcher(lambda: crew)
+            beats = HeartbeatBatcher(lambda: workers)
             beating = asyncio.create_task(beats.beat(RemoteHeartbeat("f2")))
             try:
                 await asyncio.to_thread(wait_for, lambda: waits(pg_url, pid), "the beat waits for the row")
@@ -152,14 +154,14 @@ def cut(url: str, pid: int) -> None:
         connection.execute("select pg_terminate_backend(%s, 5000)", (pid,))
 
 
-def test_a_road_that_falls_silent_in_flight_is_given_up_in_time(pg_url: str, crew: PostgresLedger) -> None:
+def test_a_road_that_falls_silent_in_flight_is_given_up_in_time(pg_url: str, workers: PostgresLedger) -> None:
     with Proxy(pg_url) as road:
         far = PostgresLedger(Settings(url=road.url, recovery=Recovery(heartbeat_interval="0.5s"), connect_timeout="2s"))
         far.record_heartbeats([RemoteHeartbeat("f1")])
         road.cut()
         begun_s = time.monotonic()
         answers = beaten(far, RemoteHeartbeat("f1"))
-        limits = far.beats_lane.bounds
+        limits = far.heartbeat_connection.bounds
         assert time.monotonic() - begun_s < limits.answer_s + limits.connect_s + 3
         assert [type(answer) for answer in answers] == [LedgerUnavailable]
         road.heal()
@@ -167,9 +169,9 @@ def test_a_road_that_falls_silent_in_flight_is_given_up_in_time(pg_url: str, cre
         far.close()
 
 
-def test_one_that_is_refused_fails_alone(crew: PostgresLedger) -> None:
+def test_one_that_is_refused_fails_alone(workers: PostgresLedger) -> None:
     answers = beaten(
-        crew,
+        workers,
         RemoteHeartbeat("f1"),
         RemoteHeartbeat("f2", metadata={"nul": "\0"}),
         RemoteHeartbeat("f3", metadata={"n": 1}),
@@ -177,24 +179,24 @@ def test_one_that_is_refused_fails_alone(crew: PostgresLedger) -> None:
     assert [type(answer) for answer in answers] == [HeartbeatAnswer, RefusedValue, HeartbeatAnswer]
 
 
-def test_a_server_that_is_gone_is_said_to_everybody(crew: PostgresLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_gone_is_said_to_everybody(workers: PostgresLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(pulses: object) -> list[HeartbeatAnswer]:
         raise LedgerUnavailable("away")
 
-    flight = launched(crew, RemoteHeartbeat("f1"))
+    flight = launched(workers, RemoteHeartbeat("f1"))
     flight.drop()
-    monkeypatch.setattr(crew, "record_heartbeats", gone)
-    answers = beaten(crew, RemoteHeartbeat("f1"), RemoteHeartbeat("f2"))
+    monkeypatch.setattr(workers, "record_heartbeats", gone)
+    answers = beaten(workers, RemoteHeartbeat("f1"), RemoteHeartbeat("f2"))
     assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
 
 
-def test_who_closes_with_beats_in_the_air_does_not_wait_for_them(crew: PostgresLedger, pg_url: str) -> None:
+def test_who_closes_with_beats_in_the_air_does_not_wait_for_them(workers: PostgresLedger, pg_url: str) -> None:
     pid = backend(pg_url)
     os.kill(pid, signal.SIGSTOP)
     try:
 
         async def scene() -> None:
-            beats = HeartbeatBatcher(lambda: crew)
+            beats = HeartbeatBatcher(lambda: workers)
             beating = asyncio.create_task(beats.beat(RemoteHeartbeat("f1")))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -208,22 +210,22 @@ def test_who_closes_with_beats_in_the_air_does_not_wait_for_them(crew: PostgresL
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_connection_comes_back_as_the_driver_wants_it(crew: PostgresLedger) -> None:
-    assert landed(launched(crew, RemoteHeartbeat("f1")))[0].state is WorkerState.ACTIVE
-    assert crew.beats_lane.open().connection.pgconn.nonblocking == 1
+def test_a_connection_comes_back_as_the_driver_wants_it(workers: PostgresLedger) -> None:
+    assert landed(launched(workers, RemoteHeartbeat("f1")))[0].state is WorkerState.ACTIVE
+    assert workers.heartbeat_connection.open().connection.pgconn.nonblocking == 1
 
 
-def test_a_beat_that_is_refused_costs_nobody_the_connection(crew: PostgresLedger, pg_url: str) -> None:
+def test_a_beat_that_is_refused_costs_nobody_the_connection(workers: PostgresLedger, pg_url: str) -> None:
     pid = backend(pg_url)
-    assert [type(answer) for answer in beaten(crew, RemoteHeartbeat("f2", metadata={"nul": "\0"}))] == [RefusedValue]
-    assert beaten(crew, RemoteHeartbeat("f1")) == [HeartbeatAnswer(WorkerState.ACTIVE)]
+    assert [type(answer) for answer in beaten(workers, RemoteHeartbeat("f2", metadata={"nul": "\0"}))] == [RefusedValue]
+    assert beaten(workers, RemoteHeartbeat("f1")) == [HeartbeatAnswer(WorkerState.ACTIVE)]
     assert backend(pg_url) == pid
 
 
 def test_a_loop_that_is_closed_with_beats_in_the_air_costs_the_next_one_nothing(
-    crew: PostgresLedger, pg_url: str
+    workers: PostgresLedger, pg_url: str
 ) -> None:
-    beats = HeartbeatBatcher(lambda: crew)
+    beats = HeartbeatBatcher(lambda: workers)
 
     async def given_up() -> None:
         with pytest.raises(TimeoutError):
@@ -242,13 +244,13 @@ def test_a_loop_that_is_closed_with_beats_in_the_air_costs_the_next_one_nothing(
         beats.close()
 
 
-def test_a_loop_that_will_not_wait_for_the_connection_lets_them_walk(crew: PostgresLedger) -> None:
+def test_a_loop_that_will_not_wait_for_the_connection_lets_them_walk(workers: PostgresLedger) -> None:
     async def scene() -> HeartbeatAnswer:
         def used_already(*given: object) -> None:
             raise RuntimeError("this descriptor is a transport's")
 
         asyncio.get_running_loop().add_reader = used_already  # type: ignore[assignment]
-        beats = HeartbeatBatcher(lambda: crew)
+        beats = HeartbeatBatcher(lambda: workers)
         try:
             return await asyncio.wait_for(beats.beat(RemoteHeartbeat("f1")), TIMEOUT_S)
         finally:

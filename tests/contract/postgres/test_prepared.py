@@ -35,7 +35,7 @@ def live(ledger: PostgresLedger) -> None:
     assert state_of(ledger, jobs[0].job_id) is JobState.SUCCEEDED
     ledger.beat(Heartbeat("w1", 0, 0))
     wish = ClaimRequest((QUEUE,), (TASK,), 1, start=1)
-    ended = ledger.exchange(Exchange(jobs=(new_job(),), turns=(Turn("w1", wish=wish),)))
+    ended = ledger.exchange(Exchange(jobs=(new_job(),), turns=(Turn("w1", claim_request=wish),)))
     assert ended.turns is not None
     assert turn(ledger, done=map(done, ended.turns[0].claimed)).superseded == frozenset()
     assert state_of(ledger, ended.enqueued[0].job_id) is JobState.SUCCEEDED
@@ -43,14 +43,14 @@ def live(ledger: PostgresLedger) -> None:
 
 def test_a_statement_that_comes_again_is_parsed_once(ledger: PostgresLedger) -> None:
     live(ledger)
-    before = prepared(ledger.turn_lane)
+    before = prepared(ledger.turn_connection)
     live(ledger)
     live(ledger)
-    assert prepared(ledger.turn_lane) == before
+    assert prepared(ledger.turn_connection) == before
     assert all("turn_v1(" in text or "enqueue_v1(" in text or "exchange_v1(" in text for text in before)
     assert any("turn_v1(" in text for text in before)
-    assert any("enqueue_v1(" in text for text in prepared(ledger.client_lane))
-    assert any("beat_v1(" in text for text in prepared(ledger.service_lane))
+    assert any("enqueue_v1(" in text for text in prepared(ledger.client_connection))
+    assert any("beat_v1(" in text for text in prepared(ledger.service_connection))
 
 
 def test_what_is_no_plain_call_of_a_function_is_planned_anew_each_time(ledger: PostgresLedger) -> None:
@@ -58,21 +58,21 @@ def test_what_is_no_plain_call_of_a_function_is_planned_anew_each_time(ledger: P
     for _ in range(10):
         ledger.held("w1")
         ledger.missing([1])
-    assert prepared(ledger.turn_lane) == []
-    assert prepared(ledger.read_lane) == []
+    assert prepared(ledger.turn_connection) == []
+    assert prepared(ledger.read_connection) == []
 
 
 def test_a_session_that_forgot_what_was_prepared_loses_no_turn(ledger: PostgresLedger) -> None:
     """A pooler that hides behind our own process id would look like this."""
     live(ledger)
-    for lane in (ledger.turn_lane, ledger.client_lane, ledger.service_lane):
+    for lane in (ledger.turn_connection, ledger.client_connection, ledger.service_connection):
         lane.open().connection.pgconn.exec_(b"deallocate all")
     live(ledger)
-    assert prepared(ledger.turn_lane) == []
+    assert prepared(ledger.turn_connection) == []
 
 
 def test_a_name_that_another_client_took_loses_no_turn(ledger: PostgresLedger) -> None:
-    for lane in (ledger.turn_lane, ledger.client_lane, ledger.service_lane):
+    for lane in (ledger.turn_connection, ledger.client_connection, ledger.service_connection):
         for number in range(20):
             lane.open().connection.pgconn.exec_(b"prepare _pg3_%d as select 1" % number)
     live(ledger)
@@ -86,6 +86,6 @@ def test_nothing_is_prepared_behind_a_pooler(ready_pg_url: str) -> None:
             ledger.register(birth("w1"))
             for _ in range(7):
                 live(ledger)
-                assert prepared(ledger.turn_lane) == []
+                assert prepared(ledger.turn_connection) == []
         finally:
             ledger.close()

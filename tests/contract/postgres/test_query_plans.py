@@ -74,7 +74,7 @@ def reads(
     ledger: PostgresLedger, name: str, values: dict[str, Any], repeat: int = 1, table: str = "jobs"
 ) -> tuple[int, int]:
     """Run a verb, and give the rows of the table that its last run read by scanning and by index."""
-    connection = ledger.turn_lane.open().connection
+    connection = ledger.turn_connection.open().connection
     for _ in range(repeat):
         with connection.transaction():
             scanned, fetched = _counters(connection, table)
@@ -98,7 +98,7 @@ def is_lean(found: tuple[int, int]) -> bool:
 
 @pytest.mark.parametrize("queues", [("default",), ("default", "other")])
 def test_a_claim_reads_what_it_takes(worst: PostgresLedger, queues: tuple[str, ...]) -> None:
-    values = turn_values(Turn("w1", wish=ClaimRequest(queues, ("add",), BATCH)))
+    values = turn_values(Turn("w1", claim_request=ClaimRequest(queues, ("add",), BATCH)))
     # More than five times: from then on the plan is the cached one.
     assert is_lean(reads(worst, "turn", values, repeat=7))
 
@@ -114,7 +114,10 @@ def test_starts_and_ends_read_the_jobs_they_name(worst: PostgresLedger) -> None:
 
 
 def test_an_idle_poll_reads_next_to_nothing(worst: PostgresLedger) -> None:
-    assert reads(worst, "turn", turn_values(Turn("w1", wish=ClaimRequest(("other",), ("add",), BATCH)))) == (0, 0)
+    assert reads(worst, "turn", turn_values(Turn("w1", claim_request=ClaimRequest(("other",), ("add",), BATCH)))) == (
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("queues", [("default",), ("default", "other")])
@@ -124,17 +127,17 @@ def test_a_claim_does_not_read_past_a_crowd_of_an_unknown_task_again(
     crowd_of_an_unknown_task(worst)
     wish = ClaimRequest(queues, ("add",), BATCH)
     around = learn(worst, wish)
-    found = reads(worst, "turn", turn_values(Turn("w1", wish=wish), around), repeat=7)
+    found = reads(worst, "turn", turn_values(Turn("w1", claim_request=wish), around), repeat=7)
     assert found[0] == 0
     assert found[1] <= BATCH * TIMES_EACH + 2 * len(queues) * MARGIN
-    assert reads(worst, "turn", turn_values(Turn("w1", wish=wish)))[1] > CROWD
+    assert reads(worst, "turn", turn_values(Turn("w1", claim_request=wish)))[1] > CROWD
 
 
 def test_an_idle_poll_does_not_read_past_a_crowd_again(worst: PostgresLedger) -> None:
     wish = ClaimRequest(("default",), ("nobody_knows_it",), BATCH)
     around = learn(worst, wish)
-    assert reads(worst, "turn", turn_values(Turn("w1", wish=wish), around), repeat=7)[1] <= 2 * MARGIN
-    assert reads(worst, "turn", turn_values(Turn("w1", wish=wish)))[1] >= PENDING
+    assert reads(worst, "turn", turn_values(Turn("w1", claim_request=wish), around), repeat=7)[1] <= 2 * MARGIN
+    assert reads(worst, "turn", turn_values(Turn("w1", claim_request=wish)))[1] >= PENDING
 
 
 def test_dead_entries_that_an_old_snapshot_keeps_are_not_read_with_every_claim(
@@ -154,8 +157,8 @@ def test_dead_entries_that_an_old_snapshot_keeps_are_not_read_with_every_claim(
         # Twice, to see whether there is any and to take some, it reads the dead before what it takes: those of the
         # margin, where it goes around the others; else all. (Then it looks for the gap again, which comes on top.)
         dead = PENDING - LEFT
-        assert entries_read(worst, turn_values(Turn("w1", wish=wish), around)) <= 2 * (MARGIN + BATCH)
-        assert entries_read(worst, turn_values(Turn("w1", wish=wish))) >= 2 * dead
+        assert entries_read(worst, turn_values(Turn("w1", claim_request=wish), around)) <= 2 * (MARGIN + BATCH)
+        assert entries_read(worst, turn_values(Turn("w1", claim_request=wish))) >= 2 * dead
         [urgent] = worst.enqueue([new_job(priority=1)])
         assert claim_jobs(worst, limit=1)[0].job_id == urgent.job_id
 
@@ -165,7 +168,7 @@ def crowd_of_an_unknown_task(ledger: PostgresLedger) -> None:
 
 
 def learn(ledger: PostgresLedger, wish: ClaimRequest) -> tuple[Gap, ...]:
-    ledger.turn(Turn("w1", wish=wish))
+    ledger.turn(Turn("w1", claim_request=wish))
     around = ledger.gaps.of(wish, 0.0)
     assert around
     return around
@@ -173,7 +176,7 @@ def learn(ledger: PostgresLedger, wish: ClaimRequest) -> tuple[Gap, ...]:
 
 def entries_read(ledger: PostgresLedger, values: dict[str, Any]) -> int:
     """Give how many entries of the ready index a turn reads; it is rolled back."""
-    connection = ledger.turn_lane.open().connection
+    connection = ledger.turn_connection.open().connection
     with connection.transaction(force_rollback=True):
         before = connection.execute(b"select unstuck.ready_entries_read()").fetchone()
         connection.execute(ledger.sql["turn"], values, binary=True)

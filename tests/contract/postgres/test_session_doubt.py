@@ -27,7 +27,7 @@ class Foreign(Reaper):
 
     def __init__(self, ledger: PostgresLedger, recovery: Recovery | None = None) -> None:
         super().__init__(ledger, recovery or Recovery(), by="far away")
-        self.witness.is_neighbour = lambda worker: False  # type: ignore[method-assign]
+        self.witness.on_this_host = lambda worker: False  # type: ignore[method-assign]
 
     def victim(self) -> WorkerWatch:
         return next(one for one in self.ledger.watch() if one.id == VICTIM)
@@ -39,7 +39,7 @@ class Foreign(Reaper):
         """Return what the victim is after rounds for this long."""
         until_s = time.monotonic() + rounds_s
         while time.monotonic() < until_s:
-            self.round(ticket=False)
+            self.sweep(ticket=False)
             time.sleep(0.2)
         return self.state()
 
@@ -64,14 +64,14 @@ def reaper(pg_ledger: PostgresLedger, fleet: dict[str, PostgresLedger]) -> Forei
 
 def vanish(ledger: PostgresLedger) -> None:
     """Close the socket without a word, as the kernel does for a process that is killed."""
-    descriptor = ledger.service_lane.open().connection.fileno()
+    descriptor = ledger.service_connection.open().connection.fileno()
     with socket.socket(fileno=descriptor) as end:
         end.shutdown(socket.SHUT_RDWR)
         end.detach()
 
 
 def terminate(ledger: PostgresLedger, admin: psycopg.Connection) -> None:
-    admin.execute("select pg_terminate_backend(%s, 5000)", (ledger.service_lane.open().pid,))
+    admin.execute("select pg_terminate_backend(%s, 5000)", (ledger.service_connection.open().pid,))
 
 
 @pytest.fixture
@@ -167,13 +167,13 @@ def test_a_clock_that_is_set_back_ends_no_doubt_and_keeps_none(
     reaper: Foreign, fleet: dict[str, PostgresLedger], admin: psycopg.Connection
 ) -> None:
     terminate(fleet["w2"], admin)
-    reaper.ledger.tick(Tick(None, 1.0))
+    reaper.ledger.keep_watch(Tick(None, 1.0))
     for changed in ("ledger set sessions_doubted_at = sessions_doubted_at", "beats set beat_at = beat_at"):
         admin.execute(f"update unstuck.{changed} + interval '1 hour'")
     admin.execute(
         "update unstuck.watch_periods set since = since + interval '1 hour', until = until + interval '1 hour'"
     )
-    assert reaper.ledger.tick(Tick(None, 1.0)).set_back_s > 3000
+    assert reaper.ledger.keep_watch(Tick(None, 1.0)).set_back_s > 3000
     victim = reaper.victim()
     assert victim.sessions_doubted_s <= max(0.0, victim.since_beat_s)
     fleet[VICTIM].beat(Heartbeat(VICTIM, 0, 0))

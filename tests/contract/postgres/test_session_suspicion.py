@@ -40,7 +40,7 @@ def test_a_worker_that_came_back_and_was_cut_off_then_is_not_dead_by_the_session
 ) -> None:
     lose_a_session(reaper, victim)
     # It reconnects, and the network is cut before its heartbeat gets through. The server ends the new session later.
-    victim.service_lane.open()
+    victim.service_connection.open()
     assert reaper.state_after(GRACE_S + 0.5) is WorkerState.SUSPECT
     vanish(victim)
     assert reaper.state_after(1.0) is WorkerState.SUSPECT
@@ -52,7 +52,7 @@ def test_a_suspicion_counts_for_nothing_if_the_worker_reconnected_between_the_lo
     condemn = reaper.ledger.declare_dead
 
     def late(*args: object) -> bool:
-        victim.service_lane.open()
+        victim.service_connection.open()
         return condemn(*args)  # type: ignore[arg-type]
 
     reaper.ledger.declare_dead = late  # type: ignore[method-assign]
@@ -77,7 +77,7 @@ def test_a_reaper_that_is_late_finds_a_worker_by_its_session_later(pg_ledger: Po
     victim = PostgresLedger(Settings(url=pg_url))
     victim.register(birth(VICTIM, heartbeat_interval_s=quick_s, suspect_after_s=60.0))
     reaper = Foreign(pg_ledger, Recovery(heartbeat_interval=quick_s))
-    reaper.round(ticket=False)
+    reaper.sweep(ticket=False)
     time.sleep(late_s)
     victim.beat(Heartbeat(VICTIM, 0, 0))
     assert reaper.state_after(0.1) is WorkerState.ACTIVE

@@ -74,7 +74,7 @@ def test_a_worker_that_gives_up_a_late_answer_keeps_its_session_until_it_has_ano
     with Proxy(url) as proxy:
         worker = open_ledger(proxy.url)
         worker.register(birth("w1"))
-        first = worker.service_lane.open().pid
+        first = worker.service_connection.open().pid
         proxy.cut()
         with pytest.raises(LedgerUnavailable):
             worker.beat(Heartbeat("w1", 0, 0))
@@ -100,7 +100,7 @@ def _closed_port() -> int:
 
 
 def _is_there(ledger: PostgresLedger, pid: int) -> bool:
-    return bool(ledger.read_lane.ask(b"select 1 from pg_stat_activity where pid = %(pid)s", {"pid": pid}))
+    return bool(ledger.read_connection.ask(b"select 1 from pg_stat_activity where pid = %(pid)s", {"pid": pid}))
 
 
 def test_no_call_waits_for_ever_for_a_server_that_hangs(own_server: PgServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +117,7 @@ def test_no_call_waits_for_ever_for_a_server_that_hangs(own_server: PgServer, ca
     with hung(own_server), caplog.at_level(logging.INFO, "unstuck"):
         with ThreadPoolExecutor(len(calls)) as pool:
             took = dict(zip(calls, pool.map(_took_s, calls.values()), strict=True))
-        for lane in ledger.lanes():
+        for lane in ledger.connections():
             if lane.purpose in took:
                 # What may be asked again is, on a new connection, which cannot be opened either.
                 assert took[lane.purpose] < lane.bounds.answer_s + lane.bounds.connect_s + MARGIN_S
@@ -137,7 +137,7 @@ def test_a_write_to_a_server_that_hangs_is_uncertain(own_server: PgServer) -> No
     ledger.register(birth("w1"))
     turn(ledger)
     with hung(own_server):
-        assert _took_s(lambda: turn(ledger), UncertainCommit) < ledger.turn_lane.bounds.answer_s + MARGIN_S
+        assert _took_s(lambda: turn(ledger), UncertainCommit) < ledger.turn_connection.bounds.answer_s + MARGIN_S
     assert turn(ledger).alive
     ledger.close()
 
@@ -166,7 +166,7 @@ def test_when_the_first_host_hangs_every_connection_moves_on_to_the_next_primary
             answered.append(error)
 
     # The deadline of a turn is not what saves it here.
-    ledger.turn_lane.open().connection.answer_s = 600
+    ledger.turn_connection.open().connection.answer_s = 600
     with hung(own_server):
         waiting = threading.Thread(target=take_turn)
         waiting.start()
@@ -174,7 +174,7 @@ def test_when_the_first_host_hangs_every_connection_moves_on_to_the_next_primary
         waiting.join(MARGIN_S)
         assert answered
         assert turn(ledger).alive
-        for lane in (ledger.service_lane, ledger.turn_lane):
+        for lane in (ledger.service_connection, ledger.turn_connection):
             assert lane.open().connection.info.port == pg_server.port
     ledger.close()
     other.close()
@@ -188,9 +188,9 @@ def test_a_road_that_falls_silent_is_left_for_one_that_answers(ready_pg_url: str
         silent.cut()
         begun_s = time.monotonic()
         ledger.beat(Heartbeat("w1", 0, 0))
-        limits = ledger.service_lane.bounds
+        limits = ledger.service_connection.bounds
         assert time.monotonic() - begun_s < limits.answer_s + limits.connect_s + MARGIN_S
-        assert ledger.service_lane.open().connection.info.port == well.port
+        assert ledger.service_connection.open().connection.info.port == well.port
         ledger.close()
 
 
@@ -220,8 +220,11 @@ def test_a_statement_of_the_service_connection_waits_for_a_lock_for_a_moment_onl
     ledger.register(birth("w1"))
     with psycopg.connect(pg_url) as stranger:
         stranger.execute("lock table unstuck.jobs in access exclusive mode")
-        assert _took_s(lambda: ledger.promote_due(10), LedgerBusy) < ledger.service_lane.bounds.statement_s + MARGIN_S
-        assert _took_s(lambda: wish(ledger), LedgerBusy) < ledger.turn_lane.bounds.lock_s + MARGIN_S
+        assert (
+            _took_s(lambda: ledger.promote_due(10), LedgerBusy)
+            < ledger.service_connection.bounds.statement_s + MARGIN_S
+        )
+        assert _took_s(lambda: wish(ledger), LedgerBusy) < ledger.turn_connection.bounds.lock_s + MARGIN_S
     assert ledger.promote_due(10).count == 0
     ledger.close()
 
@@ -252,7 +255,7 @@ def test_a_heartbeat_waits_for_one_statement_at_most(pg_url: str, pg_ledger: Pos
             ended.set()
             for one in sweeps:
                 one.join()
-    assert max(waits_s) < ledger.service_lane.bounds.statement_s + 0.5, waits_s
+    assert max(waits_s) < ledger.service_connection.bounds.statement_s + 0.5, waits_s
     ledger.close()
 
 
@@ -263,11 +266,11 @@ def test_a_round_of_the_reaper_goes_on_with_what_no_lock_holds_up(
     reaper = Reaper(ledger, QUICK, by="test")
     with psycopg.connect(pg_url) as stranger, caplog.at_level(logging.WARNING, "unstuck"):
         stranger.execute("lock table unstuck.workflows in access exclusive mode")
-        done = reaper.round(ticket=False)
+        done = reaper.sweep(ticket=False)
         assert 1 <= done.deferred <= 2
         assert not pg_ledger.take_ticket(HEALTH_TICKET, 60), "the last part had its turn"
-        assert reaper.round(ticket=False).deferred
-    assert reaper.round(ticket=False).deferred == 0
+        assert reaper.sweep(ticket=False).deferred
+    assert reaper.sweep(ticket=False).deferred == 0
     said = [one.getMessage() for one in caplog.records if one.name == "unstuck.recovery"]
     assert said.count("A lock holds up the reaper; the next round tries again") == 1
     ledger.close()
@@ -278,7 +281,7 @@ def test_who_administers_the_server_may_set_less(pg_url: str, pg_ledger: Postgre
     pg_server.execute(f"alter database {name} set lock_timeout = '90ms'")
     pg_server.execute(f"alter database {name} set statement_timeout = '1h'")
     ledger = PostgresLedger(Settings(url=pg_url))
-    connection = ledger.service_lane.open().connection
+    connection = ledger.service_connection.open().connection
     told = connection.execute("select current_setting('lock_timeout'), current_setting('statement_timeout')").fetchone()
     assert told == ("90ms", "2500ms")
     pg_server.execute(f"alter database {name} reset all")

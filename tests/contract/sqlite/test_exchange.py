@@ -19,13 +19,16 @@ def test_wishes_that_find_nothing_wait_for_nobody_who_writes(tmp_path: Path) -> 
     ledger.migrate()
     ledger.register(birth("w1"))
     ledger.db.patience_s = 0.2
-    wishes = (Turn("w1", wish=WISH), Turn("nobody", wish=WISH))
+    wishes = (Turn("w1", claim_request=WISH), Turn("nobody", claim_request=WISH))
     other = apsw.Connection(str(ledger.db.path))
     other.execute("BEGIN IMMEDIATE")
     answer = ledger.exchange(Exchange(turns=wishes))
     assert answer.turns is not None
     assert [turn.alive for turn in answer.turns] == [True, False]
-    for writes in (Exchange(jobs=(new_job(),), turns=wishes), Exchange(turns=wishes, pulses=(RemoteHeartbeat("w1"),))):
+    for writes in (
+        Exchange(jobs=(new_job(),), turns=wishes),
+        Exchange(turns=wishes, heartbeats=(RemoteHeartbeat("w1"),)),
+    ):
         with pytest.raises(LedgerUnavailable):
             ledger.exchange(writes)
     other.execute("ROLLBACK")

@@ -73,7 +73,7 @@ def test_a_refused_write_is_rolled_back_and_the_next_goes_through(ledger: Ledger
 def test_the_bell_rings_in_it(ledger: Ledger) -> None:
     bell = ledger.listen("w1")
     try:
-        ledger.ring([f"queue:{QUEUE}"])
+        ledger.notify([f"queue:{QUEUE}"])
         assert bell.wait(20.0) == {f"queue:{QUEUE}"}
     finally:
         bell.close()
@@ -95,10 +95,12 @@ def test_many_threads_share_it(ledger: Ledger) -> None:
                 answer = ledger.exchange(
                     Exchange(
                         jobs=(new_job(),) * at_once,
-                        letters=(LETTER,) * at_once,
+                        reply_addresses=(LETTER,) * at_once,
                         turns=(
                             Turn(
-                                worker_id, done=finished, wish=ClaimRequest((QUEUE,), (TASK,), at_once, start=at_once)
+                                worker_id,
+                                done=finished,
+                                claim_request=ClaimRequest((QUEUE,), (TASK,), at_once, start=at_once),
                             ),
                         ),
                     )

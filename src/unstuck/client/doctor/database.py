@@ -27,7 +27,7 @@ def check_wakeups(facts: Facts, diagnosis: Diagnosis, _limits: Thresholds) -> It
     poll = brief(facts.settings.poll_interval_s)
     price = f"An idle worker then finds a new job only when it looks, every {poll}."
     silenced = [worker.name for worker in facts.living if setting_of(worker, "notify", bool) is False]
-    if diagnosis.bell == "off" or silenced:
+    if diagnosis.wakeup_reachable == "off" or silenced:
         where = f"for {named(silenced)}" if silenced else "in the settings"
         yield info(
             Code.NOTIFY_OFF,
@@ -36,22 +36,22 @@ def check_wakeups(facts: Facts, diagnosis: Diagnosis, _limits: Thresholds) -> It
             "Set notify = true, unless that is meant.",
             workers=silenced,
         )
-    if diagnosis.bell == "pooled":
+    if diagnosis.wakeup_reachable == "pooled":
         yield warning(
             Code.POOLER_WITHOUT_LISTEN_URL,
             "A pooler stands before the database, and there is no listen_url",
             f"Nobody can LISTEN through a pooler in transaction mode. {price}",
             "Set listen_url to the direct address of the server.",
         )
-    elif diagnosis.bell == "silent":
+    elif diagnosis.wakeup_reachable == "silent":
         yield warning(
             Code.NOTIFY_SILENT,
             "NOTIFY does not arrive",
-            f"The doctor rang and listened, as workers do: {diagnosis.bell_note or 'nothing was heard'}. {price}",
+            f"The doctor rang and listened, as workers do: {diagnosis.wakeup_note or 'nothing was heard'}. {price}",
             "See that listen_url leads to the same server and database as url, directly and not through a pooler."
             if facts.settings.listen_url
             else "See that nothing between here and the server swallows NOTIFY; else set listen_url.",
-            note=diagnosis.bell_note,
+            note=diagnosis.wakeup_note,
         )
     if diagnosis.pooler:
         yield info(

@@ -145,17 +145,17 @@ _ITS_OWN_TIME = frozenset(
 _NOTHING = "Nothing; it goes on by itself."
 
 
-def examine_job(job: JobRecord, around: JobContext, system: Sequence[Finding] = ()) -> list[Finding]:
+def examine_job(job: JobRecord, context: JobContext, system: Sequence[Finding] = ()) -> list[Finding]:
     """Give what there is to say of the job first, then what is wrong around it and concerns it."""
-    reason = find_reason(job, around)
-    if around.whole_flow is not None:
-        own = _whole(job, around.whole_flow)
+    reason = find_reason(job, context)
+    if context.own_workflow is not None:
+        own = _whole(job, context.own_workflow)
     elif reason is None:
-        own = _going(job, around)
+        own = _going(job, context)
     else:
         own = _waiting(job, reason)
-    if around.flow is not None and around.place:
-        own = _as_node(own, around.flow, around.place)
+    if context.flow is not None and context.place:
+        own = _as_node(own, context.flow, context.place)
     return [own, *(finding for finding in system if _concerns(finding, job, own))]
 
 
@@ -214,7 +214,7 @@ def _standing(job: JobRecord, reason: Reason, where: str) -> str:
             return f"{where} and does not run"
 
 
-def _going(job: JobRecord, around: JobContext) -> Finding:
+def _going(job: JobRecord, context: JobContext) -> Finding:
     name = f"Job {job.id} ({job.task})"
     match job.state:
         case JobState.SUCCEEDED:
@@ -231,10 +231,10 @@ def _going(job: JobRecord, around: JobContext) -> Finding:
             cure = f"Nothing; `unstuck retry {job.id}` runs it after all."
             return _say(Code.CANCELLED, Severity.INFO, f"{name} was cancelled", _cause(job), cure, job)
         case JobState.RUNNING:
-            why = _with_alone(describe(job, around), job)
+            why = _with_alone(describe(job, context), job)
             return _say(Code.RUNNING, Severity.INFO, f"{name} is running", why, _NOTHING, job)
         case JobState.CLAIMED | JobState.PENDING | JobState.WAITING:
-            why = _with_alone(describe(job, around), job)
+            why = _with_alone(describe(job, context), job)
             return _say(Code.STARTING, Severity.INFO, f"{name} is about to start", why, _NOTHING, job)
         case _:
             assert_never(job.state)
@@ -264,7 +264,7 @@ def _facts(job: JobRecord) -> dict[str, Any]:
         "state": job.state.value,
         "worker": job.worker_id,
         "attempt": job.attempt,
-        "alone": job.alone,
+        "alone": job.run_alone,
         "error": job.error.code if job.error is not None else None,
     }
 

@@ -102,7 +102,7 @@ class Facts(msgspec.Struct, frozen=True):
     paused: tuple[WorkflowRecord, ...] = ()
     """Workflows that wait for an operator, the newest first, with their nodes."""
     schedules: tuple[ScheduleRecord, ...] = ()
-    lines: tuple[KeyRecord, ...] = ()
+    concurrency_keys: tuple[KeyRecord, ...] = ()
     """Lines in which somebody stands, as far as one looks."""
     tasks: tuple[TaskRecord, ...] = ()
     failures: Failures = NO_FAILURES
@@ -133,7 +133,7 @@ def note_of(worker: WorkerRecord, name: str, kind: type[T]) -> T | None:
 
 def own(worker: WorkerRecord) -> dict[str, Any]:
     """Give the metadata of one of our own workers, nothing of a foreign one."""
-    return worker.metadata if worker.door is Transport.PYTHON else {}
+    return worker.metadata if worker.transport is Transport.PYTHON else {}
 
 
 def _as(value: object, kind: type[T]) -> T | None:
@@ -172,7 +172,7 @@ def gather(
         tasks = tuple(ledger.tasks())
         limited = frozenset(one.name for one in ledger.queue_limits() if one.limit)
         standstills = _look_twice(ledger, settings, diagnosis, _concerned(workers, about), limited)
-        lines = tuple(ledger.lines(limit=MAX_LINES))
+        lines = tuple(ledger.concurrency_keys(limit=MAX_LINES))
         paused = tuple(_paused(ledger))
         failures = look_at_failures(ledger, limits.failing_share)
         dropped = read_dropped(ledger, limits.dropped_s)
@@ -189,7 +189,7 @@ def gather(
         standstills=standstills,
         paused=paused,
         schedules=schedules,
-        lines=lines,
+        concurrency_keys=lines,
         tasks=tasks,
         failures=failures,
         dropped=dropped,

@@ -202,7 +202,7 @@ def _least(groups: Sequence[JobGroup]) -> str:
 
 def check_concurrency_keys(facts: Facts, diagnosis: Diagnosis, _limits: Thresholds) -> Iterator[Finding]:
     paused = {queue.name for queue in diagnosis.queues if queue.paused}
-    for line in facts.lines:
+    for line in facts.concurrency_keys:
         if line.blocked == 0 or not line.holders:
             continue
         reasons = [_obstacle(facts, one.queue, one.queue in paused) for one in line.holders if _waits(one.state)]

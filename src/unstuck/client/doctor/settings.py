@@ -186,7 +186,7 @@ def _told_timings(facts: Facts) -> Iterator[tuple[str, float, float]]:
 def _check_same(facts: Facts) -> Iterator[Finding]:
     differing: dict[str, dict[str, list[str]]] = {}
     # Whoever comes over a network lives by its own timeouts and version, and sweeps nobody.
-    ours = [worker for worker in facts.living if worker.door is Transport.PYTHON]
+    ours = [worker for worker in facts.living if worker.transport is Transport.PYTHON]
     for worker in ours:
         for setting, value in {**_settings(worker), "suspect_after_s": worker.suspect_after_s}.items():
             differing.setdefault(setting, {}).setdefault(str(value), []).append(worker.name)

@@ -68,9 +68,9 @@ def who(worker: WorkerRecord) -> str:
 
 def process(worker: WorkerRecord) -> str:
     """Name what to look at: a foreign worker's process is known to itself alone."""
-    if worker.door is Transport.PYTHON:
+    if worker.transport is Transport.PYTHON:
         return f"process {worker.pid} on {worker.host}"
-    return f"the worker {worker.name!r} (over {worker.door}) on {worker.host}"
+    return f"the worker {worker.name!r} (over {worker.transport}) on {worker.host}"
 
 
 def _gone_s(worker: WorkerRecord, diagnosis: Diagnosis) -> float:

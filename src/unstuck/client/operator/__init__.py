@@ -84,17 +84,17 @@ class LookingVerbs(Verbs):
         record = self.job(job_id)
         workers = self._ledger.workers()
         progress = self._ledger.progress([job_id]).get(job_id)
-        around = self._surroundings(record, Seen(workers))
+        context = self._surroundings(record, Seen(workers))
         attempts = self._ledger.attempts(job_id)
         return views.job_detail(
             record,
             attempts,
             self._ledger.events(job_id=job_id, limit=EVENTS_SHOWN),
             {worker.id: worker.name for worker in workers},
-            explain_wait(record, around),
+            explain_wait(record, context),
             Redactor(self._settings.web.redact),
             views.progress_of(record, progress, attempts),
-            None if around.flow is None or around.place is None else node_view(around.flow, around.place),
+            None if context.flow is None or context.place is None else node_view(context.flow, context.place),
             self._ledger.journal(job_id),
             self._ledger.signals(job_id),
         )
@@ -166,10 +166,10 @@ class LookingVerbs(Verbs):
         """Say why one job is not running, or how it runs or ended, and what to do."""
         record = self.job(job_id)
         findings = [] if record.state in FINAL_STATES else self._doctor_around(record)
-        around = self._surroundings(record)
-        found = examine_job(record, around, findings)
-        if around.whole_flow is not None:
-            found += self._doctor_nodes(around.whole_flow)
+        context = self._surroundings(record)
+        found = examine_job(record, context, findings)
+        if context.own_workflow is not None:
+            found += self._doctor_nodes(context.own_workflow)
         return found
 
     def _doctor_around(self, job: JobRecord) -> list[Finding]:
@@ -191,11 +191,11 @@ class LookingVerbs(Verbs):
             queues = self._ledger.queues() if seen.queues is None else seen.queues
             queue = next((queue for queue in queues if queue.name == job.queue), None)
         workers = self._ledger.workers() if seen.workers is None else list(seen.workers)
-        ties, line, limit = None, None, None
+        links, line, limit = None, None, None
         if job.state is JobState.PENDING:
-            ties = self._ledger.ties(job.id)
-            if ties is not None and ties.line is not None:
-                line = next(iter(self._ledger.lines(ties.line)), None)
+            links = self._ledger.links(job.id)
+            if links is not None and links.concurrency_key is not None:
+                line = next(iter(self._ledger.concurrency_keys(links.concurrency_key)), None)
             limit = next((one for one in self._ledger.queue_limits() if one.name == job.queue), None)
         placed = self._ledger.place_of(job.id)
         flow = None if placed is None else self._ledger.workflow(placed[0])
@@ -217,7 +217,7 @@ class LookingVerbs(Verbs):
             flow,
             place,
             since,
-            ties,
+            links,
             line,
             limit,
             deferred,

@@ -46,14 +46,14 @@ class AdmittingVerbs(Verbs):
     ) -> tuple[str, NewApiToken]:
         """Make a token of the web door; its text is given here and nowhere else ever again."""
         text, kept = make(name, scopes, self._by, expires_in_s)
-        with self._audit.note(self._by, "create_token", f"token {kept.id} ({name}): {', '.join(kept.scopes)}"):
+        with self._audit.record(self._by, "create_token", f"token {kept.id} ({name}): {', '.join(kept.scopes)}"):
             self._ledger.add_api_token(kept)
         return text, kept
 
     def revoke_token(self, text: str) -> tuple[ApiTokenRecord, bool]:
         """End a token by its id or name; gives it, and whether it still stood."""
         token = find(self._ledger, text)
-        with self._audit.note(self._by, "revoke_token", f"token {token.id} ({token.name})") as note:
+        with self._audit.record(self._by, "revoke_token", f"token {token.id} ({token.name})") as note:
             changed = self._ledger.revoke_api_token(token.id)
             note.outcome = "done" if changed else "it was revoked already"
         return token, changed
@@ -67,7 +67,7 @@ class AdmittingVerbs(Verbs):
 
     def void_attempt_tokens(self) -> int:
         """After a restore from a backup: see the ledger's `void_tokens`. Gives the number of workers."""
-        with self._audit.note(self._by, "void_tokens", "every living worker") as note:
+        with self._audit.record(self._by, "void_tokens", "every living worker") as note:
             workers = self._ledger.void_tokens()
             note.outcome = f"{workers} workers"
         return workers

@@ -32,12 +32,12 @@ class AuditEntry:
 class AuditLog:
     def __init__(self, ledger: Ledger, door: str) -> None:
         self._ledger = ledger
-        self._door = door
+        self._via = door
 
     @contextmanager
-    def note(self, by: str, verb: str, target: str) -> Iterator[AuditEntry]:
+    def record(self, by: str, verb: str, target: str) -> Iterator[AuditEntry]:
         """Hold a note open while something is done; whoever does it may say what came of it."""
-        number = self._ledger.begin_audit(_bounded(by), self._door, verb, _bounded(target))
+        number = self._ledger.begin_audit(_bounded(by), self._via, verb, _bounded(target))
         note = AuditEntry()
         try:
             yield note
@@ -91,7 +91,7 @@ class Verbs:
 
     def _ring(self, words: set[str]) -> None:
         if words:
-            self._ledger.ring(words)
+            self._ledger.notify(words)
 
 
 def whoami() -> str:

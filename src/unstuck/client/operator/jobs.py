@@ -90,7 +90,7 @@ def ask_stack(ledger: Ledger, job: JobRecord) -> bool:
     Best effort like every ring: whoever hears nothing may ask again."""
     if job.state is not JobState.RUNNING:
         return False
-    ledger.ring({f"stack:{job.worker_id}:{job.id}:{job.token}"})
+    ledger.notify({f"stack:{job.worker_id}:{job.id}:{job.token}"})
     return True
 
 
@@ -212,7 +212,7 @@ class SignalVerbs(Verbs):
         checked_name(name, "signal")
         answer = "missing"
         if 0 < job_id <= MAX_JOB_ID:
-            with self._audit.note(by, "signal", f"{jobs_named([job_id])}: {name}") as note:
+            with self._audit.record(by, "signal", f"{jobs_named([job_id])}: {name}") as note:
                 answer = note.outcome = self._ledger.signal(job_id, name, value, by)
         if answer == "missing":
             raise JobNotFound(f"Job {job_id} does not exist: it was never stored, or was pruned after it ended.")
@@ -245,7 +245,7 @@ class JobVerbs(Verbs):
     def cancel(self, job_ids: Collection[int], by: str | None = None) -> dict[int, str]:
         """Cancel jobs and tell the workers that run them at once; the answers are those of the ledger's verb."""
         by = by or self._by
-        with self._audit.note(by, "cancel", jobs_named(job_ids)) as note:
+        with self._audit.record(by, "cancel", jobs_named(job_ids)) as note:
             answers = _each_page(job_ids, lambda page: self._ledger.cancel(page, by))
             note.outcome = counted(answers.values())
         asked = [job_id for job_id, answer in answers.items() if answer == "requested"]
@@ -258,7 +258,7 @@ class JobVerbs(Verbs):
     def retry(self, job_ids: Collection[int], by: str | None = None) -> dict[int, str]:
         """Queue finished jobs again with fresh counters, and wake who may take them."""
         by = by or self._by
-        with self._audit.note(by, "retry", jobs_named(job_ids)) as note:
+        with self._audit.record(by, "retry", jobs_named(job_ids)) as note:
             answers = self._requeue(job_ids, by)
             note.outcome = counted(answers.values())
         return answers
@@ -294,7 +294,7 @@ class JobVerbs(Verbs):
         """Remove finished jobs older than given, or than the retention of jobs."""
         age_s = self.kept_jobs_s() if older_than_s is None else older_than_s
         target = f"{', '.join(sorted(states)) or 'finished'} jobs older than {brief(age_s)}"
-        with self._audit.note(self._by, "prune", target) as note:
+        with self._audit.record(self._by, "prune", target) as note:
             removed = self._ledger.prune(age_s, tuple(state.value for state in states))
             note.outcome = f"{removed} removed"
         return removed
@@ -322,7 +322,7 @@ class QuarantineVerbs(JobVerbs):
 
         'queued', 'missing', 'duplicate' (its unique key is in use), or the state of a job that is not quarantined."""
         by = by or self._by
-        with self._audit.note(by, "release", jobs_named(job_ids)) as note:
+        with self._audit.record(by, "release", jobs_named(job_ids)) as note:
             answers = self._release(job_ids, by)
             note.outcome = counted(answers.values())
         return answers

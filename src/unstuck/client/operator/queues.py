@@ -24,7 +24,7 @@ class QueueVerbs(Verbs):
         if queue is not None:
             self.known_queue(queue)
         by = by or self._by
-        with self._audit.note(by, "pause", queue_named(queue)) as note:
+        with self._audit.record(by, "pause", queue_named(queue)) as note:
             changed = self._ledger.pause(queue, by)
             note.outcome = f"{len(changed)} paused"
         return changed
@@ -33,7 +33,7 @@ class QueueVerbs(Verbs):
         if queue is not None:
             self.known_queue(queue)
         by = by or self._by
-        with self._audit.note(by, "resume", queue_named(queue)) as note:
+        with self._audit.record(by, "resume", queue_named(queue)) as note:
             changed = self._ledger.resume(queue, by)
             note.outcome = f"{len(changed)} resumed"
         self._ring({f"queue:{name}" for name in changed})
@@ -47,7 +47,7 @@ class QueueVerbs(Verbs):
         """Choose the limit of a queue over what its app declares (an empty one: no limit); None: the app's again."""
         self.known_queue(queue)
         by = by or self._by
-        with self._audit.note(by, "limit", queue_named(queue)) as note:
+        with self._audit.record(by, "limit", queue_named(queue)) as note:
             if limit is None:
                 self._ledger.unlimit_queue(queue, by)
                 note.outcome = "as its app says"
@@ -56,9 +56,9 @@ class QueueVerbs(Verbs):
                 note.outcome = limit_in_words(limit)
         return next((one for one in self._ledger.queue_limits() if one.name == queue), None)
 
-    def lines(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
+    def concurrency_keys(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
         """Give the lines in which somebody stands: who has their places, and how many wait."""
-        return self._ledger.lines(key, limit)
+        return self._ledger.concurrency_keys(key, limit)
 
     def limit_key(self, key: str, places: int | None, by: str | None = None) -> KeyRecord | None:
         """Choose how many jobs of a key may be at work at once; None: as its jobs say again."""
@@ -66,16 +66,16 @@ class QueueVerbs(Verbs):
         if places is not None:
             check_limit(places)
         by = by or self._by
-        with self._audit.note(by, "limit_line", f"key {key!r}") as note:
+        with self._audit.record(by, "limit_line", f"key {key!r}") as note:
             self._ledger.limit_key(key, places, by)
             note.outcome = "as its jobs say" if places is None else f"{places} at once"
-        return next(iter(self._ledger.lines(key)), None)
+        return next(iter(self._ledger.concurrency_keys(key)), None)
 
     def purge(self, queue: str, by: str | None = None) -> int:
         """Cancel the pending jobs of a queue that have not begun; return how many."""
         self.known_queue(queue)
         by = by or self._by
-        with self._audit.note(by, "purge", queue_named(queue)) as note:
+        with self._audit.record(by, "purge", queue_named(queue)) as note:
             cancelled = self._ledger.purge(queue, by)
             note.outcome = f"{cancelled} cancelled"
         return cancelled

@@ -49,7 +49,7 @@ class ScheduleVerbs(Verbs):
     def _set_paused(self, name: str, paused: bool, by: str | None) -> bool:
         self.schedule(name)
         by = by or self._by
-        with self._audit.note(by, "pause" if paused else "resume", f"schedule {name}") as note:
+        with self._audit.record(by, "pause" if paused else "resume", f"schedule {name}") as note:
             changed = self._ledger.pause_schedule(name, paused, by)
             note.outcome = "done" if changed else "it was so already"
         self._ring({BELL})
@@ -59,7 +59,7 @@ class ScheduleVerbs(Verbs):
         """Enqueue its job now, beside its ticks; give the job's id."""
         record = self.schedule(name)
         by = by or self._by
-        with self._audit.note(by, "run", f"schedule {name}") as note:
+        with self._audit.record(by, "run", f"schedule {name}") as note:
             who = f"{by} (schedule {name}, run now)"
             job = msgspec.structs.replace(unpack_job(record.job), enqueued_by=who)
             job_id = self._ledger.enqueue([job])[0].job_id
@@ -72,7 +72,7 @@ class ScheduleVerbs(Verbs):
         there comes back with the next worker that starts."""
         record = self.schedule(name)
         by = by or self._by
-        with self._audit.note(by, "remove", f"schedule {name}"):
+        with self._audit.record(by, "remove", f"schedule {name}"):
             self._ledger.remove_schedule(name, by)
         if record.source == "operator":
             return 0
@@ -116,7 +116,7 @@ class ScheduleVerbs(Verbs):
                 f"Schedule {name!r} stands in the code of an app. Choose another name, or change it there."
             )
         by = by or self._by
-        with self._audit.note(by, "schedule", f"{name}: {task}, {definition.timing}"):
+        with self._audit.record(by, "schedule", f"{name}: {task}, {definition.timing}"):
             self._ledger.know_schedules([definition], "operator")
         self._ring({BELL})
         return self.schedule(name)

@@ -178,7 +178,7 @@ def _settle(
         done += _reports(gives, written, lambda _: "requeued")
     if done:
         words = {f"queue:{report.queue}" for report in done if report.action == "requeued"}
-        ledger.ring(words | {f"worker:{report.worker}" for report in done})
+        ledger.notify(words | {f"worker:{report.worker}" for report in done})
     return done
 
 
@@ -210,7 +210,7 @@ class StaleVerbs(Verbs):
     def fail_stale(self, older_than_s: float | None = None, by: str | None = None) -> list[StaleAction]:
         """Fail stale running jobs; without a threshold each by its own timeout. Gives what was done."""
         by = by or self._by
-        with self._audit.note(by, "fail_stale", silence_named(older_than_s)) as note:
+        with self._audit.record(by, "fail_stale", silence_named(older_than_s)) as note:
             actions = fail_stale(self._ledger, older_than_s, by)
             note.outcome = counted(action.action for action in actions)
         return actions
@@ -219,7 +219,7 @@ class StaleVerbs(Verbs):
         """Give stale claimed jobs back to their queues (and running ones where `on_crash="retry"` and their own
         timeout has passed). Gives what was done."""
         by = by or self._by
-        with self._audit.note(by, "requeue_stale", silence_named(older_than_s)) as note:
+        with self._audit.record(by, "requeue_stale", silence_named(older_than_s)) as note:
             actions = requeue_stale(self._ledger, older_than_s, by)
             note.outcome = counted(action.action for action in actions)
         return actions

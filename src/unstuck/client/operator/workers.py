@@ -33,7 +33,7 @@ class WorkerVerbs(Verbs):
         """Ask a worker to 'drain' or to 'stop' and wake it, so that it hears at once."""
         worker = self.find_worker(text)
         by = by or self._by
-        with self._audit.note(by, what, worker_named(worker)):
+        with self._audit.record(by, what, worker_named(worker)):
             if not self._ledger.request(worker.id, what, by):
                 raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to ask.")
         self._ring({f"worker:{worker.id}"})
@@ -45,7 +45,7 @@ class WorkerVerbs(Verbs):
         if worker.state not in LIVE_STATES:
             raise UnknownWorker(f"Worker {worker.name} ({worker.id}) is {worker.state}; there is nobody to disable.")
         by = by or self._by
-        with self._audit.note(by, "disable", worker_named(worker)):
+        with self._audit.record(by, "disable", worker_named(worker)):
             self._ledger.disable(worker.id, reason[:MAX_REASON_CHARS], by)
         self._ring({f"worker:{worker.id}"})
         return worker, self._unserved(set(worker.queues))
@@ -54,7 +54,7 @@ class WorkerVerbs(Verbs):
         """Let a worker take jobs again; gives it as it is now, and whether it was switched off itself."""
         worker = self.find_worker(text)
         by = by or self._by
-        with self._audit.note(by, "enable", worker_named(worker)) as note:
+        with self._audit.record(by, "enable", worker_named(worker)) as note:
             changed = self._ledger.enable(worker.id, by)
             note.outcome = "done" if changed else "it was not disabled"
         self._ring({f"worker:{worker.id}"})
@@ -69,7 +69,7 @@ class WorkerVerbs(Verbs):
                 f"No worker is known on host {host!r}.{did_you_mean(host, known)} `unstuck workers` lists them."
             )
         by = by or self._by
-        with self._audit.note(by, "disable", f"host {host}"):
+        with self._audit.record(by, "disable", f"host {host}"):
             self._ledger.disable_host(host, reason[:MAX_REASON_CHARS], by)
         here = [worker for worker in workers if worker.host == host and worker.state in LIVE_STATES]
         self._ring({f"worker:{worker.id}" for worker in here})
@@ -78,7 +78,7 @@ class WorkerVerbs(Verbs):
     def enable_host(self, host: str, by: str | None = None) -> tuple[list[WorkerRecord], bool]:
         """Let a host's workers take jobs again; gives the living, and whether it was disabled."""
         by = by or self._by
-        with self._audit.note(by, "enable", f"host {host}") as note:
+        with self._audit.record(by, "enable", f"host {host}") as note:
             changed = self._ledger.enable_host(host, by)
             note.outcome = "done" if changed else "it was not disabled"
         here = [worker for worker in self._ledger.workers(living_only=True) if worker.host == host]

@@ -46,7 +46,7 @@ class WorkflowVerbs(Verbs):
     def retry_workflow(self, workflow_id: int, by: str | None = None) -> bool:
         """Take up a workflow that failed, was cancelled or is paused, from what failed."""
         by = by or self._by
-        with self._audit.note(by, "retry workflow", f"workflow {workflow_id}") as note:
+        with self._audit.record(by, "retry workflow", f"workflow {workflow_id}") as note:
             done = self._ledger.retry_workflow(workflow_id, by)
             note.outcome = "taken up again" if done else "nothing to take up"
         return done
@@ -54,7 +54,7 @@ class WorkflowVerbs(Verbs):
     def resume_workflow(self, workflow_id: int, by: str | None = None) -> bool:
         """Go on past what is paused."""
         by = by or self._by
-        with self._audit.note(by, "resume workflow", f"workflow {workflow_id}") as note:
+        with self._audit.record(by, "resume workflow", f"workflow {workflow_id}") as note:
             done = self._ledger.resume_workflow(workflow_id, by)
             note.outcome = "resumed" if done else "not paused"
         return done
@@ -63,7 +63,7 @@ class WorkflowVerbs(Verbs):
         """Give a workflow up: what was not begun is cancelled, what runs is told to stop. False where it had ended."""
         by = by or self._by
         before = self.known_workflow(workflow_id)
-        with self._audit.note(by, "cancel workflow", f"workflow {workflow_id}") as note:
+        with self._audit.record(by, "cancel workflow", f"workflow {workflow_id}") as note:
             done = self._ledger.cancel([workflow_id], by).get(workflow_id) in ("cancelled", "requested")
             note.outcome = "cancelled" if done else "ended already"
         if done and any(node.job_state in HELD_STATES for node in before.nodes):

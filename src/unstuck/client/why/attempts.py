@@ -19,12 +19,12 @@ SCHEDULED_S = 0.5
 """A job due later than this after its enqueue was scheduled; less is the time that the enqueue took."""
 
 
-def enqueued(evidence: JobFacts) -> Step:
-    job = evidence.job
+def enqueued(job_facts: JobFacts) -> Step:
+    job = job_facts.job
     who = f"{job.enqueued_by} enqueued it" if job.enqueued_by else "Somebody enqueued it"
-    if evidence.around.flow is not None and evidence.around.place:
+    if job_facts.context.flow is not None and job_facts.context.place:
         # Nobody enqueues a node: whoever ended the last one that it waited for released it.
-        who = f"As {place_of(evidence.around.flow, evidence.around.place)} it was released"
+        who = f"As {place_of(job_facts.context.flow, job_facts.context.place)} it was released"
     parts = [f"{who} to queue {job.queue!r}"]
     if job.priority:
         parts.append(f"with priority {job.priority}")
@@ -37,29 +37,29 @@ def enqueued(evidence: JobFacts) -> Step:
         "priority": job.priority,
         "unique_key": job.unique_key,
     }
-    due = first_due(evidence)
+    due = first_due(job_facts)
     if due is not None:
         text += f" It was scheduled to run {in_words(due - job.enqueued_at)} later."
         facts["run_at"] = views.instant(due)
     return Step(job.enqueued_at, StepKind.ENQUEUED, text, facts)
 
 
-def first_due(evidence: JobFacts) -> float | None:
+def first_due(job_facts: JobFacts) -> float | None:
     """Give when a scheduled job was first due; None where it was due at once, or where a retry has overwritten it."""
-    job = evidence.job
-    moved = any(attempt.ended_at is not None and attempt.token != job.token for attempt in evidence.attempts)
-    retried = any(event.kind in ("retried", "retrying", "requeued") for event in evidence.events)
+    job = job_facts.job
+    moved = any(attempt.ended_at is not None and attempt.token != job.token for attempt in job_facts.attempts)
+    retried = any(event.kind in ("retried", "retrying", "requeued") for event in job_facts.events)
     return job.run_at if not moved and not retried and job.run_at - job.enqueued_at > SCHEDULED_S else None
 
 
-def taken(evidence: JobFacts, one: NumberedAttempt) -> list[Step]:
+def taken(job_facts: JobFacts, one: NumberedAttempt) -> list[Step]:
     """Tell who claimed and started it, and how long it had waited by then."""
     attempt = one.attempt
     claimed = attempt.started_at if attempt.claimed_at is None else attempt.claimed_at
     if claimed is None:
         return []
-    who, facts = worker_of(evidence, one)
-    ready = max(one.waited_from, first_due(evidence) or 0.0) if one.number == 1 else one.waited_from
+    who, facts = worker_of(job_facts, one)
+    ready = max(one.waited_from, first_due(job_facts) or 0.0) if one.number == 1 else one.waited_from
     waited_s = max(0.0, claimed - ready)
     facts |= {"try": one.number, "token": attempt.token, "waited_s": round(waited_s, 3)}
     after = f"after {in_words(waited_s)}" if waited_s > AT_ONCE_S else "at once"
@@ -76,11 +76,11 @@ def taken(evidence: JobFacts, one: NumberedAttempt) -> list[Step]:
     return [Step(claimed, StepKind.STARTED, text, facts)]
 
 
-def progressed(evidence: JobFacts, one: NumberedAttempt) -> list[Step]:
+def progressed(job_facts: JobFacts, one: NumberedAttempt) -> list[Step]:
     """Tell how far it said it was: a running try from the ledger, a dead one from its autopsy."""
     attempt = one.attempt
     mark: ProgressMark | Progress | None = None
-    known = evidence.progress if evidence.progress and evidence.progress.token == attempt.token else None
+    known = job_facts.progress if job_facts.progress and job_facts.progress.token == attempt.token else None
     if attempt.state is AttemptState.RUNNING:
         mark = known
     elif attempt.autopsy is not None:
@@ -97,7 +97,7 @@ def progressed(evidence: JobFacts, one: NumberedAttempt) -> list[Step]:
     return [Step(at, StepKind.PROGRESS, text, facts)]
 
 
-def decided(evidence: JobFacts, one: NumberedAttempt) -> list[Step]:
+def decided(job_facts: JobFacts, one: NumberedAttempt) -> list[Step]:
     """Tell the rule; a success needs none."""
     attempt = one.attempt
     if attempt.ended_at is None or attempt.state in (AttemptState.SUCCEEDED, AttemptState.SUSPENDED):
@@ -105,18 +105,18 @@ def decided(evidence: JobFacts, one: NumberedAttempt) -> list[Step]:
     autopsy = attempt.autopsy
     # Where somebody's cancel won over a retry, the autopsy still has the rule of the retry.
     written = autopsy.rule if autopsy is not None and attempt.state is not AttemptState.CANCELLED else ""
-    rule = written or derived_rule(evidence, one)
+    rule = written or derived_rule(job_facts, one)
     text = f"Rule: {rule}."
     facts = {"try": one.number, "rule": rule, "derived": not written, "final": one.closes}
-    if not is_readable(evidence.job.policy):
+    if not is_readable(job_facts.job.policy):
         text += " Its stored rules cannot be read by this version, so the careful default stands in for them."
         facts["policy_readable"] = False
     return [Step(attempt.ended_at, StepKind.DECIDED, text, facts)]
 
 
-def derived_rule(evidence: JobFacts, one: NumberedAttempt) -> str:
+def derived_rule(job_facts: JobFacts, one: NumberedAttempt) -> str:
     """Say by policy and counters which rule was applied, where nobody wrote it down."""
-    policy = evidence.policy
+    policy = job_facts.policy
     match one.attempt.state:
         case AttemptState.CANCELLED:
             return "somebody asked to cancel it: it is not tried again"
@@ -128,47 +128,47 @@ def derived_rule(evidence: JobFacts, one: NumberedAttempt) -> str:
         case AttemptState.CRASHED if one.closes:
             return f'on_crash="{policy.on_crash}": its effects may have happened, so it is not tried again'
         case AttemptState.CRASHED:
-            return f'on_crash="{policy.on_crash}": it is tried again{_after(evidence, one)}'
+            return f'on_crash="{policy.on_crash}": it is tried again{_after(job_facts, one)}'
         case _:
-            return _after_failure(evidence, one)
+            return _after_failure(job_facts, one)
 
 
-def _after_failure(evidence: JobFacts, one: NumberedAttempt) -> str:
-    limit = evidence.policy.retry.max_attempts
+def _after_failure(job_facts: JobFacts, one: NumberedAttempt) -> str:
+    limit = job_facts.policy.retry.max_attempts
     if one.attempt.code == ErrorCode.RESULT_NOT_STORABLE:
         return "what cannot be stored now cannot be stored the next time: it is not tried again"
     if not one.closes:
         # The policy of a job that an operator moved by hand may say otherwise; what happened is what counts.
-        return f"retry: failure {one.failures} of {max(limit, one.failures + 1)}; tried again{_after(evidence, one)}"
+        return f"retry: failure {one.failures} of {max(limit, one.failures + 1)}; tried again{_after(job_facts, one)}"
     if limit == 1:
         return "the task has no retry: one failure ends it"
     return f"retry: failure {one.failures} of {limit} was the last one"
 
 
-def _after(evidence: JobFacts, one: NumberedAttempt) -> str:
+def _after(job_facts: JobFacts, one: NumberedAttempt) -> str:
     """Say how long it waits for the next try, where that is still known."""
-    job = evidence.job
-    ended = [attempt.token for attempt in evidence.attempts if attempt.ended_at is not None]
+    job = job_facts.job
+    ended = [attempt.token for attempt in job_facts.attempts if attempt.ended_at is not None]
     if one.attempt.ended_at is None or ended[-1:] != [one.attempt.token]:
         return " after its backoff"
     wait_s = job.run_at - one.attempt.ended_at
     return f" in {in_words(wait_s)}" if wait_s > 0 and job.state is not JobState.CANCELLED else " at once"
 
 
-def told(evidence: JobFacts, one: NumberedAttempt) -> list[Step]:
+def told(job_facts: JobFacts, one: NumberedAttempt) -> list[Step]:
     """Tell who learns of the end of the job; nobody does of a try that is followed by another."""
     attempt = one.attempt
     if not one.closes or attempt.ended_at is None:
         return []
     if attempt.state is AttemptState.SUCCEEDED:
-        error = evidence.job.error
+        error = job_facts.job.error
         return [_told(attempt.ended_at, None if error is None else error.code)]
     return [_told(attempt.ended_at, attempt.code or "")]
 
 
-def told_unrun(evidence: JobFacts, tries: list[NumberedAttempt]) -> list[Step]:
+def told_unrun(job_facts: JobFacts, tries: list[NumberedAttempt]) -> list[Step]:
     """Tell it of a job that ended without a try: cancelled while it waited."""
-    job = evidence.job
+    job = job_facts.job
     if (
         job.state not in FINAL_STATES
         or job.finished_at is None
@@ -177,7 +177,7 @@ def told_unrun(evidence: JobFacts, tries: list[NumberedAttempt]) -> list[Step]:
         return []
     steps = []
     if job.error is not None and not any(
-        event.kind in (EventKind.CANCELLED, EventKind.EXPIRED) for event in evidence.events
+        event.kind in (EventKind.CANCELLED, EventKind.EXPIRED) for event in job_facts.events
     ):
         # A purge writes one event for the whole queue, and the cause with each job.
         cause = job.error.cause or job.error.shown
@@ -186,9 +186,9 @@ def told_unrun(evidence: JobFacts, tries: list[NumberedAttempt]) -> list[Step]:
     return [*steps, _told(job.finished_at, job.error.code if job.error is not None else "")]
 
 
-def told_workflow(evidence: JobFacts) -> list[Step]:
+def told_workflow(job_facts: JobFacts) -> list[Step]:
     """Tell who learns of the end of a workflow, of the job that stands for it."""
-    job = evidence.job
+    job = job_facts.job
     if job.state not in FINAL_STATES or job.finished_at is None:
         return []
     code = job.error.code if job.error is not None else None if job.state is JobState.SUCCEEDED else ""
@@ -198,7 +198,7 @@ def told_workflow(evidence: JobFacts) -> list[Step]:
 def _told(at: float, code: str | None) -> Step:
     if code is None:
         text = "Whoever waits with `job.result()` gets what it returned."
-        return Step(at, StepKind.TOLD, text, {"exception": None})
+        return Step(at, StepKind.NOTIFIED, text, {"exception": None})
     name = exception_type(code).__name__
     text = f"Whoever waits with `job.result()` gets {name}."
-    return Step(at, StepKind.TOLD, text, {"exception": name, "code": code})
+    return Step(at, StepKind.NOTIFIED, text, {"exception": name, "code": code})

@@ -51,7 +51,7 @@ _KINDS = {
 }
 
 
-def ended(evidence: JobFacts, one: NumberedAttempt) -> list[Step]:
+def ended(job_facts: JobFacts, one: NumberedAttempt) -> list[Step]:
     """Tell how a try ended; nothing for one that still runs."""
     attempt = one.attempt
     kind = _KINDS.get(attempt.state)
@@ -62,23 +62,23 @@ def ended(evidence: JobFacts, one: NumberedAttempt) -> list[Step]:
     if kind in (StepKind.DIED, StepKind.FAILED) and ours:
         kind = StepKind.ENDED
     ran_s = None if attempt.started_at is None else max(0.0, attempt.ended_at - attempt.started_at)
-    _, facts = worker_of(evidence, one)
+    _, facts = worker_of(job_facts, one)
     facts |= {"try": one.number, "token": attempt.token, "code": attempt.code, "cause": attempt.cause}
     if ran_s is not None:
         facts["ran_s"] = round(ran_s, 3)
     if autopsy is None:
-        text = _without_autopsy(evidence, one, kind, ran_s)
+        text = _without_autopsy(job_facts, one, kind, ran_s)
     else:
-        text = " ".join([_cause(one, autopsy, kind), *sentences(autopsy, ran_s), *_of_worker(evidence, one, autopsy)])
+        text = " ".join([_cause(one, autopsy, kind), *sentences(autopsy, ran_s), *_of_worker(job_facts, one, autopsy)])
         facts["autopsy"] = views.autopsy_view(autopsy)
-    quotes = _quotes(evidence, one) if kind not in (StepKind.SUCCEEDED, StepKind.SUSPENDED) else []
+    quotes = _quotes(job_facts, one) if kind not in (StepKind.SUCCEEDED, StepKind.SUSPENDED) else []
     facts |= {quote.title: quote.text for quote in quotes if autopsy is None or not getattr(autopsy, quote.title, "")}
     return [Step(attempt.ended_at, kind, text, facts, tuple(quotes))]
 
 
-def _of_worker(evidence: JobFacts, one: NumberedAttempt, autopsy: Autopsy) -> list[str]:
+def _of_worker(job_facts: JobFacts, one: NumberedAttempt, autopsy: Autopsy) -> list[str]:
     """Add what a supervisor knows of the worker's own end, where a neighbour was faster to see that it was gone."""
-    worker = evidence.worker(one.attempt.worker_id)
+    worker = job_facts.worker(one.attempt.worker_id)
     known = worker.verdict.autopsy if worker is not None and worker.verdict is not None else None
     if autopsy.kind is not DeathKind.WORKER_GONE or known is None or known.kind is DeathKind.WORKER_GONE:
         return []
@@ -165,7 +165,7 @@ def _used(autopsy: Autopsy, ran_s: float | None) -> list[str]:
     return [f"It {parts[0]}." if len(parts) == 1 else f"It {', '.join(parts[:-1])} and {parts[-1]}."]
 
 
-def _without_autopsy(evidence: JobFacts, one: NumberedAttempt, kind: StepKind, ran_s: float | None) -> str:
+def _without_autopsy(job_facts: JobFacts, one: NumberedAttempt, kind: StepKind, ran_s: float | None) -> str:
     """Tell it by cause and verdict alone: user code ended by itself, or an older version wrote it."""
     attempt = one.attempt
     after = f" after {in_words(ran_s)}" if ran_s is not None else ""
@@ -174,29 +174,31 @@ def _without_autopsy(evidence: JobFacts, one: NumberedAttempt, kind: StepKind, r
         case StepKind.SUCCEEDED:
             return f"Try {one.number} succeeded{after}."
         case StepKind.FAILED:
-            return f"Try {one.number} failed{after}: {_what_failed(evidence, one, cause)}"
+            return f"Try {one.number} failed{after}: {_what_failed(job_facts, one, cause)}"
         case StepKind.SUSPENDED:
-            return f"Try {one.number} gave its slot back{after}{_until(evidence, one)}."
+            return f"Try {one.number} gave its slot back{after}{_until(job_facts, one)}."
         case StepKind.CANCELLED:
             return f"Try {one.number} was cancelled{after}: {sentence(cause)}"
         case StepKind.DRAINED:
             return f"Try {one.number} was ended by a shutdown{after}: {sentence(cause)}"
         case _:
-            worker = evidence.worker(attempt.worker_id)
+            worker = job_facts.worker(attempt.worker_id)
             verdict = worker.verdict if worker is not None else None
             seen = f" Its worker's end was seen {_SEEN_BY[verdict.detector]}: {verdict.evidence}." if verdict else ""
             return f"Try {one.number} died{after}: {sentence(cause)}{seen}"
 
 
-def _until(evidence: JobFacts, one: NumberedAttempt) -> str:
+def _until(job_facts: JobFacts, one: NumberedAttempt) -> str:
     """Say what it waited for: the event is written with the end of the try."""
     ended_at = one.attempt.ended_at or 0.0
-    said = [event.message for event in evidence.events if event.kind == "suspended" and abs(event.at - ended_at) <= 1.0]
+    said = [
+        event.message for event in job_facts.events if event.kind == "suspended" and abs(event.at - ended_at) <= 1.0
+    ]
     return f": it {said[0][:1].lower()}{said[0][1:]}" if said else ""
 
 
-def _what_failed(evidence: JobFacts, one: NumberedAttempt, cause: str) -> str:
-    error = evidence.error_of(one.attempt)
+def _what_failed(job_facts: JobFacts, one: NumberedAttempt, cause: str) -> str:
+    error = job_facts.error_of(one.attempt)
     raised = error.details.get("type") if error is not None else None
     if one.attempt.code == "TASK_FAILED":
         if not raised:
@@ -206,16 +208,16 @@ def _what_failed(evidence: JobFacts, one: NumberedAttempt, cause: str) -> str:
     return f"{one.attempt.code or 'no code'}: {sentence(cause)}"
 
 
-def _quotes(evidence: JobFacts, one: NumberedAttempt) -> list[Quote]:
+def _quotes(job_facts: JobFacts, one: NumberedAttempt) -> list[Quote]:
     """Give what was left behind: stack or traceback, and the last lines of what it printed."""
     autopsy = one.attempt.autopsy
     found: dict[str, str] = {}
     if autopsy is not None:
         found = {"stack": autopsy.stack, "stdout": autopsy.stdout, "stderr": autopsy.stderr}
-    error = evidence.error_of(one.attempt)
+    error = job_facts.error_of(one.attempt)
     if error is not None:
         found["traceback"] = str(error.details.get("traceback") or "")
-    output = evidence.output(one.attempt.token)
+    output = job_facts.output(one.attempt.token)
     if output is not None:
         for name, data in (("stdout", output.stdout), ("stderr", output.stderr)):
             found[name] = found.get(name) or last_lines(data.decode("utf-8", "replace"))

@@ -22,23 +22,23 @@ SAME_WRITE_S = 1.0
 """The event of an end is written in the same commit; its clock may be read a little later."""
 
 
-def happened(evidence: JobFacts) -> list[Step]:
-    return [_event_step(evidence, event) for event in evidence.events if not _is_of_a_try(evidence, event)]
+def happened(job_facts: JobFacts) -> list[Step]:
+    return [_event_step(job_facts, event) for event in job_facts.events if not _is_of_a_try(job_facts, event)]
 
 
-def _is_of_a_try(evidence: JobFacts, event: EventRecord) -> bool:
+def _is_of_a_try(job_facts: JobFacts, event: EventRecord) -> bool:
     return event.kind in OF_TRIES and any(
         attempt.ended_at is not None
         and attempt.worker_id == event.worker_id
         and abs(attempt.ended_at - event.at) <= SAME_WRITE_S
-        for attempt in evidence.attempts
+        for attempt in job_facts.attempts
     )
 
 
-def _event_step(evidence: JobFacts, event: EventRecord) -> Step:
+def _event_step(job_facts: JobFacts, event: EventRecord) -> Step:
     facts = {"event": event.kind, "event_id": event.id, "worker": event.worker_id, "message": event.message}
     said = event.message.rstrip(".")
-    queue = evidence.job.queue
+    queue = job_facts.job.queue
     match event.kind:
         case "cancel_requested":
             return Step(event.at, StepKind.OPERATOR, f"{said}; its worker was rung.", facts)
@@ -58,23 +58,23 @@ LAST_ENTRIES = 20
 """Of a job with more, those in between are only counted."""
 
 
-def wrote(evidence: JobFacts) -> list[Step]:
+def wrote(job_facts: JobFacts) -> list[Step]:
     """Give every step that is done, and when; of many the first and the last."""
-    entries = evidence.journal
+    entries = job_facts.journal
     left_out = len(entries) - FIRST_ENTRIES - LAST_ENTRIES
     if left_out <= 0:
-        return [_entry_step(evidence, entry) for entry in entries]
+        return [_entry_step(job_facts, entry) for entry in entries]
     first = entries[FIRST_ENTRIES]
-    text = f"{left_out:,} entries of its journal are left out here; `unstuck job {evidence.job.id}` lists them all."
+    text = f"{left_out:,} entries of its journal are left out here; `unstuck job {job_facts.job.id}` lists them all."
     return [
-        *(_entry_step(evidence, entry) for entry in entries[:FIRST_ENTRIES]),
+        *(_entry_step(job_facts, entry) for entry in entries[:FIRST_ENTRIES]),
         Step(first.at, StepKind.OMITTED, text, {"entries": left_out}),
-        *(_entry_step(evidence, entry) for entry in entries[-LAST_ENTRIES:]),
+        *(_entry_step(job_facts, entry) for entry in entries[-LAST_ENTRIES:]),
     ]
 
 
-def _entry_step(evidence: JobFacts, entry: JournalRecord) -> Step:
-    attempts = {attempt.token: number for number, attempt in enumerate(evidence.attempts, 1)}
+def _entry_step(job_facts: JobFacts, entry: JournalRecord) -> Step:
+    attempts = {attempt.token: number for number, attempt in enumerate(job_facts.attempts, 1)}
     facts = {"seq": entry.seq, "entry": entry.kind, "name": entry.name, "try": attempts.get(entry.token)}
     return Step(entry.at, StepKind.STEP, f"{_told(entry)}.", facts)
 
@@ -111,9 +111,9 @@ BLAMED = 5
 """So many nodes that failed get a step of their own."""
 
 
-def begun(evidence: JobFacts, flow: WorkflowRecord) -> list[Step]:
+def begun(job_facts: JobFacts, flow: WorkflowRecord) -> list[Step]:
     """Tell who started a workflow, which of its nodes failed, and what was not begun then."""
-    job = evidence.job
+    job = job_facts.job
     members = [node for node in flow.nodes if node.item is None]
     who = f"{job.enqueued_by} started" if job.enqueued_by else "Somebody started"
     text = f"{who} it: the workflow {flow.name!r}, of {len(members):,} node{'' if len(members) == 1 else 's'}."
@@ -147,10 +147,10 @@ def headline_of(flow: WorkflowRecord) -> str:
     return headline(flow)
 
 
-def next_of(evidence: JobFacts, flow: WorkflowRecord) -> str:
+def next_of(job_facts: JobFacts, flow: WorkflowRecord) -> str:
     if flow.state is WorkflowState.SUCCEEDED:
         return "Nothing: it is done."
-    if evidence.job.state in FINAL_STATES:
+    if job_facts.job.state in FINAL_STATES:
         return "Nothing by itself: it has ended, and goes on only if somebody takes it up again."
     return waits_for(flow)
 
@@ -159,9 +159,9 @@ def actions_of(flow: WorkflowRecord) -> tuple[Action, ...]:
     return tuple(Action(hint.command, hint.why) for hint in hints(flow))
 
 
-def as_node(evidence: JobFacts) -> str:
+def as_node(job_facts: JobFacts) -> str:
     """Say of a node which one it is and what hangs on it; empty for all other jobs."""
-    flow, place = evidence.around.flow, evidence.around.place
+    flow, place = job_facts.context.flow, job_facts.context.place
     if flow is None or not place:
         return ""
     said = [f"It is {place_of(flow, place)}.", why_not_begun(flow, place), role(flow, place)]

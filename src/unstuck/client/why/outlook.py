@@ -21,9 +21,9 @@ _LIMITS = {
 }
 
 
-def headline(evidence: JobFacts, tries: list[NumberedAttempt]) -> str:
+def headline(job_facts: JobFacts, tries: list[NumberedAttempt]) -> str:
     """Say how it stands: the answer for somebody who reads one line only."""
-    job = evidence.job
+    job = job_facts.job
     match job.state:
         case JobState.SUCCEEDED:
             ran_s = None
@@ -42,13 +42,13 @@ def headline(evidence: JobFacts, tries: list[NumberedAttempt]) -> str:
                 f"The last cause: {_last_cause(tries)}"
             )
         case JobState.FAILED:
-            return f"It failed ({_code(evidence)}): {_last_cause(tries)}"
+            return f"It failed ({_code(job_facts)}): {_last_cause(tries)}"
         case JobState.CANCELLED:
             if job.error is not None and job.error.code == ErrorCode.EXPIRED and job.finished_at is not None:
                 return f"It expired after waiting {in_words(max(0.0, job.finished_at - job.run_at))}: it never began."
             cause = job.error.cause or job.error.shown if job.error is not None else "nobody wrote down why"
             return f"It was cancelled: {sentence(cause)}"
-        case JobState.RUNNING if evidence.around.deferred is not None and not evidence.around.deferred.is_return:
+        case JobState.RUNNING if job_facts.context.deferred is not None and not job_facts.context.deferred.is_return:
             return (
                 f"Its code has ended, try {len(tries) or 1}; its outcome waits for a lock that another session holds."
             )
@@ -64,13 +64,13 @@ def headline(evidence: JobFacts, tries: list[NumberedAttempt]) -> str:
             return f"It waits{_after_trouble(tries)}." if tries else "It waits for its first try."
 
 
-def what_next(evidence: JobFacts) -> str:
+def what_next(job_facts: JobFacts) -> str:
     """Say what happens by itself from here on."""
-    return f"{_own_next(evidence)} {as_node(evidence)}".rstrip()
+    return f"{_own_next(job_facts)} {as_node(job_facts)}".rstrip()
 
 
-def _own_next(evidence: JobFacts) -> str:
-    job = evidence.job
+def _own_next(job_facts: JobFacts) -> str:
+    job = job_facts.job
     match job.state:
         case JobState.SUCCEEDED:
             return "Nothing: it is done."
@@ -79,8 +79,8 @@ def _own_next(evidence: JobFacts) -> str:
         case JobState.FAILED | JobState.CANCELLED:
             return "Nothing by itself: it has ended, and runs again only if somebody retries it."
         case _:
-            said = [describe(job, evidence.around), *_signs(evidence)]
-            if done := done_steps(evidence.journal):
+            said = [describe(job, job_facts.context), *_signs(job_facts)]
+            if done := done_steps(job_facts.journal):
                 said.append(done)
             if alone := explain_isolation(job):
                 said.append(alone)
@@ -89,9 +89,9 @@ def _own_next(evidence: JobFacts) -> str:
             return " ".join(said)
 
 
-def _signs(evidence: JobFacts) -> list[str]:
-    progress, now_s = evidence.progress, evidence.around.now_s
-    if evidence.job.state is not JobState.RUNNING or progress is None or progress.token != evidence.job.token:
+def _signs(job_facts: JobFacts) -> list[str]:
+    progress, now_s = job_facts.progress, job_facts.context.now_s
+    if job_facts.job.state is not JobState.RUNNING or progress is None or progress.token != job_facts.job.token:
         return []
     how_far = far(progress)
     ago = in_words(max(0.0, now_s - progress.at))
@@ -104,35 +104,35 @@ def _signs(evidence: JobFacts) -> list[str]:
     return said
 
 
-def what_to_do(evidence: JobFacts) -> tuple[Action, ...]:
+def what_to_do(job_facts: JobFacts) -> tuple[Action, ...]:
     """Give what can be done now, the likeliest first, as commands to copy."""
-    job = evidence.job
+    job = job_facts.job
     actions: list[Action] = []
     match job.state:
         case JobState.QUARANTINED:
             why = "queues it again with fresh counters, once the cause is mended; it runs alone in its process"
-            actions.append(Action(f"unstuck quarantine release {job.id}", f"{why}{_same_limit(evidence)}"))
+            actions.append(Action(f"unstuck quarantine release {job.id}", f"{why}{_same_limit(job_facts)}"))
         case JobState.FAILED | JobState.CANCELLED:
-            cut_off = any(_was_cut_off(attempt) for attempt in evidence.attempts[-1:])
+            cut_off = any(_was_cut_off(attempt) for attempt in job_facts.attempts[-1:])
             safe = "; its effects may have happened already, so be sure that twice is safe" if cut_off else ""
-            why = f"queues it again with fresh counters{_with_flow(evidence)}{safe}{_same_limit(evidence)}"
+            why = f"queues it again with fresh counters{_with_flow(job_facts)}{safe}{_same_limit(job_facts)}"
             actions.append(Action(f"unstuck retry {job.id}", why))
         case JobState.SUCCEEDED:
             if job.error is None:
                 actions.append(Action(f"unstuck job {job.id}", "shows what it returned"))
         case _:
-            actions += _while_it_lives(evidence)
-    if evidence.around.flow is not None and evidence.around.place:
-        flow = evidence.around.flow
+            actions += _while_it_lives(job_facts)
+    if job_facts.context.flow is not None and job_facts.context.place:
+        flow = job_facts.context.flow
         actions.append(Action(f"unstuck workflow {flow.id}", f"draws the workflow {flow.name!r} that it is a node of"))
-    if any(output.stdout or output.stderr for output in evidence.outputs):
+    if any(output.stdout or output.stderr for output in job_facts.outputs):
         actions.append(Action(f"unstuck logs {job.id}", "shows all that it printed"))
     return tuple(actions)
 
 
-def _with_flow(evidence: JobFacts) -> str:
-    flow = evidence.around.flow
-    taken_up = flow is not None and bool(evidence.around.place) and flow.finished_at is not None
+def _with_flow(job_facts: JobFacts) -> str:
+    flow = job_facts.context.flow
+    taken_up = flow is not None and bool(job_facts.context.place) and flow.finished_at is not None
     return ", and takes its workflow up again" if taken_up else ""
 
 
@@ -141,19 +141,19 @@ def _was_cut_off(attempt: AttemptRecord) -> bool:
     return attempt.started_at is not None and (attempt.state is AttemptState.CRASHED or attempt.autopsy is not None)
 
 
-def _same_limit(evidence: JobFacts) -> str:
+def _same_limit(job_facts: JobFacts) -> str:
     """Warn that a limit is stored with the job: a deploy that raises it does not help this one."""
-    autopsy = evidence.attempts[-1].autopsy if evidence.attempts else None
+    autopsy = job_facts.attempts[-1].autopsy if job_facts.attempts else None
     setting = _LIMITS.get(autopsy.kind) if autopsy is not None else None
     return f"; it keeps its {setting}: to give it another, change the task and enqueue it anew" if setting else ""
 
 
-def _while_it_lives(evidence: JobFacts) -> list[Action]:
-    job, queue = evidence.job, evidence.around.queue
+def _while_it_lives(job_facts: JobFacts) -> list[Action]:
+    job, queue = job_facts.job, job_facts.context.queue
     actions = []
     if queue is not None and queue.paused:
         actions.append(Action(f"unstuck resume {job.queue}", "lets its queue go on"))
-    reason = find_reason(job, evidence.around)
+    reason = find_reason(job, job_facts.context)
     if job.awaits is not None:
         actions.append(Action(f"unstuck signal {job.id} {shlex.quote(job.awaits)}", "sends what it waits for"))
     elif reason is not None and reason.command:
@@ -167,8 +167,13 @@ def _while_it_lives(evidence: JobFacts) -> list[Action]:
     if job.state is JobState.PENDING or actions:
         actions.append(Action(f"unstuck doctor {job.id}", "looks for what keeps it from moving"))
     if not job.cancel_requested:
-        worker = evidence.worker(job.worker_id)
-        if job.state is JobState.RUNNING and reason is None and worker is not None and worker.door is Transport.PYTHON:
+        worker = job_facts.worker(job.worker_id)
+        if (
+            job.state is JobState.RUNNING
+            and reason is None
+            and worker is not None
+            and worker.transport is Transport.PYTHON
+        ):
             actions.append(Action(f"unstuck stack {job.id}", "shows where it stands; it goes on undisturbed"))
         ends = "ends it now" if job.state is JobState.RUNNING else "gives it up"
         actions.append(Action(f"unstuck cancel {job.id}", ends))
@@ -195,8 +200,8 @@ def _last_cause(tries: list[NumberedAttempt]) -> str:
     return sentence(attempt.cause or "no cause was written down")
 
 
-def _code(evidence: JobFacts) -> str:
-    return evidence.job.error.code if evidence.job.error is not None else "no code"
+def _code(job_facts: JobFacts) -> str:
+    return job_facts.job.error.code if job_facts.job.error is not None else "no code"
 
 
 def _times(number: int) -> str:

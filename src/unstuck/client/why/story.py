@@ -37,7 +37,7 @@ class StepKind(StrEnum):
     CANCELLED = "cancelled"
     DECIDED = "decided"
     """Which rule was applied, and why."""
-    TOLD = "told"
+    NOTIFIED = "told"
     """Who was told how it ended."""
     SUSPENDED = "suspended"
     """It gave its slot back, and waited for a time or a signal."""
@@ -118,7 +118,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     events: Sequence[EventRecord]
     outputs: Sequence[OutputRecord]
     progress: Progress | None
-    around: JobContext
+    context: JobContext
     journal: Sequence[JournalRecord] = ()
 
     @property
@@ -127,7 +127,7 @@ class JobFacts(msgspec.Struct, frozen=True):
 
     def worker(self, worker_id: str | None) -> WorkerRecord | None:
         """Give a worker; None where retention has removed it."""
-        return next((worker for worker in self.around.workers if worker.id == worker_id), None)
+        return next((worker for worker in self.context.workers if worker.id == worker_id), None)
 
     def error_of(self, attempt: AttemptRecord) -> JobError | None:
         """Give the whole error of a try where it is still known: the job keeps the last one only."""
@@ -139,14 +139,14 @@ class JobFacts(msgspec.Struct, frozen=True):
         return next((output for output in self.outputs if output.token == token), None)
 
 
-def gather(ledger: Ledger, job: JobRecord, around: JobContext) -> JobFacts:
+def gather(ledger: Ledger, job: JobRecord, context: JobContext) -> JobFacts:
     return JobFacts(
         job,
         ledger.attempts(job.id),
         ledger.events(job_id=job.id, limit=MAX_EVENTS),
         ledger.outputs(job.id),
         ledger.progress([job.id]).get(job.id),
-        around,
+        context,
         ledger.journal(job.id),
     )
 
@@ -166,13 +166,13 @@ class NumberedAttempt(msgspec.Struct, frozen=True):
     """The job ended with it: it is the last, or an operator queued the job again after it."""
 
 
-def number_attempts(evidence: JobFacts) -> list[NumberedAttempt]:
+def number_attempts(job_facts: JobFacts) -> list[NumberedAttempt]:
     """Number the attempts and count as the rules did; a retry by hand starts the counters afresh."""
-    retried = [event.at for event in evidence.events if event.kind == RETRIED]
+    retried = [event.at for event in job_facts.events if event.kind == RETRIED]
     found: list[NumberedAttempt] = []
     failures = crashes = 0
-    since = evidence.job.enqueued_at
-    for at, attempt in enumerate(evidence.attempts):
+    since = job_facts.job.enqueued_at
+    for at, attempt in enumerate(job_facts.attempts):
         began = _began(attempt, since)
         again = [moment for moment in retried if since <= moment <= began]
         if again:
@@ -181,12 +181,12 @@ def number_attempts(evidence: JobFacts) -> list[NumberedAttempt]:
         failures += attempt.state is AttemptState.FAILED
         crashes += attempt.state is AttemptState.CRASHED
         ended = attempt.ended_at
-        following = evidence.attempts[at + 1] if at + 1 < len(evidence.attempts) else None
-        until = evidence.around.now_s if following is None else _began(following, evidence.around.now_s)
+        following = job_facts.attempts[at + 1] if at + 1 < len(job_facts.attempts) else None
+        until = job_facts.context.now_s if following is None else _began(following, job_facts.context.now_s)
         closes = ended is not None and (
             any(ended <= moment <= until for moment in retried)
             # A job that ended keeps the token of the try that ended it.
-            or (evidence.job.state in FINAL_STATES and attempt.token == evidence.job.token)
+            or (job_facts.job.state in FINAL_STATES and attempt.token == job_facts.job.token)
         )
         found.append(NumberedAttempt(at + 1, attempt, since, failures, crashes, closes))
         since = since if ended is None else ended
@@ -198,9 +198,9 @@ def _began(attempt: AttemptRecord, otherwise: float) -> float:
     return min((moment for moment in moments if moment is not None), default=otherwise)
 
 
-def worker_of(evidence: JobFacts, one: NumberedAttempt) -> tuple[str, dict[str, Any]]:
+def worker_of(job_facts: JobFacts, one: NumberedAttempt) -> tuple[str, dict[str, Any]]:
     """Name the worker of a try in words and in facts, also where retention has removed it."""
-    worker = evidence.worker(one.attempt.worker_id)
+    worker = job_facts.worker(one.attempt.worker_id)
     facts: dict[str, Any] = {"worker": one.attempt.worker_id}
     if worker is not None:
         facts |= {"worker_name": worker.name, "host": worker.host}

@@ -33,7 +33,7 @@ class WorkflowRun(Job[Any]):
 
     def look(self) -> WorkflowRecord:
         """Give the workflow with all of its nodes as they are now."""
-        found = self._counter.parts().ledger.workflow(self.id)
+        found = self._counter.services().ledger.workflow(self.id)
         if found is None:
             raise JobNotFound(f"Workflow {self.id} does not exist: it was never stored, or was pruned after it ended.")
         return found
@@ -50,11 +50,11 @@ class WorkflowRun(Job[Any]):
 
     def retry(self) -> bool:
         """Take it up again from what failed, was cancelled or is paused; False where there is nothing to take up."""
-        return self._counter.parts().operator.retry_workflow(self.id, by="client")
+        return self._counter.services().operator.retry_workflow(self.id, by="client")
 
     def resume(self) -> bool:
         """Go on past what is paused: those who depend on it get its error. False where it is not paused."""
-        return self._counter.parts().operator.resume_workflow(self.id, by="client")
+        return self._counter.services().operator.resume_workflow(self.id, by="client")
 
 
 R = TypeVar("R")
@@ -163,12 +163,12 @@ class Workflow(Container):
                 "anew with app.workflow(…), or pass start(again=True)."
             )
         new = plan(self, unique_key=unique_key, priority=priority)
-        parts = self._counter.parts()
+        parts = self._counter.services()
         if connection is None:
             stored = parts.ledger.begin_workflow(new)
         else:
             stored = parts.ledger.begin_workflow_on(connection, new)
-            parts.ringer.send_after_commit({f"queue:{node.job.queue}" for node in new.nodes if node.job is not None})
+            parts.wakeups.send_after_commit({f"queue:{node.job.queue}" for node in new.nodes if node.job is not None})
         refuse_key_of_job(parts.ledger, stored, unique_key)
         self._started_as = stored.job_id
         warning = self._warning(new, committed=connection is None)
@@ -181,7 +181,7 @@ class Workflow(Container):
         jobs = [node.job for node in new.nodes if node.job is not None]
         if self._counter.settings.no_workers == "ignore":
             return None
-        found = self._counter.parts().lookout.warnings(jobs, committed=committed)
+        found = self._counter.services().no_worker_check.warnings(jobs, committed=committed)
         return next((warning for warning in found if warning is not None), None)
 
     async def start_async(
@@ -222,14 +222,14 @@ class Workflow(Container):
         """Refuse what a node may not depend on."""
         if other is self or other.workflow is not self:
             raise ConfigError(f"{node!r} cannot depend on {other!r}: it is not a node of workflow {self.name!r}.")
-        around = list(_around(node))
-        if other.scope not in around:
+        context = list(_around(node))
+        if other.scope not in context:
             assert other.scope is not None
             raise ConfigError(
                 f"{node!r} cannot depend on {other!r}, which is inside the group {other.scope.name!r}: that may end "
                 f"without it. Depend on the group, and let {other.scope.name!r}.result(…) name what it hands over."
             )
-        if other in around or other is node:
+        if other in context or other is node:
             raise ConfigError(f"{node!r} cannot depend on {other!r}, which ends only after it.")
 
 

@@ -30,8 +30,8 @@ ROUTERS = (
 """One line per file: whoever adds a part of the API adds it here."""
 
 
-def add_to(door: FastAPI) -> None:
+def add_to(web_app: FastAPI) -> None:
     for router in ROUTERS:
         # Probes and scrapers of others may add parameters of their own.
         of_others = router in (status.router, status.metrics_router)
-        door.include_router(router, dependencies=[] if of_others else [Depends(refuse_unknown_query)])
+        web_app.include_router(router, dependencies=[] if of_others else [Depends(refuse_unknown_query)])

@@ -58,11 +58,13 @@ _THERE = {"model": JobStored, "description": "It was there already: sent again, 
 
 
 @router.post("/jobs", summary="Enqueue a job", status_code=201, response_model=JobStored, responses={200: _THERE})
-def enqueue(body: NewJobBody, desk: ServicesDep, caller: Enqueuer, idempotency_key: IdempotencyKey = None) -> Response:
+def enqueue(
+    body: NewJobBody, services: ServicesDep, caller: Enqueuer, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Store a job; it is durable when the answer comes. Tasks are those that living or past workers know."""
-    jobs = _build(desk, caller, [body])
-    stored, repeated = _store(desk, caller, "one", idempotency_key, jobs)
-    view = _views(desk, jobs, stored)[0]
+    jobs = _build(services, caller, [body])
+    stored, repeated = _store(services, caller, "one", idempotency_key, jobs)
+    view = _views(services, jobs, stored)[0]
     headers = {"Location": f"/api/v1/jobs/{stored[0].job_id}", **(REPEATED if repeated else {})}
     return json_response(view, 201 if stored[0].fresh and not repeated else 200, headers)
 
@@ -75,17 +77,17 @@ def enqueue(body: NewJobBody, desk: ServicesDep, caller: Enqueuer, idempotency_k
     responses={200: {"model": JobsStored, "description": "The request was sent again, and stored nothing."}},
 )
 def enqueue_batch(
-    body: NewJobsBody, desk: ServicesDep, caller: Enqueuer, idempotency_key: IdempotencyKey = None
+    body: NewJobsBody, services: ServicesDep, caller: Enqueuer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Store jobs in one commit. Where one cannot be stored none is, and `at` in the problem is its place (from 0)."""
-    jobs = _build(desk, caller, body.jobs)
-    stored, repeated = _store(desk, caller, "batch", idempotency_key, jobs)
-    view = {"jobs": _views(desk, jobs, stored)}
+    jobs = _build(services, caller, body.jobs)
+    stored, repeated = _store(services, caller, "batch", idempotency_key, jobs)
+    view = {"jobs": _views(services, jobs, stored)}
     return json_response(view, 200 if repeated else 201, REPEATED if repeated else None)
 
 
-def _build(desk: Services, caller: Caller, bodies: Sequence[NewJobBody]) -> list[NewJob]:
-    build = builder(desk.ledger, desk.settings, caller, mark_of(caller))
+def _build(services: Services, caller: Caller, bodies: Sequence[NewJobBody]) -> list[NewJob]:
+    build = builder(services.ledger, services.settings, caller, mark_of(caller))
     jobs = []
     for place, body in enumerate(bodies):
         try:
@@ -103,9 +105,9 @@ def _at_place(place: int, error: UnstuckError) -> Problem:
 
 
 def _store(
-    desk: Services, caller: Caller, kind: str, key: str | None, jobs: list[NewJob]
+    services: Services, caller: Caller, kind: str, key: str | None, jobs: list[NewJob]
 ) -> tuple[Sequence[Enqueued], bool]:
-    parts = desk.counter.parts()
+    parts = services.counter.services()
     stored: Sequence[Enqueued]
     repeated = False
     if key is None:
@@ -116,7 +118,7 @@ def _store(
             raise used_before()
         stored, repeated = once.stored, once.repeated
     if not repeated:
-        parts.ringer.ring({f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0})
+        parts.wakeups.send({f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0})
     return stored, repeated
 
 
@@ -133,8 +135,8 @@ def _unique(job: NewJob) -> tuple[object, ...]:
     return () if more is None else (more.unique, more.unique_for_s, more.on_duplicate)
 
 
-def _views(desk: Services, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> list[dict[str, object]]:
-    warnings = desk.counter.parts().lookout.warnings(jobs)
+def _views(services: Services, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> list[dict[str, object]]:
+    warnings = services.counter.services().no_worker_check.warnings(jobs)
     return [
         {"id": item.job_id, "task": job.task, "queue": job.queue, "fresh": item.fresh, "warning": warning}
         for job, item, warning in zip(jobs, stored, warnings, strict=True)

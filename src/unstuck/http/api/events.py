@@ -47,7 +47,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @router.get("/api/events", include_in_schema=False)
 async def events(
     request: Request,
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: Annotated[Caller, Depends(Requires(Scope.READ))],
     kind: Annotated[list[str] | None, Query(description="Only these kinds.", max_length=50)] = None,
     job: Annotated[int | None, Query(description="The life of one job, from its beginning.", ge=1, lt=2**63)] = None,
@@ -72,7 +72,7 @@ async def events(
     def wake() -> None:
         loop.call_soon_threadsafe(woken.set)
 
-    reading = await asyncio.to_thread(_open, desk, wake, kinds, job, worker, cursor, gather_s)
+    reading = await asyncio.to_thread(_open, services, wake, kinds, job, worker, cursor, gather_s)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if isinstance(reading, JobSubscription) and await asyncio.to_thread(reading.is_told):
         # A browser that is cut off comes back for ever, also to a job that has ended; this alone ends it.
@@ -82,7 +82,7 @@ async def events(
 
 
 def _open(
-    desk: Services,
+    services: Services,
     wake: Wake,
     kinds: frozenset[str],
     job: int | None,
@@ -91,10 +91,12 @@ def _open(
     gather_s: float,
 ) -> EventSource:
     if job is not None:
-        desk.counter.parts().operator.job(job)  # So that a job that does not exist is a 404, and no endless silence.
-        return JobSubscription(lambda: desk.ledger, job, kinds, cursor)
+        services.counter.services().operator.job(
+            job
+        )  # So that a job that does not exist is a 404, and no endless silence.
+        return JobSubscription(lambda: services.ledger, job, kinds, cursor)
     choice = EventFilter(kinds, worker)
-    return FeedSubscription(desk.counter.parts().feed, lambda: desk.ledger, wake, choice, cursor, gather_s)
+    return FeedSubscription(services.counter.services().feed, lambda: services.ledger, wake, choice, cursor, gather_s)
 
 
 async def _lines(reading: EventSource, woken: asyncio.Event, is_leaving: Callable[[], bool]) -> AsyncIterator[str]:
@@ -108,17 +110,17 @@ async def _lines(reading: EventSource, woken: asyncio.Event, is_leaving: Callabl
             for start in range(0, len(events), PIECE):
                 # Many at once: of a burst each reader would else take a turn of the loop for every single event.
                 yield "".join(map(line_of, events[start : start + PIECE]))
-            if reading.over:
+            if reading.is_finished:
                 # Whoever comes back with this place has heard it all.
                 yield f"id: {reading.cursor}\n\n"
-            if reading.over or is_leaving():
+            if reading.is_finished or is_leaving():
                 return
             silent_s = 0.0 if events else silent_s
             if silent_s >= KEEP_ALIVE_S:
                 silent_s = 0.0
                 # With the place: who chose what seldom happens would come back from far behind.
                 yield f": still here\nid: {reading.cursor}\n\n"
-            wait_s = min(reading.patience_s, KEEP_ALIVE_S)
+            wait_s = min(reading.max_wait_s, KEEP_ALIVE_S)
             silent_s += wait_s
             try:
                 await asyncio.wait_for(woken.wait(), wait_s)

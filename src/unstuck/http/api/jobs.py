@@ -50,7 +50,7 @@ Age = Annotated[str | None, Query(description="A duration like `10m`, or a numbe
 
 @list_router.get("/jobs", summary="List jobs, newest first", response_model=JobPage)
 def jobs(
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: ListReader,
     state: Annotated[
         list[str] | None, Query(description="Of these states; repeat it or use commas.", examples=["failed"])
@@ -68,7 +68,7 @@ def jobs(
 ) -> Response:
     """The same conditions as `unstuck jobs`. Pages are cut by number of job, so that they stay as fast however deep.
     Where few of very many match, a page may hold less than `limit`, or nothing, and have a `next`: go on there."""
-    operator = desk.operator(caller)
+    operator = services.operator(caller)
     where = JobFilter(
         states=_states(state or []),
         queue=queue,
@@ -85,27 +85,27 @@ def jobs(
 
 
 @list_router.post("/jobs/cancel", summary="Cancel many jobs", response_model=BulkAnswer)
-def cancel_many(body: BulkBody, desk: ServicesDep, caller: Operating) -> Response:
+def cancel_many(body: BulkBody, services: ServicesDep, caller: Operating) -> Response:
     """By number, or all that match: without `state` those that have not ended. Newest first, `limit` at a time."""
-    operator = desk.operator(caller)
+    operator = services.operator(caller)
     ids, more = _chosen(operator, body, CANCELLED_BY_DEFAULT)
     return bulk(ids, more, body.dry_run, operator.cancel)
 
 
 @list_router.post("/jobs/retry", summary="Run many finished jobs again", response_model=BulkAnswer)
-def retry_many(body: BulkBody, desk: ServicesDep, caller: Operating) -> Response:
+def retry_many(body: BulkBody, services: ServicesDep, caller: Operating) -> Response:
     """By number, or all that match: without `state` those that failed or are quarantined."""
-    operator = desk.operator(caller)
+    operator = services.operator(caller)
     ids, more = _chosen(operator, body, RETRIED_BY_DEFAULT)
     return bulk(ids, more, body.dry_run, operator.retry)
 
 
 @list_router.post("/prune", summary="Remove finished jobs now", response_model=Pruned, tags=["care"])
-def prune(desk: ServicesDep, caller: Operating, body: PruneBody | None = None) -> Response:
+def prune(services: ServicesDep, caller: Operating, body: PruneBody | None = None) -> Response:
     """The reaper does it by itself by retention."""
     asked = body or PruneBody()
     age_s = None if asked.older_than is None else seconds(asked.older_than, "older_than")
-    return json_response({"pruned": desk.operator(caller).prune(age_s, [JobState(state) for state in asked.state])})
+    return json_response({"pruned": services.operator(caller).prune(age_s, [JobState(state) for state in asked.state])})
 
 
 def bulk(ids: list[int], more: bool, dry_run: bool, act: Callable[[Collection[int]], dict[int, str]]) -> Response:
@@ -173,9 +173,9 @@ Changer = Annotated[Caller, Depends(RequiresJob(Scope.OPERATE))]
 
 
 @router.get("", summary="All of a job", response_model=JobDetail)
-def show(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
+def show(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
     """State, call, result or error, every attempt and event, progress, and why it waits if it waits."""
-    return json_response(desk.operator(caller).job_view(job_id))
+    return json_response(services.operator(caller).job_view(job_id))
 
 
 @router.get(
@@ -186,21 +186,21 @@ def show(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
 )
 async def result(
     job_id: JobId,
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: Reader,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Wait so many seconds for the end.")] = 0.0,
 ) -> Response:
     """Return how the job ended: its `result`, or its `error`, even then with status 200, because the question was
     answered. A success whose result is not stored has the error `RESULT_NOT_AVAILABLE`. 202 if the job has not ended
     within `wait`."""
-    operator = desk.operator(caller)
+    operator = services.operator(caller)
     record = await run_in_threadpool(operator.job, job_id)
     if record.state not in FINAL_STATES and wait:
-        await _ended(desk.watcher, job_id, wait)
+        await _ended(services.watcher, job_id, wait)
         record = await run_in_threadpool(operator.job, job_id)
     if record.state in FINAL_STATES:
         return json_response(await run_in_threadpool(_result_view, record))
-    return json_response(await run_in_threadpool(_unfinished_view, operator, desk.ledger, record), 202)
+    return json_response(await run_in_threadpool(_unfinished_view, operator, services.ledger, record), 202)
 
 
 async def _ended(watcher: ResultWatcher, job_id: int, wait_s: float) -> None:
@@ -211,7 +211,7 @@ async def _ended(watcher: ResultWatcher, job_id: int, wait_s: float) -> None:
     def tell(_: Answer) -> None:
         loop.call_soon_threadsafe(told.set)
 
-    waiter = watcher.add(job_id, tell)
+    waiter = watcher.wait(job_id, tell)
     try:
         async with asyncio.timeout(wait_s):
             await told.wait()
@@ -242,78 +242,78 @@ def _unfinished_view(operator: Operator, ledger: Any, record: JobRecord) -> view
 
 
 @router.get("/why", summary="The story of a job in plain words", response_model=StoryView)
-def why(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
+def why(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
     """What happened, by which rule, what is next, and what can be done."""
-    return json_response(story_view(desk.operator(caller).why(job_id)))
+    return json_response(story_view(services.operator(caller).why(job_id)))
 
 
 @router.get("/doctor", summary="Why this job is not running, or how it runs or ended", response_model=list[FindingView])
-async def doctor(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
-    return json_response(await desk.slowly(lambda: desk.operator(caller).doctor_job(job_id)))
+async def doctor(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
+    return json_response(await services.run_slow(lambda: services.operator(caller).doctor_job(job_id)))
 
 
 @router.get("/attempts", summary="Every try at a job, oldest first", response_model=list[AttemptView])
-def attempts(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
-    desk.operator(caller).job(job_id)
-    names = {worker.id: worker.name for worker in desk.ledger.workers()}
-    return json_response([views.attempt_view(attempt, names) for attempt in desk.ledger.attempts(job_id)])
+def attempts(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
+    services.operator(caller).job(job_id)
+    names = {worker.id: worker.name for worker in services.ledger.workers()}
+    return json_response([views.attempt_view(attempt, names) for attempt in services.ledger.attempts(job_id)])
 
 
 @router.get("/logs", summary="What a job printed, attempt by attempt", response_model=list[OutputView])
-def logs(job_id: JobId, desk: ServicesDep, caller: Reader) -> Response:
+def logs(job_id: JobId, services: ServicesDep, caller: Reader) -> Response:
     """Output is handed in when an attempt ends."""
-    return json_response([views.output_view(output) for output in desk.operator(caller).outputs(job_id)])
+    return json_response([views.output_view(output) for output in services.operator(caller).outputs(job_id)])
 
 
 @router.get("/events", summary="The history of a job, oldest first", response_model=list[EventView])
 def events(
     job_id: JobId,
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: Reader,
     after: Annotated[
         int | None, Query(ge=0, le=2**63 - 1, description="Those after this event; left out: the newest.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = EVENTS_SHOWN,
 ) -> Response:
-    desk.operator(caller).job(job_id)
+    services.operator(caller).job(job_id)
     return json_response(
-        [views.event_view(event) for event in desk.ledger.events(job_id=job_id, after_id=after, limit=limit)]
+        [views.event_view(event) for event in services.ledger.events(job_id=job_id, after_id=after, limit=limit)]
     )
 
 
 @router.post("/cancel", summary="Cancel a job", response_model=JobAnswer)
-def cancel(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
+def cancel(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """`cancelled`, or `requested` where it runs: its worker is told and ends it. 409 where it has ended already."""
-    said = desk.operator(caller).cancel([job_id])[job_id]
-    return _said(desk.operator(caller), job_id, said, {"cancelled", "requested"})
+    said = services.operator(caller).cancel([job_id])[job_id]
+    return _said(services.operator(caller), job_id, said, {"cancelled", "requested"})
 
 
 @router.post("/signals", summary="Send a signal to a job", response_model=SignalAnswer)
-def signal(job_id: JobId, body: SignalBody, desk: ServicesDep, caller: Changer) -> Response:
+def signal(job_id: JobId, body: SignalBody, services: ServicesDep, caller: Changer) -> Response:
     """`woken` where it waited for this signal, `kept` until it does. 409 where it has ended, or too many wait."""
-    value = payload.encode(body.value, f"The value of signal {body.name!r}", desk.settings.max_payload_bytes)
-    said = desk.operator(caller).signal(job_id, body.name, value)
+    value = payload.encode(body.value, f"The value of signal {body.name!r}", services.settings.max_payload_bytes)
+    said = services.operator(caller).signal(job_id, body.name, value)
     return json_response({"id": job_id, "name": body.name, "answer": said})
 
 
 @router.post("/retry", summary="Run a finished job again, with fresh counters", response_model=JobAnswer)
-def retry(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
+def retry(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """`queued`. 409 where it has not ended, succeeded, or its unique key is in use by another."""
-    said = desk.operator(caller).retry([job_id])[job_id]
-    return _said(desk.operator(caller), job_id, said, {"queued"})
+    said = services.operator(caller).retry([job_id])[job_id]
+    return _said(services.operator(caller), job_id, said, {"queued"})
 
 
 @router.post("/stack", summary="Where a running job stands at this moment", response_model=EventView)
 async def stack(
     job_id: JobId,
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: Changer,
     wait: Annotated[float, Query(gt=0, le=MAX_STACK_WAIT_S, description="Seconds to wait for the answer.")] = 10.0,
 ) -> Response:
     """Its worker has the stacks of its process written down, and it goes on undisturbed. 409 where it does not run, or
     its worker does not answer: one in another language does not."""
-    operator = desk.operator(caller)
-    told = await desk.slowly(lambda: operator.stack(job_id, wait))
+    operator = services.operator(caller)
+    told = await services.run_slow(lambda: operator.stack(job_id, wait))
     if told is not None:
         return json_response(views.event_view(told))
     record = await run_in_threadpool(operator.job, job_id)

@@ -25,23 +25,23 @@ Operating = Annotated[Caller, Depends(Requires(Scope.OPERATE))]
 
 @stale_router.get("", summary="Jobs in the hands of silent, suspect or dead workers", response_model=list[StaleView])
 def stale(
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: Reader,
     older_than: Annotated[str, Query(description="Of workers silent for at least so long: `10m`, or seconds.")] = "0",
 ) -> Response:
-    return json_response(desk.operator(caller).stale(seconds(older_than, "older_than")))
+    return json_response(services.operator(caller).stale(seconds(older_than, "older_than")))
 
 
 @stale_router.post("/fail", summary="Fail stale running jobs as WORKER_CRASHED", response_model=list[StaleView])
-def fail(desk: ServicesDep, caller: Operating, body: StaleBody | None = None) -> Response:
+def fail(services: ServicesDep, caller: Operating, body: StaleBody | None = None) -> Response:
     """Whatever their `on_crash`. Gives what was done; a worker that beats in between keeps its jobs."""
-    return json_response(desk.operator(caller).fail_stale(_threshold_s(body)))
+    return json_response(services.operator(caller).fail_stale(_threshold_s(body)))
 
 
 @stale_router.post("/requeue", summary="Give stale claimed jobs back to their queues", response_model=list[StaleView])
-def requeue(desk: ServicesDep, caller: Operating, body: StaleBody | None = None) -> Response:
+def requeue(services: ServicesDep, caller: Operating, body: StaleBody | None = None) -> Response:
     """Also running ones with `on_crash="retry"` whose own timeout has passed. Gives what was done."""
-    return json_response(desk.operator(caller).requeue_stale(_threshold_s(body)))
+    return json_response(services.operator(caller).requeue_stale(_threshold_s(body)))
 
 
 def _threshold_s(body: StaleBody | None) -> float | None:
@@ -55,20 +55,20 @@ quarantine_router = api_router("quarantine", "/quarantine")
     "", summary="Quarantined jobs, newest first, with what they killed", response_model=list[QuarantinedView]
 )
 def quarantine(
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: Reader,
     task: str | None = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
 ) -> Response:
-    return json_response([quarantined_view(job) for job in desk.operator(caller).quarantined(task, limit)])
+    return json_response([quarantined_view(job) for job in services.operator(caller).quarantined(task, limit)])
 
 
 @quarantine_router.post(
     "/release", summary="Queue quarantined jobs again, each alone in its process", response_model=BulkAnswer
 )
-def release(body: ReleaseBody, desk: ServicesDep, caller: Operating) -> Response:
+def release(body: ReleaseBody, services: ServicesDep, caller: Operating) -> Response:
     """By number, all of a task, or all. A job that is not quarantined is answered with its state and left alone."""
-    operator = desk.operator(caller)
+    operator = services.operator(caller)
     if body.ids is not None:
         ids, more = list(dict.fromkeys(body.ids)), False
     else:

@@ -67,11 +67,11 @@ async def healthz() -> Alive:
 
 
 @router.get("/readyz", summary="Ready: the ledger can be reached and its tables fit")
-async def readyz(request: Request, desk: ServicesDep) -> Alive:
+async def readyz(request: Request, services: ServicesDep) -> Alive:
     """An answer comes within some seconds, also where the database is silent and does not even refuse."""
     try:
         async with asyncio.timeout(READY_WITHIN_S):
-            await asyncio.shield(_look(request.app.state, desk))
+            await asyncio.shield(_look(request.app.state, services))
     except TimeoutError as error:
         log.warning("Not ready", reason=f"the ledger has said nothing for {READY_WITHIN_S:g}s")
         raise Problem(
@@ -92,11 +92,11 @@ async def readyz(request: Request, desk: ServicesDep) -> Alive:
     return Alive()
 
 
-def _look(state: State, desk: Services) -> "asyncio.Future[None]":
+def _look(state: State, services: Services) -> "asyncio.Future[None]":
     """Give the look at the ledger that is under way, or begin one: probes that come meanwhile must not pile up."""
     looking: asyncio.Future[None] | None = getattr(state, "looking", None)
     if looking is None or looking.done() or looking.get_loop() is not asyncio.get_running_loop():
-        looking = asyncio.ensure_future(asyncio.to_thread(lambda: desk.ledger.check_schema()))
+        looking = asyncio.ensure_future(asyncio.to_thread(lambda: services.ledger.check_schema()))
         # All who waited for it may be gone when it fails.
         looking.add_done_callback(lambda done: done.cancelled() or done.exception())
         state.looking = looking
@@ -104,14 +104,14 @@ def _look(state: State, desk: Services) -> "asyncio.Future[None]":
 
 
 @router.get("/api/v1/health", summary="Are workers and a reaper there, and are they on time?")
-def health(desk: ServicesDep, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> Health:
-    ledger = desk.ledger
+def health(services: ServicesDep, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> Health:
+    ledger = services.ledger
     fleet, queues = ledger.fleet(), ledger.queues()
-    rules = rules_of_ledger(ledger.recovery_rules(), desk.settings.recovery.rules)
+    rules = rules_of_ledger(ledger.recovery_rules(), services.settings.recovery.rules)
     troubles = quick_health(fleet, queues, check_interval_s=rules.check_interval_s)
     return Health(
         status="degraded" if troubles else "ok",
-        ledger="sqlite" if ledger.one_host else "postgresql",
+        ledger="sqlite" if ledger.single_host else "postgresql",
         workers=fleet.workers,
         workers_late=fleet.late,
         reaper_overdue_seconds=fleet.unswept_s,
@@ -128,13 +128,13 @@ Reader = Annotated[Caller, Depends(Requires(Scope.READ))]
 @reports_router.get(
     "/doctor", summary="What is wrong, why, and the cure; the worst first", response_model=list[FindingView]
 )
-async def doctor(desk: ServicesDep, caller: Reader) -> Response:
+async def doctor(services: ServicesDep, caller: Reader) -> Response:
     """Empty where all is well. Takes a moment longer where a worker seems to do nothing: it is looked at twice."""
-    return json_response(await desk.slowly(lambda: diagnose_open(desk.ledger, desk.settings)))
+    return json_response(await services.run_slow(lambda: diagnose_open(services.ledger, services.settings)))
 
 
 @reports_router.get("/tasks", summary="Tasks that living or past workers know", response_model=list[TaskView])
-def tasks(desk: ServicesDep, caller: Reader) -> Response:
+def tasks(services: ServicesDep, caller: Reader) -> Response:
     return json_response(
         [
             {
@@ -143,24 +143,24 @@ def tasks(desk: ServicesDep, caller: Reader) -> Response:
                 "is_async": task.is_async,
                 "policy": views.policy_view(decode_policy(task.policy)),
             }
-            for task in sorted(desk.ledger.tasks(), key=lambda task: task.name)
+            for task in sorted(services.ledger.tasks(), key=lambda task: task.name)
         ]
     )
 
 
 @reports_router.get("/overview", summary="How much waits and runs, and who works", response_model=OverviewView)
-def overview(desk: ServicesDep, caller: Reader) -> Response:
-    queues = sorted(desk.ledger.queues(), key=lambda queue: queue.name)
-    limits = {record.name: record for record in desk.ledger.queue_limits()}
+def overview(services: ServicesDep, caller: Reader) -> Response:
+    queues = sorted(services.ledger.queues(), key=lambda queue: queue.name)
+    limits = {record.name: record for record in services.ledger.queue_limits()}
     return json_response(
         {
             "version": VERSION,
-            "ledger": desk.ledger.describe(),
+            "ledger": services.ledger.describe(),
             "jobs": {
                 state: sum(getattr(queue, state) for queue in queues)
                 for state in ("pending", "blocked", "scheduled", "claimed", "running", "waiting")
             },
-            "workers": dict(sorted(Tally(worker.state.value for worker in desk.ledger.workers()).items())),
+            "workers": dict(sorted(Tally(worker.state.value for worker in services.ledger.workers()).items())),
             "queues": [views.queue_view(queue, limits.get(queue.name)) for queue in queues],
         }
     )
@@ -174,8 +174,8 @@ metrics_router = APIRouter(tags=["metrics"])
     summary="Metrics in Prometheus' text format",
     response_class=PlainTextResponse,
 )
-def metrics(desk: ServicesDep, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> Response_:
-    return Response_(desk.meter.text(desk.ledger), media_type=CONTENT_TYPE)
+def metrics(services: ServicesDep, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> Response_:
+    return Response_(services.meter.text(services.ledger), media_type=CONTENT_TYPE)
 
 
 audit_router = APIRouter(prefix="/api/v1", tags=["operators"])
@@ -194,9 +194,9 @@ class AuditEntryView(BaseModel):
 
 @audit_router.get("/audit", summary="What operators did, newest first")
 def audit(
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: Annotated[Caller, Depends(Requires(Scope.READ))],
     before_id: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only what came before this one.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[AuditEntryView]:
-    return [AuditEntryView(**views.audit_view(note)) for note in desk.operator(caller).audit(before_id, limit)]
+    return [AuditEntryView(**views.audit_view(note)) for note in services.operator(caller).audit(before_id, limit)]

@@ -47,25 +47,25 @@ HostName = Annotated[str, Path(min_length=1, description="A host, as workers nam
 @operator_router.post(
     "/workers/{worker}/stop", summary="Have a worker exit within its grace", response_model=WorkerAsked
 )
-def stop(worker: Who, desk: ServicesDep, caller: Operating) -> Response:
+def stop(worker: Who, services: ServicesDep, caller: Operating) -> Response:
     """What has not ended by then is killed and settled by `on_crash`, counting for nobody."""
-    return ask(desk.operator(caller), worker, "stop")
+    return ask(services.operator(caller), worker, "stop")
 
 
 @operator_router.post(
     "/workers/{worker}/disable", summary="Have a worker take no more jobs", response_model=SwitchedOff
 )
-def disable(worker: Who, desk: ServicesDep, caller: Operating, body: ReasonBody | None = None) -> Response:
+def disable(worker: Who, services: ServicesDep, caller: Operating, body: ReasonBody | None = None) -> Response:
     """It finishes what it runs, lives on, and can be enabled."""
-    operator = desk.operator(caller)
+    operator = services.operator(caller)
     _living(operator, worker)
     record, unserved = operator.disable_worker(worker, (body or ReasonBody()).reason)
     return _switched_off([record], None, unserved)
 
 
 @operator_router.post("/workers/{worker}/enable", summary="Let a worker take jobs again", response_model=SwitchedOn)
-def enable(worker: Who, desk: ServicesDep, caller: Operating) -> Response:
-    record, changed = desk.operator(caller).enable_worker(worker)
+def enable(worker: Who, services: ServicesDep, caller: Operating) -> Response:
+    record, changed = services.operator(caller).enable_worker(worker)
     still = views.disabled_view(record.disabled)
     return json_response({"workers": [record.id], "host": None, "changed": changed, "disabled": still})
 
@@ -73,17 +73,17 @@ def enable(worker: Who, desk: ServicesDep, caller: Operating) -> Response:
 @operator_router.post(
     "/hosts/{host}/disable", summary="Have every worker of a host take no more jobs", response_model=SwitchedOff
 )
-def disable_host(host: HostName, desk: ServicesDep, caller: Operating, body: ReasonBody | None = None) -> Response:
+def disable_host(host: HostName, services: ServicesDep, caller: Operating, body: ReasonBody | None = None) -> Response:
     """Also workers that are started there later."""
-    here, unserved = desk.operator(caller).disable_host(host, (body or ReasonBody()).reason)
+    here, unserved = services.operator(caller).disable_host(host, (body or ReasonBody()).reason)
     return _switched_off(here, host, unserved)
 
 
 @operator_router.post(
     "/hosts/{host}/enable", summary="Let the workers of a host take jobs again", response_model=SwitchedOn
 )
-def enable_host(host: HostName, desk: ServicesDep, caller: Operating) -> Response:
-    here, changed = desk.operator(caller).enable_host(host)
+def enable_host(host: HostName, services: ServicesDep, caller: Operating) -> Response:
+    here, changed = services.operator(caller).enable_host(host)
     return json_response(
         {"workers": [worker.id for worker in here], "host": host, "changed": changed, "disabled": None}
     )
@@ -120,19 +120,19 @@ WORDS = {"stale": WorkerState.DEAD, "inactive": WorkerState.STOPPED}
 
 @router.post("/api/workers/heartbeat", response_model=HeartbeatResponse, summary="Beat, by name")
 @router.post("/api/v1/workers/heartbeat", response_model=HeartbeatResponse, include_in_schema=False)
-async def heartbeat(request: Request, body: HeartbeatBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
+async def heartbeat(request: Request, body: HeartbeatBody, service: WorkerServiceDep, caller: Working) -> JSONResponse:
     """Say that a worker lives. A name that nobody knows is registered by its first beat; a beat after the worker's
     death opens a new incarnation with a new id, and says so in `declared_dead`."""
     metadata = None if body.metadata is None else checked_metadata(body.metadata)
-    seat = crew.seats.known(checked_name(body.worker_id, "Worker"))
+    worker = service.workers.known(checked_name(body.worker_id, "Worker"))
     dead: WorkerRecord | None = None
     answer = None
     # Of a stranger's we only remember that it lived once: the ledger knows whether it still does.
-    if seat is not None and may_speak_for(seat, caller):
-        answer = await crew.pulse(seat, metadata)
-    if seat is None or answer is None or answer.state not in LIVE_STATES:
-        seat, answer, dead = await _come_in(request, crew, body.worker_id, metadata, caller, seat)
-    return JSONResponse({**heartbeat_answer(seat, answer), "declared_dead": death_of(dead) if dead else None})
+    if worker is not None and may_speak_for(worker, caller):
+        answer = await service.pulse(worker, metadata)
+    if worker is None or answer is None or answer.state not in LIVE_STATES:
+        worker, answer, dead = await _come_in(request, service, body.worker_id, metadata, caller, worker)
+    return JSONResponse({**heartbeat_answer(worker, answer), "declared_dead": death_of(dead) if dead else None})
 
 
 @router.get("/api/workers", include_in_schema=False, response_model=None)
@@ -141,7 +141,7 @@ async def heartbeat(request: Request, body: HeartbeatBody, crew: WorkerServiceDe
 )
 def workers(
     request: Request,
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: Reading,
     state: Annotated[
         list[str] | None,
@@ -155,7 +155,7 @@ def workers(
     """Oldest first. If there are more than `limit`, the header `Link` (`rel="next"`) leads to the next page."""
     wanted = {_state(word) for given in state or () for word in given.split(",")}
     living_only = bool(wanted) and wanted <= LIVE_STATES
-    every = desk.operator(caller).workers(living_only and after is None)
+    every = services.operator(caller).workers(living_only and after is None)
     start = 0 if after is None else _place_behind(every, after)
     found = [worker for worker in every[start:] if not wanted or worker.state in wanted]
     headers = {}
@@ -166,24 +166,24 @@ def workers(
 
 
 @router.get("/api/v1/workers/{worker}", summary="One worker, by id, name or the beginning of its id")
-def worker(worker: str, desk: ServicesDep, caller: Reading) -> dict[str, Any]:
-    return worker_view(desk.operator(caller).find_worker(worker))
+def worker(worker: str, services: ServicesDep, caller: Reading) -> dict[str, Any]:
+    return worker_view(services.operator(caller).find_worker(worker))
 
 
 @router.post("/api/v1/workers", response_model=Registered, status_code=201, summary="Register a worker")
-def register(request: Request, body: RegisterBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
+def register(request: Request, body: RegisterBody, service: WorkerServiceDep, caller: Working) -> JSONResponse:
     """Say who it is, which tasks it knows and which queues it serves. Whoever enqueues may use these tasks from then
     on. Repeated with the same `instance` it gives the same worker."""
-    record = crew.seats.register(crew.ledger, body, caller, _address(request))
-    seat = crew.seats.keep(record)
+    record = service.workers.register(service.ledger, body, caller, _address(request))
+    worker = service.workers.keep(record)
     answer = HeartbeatAnswer(record.state, request=record.request, disabled=record.disabled is not None)
     return JSONResponse(
         {
-            **instructions(seat, answer),
-            "heartbeat_interval_s": seat.interval_s,
-            "heartbeat_timeout_s": seat.timeout_s,
-            "queues": list(seat.queues),
-            "tasks": list(seat.tasks),
+            **instructions(worker, answer),
+            "heartbeat_interval_s": worker.interval_s,
+            "heartbeat_timeout_s": worker.timeout_s,
+            "queues": list(worker.queues),
+            "tasks": list(worker.tasks),
         },
         status_code=201,
     )
@@ -192,39 +192,39 @@ def register(request: Request, body: RegisterBody, crew: WorkerServiceDep, calle
 @router.post(
     "/api/v1/workers/{worker_id}/beat", response_model=BeatAnswerBody, summary="Beat, and compare what is held"
 )
-async def beat(worker_id: str, body: BeatBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
+async def beat(worker_id: str, body: BeatBody, service: WorkerServiceDep, caller: Working) -> JSONResponse:
     """Keep everything alive that it holds. The answer says which of the named jobs are no longer its own, and which
     to cancel."""
-    seat = await anyio.to_thread.run_sync(crew.seat, worker_id, caller)
+    worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
     metadata = None if body.metadata is None else checked_metadata(body.metadata)
-    answer = await crew.beat(seat, metadata, running=len(body.jobs))
+    answer = await service.beat(worker, metadata, running=len(body.jobs))
     # Also a worker that knows of no job may hold one: the answer that gave it was lost.
     compares = "jobs" in body.model_fields_set
-    compared = await anyio.to_thread.run_sync(_compare, crew, seat, caller, body) if compares else _NOTHING
-    return JSONResponse({**instructions(seat, answer), **compared})
+    compared = await anyio.to_thread.run_sync(_compare, service, worker, caller, body) if compares else _NOTHING
+    return JSONResponse({**instructions(worker, answer), **compared})
 
 
 @router.post(
     "/api/v1/workers/{worker}/drain", summary="Claim nothing more, finish what runs", response_model=WorkerAsked
 )
-async def drain(worker: Who, crew: WorkerServiceDep, caller: Draining) -> Response:
+async def drain(worker: Who, service: WorkerServiceDep, caller: Draining) -> Response:
     """Of a worker over HTTP, by itself or by an operator: claims give nothing from now on. Any other worker is asked by
     an operator, and hears it with its next beat."""
-    return await anyio.to_thread.run_sync(_drain, crew, worker, caller)
+    return await anyio.to_thread.run_sync(_drain, service, worker, caller)
 
 
 @router.post("/api/v1/workers/{worker_id}/shutdown", response_model=Gone, summary="Leave in order")
-def shutdown(worker_id: str, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
+def shutdown(worker_id: str, service: WorkerServiceDep, caller: Working) -> JSONResponse:
     """What it only claimed goes back to its queue and spends no attempt; what it still runs is settled by the reaper as
     drained. Repeated, it says the same."""
-    seat = crew.seat(worker_id, caller)
-    released, left = crew.hands(seat, caller).release_claimed()
-    crew.ledger.retire(seat.id)
-    crew.ledger.ring({"workers"})
-    crew.seats.forget(seat)
-    record = crew.ledger.remote_worker(seat.id)
+    worker = service.worker(worker_id, caller)
+    released, left = service.attempts(worker, caller).release_claimed()
+    service.ledger.retire(worker.id)
+    service.ledger.notify({"workers"})
+    service.workers.forget(worker)
+    record = service.ledger.remote_worker(worker.id)
     state = WorkerState.STOPPED if record is None else record.state
-    return JSONResponse({"id": seat.id, "state": state.value, "released": released, "left_running": left})
+    return JSONResponse({"id": worker.id, "state": state.value, "released": released, "left_running": left})
 
 
 # ----------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def shutdown(worker_id: str, crew: WorkerServiceDep, caller: Working) -> JSONRes
 
 async def _come_in(
     request: Request,
-    crew: WorkerService,
+    service: WorkerService,
     key: str,
     metadata: dict[str, Any] | None,
     caller: Caller,
@@ -242,8 +242,8 @@ async def _come_in(
 
     def look() -> tuple[RemoteWorker, WorkerRecord | None]:
         if before is not None:
-            crew.seats.forget(before)
-        ledger = crew.ledger
+            service.workers.forget(before)
+        ledger = service.ledger
         found = ledger.remote_worker(key) or ledger.remote_worker_named(key)
         if found is not None and found.state not in LIVE_STATES and found.id == key:
             # Known by its id: its name may live on already.
@@ -252,47 +252,49 @@ async def _come_in(
             # A name is free again when its worker is dead, as in a registration: tokens are changed now and then.
             found = None
         if found is None:
-            return crew.seats.keep(crew.seats.reopen(ledger, key, None, metadata, caller, _address(request))), None
-        allowed(crew.seats.keep(found), caller)
+            return service.workers.keep(
+                service.workers.reopen(ledger, key, None, metadata, caller, _address(request))
+            ), None
+        allowed(service.workers.keep(found), caller)
         if found.state in LIVE_STATES:
-            return crew.seats.keep(found), None
-        born = crew.seats.reopen(ledger, found.name, found, metadata, caller, _address(request))
-        crew.seats.forget(crew.seats.keep(found))
-        return crew.seats.keep(born), found
+            return service.workers.keep(found), None
+        born = service.workers.reopen(ledger, found.name, found, metadata, caller, _address(request))
+        service.workers.forget(service.workers.keep(found))
+        return service.workers.keep(born), found
 
-    seat, dead = await anyio.to_thread.run_sync(look)
-    answer = await crew.beat(seat, metadata)
-    return seat, answer, dead
+    worker, dead = await anyio.to_thread.run_sync(look)
+    answer = await service.beat(worker, metadata)
+    return worker, answer, dead
 
 
 _NOTHING: dict[str, Any] = {"lost": [], "unknown": []}
 
 
-def _compare(crew: WorkerService, seat: RemoteWorker, caller: Caller, body: BeatBody) -> dict[str, Any]:
-    held = {(job.job_id, job.token): job for job in crew.ledger.held(seat.id)}
+def _compare(service: WorkerService, worker: RemoteWorker, caller: Caller, body: BeatBody) -> dict[str, Any]:
+    held = {(job.job_id, job.token): job for job in service.ledger.held(worker.id)}
     named = {(job.job_id, job.token) for job in body.jobs}
     gone = sorted(named - held.keys())
-    fates = crew.ledger.fates(gone) if gone else []
-    lost = [superseded(fate, None, may_look=may_look(fate, seat, caller)) for fate in fates]
+    fates = service.ledger.fates(gone) if gone else []
+    lost = [superseded(fate, None, may_look=may_look(fate, worker, caller)) for fate in fates]
     unknown = [{"job_id": job_id, "token": token} for job_id, token in sorted(held.keys() - named)]
-    timeouts = [heartbeat_timeout_s(decode_policy(job.policy), seat) for job in held.values()]
-    return {"lost": lost, "unknown": unknown, "next_heartbeat_in": next_beat_s(seat, timeouts)}
+    timeouts = [heartbeat_timeout_s(decode_policy(job.policy), worker) for job in held.values()]
+    return {"lost": lost, "unknown": unknown, "next_heartbeat_in": next_beat_s(worker, timeouts)}
 
 
-def _drain(crew: WorkerService, who: str, caller: Caller) -> Response:
-    record = crew.ledger.remote_worker(who) if could_be_id(who) else None
-    if record is None or record.door is not Transport.HTTP:
+def _drain(service: WorkerService, who: str, caller: Caller) -> Response:
+    record = service.ledger.remote_worker(who) if could_be_id(who) else None
+    if record is None or record.transport is not Transport.HTTP:
         if Scope.OPERATE not in caller.scopes:
             raise Problem(404, "not_found", f"There is no worker {who!r} over HTTP.")
-        return ask(crew.desk.operator(caller), who, "drain")
-    allowed(crew.seats.keep(record), caller)
+        return ask(service.services.operator(caller), who, "drain")
+    allowed(service.workers.keep(record), caller)
     if record.state not in LIVE_STATES:
         raise worker_gone_problem(record)
     if record.owner != caller.token_id or caller.token_id is None:
         # Somebody else than the worker itself, or perhaps so: an operator, whose deeds are written down.
-        crew.desk.operator(caller).ask_worker(record.id, "drain")
-    crew.ledger.drain(record.id)
-    crew.ledger.ring({f"worker:{record.id}"})
+        service.services.operator(caller).ask_worker(record.id, "drain")
+    service.ledger.drain(record.id)
+    service.ledger.notify({f"worker:{record.id}"})
     return json_response({"id": record.id, "name": record.name, "request": "drain"})
 
 

@@ -39,7 +39,7 @@ _THERE = {"model": WorkflowStored, "description": "It was there already: sent ag
 
 @router.get("", summary="List workflows, newest first", response_model=WorkflowPage)
 def workflows(
-    desk: ServicesDep,
+    services: ServicesDep,
     caller: Reader,
     state: WorkflowState | None = None,
     before: Annotated[
@@ -48,20 +48,20 @@ def workflows(
     limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
 ) -> Response:
     """Without their nodes, but with how many of them are in which state."""
-    found = desk.operator(caller).workflows(None if state is None else state.value, before, limit + 1)
+    found = services.operator(caller).workflows(None if state is None else state.value, before, limit + 1)
     next_before = found[limit - 1].id if len(found) > limit else None
     return json_response({"workflows": [workflow_summary(one) for one in found[:limit]], "next": next_before})
 
 
 @router.post("", summary="Start a workflow", status_code=201, response_model=WorkflowStored, responses={200: _THERE})
 def start(
-    body: NewWorkflowBody, desk: ServicesDep, caller: Enqueuer, idempotency_key: IdempotencyKey = None
+    body: NewWorkflowBody, services: ServicesDep, caller: Enqueuer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Store a workflow with the jobs of those nodes that wait for nobody; it is durable when the answer comes.
     Tasks are those that living or past workers know. Its result comes from `/jobs/{id}/result`."""
     new = build(
-        desk.counter,
-        load_tasks(desk.ledger),
+        services.counter,
+        load_tasks(services.ledger),
         body.name,
         [_described(node) for node in body.nodes],
         result=body.result,
@@ -73,15 +73,17 @@ def start(
     new = msgspec.structs.replace(new, root=root)
     repeated = False
     if idempotency_key is None:
-        stored = desk.ledger.begin_workflow(new)
+        stored = services.ledger.begin_workflow(new)
     else:
-        once = desk.ledger.begin_workflow_once(request_of(caller, idempotency_key, "workflow", _asked(new)), new)
+        once = services.ledger.begin_workflow_once(request_of(caller, idempotency_key, "workflow", _asked(new)), new)
         if not once.stored:
             raise used_before()
         [stored], repeated = once.stored, once.repeated
-    refuse_key_of_job(desk.ledger, stored, body.unique_key)
+    refuse_key_of_job(services.ledger, stored, body.unique_key)
     jobs = [node.job for node in new.nodes if node.job is not None]
-    warnings = [warning for warning in desk.counter.parts().lookout.warnings(jobs) if warning is not None]
+    warnings = [
+        warning for warning in services.counter.services().no_worker_check.warnings(jobs) if warning is not None
+    ]
     view = {
         "id": stored.job_id,
         "name": body.name,
@@ -112,31 +114,31 @@ def _described(body: NewNodeBody) -> NodeDescription:
 
 
 @router.get("/{job_id}", summary="A workflow with its nodes", response_model=WorkflowView)
-def show(job_id: JobId, desk: ServicesDep, caller: Onlooker) -> Response:
+def show(job_id: JobId, services: ServicesDep, caller: Onlooker) -> Response:
     """Nodes in order of dependency, who waits for whom, what failed, and what can be done."""
-    return json_response(workflow_view(desk.operator(caller).known_workflow(job_id)))
+    return json_response(workflow_view(services.operator(caller).known_workflow(job_id)))
 
 
 @router.post("/{job_id}/retry", summary="Take a workflow up again from what failed", response_model=WorkflowAnswer)
-def retry(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
+def retry(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """What succeeded is kept. 409 where it goes on, or succeeded."""
-    operator = desk.operator(caller)
+    operator = services.operator(caller)
     operator.known_workflow(job_id)
     return _said(operator, job_id, operator.retry_workflow(job_id), "retried")
 
 
 @router.post("/{job_id}/resume", summary="Go on past what is paused", response_model=WorkflowAnswer)
-def resume(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
+def resume(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """Those who depend on what failed get its error. 409 where it is not paused."""
-    operator = desk.operator(caller)
+    operator = services.operator(caller)
     operator.known_workflow(job_id)
     return _said(operator, job_id, operator.resume_workflow(job_id), "resumed")
 
 
 @router.post("/{job_id}/cancel", summary="Give a workflow up", response_model=WorkflowAnswer)
-def cancel(job_id: JobId, desk: ServicesDep, caller: Changer) -> Response:
+def cancel(job_id: JobId, services: ServicesDep, caller: Changer) -> Response:
     """What was not begun is cancelled, what runs is told to stop. 409 where it has ended already."""
-    operator = desk.operator(caller)
+    operator = services.operator(caller)
     return _said(operator, job_id, operator.cancel_workflow(job_id), "cancelled")
 
 

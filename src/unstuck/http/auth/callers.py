@@ -63,9 +63,9 @@ def mark_of(caller: Caller) -> str:
 def RequiresJob(scope: Scope) -> Callable[[JobId, Request, ServicesDep], Awaitable[Caller]]:
     """Make a dependency like `needs`, which also lets through a token with the scope 'enqueue' to its own jobs."""
 
-    async def check(job_id: JobId, request: Request, desk: ServicesDep) -> Caller:
+    async def check(job_id: JobId, request: Request, services: ServicesDep) -> Caller:
         caller: Caller = request.state.caller
-        if scope in caller.scopes or await run_in_threadpool(_is_own, desk, caller, job_id):
+        if scope in caller.scopes or await run_in_threadpool(_is_own, services, caller, job_id):
             return caller
         raise Problem(
             403,
@@ -80,11 +80,11 @@ def RequiresJob(scope: Scope) -> Callable[[JobId, Request, ServicesDep], Awaitab
     return check
 
 
-def _is_own(desk: Services, caller: Caller, job_id: int) -> bool:
+def _is_own(services: Services, caller: Caller, job_id: int) -> bool:
     if Scope.ENQUEUE not in caller.scopes or caller.token_id is None:
         return False
     try:
-        return desk.operator(caller).job(job_id).enqueued_by == mark_of(caller)
+        return services.operator(caller).job(job_id).enqueued_by == mark_of(caller)
     except JobNotFound:
         # Whoever may not look must not learn which numbers there are.
         return False

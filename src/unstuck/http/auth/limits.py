@@ -90,7 +90,7 @@ class ConcurrencyLimit:
         return self._total + total >= self._most or self._open[who] + own >= self._most_each
 
     @contextmanager
-    def seat(self, who: str) -> Iterator[None]:
+    def place_for(self, who: str) -> Iterator[None]:
         self._open[who] += 1
         self._total += 1
         if self._shared is not None:

@@ -53,42 +53,42 @@ class Identity:
 
 
 async def identify(
-    headers: Mapping[str, str], keyring: TokenCache, place: Exposure, address: str, local_csrf: str
+    headers: Mapping[str, str], tokens: TokenCache, exposure: Exposure, address: str, local_csrf: str
 ) -> Identity | None:
     """Give who asks; None for somebody who says nothing about it."""
     if (said := headers.get("authorization")) is not None:
-        return await _by_token(said, keyring)
-    if (cookie := cookie_of(headers)) is not None and (found := await _by_login(cookie, keyring)) is not None:
+        return await _by_token(said, tokens)
+    if (cookie := cookie_of(headers)) is not None and (found := await _by_login(cookie, tokens)) is not None:
         return found
-    if place.may_be_open and not (await keyring.keys()).any_ever:
+    if exposure.may_be_open and not (await tokens.keys()).any_ever:
         _refuse_proxies(headers)
         return Identity(LOCAL, f"address {address}", local_csrf)
     return None
 
 
-async def _by_token(said: str, keyring: TokenCache) -> Identity:
+async def _by_token(said: str, tokens: TokenCache) -> Identity:
     scheme, _, text = said.partition(" ")
-    key = await keyring.find(text.strip()) if scheme.lower() == "bearer" else None
+    key = await tokens.find(text.strip()) if scheme.lower() == "bearer" else None
     if key is None:
         raise unauthenticated("This token is not valid: it never was, has expired, or was revoked.")
     return Identity(Caller(key.name, key.scopes, key.id), f"token {key.id}")
 
 
-async def _by_login(cookie: str, keyring: TokenCache) -> Identity | None:
+async def _by_login(cookie: str, tokens: TokenCache) -> Identity | None:
     session = sessions.read(cookie)
-    key = None if session is None else await keyring.by_id(session.token_id)
+    key = None if session is None else await tokens.by_id(session.token_id)
     if session is None or key is None or not sessions.stands(session, key, time.time()):
         return None
     return logged_in(session, key)
 
 
 def logged_in(session: sessions.Session, key: ApiToken) -> Identity:
-    caller = Caller(key.name, key.scopes, key.id, door="page")
+    caller = Caller(key.name, key.scopes, key.id, via="page")
     return Identity(caller, f"token {key.id}", sessions.csrf_of(session, key), by_cookie=True)
 
 
 def at_the_page(identity: Identity) -> Identity:
-    return replace(identity, caller=replace(identity.caller, door="page"))
+    return replace(identity, caller=replace(identity.caller, via="page"))
 
 
 def cookie_of(headers: Mapping[str, str]) -> str | None:
@@ -199,18 +199,26 @@ class AuthMiddleware:
     """Plain ASGI, so that streams pass through it unbuffered."""
 
     def __init__(
-        self, app: ASGIApp, desk: Services, keyring: TokenCache, place: Exposure, routes: KnownRoutes, member: Member
+        self,
+        app: ASGIApp,
+        services: Services,
+        tokens: TokenCache,
+        exposure: Exposure,
+        routes: KnownRoutes,
+        member: Member,
     ) -> None:
         self._app = app
-        self._web = desk.web
-        self._keyring = keyring
-        self._place = place
+        self._web = services.web
+        self._tokens = tokens
+        self._exposure = exposure
         self._routes = routes
-        self._budget = BodyBudget(desk.web.max_body_bytes)
-        rate = desk.web.requests_per_second
+        self._budget = BodyBudget(services.web.max_body_bytes)
+        rate = services.web.requests_per_second
         self._rates = RateLimiter(rate, rate * BURST_S, shared=member.group.rates)
         self._strangers = RateLimiter(STRANGERS_PER_S, STRANGERS_BURST, shared=member.group.strangers)
-        self._crowd = ConcurrencyLimit(desk.web.max_open_requests, desk.web.max_open_requests_per_caller, member)
+        self._concurrency = ConcurrencyLimit(
+            services.web.max_open_requests, services.web.max_open_requests_per_caller, member
+        )
         self._local_csrf = member.group.csrf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -242,9 +250,9 @@ class AuthMiddleware:
         https = scope.get("scheme") == "https" or self._web.secure_cookies
         send = with_security_headers(send, static=get_route_path(scope).startswith(STATIC), https=https)
         heard = _Heard(receive)
-        with ExitStack() as seat:
+        with ExitStack() as worker:
             try:
-                identity, receive = await self._admit(_read(scope), heard, seat)
+                identity, receive = await self._admit(_read(scope), heard, worker)
             except _Elsewhere as elsewhere:
                 await RedirectResponse(elsewhere.url, 303)(scope, receive, send)
                 return
@@ -257,7 +265,7 @@ class AuthMiddleware:
             scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
             await self._pass_on(identity, scope, receive, send)
 
-    async def _admit(self, asked: RequestHead, receive: Receive, seat: ExitStack) -> tuple[Identity, Receive]:
+    async def _admit(self, asked: RequestHead, receive: Receive, worker: ExitStack) -> tuple[Identity, Receive]:
         """Say who it is. Whoever is somebody keeps a seat in the crowd for as long as `seat` is open."""
         nobody = Identity(NOBODY, f"address {asked.address}")
         if asked.path in HEALTH and asked.method in SAFE:
@@ -272,30 +280,30 @@ class AuthMiddleware:
         if origin.from_browser or not asked.api:
             identity = at_the_page(identity) if identity.csrf else identity
         _wait_if_too_many(self._rates, identity.who)
-        if self._crowd.is_full(identity.who):
+        if self._concurrency.is_full(identity.who):
             raise _too_many(1.0, "Too many requests are open at once.")
         # Before the body is read: it may take a minute to come, and is kept in memory meanwhile.
-        seat.enter_context(self._crowd.seat(identity.who))
+        worker.enter_context(self._concurrency.place_for(identity.who))
         body = b""
         if has_body(asked.headers):
             self._routes.check(asked.method, asked.path, identity.caller)
-            body = await self._read(asked, identity, receive, seat)
+            body = await self._read(asked, identity, receive, worker)
             receive = replayed(body, receive)
         check_csrf(identity, origin, asked.method, asked.headers, body, api=asked.api)
         if asked.api and body:
             await check_json(asked.headers, body, self._web.max_body_bytes)
         return identity, receive
 
-    async def _read(self, asked: RequestHead, identity: Identity, receive: Receive, seat: ExitStack) -> bytes:
+    async def _read(self, asked: RequestHead, identity: Identity, receive: Receive, worker: ExitStack) -> bytes:
         limit_bytes = self._web.max_body_bytes if asked.api else min(self._web.max_body_bytes, MAX_FORM_BYTES)
         room = await self._budget.take(identity.who, declared_bytes(asked.headers, limit_bytes))
-        seat.callback(room.release)
+        worker.callback(room.release)
         body = await read_body(receive, asked.headers, limit_bytes)
         room.shrink(len(body))
         return body
 
     async def _admit_login(self, asked: RequestHead, origin: Origin, receive: Receive) -> Receive:
-        if self._place.may_be_open and not (await self._keyring.keys()).any_ever:
+        if self._exposure.may_be_open and not (await self._tokens.keys()).any_ever:
             raise _Elsewhere(f"{asked.root}/")
         _wait_if_too_many(self._strangers, f"address {asked.address}")
         if asked.method in SAFE:
@@ -307,7 +315,7 @@ class AuthMiddleware:
 
     async def _identify(self, asked: RequestHead) -> Identity:
         try:
-            found = await identify(asked.headers, self._keyring, self._place, asked.address, self._local_csrf)
+            found = await identify(asked.headers, self._tokens, self._exposure, asked.address, self._local_csrf)
         except Problem:
             _wait_if_too_many(self._strangers, f"address {asked.address}")
             raise
@@ -322,7 +330,7 @@ class AuthMiddleware:
 
     def _host(self, asked: RequestHead) -> Host:
         host = limits.host_of(asked.headers)
-        if not self._place.hosts.allows(host.name):
+        if not self._exposure.hosts.allows(host.name):
             raise Problem(
                 421,
                 "unknown_host",
@@ -332,7 +340,7 @@ class AuthMiddleware:
         return host
 
     async def _pass_on(self, identity: Identity, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = TokenWatch(send, self._keyring, identity.caller.token_id)
+        watch = TokenWatch(send, self._tokens, identity.caller.token_id)
         try:
             await self._app(scope, receive, watch.send)
         except Exception as error:

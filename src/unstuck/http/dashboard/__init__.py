@@ -36,10 +36,10 @@ ROUTERS = (
 )
 
 
-def add_to(door: FastAPI) -> None:
-    door.state.viewing = View(door.state.desk)
-    door.state.hub = LiveHub(door.state.viewing, {screen.name: screen for screen in PAGES})
-    show_errors(door)
+def add_to(web_app: FastAPI) -> None:
+    web_app.state.view = View(web_app.state.services)
+    web_app.state.hub = LiveHub(web_app.state.view, {page.name: page for page in PAGES})
+    show_errors(web_app)
     for router in ROUTERS:
-        door.include_router(router, include_in_schema=False)
-    door.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
+        web_app.include_router(router, include_in_schema=False)
+    web_app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")

@@ -162,7 +162,7 @@ def _run_action(request: Request, name: str, form: FormData, caller: Caller) -> 
     verb = ACTIONS.get(name)
     if verb is None:
         raise Problem(404, "not_found", f"There is no verb {name!r}.")
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     question = CONFIRMATIONS.get(name)
     if question is not None and form.get("confirmed") != "yes":
         return _ask(request, viewing, name, form, question(form))
@@ -170,7 +170,7 @@ def _run_action(request: Request, name: str, form: FormData, caller: Caller) -> 
         level, said = verb(viewing.operator(caller.name), form)
     except UnstuckError as error:
         level, said = "problem", str(error)
-    viewing.lookout.forget()
+    viewing.snapshots.forget()
     response = RedirectResponse(_back(request, form), 303)
     rendering.write(response, request, level, said)
     return response

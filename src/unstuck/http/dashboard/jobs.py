@@ -98,7 +98,7 @@ def jobs(
     before: Annotated[int | None, Query(ge=1, le=MAX_JOB_ID)] = None,
     id: Annotated[str, Query(max_length=MAX_TEXT)] = "",
 ) -> Response:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     number = id.strip().lstrip("#")
     if number.isdecimal():
         return RedirectResponse(f"{root_of(request)}/jobs/{int(number)}", 303)
@@ -149,7 +149,7 @@ def job_data(viewing: View, key: str) -> dict[str, Any]:
     operator = viewing.operator()
     story = operator.why(int(key), Seen(seen.workers, seen.queues))
     job = story.job
-    ledger = viewing.desk.ledger
+    ledger = viewing.services.ledger
     attempts = ledger.attempts(job.id)
     events = ledger.events(job_id=job.id, limit=EVENTS_LOOKED_AT) if job.state is JobState.RUNNING else []
     progress = views.progress_of(job, ledger.progress([job.id]).get(job.id), attempts)
@@ -231,5 +231,5 @@ JOB_PAGE = Page("job", "job.html", job_data, {"job": "jobs/one.html"})
 
 @router.get("/jobs/{job_id}")
 def job(request: Request, job_id: str, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     return render(request, JOB_PAGE.template, room=JOB_PAGE.name, key=job_id, **JOB_PAGE.values(viewing, job_id))

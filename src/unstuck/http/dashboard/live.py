@@ -81,8 +81,8 @@ class LiveHub:
         hung = self._looking_s is not None and time.monotonic() - self._looking_s > HUNG_S
         return self._seen_at if self._failed or hung else None
 
-    def knows(self, screen: str) -> bool:
-        return screen in self._screens
+    def knows(self, page: str) -> bool:
+        return page in self._screens
 
     @property
     def full(self) -> bool:
@@ -145,14 +145,14 @@ class LiveHub:
 
     def _look(self, topics: set[Subscription]) -> dict[Subscription, dict[str, str]]:
         self.looks += 1
-        self._viewing.lookout.examine()
+        self._viewing.snapshots.examine()
         values: dict[tuple[str, str], dict[str, Any]] = {}
         rendered = {}
         for topic in topics:
-            screen = self._screens[topic.screen]
+            page = self._screens[topic.screen]
             try:
                 if (topic.screen, topic.key) not in values:
-                    values[topic.screen, topic.key] = screen.values(self._viewing, topic.key)
+                    values[topic.screen, topic.key] = page.values(self._viewing, topic.key)
             except LedgerError:
                 raise
             except UnstuckError:
@@ -163,7 +163,7 @@ class LiveHub:
                 "room": topic.screen,
                 **values[topic.screen, topic.key],
             }
-            fragments = {**EVERYWHERE, **screen.fragments}
+            fragments = {**EVERYWHERE, **page.fragments}
             rendered[topic] = {name: render_fragment(template, context) for name, template in fragments.items()}
         return rendered
 

@@ -27,7 +27,7 @@ async def login_form(request: Request) -> Response:
 
 @router.post("/login")
 async def log_in(request: Request) -> Response:
-    keyring: TokenCache = request.app.state.keyring
+    tokens: TokenCache = request.app.state.tokens
     mistakes: RateLimiter = request.app.state.mistakes
     who = address_of(request.scope.get("client"))
     headers, body = dict(request.headers), await request.body()
@@ -38,7 +38,7 @@ async def log_in(request: Request) -> Response:
         answer.headers["Retry-After"] = str(int(wait_s) + 1)
         return answer
     text = form_field(headers, body, "token").strip()
-    key = await keyring.find(text)
+    key = await tokens.find(text)
     if key is None:
         mistakes.take(who)
         complaint = "This token is not valid: it never was, has expired, or was revoked."
@@ -78,4 +78,4 @@ def safe_next(text: str) -> str:
 
 
 def _secure(request: Request) -> bool:
-    return request.url.scheme == "https" or bool(request.app.state.desk.web.secure_cookies)
+    return request.url.scheme == "https" or bool(request.app.state.services.web.secure_cookies)

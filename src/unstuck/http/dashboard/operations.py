@@ -29,13 +29,19 @@ router = APIRouter()
 def queues_data(viewing: View, key: str) -> dict[str, Any]:
     queues = viewing.snapshot().queues
     operator = viewing.operator()
-    lines = operator.lines(limit=MAX_KEYS)
+    lines = operator.concurrency_keys(limit=MAX_KEYS)
     return {
         "queues": sorted(queues, key=lambda queue: queue.name),
         "longest_s": max((queue.oldest_pending_s or 0.0 for queue in queues), default=0.0),
         "limits": {record.name: _limit(record) for record in operator.queue_limits()},
-        "lines": [_concurrency_key(line) for line in lines if line.blocked or len(line.holders) >= line.places],
-        "lines_free": sum(not line.blocked and len(line.holders) < line.places for line in lines),
+        "lines": [
+            _concurrency_key(key_record)
+            for key_record in lines
+            if key_record.blocked or len(key_record.holders) >= key_record.places
+        ],
+        "lines_free": sum(
+            not key_record.blocked and len(key_record.holders) < key_record.places for key_record in lines
+        ),
         "lines_cut": MAX_KEYS if len(lines) == MAX_KEYS else None,
     }
 
@@ -51,9 +57,9 @@ def _limit(record: QueueLimitRecord) -> dict[str, Any]:
     }
 
 
-def _concurrency_key(line: KeyRecord) -> dict[str, Any]:
-    shown = line.holders[:SHOWN_HOLDERS]
-    return {"record": line, "holders": shown, "more": len(line.holders) - len(shown)}
+def _concurrency_key(key_record: KeyRecord) -> dict[str, Any]:
+    shown = key_record.holders[:SHOWN_HOLDERS]
+    return {"record": key_record, "holders": shown, "more": len(key_record.holders) - len(shown)}
 
 
 QUEUES_PAGE = Page(
@@ -66,7 +72,7 @@ QUEUES_PAGE = Page(
 
 @router.get("/queues")
 def queues(request: Request, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     return render(request, QUEUES_PAGE.template, room=QUEUES_PAGE.name, **QUEUES_PAGE.values(viewing))
 
 
@@ -96,7 +102,7 @@ SCHEDULES_PAGE = Page("schedules", "schedules.html", schedules_data, {"schedule-
 
 @router.get("/schedules")
 def schedules(request: Request, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     return render(request, SCHEDULES_PAGE.template, room=SCHEDULES_PAGE.name, **SCHEDULES_PAGE.values(viewing))
 
 
@@ -113,7 +119,7 @@ QUARANTINE_PAGE = Page("quarantine", "quarantine.html", quarantine_data, {"quara
 
 @router.get("/quarantine")
 def quarantine(request: Request, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     return render(request, QUARANTINE_PAGE.template, room=QUARANTINE_PAGE.name, **QUARANTINE_PAGE.values(viewing))
 
 
@@ -150,7 +156,7 @@ def events(
     caller: Annotated[Caller, Depends(Requires(Scope.READ))],
     kind: Annotated[str, Query(max_length=MAX_KEY_CHARS)] = "",
 ) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     return render(request, EVENTS_PAGE.template, room=EVENTS_PAGE.name, key=kind, **EVENTS_PAGE.values(viewing, kind))
 
 
@@ -169,8 +175,8 @@ DOCTOR_PAGE = Page("doctor", "doctor.html", doctor_data, {"findings": "doctor/fi
 
 @router.get("/doctor")
 def doctor(request: Request, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
-    viewing.lookout.examine()
+    viewing: View = request.app.state.view
+    viewing.snapshots.examine()
     return render(request, DOCTOR_PAGE.template, room=DOCTOR_PAGE.name, **DOCTOR_PAGE.values(viewing))
 
 
@@ -193,7 +199,7 @@ MAINTENANCE_PAGE = Page("upkeep", "maintenance.html", maintenance_data, {"stale"
 
 @router.get("/upkeep")
 def maintenance(request: Request, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     return render(request, MAINTENANCE_PAGE.template, room=MAINTENANCE_PAGE.name, **MAINTENANCE_PAGE.values(viewing))
 
 
@@ -206,7 +212,7 @@ def audit(
     caller: Annotated[Caller, Depends(Requires(Scope.READ))],
     before_id: Annotated[int | None, Query(ge=1, le=2**63 - 1)] = None,
 ) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     notes = viewing.operator().audit(before_id, MAX_AUDIT_SHOWN)
     older = notes[-1].id if len(notes) == MAX_AUDIT_SHOWN else None
     return render(request, "audit.html", **common(viewing.snapshot()), notes=notes, older=older, here="/audit")

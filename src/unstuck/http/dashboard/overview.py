@@ -359,6 +359,6 @@ OVERVIEW_PAGE = Page(
 
 @router.get("/")
 def overview(request: Request, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
-    viewing.lookout.examine()
+    viewing: View = request.app.state.view
+    viewing.snapshots.examine()
     return render(request, OVERVIEW_PAGE.template, room=OVERVIEW_PAGE.name, **OVERVIEW_PAGE.values(viewing))

@@ -17,25 +17,25 @@ MAX_KEY_CHARS = 200
 class View:
     """What screens look through: the shared snapshot, and the operator's questions for what it does not hold."""
 
-    def __init__(self, desk: Services) -> None:
-        self._desk = desk
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self.charts = Charts()
-        self.redact = Redactor(desk.web.redact)
-        self.lookout = SnapshotCache(
-            lambda: desk.ledger,
+        self.redact = Redactor(services.web.redact)
+        self.snapshots = SnapshotCache(
+            lambda: services.ledger,
             lambda: self.operator().activity(MINUTES),
             lambda: tuple(self.operator().doctor()),
         )
 
     def operator(self, by: str = "page") -> Operator:
-        return Operator(self._desk.ledger, self._desk.settings, by=by, door="page")
+        return Operator(self._services.ledger, self._services.settings, by=by, door="page")
 
     @property
-    def desk(self) -> Services:
-        return self._desk
+    def services(self) -> Services:
+        return self._services
 
     def snapshot(self) -> Snapshot:
-        return self.lookout.snapshot()
+        return self.snapshots.snapshot()
 
 
 Look = Callable[[View, str], dict[str, Any]]
@@ -47,11 +47,11 @@ class Page:
 
     name: str
     template: str
-    look: Look
+    data: Look
     fragments: Mapping[str, str] = field(default_factory=dict)
 
     def values(self, viewing: View, key: str = "") -> dict[str, Any]:
-        return {**common(viewing.snapshot()), **self.look(viewing, key)}
+        return {**common(viewing.snapshot()), **self.data(viewing, key)}
 
 
 EVERYWHERE = {"nav-counts": "parts/nav.html"}

@@ -200,11 +200,11 @@ Handler = Callable[[Request, Any], Response | Awaitable[Response]]
 NO_COUNTS = {"workers": 0, "workers_troubled": False, "quarantined": 0, "problems": 0}
 
 
-def show_errors(door: FastAPI) -> None:
+def show_errors(web_app: FastAPI) -> None:
     """Show errors of the page as screens; what answers programs stays as it is."""
     for kind in (Problem, UnstuckError, RequestValidationError, HTTPException):
-        plain: Handler = door.exception_handlers[kind]
-        door.exception_handlers[kind] = _for_people(plain)
+        plain: Handler = web_app.exception_handlers[kind]
+        web_app.exception_handlers[kind] = _for_people(plain)
 
 
 def _for_people(plain: Handler) -> Handler:
@@ -226,11 +226,11 @@ def refused(scope: Scope_, made: Response) -> Response:
     shown = {name: problem[name] for name in ("title", "detail", "cure")}
     # What was sent is not sent again by a link: after a form one looks at the beginning.
     again = _address(scope) if scope["method"] == "GET" else f"{root}/"
-    screen = HTMLResponse_(render_fragment("refused.html", {"root": root, "again": again, **shown}), made.status_code)
-    screen.headers.update(
+    page = HTMLResponse_(render_fragment("refused.html", {"root": root, "again": again, **shown}), made.status_code)
+    page.headers.update(
         {name: value for name, value in made.headers.items() if name.lower() not in ("content-type", "content-length")}
     )
-    return screen
+    return page
 
 
 def _address(scope: Scope_) -> str:
@@ -249,7 +249,7 @@ def _screen(request: Request, made: Response) -> Response:
     problem = msgspec.json.decode(bytes(made.body))
     headers = {name: value for name, value in made.headers.items() if name.lower() == "retry-after"}
     # The ledger may be what is away: this screen asks nothing of it.
-    screen = render(
+    page = render(
         request,
         "error.html",
         status=made.status_code,
@@ -259,5 +259,5 @@ def _screen(request: Request, made: Response) -> Response:
         cure=problem.get("cure", ""),
         here="/",
     )
-    screen.headers.update(headers)
-    return screen
+    page.headers.update(headers)
+    return page

@@ -64,11 +64,11 @@ def worker_data(viewing: View, key: str) -> dict[str, Any]:
     worker = _find(seen, key)
     if worker is None:
         # Born since the last look, perhaps: its birth is an event, and is seen.
-        seen = viewing.lookout.snapshot(0.0)
+        seen = viewing.snapshots.snapshot(0.0)
         worker = _find(seen, key)
     if worker is None:
         raise UnknownWorker(f"There is no worker {key!r}: it never was, or was removed after it ended.")
-    ledger = viewing.desk.ledger
+    ledger = viewing.services.ledger
     return {
         "worker": worker,
         "tile": card_of(worker, seen),
@@ -137,13 +137,13 @@ def workers(
     start: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
 ) -> HTMLResponse:
     key = f"{'all' if show == 'all' else ''}@{start}"
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     return render(request, WORKERS_PAGE.template, room=WORKERS_PAGE.name, key=key, **WORKERS_PAGE.values(viewing, key))
 
 
 @router.get("/workers/{worker_id}")
 def worker(request: Request, worker_id: str, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     if len(worker_id) > MAX_KEY_CHARS:
         raise Problem(404, "not_found", "There is no such worker.")
     return render(

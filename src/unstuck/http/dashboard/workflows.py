@@ -116,7 +116,7 @@ def workflows(
     state: Annotated[str, Query(max_length=20)] = "",
     before: Annotated[int | None, Query(ge=1, le=MAX_JOB_ID)] = None,
 ) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     key = f"{state}~{before or ''}"
     return render(
         request, WORKFLOWS_PAGE.template, room=WORKFLOWS_PAGE.name, key=key, **WORKFLOWS_PAGE.values(viewing, key)
@@ -127,6 +127,6 @@ def workflows(
 def workflow(
     request: Request, workflow_id: str, caller: Annotated[Caller, Depends(Requires(Scope.READ))]
 ) -> HTMLResponse:
-    viewing: View = request.app.state.viewing
+    viewing: View = request.app.state.view
     values = WORKFLOW_PAGE.values(viewing, workflow_id)
     return render(request, WORKFLOW_PAGE.template, room=WORKFLOW_PAGE.name, key=workflow_id, **values)

@@ -35,7 +35,7 @@ class HeartbeatBatcher:
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._flight: tuple[Batch, PipelinedHeartbeats] | None = None
+        self._in_flight: tuple[Batch, PipelinedHeartbeats] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._settled: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -45,13 +45,13 @@ class HeartbeatBatcher:
         with self._lock:
             self._settled[worker_id] += count
 
-    async def beat(self, pulse: RemoteHeartbeat) -> HeartbeatAnswer:
+    async def beat(self, heartbeat: RemoteHeartbeat) -> HeartbeatAnswer:
         """Give the ledger's answer, when the beat is written."""
         loop = asyncio.get_running_loop()
         if self._loop is None or self._loop.is_closed():
             self._begin_in(loop)
         answered: asyncio.Future[HeartbeatAnswer] = loop.create_future()
-        self._waiting.append((pulse, answered))
+        self._waiting.append((heartbeat, answered))
         if not self._is_writing:
             self._is_writing = True
             # A moment later: what came together goes together.
@@ -60,7 +60,7 @@ class HeartbeatBatcher:
 
     def close(self) -> None:
         """Not from the event loop, and when nobody beats any more."""
-        if self._flight is not None and self._loop is not None:
+        if self._in_flight is not None and self._loop is not None:
             # Its loop may be taking in the answer at this moment. One that is closed takes in nothing.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._let_go)
@@ -71,87 +71,87 @@ class HeartbeatBatcher:
 
     def _begin_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Leave a loop that is closed: nobody waits there, and nothing that was under way there ends."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight[1].drop()
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight[1].drop()
         self._loop, self._is_writing = loop, False
         self._waiting.clear()
 
     def _let_go(self) -> None:
         """Give up what flies, and have nobody wait for it."""
-        if self._flight is None:
+        if self._in_flight is None:
             return
-        (loop, waiting, _), flight = self._flight
-        self._quit(loop, flight)
-        flight.drop()
+        (loop, waiting, _), in_flight = self._in_flight
+        self._quit(loop, in_flight)
+        in_flight.drop()
         waiting += self._waiting
         self._waiting = []
         self._written(loop, waiting, [LedgerUnavailable("This door is closing. Beat again.")] * len(waiting))
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         waiting, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
-        batch = loop, waiting, [self._with_settled(pulse) for pulse, _ in waiting]
+        batch = loop, waiting, [self._with_settled(heartbeat) for heartbeat, _ in waiting]
         if not self._send(batch):
-            self._walk(batch)
+            self._fallback(batch)
 
     def _send(self, batch: Batch) -> bool:
         """Have it written without waiting, if that can be done now."""
-        loop, _, pulses = batch
+        loop, _, heartbeats = batch
         try:
-            flight = self._ledger().beat_async(pulses)
+            in_flight = self._ledger().beat_async(heartbeats)
         except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
             return False
-        if flight is None:
+        if in_flight is None:
             return False
         try:
-            loop.add_reader(flight.fd, self._finish, batch, flight)
-            if flight.unsent:
-                loop.add_writer(flight.fd, self._push, batch, flight)
+            loop.add_reader(in_flight.fd, self._finish, batch, in_flight)
+            if in_flight.unsent:
+                loop.add_writer(in_flight.fd, self._push, batch, in_flight)
         except Exception:  # noqa: BLE001 - some loops cannot wait for what they did not open, or not for this
             with suppress(NotImplementedError):
-                self._quit(loop, flight)
-            flight.drop()
+                self._quit(loop, in_flight)
+            in_flight.drop()
             return False
-        self._flight = batch, flight
-        self._deadline = loop.call_later(flight.limit_s, self._abandon, batch, flight)
+        self._in_flight = batch, in_flight
+        self._deadline = loop.call_later(in_flight.limit_s, self._abandon, batch, in_flight)
         return True
 
-    def _push(self, batch: Batch, flight: PipelinedHeartbeats) -> None:
+    def _push(self, batch: Batch, in_flight: PipelinedHeartbeats) -> None:
         try:
-            flight.push()
+            in_flight.push()
         except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
-            self._abandon(batch, flight)
+            self._abandon(batch, in_flight)
             return
-        if not flight.unsent:
-            batch[0].remove_writer(flight.fd)
+        if not in_flight.unsent:
+            batch[0].remove_writer(in_flight.fd)
 
-    def _finish(self, batch: Batch, flight: PipelinedHeartbeats) -> None:
+    def _finish(self, batch: Batch, in_flight: PipelinedHeartbeats) -> None:
         loop, waiting, _ = batch
         try:
-            answers = flight.land()
+            answers = in_flight.land()
         except Exception:  # noqa: BLE001 - whatever it is, it is said by who writes them again
-            self._abandon(batch, flight)
+            self._abandon(batch, in_flight)
             return
         if answers is not None:
-            self._quit(loop, flight)
+            self._quit(loop, in_flight)
             self._written(loop, waiting, answers)
 
-    def _abandon(self, batch: Batch, flight: PipelinedHeartbeats) -> None:
+    def _abandon(self, batch: Batch, in_flight: PipelinedHeartbeats) -> None:
         """Give a flight up. A beat may be written twice."""
-        self._quit(batch[0], flight)
-        flight.drop()
-        self._walk(batch)
+        self._quit(batch[0], in_flight)
+        in_flight.drop()
+        self._fallback(batch)
 
-    def _quit(self, loop: asyncio.AbstractEventLoop, flight: PipelinedHeartbeats) -> None:
+    def _quit(self, loop: asyncio.AbstractEventLoop, in_flight: PipelinedHeartbeats) -> None:
         """Wait for it no longer. Also not to write: the driver may have sent the rest when it took something in, and
         who comes next may have the same descriptor."""
-        self._flight = None
+        self._in_flight = None
         if self._deadline is not None:
             self._deadline.cancel()
-        loop.remove_reader(flight.fd)
-        loop.remove_writer(flight.fd)
+        loop.remove_reader(in_flight.fd)
+        loop.remove_writer(in_flight.fd)
 
-    def _walk(self, batch: Batch) -> None:
+    def _fallback(self, batch: Batch) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="unstuck-heartbeats", daemon=True)
             self._thread.start()
@@ -159,9 +159,9 @@ class HeartbeatBatcher:
 
     def _run(self) -> None:
         while (given := self._batches.get()) is not None:
-            loop, waiting, pulses = given
+            loop, waiting, heartbeats = given
             with manners.hurry():
-                answers = self._answer(pulses)
+                answers = self._answer(heartbeats)
             # A loop that is closed has nobody who waits.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._written, loop, waiting, answers)
@@ -181,21 +181,21 @@ class HeartbeatBatcher:
             else:
                 answered.set_result(answer)
 
-    def _answer(self, pulses: Sequence[RemoteHeartbeat]) -> Sequence[HeartbeatAnswer | Exception]:
+    def _answer(self, heartbeats: Sequence[RemoteHeartbeat]) -> Sequence[HeartbeatAnswer | Exception]:
         try:
-            return self._ledger().record_heartbeats(pulses)
+            return self._ledger().record_heartbeats(heartbeats)
         except RefusedValue as error:
             # One worker's bad metadata must not cost another its life.
-            return [error] if len(pulses) == 1 else [self._answer([pulse])[0] for pulse in pulses]
+            return [error] if len(heartbeats) == 1 else [self._answer([heartbeat])[0] for heartbeat in heartbeats]
         except Exception as error:  # noqa: BLE001 - handed to everybody whose beat this was
-            for pulse in pulses:
-                if pulse.settled:
-                    self.note_settled(pulse.worker_id, pulse.settled)
-            return [error] * len(pulses)
+            for heartbeat in heartbeats:
+                if heartbeat.settled:
+                    self.note_settled(heartbeat.worker_id, heartbeat.settled)
+            return [error] * len(heartbeats)
 
-    def _with_settled(self, pulse: RemoteHeartbeat) -> RemoteHeartbeat:
+    def _with_settled(self, heartbeat: RemoteHeartbeat) -> RemoteHeartbeat:
         with self._lock:
-            count = self._settled.pop(pulse.worker_id, 0)
+            count = self._settled.pop(heartbeat.worker_id, 0)
         if not count:
-            return pulse
-        return RemoteHeartbeat(pulse.worker_id, pulse.running, pulse.settled + count, pulse.metadata)
+            return heartbeat
+        return RemoteHeartbeat(heartbeat.worker_id, heartbeat.running, heartbeat.settled + count, heartbeat.metadata)

@@ -56,7 +56,7 @@ class WakeUps:
 
     def __init__(self, poll_s: float) -> None:
         self._poll_s = poll_s
-        self._lines: dict[Key, dict[Waiter, None]] = {}
+        self._waiting: dict[Key, dict[Waiter, None]] = {}
         self._polling: asyncio.Task[None] | None = None
         self.hushed = False
         """Nobody waits any more: the door is being closed."""
@@ -64,36 +64,36 @@ class WakeUps:
     @property
     def is_waited_for(self) -> bool:
         """Return whether any worker stands in line."""
-        return bool(self._lines)
+        return bool(self._waiting)
 
     @contextmanager
-    def line(self, key: Key, worker_id: str) -> Iterator[Waiter]:
+    def wait_in(self, key: Key, worker_id: str) -> Iterator[Waiter]:
         """Stand in line; what is rung meanwhile is not lost, whether one waits or looks."""
         waiter = Waiter(worker_id)
-        self._lines.setdefault(key, {})[waiter] = None
+        self._waiting.setdefault(key, {})[waiter] = None
         if self._polling is None:
             self._polling = asyncio.get_running_loop().create_task(self._poll())
         try:
             yield waiter
         finally:
-            line = self._lines[key]
-            del line[waiter]
-            if not line:
-                del self._lines[key]
+            waiting = self._waiting[key]
+            del waiting[waiter]
+            if not waiting:
+                del self._waiting[key]
             elif waiter.woken:
                 # It leaves with what it found before: the ring was for whoever comes next.
                 self.wake_one(key)
 
     def wake_one(self, key: Key) -> None:
-        for waiter in self._lines.get(key, ()):
+        for waiter in self._waiting.get(key, ()):
             if not waiter.woken:
                 waiter.wake()
                 return
 
-    def doubt(self) -> None:
+    def wake_all_to_check(self) -> None:
         """A word for anybody may have been lost: let all who wait ask what is wanted of them."""
-        for line in self._lines.values():
-            for waiter in line:
+        for waiting in self._waiting.values():
+            for waiter in waiting:
                 waiter.told = True
                 waiter.wake()
 
@@ -101,10 +101,10 @@ class WakeUps:
         """Wake whom these words concern."""
         queues = {word.partition(":")[2] for word in words if word.startswith("queue:")}
         workers = {word.partition(":")[2] for word in words if word.startswith("worker:")}
-        for key, line in self._lines.items():
+        for key, waiting in self._waiting.items():
             if not queues.isdisjoint(key[0]):
                 self.wake_one(key)
-            for waiter in line if workers else ():
+            for waiter in waiting if workers else ():
                 if waiter.worker_id in workers:
                     waiter.told = True
                     waiter.wake()
@@ -112,15 +112,15 @@ class WakeUps:
     def stop_waiting(self) -> None:
         """Have everybody go home with what they have."""
         self.hushed = True
-        for line in self._lines.values():
-            for waiter in line:
+        for waiting in self._waiting.values():
+            for waiter in waiting:
                 waiter.wake()
 
     async def _poll(self) -> None:
         try:
-            while self._lines:
+            while self._waiting:
                 await asyncio.sleep(self._poll_s)
-                for key in list(self._lines):
+                for key in list(self._waiting):
                     self.wake_one(key)
         finally:
             self._polling = None
@@ -172,7 +172,7 @@ async def claim(
     ledger: Ledger,
     wakeups: WakeUps,
     waiter: Waiter,
-    seat: RemoteWorker,
+    worker: RemoteWorker,
     presence: ClientConnection,
     still_wanted: Callable[[], Awaitable[bool]],
     *,
@@ -186,24 +186,24 @@ async def claim(
     also be lost on its way, so `still_wanted` is asked once per heartbeat interval."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + wait_s
-    ask_at_s = loop.time() + seat.interval_s
-    wish = ClaimRequest(seat.queues, seat.tasks, limit, start=limit if start else 0)
+    ask_at_s = loop.time() + worker.interval_s
+    wish = ClaimRequest(worker.queues, worker.tasks, limit, start=limit if start else 0)
     while True:
         if waiter.told:
             # Asked to drain or switched off, it must get no job that came in the same moment.
             return ()
         waiter.rest()
-        answer = await turned(take, ledger, seat, Turn(seat.id, wish=wish))
+        answer = await turned(take, ledger, worker, Turn(worker.id, claim_request=wish))
         if not answer.alive:
             raise WorkerGone
         # One round of the loop, so that an end of the connection is seen.
         await asyncio.sleep(0)
         if presence.gone:
-            await give_back(take, ledger, seat, answer.claimed)
+            await give_back(take, ledger, worker, answer.claimed)
             raise ClientGone
         if answer.claimed:
             if answer.more or len(answer.claimed) == limit:
-                wakeups.wake_one(line_of(seat))
+                wakeups.wake_one(line_of(worker))
             return answer.claimed
         now_s = loop.time()
         left_s = until_s - now_s
@@ -212,29 +212,29 @@ async def claim(
         if now_s >= ask_at_s:
             if not await still_wanted():
                 return ()
-            ask_at_s = loop.time() + seat.interval_s
+            ask_at_s = loop.time() + worker.interval_s
         left_s = min(left_s, max(ask_at_s - now_s, 0.0))
         if answer.next_due_in_s is not None:
             left_s = min(left_s, max(answer.next_due_in_s, LEAST_NAP_S))
         await presence.rest(waiter.wait(), left_s)
 
 
-def line_of(seat: RemoteWorker) -> Key:
-    return (seat.queues, seat.tasks)
+def line_of(worker: RemoteWorker) -> Key:
+    return (worker.queues, worker.tasks)
 
 
 LEAST_NAP_S = 0.05
 """What is due is made ready by the watchman; this is for the moment between."""
 
 
-async def turned(take: TakeTurn, ledger: Ledger, seat: RemoteWorker, turn: Turn) -> TurnAnswer:
+async def turned(take: TakeTurn, ledger: Ledger, worker: RemoteWorker, turn: Turn) -> TurnAnswer:
     """Take a turn. If the request is cut off meanwhile, what it claimed is given back."""
     turning = asyncio.ensure_future(take(turn))
     try:
         return await asyncio.shield(turning)
     except asyncio.CancelledError:
         # The door is closing on us. The turn may be written all the same, and nobody would know of its jobs.
-        giving_back = asyncio.ensure_future(_give_back_all(turning, take, ledger, seat))
+        giving_back = asyncio.ensure_future(_give_back_all(turning, take, ledger, worker))
         while not giving_back.done():
             # Whoever cuts us off again must wait for that as well.
             with suppress(asyncio.CancelledError):
@@ -242,46 +242,46 @@ async def turned(take: TakeTurn, ledger: Ledger, seat: RemoteWorker, turn: Turn)
         raise
 
 
-async def _give_back_all(turning: Awaitable[TurnAnswer], take: TakeTurn, ledger: Ledger, seat: RemoteWorker) -> None:
+async def _give_back_all(turning: Awaitable[TurnAnswer], take: TakeTurn, ledger: Ledger, worker: RemoteWorker) -> None:
     try:
         answer = await turning
     except UnstuckError as error:
-        log.info("The turn of a client that is gone was not written", worker=seat.id, error=str(error))
+        log.info("The turn of a client that is gone was not written", worker=worker.id, error=str(error))
         return
-    await give_back(take, ledger, seat, answer.claimed)
+    await give_back(take, ledger, worker, answer.claimed)
 
 
-async def give_back(take: TakeTurn, ledger: Ledger, seat: RemoteWorker, jobs: Sequence[Claimed]) -> None:
+async def give_back(take: TakeTurn, ledger: Ledger, worker: RemoteWorker, jobs: Sequence[Claimed]) -> None:
     if not jobs:
         return
     releases = tuple(Release(job.job_id, job.token) for job in jobs)
     try:
-        await take(Turn(seat.id, release=releases))
-        await anyio.to_thread.run_sync(ledger.ring, {f"queue:{job.queue}" for job in jobs})
+        await take(Turn(worker.id, release=releases))
+        await anyio.to_thread.run_sync(ledger.notify, {f"queue:{job.queue}" for job in jobs})
     except UnstuckError as error:
         # Its next claim with `have` is handed them again; else its lease ends.
-        log.warning("Jobs of a client that is gone could not be given back", worker=seat.id, error=str(error))
+        log.warning("Jobs of a client that is gone could not be given back", worker=worker.id, error=str(error))
     else:
-        log.info("A client was gone before its jobs could be handed over", worker=seat.id, jobs=len(jobs))
+        log.info("A client was gone before its jobs could be handed over", worker=worker.id, jobs=len(jobs))
 
 
-def handed_out_again(ledger: Ledger, seat: RemoteWorker, known: frozenset[int], limit: int) -> list[dict[str, Any]]:
+def handed_out_again(ledger: Ledger, worker: RemoteWorker, known: frozenset[int], limit: int) -> list[dict[str, Any]]:
     """Give what the worker holds and does not know of: the answer to an earlier claim was lost."""
     jobs: list[dict[str, Any]] = []
     size_bytes = 0
-    for held in ledger.held(seat.id):
+    for held in ledger.held(worker.id):
         if held.token in known or len(jobs) == limit or size_bytes > CLAIM_BYTES:
             continue
         record = ledger.job(held.job_id)
-        if record is not None and record.token == held.token and record.worker_id == seat.id:
+        if record is not None and record.token == held.token and record.worker_id == worker.id:
             inputs = ledger.inputs([held.job_id]).get(held.job_id, b"")
             job = msgspec.structs.replace(claimed_again(held, record), inputs=inputs)
             size_bytes += len(job.payload) + len(inputs)
-            jobs.append(job_view(job, seat, journal_of(ledger, job), again=True))
+            jobs.append(job_view(job, worker, journal_of(ledger, job), again=True))
     return jobs
 
 
-def job_view(job: Claimed, seat: RemoteWorker, journal: StoredJournal, *, again: bool = False) -> dict[str, Any]:
+def job_view(job: Claimed, worker: RemoteWorker, journal: StoredJournal, *, again: bool = False) -> dict[str, Any]:
     policy = decode_policy(job.policy)
     value, encoded = _payload(job)
     return {
@@ -298,15 +298,15 @@ def job_view(job: Claimed, seat: RemoteWorker, journal: StoredJournal, *, again:
         "payload_base64": encoded,
         "on_crash": policy.on_crash,
         "timeout_s": policy.timeout_s,
-        "heartbeat_timeout_s": heartbeat_timeout_s(policy, seat),
+        "heartbeat_timeout_s": heartbeat_timeout_s(policy, worker),
         "journal": journal_view(journal),
         "signals": signals_view(journal),
         "again": again,
     }
 
 
-def heartbeat_timeout_s(policy: Policy, seat: RemoteWorker) -> float:
-    return seat.timeout_s if policy.heartbeat_timeout_s is None else policy.heartbeat_timeout_s
+def heartbeat_timeout_s(policy: Policy, worker: RemoteWorker) -> float:
+    return worker.timeout_s if policy.heartbeat_timeout_s is None else policy.heartbeat_timeout_s
 
 
 def _payload(job: Claimed) -> tuple[Any, str | None]:

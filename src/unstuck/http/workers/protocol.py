@@ -114,9 +114,9 @@ Answering = Callable[[Caller, bytes, Receive], Awaitable[bytes | None]]
 class FastRoutes:
     """Plain ASGI, behind the guard: who asks is known, and the body has been read."""
 
-    def __init__(self, app: ASGIApp, crew: WorkerService) -> None:
+    def __init__(self, app: ASGIApp, service: WorkerService) -> None:
         self._app = app
-        self._crew = crew
+        self._service = service
         self._verbs = {"turn": self._turn, "settle": self._settle, "claim": self._claim, "start": self._start}
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
@@ -154,17 +154,17 @@ class FastRoutes:
         worker_id, verb = found[1], self._verbs[found[2]]
 
         async def speak_for(caller: Caller, body: bytes, receive: Receive) -> bytes | None:
-            seat = self._crew.seats.known_id(worker_id)
-            if seat is None or not may_speak_for(seat, caller):
+            worker = self._service.workers.known_id(worker_id)
+            if worker is None or not may_speak_for(worker, caller):
                 return None
-            answer = await verb(seat, caller, body, receive)
+            answer = await verb(worker, caller, body, receive)
             return None if answer is None else msgspec.json.encode(answer, enc_hook=str)
 
         return speak_for
 
     async def _quickly(self, answering: Answering, caller: Caller, body: bytes, receive: Receive) -> bytes | None:
         """Return the answer; None if the usual way must be taken."""
-        if Scope.WORKER not in caller.scopes or not self._crew.is_open:
+        if Scope.WORKER not in caller.scopes or not self._service.is_open:
             return None
         try:
             return await answering(caller, body, receive)
@@ -176,45 +176,51 @@ class FastRoutes:
         try:
             said = _beat_decoder.decode(body)
             metadata = None if said.metadata is None else checked_metadata(said.metadata)
-            seat = self._crew.seats.known(checked_name(said.worker_id, "Worker"))
-            if seat is None or not may_speak_for(seat, caller):
+            worker = self._service.workers.known(checked_name(said.worker_id, "Worker"))
+            if worker is None or not may_speak_for(worker, caller):
                 return None
-            answer = await self._crew.pulse(seat, metadata)
+            answer = await self._service.pulse(worker, metadata)
         except Exception:  # noqa: BLE001 - a beat may be written twice, and there it is said what is wrong
             return None
-        return None if answer.state not in LIVE_STATES else msgspec.json.encode(heartbeat_answer(seat, answer))
+        return None if answer.state not in LIVE_STATES else msgspec.json.encode(heartbeat_answer(worker, answer))
 
-    async def _turn(self, seat: RemoteWorker, caller: Caller, body: bytes, receive: Receive) -> dict[str, Any] | None:
+    async def _turn(self, worker: RemoteWorker, caller: Caller, body: bytes, receive: Receive) -> dict[str, Any] | None:
         said = _turn_decoder.decode(body)
         asked = TurnRequest(said.settle, said.claim, said.wait, said.start, said.have)
-        return await take_turn(self._crew, seat, caller, receive, asked)
+        return await take_turn(self._service, worker, caller, receive, asked)
 
-    async def _claim(self, seat: RemoteWorker, caller: Caller, body: bytes, receive: Receive) -> dict[str, Any] | None:
+    async def _claim(
+        self, worker: RemoteWorker, caller: Caller, body: bytes, receive: Receive
+    ) -> dict[str, Any] | None:
         said = _claim_decoder.decode(body)
         return await claim_afresh(
-            self._crew, seat, caller, receive, TurnRequest((), said.limit, said.wait, said.start, said.have)
+            self._service, worker, caller, receive, TurnRequest((), said.limit, said.wait, said.start, said.have)
         )
 
-    async def _start(self, seat: RemoteWorker, caller: Caller, body: bytes, receive: Receive) -> dict[str, Any] | None:
-        results = await turns_start(self._crew, seat, caller, keys_of(_start_decoder.decode(body).jobs))
-        return _told(seat, results)
+    async def _start(
+        self, worker: RemoteWorker, caller: Caller, body: bytes, receive: Receive
+    ) -> dict[str, Any] | None:
+        results = await turns_start(self._service, worker, caller, keys_of(_start_decoder.decode(body).jobs))
+        return _told(worker, results)
 
-    async def _settle(self, seat: RemoteWorker, caller: Caller, body: bytes, receive: Receive) -> dict[str, Any] | None:
-        results = await settle_plainly(self._crew, seat, caller, _settle_decoder.decode(body).jobs)
-        return _told(seat, results) if results else None
+    async def _settle(
+        self, worker: RemoteWorker, caller: Caller, body: bytes, receive: Receive
+    ) -> dict[str, Any] | None:
+        results = await settle_plainly(self._service, worker, caller, _settle_decoder.decode(body).jobs)
+        return _told(worker, results) if results else None
 
 
-def heartbeat_answer(seat: RemoteWorker, answer: HeartbeatAnswer) -> dict[str, Any]:
+def heartbeat_answer(worker: RemoteWorker, answer: HeartbeatAnswer) -> dict[str, Any]:
     """Say that a worker's beat was written, and what is asked of it."""
-    told = {"success": True, "message": "Heartbeat recorded", "next_heartbeat_in": plain(seat.interval_s)}
-    return {**told, **instructions(seat, answer), "declared_dead": None}
+    told = {"success": True, "message": "Heartbeat recorded", "next_heartbeat_in": plain(worker.interval_s)}
+    return {**told, **instructions(worker, answer), "declared_dead": None}
 
 
-def _told(seat: RemoteWorker, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _told(worker: RemoteWorker, results: list[dict[str, Any]]) -> dict[str, Any]:
     """Answer for each job. A conflict is said here: asked again, the usual way would count it twice."""
-    if conflict := conflict_of(seat, results):
+    if conflict := conflict_of(worker, results):
         raise _Conflict(conflict)
-    return {"id": seat.id, "results": results}
+    return {"id": worker.id, "results": results}
 
 
 class _Conflict(Exception):
@@ -241,63 +247,65 @@ Working = Annotated[Caller, Depends(Requires(Scope.WORKER))]
 
 @router.post("/claim", response_model=ClaimAnswer, summary="Take jobs, waiting for them if asked to")
 async def claim(
-    request: Request, worker_id: str, body: ClaimBody, crew: WorkerServiceDep, caller: Working
+    request: Request, worker_id: str, body: ClaimBody, service: WorkerServiceDep, caller: Working
 ) -> Response_:
     """Take up to `limit` jobs of its queues and tasks. With `wait` the answer comes as soon as there is one, or when
     somebody has a word for this worker. It counts as a beat. Send `have`, and one claim at a time, so that nothing is
     lost with an answer."""
-    seat = await anyio.to_thread.run_sync(crew.seat, worker_id, caller)
+    worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
     asked = TurnRequest((), body.limit, body.wait, body.start, body.have)
-    return json_response(await claim_afresh(crew, seat, caller, request.receive, asked))
+    return json_response(await claim_afresh(service, worker, caller, request.receive, asked))
 
 
 @router.post("/turn", response_model=TurnTaken, summary="Settle, claim and start in one request")
-async def turn(request: Request, worker_id: str, body: TurnBody, crew: WorkerServiceDep, caller: Working) -> Response_:
+async def turn(
+    request: Request, worker_id: str, body: TurnBody, service: WorkerServiceDep, caller: Working
+) -> Response_:
     """Say how jobs ended, and take up to `claim` jobs that run at once: one request and, for plain successes, one
     commit. It counts as a beat. The answer is 200 even if no result is `ok`: the jobs that came with it are the
     worker's. Send `have`, and one turn at a time, so that nothing is lost with an answer."""
-    seat = await anyio.to_thread.run_sync(crew.seat, worker_id, caller)
+    worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
     check_follow_up(caller, body.settle)
     asked = TurnRequest(body.settle, body.claim, body.wait, body.start, body.have)
-    return json_response(await take_turn(crew, seat, caller, request.receive, asked))
+    return json_response(await take_turn(service, worker, caller, request.receive, asked))
 
 
 @router.post("/start", response_model=Results, summary="Say that work on these jobs begins")
-async def start(worker_id: str, body: JobsBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
+async def start(worker_id: str, body: JobsBody, service: WorkerServiceDep, caller: Working) -> JSONResponse:
     """Call it before the first line of work: what was never started goes back for free when the worker dies."""
-    seat = await anyio.to_thread.run_sync(crew.seat, worker_id, caller)
-    return _results(seat, await turns_start(crew, seat, caller, keys_of(body.jobs)))
+    worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
+    return _results(worker, await turns_start(service, worker, caller, keys_of(body.jobs)))
 
 
 @router.post("/progress", response_model=Results, summary="Say how far these jobs are")
-def progress(worker_id: str, body: ProgressBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
-    seat = crew.seat(worker_id, caller)
-    return _results(seat, crew.hands(seat, caller).progress(body.jobs))
+def progress(worker_id: str, body: ProgressBody, service: WorkerServiceDep, caller: Working) -> JSONResponse:
+    worker = service.worker(worker_id, caller)
+    return _results(worker, service.attempts(worker, caller).progress(body.jobs))
 
 
 @router.post("/steps", response_model=Results, summary="Write down what these jobs did on their way")
-def steps(worker_id: str, body: StepsBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
+def steps(worker_id: str, body: StepsBody, service: WorkerServiceDep, caller: Working) -> JSONResponse:
     """Durable when the answer comes: the next try gets it as `journal` with its claim, and must not do it again.
     Repeated with the same place and name it is answered as done; another name at that place is refused."""
-    seat = crew.seat(worker_id, caller)
-    return _results(seat, crew.hands(seat, caller).steps(body.jobs))
+    worker = service.worker(worker_id, caller)
+    return _results(worker, service.attempts(worker, caller).steps(body.jobs))
 
 
 @router.post("/settle", response_model=Results, summary="Say how these jobs ended")
-async def settle(worker_id: str, body: SettleBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
+async def settle(worker_id: str, body: SettleBody, service: WorkerServiceDep, caller: Working) -> JSONResponse:
     """The rules that were stored with each job decide what becomes of it: done, tried again, failed. Repeated with the
     same token and outcome it is answered as done."""
-    seat = await anyio.to_thread.run_sync(crew.seat, worker_id, caller)
+    worker = await anyio.to_thread.run_sync(service.worker, worker_id, caller)
     check_follow_up(caller, body.jobs)
-    return _results(seat, await settle_by_rules(crew, seat, caller, body.jobs))
+    return _results(worker, await settle_by_rules(service, worker, caller, body.jobs))
 
 
 @router.post("/release", response_model=Results, summary="Give back jobs on which no work was begun")
-def release(worker_id: str, body: JobsBody, crew: WorkerServiceDep, caller: Working) -> JSONResponse:
+def release(worker_id: str, body: JobsBody, service: WorkerServiceDep, caller: Working) -> JSONResponse:
     """They go back to their place in the queue and spend no attempt. What was started is not taken back: settle it as
     `interrupted`."""
-    seat = crew.seat(worker_id, caller)
-    return _results(seat, crew.hands(seat, caller).release(body.jobs))
+    worker = service.worker(worker_id, caller)
+    return _results(worker, service.attempts(worker, caller).release(body.jobs))
 
 
 def check_follow_up(caller: Caller, items: Sequence[SettleItem]) -> None:
@@ -311,8 +319,8 @@ def check_follow_up(caller: Caller, items: Sequence[SettleItem]) -> None:
         )
 
 
-def _results(seat: RemoteWorker, results: Sequence[dict[str, Any]]) -> JSONResponse:
+def _results(worker: RemoteWorker, results: Sequence[dict[str, Any]]) -> JSONResponse:
     """Answer for each job, or raise the conflict."""
-    if conflict := conflict_of(seat, results):
+    if conflict := conflict_of(worker, results):
         raise conflict
-    return JSONResponse({"id": seat.id, "results": list(results)})
+    return JSONResponse({"id": worker.id, "results": list(results)})

@@ -38,29 +38,29 @@ GIVEN_UP_AFTER = 3.0
 
 
 class WorkerService:
-    def __init__(self, desk: Services) -> None:
-        self.desk = desk
-        self.seats = Registry(desk.settings, desk.web)
-        self.beats = HeartbeatBatcher(lambda: desk.ledger)
-        self.turns = TurnBatcher(lambda: desk.ledger)
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.workers = Registry(services.settings, services.web)
+        self.beats = HeartbeatBatcher(lambda: services.ledger)
+        self.turns = TurnBatcher(lambda: services.ledger)
         self.handed = HandedJobs()
         self.compared_s: dict[str, float] = {}
         """When what a worker says it holds was last compared with the ledger."""
         self._standings: dict[str, tuple[float, HeartbeatAnswer]] = {}
-        self.wakeups = WakeUps(desk.settings.poll_interval_s)
-        self.tallies = Counters()
+        self.wakeups = WakeUps(services.settings.poll_interval_s)
+        self.counters = Counters()
         self.books: MetricsWriter | None = None
         """Writes what was counted; None where the door's reaper does."""
         self._lock = threading.Lock()
-        self._ear: WakeupListener | None = None
+        self._listener: WakeupListener | None = None
 
     @property
     def ledger(self) -> Ledger:
-        return self.desk.ledger
+        return self.services.ledger
 
     @property
     def is_open(self) -> bool:
-        return self._ear is not None
+        return self._listener is not None
 
     async def ready(self) -> None:
         """Have everything open; the first call takes a moment."""
@@ -68,73 +68,78 @@ class WorkerService:
             loop = asyncio.get_running_loop()
             await anyio.to_thread.run_sync(self._open, loop)
 
-    def seat(self, worker_id: str, caller: Caller) -> RemoteWorker:
-        return self.seats.find(self.ledger, worker_id, caller)
+    def worker(self, worker_id: str, caller: Caller) -> RemoteWorker:
+        return self.workers.find(self.ledger, worker_id, caller)
 
-    def hands(self, seat: RemoteWorker, caller: Caller) -> RemoteAttempts:
+    def attempts(self, worker: RemoteWorker, caller: Caller) -> RemoteAttempts:
         return RemoteAttempts(
-            self.ledger, self.desk.settings, self.desk.counter.parts().ringer.ring, seat, caller, self.tallies
+            self.ledger,
+            self.services.settings,
+            self.services.counter.services().wakeups.send,
+            worker,
+            caller,
+            self.counters,
         )
 
     async def pulse(
-        self, seat: RemoteWorker, metadata: Metadata | None = None, running: int | None = None
+        self, worker: RemoteWorker, metadata: Metadata | None = None, running: int | None = None
     ) -> HeartbeatAnswer:
         """Write a beat, with the metadata if they are new, and give the ledger's answer."""
-        news = None if metadata is None else self.seats.news(seat, metadata)
+        news = None if metadata is None else self.workers.news(worker, metadata)
         try:
             with manners.hurry():
-                return await self.beats.beat(RemoteHeartbeat(seat.id, running=running, metadata=news))
+                return await self.beats.beat(RemoteHeartbeat(worker.id, running=running, metadata=news))
         except BaseException:
             # Perhaps they were not written, and nobody may look for a change that was told already.
-            self.seats.unsay(seat)
+            self.workers.unsay(worker)
             raise
 
     async def beat(
-        self, seat: RemoteWorker, metadata: Metadata | None = None, running: int | None = None
+        self, worker: RemoteWorker, metadata: Metadata | None = None, running: int | None = None
     ) -> HeartbeatAnswer:
         """Write a beat; a problem that says what happened where the worker is dead or stopped."""
-        answer = await self.pulse(seat, metadata, running)
+        answer = await self.pulse(worker, metadata, running)
         if answer.state not in LIVE_STATES:
-            await anyio.to_thread.run_sync(self.raise_gone, seat)
+            await anyio.to_thread.run_sync(self.raise_gone, worker)
         return answer
 
-    async def standing(self, seat: RemoteWorker) -> HeartbeatAnswer:
+    async def standing(self, worker: RemoteWorker) -> HeartbeatAnswer:
         """Return how a worker stands and what is asked of it. It counts as a beat, which is written at most once a
         second: a word for this worker that is heard meanwhile is looked at at once."""
         now_s = time.monotonic()
-        known = self._standings.get(seat.id)
-        if known is not None and now_s < known[0] + min(STANDING_S, seat.interval_s / 2):
+        known = self._standings.get(worker.id)
+        if known is not None and now_s < known[0] + min(STANDING_S, worker.interval_s / 2):
             return known[1]
-        answer = await self.beat(seat)
+        answer = await self.beat(worker)
         if len(self._standings) >= MAX_KEPT:
             self._standings.clear()
             self.compared_s.clear()
-        self._standings[seat.id] = (now_s, answer)
+        self._standings[worker.id] = (now_s, answer)
         return answer
 
-    def look_again(self, seat: RemoteWorker) -> None:
+    def look_again(self, worker: RemoteWorker) -> None:
         """Have the next turn beat, and compare what the worker holds, whenever it last did."""
-        self._standings.pop(seat.id, None)
-        self.compared_s.pop(seat.id, None)
+        self._standings.pop(worker.id, None)
+        self.compared_s.pop(worker.id, None)
 
-    def note_settled(self, seat: RemoteWorker, keys: Sequence[tuple[int, int]]) -> None:
+    def note_settled(self, worker: RemoteWorker, keys: Sequence[tuple[int, int]]) -> None:
         """Forget jobs that were settled, and count them with the worker's next beat."""
         for key in keys:
             self.handed.forget(key)
         if keys:
-            self.beats.note_settled(seat.id, len(keys))
+            self.beats.note_settled(worker.id, len(keys))
         if self.books is not None:
             self.books.tend()
 
-    def raise_gone(self, seat: RemoteWorker) -> None:
-        self.seats.forget(seat)
-        self._standings.pop(seat.id, None)
-        record = self.ledger.remote_worker(seat.id)
+    def raise_gone(self, worker: RemoteWorker) -> None:
+        self.workers.forget(worker)
+        self._standings.pop(worker.id, None)
+        record = self.ledger.remote_worker(worker.id)
         if record is None:
             raise Problem(
                 409,
                 "worker_gone",
-                f"Worker {seat.name} ({seat.id}) ended so long ago that nothing is kept of it.",
+                f"Worker {worker.name} ({worker.id}) ended so long ago that nothing is kept of it.",
                 cure="Register anew: POST /api/v1/workers.",
             )
         if record.state not in LIVE_STATES:
@@ -146,9 +151,9 @@ class WorkerService:
 
     def close(self) -> None:
         with self._lock:
-            ear, self._ear = self._ear, None
-        if ear is not None:
-            ear.stop()
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.stop()
         if self.books is not None:
             self.books.flush()
         self.turns.close()
@@ -156,39 +161,41 @@ class WorkerService:
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
-            if self._ear is not None:
+            if self._listener is not None:
                 return
-            if not self.desk.web.reap:
-                self.books = MetricsWriter(self.ledger, self.tallies, self.desk.settings.recovery.heartbeat_interval_s)
-            ear = WakeupListener(lambda: self.ledger, partial(self._heard, loop), partial(self._hears, loop))
-            ear.start()
-            self._ear = ear
+            if not self.services.web.reap:
+                self.books = MetricsWriter(
+                    self.ledger, self.counters, self.services.settings.recovery.heartbeat_interval_s
+                )
+            listener = WakeupListener(lambda: self.ledger, partial(self._wake_all, loop), partial(self._listen, loop))
+            listener.start()
+            self._listener = listener
 
-    def _hears(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._standings.clear)
-            loop.call_soon_threadsafe(self.wakeups.doubt)
+            loop.call_soon_threadsafe(self.wakeups.wake_all_to_check)
 
-    def _heard(self, loop: asyncio.AbstractEventLoop, words: frozenset[str]) -> None:
+    def _wake_all(self, loop: asyncio.AbstractEventLoop, words: frozenset[str]) -> None:
         if words:
             # A loop that is closed has nobody who waits.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._hear, words)
+                loop.call_soon_threadsafe(self._on_topics, words)
 
-    def _hear(self, words: frozenset[str]) -> None:
+    def _on_topics(self, words: frozenset[str]) -> None:
         for word in words:
             if word.startswith("worker:"):
                 self._standings.pop(word.removeprefix("worker:"), None)
         self.wakeups.heard(words)
 
 
-def instructions(seat: RemoteWorker, answer: HeartbeatAnswer) -> dict[str, Any]:
+def instructions(worker: RemoteWorker, answer: HeartbeatAnswer) -> dict[str, Any]:
     """Tell a worker how it stands and what is asked of it."""
     return {
-        "id": seat.id,
-        "name": seat.name,
+        "id": worker.id,
+        "name": worker.name,
         "state": answer.state.value,
-        "next_heartbeat_in": plain(seat.interval_s),
+        "next_heartbeat_in": plain(worker.interval_s),
         "drain": answer.request == "drain" or answer.state is WorkerState.DRAINING,
         "stop": answer.request == "stop",
         "disabled": answer.disabled,
@@ -200,10 +207,10 @@ def may_claim(answer: HeartbeatAnswer) -> bool:
     return answer.state is WorkerState.ACTIVE and answer.request is None and not answer.disabled
 
 
-def next_beat_s(seat: RemoteWorker, timeouts_s: Iterable[float]) -> float:
+def next_beat_s(worker: RemoteWorker, timeouts_s: Iterable[float]) -> float:
     """Give when to beat next, so that nothing is given up that has one of these timeouts: a job may have brought a
     tighter one than its worker's."""
-    return plain(round(min([seat.interval_s, *(timeout_s / GIVEN_UP_AFTER for timeout_s in timeouts_s)]), 3))
+    return plain(round(min([worker.interval_s, *(timeout_s / GIVEN_UP_AFTER for timeout_s in timeouts_s)]), 3))
 
 
 def plain(value_s: float) -> float:
@@ -212,9 +219,9 @@ def plain(value_s: float) -> float:
 
 
 async def crew_of(request: Request) -> WorkerService:
-    crew: WorkerService = request.app.state.crew
-    await crew.ready()
-    return crew
+    service: WorkerService = request.app.state.worker_service
+    await service.ready()
+    return service
 
 
 WorkerServiceDep = Annotated[WorkerService, Depends(crew_of)]

@@ -52,24 +52,24 @@ class TurnRequest:
 
 
 async def take_turn(
-    crew: WorkerService, seat: RemoteWorker, caller: Caller, receive: claims.Receive, asked: TurnRequest
+    service: WorkerService, worker: RemoteWorker, caller: Caller, receive: claims.Receive, asked: TurnRequest
 ) -> dict[str, Any]:
     """Return the answer to a turn; raise the problem of a worker that is gone or serves nothing."""
     if asked.limit:
-        check_serves(seat)
+        check_serves(worker)
     # In line from here: whoever asks it to drain while its beat is written is heard.
-    with crew.wakeups.line(claims.line_of(seat), seat.id) as waiter:
-        standing = await crew.standing(seat)
-        done = await _plain(crew, seat, asked.settle)
-        results = [] if done is not None else await settle(crew, seat, caller, asked.settle)
-        again = await _lost_answers(crew, seat, asked)
+    with service.wakeups.wait_in(claims.line_of(worker), worker.id) as waiter:
+        standing = await service.standing(worker)
+        done = await _plain(service, worker, asked.settle)
+        results = [] if done is not None else await settle(service, worker, caller, asked.settle)
+        again = await _lost_answers(service, worker, asked)
         if waiter.told:
             # Somebody may have a word for it: what is asked of it is looked up before it gets a job.
             waiter.told = False
-            standing = await crew.beat(seat)
+            standing = await service.beat(worker)
         wants = asked.limit > 0 and not again and may_claim(standing) and not waiter.told
         wish = (
-            ClaimRequest(seat.queues, seat.tasks, asked.limit, start=asked.limit if asked.start else 0)
+            ClaimRequest(worker.queues, worker.tasks, asked.limit, start=asked.limit if asked.start else 0)
             if wants
             else None
         )
@@ -78,83 +78,85 @@ async def take_turn(
         presence = claims.ClientConnection(receive) if wants else None
         try:
             if done or wish is not None:
-                answer = await _one_commit(crew, seat, caller, asked.settle, done or {}, wish, results)
+                answer = await _one_commit(service, worker, caller, asked.settle, done or {}, wish, results)
                 claimed, more = ((), False) if answer is None else (answer.claimed, answer.more)
                 if presence is not None and await presence.left():
-                    await claims.give_back(crew.turns.take, crew.ledger, seat, claimed)
+                    await claims.give_back(service.turns.take, service.ledger, worker, claimed)
                     raise claims.ClientGone
             if presence is not None and not claimed and asked.wait_s > 0:
-                claimed = await _wait(crew, seat, waiter, presence, asked)
-                standing = standing if claimed else await crew.beat(seat)
+                claimed = await _wait(service, worker, waiter, presence, asked)
+                standing = standing if claimed else await service.beat(worker)
         except claims.ClientGone:
             raise Problem(CLIENT_CLOSED, "client_gone", "The client closed its connection.") from None
         finally:
             if presence is not None:
                 presence.close()
         if more or len(claimed) == asked.limit > 0:
-            crew.wakeups.wake_one(claims.line_of(seat))
-    return {**_told(crew, seat, standing, claimed, again), "results": results}
+            service.wakeups.wake_one(claims.line_of(worker))
+    return {**_told(service, worker, standing, claimed, again), "results": results}
 
 
 async def claim_afresh(
-    crew: WorkerService, seat: RemoteWorker, caller: Caller, receive: claims.Receive, asked: TurnRequest
+    service: WorkerService, worker: RemoteWorker, caller: Caller, receive: claims.Receive, asked: TurnRequest
 ) -> dict[str, Any]:
     """Claim with a fresh look at what is asked of the worker, and at what it holds if it says what it knows of."""
-    check_serves(seat)
-    crew.look_again(seat)
-    taken = await take_turn(crew, seat, caller, receive, asked)
+    check_serves(worker)
+    service.look_again(worker)
+    taken = await take_turn(service, worker, caller, receive, asked)
     del taken["results"]
     return taken
 
 
-async def start(crew: WorkerService, seat: RemoteWorker, caller: Caller, keys: Sequence[Key]) -> list[Result]:
+async def start(service: WorkerService, worker: RemoteWorker, caller: Caller, keys: Sequence[Key]) -> list[Result]:
     """Mark claimed jobs as running."""
-    answer = await crew.turns.take(Turn(seat.id, start=tuple(AttemptRef(*key) for key in keys)))
+    answer = await service.turns.take(Turn(worker.id, start=tuple(AttemptRef(*key) for key in keys)))
     if answer.alive and not answer.superseded:
         return [{"job_id": key[0], "token": key[1], "ok": True, "status": "running"} for key in keys]
-    return await anyio.to_thread.run_sync(crew.hands(seat, caller).started, keys, answer)
+    return await anyio.to_thread.run_sync(service.attempts(worker, caller).started, keys, answer)
 
 
-async def settle(crew: WorkerService, seat: RemoteWorker, caller: Caller, items: Sequence[Outcomes]) -> list[Result]:
+async def settle(
+    service: WorkerService, worker: RemoteWorker, caller: Caller, items: Sequence[Outcomes]
+) -> list[Result]:
     """Settle jobs by their rules, in a commit of their own."""
     if not items:
         return []
-    results = await anyio.to_thread.run_sync(crew.hands(seat, caller).settle, [in_full(item) for item in items])
+    results = await anyio.to_thread.run_sync(service.attempts(worker, caller).settle, [in_full(item) for item in items])
     settled = [result for result in results if result["ok"] and result["status"] != "already"]
-    crew.note_settled(seat, [(result["job_id"], result["token"]) for result in settled])
+    service.note_settled(worker, [(result["job_id"], result["token"]) for result in settled])
     return results
 
 
-def check_serves(seat: RemoteWorker) -> None:
+def check_serves(worker: RemoteWorker) -> None:
     """Refuse a claim of a worker that has registered no tasks."""
-    if not seat.queues or not seat.tasks:
+    if not worker.queues or not worker.tasks:
         raise Problem(
             409,
             "serves_nothing",
-            f"Worker {seat.name!r} has registered no tasks, so there is nothing for it to claim.",
+            f"Worker {worker.name!r} has registered no tasks, so there is nothing for it to claim.",
             cure="Register with POST /api/v1/workers, naming its tasks and queues.",
         )
 
 
 async def settle_plainly(
-    crew: WorkerService, seat: RemoteWorker, caller: Caller, items: Sequence[Outcomes]
+    service: WorkerService, worker: RemoteWorker, caller: Caller, items: Sequence[Outcomes]
 ) -> list[Result] | None:
     """Settle plain successes without looking into the ledger first; None if they are not, or could not be written."""
-    done = await _plain(crew, seat, items)
+    done = await _plain(service, worker, items)
     if not done:
         return None
     results: list[Result] = []
-    answer = await _one_commit(crew, seat, caller, items, done, None, results)
+    answer = await _one_commit(service, worker, caller, items, done, None, results)
     return results if answer is not None else None
 
 
-async def _plain(crew: WorkerService, seat: RemoteWorker, items: Sequence[Outcomes]) -> dict[Key, Success] | None:
+async def _plain(service: WorkerService, worker: RemoteWorker, items: Sequence[Outcomes]) -> dict[Key, Success] | None:
     """Return what is to be written if all of them are plain successes of jobs that were handed out here."""
     done: dict[Key, Success] = {}
-    limit_bytes = crew.desk.settings.max_payload_bytes
+    limit_bytes = service.services.settings.max_payload_bytes
     for item in items:
         key = (item.job_id, item.token)
-        if crew.handed.get(seat.id, key) is None or not settled_plainly(item):
+        if service.handed.get(worker.id, key) is None or not settled_plainly(item):
             return None
         try:
             done[key] = Success(*key, payload.encode(item.result, f"The result of job {item.job_id}", limit_bytes))
@@ -164,8 +166,8 @@ async def _plain(crew: WorkerService, seat: RemoteWorker, items: Sequence[Outcom
 
 
 async def _one_commit(
-    crew: WorkerService,
-    seat: RemoteWorker,
+    service: WorkerService,
+    worker: RemoteWorker,
     caller: Caller,
     items: Sequence[Outcomes],
     done: dict[Key, Success],
@@ -174,77 +176,81 @@ async def _one_commit(
 ) -> TurnAnswer | None:
     """Write all of it; fill `results`. None: it could not be written as one, and the outcomes were settled alone."""
     try:
-        answer = await claims.turned(crew.turns.take, crew.ledger, seat, Turn(seat.id, tuple(done.values()), wish=wish))
+        answer = await claims.turned(
+            service.turns.take, service.ledger, worker, Turn(worker.id, tuple(done.values()), claim_request=wish)
+        )
     except (LedgerUnavailable, RefusedValue):
         if not done:
             raise
         # Perhaps one of them alone is to blame, and perhaps they were written: both are found out there.
-        results += await settle(crew, seat, caller, items)
+        results += await settle(service, worker, caller, items)
         return None
     if not answer.alive:
-        await anyio.to_thread.run_sync(crew.raise_gone, seat)
+        await anyio.to_thread.run_sync(service.raise_gone, worker)
         return None
     lost = [item for item in items if (item.job_id, item.token) in answer.superseded]
-    told = {(one["job_id"], one["token"]): one for one in await settle(crew, seat, caller, lost)}
+    told = {(one["job_id"], one["token"]): one for one in await settle(service, worker, caller, lost)}
     for item in items if done else ():
         key = (item.job_id, item.token)
         succeeded = {"job_id": key[0], "token": key[1], "ok": True, "status": JobState.SUCCEEDED.value}
         results.append(told.get(key, succeeded))
     written = [key for key in done if key not in answer.superseded]
-    count_succeeded(crew.tallies, [job for key in written if (job := crew.handed.get(seat.id, key)) is not None])
-    crew.note_settled(seat, written)
-    crew.handed.add(seat.id, answer.claimed)
+    count_succeeded(
+        service.counters, [job for key in written if (job := service.handed.get(worker.id, key)) is not None]
+    )
+    service.note_settled(worker, written)
+    service.handed.add(worker.id, answer.claimed)
     return answer
 
 
 async def _wait(
-    crew: WorkerService, seat: RemoteWorker, waiter: Any, presence: claims.ClientConnection, asked: TurnRequest
+    service: WorkerService, worker: RemoteWorker, waiter: Any, presence: claims.ClientConnection, asked: TurnRequest
 ) -> tuple[Claimed, ...]:
     try:
         claimed = await claims.claim(
-            crew.turns.take,
-            crew.ledger,
-            crew.wakeups,
+            service.turns.take,
+            service.ledger,
+            service.wakeups,
             waiter,
-            seat,
+            worker,
             presence,
-            partial(_may_claim_still, crew, seat),
+            partial(_may_claim_still, service, worker),
             limit=asked.limit,
             wait_s=asked.wait_s,
             start=asked.start,
         )
     except claims.WorkerGone:
-        await anyio.to_thread.run_sync(crew.raise_gone, seat)
+        await anyio.to_thread.run_sync(service.raise_gone, worker)
         return ()
-    crew.handed.add(seat.id, claimed)
+    service.handed.add(worker.id, claimed)
     return claimed
 
 
-async def _may_claim_still(crew: WorkerService, seat: RemoteWorker) -> bool:
-    return may_claim(await crew.beat(seat))
+async def _may_claim_still(service: WorkerService, worker: RemoteWorker) -> bool:
+    return may_claim(await service.beat(worker))
 
 
-async def _lost_answers(crew: WorkerService, seat: RemoteWorker, asked: TurnRequest) -> list[dict[str, Any]]:
+async def _lost_answers(service: WorkerService, worker: RemoteWorker, asked: TurnRequest) -> list[dict[str, Any]]:
     """Return the jobs that an earlier answer was to bring and the worker does not know of."""
     if asked.have is None or asked.limit == 0:
         return []
     known = {*asked.have, *(item.token for item in asked.settle)}
     now_s = time.monotonic()
-    if crew.handed.tokens(seat.id) <= known and now_s < crew.compared_s.get(seat.id, 0.0) + COMPARE_EVERY_S:
+    if service.handed.tokens(worker.id) <= known and now_s < service.compared_s.get(worker.id, 0.0) + COMPARE_EVERY_S:
         return []
-    crew.compared_s[seat.id] = now_s
-    found = partial(claims.handed_out_again, crew.ledger, seat, frozenset(known), asked.limit)
+    service.compared_s[worker.id] = now_s
+    found = partial(claims.handed_out_again, service.ledger, worker, frozenset(known), asked.limit)
     return await anyio.to_thread.run_sync(found)
 
 
 def _told(
-    crew: WorkerService,
-    seat: RemoteWorker,
+    service: WorkerService,
+    worker: RemoteWorker,
     standing: HeartbeatAnswer,
     claimed: Sequence[Claimed],
     again: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    count_claimed(crew.tallies, claimed)
-    jobs = again or [claims.job_view(job, seat, unpack_journal(job.journal)) for job in claimed]
-    soon_s = next_beat_s(seat, [job["heartbeat_timeout_s"] for job in jobs])
-    return {**instructions(seat, standing), "next_heartbeat_in": soon_s, "jobs": jobs}
+    count_claimed(service.counters, claimed)
+    jobs = again or [claims.job_view(job, worker, unpack_journal(job.journal)) for job in claimed]
+    soon_s = next_beat_s(worker, [job["heartbeat_timeout_s"] for job in jobs])
+    return {**instructions(worker, standing), "next_heartbeat_in": soon_s, "jobs": jobs}

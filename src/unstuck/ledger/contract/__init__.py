@@ -37,7 +37,7 @@ from unstuck.ledger.migrate import WAIT_S, Migration
 
 
 class KeepingVerbs(Protocol):
-    one_host: bool
+    single_host: bool
     """Everybody who uses it shares one machine, and one boot of it: true of a file, not of a server."""
 
     def migrate(self, *, wait_s: float = WAIT_S, migrations: Sequence[Migration] | None = None) -> list[str]:

@@ -37,7 +37,7 @@ class AuditRecord(msgspec.Struct, frozen=True):
     id: int
     at: float
     by: str
-    door: str
+    via: str
     verb: str
     target: str
     outcome: str | None

@@ -172,8 +172,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """The newest first."""
     several_hosts: tuple[AddressLook, ...] = ()
     pooler: bool = False
-    bell: WakeupState = "works"
-    bell_note: str = ""
+    wakeup_reachable: WakeupState = "works"
+    wakeup_note: str = ""
     deaf: tuple[str, ...] = ()
     """Living workers whose bell cannot be reached from here."""
     tables: tuple[TableLook, ...] = ()

@@ -169,7 +169,7 @@ class TellingVerbs(Protocol):
         """Write an event that belongs to no other verb; give its id. `about` names what is neither job nor worker."""
         ...
 
-    def glance(self, job_ids: Collection[int]) -> list[JobPosition]:
+    def job_position(self, job_ids: Collection[int]) -> list[JobPosition]:
         """Say where these jobs stand; those that do not exist are left out."""
         ...
 

@@ -59,7 +59,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     worker_id: str | None
     token: int | None
     suspicions: int = 0
-    alone: bool = False
+    run_alone: bool = False
     awaits: str | None = None
     """The signal that it waits for."""
     wakes: bool = True
@@ -286,7 +286,7 @@ class ClientVerbs(Protocol):
         """Store jobs inside the caller's own transaction; nothing is committed here."""
         ...
 
-    def ring(self, words: Iterable[str]) -> None:
+    def notify(self, words: Iterable[str]) -> None:
         """Wake who listens: 'queue:NAME', 'worker:ID' (control), 'workers' (somebody was born or died).
 
         Best effort, outside any transaction, never raises for a bell that cannot be rung."""
@@ -304,12 +304,12 @@ class ClientVerbs(Protocol):
 class JobLinks(msgspec.Struct, frozen=True):
     """What few jobs have beside their work."""
 
-    line: str | None = None
-    line_limit: int | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
     blocked: bool = False
     expires_at: float | None = None
-    keep_s: float | None = None
+    retain_s: float | None = None
     unique_for: str | None = None
     workflow_id: int | None = None
     place: int | None = None
-    awaits: str | None = None
+    awaits_signal: str | None = None

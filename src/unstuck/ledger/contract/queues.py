@@ -60,7 +60,7 @@ class QueueLimitRecord(msgspec.Struct, frozen=True):
 
 
 class OrderVerbs(Protocol):
-    def lines(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
+    def concurrency_keys(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
         """Give the lines in which somebody stands (or one of them), by their keys."""
         ...
 
@@ -88,7 +88,7 @@ class OrderVerbs(Protocol):
         """Take back what an operator chose: apps decide again, from the next worker that starts."""
         ...
 
-    def ties(self, job_id: int) -> JobLinks | None: ...
+    def links(self, job_id: int) -> JobLinks | None: ...
 
     def expire_due(self, limit: int) -> Expired:
         """Cancel jobs that were not begun in time."""

@@ -25,7 +25,7 @@ class WorkerWatch(msgspec.Struct, frozen=True):
     boot_id: str
     pid_namespace: str
     process_started: str
-    trace: str
+    status_page: str
     state: WorkerState
     silent_s: float
     """The silence that counts: the time since its last heartbeat that watch periods cover."""
@@ -38,7 +38,7 @@ class WorkerWatch(msgspec.Struct, frozen=True):
     """For how long it has been SUSPECT; 0 where it is not."""
     shortest_s: float | None = None
     """The shortest heartbeat timeout among its RUNNING jobs (those with `heartbeat=False` left out)."""
-    door: Transport = Transport.PYTHON
+    transport: Transport = Transport.PYTHON
     since_beat_s: float = 0.0
     """Plain time since its last heartbeat, by the ledger's clock."""
     heartbeat_interval_s: float = 5.0
@@ -105,7 +105,7 @@ Guard = GuardSilent | GuardUnheard | GuardDead | GuardSuspect | GuardNone
 
 
 class ReaperVerbs(Protocol):
-    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+    def keep_watch(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
         """Extend the watch over the workers, or begin a new watch period, and take the ticket of that name if it is
         free. Every reaper does this before it judges anyone: silence counts only within watch periods."""
         ...

@@ -33,11 +33,11 @@ class NewWorker(msgspec.Struct, frozen=True):
     running_stale_after_s: float
     """For running jobs that brought no timeout of their own."""
     metadata: dict[str, Any] = {}
-    bell: str = ""
+    wakeup_address: str = ""
     """Where a wake-up reaches it on SQLite: set by the ledger's own `listen`."""
-    trace: str = ""
+    status_page: str = ""
     """Path of its shared memory, for neighbours on the same host."""
-    door: Transport = Transport.PYTHON
+    transport: Transport = Transport.PYTHON
     owner: str | None = None
     """The token that it came with: nobody else may speak for it."""
     rules: RecoveryRules | None = None
@@ -149,7 +149,7 @@ class Turn(msgspec.Struct, frozen=True):
     start: tuple[AttemptRef, ...] = ()
     release: tuple[Release, ...] = ()
     outputs: tuple[Output, ...] = ()
-    wish: ClaimRequest | None = None
+    claim_request: ClaimRequest | None = None
     entries: tuple[JournalEntry, ...] = ()
     follow: tuple[FollowUp, ...] = ()
 
@@ -170,7 +170,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     """1 for the first try that a worker claimed, and so on: for people, never a fence."""
     suspicions: int = 0
     """Deaths that it shared with others, so far."""
-    alone: bool = False
+    run_alone: bool = False
     """It may have killed a process that it shared, and must have one of its own."""
     waited_s: float = 0.0
     """From when it was due until this claim."""
@@ -280,7 +280,7 @@ class OnceJob(msgspec.Struct, frozen=True):
 
     request: Request
     job: NewJob
-    letter: ReplyAddress | None = None
+    reply_address: ReplyAddress | None = None
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -291,11 +291,11 @@ class Exchange(msgspec.Struct, frozen=True):
     who stands in a line is let in when the turns are over: locks have an order."""
 
     jobs: tuple[NewJob, ...] = ()
-    letters: tuple[ReplyAddress | None, ...] = ()
+    reply_addresses: tuple[ReplyAddress | None, ...] = ()
     """Those of `jobs`, at the same places; empty where none of them has one."""
     once: tuple[OnceJob, ...] = ()
     turns: tuple[Turn, ...] = ()
-    pulses: tuple[RemoteHeartbeat, ...] = ()
+    heartbeats: tuple[RemoteHeartbeat, ...] = ()
     answered: tuple[int, ...] = ()
     """Jobs whose letters need no answer any more."""
 
@@ -307,7 +307,7 @@ class ExchangeAnswer(msgspec.Struct, frozen=True):
     turns: tuple[TurnAnswer, ...] | None = ()
     """None: their answer was lost, and they were done or not, all of them. Compare what is held, and go on. All the
     rest is known to have happened."""
-    beats: tuple[HeartbeatAnswer, ...] = ()
+    heartbeats: tuple[HeartbeatAnswer, ...] = ()
 
 
 class Listener(Protocol):
@@ -325,7 +325,7 @@ class Listener(Protocol):
 
 
 class WorkerVerbs(Protocol):
-    def register(self, birth: NewWorker) -> bool:
+    def register(self, new_worker: NewWorker) -> bool:
         """Write the worker down as ACTIVE with its first beat, and the tasks that it knows. True: its host is
         disabled, and it must not claim."""
         ...
@@ -334,7 +334,7 @@ class WorkerVerbs(Protocol):
         """Open the bell of a worker; call it after `register`."""
         ...
 
-    def beat(self, pulse: Heartbeat) -> HeartbeatAnswer:
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """Push the worker's deadline forward: one narrow UPDATE, never an insert. A missing row means dead."""
         ...
 
@@ -377,11 +377,11 @@ class ExchangeVerbs(Protocol):
         nothing to be had, nobody who writes is made to wait."""
         ...
 
-    def letters(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
+    def reply_addresses(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
         """Give the unanswered letters of a client, in the order of their jobs. They go when their jobs go."""
         ...
 
-    def letter(self, job_id: int) -> ReplyAddress | None:
+    def reply_address(self, job_id: int) -> ReplyAddress | None:
         """Give the letter of a job, answered or not. A job that is enqueued again under its unique key gets the new
         one."""
         ...
@@ -445,7 +445,7 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     suspect_after_s: float
     disabled: Disabled | None = None
     """Who switched it, or its host, off, and why."""
-    door: Transport = Transport.PYTHON
+    transport: Transport = Transport.PYTHON
     owner: str | None = None
     """The token that it came with, if any."""
     running_stale_after_s: float | None = None
@@ -515,13 +515,13 @@ class ForeignVerbs(Protocol):
         """Return those of these workers whose turns cannot be written now, because another session holds their rows."""
         ...
 
-    def record_heartbeats(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
+    def record_heartbeats(self, heartbeats: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
         """Like `beat`, for many in one commit; the answers are in the same order. That one of them is late says nothing
         of the ledger, so nobody is forgiven for it. No disk is waited for: a beat that a crash forgets is forgiven by
         the restart."""
         ...
 
-    def beat_async(self, pulses: Sequence[RemoteHeartbeat]) -> PipelinedHeartbeats | None:
+    def beat_async(self, heartbeats: Sequence[RemoteHeartbeat]) -> PipelinedHeartbeats | None:
         """Begin to do the same without waiting, for an event loop; None where `beat_foreign` must be called."""
         ...
 

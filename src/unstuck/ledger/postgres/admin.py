@@ -35,7 +35,7 @@ class ApiTokenVerbs(Verbs):
 class AuditVerbs(Verbs):
     def begin_audit(self, by: str, door: str, verb: str, target: str) -> int:
         values = {"by": by, "door": door, "verb": verb, "target": target}
-        return int(self.read_lane.write(self.sql["begin_audit"], values)[0][0])
+        return int(self.read_connection.write(self.sql["begin_audit"], values)[0][0])
 
     def end_audit(self, audit_id: int, outcome: str) -> None:
         self.read("end_audit", id=audit_id, outcome=outcome)

@@ -22,14 +22,14 @@ class HeartbeatPipeline(Generic[T]):
     """One statement under way. Its connection is its own until it has landed or is dropped; whatever goes wrong with it
     is no error of the caller's, who has the statement done in the usual way then."""
 
-    def __init__(self, lane: ManagedConnection, session: Session, read: Callable[[list[Texts]], T]) -> None:
-        self._lane = lane
+    def __init__(self, connection: ManagedConnection, session: Session, read: Callable[[list[Texts]], T]) -> None:
+        self._connection = connection
         self._session = session
         self._read = read
         self._results: list[PGresult] = []
         self._is_down = False
         self.fd = session.connection.pgconn.socket
-        self.limit_s = lane.bounds.answer_s
+        self.limit_s = connection.bounds.answer_s
         self.unsent = False
         """Some of it is still here: `push` when the socket can be written."""
 
@@ -54,7 +54,7 @@ class HeartbeatPipeline(Generic[T]):
                 self._results.append(result)
                 continue
             self._is_down = True
-            self._lane.give_back(self._session)
+            self._connection.give_back(self._session)
             return self._read(self._rows())
         return None
 
@@ -79,13 +79,13 @@ class HeartbeatPipeline(Generic[T]):
 
 
 def launch(
-    lane: ManagedConnection, query: bytes, values: Sequence[Array], read: Callable[[list[Texts]], T]
+    connection: ManagedConnection, query: bytes, values: Sequence[Array], read: Callable[[list[Texts]], T]
 ) -> HeartbeatPipeline[T] | None:
     """Send a statement with places $1, $2, …; None where there is no connection that is free and well."""
-    session = lane.lend()
+    session = connection.lend()
     if session is None:
         return None
-    flight = HeartbeatPipeline(lane, session, read)
+    flight = HeartbeatPipeline(connection, session, read)
     try:
         flight.send(query, values)
     except psycopg.Error:

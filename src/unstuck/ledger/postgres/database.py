@@ -45,61 +45,75 @@ class Verbs:
         self.address = read_address(settings.url)
         queries = load_queries(PACKAGE, *QUERY_FILES, schema=self.quoted_schema)
         self.sql: Mapping[str, bytes] = {name: text.encode() for name, text in queries.items()}
-        self.turn_lane = self._lane("turn")
-        self.service_lane = self._lane("service")
-        self.client_lane = self._lane("client")
-        self.read_lane = self._lane("read")
-        self.bell_lane = self._lane("bell")
-        self.beats_lane = self._lane("beats")
-        self.listen_lane = self._lane("listen", settings.listen_url) if settings.listen_url else None
-        self.ringer = Notifier(self.sql["ring"], self.schema)
+        self.turn_connection = self._connection("turn")
+        self.service_connection = self._connection("service")
+        self.client_connection = self._connection("client")
+        self.read_connection = self._connection("read")
+        self.wakeup_connection = self._connection("bell")
+        self.heartbeat_connection = self._connection("beats")
+        self.listen_connection = self._connection("listen", settings.listen_url) if settings.listen_url else None
+        self.wakeups = Notifier(self.sql["ring"], self.schema)
         self.worker_id: str | None = None
         """The worker that was registered here, if any: its service session is stamped whenever it reconnects."""
-        for lane in (self.turn_lane, self.service_lane, self.client_lane):
-            lane.prepare(self.sql[name] for name in REPEATED)
+        for connection in (self.turn_connection, self.service_connection, self.client_connection):
+            connection.prepare(self.sql[name] for name in REPEATED)
         self.worker_queues: frozenset[str] = frozenset()
         self.gaps = Gaps()
         self.known_ledger: str | None = None
         """Which ledger this is, once it was seen: no other is taken for it from then on."""
-        for lane in self.lanes():
-            if lane is not self.listen_lane:
-                lane.on_open(self._recognise)
+        for connection in self.connections():
+            if connection is not self.listen_connection:
+                connection.on_open(self._recognise)
         self._numbered_on: str | None = None
-        for lane in (self.turn_lane, self.service_lane, self.client_lane, self.beats_lane):
-            lane.on_open(partial(self._skip_lost_numbers, lane))
-        self.service_lane.on_open(self._stamp)
-        self.service_lane.on_open(self._follow_primary)
+        for connection in (
+            self.turn_connection,
+            self.service_connection,
+            self.client_connection,
+            self.heartbeat_connection,
+        ):
+            connection.on_open(partial(self._skip_lost_numbers, connection))
+        self.service_connection.on_open(self._stamp)
+        self.service_connection.on_open(self._follow_primary)
 
-    def _lane(self, purpose: str, url: str | None = None) -> ManagedConnection:
+    def _connection(self, purpose: str, url: str | None = None) -> ManagedConnection:
         address = self.address if url is None else read_address(url)
         return ManagedConnection(purpose, address, self.schema, bounds_of(purpose, self.settings))
 
-    def lanes(self) -> list[ManagedConnection]:
-        lanes = [self.turn_lane, self.service_lane, self.client_lane, self.read_lane, self.bell_lane, self.beats_lane]
-        return lanes if self.listen_lane is None else [*lanes, self.listen_lane]
+    def connections(self) -> list[ManagedConnection]:
+        connections = [
+            self.turn_connection,
+            self.service_connection,
+            self.client_connection,
+            self.read_connection,
+            self.wakeup_connection,
+            self.heartbeat_connection,
+        ]
+        return connections if self.listen_connection is None else [*connections, self.listen_connection]
 
     def read(self, name: str, /, **values: Any) -> list[Row]:
-        return self.read_lane.ask(self.sql[name], values)
+        return self.read_connection.ask(self.sql[name], values)
 
     def serve(self, name: str, /, **values: Any) -> list[Row]:
         """Ask on the service lane, for what is the same when done twice."""
-        return self.service_lane.ask(self.sql[name], values)
+        return self.service_connection.ask(self.sql[name], values)
 
     def serve_once(self, name: str, /, **values: Any) -> list[Row]:
         """Write on the service lane, for what is not."""
-        return self.service_lane.write(self.sql[name], values)
+        return self.service_connection.write(self.sql[name], values)
 
-    def ring(self, words: Iterable[str]) -> None:
+    def notify(self, words: Iterable[str]) -> None:
         if self.settings.notify:
             # A worker rings on the connection that it has anyway; everybody else on one of their own.
-            self.ringer.ring(words, self.service_lane if self.worker_id is not None else self.bell_lane)
+            self.wakeups.notify(
+                words, self.service_connection if self.worker_id is not None else self.wakeup_connection
+            )
 
     def _follow_primary(self, session: Session) -> None:
         """Take the other connections along to the server that answers now: this one has the shortest deadline."""
         if not session.pooled:
-            for lane in self.lanes():
-                if lane is not self.service_lane:
-                    lane.leave_other_servers(session.server)
+            for connection in self.connections():
+                if connection is not self.service_connection:
+                    connection.leave_other_servers(session.server)
 
     def ledger_id(self) -> str:
         return str(self.read("ledger_id")[0][0])
@@ -126,11 +140,11 @@ class Verbs:
                 "goes on; or restart what uses it."
             )
 
-    def _skip_lost_numbers(self, lane: ManagedConnection, session: Session) -> None:
+    def _skip_lost_numbers(self, connection: ManagedConnection, session: Session) -> None:
         """After a failover give out no number that the lost primary may have given out; once per run of a server.
 
         Behind a pooler the server may be another one at any call, so every call asks."""
-        lane.asks_first = ()
+        connection.asks_first = ()
         if session.server == self._numbered_on and not session.pooled:
             return
         try:
@@ -142,8 +156,8 @@ class Verbs:
         ):
             return  # There is no ledger yet, or this role gives out no numbers.
         self._numbered_on = session.server
-        if session.pooled and lane is not self.beats_lane:
-            lane.asks_first = ((self.sql["skip_lost_numbers"], {}),)
+        if session.pooled and connection is not self.heartbeat_connection:
+            connection.asks_first = ((self.sql["skip_lost_numbers"], {}),)
 
     def _stamp(self, session: Session) -> None:
         if self.worker_id is not None:

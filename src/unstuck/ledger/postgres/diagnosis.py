@@ -42,10 +42,10 @@ BELL_SLICE_S = 0.2
 
 class DiagnosingVerbs(Verbs):
     def diagnose(self, *, far_s: float, late_s: float) -> Diagnosis:
-        pooled = self.read_lane.open().pooled
+        pooled = self.read_connection.open().pooled
         now_at, clock_off_s, round_trip_s = self._look_at_clock()
         ticket = self.read("look_ticket", name=SWEEP_TICKET)
-        bell, bell_note = self._try_bell(pooled)
+        wakeups, bell_note = self._try_wakeup(pooled)
         limits = {"jobs": LOOK_JOBS, "groups": LOOK_GROUPS}
         quarantined = self.read("look_quarantined", errors=LOOK_ERRORS, groups=LOOK_GROUPS)
         tables = tuple(TableLook(*row) for row in self.read("look_tables", schema=self.schema))
@@ -64,8 +64,8 @@ class DiagnosingVerbs(Verbs):
             watch=tuple(WatchLook(Cause(row[0]), *row[1:]) for row in self.read("look_watch")),
             several_hosts=tuple(self._look_at_addresses()),
             pooler=pooled,
-            bell=bell,
-            bell_note=bell_note,
+            wakeup_reachable=wakeups,
+            wakeup_note=bell_note,
             tables=tables,
             snapshots=tuple(Snapshot(*row) for row in self.read("look_snapshots", groups=LOOK_GROUPS)),
             size_bytes=sum(table.size_bytes for table in tables),
@@ -125,31 +125,31 @@ class DiagnosingVerbs(Verbs):
         paused_names = [name for (name,) in self.read("look_paused", queues=LOOK_QUEUES) if name not in known]
         return (*found, *(QueueBacklog(name, True, 0) for name in paused_names))
 
-    def _try_bell(self, pooled: bool) -> tuple[WakeupState, str]:
+    def _try_wakeup(self, pooled: bool) -> tuple[WakeupState, str]:
         """Listen on a connection of the kind that workers listen on, ring the way everybody rings, and wait."""
         if not self.settings.notify:
             return "off", ""
         if pooled and not self.settings.listen_url:
             return "pooled", ""
-        lane = self._lane("doctor", self.settings.listen_url)
+        connection = self._connection("doctor", self.settings.listen_url)
         # A channel of its own: nobody is woken for a rehearsal.
         channel = f"{self.schema}.doctor"
         word = f"doctor:{secrets.token_hex(8)}"
-        bell = PostgresListener(lane, channel, lambda heard: heard == word)
+        wakeups = PostgresListener(connection, channel, lambda heard: heard == word)
         try:
-            if lane.open().pooled:
+            if connection.open().pooled:
                 return "silent", "listen_url leads to a pooler too"
             deadline_s = time.monotonic() + BELL_PATIENCE_S
             while time.monotonic() < deadline_s:
-                self.read_lane.ask(self.sql["ring"], {"channel": channel, "payload": word})
-                if bell.wait(BELL_SLICE_S):
+                self.read_connection.ask(self.sql["ring"], {"channel": channel, "payload": word})
+                if wakeups.wait(BELL_SLICE_S):
                     return "works", ""
             return "silent", f"a NOTIFY was not heard within {BELL_PATIENCE_S:g}s"
         except LedgerError as error:
             return "silent", str(error)
         finally:
-            bell.close()
-            lane.close()
+            wakeups.close()
+            connection.close()
 
 
 class _TableLooks:

@@ -132,12 +132,12 @@ class ClientVerbs(HolderVerbs):
         if not jobs:
             return []
         check_jobs(jobs)
-        with self.client_lane.hold():
+        with self.client_connection.hold():
             ids = self.job_ids.take(len(jobs))
         batches = in_batches(ids, jobs, lock_timeout=LOCK_TIMEOUT)
         if failpoints.active:
             failpoints.reached("enqueue.before_commit")
-        places = self.past_locks(self.client_lane, lambda: self._store(batches), patience_s)
+        places = self.past_locks(self.client_connection, lambda: self._store(batches), patience_s)
         if failpoints.active:
             failpoints.reached("enqueue.after_commit")
         return answer_of(ids, places)
@@ -186,10 +186,10 @@ class ClientVerbs(HolderVerbs):
     # ------------------------------------------------------------------------------------------
 
     def _reserve(self, count: int) -> list[int]:
-        return [row[0] for row in self.client_lane.ask(self.sql["reserve_job_ids"], {"count": count})]
+        return [row[0] for row in self.client_connection.ask(self.sql["reserve_job_ids"], {"count": count})]
 
     def _store(self, batches: list[dict[str, Any]]) -> dict[int, int]:
-        with self.client_lane.hold():
+        with self.client_connection.hold():
             # Repeated as it was: the ids are reserved, so that it cannot be stored twice.
             return self.repeat_uncertain(lambda: self._store_once(batches))
 
@@ -211,8 +211,8 @@ class ClientVerbs(HolderVerbs):
 
     def _store_once(self, batches: list[dict[str, Any]]) -> dict[int, int]:
         if len(batches) == 1:
-            return self._insert(self.client_lane.write, batches)
-        with self.client_lane.transaction() as connection:
+            return self._insert(self.client_connection.write, batches)
+        with self.client_connection.transaction() as connection:
             return self._insert(lambda sql, values: connection.execute(sql, values, binary=True).fetchall(), batches)
 
     def _insert(self, ask: Ask, batches: list[dict[str, Any]]) -> dict[int, int]:
@@ -301,7 +301,7 @@ def optional(pack: Callable[[Any], bytes], values: list[Any]) -> bytes | None:
 class RequestVerbs(ClientVerbs):
     def enqueue_once(self, request: Request, jobs: Sequence[NewJob]) -> OnceAnswer:
         check_jobs(jobs)
-        with self.client_lane.hold():
+        with self.client_connection.hold():
             ids = self.job_ids.take(len(jobs))
         values = {
             **columns(range(len(jobs)), ids, jobs),
@@ -310,8 +310,8 @@ class RequestVerbs(ClientVerbs):
             "keep_s": request.keep_s,
         }
         first, fingerprint, job_ids, fresh = self.past_locks(
-            self.client_lane,
-            lambda: self.repeat_uncertain(lambda: self.client_lane.write(self.sql["enqueue_once"], values)),
+            self.client_connection,
+            lambda: self.repeat_uncertain(lambda: self.client_connection.write(self.sql["enqueue_once"], values)),
         )[0]
         if fingerprint != request.fingerprint:
             return OnceAnswer((), repeated=True)

@@ -111,10 +111,10 @@ class TellingVerbs(Verbs):
     ) -> int:
         values = {"kind": kind, "message": message, "job_id": job_id, "worker_id": worker_id, "about": about}
         # A worker has few connections, and its heartbeat thread must not wait as long as a client does.
-        lane = self.client_lane if self.worker_id is None else self.service_lane
-        return int(lane.write(self.sql["note_event"], values)[0][0])
+        connection = self.client_connection if self.worker_id is None else self.service_connection
+        return int(connection.write(self.sql["note_event"], values)[0][0])
 
-    def glance(self, job_ids: Collection[int]) -> list[JobPosition]:
+    def job_position(self, job_ids: Collection[int]) -> list[JobPosition]:
         rows = self.read("glance", ids=list(job_ids)) if job_ids else []
         return [JobPosition(row[0], JobState(row[1]), *row[2:]) for row in rows]
 
@@ -122,4 +122,4 @@ class TellingVerbs(Verbs):
         pairs = list(wanted)
         # Beside the enqueue, on the lane that whoever enqueues has open.
         values = {"queues": [queue for queue, _ in pairs], "tasks": [task for _, task in pairs]}
-        return {(queue, task) for queue, task in self.client_lane.ask(self.sql["unserved"], values)}
+        return {(queue, task) for queue, task in self.client_connection.ask(self.sql["unserved"], values)}

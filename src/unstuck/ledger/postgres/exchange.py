@@ -18,41 +18,41 @@ from unstuck.ledger.postgres.workers import ForeignVerbs, beat_answers, beat_val
 
 
 class LetterVerbs(Verbs):
-    def letters(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
+    def reply_addresses(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
         check_ids((after_job_id,))
         return [ReplyAddress(*row) for row in self.read("letters", client=client, after=after_job_id, limit=limit)]
 
-    def letter(self, job_id: int) -> ReplyAddress | None:
+    def reply_address(self, job_id: int) -> ReplyAddress | None:
         check_ids((job_id,))
         rows = self.read("letter", job_id=job_id)
         return ReplyAddress(*rows[0]) if rows else None
 
 
-def reply_address_columns(letters: Sequence[ReplyAddress | None]) -> dict[str, Any]:
+def reply_address_columns(reply_addresses: Sequence[ReplyAddress | None]) -> dict[str, Any]:
     """Give the letters of a batch of jobs by column; those without one have no client."""
     return {
-        "clients": arrays.byteas([None if one is None else one.client for one in letters]),
-        "services": arrays.texts([None if one is None else one.service for one in letters]),
-        "request_ids": arrays.texts([None if one is None else one.request_id for one in letters]),
-        "letter_places": arrays.int4s([0 if one is None else one.place for one in letters]),
-        "letters": arrays.int4s([1 if one is None else one.places for one in letters]),
-        "correlations": optional(arrays.byteas, [None if one is None else one.correlation for one in letters]),
-        "own_ids": optional(arrays.texts, [None if one is None else one.own_id for one in letters]),
-        "notifies": arrays.bools([one is not None and one.notify for one in letters]),
+        "clients": arrays.byteas([None if one is None else one.client for one in reply_addresses]),
+        "services": arrays.texts([None if one is None else one.service for one in reply_addresses]),
+        "request_ids": arrays.texts([None if one is None else one.request_id for one in reply_addresses]),
+        "letter_places": arrays.int4s([0 if one is None else one.place for one in reply_addresses]),
+        "letters": arrays.int4s([1 if one is None else one.places for one in reply_addresses]),
+        "correlations": optional(arrays.byteas, [None if one is None else one.correlation for one in reply_addresses]),
+        "own_ids": optional(arrays.texts, [None if one is None else one.own_id for one in reply_addresses]),
+        "notifies": arrays.bools([one is not None and one.notify for one in reply_addresses]),
     }
 
 
-def reply_address_values(letter: ReplyAddress) -> dict[str, Any]:
+def reply_address_values(reply_address: ReplyAddress) -> dict[str, Any]:
     """Give the parameters of one letter."""
     return {
-        "client": letter.client,
-        "service": letter.service,
-        "request_id": letter.request_id,
-        "place": letter.place,
-        "places": letter.places,
-        "correlation": letter.correlation,
-        "own_id": letter.own_id,
-        "notify": letter.notify,
+        "client": reply_address.client,
+        "service": reply_address.service,
+        "request_id": reply_address.request_id,
+        "place": reply_address.place,
+        "places": reply_address.places,
+        "correlation": reply_address.correlation,
+        "own_id": reply_address.own_id,
+        "notify": reply_address.notify,
     }
 
 
@@ -60,12 +60,12 @@ class ExchangeVerbs(RequestVerbs, ForeignVerbs):
     def exchange(self, exchange: Exchange) -> ExchangeAnswer:
         check_exchange(exchange)
         beats: tuple[HeartbeatAnswer, ...] | None = None
-        if exchange.pulses and any(map(_writes, exchange.turns)):
+        if exchange.heartbeats and any(map(_writes, exchange.turns)):
             # In a commit of their own: who cancels goes from a job to the beat of its worker, and turns go to jobs.
-            beats = tuple(self.record_heartbeats(exchange.pulses))
-            exchange = msgspec.structs.replace(exchange, pulses=())
+            beats = tuple(self.record_heartbeats(exchange.heartbeats))
+            exchange = msgspec.structs.replace(exchange, heartbeats=())
         answer = self._exchange(exchange)
-        return answer if beats is None else msgspec.structs.replace(answer, beats=beats)
+        return answer if beats is None else msgspec.structs.replace(answer, heartbeats=beats)
 
     def _exchange(self, exchange: Exchange) -> ExchangeAnswer:
         intake = Intake(self.sql, exchange, self._ids(len(exchange.jobs) + len(exchange.once)))
@@ -74,12 +74,12 @@ class ExchangeVerbs(RequestVerbs, ForeignVerbs):
         if failpoints.active:
             failpoints.reached("exchange.before_commit")
         try:
-            rows = iter(self.turn_lane.write_all([*first, *intake.statements, *turns, *last])[len(first) :])
+            rows = iter(self.turn_connection.write_all([*first, *intake.statements, *turns, *last])[len(first) :])
         except UncertainCommit:
             if not intake.statements:
                 raise
             # What was taken in is the same when it is done twice, and whoever sent it needs its ids. Turns are not.
-            rows = iter(self.repeat_uncertain(lambda: self.turn_lane.write_all(intake.statements)))
+            rows = iter(self.repeat_uncertain(lambda: self.turn_connection.write_all(intake.statements)))
             enqueued, once, beats = intake.read(rows)
             return ExchangeAnswer(enqueued, once, None if turns else (), beats)
         if failpoints.active:
@@ -88,7 +88,7 @@ class ExchangeVerbs(RequestVerbs, ForeignVerbs):
         # Behind the answers to the turns may be what their end has to say.
         answers = tuple(self._turn_answer(turn, next(rows)) for turn in exchange.turns)
         for [(queues,)] in rows:
-            self.ring(f"queue:{queue}" for queue in queues)
+            self.notify(f"queue:{queue}" for queue in queues)
         return ExchangeAnswer(enqueued, once, answers, beats)
 
     def _around(self, exchange: Exchange) -> tuple[list[Statement], list[Statement]]:
@@ -103,7 +103,7 @@ class ExchangeVerbs(RequestVerbs, ForeignVerbs):
     def _ids(self, count: int) -> list[int]:
         if count == 0:
             return []
-        with self.client_lane.hold():
+        with self.client_connection.hold():
             return self.job_ids.take(count)
 
 
@@ -130,9 +130,9 @@ class Intake:
         once: dict[int, Enqueued | None] = {}
         for place in self._once_places:
             once[place] = _once_answer(self._exchange.once[place], self._once_ids[place], next(rows)[0])
-            if self._exchange.once[place].letter is not None:
+            if self._exchange.once[place].reply_address is not None:
                 next(rows)
-        beats = tuple(beat_answers(next(rows))) if self._exchange.pulses else ()
+        beats = tuple(beat_answers(next(rows))) if self._exchange.heartbeats else ()
         return tuple(answer_of(self._ids, known)), tuple(once[place] for place in sorted(once)), beats
 
     def _all(self, sql: Mapping[str, bytes]) -> Iterator[Statement]:
@@ -141,9 +141,11 @@ class Intake:
             # Before the letters that may come for the same jobs.
             yield sql["answer_letters"], {"ids": arrays.int8s(exchange.answered)}
         for batch in self._batches:
-            letters = [exchange.letters[place] for place in batch["places"]] if exchange.letters else []
-            if any(letter is not None for letter in letters):
-                yield sql["post"], {**batch, **reply_address_columns(letters)}
+            reply_addresses = (
+                [exchange.reply_addresses[place] for place in batch["places"]] if exchange.reply_addresses else []
+            )
+            if any(reply_address is not None for reply_address in reply_addresses):
+                yield sql["post"], {**batch, **reply_address_columns(reply_addresses)}
             else:
                 yield sql["enqueue"], batch
         for place in self._once_places:
@@ -151,11 +153,11 @@ class Intake:
             keyed = {"key": one.request.key, "fingerprint": one.request.fingerprint}
             values = columns((0,), [self._once_ids[place]], [one.job])
             yield sql["enqueue_once"], {**values, **keyed, "keep_s": one.request.keep_s}
-            if one.letter is not None:
-                yield sql["store_letter"], {**keyed, **reply_address_values(one.letter)}
-        if exchange.pulses:
+            if one.reply_address is not None:
+                yield sql["store_letter"], {**keyed, **reply_address_values(one.reply_address)}
+        if exchange.heartbeats:
             # Before the turns: who changes an identity row must not hold it more weakly already.
-            yield sql["beat_foreign_along"], beat_values(exchange.pulses)
+            yield sql["beat_foreign_along"], beat_values(exchange.heartbeats)
 
 
 def _writes(turn: Turn) -> bool:

@@ -36,9 +36,11 @@ class JournalVerbs(HolderVerbs):
         if "\0" in name:
             raise RefusedValue("The name of a signal must not hold a NUL character.")
         values = {"job_id": job_id, "name": name, "value": value, "by": by, "limit": MAX_SIGNALS}
-        answer, queue = self.past_locks(self.read_lane, lambda: self.read_lane.write(self.sql["signal"], values))[0]
+        answer, queue = self.past_locks(
+            self.read_connection, lambda: self.read_connection.write(self.sql["signal"], values)
+        )[0]
         if queue is not None:
-            self.ring((f"queue:{queue}",))
+            self.notify((f"queue:{queue}",))
         return str(answer)
 
     def journal(self, job_id: int) -> list[JournalRecord]:
@@ -55,10 +57,10 @@ class JournalVerbs(HolderVerbs):
             return {}
         values = {"ids": arrays.int8s(job_ids)}
         lines: dict[int, list[RecordedEntry]] = {job_id: [] for job_id in job_ids}
-        for job_id, *line in self.turn_lane.ask(self.sql["journal_lines"], values):
+        for job_id, *line in self.turn_connection.ask(self.sql["journal_lines"], values):
             lines[job_id].append(RecordedEntry(*line))
         kept: dict[int, list[PendingSignal]] = {job_id: [] for job_id in job_ids}
-        for job_id, *signal in self.turn_lane.ask(self.sql["kept_signals"], values):
+        for job_id, *signal in self.turn_connection.ask(self.sql["kept_signals"], values):
             kept[job_id].append(PendingSignal(*signal))
         return {job_id: pack_journal(lines[job_id], kept[job_id]) for job_id in job_ids}
 
@@ -195,7 +197,7 @@ class OperatorVerbs(ReadingVerbs, HolderVerbs):
             count += cancelled
         if count:
             message = f"{count} pending jobs of queue {queue!r} were cancelled by {by}"
-            self.read_lane.write(self.sql["tell"], {"kind": "purged", "message": message})
+            self.read_connection.write(self.sql["tell"], {"kind": "purged", "message": message})
         return count
 
     def _purge_once(self, queue: str, cause: str) -> int:
@@ -214,10 +216,10 @@ class OperatorVerbs(ReadingVerbs, HolderVerbs):
 
     def _write(self, query: str, /, **values: Any) -> list[Row]:
         """Write what rows of jobs are needed for: an operator waits for other sessions, though not for ever."""
-        return self.past_locks(self.read_lane, lambda: self.read_lane.write(self.sql[query], values))
+        return self.past_locks(self.read_connection, lambda: self.read_connection.write(self.sql[query], values))
 
     def _set_paused(self, names: list[str], paused: bool, by: str) -> list[str]:
         if not names:
             return []
         values = {"names": arrays.texts(names), "paused": paused, "by": by, "word": "paused" if paused else "resumed"}
-        return [row[0] for row in self.read_lane.write(self.sql["set_paused"], values)]
+        return [row[0] for row in self.read_connection.write(self.sql["set_paused"], values)]

@@ -43,7 +43,7 @@ class PostgresLedger(
 ):
     """See `unstuck.ledger.contract.Ledger`, which this fulfils."""
 
-    one_host = False
+    single_host = False
 
     def migrate(
         self,
@@ -52,24 +52,24 @@ class PostgresLedger(
         migrations: Sequence[Migration] | None = None,
         functions: Sequence[Function] | None = None,
     ) -> list[str]:
-        onlooker = self._lane("doctor")
+        onlooker = self._connection("doctor")
         files = MIGRATIONS if migrations is None else migrations
         theirs = FUNCTIONS if functions is None else functions
         try:
-            return migrate(self.read_lane, onlooker, self.schema, self.quoted_schema, files, wait_s, theirs)
+            return migrate(self.read_connection, onlooker, self.schema, self.quoted_schema, files, wait_s, theirs)
         finally:
             onlooker.close()
 
     def check_schema(self) -> None:
-        check_schema(self.read_lane, self.address, self.schema, self.quoted_schema)
+        check_schema(self.read_connection, self.address, self.schema, self.quoted_schema)
 
     def void_tokens(self) -> int:
-        count = int(self.read_lane.write(self.sql["void_tokens"], {})[0][0])
+        count = int(self.read_connection.write(self.sql["void_tokens"], {})[0][0])
         self.job_ids.forget()
         return count
 
     def describe(self) -> dict[str, Any]:
-        session = self.read_lane.open()
+        session = self.read_connection.open()
         version = session.connection.info.server_version
         return {
             "database": "postgresql",
@@ -81,8 +81,8 @@ class PostgresLedger(
         }
 
     def close(self) -> None:
-        for lane in self.lanes():
-            lane.close()
+        for connection in self.connections():
+            connection.close()
 
     def _bell(self, pooled: bool) -> str:
         if not self.settings.notify:

@@ -28,8 +28,8 @@ order by a.xact_start limit %(most)s
 class Blockers:
     """The sessions that a watched session waited for when it was last seen to wait."""
 
-    def __init__(self, lane: ManagedConnection, every_s: float) -> None:
-        self._lane = lane
+    def __init__(self, connection: ManagedConnection, every_s: float) -> None:
+        self._connection = connection
         self._every_s = every_s
         self._seen: list[Row] = []
 
@@ -59,7 +59,7 @@ class Blockers:
         values = {"pid": pid, "most": MAX_BLOCKERS, "chars": MAX_QUERY_CHARS}
         while not over.wait(self._every_s):
             try:
-                self._seen = self._lane.ask(_BLOCKERS, values) or self._seen
+                self._seen = self._connection.ask(_BLOCKERS, values) or self._seen
             except LedgerError:
                 # Who is in the way is good to know and not needed: there may be no connection left for us.
                 return
@@ -89,15 +89,15 @@ T = TypeVar("T")
 
 class HolderVerbs(Verbs):
     def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
-        found = self.turn_lane.ask(self.sql["blocked_outcomes"], {"ids": arrays.int8s(list(job_ids))})
+        found = self.turn_connection.ask(self.sql["blocked_outcomes"], {"ids": arrays.int8s(list(job_ids))})
         pids = {pid for _, pid in found if pid is not None}
-        told = {pid: self.lock_holders(self.turn_lane, [pid]) for pid in pids}
-        unknown = self.lock_holders(self.turn_lane) if any(pid is None for _, pid in found) else ""
+        told = {pid: self.lock_holders(self.turn_connection, [pid]) for pid in pids}
+        unknown = self.lock_holders(self.turn_connection) if any(pid is None for _, pid in found) else ""
         return {job_id: unknown if pid is None else told[pid] for job_id, pid in found}
 
-    def lock_holders(self, lane: ManagedConnection, pids: Sequence[int] = ()) -> str:
+    def lock_holders(self, connection: ManagedConnection, pids: Sequence[int] = ()) -> str:
         """Describe these sessions, or those that may hold what we wait for."""
-        rows = lane.ask(self.sql["lock_holders"], {"pids": arrays.int4s(list(pids)), "open_s": OPEN_S})
+        rows = connection.ask(self.sql["lock_holders"], {"pids": arrays.int4s(list(pids)), "open_s": OPEN_S})
         if not rows:
             return UNKNOWN
         return "blocked by " + " or ".join(
@@ -105,7 +105,7 @@ class HolderVerbs(Verbs):
             for pid, name, state, age_s in rows
         )
 
-    def past_locks(self, lane: ManagedConnection, call: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+    def past_locks(self, connection: ManagedConnection, call: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
         """Call again while another session holds a lock that it needs, then raise LedgerBusy and name that session.
 
         Each call waits for a moment only, and others use the connection in between."""
@@ -118,7 +118,7 @@ class HolderVerbs(Verbs):
                 if time.monotonic() + pause_s > deadline_s:
                     who = UNKNOWN
                     with suppress(LedgerError):
-                        who = self.lock_holders(lane)
+                        who = self.lock_holders(connection)
                     raise LedgerBusy(
                         f"PostgreSQL at {self.address.where} could not do it: {who}. Nothing was written. End that "
                         "transaction, or try again later."

@@ -40,7 +40,7 @@ class UpkeepVerbs(Verbs):
         after: int | None = 0
         while after is not None:
             # Many short transactions: a prune of millions must not make the workers wait.
-            after, count = self.read_lane.write(
+            after, count = self.read_connection.write(
                 self.sql["prune_batch"],
                 {"after": after, "older_than_s": older_than_s, "states": wanted, "look": PRUNE_LOOK},
             )[0]

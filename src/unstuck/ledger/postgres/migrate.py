@@ -88,7 +88,7 @@ class _Target:
 
 
 def migrate(
-    lane: ManagedConnection,
+    connection: ManagedConnection,
     onlooker: ManagedConnection,
     schema: str,
     quoted: str,
@@ -98,32 +98,32 @@ def migrate(
 ) -> list[str]:
     """Return the names of what was applied. `onlooker` is a second connection, used to see who is in the way."""
     wait = LockWait(wait_s)
-    target = _Target(lane, Blockers(onlooker, LOCK_TIMEOUT_S / 3), schema, quoted, migrations, functions)
+    target = _Target(connection, Blockers(onlooker, LOCK_TIMEOUT_S / 3), schema, quoted, migrations, functions)
     _patiently(partial(_prepare, target), f"The schema {schema!r}", wait, target.blockers)
     done: list[str] = []
     while True:
         if done and failpoints.active:
             failpoints.reached("migrate.between")
-        applied = _applied(lane, quoted)
+        applied = _applied(connection, quoted)
         left = pending(migrations, applied, f"schema {schema!r}")
-        if not left and not _differences(target, applied, _stored(lane.ask, quoted, applied)):
+        if not left and not _differences(target, applied, _stored(connection.ask, quoted, applied)):
             return done
         name = left[0].name if left else "The change of functions"
         done += _patiently(partial(_apply, target, left), name, wait, target.blockers)
 
 
-def check_schema(lane: ManagedConnection, address: Address, schema: str, quoted: str) -> None:
+def check_schema(connection: ManagedConnection, address: Address, schema: str, quoted: str) -> None:
     """Raise SchemaMismatch unless this code works with the tables and the functions."""
     where = f"schema {schema!r} of {address.where}"
     try:
-        applied = _applied(lane, quoted)
+        applied = _applied(connection, quoted)
     except SchemaMismatch:
         check_applied(MIGRATIONS, {}, where)
         raise
     check_applied(MIGRATIONS, applied, where)
     if max(applied) > len(MIGRATIONS):
         return
-    others = [one.name for one in changed(FUNCTIONS, _stored(lane.ask, quoted, applied))]
+    others = [one.name for one in changed(FUNCTIONS, _stored(connection.ask, quoted, applied))]
     if others:
         more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
         names = ", ".join(others[:MAX_NAMED])
@@ -209,8 +209,8 @@ def _note(connection: Connection, migration: Migration, quoted: str) -> bytes:
     return in_schema(_NOTE, quoted).encode() + listed.as_bytes(connection)
 
 
-def _applied(lane: ManagedConnection, quoted: str) -> Applied:
-    return _of_rows(lane.ask(in_schema(_APPLIED, quoted).encode()))
+def _applied(connection: ManagedConnection, quoted: str) -> Applied:
+    return _of_rows(connection.ask(in_schema(_APPLIED, quoted).encode()))
 
 
 def _of_rows(rows: Sequence[Row]) -> Applied:

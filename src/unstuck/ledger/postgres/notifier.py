@@ -26,8 +26,8 @@ SEPARATOR = "\n"
 class PostgresListener:
     """Hear the rings that concern one worker; with `lane` None it only waits, and polling does the work."""
 
-    def __init__(self, lane: ManagedConnection | None, channel: str, concerns: Callable[[str], bool]) -> None:
-        self._lane = lane
+    def __init__(self, connection: ManagedConnection | None, channel: str, concerns: Callable[[str], bool]) -> None:
+        self._connection = connection
         self._channel = channel
         self._concerns = concerns
         self._words: set[str] = set()
@@ -38,9 +38,9 @@ class PostgresListener:
         # Closed when nobody can reach us any more, and not by `close`: another thread, or a signal handler, may be
         # about to use them, and a number that is free again may be somebody else's file by then.
         weakref.finalize(self, _close_both, self._reading, self._writing)
-        if lane is not None:
-            lane.on_change(self._nudge)
-            lane.on_open(self._greet)
+        if connection is not None:
+            connection.on_change(self._nudge)
+            connection.on_open(self._greet)
 
     def wait(self, timeout_s: float) -> frozenset[str]:
         """Select on the connection's socket without holding its lock: others may use it meanwhile."""
@@ -54,7 +54,7 @@ class PostgresListener:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return frozenset()
-            if self._lane is None or self._reopen():
+            if self._connection is None or self._reopen():
                 retry_s = FIRST_RETRY_S
                 self._select(left_s)
             else:
@@ -69,8 +69,8 @@ class PostgresListener:
     def close(self) -> None:
         self._closed = True
         self._nudge()
-        if self._lane is not None:
-            self._lane.ignore(self._nudge, self._greet)
+        if self._connection is not None:
+            self._connection.ignore(self._nudge, self._greet)
 
     def _greet(self, session: Session) -> None:
         if session.pooled or self._closed:
@@ -79,9 +79,9 @@ class PostgresListener:
         me = weakref.ref(self)
 
         def hear(notify: Notify) -> None:
-            bell = me()
-            if bell is not None:
-                bell._heard(notify)
+            wakeups = me()
+            if wakeups is not None:
+                wakeups._heard(notify)
 
         session.connection.add_notify_handler(hear)
         session.connection.execute(SQL("listen {}").format(Identifier(self._channel)))
@@ -100,11 +100,11 @@ class PostgresListener:
         return words
 
     def _reopen(self) -> bool:
-        assert self._lane is not None
-        if self._lane.socket_fd() is not None:
+        assert self._connection is not None
+        if self._connection.socket_fd() is not None:
             return True
         try:
-            self._lane.open()
+            self._connection.open()
         except LedgerError:
             return False
         return True
@@ -112,15 +112,15 @@ class PostgresListener:
     def _select(self, timeout_s: float) -> None:
         poller = select.poll()
         poller.register(self._reading, select.POLLIN)
-        fd = None if self._lane is None else self._lane.socket_fd()
+        fd = None if self._connection is None else self._connection.socket_fd()
         if fd is not None:
             poller.register(fd, select.POLLIN)
         ready = {found for found, _ in poller.poll(timeout_s * 1000)}
         if self._reading in ready:
             with suppress(OSError):
                 os.read(self._reading, 4096)
-        if fd in ready and self._lane is not None:
-            self._lane.collect()
+        if fd in ready and self._connection is not None:
+            self._connection.collect()
 
     def _nudge(self) -> None:
         # A full pipe is as good as one byte: the reader wakes either way.
@@ -144,7 +144,7 @@ class Notifier:
         self._ringing = False
         self._quiet_until_s = 0.0
 
-    def ring(self, words: Iterable[str], lane: ManagedConnection) -> None:
+    def notify(self, words: Iterable[str], connection: ManagedConnection) -> None:
         with self._lock:
             self._waiting.update(words)
             if self._ringing or not self._waiting:
@@ -153,7 +153,7 @@ class Notifier:
             self._ringing = True
         try:
             while words := self._next():
-                self._send(words, lane)
+                self._send(words, connection)
         except BaseException:
             self._ringing = False
             raise
@@ -164,12 +164,12 @@ class Notifier:
             self._ringing = bool(words)
             return words
 
-    def _send(self, words: Collection[str], lane: ManagedConnection) -> None:
+    def _send(self, words: Collection[str], connection: ManagedConnection) -> None:
         if time.monotonic() < self._quiet_until_s:
             return
         try:
             for payload in payloads(words):
-                lane.ask(self._query, {"channel": self._channel, "payload": payload})
+                connection.ask(self._query, {"channel": self._channel, "payload": payload})
         except LedgerError:
             # A bell that cannot be rung costs a poll interval; a caller who waits for it costs more.
             self._quiet_until_s = time.monotonic() + QUIET_AFTER_FAILURE_S

@@ -13,19 +13,19 @@ from unstuck.ledger.postgres.locks import HolderVerbs
 
 
 class OrderVerbs(HolderVerbs):
-    def lines(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
+    def concurrency_keys(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
         rows = self.read("lines", key=key, limit=limit)
         return [KeyRecord(*(*row[:4], tuple(map(KeyHolder, *row[4:7])))) for row in rows]
 
     def limit_key(self, key: str, places: int | None, by: str) -> None:
         values = {"key": key, "places": places, "by": by}
-        rows = self.past_locks(self.read_lane, lambda: self.read_lane.write(self.sql["limit_line"], values))
-        self.ring(f"queue:{queue}" for (queue,) in rows)
+        rows = self.past_locks(self.read_connection, lambda: self.read_connection.write(self.sql["limit_line"], values))
+        self.notify(f"queue:{queue}" for (queue,) in rows)
 
     def check_keys(self, after: str, limit: int) -> KeysChecked:
         next_after, repaired, removed, queues = self.serve_once("tend_lines", after=after, limit=limit)[0]
         if queues:
-            self.ring(f"queue:{queue}" for queue in set(queues))
+            self.notify(f"queue:{queue}" for queue in set(queues))
         return KeysChecked(next_after, repaired, removed, frozenset(queues))
 
     def queue_limits(self) -> list[QueueLimitRecord]:
@@ -48,17 +48,17 @@ class OrderVerbs(HolderVerbs):
 
     def _limit(self, queue: str, limit: QueueLimit, by: str | None, message: str) -> None:
         values = {"queue": queue, "concurrency": limit.concurrency, "rate": limit.rate, "window_s": limit.window_s}
-        self.read_lane.write(self.sql["limit_queue"], {**values, "by": by, "message": message})
-        self.ring([f"queue:{queue}"])
+        self.read_connection.write(self.sql["limit_queue"], {**values, "by": by, "message": message})
+        self.notify([f"queue:{queue}"])
 
-    def ties(self, job_id: int) -> JobLinks | None:
+    def links(self, job_id: int) -> JobLinks | None:
         rows = self.read("ties", job_id=job_id)
         return JobLinks(*rows[0]) if rows else None
 
     def expire_due(self, limit: int) -> Expired:
         count, queues, next_in_s = self.serve_once("expire_due", limit=limit)[0]
         if queues:
-            self.ring(f"queue:{queue}" for queue in set(queues))
+            self.notify(f"queue:{queue}" for queue in set(queues))
         return Expired(count, frozenset(queues), next_in_s)
 
     def lift_starving(self, waited_s: float, at_once: int) -> dict[str, int]:

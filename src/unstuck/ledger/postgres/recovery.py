@@ -42,16 +42,16 @@ class ReaperVerbs(Verbs):
     def take_ticket(self, name: str, ttl_s: float) -> bool:
         return bool(self.serve_once("take_ticket", name=name, ttl_s=ttl_s))
 
-    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+    def keep_watch(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
         asked_s = host.boottime_s()
-        with self.service_lane.hold():
+        with self.service_connection.hold():
             # Other calls of this process were in the way, so it was awake.
             waited_s = host.boottime_s() - asked_s
             claim_s = None if tick.claim_s is None else tick.claim_s + min(waited_s, tick.every_s)
             since_s = None if tick.since_s is None else tick.since_s + waited_s
             values = {**msgspec.structs.asdict(tick), "claim_s": claim_s, "since_s": since_s}
             row = self.serve_once("tick", **values, ticket=ticket, ttl_s=ttl_s)[0]
-            session = self.service_lane.open()
+            session = self.service_connection.open()
         now_s = host.boottime_s()
         if self._session is not session:
             self._session, self._connected_s = session, now_s
@@ -110,7 +110,7 @@ class ReaperVerbs(Verbs):
             silent_s=silent_s,
         )
         if woken := [queue for _, _, queue in rows if queue is not None]:
-            self.ring(f"queue:{queue}" for queue in woken)
+            self.notify(f"queue:{queue}" for queue in woken)
         return {(job_id, token) for job_id, token, _ in rows if job_id is not None}
 
     def overdue(self, limit: int) -> list[HeldRecord]:

@@ -27,7 +27,7 @@ class ScheduleVerbs(HolderVerbs):
         changed: list[str] = []
         # In the order of names, each by itself: what is written twice is the same.
         for one in sorted(definitions, key=lambda definition: definition.name):
-            rows = self.service_lane.write(self.sql["know_schedule"], {**_definition(one), "source": source})
+            rows = self.service_connection.write(self.sql["know_schedule"], {**_definition(one), "source": source})
             changed += [row[0] for row in rows]
         return changed
 
@@ -40,7 +40,7 @@ class ScheduleVerbs(HolderVerbs):
 
     def restore_schedule(self, definition: ScheduleDefinition, replaces: str, message: str) -> bool:
         values = {**_definition(definition), "replaces": replaces, "message": message}
-        return bool(self.service_lane.write(self.sql["restore_schedule"], values))
+        return bool(self.service_connection.write(self.sql["restore_schedule"], values))
 
     def schedules(self) -> list[ScheduleRecord]:
         return [_record(row) for row in self.read("schedules")]
@@ -77,7 +77,9 @@ class ScheduleVerbs(HolderVerbs):
             **_columns(firing),
         }
         # Tried once: whoever keeps time has other schedules to fire, and comes back.
-        rows = self.past_locks(self.service_lane, lambda: self.serve_once("fire_schedule", **values), patience_s=0.0)
+        rows = self.past_locks(
+            self.service_connection, lambda: self.serve_once("fire_schedule", **values), patience_s=0.0
+        )
         ids: list[int] | None = rows[0][0]
         if failpoints.active and ids:
             failpoints.reached("schedule.after_commit")
@@ -85,10 +87,10 @@ class ScheduleVerbs(HolderVerbs):
 
     def pause_schedule(self, name: str, paused: bool, by: str) -> bool:
         values = {"name": name, "paused": paused, "by": by, "word": "paused" if paused else "resumed"}
-        return bool(self.read_lane.write(self.sql["pause_schedule"], values))
+        return bool(self.read_connection.write(self.sql["pause_schedule"], values))
 
     def remove_schedule(self, name: str, by: str) -> bool:
-        return bool(self.read_lane.write(self.sql["remove_schedule"], {"name": name, "by": by}))
+        return bool(self.read_connection.write(self.sql["remove_schedule"], {"name": name, "by": by}))
 
 
 def _definition(one: ScheduleDefinition) -> dict[str, Any]:

@@ -54,12 +54,12 @@ def turn_values(turn: Turn, around: tuple[Gap, ...] = ()) -> dict[str, Any]:
         values["output_tokens"] = arrays.int8s([one.token for one in turn.outputs])
         values["stdouts"] = arrays.byteas([one.stdout for one in turn.outputs])
         values["stderrs"] = arrays.byteas([one.stderr for one in turn.outputs])
-    if turn.wish is not None and turn.wish.limit > 0:
-        values["queues"] = arrays.texts(tuple(dict.fromkeys(turn.wish.queues)))
-        values["tasks"] = arrays.texts(turn.wish.tasks)
-        values["limit"] = turn.wish.limit
-        values["run_ahead"] = turn.wish.run_ahead
-        values["start"] = turn.wish.start
+    if turn.claim_request is not None and turn.claim_request.limit > 0:
+        values["queues"] = arrays.texts(tuple(dict.fromkeys(turn.claim_request.queues)))
+        values["tasks"] = arrays.texts(turn.claim_request.tasks)
+        values["limit"] = turn.claim_request.limit
+        values["run_ahead"] = turn.claim_request.run_ahead
+        values["start"] = turn.claim_request.start
         if around:
             values["gaps"] = _encode(around).decode()
     return values

@@ -81,58 +81,60 @@ MAX_HELD = 1_000_000
 
 
 class WorkerVerbs(JournalVerbs, WorkflowVerbs):
-    def register(self, birth: NewWorker) -> bool:
-        tasks = sorted(birth.tasks, key=lambda task: task.name)
+    def register(self, new_worker: NewWorker) -> bool:
+        tasks = sorted(new_worker.tasks, key=lambda task: task.name)
         try:
             values: dict[str, Any] = {
-                **{name: getattr(birth, name) for name in _BIRTH_FIELDS},
-                "queues": arrays.texts(birth.queues),
+                **{name: getattr(new_worker, name) for name in _SAME_IN_SQL},
+                "trace": new_worker.status_page,
+                "door": new_worker.transport,
+                "queues": arrays.texts(new_worker.queues),
                 "tasks": arrays.texts([task.name for task in tasks]),
                 "task_queues": arrays.texts([task.queue for task in tasks]),
                 "task_policies": arrays.byteas([task.policy for task in tasks]),
                 "task_async": arrays.bools([task.is_async for task in tasks]),
-                "metadata": msgspec.json.encode(birth.metadata).decode(),
-                "recovery": encode_rules(birth.rules),
+                "metadata": msgspec.json.encode(new_worker.metadata).decode(),
+                "recovery": encode_rules(new_worker.rules),
             }
         except UnicodeEncodeError as error:
             raise errors.unwritable_text(error) from None
-        with self.service_lane.hold():
-            session = self.service_lane.open()
-            if birth.door is not Transport.PYTHON:
+        with self.service_connection.hold():
+            session = self.service_connection.open()
+            if new_worker.transport is not Transport.PYTHON:
                 # Our session proves nothing of somebody who only speaks through us.
                 return bool(
                     self.serve("register", **values, session_pid=None, session_start=None, session_server=None)[0][0]
                 )
             rows = self.serve("register", **values, **session_values(session))
-            self.worker_id = birth.id
-            self.worker_queues = frozenset(birth.queues)
+            self.worker_id = new_worker.id
+            self.worker_queues = frozenset(new_worker.queues)
             return bool(rows[0][0])
 
     def listen(self, worker_id: str) -> PostgresListener:
-        return PostgresListener(self._bell_source(), self.schema, self._concerns_of(worker_id))
+        return PostgresListener(self._wakeup_source(), self.schema, self._concerns_of(worker_id))
 
-    def beat(self, pulse: Heartbeat) -> HeartbeatAnswer:
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         if failpoints.active:
             failpoints.reached("beat.before")
         try:
-            metadata = None if pulse.metadata is None else msgspec.json.encode(pulse.metadata).decode()
+            metadata = None if heartbeat.metadata is None else msgspec.json.encode(heartbeat.metadata).decode()
         except UnicodeEncodeError as error:
             raise errors.unwritable_text(error) from None
-        with self.service_lane.hold(urgent=True):
+        with self.service_connection.hold(urgent=True):
             # A beat may be given twice.
-            return self.service_lane.again_if_cut(lambda: self._beat_once(pulse, metadata))
+            return self.service_connection.again_if_cut(lambda: self._beat_once(heartbeat, metadata))
 
     def turn(self, turn: Turn) -> TurnAnswer:
         values = self._turn_values(turn)
         if failpoints.active:
             failpoints.reached("turn.before_commit")
-        rows = self.turn_lane.write(self.sql["turn"], values)
+        rows = self.turn_connection.write(self.sql["turn"], values)
         if failpoints.active:
             _after_commit()
         return self._turn_answer(turn, rows)
 
     def held(self, worker_id: str) -> list[HeldRecord]:
-        rows = self.turn_lane.ask(self.sql["held_by"], {"worker_id": worker_id, "limit": MAX_HELD})
+        rows = self.turn_connection.ask(self.sql["held_by"], {"worker_id": worker_id, "limit": MAX_HELD})
         return [held_job(row) for row in rows]
 
     def note_progress(self, worker_id: str, notes: Sequence[Progress]) -> None:
@@ -169,13 +171,13 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
 
     # ------------------------------------------------------------------------------------------
 
-    def _beat_once(self, pulse: Heartbeat, metadata: str | None) -> HeartbeatAnswer:
-        session = self.service_lane.open()
+    def _beat_once(self, heartbeat: Heartbeat, metadata: str | None) -> HeartbeatAnswer:
+        session = self.service_connection.open()
         row = self.serve_once(
             "beat",
-            worker_id=pulse.worker_id,
-            running=pulse.running,
-            processed=pulse.processed,
+            worker_id=heartbeat.worker_id,
+            running=heartbeat.running,
+            processed=heartbeat.processed,
             metadata=metadata,
             **session_values(session),
         )[0]
@@ -183,7 +185,7 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
         return HeartbeatAnswer(WorkerState(row[0]), row[1], row[2], cancel, row[5])
 
     def _turn_values(self, turn: Turn) -> dict[str, Any]:
-        around = () if turn.wish is None else self.gaps.of(turn.wish, time.monotonic())
+        around = () if turn.claim_request is None else self.gaps.of(turn.claim_request, time.monotonic())
         try:
             return turn_values(turn, around)
         except UnicodeEncodeError as error:
@@ -193,11 +195,11 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
         last = rows.pop()
         if last[14] != ALIVE:
             return TurnAnswer(alive=False)
-        if turn.wish is not None:
+        if turn.claim_request is not None:
             for gap, cost_s in take_gaps(rows):
-                self.gaps.note(turn.wish.tasks, gap, cost_s, time.monotonic())
+                self.gaps.note(turn.claim_request.tasks, gap, cost_s, time.monotonic())
         if woken := take_woken(rows):
-            self.ring(f"queue:{queue}" for queue in woken)
+            self.notify(f"queue:{queue}" for queue in woken)
         if last[4]:
             rows = self._with_payloads(rows)
         claimed, superseded = claims(rows, self._extras(rows))
@@ -220,7 +222,7 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
         """Fetch what was too large for the answer; the commit is behind us, so nobody waits for a slow reader."""
         left_out = {row[0] for row in rows if row[14] == CLAIMED and row[5] is None}
         try:
-            found = self.turn_lane.ask(self.sql["payloads"], {"ids": arrays.int8s(list(left_out))})
+            found = self.turn_connection.ask(self.sql["payloads"], {"ids": arrays.int8s(list(left_out))})
         except LedgerUnavailable as error:
             raise UncertainCommit(str(error)) from error
         payloads: dict[int, bytes] = dict(found)
@@ -231,14 +233,14 @@ class WorkerVerbs(JournalVerbs, WorkflowVerbs):
             if row[0] not in left_out or row[0] in payloads
         ]
 
-    def _bell_source(self) -> Any:
+    def _wakeup_source(self) -> Any:
         if not self.settings.notify:
             return None
-        if self.listen_lane is not None:
-            self.listen_lane.open()
-            return self.listen_lane
+        if self.listen_connection is not None:
+            self.listen_connection.open()
+            return self.listen_connection
         # A pooler gives the session to others after each transaction: nobody would hear what it listens for.
-        return None if self.service_lane.open().pooled else self.service_lane
+        return None if self.service_connection.open().pooled else self.service_connection
 
     def _concerns_of(self, worker_id: str) -> Any:
         own = f"worker:{worker_id}"
@@ -261,7 +263,7 @@ def _after_commit() -> None:
         raise UncertainCommit("The answer of a turn was lost. Compare what is held, and go on.") from error
 
 
-_BIRTH_FIELDS = (
+_SAME_IN_SQL = (
     "id",
     "name",
     "host",
@@ -269,13 +271,11 @@ _BIRTH_FIELDS = (
     "boot_id",
     "pid_namespace",
     "process_started",
-    "trace",
     "concurrency",
     "version",
     "heartbeat_interval_s",
     "suspect_after_s",
     "running_stale_after_s",
-    "door",
     "owner",
 )
 
@@ -306,31 +306,34 @@ class ForeignVerbs(WorkerVerbs):
 
     def blocked_workers(self, worker_ids: Collection[str]) -> set[str]:
         ids = arrays.texts(sorted(worker_ids))
-        return {worker_id for (worker_id,) in self.turn_lane.ask(self.sql["blocked_workers"], {"ids": ids})}
+        return {worker_id for (worker_id,) in self.turn_connection.ask(self.sql["blocked_workers"], {"ids": ids})}
 
-    def record_heartbeats(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
+    def record_heartbeats(self, heartbeats: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
         # A beat may be given twice; what it adds to the count of settled jobs is for people.
-        return beat_answers(self.beats_lane.ask(self.sql["beat_foreign"], beat_values(pulses)))
+        return beat_answers(self.heartbeat_connection.ask(self.sql["beat_foreign"], beat_values(heartbeats)))
 
-    def beat_async(self, pulses: Sequence[RemoteHeartbeat]) -> HeartbeatPipeline[list[HeartbeatAnswer]] | None:
+    def beat_async(self, heartbeats: Sequence[RemoteHeartbeat]) -> HeartbeatPipeline[list[HeartbeatAnswer]] | None:
         return launch(
-            self.beats_lane, self.sql["beat_foreign_in_flight"], [*beat_values(pulses).values()], _answers_read
+            self.heartbeat_connection,
+            self.sql["beat_foreign_in_flight"],
+            [*beat_values(heartbeats).values()],
+            _answers_read,
         )
 
     def listen_all(self) -> PostgresListener:
-        return PostgresListener(self._bell_source(), self.schema, lambda word: True)
+        return PostgresListener(self._wakeup_source(), self.schema, lambda word: True)
 
 
-def beat_values(pulses: Sequence[RemoteHeartbeat]) -> dict[str, Any]:
+def beat_values(heartbeats: Sequence[RemoteHeartbeat]) -> dict[str, Any]:
     """Give the parameters of a beat for many."""
     try:
-        metadata = [None if one.metadata is None else msgspec.json.encode(one.metadata).decode() for one in pulses]
+        metadata = [None if one.metadata is None else msgspec.json.encode(one.metadata).decode() for one in heartbeats]
     except UnicodeEncodeError as error:
         raise errors.unwritable_text(error) from None
     return {
-        "worker_ids": arrays.texts([one.worker_id for one in pulses]),
-        "running": arrays.int8s([AS_IT_WAS if one.running is None else one.running for one in pulses]),
-        "settled": arrays.int8s([one.settled for one in pulses]),
+        "worker_ids": arrays.texts([one.worker_id for one in heartbeats]),
+        "running": arrays.int8s([AS_IT_WAS if one.running is None else one.running for one in heartbeats]),
+        "settled": arrays.int8s([one.settled for one in heartbeats]),
         "metadata": arrays.texts(metadata),
     }
 

@@ -26,7 +26,9 @@ def cancel_withdrawn(verbs: HolderVerbs, job_ids: Collection[int]) -> None:
     """Those of the workflows that these jobs, which were queued again, are of."""
     for (job_id,) in verbs.read("nodes_to_unstop", ids=arrays.int8s(list(job_ids))) if job_ids else ():
         # Each alone: who waits for one while holding another might wait for ever.
-        verbs.past_locks(verbs.read_lane, partial(verbs.read_lane.write, verbs.sql["unstop"], {"id": job_id}))
+        verbs.past_locks(
+            verbs.read_connection, partial(verbs.read_connection.write, verbs.sql["unstop"], {"id": job_id})
+        )
 
 
 KEY_ROUNDS = 100
@@ -39,17 +41,17 @@ class WorkflowVerbs(ClientVerbs):
 
     def begin_workflow(self, workflow: NewWorkflow) -> Enqueued:
         check_workflow(workflow)
-        with self.client_lane.hold():
+        with self.client_connection.hold():
             [workflow_id] = self.job_ids.take(1)
         values = {"id": workflow_id, "name": workflow.name, **_values(workflow)}
         while True:
             queues = self._begin("begin_workflow", values)[0][0]
             if queues is not None:
-                self.ring(f"queue:{queue}" for queue in queues)
+                self.notify(f"queue:{queue}" for queue in queues)
                 return Enqueued(workflow_id)
-            if self.client_lane.ask(self.sql["workflow"], {"id": workflow_id}):
+            if self.client_connection.ask(self.sql["workflow"], {"id": workflow_id}):
                 return Enqueued(workflow_id)
-            found = self.client_lane.ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
+            found = self.client_connection.ask(self.sql["owner_of_key"], {"key": workflow.root.unique_key})
             if found:
                 return Enqueued(found[0][0], fresh=False)
 
@@ -58,7 +60,7 @@ class WorkflowVerbs(ClientVerbs):
         check_workflow(workflow)
         values = _values(workflow)
         refuse_other_words(theirs, (workflow.name, *values.values()))
-        return self.past_locks(self.client_lane, lambda: self._begin_on(theirs, workflow, values))
+        return self.past_locks(self.client_connection, lambda: self._begin_on(theirs, workflow, values))
 
     def _begin_on(self, theirs: psycopg.Connection[Any], workflow: NewWorkflow, values: dict[str, str]) -> Enqueued:
         with self.part_of(theirs, 1) as (ask, [workflow_id]):
@@ -76,7 +78,7 @@ class WorkflowVerbs(ClientVerbs):
 
     def begin_workflow_once(self, request: Request, workflow: NewWorkflow) -> OnceAnswer:
         check_workflow(workflow)
-        with self.client_lane.hold():
+        with self.client_connection.hold():
             [workflow_id] = self.job_ids.take(1)
         values = {
             "id": workflow_id,
@@ -90,7 +92,7 @@ class WorkflowVerbs(ClientVerbs):
         first, fingerprint, job_ids, fresh, queues = self._begin("begin_workflow_once", values)[0]
         if fingerprint != request.fingerprint:
             return OnceAnswer((), repeated=True)
-        self.ring(f"queue:{queue}" for queue in queues or ())
+        self.notify(f"queue:{queue}" for queue in queues or ())
         # Where our own id is there it was us, in a try whose answer was lost.
         return OnceAnswer((Enqueued(job_ids[0], fresh[0]),), repeated=not first and job_ids != [workflow_id])
 
@@ -131,26 +133,26 @@ class WorkflowVerbs(ClientVerbs):
     def repair_workflows(self, limit: int) -> list[Repaired]:
         rows = self.serve_once("repair_workflows", after=self._repaired_up_to, look=REPAIR_LOOK, limit=limit)
         self._repaired_up_to = rows[-1][3] or 0
-        self.ring({f"queue:{queue}" for _, _, queues, _ in rows for queue in queues or ()})
+        self.notify({f"queue:{queue}" for _, _, queues, _ in rows for queue in queues or ()})
         return [Repaired(workflow_id, what) for workflow_id, what, _, _ in rows[:-1]]
 
     def _begin(self, query: str, values: dict[str, Any]) -> list[Row]:
         return self.past_locks(
-            self.client_lane,
-            lambda: self.repeat_uncertain(lambda: self.client_lane.write(self.sql[query], values)),
+            self.client_connection,
+            lambda: self.repeat_uncertain(lambda: self.client_connection.write(self.sql[query], values)),
         )
 
     def _act(self, query: str, **values: Any) -> bool:
-        rows = self.past_locks(self.read_lane, lambda: self.read_lane.write(self.sql[query], values))
+        rows = self.past_locks(self.read_connection, lambda: self.read_connection.write(self.sql[query], values))
         if not rows or rows[0][0] is None:
             return False
-        self.ring(f"queue:{queue}" for queue in rows[0][0])
+        self.notify(f"queue:{queue}" for queue in rows[0][0])
         return True
 
     def _inputs(self, job_ids: list[int]) -> dict[int, bytes]:
         if not job_ids:
             return {}
-        rows = self.turn_lane.ask(
+        rows = self.turn_connection.ask(
             self.sql["inputs"], {"ids": arrays.int8s(job_ids), "max_bytes": node_inputs.MAX_BYTES}
         )
         return _packed(rows)

@@ -105,11 +105,11 @@ def was_long(look_cpu_s: float, jobs: int) -> bool:
 class Look:
     """How one turn looks for what it wishes: around which gaps, and which others it came upon."""
 
-    def __init__(self, wish: ClaimRequest, around: Sequence[Gap]) -> None:
-        self.wish = wish
+    def __init__(self, claim_request: ClaimRequest, around: Sequence[Gap]) -> None:
+        self.claim_request = claim_request
         self.found: list[tuple[Gap, float]] = []
         """With what it cost to find them, in seconds. To be remembered after the commit."""
-        self._tasks = msgspec.json.encode(wish.tasks).decode()
+        self._tasks = msgspec.json.encode(claim_request.tasks).decode()
         self._around = {gap.queue: gap for gap in around}
 
     def read(self, connection: apsw.Connection, queue: str, limit: int) -> Generator[tuple[Any, ...], None, None]:

@@ -428,12 +428,12 @@ class Verbs:
     settings: Settings
     db: Database
     gaps: Gaps
-    ringer: Notifier
+    wakeups: Notifier
 
-    def ring_queues(self, queues: Iterable[str]) -> None:
+    def notify_queues(self, queues: Iterable[str]) -> None:
         """Wake who serves these queues, after the commit that made jobs ready there."""
         if words := [f"queue:{queue}" for queue in queues]:
-            self.ringer.ring(words)
+            self.wakeups.notify(words)
 
 
 def fetch(cursor: apsw.Cursor, query: str, values: Sequence[Any] = ()) -> list[Any]:

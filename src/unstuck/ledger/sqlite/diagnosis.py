@@ -55,7 +55,7 @@ class DiagnosingVerbs(Verbs):
             queues = look_at_queues(cursor, now_at)
             overkept = self._look_at_retention(cursor, now_at)
             watch = tuple(WatchLook(Cause(row[0]), *row[1:]) for row in fetch(cursor, "look_watch"))
-            bells = fetch(cursor, "bells")
+            addresses = fetch(cursor, "bells")
             connection = cursor.connection
             page_bytes, pages, free = (
                 connection.pragma(name) for name in ("page_size", "page_count", "freelist_count")
@@ -75,7 +75,7 @@ class DiagnosingVerbs(Verbs):
             unswept_s=unswept_s,
             overkept=overkept,
             watch=watch,
-            deaf=tuple(worker_id for worker_id, bell, _ in bells if not reaches(bell)),
+            deaf=tuple(worker_id for worker_id, wakeups, _ in addresses if not reaches(wakeups)),
             size_bytes=page_bytes * pages,
             free_bytes=page_bytes * free,
             wal_bytes=wal_bytes,

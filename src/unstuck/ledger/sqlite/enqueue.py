@@ -94,8 +94,8 @@ class ClientVerbs(Verbs):
             check_jobs(jobs)
             return insert_jobs(cursor, jobs)
 
-    def ring(self, words: Iterable[str]) -> None:
-        self.ringer.ring(words)
+    def notify(self, words: Iterable[str]) -> None:
+        self.wakeups.notify(words)
 
     def outcomes(self, job_ids: Collection[int]) -> list[Outcome]:
         with self.db.read() as cursor:

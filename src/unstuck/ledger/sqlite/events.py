@@ -142,7 +142,7 @@ class TellingVerbs(Verbs):
             write_event(cursor, kind, message, job_id=job_id, worker_id=worker_id, about=about)
             return cursor.connection.last_insert_rowid()
 
-    def glance(self, job_ids: Collection[int]) -> list[JobPosition]:
+    def job_position(self, job_ids: Collection[int]) -> list[JobPosition]:
         if not job_ids:
             return []
         with self.db.read() as cursor:

@@ -30,25 +30,31 @@ from unstuck.ledger.sqlite.workers import ForeignVerbs, beat_one
 
 
 class LetterVerbs(Verbs):
-    def letters(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
+    def reply_addresses(self, client: bytes, after_job_id: int = 0, limit: int = 1000) -> list[ReplyAddress]:
         check_ids((after_job_id,))
         with self.db.read() as cursor:
             return [_reply_address(row) for row in cursor.execute(SQL["letters"], (client, after_job_id, limit))]
 
-    def letter(self, job_id: int) -> ReplyAddress | None:
+    def reply_address(self, job_id: int) -> ReplyAddress | None:
         check_ids((job_id,))
         with self.db.read() as cursor:
             row = cursor.execute(SQL["letter"], (job_id,)).fetchone()
         return None if row is None else _reply_address(row)
 
 
-def store_reply_addresses(cursor: apsw.Cursor, letters: Iterable[tuple[int, ReplyAddress]]) -> None:
+def store_reply_addresses(cursor: apsw.Cursor, reply_addresses: Iterable[tuple[int, ReplyAddress]]) -> None:
     """Write the letters of these jobs, inside a write."""
     rows = []
-    for job_id, letter in letters:
-        refuse_nul(letter.service, letter.request_id, letter.own_id)
-        origin = (letter.client, letter.service, letter.request_id, letter.place, letter.places)
-        rows.append((job_id, *origin, letter.correlation, letter.own_id, letter.notify))
+    for job_id, reply_address in reply_addresses:
+        refuse_nul(reply_address.service, reply_address.request_id, reply_address.own_id)
+        origin = (
+            reply_address.client,
+            reply_address.service,
+            reply_address.request_id,
+            reply_address.place,
+            reply_address.places,
+        )
+        rows.append((job_id, *origin, reply_address.correlation, reply_address.own_id, reply_address.notify))
     cursor.executemany(SQL["store_letter"], rows)
 
 
@@ -67,15 +73,17 @@ Looks = list[tuple[Turn, Look | None]]
 class ExchangeVerbs(ForeignVerbs):
     def exchange(self, exchange: Exchange) -> ExchangeAnswer:
         check_exchange(exchange)
-        looks = [(turn, None if turn.wish is None else self._look(turn.wish)) for turn in exchange.turns]
+        looks = [
+            (turn, None if turn.claim_request is None else self._look(turn.claim_request)) for turn in exchange.turns
+        ]
         turns = None
         if not (exchange.jobs or exchange.once or exchange.answered):
             # Who only wishes in vain must not stand in the line of those who write, nor wait for the disk.
             turns = self._answers_if_nothing(looks)
         if turns is None:
             answer = self._write(exchange, looks)
-        elif exchange.pulses:
-            answer = ExchangeAnswer(turns=turns, beats=tuple(self.record_heartbeats(exchange.pulses)))
+        elif exchange.heartbeats:
+            answer = ExchangeAnswer(turns=turns, heartbeats=tuple(self.record_heartbeats(exchange.heartbeats)))
         else:
             answer = ExchangeAnswer(turns=turns)
         for _, look in looks:
@@ -105,13 +113,13 @@ class ExchangeVerbs(ForeignVerbs):
                 answer_reply_addresses(cursor, exchange.answered)
             enqueued = _enqueue(cursor, exchange)
             once = tuple(_enqueue_once(cursor, one) for one in exchange.once)
-            beats = _beat(cursor, exchange.pulses)
+            beats = _beat(cursor, exchange.heartbeats)
             turns = tuple(write_turn(cursor, turn, look, woken) for turn, look in looks)
             if failpoints.active:
                 failpoints.reached("exchange.before_commit")
         if failpoints.active:
             failpoints.reached("exchange.after_commit")
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         return ExchangeAnswer(enqueued, once, turns, beats)
 
 
@@ -119,9 +127,11 @@ def _enqueue(cursor: apsw.Cursor, exchange: Exchange) -> tuple[Enqueued, ...]:
     if not exchange.jobs:
         return ()
     enqueued = insert_jobs(cursor, exchange.jobs)
-    if exchange.letters:
-        pairs = zip(enqueued, exchange.letters, strict=True)
-        store_reply_addresses(cursor, [(one.job_id, letter) for one, letter in pairs if letter is not None])
+    if exchange.reply_addresses:
+        pairs = zip(enqueued, exchange.reply_addresses, strict=True)
+        store_reply_addresses(
+            cursor, [(one.job_id, reply_address) for one, reply_address in pairs if reply_address is not None]
+        )
     return tuple(enqueued)
 
 
@@ -130,11 +140,11 @@ def _enqueue_once(cursor: apsw.Cursor, once: OnceJob) -> Enqueued | None:
     if not answer.stored:
         return None
     [stored] = answer.stored
-    if once.letter is not None:
-        store_reply_addresses(cursor, [(stored.job_id, once.letter)])
+    if once.reply_address is not None:
+        store_reply_addresses(cursor, [(stored.job_id, once.reply_address)])
     return Enqueued(stored.job_id, stored.fresh and not answer.repeated)
 
 
-def _beat(cursor: apsw.Cursor, pulses: tuple[RemoteHeartbeat, ...]) -> tuple[HeartbeatAnswer, ...]:
+def _beat(cursor: apsw.Cursor, heartbeats: tuple[RemoteHeartbeat, ...]) -> tuple[HeartbeatAnswer, ...]:
     clock = read_clock()
-    return tuple(beat_one(cursor, pulse, clock) for pulse in pulses)
+    return tuple(beat_one(cursor, heartbeat, clock) for heartbeat in heartbeats)

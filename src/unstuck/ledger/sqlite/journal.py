@@ -23,7 +23,7 @@ class JournalVerbs(Verbs):
         check_ids((job_id,))
         with self.db.write() as cursor:
             answer, woken = _signal(cursor, job_id, name, value, by)
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         return answer
 
     def journal(self, job_id: int) -> list[JournalRecord]:

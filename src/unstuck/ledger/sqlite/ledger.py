@@ -55,7 +55,7 @@ class SqliteLedger(
 ):
     """Satisfies `unstuck.ledger.contract.Ledger`; the verbs are in the files they are named for."""
 
-    one_host = True
+    single_host = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -68,7 +68,7 @@ class SqliteLedger(
             else Database(path_of(settings.url), kill_after_s=kill_after_s)
         )
         self.gaps = Gaps()
-        self.ringer = Notifier(self._find_bells)
+        self.wakeups = Notifier(self._find_addresses)
         watch_forks(self)
 
     def migrate(self, *, wait_s: float = WAIT_S, migrations: Sequence[Migration] | None = None) -> list[str]:
@@ -98,20 +98,20 @@ class SqliteLedger(
         }
 
     def close(self) -> None:
-        self.ringer.close()
+        self.wakeups.close()
         self.db.close()
 
-    def _find_bells(self) -> ListenerAddresses:
+    def _find_addresses(self) -> ListenerAddresses:
         try:
             with self.db.read() as cursor:
                 rows = fetch(cursor, "bells")
                 listeners = fetch(cursor, "listeners")
         except (UnstuckError, OSError):
             return []
-        bells: ListenerAddresses = [
-            (worker_id, bell, frozenset(msgspec.json.decode(queues))) for worker_id, bell, queues in rows
+        addresses: ListenerAddresses = [
+            (worker_id, wakeups, frozenset(msgspec.json.decode(queues))) for worker_id, wakeups, queues in rows
         ]
-        return bells + [(None, address, frozenset()) for (address,) in listeners]
+        return addresses + [(None, address, frozenset()) for (address,) in listeners]
 
     def before_fork(self) -> None: ...
 
@@ -119,7 +119,7 @@ class SqliteLedger(
 
     def after_fork_in_child(self) -> None:
         # The bells were rung through the parent's socket, perhaps in the middle of a ring.
-        self.ringer.forget()
+        self.wakeups.forget()
 
 
 def path_of(url: str) -> Path:

@@ -106,14 +106,14 @@ class Notifier:
     """Ring the bells of the workers that a word concerns."""
 
     def __init__(self, find_bells: Callable[[], ListenerAddresses]) -> None:
-        self._find_bells = find_bells
+        self._find_addresses = find_bells
         self.forget()
 
     def forget(self) -> None:
         """Begin anew, as after a fork."""
         self._guard = threading.Lock()
         self._socket: socket.socket | None = None
-        self._bells: ListenerAddresses = []
+        self._addresses: ListenerAddresses = []
         self._known_until = 0.0
 
     def look_again(self) -> None:
@@ -121,19 +121,19 @@ class Notifier:
         with self._guard:
             self._known_until = 0.0
 
-    def ring(self, words: Iterable[str]) -> None:
+    def notify(self, words: Iterable[str]) -> None:
         """Best effort: a bell that cannot be rung costs its worker one poll interval."""
         wanted = frozenset(words)
         if not wanted:
             return
         with self._guard:
             if time.monotonic() >= self._known_until:
-                self._bells = self._find_bells()
+                self._addresses = self._find_addresses()
                 self._known_until = time.monotonic() + CACHE_S
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
-            for worker_id, address, queues in self._bells:
+            for worker_id, address, queues in self._addresses:
                 concerned = [word for word in wanted if _concerns(word, worker_id, queues)]
                 if concerned:
                     self._send(address, "\n".join(concerned).encode()[:WORDS_BYTES])

@@ -21,7 +21,7 @@ LOOK_PER_LIFTED = 10
 
 
 class OrderVerbs(Verbs):
-    def lines(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
+    def concurrency_keys(self, key: str | None = None, limit: int = 100) -> list[KeyRecord]:
         with self.db.read() as cursor:
             rows = fetch(cursor, "lines", (key, limit))
         return [KeyRecord(*(*row[:4], _in_line(row[4]))) for row in rows]
@@ -33,7 +33,7 @@ class OrderVerbs(Verbs):
             word = "takes its limit from its jobs again" if places is None else f"has {places} places now"
             write_event(cursor, "line_limited", f"Line {key!r} {word} ({by})")
             woken = admit(cursor, {key})
-        self.ring_queues(woken)
+        self.notify_queues(woken)
 
     def check_keys(self, after: str, limit: int) -> KeysChecked:
         with self.db.read() as cursor:
@@ -62,7 +62,7 @@ class OrderVerbs(Verbs):
                     continue
                 cursor.execute(SQL["close_line"], (key,))
                 removed += cursor.connection.changes()
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         return KeysChecked(next_after, repaired, removed, frozenset(woken))
 
     def queue_limits(self) -> list[QueueLimitRecord]:
@@ -87,16 +87,16 @@ class OrderVerbs(Verbs):
             cursor.execute(SQL["limit_queue"], (queue, limit.concurrency, limit.rate, limit.window_s, by))
             word = "was limited" if limit else "has no limit any more"
             write_event(cursor, "queue_limited", f"Queue {queue!r} {word} ({by})")
-        self.ring_queues([queue])
+        self.notify_queues([queue])
 
     def unlimit_queue(self, queue: str, by: str) -> None:
         refuse_nul(queue, by)
         with self.db.write() as cursor:
             cursor.execute(SQL["limit_queue"], (queue, None, None, None, None))
             write_event(cursor, "queue_limited", f"Queue {queue!r} takes its limit from its app again ({by})")
-        self.ring_queues([queue])
+        self.notify_queues([queue])
 
-    def ties(self, job_id: int) -> JobLinks | None:
+    def links(self, job_id: int) -> JobLinks | None:
         with self.db.read() as cursor:
             row = cursor.execute(SQL["ties"], (job_id,)).fetchone()
         return None if row is None else JobLinks(*(*row[:2], bool(row[2]), *row[3:]))
@@ -110,7 +110,7 @@ class OrderVerbs(Verbs):
             found = [job_id for (job_id,) in fetch(cursor, "expired", (time.time(), limit))]
             woken = expire(cursor, found)
             next_at = cursor.execute(SQL["next_expiry"]).get
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         return Expired(len(found), frozenset(woken), None if next_at is None else max(next_at - time.time(), 0.0))
 
     def lift_starving(self, waited_s: float, at_once: int) -> dict[str, int]:

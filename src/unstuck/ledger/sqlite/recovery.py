@@ -34,7 +34,7 @@ from unstuck.ledger.sqlite.rows import held_job, worker_watch
 
 
 class ReaperVerbs(Verbs):
-    def tick(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
+    def keep_watch(self, tick: Tick, ticket: str | None = None, ttl_s: float = 0.0) -> Ticked:
         with self.db.read() as cursor:
             last = _last_period(cursor)
             taken = ticket is not None and is_taken(cursor, ticket)
@@ -106,7 +106,7 @@ class ReaperVerbs(Verbs):
             tied: list[Ended] = []
             written = end_attempts(cursor, worker_id, endings, tied) | write_releases(cursor, worker_id, releases, tied)
             woken = after_end(cursor, tied)
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         return written
 
     def overdue(self, limit: int) -> list[HeldRecord]:

@@ -34,9 +34,9 @@ def answer_if_nothing(cursor: apsw.Cursor, worker_id: str, look: Look) -> TurnAn
         return TurnAnswer(alive=False)
     if disabled:
         return TurnAnswer(alive=True)
-    gates = QueueLimits(cursor, look.wish.queues)
+    gates = QueueLimits(cursor, look.claim_request.queues)
     held_back: list[str] = []
-    if look.wish.limit > 0:
+    if look.claim_request.limit > 0:
         begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
         for queue in gates.open:
             if look.any(cursor.connection, queue):
@@ -82,11 +82,11 @@ def write_turn(cursor: apsw.Cursor, turn: Turn, look: Look | None, woken: set[st
     claimed: tuple[Claimed, ...] = ()
     more = False
     next_due_in_s = None
-    if look is not None and look.wish.limit > 0 and not disabled:
-        gates = QueueLimits(cursor, look.wish.queues)
+    if look is not None and look.claim_request.limit > 0 and not disabled:
+        gates = QueueLimits(cursor, look.claim_request.queues)
         gates.reset_future()
         claimed, more = _claim(cursor, turn.worker_id, gates, look, woken)
-        if len(claimed) < look.wish.limit and not more:
+        if len(claimed) < look.claim_request.limit and not more:
             next_due_in_s = _next_due_in_s(cursor, gates, gates.open)
     return TurnAnswer(True, claimed, frozenset(superseded), next_due_in_s, more)
 
@@ -128,21 +128,21 @@ def _claim(
     cursor: apsw.Cursor, worker_id: str, gates: QueueLimits, look: Look, woken: set[str]
 ) -> tuple[tuple[Claimed, ...], bool]:
     """Return what was claimed, and whether there was more than fits into one answer."""
-    wish, begun_s, begun_cpu_s = look.wish, time.monotonic(), time.thread_time()
+    claim_request, begun_s, begun_cpu_s = look.claim_request, time.monotonic(), time.thread_time()
     queues = gates.open
     # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them, and its limit allows.
-    lanes = [look.read(cursor.connection, queue, min(wish.limit, gates.room(queue))) for queue in queues]
-    chosen, more = _within_bytes(islice(heapq.merge(*lanes), wish.limit))
-    for lane in lanes:
-        lane.close()
+    lanes = [look.read(cursor.connection, queue, min(claim_request.limit, gates.room(queue))) for queue in queues]
+    chosen, more = _within_bytes(islice(heapq.merge(*lanes), claim_request.limit))
+    for connection in lanes:
+        connection.close()
     look_cpu_s = time.thread_time() - begun_cpu_s
     chosen = _without_expired(cursor, chosen, woken)
     if chosen:
         gates.take([(row[1], row[4]) for row in chosen])
-    claimed = _take(cursor, worker_id, wish, chosen) if chosen else ()
+    claimed = _take(cursor, worker_id, claim_request, chosen) if chosen else ()
     if was_long(look_cpu_s, len(chosen)):
         last = {row[4]: (row[0], row[1]) for row in chosen}
-        drained = len(chosen) < wish.limit and not more
+        drained = len(chosen) < claim_request.limit and not more
         look.find_gaps(cursor, queues, last, drained=drained, begun_s=begun_s)
     return claimed, more
 
@@ -170,7 +170,7 @@ def _without_expired(cursor: apsw.Cursor, chosen: list[tuple[Any, ...]], woken: 
 
 
 def _take(
-    cursor: apsw.Cursor, worker_id: str, wish: ClaimRequest, chosen: list[tuple[Any, ...]]
+    cursor: apsw.Cursor, worker_id: str, claim_request: ClaimRequest, chosen: list[tuple[Any, ...]]
 ) -> tuple[Claimed, ...]:
     token = cursor.execute(SQL["reserve_tokens"], (len(chosen),)).get - len(chosen)
     now, boot_s = time.time(), host.boottime_s()
@@ -179,7 +179,7 @@ def _take(
     for row in chosen:
         _, job_id, on_crash, task, queue, data, kind, policy, failures, crashes, tried, suspected, alone, due = row[:14]
         token += 1
-        running = len(claimed) < wish.start or (wish.run_ahead and on_crash is not None)
+        running = len(claimed) < claim_request.start or (claim_request.run_ahead and on_crash is not None)
         started = ("running", now, now, boot_s, 1) if running else ("claimed", now, None, None, 0)
         updates.append((job_id, token, worker_id, *started))
         # A clock that was set back must not make it wait for less than no time.

@@ -111,58 +111,66 @@ MAX_HELD = 1_000_000
 
 
 class WorkerVerbs(Verbs):
-    def register(self, birth: NewWorker) -> bool:
-        refuse_nul(birth.id, birth.name, birth.host, birth.version, birth.owner)
+    def register(self, new_worker: NewWorker) -> bool:
+        refuse_nul(new_worker.id, new_worker.name, new_worker.host, new_worker.version, new_worker.owner)
         clock = read_clock()
         with self.db.write() as cursor:
-            cursor.execute(SQL["insert_worker"], _worker_row(birth, clock.at))
+            cursor.execute(SQL["insert_worker"], _worker_row(new_worker, clock.at))
             if not cursor.connection.changes():
                 # Written down before the answer was lost: once is enough, and the dead are not raised.
-                return bool(fetch(cursor, "disabled_host", (birth.host,)))
-            cursor.execute(SQL["insert_beat"], (birth.id, clock.at))
-            for task in birth.tasks:
+                return bool(fetch(cursor, "disabled_host", (new_worker.host,)))
+            cursor.execute(SQL["insert_beat"], (new_worker.id, clock.at))
+            for task in new_worker.tasks:
                 row = (task.name, task.queue, task.policy or None, task.is_async, clock.at)
                 cursor.execute(SQL["know_task"], row)
-            for queue in sorted({*birth.queues, *(task.queue for task in birth.tasks)}):
+            for queue in sorted({*new_worker.queues, *(task.queue for task in new_worker.tasks)}):
                 cursor.execute(SQL["know_queue"], (queue,))
-            how = f"pid {birth.pid} on" if birth.door is Transport.PYTHON else f"over {birth.door}, on"
-            started = f"Worker started: {birth.name} ({how} {birth.host})"
-            write_event(cursor, "worker_started", started, worker_id=birth.id)
-            return bool(fetch(cursor, "disabled_host", (birth.host,)))
+            how = (
+                f"pid {new_worker.pid} on"
+                if new_worker.transport is Transport.PYTHON
+                else f"over {new_worker.transport}, on"
+            )
+            started = f"Worker started: {new_worker.name} ({how} {new_worker.host})"
+            write_event(cursor, "worker_started", started, worker_id=new_worker.id)
+            return bool(fetch(cursor, "disabled_host", (new_worker.host,)))
 
     def listen(self, worker_id: str) -> SqliteListener:
-        bell = SqliteListener(listener_address(self.db.path, worker_id))
+        wakeups = SqliteListener(listener_address(self.db.path, worker_id))
         try:
             with self.db.write() as cursor:
-                cursor.execute(SQL["set_bell"], (worker_id, bell.address))
+                cursor.execute(SQL["set_bell"], (worker_id, wakeups.address))
         except BaseException:
-            bell.close()
+            wakeups.close()
             raise
-        return bell
+        return wakeups
 
-    def beat(self, pulse: Heartbeat) -> HeartbeatAnswer:
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         if failpoints.active:
             failpoints.reached("beat.before")
         with self.db.write() as cursor:
-            found = cursor.execute(SQL["worker_pulse"], (pulse.worker_id,)).fetchone()
+            found = cursor.execute(SQL["worker_pulse"], (heartbeat.worker_id,)).fetchone()
             if found is None:
                 return HeartbeatAnswer(WorkerState.DEAD)
             state, draining, request, disabled = found
             if state not in LIVE_STATES:
                 return HeartbeatAnswer(WorkerState(state), request=request)
-            cursor.execute(SQL["beat"], (pulse.worker_id, time.time(), pulse.running, pulse.processed))
+            cursor.execute(SQL["beat"], (heartbeat.worker_id, time.time(), heartbeat.running, heartbeat.processed))
             was_suspect = state == WorkerState.SUSPECT
             if was_suspect:
-                cursor.execute(SQL["clear_suspicion"], (pulse.worker_id,))
+                cursor.execute(SQL["clear_suspicion"], (heartbeat.worker_id,))
                 state = WorkerState.DRAINING if draining else WorkerState.ACTIVE
-                write_event(cursor, "worker_recovered", "It beat again: it was only slow.", worker_id=pulse.worker_id)
-            if pulse.metadata is not None:
-                cursor.execute(SQL["set_metadata"], (pulse.worker_id, msgspec.json.encode(pulse.metadata).decode()))
-            cancel = tuple(fetch(cursor, "cancel_asked", (pulse.worker_id,)))
+                write_event(
+                    cursor, "worker_recovered", "It beat again: it was only slow.", worker_id=heartbeat.worker_id
+                )
+            if heartbeat.metadata is not None:
+                cursor.execute(
+                    SQL["set_metadata"], (heartbeat.worker_id, msgspec.json.encode(heartbeat.metadata).decode())
+                )
+            cancel = tuple(fetch(cursor, "cancel_asked", (heartbeat.worker_id,)))
         return HeartbeatAnswer(WorkerState(state), was_suspect, request, cancel, bool(disabled))
 
     def turn(self, turn: Turn) -> TurnAnswer:
-        look = None if turn.wish is None else self._look(turn.wish)
+        look = None if turn.claim_request is None else self._look(turn.claim_request)
         if look is not None and only_wishes(turn):
             # An idle worker that finds nothing must not stand in the line of those who write.
             with self.db.read() as cursor:
@@ -177,7 +185,7 @@ class WorkerVerbs(Verbs):
                 failpoints.reached("turn.before_commit")
         if look is not None:
             self._note_gaps(look)
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         if failpoints.active:
             failpoints.reached("turn.after_commit")
             try:
@@ -186,21 +194,21 @@ class WorkerVerbs(Verbs):
                 raise UncertainCommit("The answer of a turn was lost. Compare what is held, and go on.") from error
         return answer
 
-    def _look(self, wish: ClaimRequest) -> Look:
+    def _look(self, claim_request: ClaimRequest) -> Look:
         """Say how to look for what is wished. Gaps whose time is over are looked into first, beside those who write."""
-        over = self.gaps.due(wish, time.monotonic())
+        over = self.gaps.due(claim_request, time.monotonic())
         if over:
             with self.db.read() as cursor:
                 begun_s = time.monotonic()
                 for gap in over:
-                    if is_still_a_gap(cursor, wish.tasks, gap):
+                    if is_still_a_gap(cursor, claim_request.tasks, gap):
                         now_s = time.monotonic()
-                        self.gaps.note(wish.tasks, gap, now_s - begun_s, now_s)
-        return Look(wish, self.gaps.of(wish, time.monotonic()))
+                        self.gaps.note(claim_request.tasks, gap, now_s - begun_s, now_s)
+        return Look(claim_request, self.gaps.of(claim_request, time.monotonic()))
 
     def _note_gaps(self, look: Look) -> None:
         for gap, cost_s in look.found:
-            self.gaps.note(look.wish.tasks, gap, cost_s, time.monotonic())
+            self.gaps.note(look.claim_request.tasks, gap, cost_s, time.monotonic())
 
     def blocked_outcomes(self, job_ids: Collection[int]) -> dict[int, str]:
         # There are no locks on rows: a turn that cannot write writes nothing, and is done again as a whole.
@@ -245,28 +253,28 @@ class WorkerVerbs(Verbs):
                 write_event(cursor, "worker_stopped", "It shut down in order.", worker_id=worker_id)
 
 
-def _worker_row(birth: NewWorker, now: float) -> tuple[object, ...]:
+def _worker_row(new_worker: NewWorker, now: float) -> tuple[object, ...]:
     return (
-        birth.id,
-        birth.name,
-        birth.host,
-        birth.pid,
-        birth.boot_id,
-        birth.pid_namespace,
-        birth.process_started,
-        msgspec.json.encode(birth.queues).decode(),
-        msgspec.json.encode([task.name for task in birth.tasks]).decode(),
-        birth.concurrency,
-        birth.version,
-        birth.heartbeat_interval_s,
-        birth.suspect_after_s,
-        birth.running_stale_after_s,
-        msgspec.json.encode(birth.metadata).decode(),
-        birth.bell,
-        birth.trace,
-        birth.door,
-        birth.owner,
-        encode_rules(birth.rules),
+        new_worker.id,
+        new_worker.name,
+        new_worker.host,
+        new_worker.pid,
+        new_worker.boot_id,
+        new_worker.pid_namespace,
+        new_worker.process_started,
+        msgspec.json.encode(new_worker.queues).decode(),
+        msgspec.json.encode([task.name for task in new_worker.tasks]).decode(),
+        new_worker.concurrency,
+        new_worker.version,
+        new_worker.heartbeat_interval_s,
+        new_worker.suspect_after_s,
+        new_worker.running_stale_after_s,
+        msgspec.json.encode(new_worker.metadata).decode(),
+        new_worker.wakeup_address,
+        new_worker.status_page,
+        new_worker.transport,
+        new_worker.owner,
+        encode_rules(new_worker.rules),
         now,
     )
 
@@ -291,29 +299,29 @@ class ForeignVerbs(WorkerVerbs):
         # There are no locks on rows.
         return set()
 
-    def record_heartbeats(self, pulses: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
+    def record_heartbeats(self, heartbeats: Sequence[RemoteHeartbeat]) -> list[HeartbeatAnswer]:
         with self.db.write(durable=False) as cursor:
             clock = read_clock()
-            return [beat_one(cursor, pulse, clock) for pulse in pulses]
+            return [beat_one(cursor, heartbeat, clock) for heartbeat in heartbeats]
 
-    def beat_async(self, pulses: Sequence[RemoteHeartbeat]) -> None:
+    def beat_async(self, heartbeats: Sequence[RemoteHeartbeat]) -> None:
         """There is nothing to wait for but the disk, and that is waited for in a thread."""
 
     def listen_all(self) -> SqliteListener:
-        bell = SqliteListener(listener_address(self.db.path, f"listener-{os.getpid()}-{secrets.token_hex(8)}"))
+        wakeups = SqliteListener(listener_address(self.db.path, f"listener-{os.getpid()}-{secrets.token_hex(8)}"))
         try:
             with self.db.write() as cursor:
                 for (address,) in fetch(cursor, "listeners"):
                     if not reaches(address):
                         # Whoever was killed could not take its bell away.
                         cursor.execute(SQL["remove_listener"], (address,))
-                cursor.execute(SQL["add_listener"], (bell.address,))
+                cursor.execute(SQL["add_listener"], (wakeups.address,))
         except BaseException:
-            bell.close()
+            wakeups.close()
             raise
         # What this process rings from now on reaches it. Other processes learn of it within CACHE_S.
-        self.ringer.look_again()
-        return bell
+        self.wakeups.look_again()
+        return wakeups
 
     def _find_foreign(self, query: str, key: str) -> WorkerRecord | None:
         with self.db.read() as cursor:
@@ -321,9 +329,9 @@ class ForeignVerbs(WorkerVerbs):
             return None if row is None else worker_record(row, read_clock(cursor))
 
 
-def beat_one(cursor: apsw.Cursor, pulse: RemoteHeartbeat, clock: Clock) -> HeartbeatAnswer:
+def beat_one(cursor: apsw.Cursor, heartbeat: RemoteHeartbeat, clock: Clock) -> HeartbeatAnswer:
     """Beat for one of them, inside a write."""
-    worker_id = pulse.worker_id
+    worker_id = heartbeat.worker_id
     found = cursor.execute(SQL["foreign_pulse"], (worker_id,)).fetchone()
     if found is None:
         return HeartbeatAnswer(WorkerState.DEAD)
@@ -333,13 +341,13 @@ def beat_one(cursor: apsw.Cursor, pulse: RemoteHeartbeat, clock: Clock) -> Heart
     if boot_id != clock.boot_id:
         cursor.execute(SQL["move_to_this_boot"], (worker_id, clock.boot_id))
         cursor.execute(SQL["restart_deadlines"], (worker_id, clock.boot_s, clock.at))
-    cursor.execute(SQL["beat_foreign"], (worker_id, clock.at, pulse.running, pulse.settled))
+    cursor.execute(SQL["beat_foreign"], (worker_id, clock.at, heartbeat.running, heartbeat.settled))
     was_suspect = state == WorkerState.SUSPECT
     if was_suspect:
         cursor.execute(SQL["clear_suspicion"], (worker_id,))
         state = WorkerState.DRAINING if draining else WorkerState.ACTIVE
         write_event(cursor, "worker_recovered", "It beat again: it was only slow.", worker_id=worker_id)
-    if pulse.metadata is not None:
-        cursor.execute(SQL["set_metadata"], (worker_id, msgspec.json.encode(pulse.metadata).decode()))
+    if heartbeat.metadata is not None:
+        cursor.execute(SQL["set_metadata"], (worker_id, msgspec.json.encode(heartbeat.metadata).decode()))
     cancel = tuple(fetch(cursor, "cancel_asked", (worker_id,)))
     return HeartbeatAnswer(WorkerState(state), was_suspect, request, cancel, bool(disabled))

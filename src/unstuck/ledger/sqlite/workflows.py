@@ -46,7 +46,7 @@ class WorkflowVerbs(Verbs):
         woken: set[str] = set()
         with self.db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
             stored = _begin(cursor, workflow, woken)
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         return stored
 
     def begin_workflow_on(self, connection: Any, workflow: NewWorkflow) -> Enqueued:
@@ -61,7 +61,7 @@ class WorkflowVerbs(Verbs):
         woken: set[str] = set()
         with self.db.write(limit_s=len(workflow.nodes) * SLOWEST_NODE_S) as cursor:
             answer = once(cursor, request, lambda: [_begin(cursor, workflow, woken)])
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         return answer
 
     def workflow(self, workflow_id: int) -> WorkflowRecord | None:
@@ -99,7 +99,7 @@ class WorkflowVerbs(Verbs):
         refuse_nul(by)
         with self.db.write() as cursor:
             woken = reopen_workflow(cursor, workflow_id, by)
-        self.ring_queues(woken or ())
+        self.notify_queues(woken or ())
         return woken is not None
 
     def resume_workflow(self, workflow_id: int, by: str) -> bool:
@@ -113,7 +113,7 @@ class WorkflowVerbs(Verbs):
             cursor.execute(SQL["go_on_workflow"], (workflow_id,))
             write_event(cursor, "workflow_resumed", f"Resumed by {by}, past what failed", job_id=workflow_id)
             woken = resolve(cursor, workflow_id, places)
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         return True
 
     def repair_workflows(self, limit: int) -> list[Repaired]:
@@ -131,7 +131,7 @@ class WorkflowVerbs(Verbs):
                 found.append(Repaired(workflow_id, "nothing of it went on"))
             for one in found:
                 write_event(cursor, "workflow_repaired", f"Repaired: {one.what}", job_id=one.workflow_id)
-        self.ring_queues(woken)
+        self.notify_queues(woken)
         return found
 
 

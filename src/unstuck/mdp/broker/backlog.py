@@ -32,7 +32,7 @@ T = TypeVar("T")
 class Backlog:
     def __init__(self) -> None:
         self._portion = PORTION
-        self._births: dict[str, Registration] = {}
+        self._registrations: dict[str, Registration] = {}
         self._withdrawn: dict[str, Registration] = {}
         """By name or former id: workers that left before anything of them was written."""
         self._losses: deque[WorkerDeath] = deque()
@@ -54,28 +54,30 @@ class Backlog:
     @property
     def urgent(self) -> bool:
         """Return whether somebody waits for the next order."""
-        return bool(self._births or self._losses or self._deaths or self.questions or self._returned)
+        return bool(self._registrations or self._losses or self._deaths or self.questions or self._returned)
 
     @property
     def withdrawn(self) -> int:
         return len(self._withdrawn)
 
-    def bear(self, birth: Registration) -> None:
-        self._births[birth.worker_id] = birth
+    def add_registration(self, registration: Registration) -> None:
+        self._registrations[registration.worker_id] = registration
 
     def unborn(self, worker_id: str, *, is_over: bool = True) -> bool:
         """Forget a worker that left before anything of it was written; return whether that was so.
 
         One that came back under its name, or with a job, may stand in the ledger already. `is_over`: then its end is
         written."""
-        birth = self._births.pop(worker_id, None)
-        if birth is None:
+        registration = self._registrations.pop(worker_id, None)
+        if registration is None:
             return False
-        if is_over and (birth.named or birth.holding is not None):
+        if is_over and (registration.named or registration.holding is not None):
             if len(self._withdrawn) >= MAX_WITHDRAWN:
                 # Its former self is given up when it was silent for too long.
                 del self._withdrawn[next(iter(self._withdrawn))]
-            self._withdrawn[birth.name if birth.holding is None else birth.holding.worker_id] = birth
+            self._withdrawn[registration.name if registration.holding is None else registration.holding.worker_id] = (
+                registration
+            )
         return True
 
     def report_death(self, death: WorkerDeath) -> None:
@@ -112,31 +114,31 @@ class Backlog:
         else:
             self._portion = min(PORTION, self._portion + 2)
 
-    def fill(self, order: Batch) -> None:
+    def fill(self, batch: Batch) -> None:
         """Move the next portion into an order."""
         portion = self._portion
         # The oldest and the newest: when a thousand come at once, whoever comes behind them is not the last.
-        oldest, newest = islice(self._births, portion // 2), islice(reversed(self._births), portion // 2)
+        oldest, newest = islice(self._registrations, portion // 2), islice(reversed(self._registrations), portion // 2)
         for worker_id in dict.fromkeys([*oldest, *newest]):
-            order.births.append(self._births.pop(worker_id))
+            batch.registrations.append(self._registrations.pop(worker_id))
         for key in list(self._withdrawn)[:portion]:
-            order.withdrawn.append(self._withdrawn.pop(key))
+            batch.withdrawn.append(self._withdrawn.pop(key))
         # Whoever lost a job is waited for.
-        order.deaths += _first(self._losses, portion)
-        order.deaths += _first(self._deaths, portion - len(order.deaths))
-        order.retired += _first(self._retired, portion)
+        batch.deaths += _first(self._losses, portion)
+        batch.deaths += _first(self._deaths, portion - len(batch.deaths))
+        batch.retired += _first(self._retired, portion)
         for worker_id, token in list(self._notes)[:portion]:
-            order.notes.append((worker_id, self._notes.pop((worker_id, token))))
+            batch.notes.append((worker_id, self._notes.pop((worker_id, token))))
         for worker_id, late in _first(self._late, portion):
             self._late_bytes -= len(late.done.result)
-            order.hands.setdefault(worker_id, WorkerTurn()).late.append(late)
+            batch.worker_turns.setdefault(worker_id, WorkerTurn()).late.append(late)
         if not self._late:
             # A reply of such a worker that has come is written before what it had is settled.
-            order.abandoned += _first(self.abandoned, portion)
+            batch.abandoned += _first(self.abandoned, portion)
         for client in list(islice(self._returned, portion)):
             del self._returned[client]
-            order.returned.append(client)
-        order.questions += self.questions.take(portion)
+            batch.returned.append(client)
+        batch.questions += self.questions.take(portion)
 
 
 def _first(waiting: deque[T], count: int) -> list[T]:

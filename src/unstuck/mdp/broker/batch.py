@@ -82,18 +82,18 @@ class WorkerTurn:
     done: list[Success] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     release: list[Claimed] = field(default_factory=list)
-    wants: int = 0
+    claim_count: int = 0
     """So many jobs are looked for on its behalf."""
-    free: bool = False
+    is_idle: bool = False
     """It waits for the first of them."""
-    holds: frozenset[tuple[int, int]] = frozenset()
+    known_held: frozenset[tuple[int, int]] = frozenset()
     """What we know to be its own already: (job_id, token)."""
     late: list[Late] = field(default_factory=list)
     """Replies in its name that came from others: they count only with its key, and if it holds what they answer."""
 
     @property
     def empty(self) -> bool:
-        return not (self.done or self.late or self.endings or self.release or self.wants)
+        return not (self.done or self.late or self.endings or self.release or self.claim_count)
 
 
 @dataclass(frozen=True)
@@ -112,23 +112,23 @@ class NewRequest(msgspec.Struct, frozen=True, gc=False):
     call: Call
     asked: ClientRequest
     place: int
-    letter: ReplyAddress | None
+    reply_address: ReplyAddress | None
     """Only for clients whose identity is their own: it is theirs also after a restart."""
 
 
 @dataclass
 class Batch:
-    births: list[Registration] = field(default_factory=list)
+    registrations: list[Registration] = field(default_factory=list)
     posts: list[NewRequest] = field(default_factory=list)
-    hands: dict[str, WorkerTurn] = field(default_factory=dict)
-    pulses: list[RemoteHeartbeat] = field(default_factory=list)
+    worker_turns: dict[str, WorkerTurn] = field(default_factory=dict)
+    heartbeats: list[RemoteHeartbeat] = field(default_factory=list)
     deaths: list[WorkerDeath] = field(default_factory=list)
     notes: list[tuple[str, Progress]] = field(default_factory=list)
     """How far workers say they are."""
     withdrawn: list[Registration] = field(default_factory=list)
     """Workers that left before they were registered: if they stand in the ledger from before, they are dead."""
     retired: list[str] = field(default_factory=list)
-    left_over: list[str] = field(default_factory=list)
+    stale_registrations: list[str] = field(default_factory=list)
     """Workers of an earlier broker that come anew: what stands in the ledger under their old ids is over."""
     answered: list[int] = field(default_factory=list)
     """Jobs whose letters were answered."""
@@ -150,7 +150,9 @@ class Batch:
 
     def concerns(self, worker_id: str) -> bool:
         """Return whether a worker's birth or what it did stands here: its end comes after that."""
-        return worker_id in self.hands or any(birth.worker_id == worker_id for birth in self.births)
+        return worker_id in self.worker_turns or any(
+            registration.worker_id == worker_id for registration in self.registrations
+        )
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -179,12 +181,12 @@ class BatchResult:
     gone: set[str] = field(default_factory=set)
     """Workers that are dead or stopped in the ledger."""
     beats: dict[str, HeartbeatAnswer] = field(default_factory=dict)
-    buried: list[tuple[WorkerDeath, JobRecord | None]] = field(default_factory=list)
+    deaths: list[tuple[WorkerDeath, JobRecord | None]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     expired: list[int] = field(default_factory=list)
     """Cancelled, since nobody took them in time."""
     glances: list[JobPosition] = field(default_factory=list)
-    letters: dict[bytes, list[ReplyAddress]] = field(default_factory=dict)
+    reply_addresses: dict[bytes, list[ReplyAddress]] = field(default_factory=dict)
     replies: list[tuple[MmiQuery, list[bytes]]] = field(default_factory=list)
     tasks: dict[str, TaskRecord] | None = None
     """The tasks that are known, when they were read anew."""

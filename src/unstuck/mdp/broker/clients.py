@@ -48,9 +48,9 @@ class ClientSide(Outbox):
         asked_id = f"{self._run_id}-{self._asked}"
         asked = ClientRequest(client, request.correlation, service, asked_id, [None] * len(calls), listening)
         for place, call in enumerate(calls):
-            letter = None
+            reply_address = None
             if listening:
-                letter = ReplyAddress(
+                reply_address = ReplyAddress(
                     client=client,
                     service=service,
                     request_id=asked.id,
@@ -60,7 +60,7 @@ class ClientSide(Outbox):
                     own_id=call.own_id,
                     notify=True,
                 )
-            self._order.posts.append(NewRequest(call, asked, place, letter))
+            self._batch.posts.append(NewRequest(call, asked, place, reply_address))
             # Whoever has a free hand looks in the same commit that takes it in.
             self.peers.wake_one(service)
 
@@ -99,7 +99,7 @@ class ClientSide(Outbox):
             self.requests.complete(asked)
             if asked.notify:
                 # All of a request together: after a restart its reply needs every part of it.
-                self._order.answered += asked.jobs
+                self._batch.answered += asked.jobs
         else:
             self.requests.keep_part(asked, waiting.job_id)
 
@@ -130,7 +130,7 @@ class ClientSide(Outbox):
             if several or jobs.is_user_error(outcome) or (asked.notify and (not crashed or unwanted)):
                 self._fill(waiting, [write_map(jobs.error_map(outcome, waiting.own_id))])
             elif told:
-                self._order.answered.append(outcome.job_id)
+                self._batch.answered.append(outcome.job_id)
             # Else nobody answers. Old clients time out, as they always did. A client whose lease has run out is told
             # when it asks again.
 
@@ -140,18 +140,18 @@ class ClientSide(Outbox):
             if len(waiting.asked.answers) == 1 and (FINALLY, protocol.NO_WORKERS) in waiting.told:
                 # That was the last word about it, and no reply follows.
                 self.requests.forget_one(waiting)
-                self._order.answered.append(job_id)
+                self._batch.answered.append(job_id)
         self._send_notices(now_s)
         self.requests.look_soon(job_id, now_s)
 
-    def _seen(self, glance: JobPosition, now_s: float) -> None:
+    def _seen(self, position: JobPosition, now_s: float) -> None:
         """A job that others work on: a try that is over and was not the last one died, or failed."""
-        for waiting in self.requests.of(glance.job_id):
-            if waiting.held_elsewhere or glance.attempt > waiting.attempt:
+        for waiting in self.requests.of(position.job_id):
+            if waiting.held_elsewhere or position.attempt > waiting.attempt:
                 # A worker has it, or had it since the last look.
                 waiting.since_s = now_s
-            waiting.attempt = max(waiting.attempt, glance.attempt)
-            waiting.held_elsewhere = glance.worker_id is not None
+            waiting.attempt = max(waiting.attempt, position.attempt)
+            waiting.held_elsewhere = position.worker_id is not None
 
     def _notify_crash(self, waiting: PendingJob, cause: str | None, now_s: float, *, final: bool) -> None:
         told = notifications.crashed(

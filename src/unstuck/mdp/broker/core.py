@@ -26,28 +26,28 @@ class BrokerCore(ClientSide, WorkerSide):
 
     # What comes in --------------------------------------------------------------------------------
 
-    def on_message(self, identity: bytes, parts: protocol.Frames, line: int | None, now_s: float) -> None:
+    def on_message(self, identity: bytes, parts: protocol.Frames, connection: int | None, now_s: float) -> None:
         match self._read(parts):
             case protocol.Request() as request:
                 self._on_request(identity, request, now_s)
             case protocol.Invalid() as strange:
                 self.dropped.add(strange.why)
-                peer = self.peers.by_identity(identity)
+                worker = self.peers.by_identity(identity)
                 if strange.from_worker:
                     self._send(identity, protocol.disconnect())
-                    if peer is not None:
-                        self._expel(peer, f"it sent {strange.why}")
+                    if worker is not None:
+                        self._expel(worker, f"it sent {strange.why}")
             case protocol.Ready() as ready:
-                self._on_ready(identity, ready, line, now_s)
+                self._on_ready(identity, ready, connection, now_s)
             case protocol.Disconnect():
                 self._on_bye(identity)
             case message:
-                peer = self.peers.by_identity(identity)
-                if peer is None:
+                worker = self.peers.by_identity(identity)
+                if worker is None:
                     self._on_stranger(identity, message)
                     return
-                peer.seen_s = now_s
-                self._on_word(peer, message)
+                worker.seen_s = now_s
+                self._on_word(worker, message)
 
     @staticmethod
     def _read(parts: protocol.Frames) -> protocol.Message:
@@ -59,15 +59,15 @@ class BrokerCore(ClientSide, WorkerSide):
     def on_too_large(self, identity: bytes, head: protocol.Frames, now_s: float) -> None:
         """A message came that is larger than it may be, of which these are the first frames. Nobody waits for a worker
         whose reply it was."""
-        peer = self.peers.by_identity(identity)
-        if peer is not None:
-            peer.seen_s = now_s
-            self._on_too_large(peer, head)
+        worker = self.peers.by_identity(identity)
+        if worker is not None:
+            worker.seen_s = now_s
+            self._on_too_large(worker, head)
 
-    def on_connection_closed(self, line: int, now_s: float) -> None:
+    def on_connection_closed(self, connection: int, now_s: float) -> None:
         """A connection ended; whatever came through it was handed to us before."""
-        for peer in self.peers.on_line(line):
-            self._bury(peer, GONE)
+        for worker in self.peers.on_connection(connection):
+            self._declare_dead(worker, GONE)
 
     def on_client_gone(self, client: bytes) -> None:
         """The connection of a client ended: what it asked for is done, and kept, but nobody is there to hear of it."""
@@ -81,26 +81,26 @@ class BrokerCore(ClientSide, WorkerSide):
 
     def on_unreachable(self, identity: bytes) -> None:
         """Something could not be delivered: there is nobody with that identity any more."""
-        peer = self.peers.by_identity(identity)
-        if peer is not None:
-            self._bury(peer, "it could not be reached")
+        worker = self.peers.by_identity(identity)
+        if worker is not None:
+            self._declare_dead(worker, "it could not be reached")
 
     def on_tick(self, now_s: float) -> None:
-        for peer in self.peers:
-            limit_s = self._timeout_s if peer.doing is None else self._busy_timeout_s
-            silent_s = now_s - peer.seen_s
+        for worker in self.peers:
+            limit_s = self._timeout_s if worker.assignment is None else self._busy_timeout_s
+            silent_s = now_s - worker.seen_s
             if silent_s > limit_s:
-                self._send(peer.identity, protocol.disconnect())
-                self._bury(peer, f"nothing was heard of it for {silent_s:.1f} s", Detector.LEASE)
-            elif now_s - peer.told_s >= self._interval_s:
-                self._tell(peer, protocol.heartbeat(), now_s)
+                self._send(worker.identity, protocol.disconnect())
+                self._declare_dead(worker, f"nothing was heard of it for {silent_s:.1f} s", Detector.LEASE)
+            elif now_s - worker.told_s >= self._interval_s:
+                self._tell(worker, protocol.heartbeat(), now_s)
         if now_s - self._pulsed_s >= self._interval_s:
             self._pulsed_s = now_s
             self._sent_away.clear()
             self._take_over(now_s)
-            self._order.pulses = [self._pulse(peer) for peer in self.peers if peer.born]
+            self._batch.heartbeats = [self._pulse(worker) for worker in self.peers if worker.is_registered]
             # In place of what the last round found: while the ledger is away, that is not asked yet.
-            self._order.overdue = [
+            self._batch.overdue = [
                 waiting.job_id
                 for waiting in self.requests.all()
                 if not (waiting.held_here or waiting.held_elsewhere) and now_s - waiting.since_s > self._ttl_s
@@ -108,9 +108,9 @@ class BrokerCore(ClientSide, WorkerSide):
             for client in self.listeners.expire(now_s):
                 self.notices.forget(client)
         self._share_out(now_s)
-        if not self._order.look_at:
+        if not self._batch.look_at:
             # Else the last ones were not asked for yet, and in an outage they would become more and more.
-            self._order.look_at = self.requests.due(now_s)
+            self._batch.look_at = self.requests.due(now_s)
         self._send_notices(now_s)
 
     @property
@@ -142,39 +142,41 @@ class BrokerCore(ClientSide, WorkerSide):
     def on_wakeup(self, words: frozenset[str]) -> None:
         """Something may have come into these queues, or everything may have changed (no words)."""
         queues = {word.partition(":")[2] for word in words if word.startswith("queue:")}
-        for peer in self.peers:
-            if peer.empty_handed and (not words or any(self._queue(service) in queues for service in peer.services)):
-                peer.empty_handed = False
+        for worker in self.peers:
+            if worker.empty_handed and (
+                not words or any(self._queue(service) in queues for service in worker.services)
+            ):
+                worker.empty_handed = False
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Take nothing more, and send everybody away who has nothing to do."""
         self._closing = True
-        for peer in self.peers:
-            peer.leaving = True
-            self._clear_pile(peer, peer.seen_s)
+        for worker in self.peers:
+            worker.is_draining = True
+            self._clear_prefetched(worker, worker.seen_s)
         self._send_idle_away()
 
     def _send_idle_away(self) -> None:
-        for peer in self.peers:
-            if peer.doing is None and not peer.asking and peer.holding is None:
-                self.peers.remove(peer)
-                self._handed.remove(peer.worker_id, peer.seen_s)
-                self._send(peer.identity, protocol.disconnect())
-                if peer.born:
-                    self._backlog.retire(peer.worker_id)
+        for worker in self.peers:
+            if worker.assignment is None and not worker.asking and worker.holding is None:
+                self.peers.remove(worker)
+                self._handed.remove(worker.worker_id, worker.seen_s)
+                self._send(worker.identity, protocol.disconnect())
+                if worker.is_registered:
+                    self._backlog.retire(worker.worker_id)
                 else:
                     # What stands of it in the ledger is for the next broker, to which it comes.
-                    self._backlog.unborn(peer.worker_id, is_over=False)
+                    self._backlog.unborn(worker.worker_id, is_over=False)
 
     @property
     def busy_with_ledger(self) -> bool:
-        waits = not self._order.empty or not self._backlog.empty or bool(self._deferred)
+        waits = not self._batch.empty or not self._backlog.empty or bool(self._deferred)
         return waits or self._under_way is not None
 
     @property
     def awaits_replies(self) -> bool:
         """An old worker is at work: unlike ours, it will not say again what is lost on its way to a closed socket."""
-        return any(peer.doing is not None and not peer.ours for peer in self.peers)
+        return any(worker.assignment is not None and not worker.is_unstuck_worker for worker in self.peers)
 
     # What goes out --------------------------------------------------------------------------------
 
@@ -186,28 +188,28 @@ class BrokerCore(ClientSide, WorkerSide):
         """Give what is to be written now, if nothing else is on its way, and nothing is gained by waiting for more."""
         if self._under_way is not None or self._gathers(now_s):
             return None
-        for peer in self.peers:
-            if wanted := self._wanted(peer):
-                peer.asking = True
-                hand = self._hand(peer.worker_id)
-                hand.wants, hand.free = wanted, peer.doing is None
-        self._backlog.fill(self._order)
-        self._deferred.behind(self._order)
-        for worker_id, hand in self._order.hands.items():
-            hand.holds = self._held_by(worker_id) | self._deferred.ended(worker_id)
-        self._order.again = self._deferred.take(now_s)
-        if self._order.empty:
+        for worker in self.peers:
+            if wanted := self._wanted(worker):
+                worker.asking = True
+                worker_turn = self._worker_turn(worker.worker_id)
+                worker_turn.claim_count, worker_turn.is_idle = wanted, worker.assignment is None
+        self._backlog.fill(self._batch)
+        self._deferred.behind(self._batch)
+        for worker_id, worker_turn in self._batch.worker_turns.items():
+            worker_turn.known_held = self._held_by(worker_id) | self._deferred.ended(worker_id)
+        self._batch.again = self._deferred.take(now_s)
+        if self._batch.empty:
             return None
-        order, self._order = self._order, Batch()
-        self._under_way = order
+        batch, self._batch = self._batch, Batch()
+        self._under_way = batch
         self._ordered_s = now_s
-        return order
+        return batch
 
     def next_tick_s(self, now_s: float) -> float:
         """When to tick next at the latest."""
         moments = [
             self._pulsed_s + self._interval_s,
-            None if self._order.look_at else self.requests.next_due_s(),
+            None if self._batch.look_at else self.requests.next_due_s(),
             self.notices.next_due_s(),
             self._next_share_s(),
             self._gather_until_s if self._under_way is None else None,
@@ -218,16 +220,16 @@ class BrokerCore(ClientSide, WorkerSide):
     # What the ledger answers ----------------------------------------------------------------------
 
     def on_batch_done(self, answer: BatchResult, now_s: float) -> None:
-        order, self._under_way = self._under_way, None
-        assert order is not None
+        batch, self._under_way = self._under_way, None
+        assert batch is not None
         self._backlog.pace(now_s - self._ordered_s)
         self._gather_until_s = now_s + GATHER_S if self._quick else None
         if answer.tasks is not None:
             self.tasks = answer.tasks
-        self._take_in(order, answer, now_s)
+        self._take_in(batch, answer, now_s)
         self._deferred.keep(answer.left, now_s)
-        if order.again is not None and answer.again is not None:
-            self._take_in(order.again, answer.again, now_s)
+        if batch.again is not None and answer.again is not None:
+            self._take_in(batch.again, answer.again, now_s)
             self._deferred.keep(answer.again.left, now_s, again=True)
         if not self._deferred:
             self._deferred.relax()
@@ -236,13 +238,13 @@ class BrokerCore(ClientSide, WorkerSide):
             # Something was being looked for on their behalf, or they have just done what they had in hand.
             self._send_idle_away()
 
-    def _take_in(self, order: Batch, answer: BatchResult, now_s: float) -> None:
+    def _take_in(self, batch: Batch, answer: BatchResult, now_s: float) -> None:
         """Take what was done of an order. What was left out of it is kept by the caller."""
-        for birth in order.births:
-            self._born(birth, answer.resumed.get(birth.worker_id), now_s)
-        for birth, error, message in answer.turned_away:
-            self._turn_away(birth, error, message)
-        for posted, stored in zip(order.posts, answer.stored, strict=True):
+        for registration in batch.registrations:
+            self._registered(registration, answer.resumed.get(registration.worker_id), now_s)
+        for registration, error, message in answer.turned_away:
+            self._turn_away(registration, error, message)
+        for posted, stored in zip(batch.posts, answer.stored, strict=True):
             if stored is None:
                 self.dropped.add("a request that cannot be stored")
                 self.requests.drop(posted.asked.client, 1)
@@ -260,18 +262,18 @@ class BrokerCore(ClientSide, WorkerSide):
             self.requests.add(waiting)
             if stored.unserved and not self.peers.serves(posted.call.job.task):
                 self._notify_nobody(waiting, now_s, expired=False)
-        self._hands_answered(order, answer, now_s)
+        self._turns_answered(batch, answer, now_s)
         for _ in range(answer.refused):
             self.dropped.add(TOO_LATE)
         for sender in answer.forged:
             self._forged(sender)
         for worker_id, beat in answer.beats.items():
-            peer = self.peers.by_id(worker_id)
-            if peer is not None:
+            worker = self.peers.by_id(worker_id)
+            if worker is not None:
                 if beat.state not in LIVE_STATES:
-                    self._lose(peer)
-                peer.leaving = self._closing or peer.draining or beat.request is not None or beat.disabled
-        for death, record in answer.buried:
+                    self._disconnect_dead(worker)
+                worker.is_draining = self._closing or worker.draining or beat.request is not None or beat.disabled
+        for death, record in answer.deaths:
             if death.job_id is not None:
                 self._died(death, record, now_s)
         # Before the outcomes: what was looked at in the same moment is among them, and behind its end nothing is said.
@@ -279,14 +281,16 @@ class BrokerCore(ClientSide, WorkerSide):
             self._expired(job_id, now_s)
         for outcome in answer.outcomes:
             self._ended(outcome, now_s)
-        for glance in answer.glances:
-            self._seen(glance, now_s)
+        for position in answer.glances:
+            self._seen(position, now_s)
         # Answered since they were read, by what came before in this answer, or marked so as soon as a lock allows it:
         # not once more.
-        answered = {*self._order.answered, *answer.left.answered, *self._deferred.answered}
-        for client, letters in answer.letters.items():
+        answered = {*self._batch.answered, *answer.left.answered, *self._deferred.answered}
+        for client, reply_addresses in answer.reply_addresses.items():
             left = [
-                one for one in letters if one.job_id not in answered and not self.requests.knows(client, one.job_id)
+                one
+                for one in reply_addresses
+                if one.job_id not in answered and not self.requests.knows(client, one.job_id)
             ]
             for waiting in restored(left, now_s):
                 self.requests.begin(client, 1)
@@ -296,38 +300,38 @@ class BrokerCore(ClientSide, WorkerSide):
                 question.client, protocol.broker_reply(question.name.encode("ascii"), body, question.correlation)
             )
 
-    def _hands_answered(self, order: Batch, answer: BatchResult, now_s: float) -> None:
-        for worker_id, hand in order.hands.items():
-            peer = self.peers.by_id(worker_id)
-            for given_back in hand.release:
+    def _turns_answered(self, batch: Batch, answer: BatchResult, now_s: float) -> None:
+        for worker_id, worker_turn in batch.worker_turns.items():
+            worker = self.peers.by_id(worker_id)
+            for given_back in worker_turn.release:
                 self.peers.wake_one(given_back.task)
             counted = False
-            for done in hand.done:
+            for done in worker_turn.done:
                 if worker_id not in answer.gone and (done.job_id, done.token) not in answer.superseded:
                     counted = True
                     # Who asked over another door reads it from the ledger.
                     self._finish(done.job_id, jobs.body_of(done.result))
                 else:
                     self.dropped.add(TOO_LATE)
-            if peer is None:
-                if hand.wants and worker_id in self._parted:
-                    self._parted_answered(worker_id, answer.claimed.get(worker_id, ()))
+            if worker is None:
+                if worker_turn.claim_count and worker_id in self._departed:
+                    self._departed_answered(worker_id, answer.claimed.get(worker_id, ()))
                 elif counted:
                     # Of an earlier broker, or of an earlier connection: who it is now says READY anew. A reply that
                     # does not count proves nothing about a worker.
-                    self._order.left_over.append(worker_id)
+                    self._batch.stale_registrations.append(worker_id)
                 continue
             if worker_id in answer.gone:
-                self._lose(peer)
+                self._disconnect_dead(worker)
                 continue
-            if hand.wants:
-                self._found(peer, answer.claimed.get(worker_id, ()), hand.wants, now_s)
+            if worker_turn.claim_count:
+                self._found(worker, answer.claimed.get(worker_id, ()), worker_turn.claim_count, now_s)
 
-    def _parted_answered(self, worker_id: str, jobs: tuple[Claimed, ...]) -> None:
+    def _departed_answered(self, worker_id: str, jobs: tuple[Claimed, ...]) -> None:
         """What was found for somebody who left meanwhile never reached it: that was no crash of the job."""
-        death = self._parted.pop(worker_id)
+        death = self._departed.pop(worker_id)
         if jobs:
-            self._hand(worker_id).release.extend(jobs)
+            self._worker_turn(worker_id).release.extend(jobs)
         if death is None:
             self._backlog.retire(worker_id)
         else:

@@ -12,7 +12,7 @@ class Deferred:
     keep their order."""
 
     def __init__(self) -> None:
-        self._order = Batch()
+        self._batch = Batch()
         self._pause_s = FIRST_PAUSE_S
         self._due_s: float | None = None
 
@@ -26,7 +26,7 @@ class Deferred:
     @property
     def answered(self) -> list[int]:
         """Jobs whose letters were answered, though the ledger does not have it yet."""
-        return self._order.answered
+        return self._batch.answered
 
     def keep(self, left: Batch, now_s: float, *, again: bool = False) -> None:
         """Keep what was left out of an order. `again`: it was deferred before, and waits longer each time."""
@@ -34,36 +34,38 @@ class Deferred:
             return
         if again:
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-        merge(self._order, left)
+        merge(self._batch, left)
         self._due_s = now_s + self._pause_s
 
-    def behind(self, order: Batch) -> None:
+    def behind(self, batch: Batch) -> None:
         """Take out of an order what must wait behind something that is kept."""
         if not self:
             return
-        kept = self._order
+        kept = self._batch
         clients = {post.asked.client for post in kept.posts}
         more = Batch(
-            posts=[post for post in order.posts if post.asked.client in clients],
-            deaths=[death for death in order.deaths if kept.concerns(death.worker_id)],
-            left_over=[worker_id for worker_id in order.left_over if kept.concerns(worker_id)],
-            retired=[worker_id for worker_id in order.retired if kept.concerns(worker_id)],
-            abandoned=[one for one in order.abandoned if kept.concerns(one.worker_id)],
+            posts=[post for post in batch.posts if post.asked.client in clients],
+            deaths=[death for death in batch.deaths if kept.concerns(death.worker_id)],
+            stale_registrations=[worker_id for worker_id in batch.stale_registrations if kept.concerns(worker_id)],
+            retired=[worker_id for worker_id in batch.retired if kept.concerns(worker_id)],
+            abandoned=[one for one in batch.abandoned if kept.concerns(one.worker_id)],
         )
-        order.posts = [post for post in order.posts if post.asked.client not in clients]
-        order.deaths = [death for death in order.deaths if not kept.concerns(death.worker_id)]
-        order.left_over = [worker_id for worker_id in order.left_over if not kept.concerns(worker_id)]
-        order.retired = [worker_id for worker_id in order.retired if not kept.concerns(worker_id)]
-        order.abandoned = [one for one in order.abandoned if not kept.concerns(one.worker_id)]
+        batch.posts = [post for post in batch.posts if post.asked.client not in clients]
+        batch.deaths = [death for death in batch.deaths if not kept.concerns(death.worker_id)]
+        batch.stale_registrations = [
+            worker_id for worker_id in batch.stale_registrations if not kept.concerns(worker_id)
+        ]
+        batch.retired = [worker_id for worker_id in batch.retired if not kept.concerns(worker_id)]
+        batch.abandoned = [one for one in batch.abandoned if not kept.concerns(one.worker_id)]
         merge(kept, more)
 
     def take(self, now_s: float) -> Batch | None:
         """Return what is due, and forget it."""
         if self._due_s is None or now_s < self._due_s:
             return None
-        order, self._order = self._order, Batch()
+        batch, self._batch = self._batch, Batch()
         self._due_s = None
-        return order
+        return batch
 
     def relax(self) -> None:
         """Everything that was deferred is written."""
@@ -71,5 +73,5 @@ class Deferred:
 
     def ended(self, worker_id: str) -> set[Key]:
         """Return the attempts of a worker that are over, though the ledger does not have it yet."""
-        hand = self._order.hands.get(worker_id)
-        return set() if hand is None else set(outcome_keys(hand))
+        worker_turn = self._batch.worker_turns.get(worker_id)
+        return set() if worker_turn is None else set(outcome_keys(worker_turn))

@@ -17,8 +17,8 @@ log = logger("unstuck.mdp")
 class DroppedMessages:
     """The reasons are a few sentences of ours: no peer can make up another one."""
 
-    def __init__(self, tallies: Counters | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tallies = tallies
+    def __init__(self, counters: Counters | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counters = counters
         self._clock = clock
         self.counts: Counter[str] = Counter()
         self._said: dict[str, tuple[float, int]] = {}
@@ -26,8 +26,8 @@ class DroppedMessages:
 
     def add(self, why: str) -> None:
         self.counts[why] += 1
-        if self._tallies is not None:
-            self._tallies.add(MDP_DROPPED, (why,))
+        if self._counters is not None:
+            self._counters.add(MDP_DROPPED, (why,))
         now_s = self._clock()
         at_s, before = self._said.get(why, (-SAY_EVERY_S, 0))
         if now_s - at_s >= SAY_EVERY_S:

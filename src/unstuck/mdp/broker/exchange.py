@@ -47,11 +47,11 @@ class Exchanger:
     """Belongs to the clerk's thread. It leaves in the order what was written, and puts into `answer.left` what was not
     because another session holds a lock."""
 
-    def __init__(self, ledger: Ledger, wishes: Mapping[str, ClaimRequest]) -> None:
+    def __init__(self, ledger: Ledger, claim_requests: Mapping[str, ClaimRequest]) -> None:
         self._ledger = ledger
-        self._wishes = wishes
-        self._lookout = NoWorkerCheck(ledger)
-        self.ringer = WakeupSender(ledger.ring)
+        self._wishes = claim_requests
+        self._no_worker_check = NoWorkerCheck(ledger)
+        self.wakeups = WakeupSender(ledger.notify)
         self._known: set[Key] = set()
         """What the workers of this order are known to hold."""
         self._explained: dict[Key, str] = {}
@@ -63,41 +63,46 @@ class Exchanger:
         self._until_s = inf
         """When to stop looking for what is blocked."""
 
-    def begin(self, order: Batch) -> None:
-        orders = [order] if order.again is None else [order, order.again]
-        hands = [hand for one in orders for hand in one.hands.values()]
-        self._known = {key for hand in hands for key in hand.holds}
+    def begin(self, batch: Batch) -> None:
+        orders = [batch] if batch.again is None else [batch, batch.again]
+        worker_turns = [worker_turn for one in orders for worker_turn in one.worker_turns.values()]
+        self._known = {key for worker_turn in worker_turns for key in worker_turn.known_held}
         # What stands in another part of the same order is written soon.
-        self._known |= {key for hand in hands for key in outcome_keys(hand)}
+        self._known |= {key for worker_turn in worker_turns for key in outcome_keys(worker_turn)}
 
-    def steps(self, order: Batch, answer: BatchResult) -> list[Step]:
+    def steps(self, batch: Batch, answer: BatchResult) -> list[Step]:
         """Return the steps that write this order, which is empty of all that until it is written."""
         part = Part()
-        return [Step(partial(self._open, order, part)), self._step(part, order, answer)]
+        return [Step(partial(self._open, batch, part)), self._step(part, batch, answer)]
 
-    def steps_again(self, order: Batch, answer: BatchResult) -> list[Step]:
+    def steps_again(self, batch: Batch, answer: BatchResult) -> list[Step]:
         """Return the steps for what was deferred before. Parts that were blocked for an unknown reason go one by one,
         those that were tried least first."""
-        part = _emptied(order)
+        part = _emptied(batch)
         explained = part.take([key for key in part.attempts() if key in self._explained])
         pieces = sorted(part.pieces(), key=lambda piece: self._unexplained.get(piece.name(), 0))
-        steps = [self._step(one, order, answer) for one in (explained, *pieces) if not one.empty]
+        steps = [self._step(one, batch, answer) for one in (explained, *pieces) if not one.empty]
         return [Step(partial(self._allow, RETRY_S)), *steps]
 
     # ------------------------------------------------------------------------------------------
 
-    def _open(self, order: Batch, part: Part) -> None:
-        whole = _emptied(order)
-        part.posts, part.hands, part.pulses, part.answered = whole.posts, whole.hands, whole.pulses, whole.answered
+    def _open(self, batch: Batch, part: Part) -> None:
+        whole = _emptied(batch)
+        part.posts, part.worker_turns, part.heartbeats, part.answered = (
+            whole.posts,
+            whole.worker_turns,
+            whole.heartbeats,
+            whole.answered,
+        )
         self._allow(inf)
 
     def _allow(self, for_s: float) -> None:
         self._until_s = time.monotonic() + for_s
 
-    def _step(self, part: Part, order: Batch, answer: BatchResult) -> Step:
-        return Step(partial(self._write, part, order, answer), partial(self._instead, part, order, answer))
+    def _step(self, part: Part, batch: Batch, answer: BatchResult) -> Step:
+        return Step(partial(self._write, part, batch, answer), partial(self._instead, part, batch, answer))
 
-    def _write(self, part: Part, order: Batch, answer: BatchResult) -> None:
+    def _write(self, part: Part, batch: Batch, answer: BatchResult) -> None:
         if self._explained or self._blocked:
             # Somebody holds rows just now: what concerns those is found without waiting for it.
             self._set_aside(part, answer)
@@ -105,37 +110,39 @@ class Exchanger:
         if part.empty:
             return
         self._exchange(part, answer)
-        self._written(part, order)
+        self._written(part, batch)
 
-    def _written(self, part: Part, order: Batch) -> None:
-        order.posts += part.posts
-        order.answered += part.answered
-        for worker_id, hand in part.hands.items():
-            join_hand(order.hands.setdefault(worker_id, WorkerTurn()), hand)
+    def _written(self, part: Part, batch: Batch) -> None:
+        batch.posts += part.posts
+        batch.answered += part.answered
+        for worker_id, worker_turn in part.worker_turns.items():
+            join_hand(batch.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
         for key in part.attempts():
             self._explained.pop(key, None)
-        self._blocked.difference_update(part.hands)
+        self._blocked.difference_update(part.worker_turns)
         if self._unexplained:
             for piece in part.pieces():
                 self._unexplained.pop(piece.name(), None)
-        if given_back := {f"queue:{job.queue}" for hand in part.hands.values() for job in hand.release}:
-            self.ringer.ring(given_back)
+        if given_back := {
+            f"queue:{job.queue}" for worker_turn in part.worker_turns.values() for job in worker_turn.release
+        }:
+            self.wakeups.send(given_back)
 
     def _instead(
-        self, part: Part, order: Batch, answer: BatchResult, error: LedgerBusy | RefusedValue
+        self, part: Part, batch: Batch, answer: BatchResult, error: LedgerBusy | RefusedValue
     ) -> Sequence[Step] | None:
         if isinstance(error, RefusedValue):
-            return self._apart(part, order, answer, error)
-        if self._ledger.one_host:
+            return self._apart(part, batch, answer, error)
+        if self._ledger.single_host:
             # One lock is for all of SQLite's file.
             return None
         if self._set_aside(part, answer) or self._set_workers_aside(part, answer):
-            return [self._step(part, order, answer)]
+            return [self._step(part, batch, answer)]
         now_s = time.monotonic()
         self._until_s = min(self._until_s, now_s + FIND_S)
         smaller = part.split()
         if len(smaller) > 1 and now_s < self._until_s:
-            return [self._step(one, order, answer) for one in smaller]
+            return [self._step(one, batch, answer) for one in smaller]
         tried = len(smaller) == 1
         for piece in part.pieces():
             name = piece.name()
@@ -172,22 +179,22 @@ class Exchanger:
         stuck: set[str] = set()
         # Another session may hold the whole table: then everything is tried again.
         with suppress(LedgerBusy):
-            stuck = self._ledger.blocked_workers(part.hands) if part.hands else set()
+            stuck = self._ledger.blocked_workers(part.worker_turns) if part.worker_turns else set()
         if not stuck:
             return False
         for worker_id in sorted(stuck - self._blocked)[:MAX_NAMED]:
             log.warning("What a worker did cannot be written yet and is tried again", worker=worker_id, reason=HELD)
         self._blocked |= stuck
-        _defer(Part(hands={worker_id: part.hands.pop(worker_id) for worker_id in stuck}), answer)
+        _defer(Part(worker_turns={worker_id: part.worker_turns.pop(worker_id) for worker_id in stuck}), answer)
         return True
 
     def _note(self, blocked: Part, fresh: Collection[Key], holders: Mapping[int, str]) -> None:
         """Let the ledger know that these attempts are over, so that nobody ends them as late."""
-        for worker_id, hand in blocked.hands.items():
-            returned = {(job.job_id, job.token) for job in hand.release}
+        for worker_id, worker_turn in blocked.worker_turns.items():
+            returned = {(job.job_id, job.token) for job in worker_turn.release}
             outcomes = [
                 DeferredOutcome(job_id, token, holders[job_id], (job_id, token) in returned)
-                for job_id, token in hand_keys(hand)
+                for job_id, token in hand_keys(worker_turn)
                 if (job_id, token) in fresh
             ]
             if outcomes:
@@ -195,40 +202,46 @@ class Exchanger:
                 with suppress(LedgerError):
                     self._ledger.note_deferred(worker_id, outcomes)
 
-    def _apart(self, part: Part, order: Batch, answer: BatchResult, error: RefusedValue) -> Sequence[Step]:
+    def _apart(self, part: Part, batch: Batch, answer: BatchResult, error: RefusedValue) -> Sequence[Step]:
         """One value cannot be stored, and nothing was: whose it is shows when each goes alone."""
-        if len(part.posts) + len(part.hands) > 1 or part.pulses or part.answered:
+        if len(part.posts) + len(part.worker_turns) > 1 or part.heartbeats or part.answered:
             log.warning("Something cannot be stored; storing it piece by piece", error=str(error))
             parts = [Part(posts=[post]) for post in part.posts]
-            parts += [Part(hands={worker_id: hand}) for worker_id, hand in part.hands.items()]
-            parts.append(Part(pulses=part.pulses, answered=part.answered))
-            return [self._step(one, order, answer) for one in parts if not one.empty]
+            parts += [
+                Part(worker_turns={worker_id: worker_turn}) for worker_id, worker_turn in part.worker_turns.items()
+            ]
+            parts.append(Part(heartbeats=part.heartbeats, answered=part.answered))
+            return [self._step(one, batch, answer) for one in parts if not one.empty]
         for post in part.posts:
             log.warning("A request cannot be stored, and is dropped", service=post.call.job.task, error=str(error))
-            order.posts.append(post)
+            batch.posts.append(post)
             answer.stored.append(None)
-        if not part.hands:
+        if not part.worker_turns:
             return []
-        [(worker_id, hand)] = part.hands.items()
-        return [Step(partial(self._write_failed, worker_id, hand, str(error), order, answer))]
+        [(worker_id, worker_turn)] = part.worker_turns.items()
+        return [Step(partial(self._write_failed, worker_id, worker_turn, str(error), batch, answer))]
 
-    def _write_failed(self, worker_id: str, hand: WorkerTurn, why: str, order: Batch, answer: BatchResult) -> None:
-        turn = _without_results(self._turn(worker_id, hand), why)
+    def _write_failed(
+        self, worker_id: str, worker_turn: WorkerTurn, why: str, batch: Batch, answer: BatchResult
+    ) -> None:
+        turn = _without_results(self._turn(worker_id, worker_turn), why)
         self._turned([turn], answer, self._ledger.exchange(Exchange(turns=(turn,))).turns)
-        self._written(Part(hands={worker_id: hand}), order)
+        self._written(Part(worker_turns={worker_id: worker_turn}), batch)
 
     # ------------------------------------------------------------------------------------------
 
     def _exchange(self, part: Part, answer: BatchResult) -> None:
         plain = [post for post in part.posts if post.call.key is None]
         once = [post for post in part.posts if post.call.key is not None]
-        turns = [self._turn(worker_id, hand) for worker_id, hand in part.hands.items()]
+        turns = [self._turn(worker_id, worker_turn) for worker_id, worker_turn in part.worker_turns.items()]
         exchange = Exchange(
             jobs=tuple(post.call.job for post in plain),
-            letters=tuple(post.letter for post in plain) if any(post.letter for post in plain) else (),
-            once=tuple(OnceJob(_request(post.call), post.call.job, post.letter) for post in once),
+            reply_addresses=tuple(post.reply_address for post in plain)
+            if any(post.reply_address for post in plain)
+            else (),
+            once=tuple(OnceJob(_request(post.call), post.call.job, post.reply_address) for post in once),
             turns=tuple(turns),
-            pulses=tuple(part.pulses),
+            heartbeats=tuple(part.heartbeats),
             answered=tuple(part.answered),
         )
         try:
@@ -237,17 +250,19 @@ class Exchanger:
             if part.posts:
                 raise
             # Beats and letters are the same when done twice; turns are compared with what is held.
-            beats = self._ledger.exchange(msgspec.structs.replace(exchange, turns=())).beats
-            said = ExchangeAnswer(turns=None, beats=beats)
+            beats = self._ledger.exchange(msgspec.structs.replace(exchange, turns=())).heartbeats
+            said = ExchangeAnswer(turns=None, heartbeats=beats)
         self._stored(part, answer, said)
         self._turned(turns, answer, said.turns)
-        answer.beats |= {pulse.worker_id: beat for pulse, beat in zip(part.pulses, said.beats, strict=True)}
+        answer.beats |= {
+            heartbeat.worker_id: beat for heartbeat, beat in zip(part.heartbeats, said.heartbeats, strict=True)
+        }
 
     def _stored(self, part: Part, answer: BatchResult, said: ExchangeAnswer) -> None:
         if not part.posts:
             return
-        told = [post for post in part.posts if post.letter is not None]
-        warnings = self._lookout.warnings([post.call.job for post in told]) if told else []
+        told = [post for post in part.posts if post.reply_address is not None]
+        warnings = self._no_worker_check.warnings([post.call.job for post in told]) if told else []
         unserved = {id(post) for post, warning in zip(told, warnings, strict=True) if warning is not None}
         plain, once = iter(said.enqueued), iter(said.once)
         taken = {claimed.job_id for turn in said.turns or () for claimed in turn.claimed}
@@ -261,7 +276,7 @@ class Exchanger:
                 words.add(f"queue:{post.call.job.queue}")
         # Workers of other doors may serve these queues too, and so may those of another broker.
         if words:
-            self.ringer.ring(words)
+            self.wakeups.send(words)
 
     def _turned(self, turns: list[Turn], answer: BatchResult, said: tuple[TurnAnswer, ...] | None) -> None:
         if said is None:
@@ -285,25 +300,27 @@ class Exchanger:
             self._ledger.turn(Turn(turn.worker_id, release=tuple(Release(*key) for key in unheard)))
         return TurnAnswer(True)
 
-    def _turn(self, worker_id: str, hand: WorkerTurn) -> Turn:
+    def _turn(self, worker_id: str, worker_turn: WorkerTurn) -> Turn:
         return Turn(
             worker_id,
-            done=tuple(hand.done),
-            endings=tuple(hand.endings),
-            release=tuple(Release(job.job_id, job.token) for job in hand.release),
-            wish=self._wish(worker_id, hand),
+            done=tuple(worker_turn.done),
+            endings=tuple(worker_turn.endings),
+            release=tuple(Release(job.job_id, job.token) for job in worker_turn.release),
+            claim_request=self._claim_request(worker_id, worker_turn),
         )
 
-    def _wish(self, worker_id: str, hand: WorkerTurn) -> ClaimRequest | None:
-        wish = self._wishes.get(worker_id) if hand.wants else None
-        if wish is None or (hand.wants == 1 and hand.free):
-            return wish
-        return msgspec.structs.replace(wish, limit=hand.wants, start=int(hand.free), run_ahead=True)
+    def _claim_request(self, worker_id: str, worker_turn: WorkerTurn) -> ClaimRequest | None:
+        claim_request = self._wishes.get(worker_id) if worker_turn.claim_count else None
+        if claim_request is None or (worker_turn.claim_count == 1 and worker_turn.is_idle):
+            return claim_request
+        return msgspec.structs.replace(
+            claim_request, limit=worker_turn.claim_count, start=int(worker_turn.is_idle), run_ahead=True
+        )
 
 
-def _emptied(order: Batch) -> Part:
-    part = Part(order.posts, order.hands, order.pulses, order.answered)
-    order.posts, order.hands, order.pulses, order.answered = [], {}, [], []
+def _emptied(batch: Batch) -> Part:
+    part = Part(batch.posts, batch.worker_turns, batch.heartbeats, batch.answered)
+    batch.posts, batch.worker_turns, batch.heartbeats, batch.answered = [], {}, [], []
     return part
 
 
@@ -312,8 +329,8 @@ def _defer(part: Part, answer: BatchResult) -> None:
     left = answer.left
     left.posts += part.posts
     left.answered += part.answered
-    for worker_id, hand in part.hands.items():
-        join_hand(left.hands.setdefault(worker_id, WorkerTurn()), hand)
+    for worker_id, worker_turn in part.worker_turns.items():
+        join_hand(left.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
 
 
 def _request(call: Call) -> Request:

@@ -17,8 +17,8 @@ class Part:
     """What is written in one commit. The parts of an order are written in any order, and each at most once."""
 
     posts: list[NewRequest] = field(default_factory=list)
-    hands: dict[str, WorkerTurn] = field(default_factory=dict)
-    pulses: list[RemoteHeartbeat] = field(default_factory=list)
+    worker_turns: dict[str, WorkerTurn] = field(default_factory=dict)
+    heartbeats: list[RemoteHeartbeat] = field(default_factory=list)
     answered: list[int] = field(default_factory=list)
 
     @property
@@ -27,25 +27,27 @@ class Part:
 
     @property
     def owners(self) -> list[Owner]:
-        return [*dict.fromkeys(post.asked.client for post in self.posts), *self.hands]
+        return [*dict.fromkeys(post.asked.client for post in self.posts), *self.worker_turns]
 
     def attempts(self) -> dict[Key, str]:
         """Return the attempts whose rows are written, with their workers."""
-        return {key: worker_id for worker_id, hand in self.hands.items() for key in hand_keys(hand)}
+        return {
+            key: worker_id for worker_id, worker_turn in self.worker_turns.items() for key in hand_keys(worker_turn)
+        }
 
     def split(self) -> list["Part"]:
         """Return two smaller parts, or this one if it concerns one client or one piece of one worker alone.
 
         All posts of a client stay together, so that its requests keep their order."""
-        if self.pulses and (self.posts or self.hands or self.answered):
-            return [Part(pulses=self.pulses), Part(self.posts, self.hands, answered=self.answered)]
-        if self.answered and (self.posts or self.hands):
-            return [Part(answered=self.answered), Part(self.posts, self.hands)]
+        if self.heartbeats and (self.posts or self.worker_turns or self.answered):
+            return [Part(heartbeats=self.heartbeats), Part(self.posts, self.worker_turns, answered=self.answered)]
+        if self.answered and (self.posts or self.worker_turns):
+            return [Part(answered=self.answered), Part(self.posts, self.worker_turns)]
         owners = self.owners
         if len(owners) > 1:
             half = len(owners) // 2
             return [self.of(owners[:half]), self.of(owners[half:])]
-        if self.hands and len(pieces := self.pieces()) > 1:
+        if self.worker_turns and len(pieces := self.pieces()) > 1:
             half = len(pieces) // 2
             return [_joined(pieces[:half]), _joined(pieces[half:])]
         return [self]
@@ -53,54 +55,66 @@ class Part:
     def of(self, owners: Collection[Owner]) -> "Part":
         return Part(
             [post for post in self.posts if post.asked.client in owners],
-            {worker_id: hand for worker_id, hand in self.hands.items() if worker_id in owners},
+            {worker_id: worker_turn for worker_id, worker_turn in self.worker_turns.items() if worker_id in owners},
         )
 
     def pieces(self) -> list["Part"]:
         """Return the smallest parts that can be written alone."""
         parts = [self.of([client]) for client in dict.fromkeys(post.asked.client for post in self.posts)]
         parts += [Part(answered=self.answered)] if self.answered else []
-        parts += [Part(pulses=self.pulses)] if self.pulses else []
-        for worker_id, hand in self.hands.items():
-            parts += [Part(hands={worker_id: piece}) for piece in _hand_pieces(hand)]
+        parts += [Part(heartbeats=self.heartbeats)] if self.heartbeats else []
+        for worker_id, worker_turn in self.worker_turns.items():
+            parts += [Part(worker_turns={worker_id: piece}) for piece in _hand_pieces(worker_turn)]
         return parts
 
     def take(self, keys: Collection[Key]) -> "Part":
         """Take what is said of these attempts out of this part, and return it."""
         taken = Part()
-        for worker_id, hand in list(self.hands.items()):
-            if out := _taken(hand, keys):
-                taken.hands[worker_id] = out
-            if hand.empty:
-                del self.hands[worker_id]
+        for worker_id, worker_turn in list(self.worker_turns.items()):
+            if out := _taken(worker_turn, keys):
+                taken.worker_turns[worker_id] = out
+            if worker_turn.empty:
+                del self.worker_turns[worker_id]
         return taken
 
     def name(self) -> Owner:
         """Return what this part is remembered by while it waits; of pieces, one each."""
         if self.posts:
             return self.posts[0].asked.client
-        return " ".join(f"{worker_id} {sorted(hand_keys(hand))}" for worker_id, hand in self.hands.items())
+        return " ".join(
+            f"{worker_id} {sorted(hand_keys(worker_turn))}" for worker_id, worker_turn in self.worker_turns.items()
+        )
 
 
-def hand_keys(hand: WorkerTurn) -> Iterator[Key]:
-    for done in hand.done:
+def hand_keys(worker_turn: WorkerTurn) -> Iterator[Key]:
+    for done in worker_turn.done:
         yield done.job_id, done.token
-    for ending in hand.endings:
+    for ending in worker_turn.endings:
         yield ending.job_id, ending.token
-    for job in hand.release:
+    for job in worker_turn.release:
         yield job.job_id, job.token
 
 
-def outcome_keys(hand: WorkerTurn) -> Iterator[Key]:
+def outcome_keys(worker_turn: WorkerTurn) -> Iterator[Key]:
     """Return the attempts that this hand ends."""
-    yield from hand_keys(WorkerTurn(hand.done, hand.endings))
+    yield from hand_keys(WorkerTurn(worker_turn.done, worker_turn.endings))
 
 
 def merge(into: Batch, more: Batch) -> None:
     """Add what `more` asks to `into`, behind what stands there."""
-    for worker_id, hand in more.hands.items():
-        join_hand(into.hands.setdefault(worker_id, WorkerTurn()), hand)
-    for name in ("births", "posts", "deaths", "withdrawn", "notes", "retired", "left_over", "answered", "abandoned"):
+    for worker_id, worker_turn in more.worker_turns.items():
+        join_hand(into.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
+    for name in (
+        "registrations",
+        "posts",
+        "deaths",
+        "withdrawn",
+        "notes",
+        "retired",
+        "stale_registrations",
+        "answered",
+        "abandoned",
+    ):
         getattr(into, name).extend(getattr(more, name))
 
 
@@ -109,33 +123,37 @@ def join_hand(into: WorkerTurn, more: WorkerTurn) -> None:
     into.late += more.late
     into.endings += more.endings
     into.release += more.release
-    into.wants, into.free = max(into.wants, more.wants), into.free or more.free
+    into.claim_count, into.is_idle = max(into.claim_count, more.claim_count), into.is_idle or more.is_idle
 
 
-def _hand_pieces(hand: WorkerTurn) -> list[WorkerTurn]:
-    pieces = [WorkerTurn(done=[one]) for one in hand.done]
-    pieces += [WorkerTurn(endings=[one]) for one in hand.endings]
-    pieces += [WorkerTurn(release=[one]) for one in hand.release]
-    return [*pieces, WorkerTurn(wants=hand.wants, free=hand.free)] if hand.wants else pieces
+def _hand_pieces(worker_turn: WorkerTurn) -> list[WorkerTurn]:
+    pieces = [WorkerTurn(done=[one]) for one in worker_turn.done]
+    pieces += [WorkerTurn(endings=[one]) for one in worker_turn.endings]
+    pieces += [WorkerTurn(release=[one]) for one in worker_turn.release]
+    return (
+        [*pieces, WorkerTurn(claim_count=worker_turn.claim_count, is_idle=worker_turn.is_idle)]
+        if worker_turn.claim_count
+        else pieces
+    )
 
 
-def _taken(hand: WorkerTurn, keys: Collection[Key]) -> WorkerTurn | None:
+def _taken(worker_turn: WorkerTurn, keys: Collection[Key]) -> WorkerTurn | None:
     out = WorkerTurn(
-        [one for one in hand.done if (one.job_id, one.token) in keys],
-        [one for one in hand.endings if (one.job_id, one.token) in keys],
-        [one for one in hand.release if (one.job_id, one.token) in keys],
+        [one for one in worker_turn.done if (one.job_id, one.token) in keys],
+        [one for one in worker_turn.endings if (one.job_id, one.token) in keys],
+        [one for one in worker_turn.release if (one.job_id, one.token) in keys],
     )
     if out.empty:
         return None
-    hand.done = [one for one in hand.done if (one.job_id, one.token) not in keys]
-    hand.endings = [one for one in hand.endings if (one.job_id, one.token) not in keys]
-    hand.release = [one for one in hand.release if (one.job_id, one.token) not in keys]
+    worker_turn.done = [one for one in worker_turn.done if (one.job_id, one.token) not in keys]
+    worker_turn.endings = [one for one in worker_turn.endings if (one.job_id, one.token) not in keys]
+    worker_turn.release = [one for one in worker_turn.release if (one.job_id, one.token) not in keys]
     return out
 
 
 def _joined(parts: list[Part]) -> Part:
     joined = Part()
     for part in parts:
-        for worker_id, hand in part.hands.items():
-            join_hand(joined.hands.setdefault(worker_id, WorkerTurn()), hand)
+        for worker_id, worker_turn in part.worker_turns.items():
+            join_hand(joined.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
     return joined

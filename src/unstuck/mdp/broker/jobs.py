@@ -42,7 +42,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     own_id: str | None = None
     key: str | None = None
     """With the same key from the same client it is done once."""
-    line: str | None = None
+    concurrency_key: str | None = None
     """The concurrency key, where its client said one."""
 
 
@@ -50,7 +50,7 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     key: str | None = None
     own_id: str | None = None
-    line: str | None = None
+    concurrency_key: str | None = None
 
 
 def bare_policy(retry_attempts: int) -> Policy:
@@ -78,7 +78,7 @@ def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts
                     options.priority,
                     options.key and f"{options.key}#{place}",
                     _own_id(value) or options.own_id,
-                    options.line,
+                    options.concurrency_key,
                 ),
             )
             for place, (frame, value) in enumerate(calls)
@@ -86,7 +86,7 @@ def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts
     own_id = said.own_id
     if len(request.body) == 1:
         own_id = _own_id(_only(request.body[0])) or own_id
-    options = CallOptions(said.priority, said.key, own_id, said.line)
+    options = CallOptions(said.priority, said.key, own_id, said.concurrency_key)
     return [_call(service, request.body, tasks, retry_attempts, by, options)]
 
 
@@ -101,15 +101,15 @@ def _call(
     known = tasks.get(service)
     rules = _bare_rules(retry_attempts) if known is None else _rules(known.policy)
     queue, payload = service if known is None else known.queue, pack_frames(frames)
-    job = _job(service, queue, payload, rules, options.priority, by, options.line)
-    return Call(job, options.own_id, options.key, options.line)
+    job = _job(service, queue, payload, rules, options.priority, by, options.concurrency_key)
+    return Call(job, options.own_id, options.key, options.concurrency_key)
 
 
 def as_task(call: Call, known: TaskRecord) -> Call:
     """Give the same call by the rules of a task that was not known when it came."""
     job = call.job
     rules = _rules(known.policy)
-    again = _job(job.task, known.queue, job.payload, rules, job.priority, job.enqueued_by or "", call.line)
+    again = _job(job.task, known.queue, job.payload, rules, job.priority, job.enqueued_by or "", call.concurrency_key)
     return msgspec.structs.replace(call, job=again)
 
 
@@ -136,30 +136,32 @@ def _bare_rules(retry_attempts: int) -> _Rules:
 
 def _made(given: Policy) -> _Rules:
     policy, hooks = without_hooks(given)
-    ties = JobExtras(hooks=hooks, expires_in_s=policy.order.expires_s, keep_s=policy.order.keep_s)
+    ties = JobExtras(hooks=hooks, expires_in_s=policy.order.expires_s, keep_s=policy.order.retain_s)
     return _Rules(policy, encode_policy(policy), None if ties == JobExtras() else ties)
 
 
-def _ties(service: str, payload: bytes, rules: _Rules, line: str | None) -> JobExtras | None:
-    if line is None and not rules.has_lines:
+def _ties(service: str, payload: bytes, rules: _Rules, connection: str | None) -> JobExtras | None:
+    if connection is None and not rules.has_lines:
         return rules.more
     ties = rules.more or JobExtras()
     limit = rules.policy.order.limit if rules.has_lines else None
     return msgspec.structs.replace(
-        ties, line=line or _concurrency_key(service, payload, rules.policy.order), line_limit=limit
+        ties, line=connection or _concurrency_key(service, payload, rules.policy.order), line_limit=limit
     )
 
 
-def _concurrency_key(service: str, payload: bytes, order: KeyRule) -> str:
+def _concurrency_key(service: str, payload: bytes, key_rule: KeyRule) -> str:
     """Give the line in which a request stands. Where nobody can say its key, because the app computes it or the body
     has no such arguments, all of those stand in one line: better one after the other than two that should not meet."""
     try:
-        return concurrency_key_of(order, (), named_arguments(payload, names_in_key(order)), service) or service
+        return concurrency_key_of(key_rule, (), named_arguments(payload, names_in_key(key_rule)), service) or service
     except (ConfigError, PayloadError):
         return service
 
 
-def _job(service: str, queue: str, payload: bytes, rules: _Rules, priority: int, by: str, line: str | None) -> NewJob:
+def _job(
+    service: str, queue: str, payload: bytes, rules: _Rules, priority: int, by: str, connection: str | None
+) -> NewJob:
     policy = rules.policy
     return NewJob(
         task=service,
@@ -173,7 +175,7 @@ def _job(service: str, queue: str, payload: bytes, rules: _Rules, priority: int,
         timeout_s=policy.timeout_s,
         priority=priority,
         enqueued_by=by,
-        more=_ties(service, payload, rules, line),
+        more=_ties(service, payload, rules, connection),
     )
 
 
@@ -184,16 +186,16 @@ def _options(given: dict[str, Any] | None, before: CallOptions | None = None) ->
     priority = given.get("priority", before.priority)
     key = given.get("idempotency_key", before.key)
     own_id = given.get("job_id", before.own_id)
-    line = given.get("concurrency_key", before.line)
+    connection = given.get("concurrency_key", before.concurrency_key)
     return CallOptions(
         min(max(priority, LEAST_PRIORITY), MOST_PRIORITY)
         if isinstance(priority, int) and not isinstance(priority, bool)
         else before.priority,
         storable_text(key, MAX_KEY_CHARS) if isinstance(key, str) and key else before.key,
         storable_text(own_id, MAX_OWN_ID_CHARS) if isinstance(own_id, str) and own_id else before.own_id,
-        storable_text(line[:MAX_CONCURRENCY_KEY_CHARS], MAX_CONCURRENCY_KEY_CHARS)
-        if isinstance(line, str) and line
-        else before.line,
+        storable_text(connection[:MAX_CONCURRENCY_KEY_CHARS], MAX_CONCURRENCY_KEY_CHARS)
+        if isinstance(connection, str) and connection
+        else before.concurrency_key,
     )
 
 

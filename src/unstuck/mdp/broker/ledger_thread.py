@@ -65,9 +65,9 @@ class BatchRunner:
         self._settings = settings
         self._reaper = reaper
         self._asking = MmiAnswers(ledger, settings)
-        self._wishes: dict[str, ClaimRequest] = {}
-        self._exchanger = Exchanger(ledger, self._wishes)
-        self._ringer = self._exchanger.ringer
+        self._claim_requests: dict[str, ClaimRequest] = {}
+        self._exchanger = Exchanger(ledger, self._claim_requests)
+        self._wakeups = self._exchanger.wakeups
         self._bare = encode_policy(bare_policy(settings.mdp.retry_attempts))
         self._tasks: dict[str, TaskRecord] = {}
         self._services: set[str] = set()
@@ -83,65 +83,71 @@ class BatchRunner:
         self._said: dict[tuple[str, tuple[bytes, ...]], list[bytes]] = {}
         """What the present order found out: many may ask the same."""
 
-    def steps(self, order: Batch, answer: BatchResult) -> list[Step]:
+    def steps(self, batch: Batch, answer: BatchResult) -> list[Step]:
         """Return what is to be done, in order. A step that fails for want of the ledger is done again, the others are
         not. A step that needs a lock which another session holds is deferred, and the others go on."""
-        self._exchanger.begin(order)
+        self._exchanger.begin(batch)
         self._has_watched = False
         self._said = {}
-        if order.pulses:
-            self._alive = {pulse.worker_id for pulse in order.pulses}
-        steps = [Step(lambda: self._know_tasks(order, answer)), *self._births(order, answer)]
-        if any(hand.late for hand in order.hands.values()):
-            steps.append(Step(lambda: self._admit_late(order, answer)))
-        steps += self._exchanger.steps(order, answer)
-        steps += self._ends(order, answer)
-        steps += self._estates(order, answer)
-        if order.overdue:
+        if batch.heartbeats:
+            self._alive = {heartbeat.worker_id for heartbeat in batch.heartbeats}
+        steps = [Step(lambda: self._know_tasks(batch, answer)), *self._registrations(batch, answer)]
+        if any(worker_turn.late for worker_turn in batch.worker_turns.values()):
+            steps.append(Step(lambda: self._admit_late(batch, answer)))
+        steps += self._exchanger.steps(batch, answer)
+        steps += self._ends(batch, answer)
+        steps += self._estates(batch, answer)
+        if batch.overdue:
             # Whatever is blocked is overdue again soon.
-            steps.append(Step(lambda: self._expire(order.overdue, answer), lambda _: []))
-        if order.look_at:
-            steps.append(Step(lambda: self._look_at(order.look_at, answer)))
-        steps += [Step(partial(self._find_letters, client, answer)) for client in order.returned]
-        steps += [Step(partial(self._ask, question, answer)) for question in order.questions]
-        if (again := order.again) is not None:
+            steps.append(Step(lambda: self._expire(batch.overdue, answer), lambda _: []))
+        if batch.look_at:
+            steps.append(Step(lambda: self._look_at(batch.look_at, answer)))
+        steps += [Step(partial(self._find_reply_addresses, client, answer)) for client in batch.returned]
+        steps += [Step(partial(self._ask, question, answer)) for question in batch.questions]
+        if (again := batch.again) is not None:
             late = answer.again = BatchResult()
-            steps += self._births(again, late)
+            steps += self._registrations(again, late)
             steps += self._exchanger.steps_again(again, late)
             steps += self._ends(again, late)
             steps += self._estates(again, late)
-        if order.births or order.deaths or order.left_over or order.retired:
-            steps.append(Step(lambda: self._ringer.ring({"workers"})))
+        if batch.registrations or batch.deaths or batch.stale_registrations or batch.retired:
+            steps.append(Step(lambda: self._wakeups.send({"workers"})))
         return steps
 
-    def _births(self, order: Batch, answer: BatchResult) -> list[Step]:
-        births, order.births = order.births, []
-        kept = answer.left.births
-        return [Step(partial(self._register, birth, order, answer), self._deferring(kept, birth)) for birth in births]
+    def _registrations(self, batch: Batch, answer: BatchResult) -> list[Step]:
+        births, batch.registrations = batch.registrations, []
+        kept = answer.left.registrations
+        return [
+            Step(partial(self._register, registration, batch, answer), self._deferring(kept, registration))
+            for registration in births
+        ]
 
-    def _ends(self, order: Batch, answer: BatchResult) -> list[Step]:
+    def _ends(self, batch: Batch, answer: BatchResult) -> list[Step]:
         """Return the steps for what is said of workers after their turns."""
         left, defer = answer.left, self._deferring
-        steps = [Step(partial(self._bury, death, answer), defer(left.deaths, death)) for death in order.deaths]
-        steps += [Step(partial(self._withdraw, one, answer), defer(left.withdrawn, one)) for one in order.withdrawn]
+        steps = [Step(partial(self._declare_dead, death, answer), defer(left.deaths, death)) for death in batch.deaths]
+        steps += [Step(partial(self._withdraw, one, answer), defer(left.withdrawn, one)) for one in batch.withdrawn]
         steps += [
             Step(partial(self._ledger.note_progress, worker_id, [note]), defer(left.notes, (worker_id, note)))
-            for worker_id, note in order.notes
+            for worker_id, note in batch.notes
         ]
-        steps += [Step(partial(self._clear_up, id, answer), defer(left.left_over, id)) for id in order.left_over]
-        steps += [Step(partial(self._retire, id, answer), defer(left.retired, id)) for id in order.retired]
+        steps += [
+            Step(partial(self._clear_up, id, answer), defer(left.stale_registrations, id))
+            for id in batch.stale_registrations
+        ]
+        steps += [Step(partial(self._retire, id, answer), defer(left.retired, id)) for id in batch.retired]
         return steps
 
-    def _estates(self, order: Batch, answer: BatchResult) -> list[Step]:
+    def _estates(self, batch: Batch, answer: BatchResult) -> list[Step]:
         defer = self._deferring
         kept = answer.left.abandoned
-        return [Step(partial(self._take_over, one, answer), defer(kept, one)) for one in order.abandoned]
+        return [Step(partial(self._take_over, one, answer), defer(kept, one)) for one in batch.abandoned]
 
     def _deferring(self, kept: list[T], one: T) -> Instead:
         """Return what keeps this one for later if another session holds a lock that it needs."""
 
         def defer(error: LedgerBusy | RefusedValue) -> Sequence[Step] | None:
-            if self._ledger.one_host or not isinstance(error, LedgerBusy):
+            if self._ledger.single_host or not isinstance(error, LedgerBusy):
                 return None
             log.warning("What concerns a worker cannot be written yet and is tried again", reason=str(error))
             kept.append(one)
@@ -158,47 +164,47 @@ class BatchRunner:
             self._ledger.record_heartbeats([RemoteHeartbeat(worker_id) for worker_id in sorted(self._alive)])
 
     def close(self) -> None:
-        self._ringer.flush()
+        self._wakeups.flush()
 
     # ------------------------------------------------------------------------------------------
 
-    def _register(self, birth: Registration, order: Batch, answer: BatchResult) -> None:
-        if (resumed := self._resume(birth)) is not None:
-            answer.resumed[birth.worker_id] = resumed
-        elif not self._write_registration(birth, answer):
+    def _register(self, registration: Registration, batch: Batch, answer: BatchResult) -> None:
+        if (resumed := self._resume(registration)) is not None:
+            answer.resumed[registration.worker_id] = resumed
+        elif not self._write_registration(registration, answer):
             return
-        self._alive.add(birth.worker_id if resumed is None else resumed.worker_id)
-        order.births.append(birth)
+        self._alive.add(registration.worker_id if resumed is None else resumed.worker_id)
+        batch.registrations.append(registration)
 
-    def _admit_late(self, order: Batch, answer: BatchResult) -> None:
+    def _admit_late(self, batch: Batch, answer: BatchResult) -> None:
         """Take late replies only with the keys of Majordomo workers that hold what they answer: ids of workers are
         shown to everyone, and those of attempts can be guessed."""
-        for worker_id, hand in list(order.hands.items()):
-            if not hand.late:
+        for worker_id, worker_turn in list(batch.worker_turns.items()):
+            if not worker_turn.late:
                 continue
             worker = self._ledger.remote_worker(worker_id)
             held = set()
-            genuine = hand.late
-            if worker is not None and worker.door is Transport.MDP and worker.state in LIVE_STATES:
-                genuine = [late for late in hand.late if late.owner == worker.owner]
-                answer.forged += [late.sender for late in hand.late if late.owner != worker.owner]
+            genuine = worker_turn.late
+            if worker is not None and worker.transport is Transport.MDP and worker.state in LIVE_STATES:
+                genuine = [late for late in worker_turn.late if late.owner == worker.owner]
+                answer.forged += [late.sender for late in worker_turn.late if late.owner != worker.owner]
                 held = {(job.job_id, job.token) for job in self._ledger.held(worker_id)} if genuine else set()
             due = [late.done for late in genuine if (late.done.job_id, late.done.token) in held]
             answer.refused += len(genuine) - len(due)
-            hand.done += due
-            hand.late = []
-            if hand.empty:
-                del order.hands[worker_id]
+            worker_turn.done += due
+            worker_turn.late = []
+            if worker_turn.empty:
+                del batch.worker_turns[worker_id]
 
-    def _bury(self, death: WorkerDeath, answer: BatchResult) -> None:
+    def _declare_dead(self, death: WorkerDeath, answer: BatchResult) -> None:
         if answer.left.concerns(death.worker_id):
             # What it did before it died is written first.
             answer.left.deaths.append(death)
             return
-        self._wishes.pop(death.worker_id, None)
+        self._claim_requests.pop(death.worker_id, None)
         self._alive.discard(death.worker_id)
         self._reaper.report_death(death.worker_id, death.detector, death.evidence, seen=self._seen(death.worker_id))
-        answer.buried.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
+        answer.deaths.append((death, None if death.job_id is None else self._ledger.job(death.job_id)))
 
     def _seen(self, worker_id: str) -> WorkerWatch | None:
         """Return a worker as the ledger had it a moment ago; its state is checked again when its death is written."""
@@ -210,22 +216,22 @@ class BatchRunner:
             self._has_watched = True
         return self._watched.get(worker_id)
 
-    def _withdraw(self, birth: Registration, answer: BatchResult) -> None:
-        if (resumed := self._resume(birth)) is not None:
+    def _withdraw(self, registration: Registration, answer: BatchResult) -> None:
+        if (resumed := self._resume(registration)) is not None:
             job_id = None if resumed.job is None else resumed.job.job_id
-            self._bury(WorkerDeath(resumed.worker_id, Detector.CONNECTION, GONE, job_id), answer)
+            self._declare_dead(WorkerDeath(resumed.worker_id, Detector.CONNECTION, GONE, job_id), answer)
 
     def _retire(self, worker_id: str, answer: BatchResult) -> None:
         if answer.left.concerns(worker_id):
             answer.left.retired.append(worker_id)
             return
-        self._wishes.pop(worker_id, None)
+        self._claim_requests.pop(worker_id, None)
         self._alive.discard(worker_id)
         self._ledger.retire(worker_id)
 
     def _expire(self, job_ids: list[int], answer: BatchResult) -> None:
         # Looked at anew: a worker of another door may have begun it since the last look, and then it was taken in time.
-        waiting = [glance.job_id for glance in self._ledger.glance(job_ids) if glance.worker_id is None]
+        waiting = [position.job_id for position in self._ledger.job_position(job_ids) if position.worker_id is None]
         # A job whose row another session holds would keep all the others waiting.
         blocked = self._ledger.blocked_outcomes(waiting)
         free = [job_id for job_id in waiting if job_id not in blocked]
@@ -236,13 +242,13 @@ class BatchRunner:
         answer.outcomes = self._ledger.outcomes(job_ids)
         ended = {outcome.job_id for outcome in answer.outcomes}
         if left := [job_id for job_id in job_ids if job_id not in ended]:
-            answer.glances = self._ledger.glance(left)
+            answer.glances = self._ledger.job_position(left)
 
-    def _find_letters(self, client: bytes, answer: BatchResult) -> None:
+    def _find_reply_addresses(self, client: bytes, answer: BatchResult) -> None:
         found: list[ReplyAddress] = []
-        while page := self._ledger.letters(client, found[-1].job_id if found else 0):
+        while page := self._ledger.reply_addresses(client, found[-1].job_id if found else 0):
             found += page
-        answer.letters[client] = found
+        answer.reply_addresses[client] = found
 
     def _ask(self, question: MmiQuery, answer: BatchResult) -> None:
         key = (question.name, question.body)
@@ -250,14 +256,14 @@ class BatchRunner:
             self._said[key] = self._asking.answer(question)
         answer.replies.append((question, self._said[key]))
 
-    def _know_tasks(self, order: Batch, answer: BatchResult) -> None:
-        unknown = any(post.call.job.task not in self._tasks for post in order.posts)
-        self._read_tasks(answer, anew=bool(order.births) or unknown)
-        for place, post in enumerate(order.posts):
+    def _know_tasks(self, batch: Batch, answer: BatchResult) -> None:
+        unknown = any(post.call.job.task not in self._tasks for post in batch.posts)
+        self._read_tasks(answer, anew=bool(batch.registrations) or unknown)
+        for place, post in enumerate(batch.posts):
             task = self._tasks.get(post.call.job.task)
             if task is not None and (task.queue, task.policy) != (post.call.job.queue, post.call.job.policy):
                 # We know it since a moment ago: its queue may be another than the name of the service.
-                order.posts[place] = msgspec.structs.replace(post, call=as_task(post.call, task))
+                batch.posts[place] = msgspec.structs.replace(post, call=as_task(post.call, task))
 
     def _read_tasks(self, answer: BatchResult, *, anew: bool) -> None:
         if anew or time.monotonic() - self._tasks_read_s > TASKS_EVERY_S:
@@ -266,12 +272,12 @@ class BatchRunner:
             self._services = set(answer.tasks)
             self._tasks_read_s = time.monotonic()
 
-    def _resume(self, birth: Registration) -> ResumedWorker | None:
+    def _resume(self, registration: Registration) -> ResumedWorker | None:
         """Give a worker that came back its old place, if it still has that, with the job that it holds."""
-        worker = self._old_self(birth)
+        worker = self._old_self(registration)
         if worker is None:
             return None
-        holding = birth.holding
+        holding = registration.holding
         own: Claimed | None = None
         never_heard_of = []
         for job in self._ledger.held(worker.id):
@@ -282,25 +288,27 @@ class BatchRunner:
             own = claimed_again(job, record)
         if never_heard_of:
             self._ledger.turn(Turn(worker.id, release=tuple(never_heard_of)))
-        self._wishes[worker.id] = ClaimRequest(worker.queues, worker.tasks, limit=1, start=1)
+        self._claim_requests[worker.id] = ClaimRequest(worker.queues, worker.tasks, limit=1, start=1)
         return ResumedWorker(worker.id, own)
 
-    def _old_self(self, birth: Registration) -> WorkerRecord | None:
-        if birth.holding is not None:
-            worker = self._ledger.remote_worker(birth.holding.worker_id)
+    def _old_self(self, registration: Registration) -> WorkerRecord | None:
+        if registration.holding is not None:
+            worker = self._ledger.remote_worker(registration.holding.worker_id)
         else:
-            worker = self._ledger.remote_worker_named(birth.name) if birth.named else None
+            worker = self._ledger.remote_worker_named(registration.name) if registration.named else None
         # Whoever has a wish here stands at this broker now.
-        if worker is None or worker.state not in LIVE_STATES or worker.id in self._wishes:
+        if worker is None or worker.state not in LIVE_STATES or worker.id in self._claim_requests:
             return None
-        same = (worker.door, set(worker.tasks)) == (Transport.MDP, set(birth.services))
-        same = same and worker.owner == (birth.owner if birth.holding is None else birth.holding.owner)
-        return worker if same and (worker.name == birth.name or not birth.named) else None
+        same = (worker.transport, set(worker.tasks)) == (Transport.MDP, set(registration.services))
+        same = same and worker.owner == (
+            registration.owner if registration.holding is None else registration.holding.owner
+        )
+        return worker if same and (worker.name == registration.name or not registration.named) else None
 
     def _clear_up(self, worker_id: str, answer: BatchResult) -> None:
         """A worker of an earlier broker handed in what it had: nothing else that stands there ever reached it."""
         if answer.left.concerns(worker_id):
-            answer.left.left_over.append(worker_id)
+            answer.left.stale_registrations.append(worker_id)
             return
         if left := self._ledger.held(worker_id):
             self._ledger.turn(Turn(worker_id, release=tuple(Release(job.job_id, job.token) for job in left)))
@@ -313,7 +321,7 @@ class BatchRunner:
             answer.left.abandoned.append(abandoned)
             return
         worker = self._ledger.remote_worker(abandoned.worker_id)
-        if worker is not None and worker.state in LIVE_STATES and worker.id not in self._wishes:
+        if worker is not None and worker.state in LIVE_STATES and worker.id not in self._claim_requests:
             held = self._ledger.held(worker.id)
             kept = None if abandoned.is_given_up else abandoned.working_on
             left = [job for job in held if (job.job_id, job.token) != kept]
@@ -331,54 +339,56 @@ class BatchRunner:
                         release=tuple(Release(job.job_id, job.token) for job in left if job not in lost),
                     )
                 )
-                self._ringer.ring({f"queue:{job.queue}" for job in left})
+                self._wakeups.send({f"queue:{job.queue}" for job in left})
                 log.warning("A broker died. What it kept for a worker is settled", worker=worker.id, jobs=len(left))
             if len(left) == len(held):
                 self._ledger.retire(worker.id)
         if abandoned.is_given_up or not abandoned.may_be_given_up:
             abandoned.estate.settled(abandoned.worker_id)
 
-    def _write_registration(self, birth: Registration, answer: BatchResult) -> bool:
+    def _write_registration(self, registration: Registration, answer: BatchResult) -> bool:
         """Write a worker down; return False if it is refused, or to be tried again."""
-        known = self._services | set(birth.services)
+        known = self._services | set(registration.services)
         if len(known) > max(MAX_KNOWN_SERVICES, len(self._services)):
-            answer.turned_away.append((birth, protocol.TOO_MANY_SERVICES, too_many_services(MAX_KNOWN_SERVICES)))
+            answer.turned_away.append((registration, protocol.TOO_MANY_SERVICES, too_many_services(MAX_KNOWN_SERVICES)))
             return False
-        if birth.named:
-            standing = self._ledger.remote_worker_named(birth.name)
-            if standing is not None and standing.state in LIVE_STATES and standing.id != birth.worker_id:
-                if standing.owner == birth.owner and standing.id in self._wishes:
+        if registration.named:
+            standing = self._ledger.remote_worker_named(registration.name)
+            if standing is not None and standing.state in LIVE_STATES and standing.id != registration.worker_id:
+                if standing.owner == registration.owner and standing.id in self._claim_requests:
                     # It came back before the end of its former connection was written.
-                    answer.left.births.append(birth)
+                    answer.left.registrations.append(registration)
                 else:
-                    answer.turned_away.append((birth, protocol.NAME_TAKEN, name_taken(birth.name, standing.id)))
+                    answer.turned_away.append(
+                        (registration, protocol.NAME_TAKEN, name_taken(registration.name, standing.id))
+                    )
                 return False
-            if (python := self._ledger.living_python_worker(birth.name)) is not None:
-                answer.turned_away.append((birth, protocol.NAME_TAKEN, name_taken(birth.name, python)))
+            if (python := self._ledger.living_python_worker(registration.name)) is not None:
+                answer.turned_away.append((registration, protocol.NAME_TAKEN, name_taken(registration.name, python)))
                 return False
-        self._write(birth)
-        if birth.named and self._ledger.remote_worker(birth.worker_id) is None:
+        self._write(registration)
+        if registration.named and self._ledger.remote_worker(registration.worker_id) is None:
             # Another broker was faster.
-            self._wishes.pop(birth.worker_id, None)
-            answer.turned_away.append((birth, protocol.NAME_TAKEN, name_taken(birth.name)))
+            self._claim_requests.pop(registration.worker_id, None)
+            answer.turned_away.append((registration, protocol.NAME_TAKEN, name_taken(registration.name)))
             return False
         return True
 
-    def _write(self, birth: Registration) -> None:
+    def _write(self, registration: Registration) -> None:
         # A bare name changes nothing of what another worker said about the same task.
-        tasks = tuple(self._tasks.get(name) or TaskRecord(name, name, self._bare) for name in birth.services)
+        tasks = tuple(self._tasks.get(name) or TaskRecord(name, name, self._bare) for name in registration.services)
         queues = tuple(dict.fromkeys(task.queue for task in tasks))
-        self._wishes[birth.worker_id] = ClaimRequest(queues, birth.services, limit=1, start=1)
-        self._services |= set(birth.services)
+        self._claim_requests[registration.worker_id] = ClaimRequest(queues, registration.services, limit=1, start=1)
+        self._services |= set(registration.services)
         mdp = self._settings.mdp
         self._ledger.register(
             NewWorker(
-                id=birth.worker_id,
-                name=birth.name,
-                host=birth.host or host.hostname(),
+                id=registration.worker_id,
+                name=registration.name,
+                host=registration.host or host.hostname(),
                 # No process of any machine is meant by these: its connection and its beats say whether it lives.
                 pid=0,
-                boot_id=host.boot_id() if self._ledger.one_host else "",
+                boot_id=host.boot_id() if self._ledger.single_host else "",
                 pid_namespace="",
                 process_started="",
                 queues=queues,
@@ -388,9 +398,9 @@ class BatchRunner:
                 heartbeat_interval_s=mdp.heartbeat_interval_s,
                 suspect_after_s=mdp.heartbeat_timeout_s,
                 running_stale_after_s=mdp.busy_timeout_s,
-                metadata=birth.metadata,
-                door=Transport.MDP,
-                owner=birth.owner,
+                metadata=registration.metadata,
+                transport=Transport.MDP,
+                owner=registration.owner,
                 rules=self._settings.recovery.rules,
             )
         )
@@ -421,25 +431,25 @@ class LedgerThread:
         self._tell = tell
         self._fail = fail
         self._books = books
-        self._orders: SimpleQueue[Batch | None] = SimpleQueue()
+        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unstuck-broker-ledger", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def send(self, order: Batch) -> None:
-        self._orders.put(order)
+    def send(self, batch: Batch) -> None:
+        self._batches.put(batch)
 
     def stop(self, timeout_s: float) -> None:
         self._stopping.set()
-        self._orders.put(None)
+        self._batches.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
-            while (order := self._orders.get()) is not None:
-                answer = self._do(order)
+            while (batch := self._batches.get()) is not None:
+                answer = self._do(batch)
                 if answer is None:
                     return
                 self._tell(answer)
@@ -448,11 +458,11 @@ class LedgerThread:
         except BaseException as error:  # noqa: BLE001 - without a clerk the broker would take requests and do nothing
             self._fail(error)
 
-    def _do(self, order: Batch) -> BatchResult | None:
+    def _do(self, batch: Batch) -> BatchResult | None:
         """Do it, however long the ledger is away; None when we must end before."""
         retry_s = FIRST_RETRY_S
         answer = BatchResult()
-        steps = deque(self._desk.steps(order, answer))
+        steps = deque(self._desk.steps(batch, answer))
         while steps:
             try:
                 _advance(steps)

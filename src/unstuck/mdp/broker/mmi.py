@@ -112,7 +112,7 @@ def _worker(worker: WorkerRecord) -> dict[str, Any]:
         "name": worker.name,
         "host": worker.host,
         "state": worker.state.value,
-        "door": worker.door.value,
+        "door": worker.transport.value,
         "services": list(worker.tasks),
         "running": worker.running,
         "processed": worker.processed,

@@ -53,7 +53,7 @@ class Outbox:
         self.notices = Notifications(settings.crash_notification_delay_ms / 1000)
         self.tasks: dict[str, TaskRecord] = {}
         self.dropped = dropped or DroppedMessages()
-        self._order = Batch()
+        self._batch = Batch()
         self._backlog = Backlog()
         self._find_abandoned = find_abandoned
         self._left_at_work: list[tuple[float, Abandoned]] = []
@@ -70,7 +70,7 @@ class Outbox:
         self._ordered_s = float("inf")
         """When that was sent."""
         self._sends: list[Send] = []
-        self._parted: dict[str, WorkerDeath | None] = {}
+        self._departed: dict[str, WorkerDeath | None] = {}
         """Who left while a job was looked for on its behalf: that one goes back first. None left in order."""
         self._quick: set[str] = set()
         """Workers that are given more than one job at a time."""
@@ -81,20 +81,20 @@ class Outbox:
         self._pulsed_s = 0.0
         self._closing = False
 
-    def _pulse(self, peer: ConnectedWorker) -> RemoteHeartbeat:
-        settled, peer.settled = peer.settled, 0
-        return RemoteHeartbeat(peer.worker_id, running=int(peer.doing is not None), settled=settled)
+    def _pulse(self, worker: ConnectedWorker) -> RemoteHeartbeat:
+        settled, worker.settled = worker.settled, 0
+        return RemoteHeartbeat(worker.worker_id, running=int(worker.assignment is not None), settled=settled)
 
     def _queue(self, service: str) -> str:
         known = self.tasks.get(service)
         return service if known is None else known.queue
 
-    def _hand(self, worker_id: str) -> WorkerTurn:
-        return self._order.hands.setdefault(worker_id, WorkerTurn())
+    def _worker_turn(self, worker_id: str) -> WorkerTurn:
+        return self._batch.worker_turns.setdefault(worker_id, WorkerTurn())
 
-    def _tell(self, peer: ConnectedWorker, message: list[bytes], now_s: float) -> None:
-        peer.told_s = now_s
-        self._send(peer.identity, message)
+    def _tell(self, worker: ConnectedWorker, message: list[bytes], now_s: float) -> None:
+        worker.told_s = now_s
+        self._send(worker.identity, message)
 
     def _send(self, to: bytes, message: list[bytes]) -> None:
         self._sends.append(Send(to, message))

@@ -26,74 +26,81 @@ SMALL_BYTES = 64 * 1024
 class Prefetch(Outbox):
     """A peer with a pile always works on something."""
 
-    def _wanted(self, peer: ConnectedWorker) -> int:
+    def _wanted(self, worker: ConnectedWorker) -> int:
         """Say how many jobs to look for on its behalf."""
-        if peer.free:
-            return 1 + peer.reach
-        if peer.doing is None or peer.asking or peer.leaving or 2 * len(peer.pile) > peer.reach:
+        if worker.free:
+            return 1 + worker.reach
+        if (
+            worker.assignment is None
+            or worker.asking
+            or worker.is_draining
+            or 2 * len(worker.prefetched) > worker.reach
+        ):
             return 0
-        return peer.reach - len(peer.pile)
+        return worker.reach - len(worker.prefetched)
 
-    def _found(self, peer: ConnectedWorker, jobs: tuple[Claimed, ...], wanted: int, now_s: float) -> None:
+    def _found(self, worker: ConnectedWorker, jobs: tuple[Claimed, ...], wanted: int, now_s: float) -> None:
         """Hand out the first of what was found on its behalf if it has nothing to do, and keep the rest."""
-        peer.asking = False
-        peer.satisfied = len(jobs) >= wanted
-        if not peer.satisfied:
-            peer.reach //= 2
+        worker.asking = False
+        worker.satisfied = len(jobs) >= wanted
+        if not worker.satisfied:
+            worker.reach //= 2
         if self._closing or self._slept(self._ordered_s, now_s, is_pile=len(jobs) > 1):
-            self._give_back(peer, jobs, now_s)
+            self._give_back(worker, jobs, now_s)
             return
-        if peer.doing is None:
+        if worker.assignment is None:
             if not jobs:
-                peer.empty_handed = True
-                self._share_with(peer, now_s)
+                worker.empty_handed = True
+                self._share_with(worker, now_s)
                 return
-            self._give(peer, jobs[0], now_s)
+            self._give(worker, jobs[0], now_s)
             jobs = jobs[1:]
-        assert peer.doing is not None
-        if all(may_prefetch(job) for job in (peer.doing.job, *jobs)):
-            peer.pile.extend(jobs)
-            peer.piled_s = now_s
+        assert worker.assignment is not None
+        if all(may_prefetch(job) for job in (worker.assignment.job, *jobs)):
+            worker.prefetched.extend(jobs)
+            worker.piled_s = now_s
             for job in jobs:
                 self._held_here(job)
         elif jobs:
-            peer.reach = 0
-            self._give_back(peer, jobs, now_s)
+            worker.reach = 0
+            self._give_back(worker, jobs, now_s)
 
-    def _go_on(self, peer: ConnectedWorker, done: Assignment, now_s: float) -> None:
+    def _go_on(self, worker: ConnectedWorker, done: Assignment, now_s: float) -> None:
         """It has handed something in: give it the next of its pile. Who is quick gets a higher one, as long as there is
         more than all can take."""
         if not may_prefetch(done.job):
-            peer.reach = 0
+            worker.reach = 0
         elif now_s - done.since_s > QUICK_S:
-            peer.reach //= 2
-        elif peer.satisfied:
-            peer.reach = min(max(1, 2 * peer.reach), PREFETCH_LIMIT)
-            self._quick.add(peer.worker_id)
-        if peer.pile and not (peer.leaving or self._closing or self._slept(peer.piled_s, now_s, is_pile=True)):
-            self._give(peer, peer.pile.popleft(), now_s)
+            worker.reach //= 2
+        elif worker.satisfied:
+            worker.reach = min(max(1, 2 * worker.reach), PREFETCH_LIMIT)
+            self._quick.add(worker.worker_id)
+        if worker.prefetched and not (
+            worker.is_draining or self._closing or self._slept(worker.piled_s, now_s, is_pile=True)
+        ):
+            self._give(worker, worker.prefetched.popleft(), now_s)
         else:
-            self._clear_pile(peer, now_s)
+            self._clear_prefetched(worker, now_s)
 
-    def _give(self, peer: ConnectedWorker, job: Claimed, now_s: float) -> None:
+    def _give(self, worker: ConnectedWorker, job: Claimed, now_s: float) -> None:
         service = job.task
-        doing = Assignment(job, address_of(job, peer.worker_id, peer.key, service), service, now_s)
-        peer.doing = doing
-        peer.seen_s = now_s
+        doing = Assignment(job, address_of(job, worker.worker_id, worker.key, service), service, now_s)
+        worker.assignment = doing
+        worker.seen_s = now_s
         self._held_here(job)
-        quick = peer.reach > 0 and may_prefetch(job)
-        self._handed.give(peer.worker_id, job.job_id, job.token, quick=quick)
-        self._tell(peer, broker_request(doing.address, jobs.request_of(job)), now_s)
+        quick = worker.reach > 0 and may_prefetch(job)
+        self._handed.give(worker.worker_id, job.job_id, job.token, quick=quick)
+        self._tell(worker, broker_request(doing.address, jobs.request_of(job)), now_s)
 
     def _held_here(self, job: Claimed) -> None:
         for waiting in self.requests.of(job.job_id):
             waiting.held_here = True
             waiting.attempt = job.attempt
 
-    def _give_back(self, peer: ConnectedWorker, jobs: tuple[Claimed, ...], now_s: float) -> None:
+    def _give_back(self, worker: ConnectedWorker, jobs: tuple[Claimed, ...], now_s: float) -> None:
         """These never reached it: they go back to where they were, and nobody is told of anything."""
         if jobs:
-            self._hand(peer.worker_id).release.extend(jobs)
+            self._worker_turn(worker.worker_id).release.extend(jobs)
         for job in jobs:
             self.requests.look_soon(job.job_id, now_s)
 
@@ -103,31 +110,37 @@ class Prefetch(Outbox):
         limit_s = self._busy_timeout_s / 2
         return now_s - since_s > (min(limit_s, self._timeout_s) if is_pile else limit_s)
 
-    def _clear_pile(self, peer: ConnectedWorker, now_s: float) -> None:
-        self._give_back(peer, tuple(peer.pile), now_s)
-        peer.pile.clear()
+    def _clear_prefetched(self, worker: ConnectedWorker, now_s: float) -> None:
+        self._give_back(worker, tuple(worker.prefetched), now_s)
+        worker.prefetched.clear()
 
     def _share_with(self, idle: ConnectedWorker, now_s: float) -> None:
         """Somebody found nothing to do: whoever serves the same gives back half of what it has, and takes less."""
-        for peer in self._quick_ones():
-            if not set(idle.services).isdisjoint(peer.services):
-                peer.reach //= 2
-                half = len(peer.pile) // 2
-                self._give_back(peer, tuple(peer.pile)[len(peer.pile) - half :], now_s)
+        for worker in self._quick_ones():
+            if not set(idle.services).isdisjoint(worker.services):
+                worker.reach //= 2
+                half = len(worker.prefetched) // 2
+                self._give_back(worker, tuple(worker.prefetched)[len(worker.prefetched) - half :], now_s)
                 for _ in range(half):
-                    peer.pile.pop()
+                    worker.prefetched.pop()
 
     def _share_out(self, now_s: float) -> None:
         """Let others have what lies behind a job that takes long."""
-        for peer in self._quick_ones():
-            if peer.pile and (peer.doing is None or peer.leaving or now_s - peer.doing.since_s >= PATIENCE_S):
-                peer.reach = 0
-                self._clear_pile(peer, now_s)
-            if not (peer.pile or peer.reach):
-                self._quick.discard(peer.worker_id)
+        for worker in self._quick_ones():
+            if worker.prefetched and (
+                worker.assignment is None or worker.is_draining or now_s - worker.assignment.since_s >= PATIENCE_S
+            ):
+                worker.reach = 0
+                self._clear_prefetched(worker, now_s)
+            if not (worker.prefetched or worker.reach):
+                self._quick.discard(worker.worker_id)
 
     def _next_share_s(self) -> float | None:
-        since = [peer.doing.since_s for peer in self._quick_ones() if peer.pile and peer.doing is not None]
+        since = [
+            worker.assignment.since_s
+            for worker in self._quick_ones()
+            if worker.prefetched and worker.assignment is not None
+        ]
         return min(since) + PATIENCE_S if since else None
 
     def _gathers(self, now_s: float) -> bool:
@@ -136,18 +149,18 @@ class Prefetch(Outbox):
             return False
         if self._backlog.urgent or self._closing:
             return False
-        return not any(peer.free or (peer.reach and not peer.pile) for peer in self.peers)
+        return not any(worker.free or (worker.reach and not worker.prefetched) for worker in self.peers)
 
     def _held_by(self, worker_id: str) -> frozenset[tuple[int, int]]:
-        peer = self.peers.by_id(worker_id)
-        if peer is None or peer.doing is None:
+        worker = self.peers.by_id(worker_id)
+        if worker is None or worker.assignment is None:
             return frozenset()
-        return frozenset((job.job_id, job.token) for job in (peer.doing.job, *peer.pile))
+        return frozenset((job.job_id, job.token) for job in (worker.assignment.job, *worker.prefetched))
 
     def _quick_ones(self) -> list[ConnectedWorker]:
         found = [(worker_id, self.peers.by_id(worker_id)) for worker_id in self._quick]
-        self._quick.difference_update(worker_id for worker_id, peer in found if peer is None)
-        return [peer for _, peer in found if peer is not None]
+        self._quick.difference_update(worker_id for worker_id, worker in found if worker is None)
+        return [worker for _, worker in found if worker is not None]
 
 
 def may_prefetch(job: Claimed) -> bool:

@@ -191,21 +191,29 @@ class RequestTable:
             del self._open[client]
 
 
-def restored(letters: list[ReplyAddress], now_s: float) -> list[PendingJob]:
+def restored(reply_addresses: list[ReplyAddress], now_s: float) -> list[PendingJob]:
     """Make of letters what was known before a restart."""
     asked: dict[str, ClientRequest] = {}
     found = []
-    for letter in letters:
+    for reply_address in reply_addresses:
         request = asked.setdefault(
-            letter.request_id,
+            reply_address.request_id,
             ClientRequest(
-                letter.client,
-                letter.correlation,
-                letter.service,
-                letter.request_id,
-                [None] * letter.places,
-                letter.notify,
+                reply_address.client,
+                reply_address.correlation,
+                reply_address.service,
+                reply_address.request_id,
+                [None] * reply_address.places,
+                reply_address.notify,
             ),
         )
-        found.append(PendingJob(letter.job_id, request, letter.place, letter.own_id or str(letter.job_id), now_s))
+        found.append(
+            PendingJob(
+                reply_address.job_id,
+                request,
+                reply_address.place,
+                reply_address.own_id or str(reply_address.job_id),
+                now_s,
+            )
+        )
     return found

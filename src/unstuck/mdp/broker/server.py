@@ -57,7 +57,7 @@ def run_broker(settings: Settings, ready: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         ledger = ready_ledger(settings)
         stack.callback(ledger.close)
-        tallies = Counters()
+        counters = Counters()
         end = _End()
         address = ""
 
@@ -73,28 +73,28 @@ def run_broker(settings: Settings, ready: Callable[[str], None]) -> None:
             address = at
 
         if settings.mdp.reap:
-            _watch(stack, settings, ledger, tallies)
+            _watch(stack, settings, ledger, counters)
             books = None
         else:
             # Without a reaper nobody else writes what was counted here.
-            books = MetricsWriter(ledger, tallies, settings.recovery.heartbeat_interval_s)
+            books = MetricsWriter(ledger, counters, settings.recovery.heartbeat_interval_s)
             stack.callback(books.flush)
         sys.setswitchinterval(SWITCH_S)
         while not end.is_asked:
             # What comes after the first is at the same address, where its peers come back to.
             place = replace(settings, mdp=replace(settings.mdp, bind=address or settings.mdp.bind))
-            _sit(place, ledger, tallies, end, bound, books)
+            _sit(place, ledger, counters, end, bound, books)
             give_back()
 
 
-def _watch(stack: ExitStack, settings: Settings, ledger: Ledger, tallies: Counters) -> None:
+def _watch(stack: ExitStack, settings: Settings, ledger: Ledger, counters: Counters) -> None:
     # A ledger in memory has one connection. Any other is swept on connections of its own, so that no request waits.
     shared = settings.url == IN_MEMORY
     reaper = BackgroundReaper(
         lambda: nullcontext(ledger) if shared else own_connections(settings),
         settings.recovery,
         by=BY,
-        tallies=tallies,
+        counters=counters,
     )
     reaper.start()
     stack.callback(reaper.join)
@@ -104,7 +104,7 @@ def _watch(stack: ExitStack, settings: Settings, ledger: Ledger, tallies: Counte
 def _sit(
     settings: Settings,
     ledger: Ledger,
-    tallies: Counters,
+    counters: Counters,
     end: _End,
     bound: Callable[[str], None],
     books: MetricsWriter | None,
@@ -121,21 +121,21 @@ def _sit(
         stack.callback(monitor.close, 0)
         stack.enter_context(secured(context, router, settings.mdp))
         address = _bind(router, settings.mdp.bind)
-        desk = BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by=BY, tallies=tallies))
+        desk = BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by=BY, counters=counters))
         stack.callback(desk.close)
         digest = digest_of(settings.url)
         handed = HandedOut.create(status_page_folder(), digest, address)
         stack.callback(handed.close)
         heir = Heir(status_page_folder(), digest, address)
         stack.callback(heir.leave)
-        core = BrokerCore(settings.mdp, new_worker_id, time.time, handed, heir.find, DroppedMessages(tallies))
-        loop = SocketLoop(router, monitor, core, lambda order: clerk.send(order), settings.mdp)
+        core = BrokerCore(settings.mdp, new_worker_id, time.time, handed, heir.find, DroppedMessages(counters))
+        loop = SocketLoop(router, monitor, core, lambda batch: clerk.send(batch), settings.mdp)
         stack.callback(loop.close)
         clerk = LedgerThread(desk, loop.answered, loop.failed, books)
         clerk.start()
-        ear = WakeupListener(lambda: ledger, loop.heard)
-        ear.start()
-        stack.callback(ear.stop)
+        listener = WakeupListener(lambda: ledger, loop.heard)
+        listener.start()
+        stack.callback(listener.stop)
         bound(address)
         end.loop = loop
         if end.is_asked:
@@ -165,10 +165,10 @@ def _bind(router: "zmq.Socket[bytes]", bind: str) -> str:
 
 def _say_goodbye(core: BrokerCore, loop: SocketLoop, clerk: LedgerThread) -> None:
     """Send idle workers away in order. Those that work on go on: their replies find the next broker."""
-    core.leave()
+    core.close()
     begun_s = time.monotonic()
     while (passed_s := time.monotonic() - begun_s) < STOP_S and (
         core.busy_with_ledger or (core.awaits_replies and passed_s < REPLIES_S)
     ):
-        loop.round()
+        loop.step()
     clerk.stop(STOP_S)

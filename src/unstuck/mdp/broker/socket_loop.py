@@ -24,32 +24,32 @@ class ClientConnections:
     came before what was heard."""
 
     def __init__(self) -> None:
-        self._line_of: dict[bytes, int] = {}
-        self._on_line: dict[int, set[bytes]] = {}
+        self._connection_of: dict[bytes, int] = {}
+        self._on_connection: dict[int, set[bytes]] = {}
         self._heard: dict[bytes, int] = {}
         self._gone: set[bytes] = set()
 
-    def heard(self, client: bytes, line: int | None) -> None:
-        if line is not None and self._line_of.get(client) != line:
-            self._heard[client] = line
+    def heard(self, client: bytes, connection: int | None) -> None:
+        if connection is not None and self._connection_of.get(client) != connection:
+            self._heard[client] = connection
 
     @property
     def unsettled(self) -> bool:
         """Somebody was heard through a connection of which nothing was known."""
         return bool(self._heard)
 
-    def ended(self, line: int) -> None:
-        for client in self._on_line.pop(line, ()):
-            del self._line_of[client]
+    def ended(self, connection: int) -> None:
+        for client in self._on_connection.pop(connection, ()):
+            del self._connection_of[client]
             self._gone.add(client)
 
     def settle(self, standing: set[int]) -> set[bytes]:
         """Give the clients that are gone. One that was heard through a connection that stands has come back."""
-        for client, line in self._heard.items():
-            if line in standing:
+        for client, connection in self._heard.items():
+            if connection in standing:
                 self._forget(client)
-                self._line_of[client] = line
-                self._on_line.setdefault(line, set()).add(client)
+                self._connection_of[client] = connection
+                self._on_connection.setdefault(connection, set()).add(client)
                 self._gone.discard(client)
             else:
                 self._gone.add(client)
@@ -58,11 +58,11 @@ class ClientConnections:
         return gone
 
     def _forget(self, client: bytes) -> None:
-        before = self._line_of.pop(client, None)
+        before = self._connection_of.pop(client, None)
         if before is not None:
-            self._on_line[before].discard(client)
-            if not self._on_line[before]:
-                del self._on_line[before]
+            self._on_connection[before].discard(client)
+            if not self._on_connection[before]:
+                del self._on_connection[before]
 
 
 MEASURE_EVERY_S = 0.25
@@ -179,12 +179,12 @@ class SocketLoop:
         router: "zmq.Socket[bytes]",
         monitor: "zmq.Socket[bytes]",
         core: BrokerCore,
-        order: Callable[[Batch], None],
+        batch: Callable[[Batch], None],
         settings: MdpSettings,
     ) -> None:
         self._router = router
         self._core = core
-        self._order = order
+        self._batch = batch
         self._max_frames = settings.max_frames
         self._max_bytes = settings.max_message_bytes
         self._monitor = monitor
@@ -209,7 +209,7 @@ class SocketLoop:
         self._answers: deque[BatchResult] = deque()
         self._words: deque[frozenset[str]] = deque()
         self._stopping = False
-        self._scales = MemoryWatch(settings.max_memory_bytes, time.monotonic())
+        self._memory_report = MemoryWatch(settings.max_memory_bytes, time.monotonic())
         self.is_too_heavy = False
         """It ended since its socket holds too much."""
         self._error: BaseException | None = None
@@ -246,12 +246,12 @@ class SocketLoop:
 
     def run(self) -> None:
         while not self._stopping:
-            self.round()
+            self.step()
             self._measure_memory()
         if self._error is not None:
             raise self._error
 
-    def round(self) -> None:
+    def step(self) -> None:
         """Wait for something, and do all that follows from it."""
         now_s = time.monotonic()
         tick_s = self._core.next_tick_s(now_s)
@@ -263,7 +263,7 @@ class SocketLoop:
         ended = self._ended + (self._see_ends() if self._monitor in ready else [])
         messages, drained = self._take_all() if ended or self._router in ready else ([], True)
         # Whoever is new must have come through a connection that is known to stand, or not to stand any more.
-        is_new = self._clients.unsettled or any(line is not None for _, _, line in messages)
+        is_new = self._clients.unsettled or any(connection is not None for _, _, connection in messages)
         self._ended = self._see_ends() if is_new else []
         left = self._clients.settle(self._open)
         now_s = time.monotonic()
@@ -283,16 +283,16 @@ class SocketLoop:
         for gone in ended:
             self._note_end(gone)
             self._core.on_connection_closed(gone, now_s)
-        for identity, parts, line in newcomers:
-            if line is not None:
-                if line not in self._open:
+        for identity, parts, connection in newcomers:
+            if connection is not None:
+                if connection not in self._open:
                     continue
-                while line in self._ended:
+                while connection in self._ended:
                     # That was an owner before it.
-                    self._ended.remove(line)
-                    self._note_end(line, spoke=True)
-                    self._core.on_connection_closed(line, now_s)
-            self._core.on_message(identity, parts, line, now_s)
+                    self._ended.remove(connection)
+                    self._note_end(connection, spoke=True)
+                    self._core.on_connection_closed(connection, now_s)
+            self._core.on_message(identity, parts, connection, now_s)
         for client in left:
             self._core.on_client_gone(client)
         while self._answers:
@@ -303,9 +303,9 @@ class SocketLoop:
             if self._core.awaits_abandoned:
                 self._core.all_have_spoken = self._open <= self._spoken
             self._core.on_tick(now_s)
-        order = self._core.take_batch(now_s)
-        if order is not None:
-            self._order(order)
+        batch = self._core.take_batch(now_s)
+        if batch is not None:
+            self._batch(batch)
         self._send_all()
 
     def close(self) -> None:
@@ -317,7 +317,7 @@ class SocketLoop:
             os.close(self._wakeup)
 
     def _measure_memory(self) -> None:
-        if self._scales.is_over(time.monotonic()):
+        if self._memory_report.is_over(time.monotonic()):
             self.is_too_heavy = self._stopping = True
 
     def _take_all(self) -> tuple[list[Message], bool]:
@@ -349,12 +349,12 @@ class SocketLoop:
                 self._core.dropped.add(TOO_LARGE)
                 self._core.on_too_large(identity.bytes, parts[:HEAD_FRAMES], time.monotonic())
                 continue
-            line = None
+            connection = None
             if parts[1:3] == [protocol.WORKER, protocol.READY]:
-                line = came_by
+                connection = came_by
             elif protocol.CLIENT in parts[1:3]:
                 self._clients.heard(identity.bytes, came_by)
-            messages.append((identity.bytes, parts, line))
+            messages.append((identity.bytes, parts, connection))
         return messages, False
 
     def _see_ends(self) -> list[int]:
@@ -362,33 +362,33 @@ class SocketLoop:
         ended = []
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
-            line = event["value"]
+            connection = event["value"]
             if event["event"] == zmq.EVENT_ACCEPTED:
-                self._open.add(line)
+                self._open.add(connection)
             elif event["event"] != zmq.EVENT_DISCONNECTED:
                 # It does not say of which connection; its end follows at once.
                 self._handshake_failed = True
             else:
                 if self._handshake_failed:
-                    self._refused[line] += 1
+                    self._refused[connection] += 1
                     self._handshake_failed = False
-                self._open.discard(line)
-                self._clients.ended(line)
-                ended.append(line)
+                self._open.discard(connection)
+                self._clients.ended(connection)
+                ended.append(connection)
         return ended
 
-    def _note_end(self, line: int, *, spoke: bool = False) -> None:
+    def _note_end(self, connection: int, *, spoke: bool = False) -> None:
         """Count a peer that was never heard. All that came before the end was taken.
 
         It is not counted if the next owner of its number spoke in the same round: nobody can tell the two apart."""
-        if line in self._refused:
-            self._refused[line] -= 1
-            if not self._refused[line]:
-                del self._refused[line]
+        if connection in self._refused:
+            self._refused[connection] -= 1
+            if not self._refused[connection]:
+                del self._refused[connection]
         elif not spoke:
-            if line not in self._spoken:
+            if connection not in self._spoken:
                 self._core.dropped.add(CUT_OFF)
-            self._spoken.discard(line)
+            self._spoken.discard(connection)
 
     def _send_all(self) -> None:
         send = self._router.send

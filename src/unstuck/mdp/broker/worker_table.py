@@ -34,7 +34,7 @@ class ConnectedWorker:
     worker_id: str
     name: str
     services: tuple[str, ...]
-    line: int | None
+    connection: int | None
     """Its connection, where that is known."""
     seen_s: float
     told_s: float
@@ -43,13 +43,13 @@ class ConnectedWorker:
     """The secret in its addresses; see `addresses.py`."""
     host: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
-    born: bool = False
-    doing: Assignment | None = None
+    is_registered: bool = False
+    assignment: Assignment | None = None
     settled: int = 0
     """Since its last beat in the ledger."""
     asking: bool = False
     """A job is being looked for on its behalf."""
-    pile: deque[Claimed] = field(default_factory=deque)
+    prefetched: deque[Claimed] = field(default_factory=deque)
     """What is its own already, and lies here until it has done what it does."""
     piled_s: float = 0.0
     """When something was last laid there."""
@@ -57,9 +57,9 @@ class ConnectedWorker:
     """How high its pile may be."""
     satisfied: bool = False
     """The last look found as many as were looked for."""
-    leaving: bool = False
+    is_draining: bool = False
     """It gets no more jobs."""
-    ours: bool = False
+    is_unstuck_worker: bool = False
     """It told about itself, as our own workers do."""
     draining: bool = False
     """It said so itself."""
@@ -67,17 +67,17 @@ class ConnectedWorker:
     """The last look found nothing; it is asked again when something may have come."""
     holding: bytes | None = None
     """The address that it came back with: until the ledger has said whose that job is, and longer if not its own."""
-    early: list[Message] = field(default_factory=list)
+    early_messages: list[Message] = field(default_factory=list)
     """What it said of that meanwhile."""
 
     @property
     def free(self) -> bool:
         """It can take a job, and none is being looked for on its behalf."""
         return (
-            self.born
-            and self.doing is None
+            self.is_registered
+            and self.assignment is None
             and self.holding is None
-            and not (self.asking or self.leaving or self.empty_handed)
+            and not (self.asking or self.is_draining or self.empty_handed)
         )
 
 
@@ -86,7 +86,7 @@ class WorkerTable:
         self._by_identity: dict[bytes, ConnectedWorker] = {}
         self._by_id: dict[str, ConnectedWorker] = {}
         self._by_key: dict[str, ConnectedWorker] = {}
-        self._by_line: dict[int, set[bytes]] = {}
+        self._by_connection: dict[int, set[bytes]] = {}
         self._by_service: dict[str, dict[str, ConnectedWorker]] = {}
 
     def __iter__(self) -> Iterator[ConnectedWorker]:
@@ -104,54 +104,54 @@ class WorkerTable:
     def by_key(self, key: str) -> ConnectedWorker | None:
         return self._by_key.get(key)
 
-    def on_line(self, line: int) -> list[ConnectedWorker]:
-        return [self._by_identity[identity] for identity in self._by_line.get(line, ())]
+    def on_connection(self, connection: int) -> list[ConnectedWorker]:
+        return [self._by_identity[identity] for identity in self._by_connection.get(connection, ())]
 
-    def add(self, peer: ConnectedWorker) -> None:
-        self._by_identity[peer.identity] = peer
-        self._by_id[peer.worker_id] = peer
-        self._by_key[peer.key] = peer
-        for service in peer.services:
-            self._by_service.setdefault(service, {})[peer.worker_id] = peer
-        if peer.line is not None:
-            self._by_line.setdefault(peer.line, set()).add(peer.identity)
+    def add(self, worker: ConnectedWorker) -> None:
+        self._by_identity[worker.identity] = worker
+        self._by_id[worker.worker_id] = worker
+        self._by_key[worker.key] = worker
+        for service in worker.services:
+            self._by_service.setdefault(service, {})[worker.worker_id] = worker
+        if worker.connection is not None:
+            self._by_connection.setdefault(worker.connection, set()).add(worker.identity)
 
-    def remove(self, peer: ConnectedWorker) -> None:
-        self._by_id.pop(peer.worker_id, None)
-        if self._by_key.get(peer.key) is peer:
-            del self._by_key[peer.key]
-        for service in peer.services:
+    def remove(self, worker: ConnectedWorker) -> None:
+        self._by_id.pop(worker.worker_id, None)
+        if self._by_key.get(worker.key) is worker:
+            del self._by_key[worker.key]
+        for service in worker.services:
             several = self._by_service.get(service, {})
-            several.pop(peer.worker_id, None)
+            several.pop(worker.worker_id, None)
             if not several:
                 self._by_service.pop(service, None)
-        if self._by_identity.get(peer.identity) is peer:
-            del self._by_identity[peer.identity]
-        if peer.line is not None and peer.line in self._by_line:
-            self._by_line[peer.line].discard(peer.identity)
-            if not self._by_line[peer.line]:
-                del self._by_line[peer.line]
+        if self._by_identity.get(worker.identity) is worker:
+            del self._by_identity[worker.identity]
+        if worker.connection is not None and worker.connection in self._by_connection:
+            self._by_connection[worker.connection].discard(worker.identity)
+            if not self._by_connection[worker.connection]:
+                del self._by_connection[worker.connection]
 
-    def rename(self, peer: ConnectedWorker, worker_id: str, key: str) -> None:
+    def rename(self, worker: ConnectedWorker, worker_id: str, key: str) -> None:
         """It is known to the ledger by another id, and perhaps by another key."""
-        self.remove(peer)
-        peer.worker_id, peer.key = worker_id, key
-        self.add(peer)
+        self.remove(worker)
+        worker.worker_id, worker.key = worker_id, key
+        self.add(worker)
 
-    def move(self, peer: ConnectedWorker, identity: bytes, line: int | None) -> None:
+    def move(self, worker: ConnectedWorker, identity: bytes, connection: int | None) -> None:
         """It came back through another connection."""
-        self.remove(peer)
-        peer.identity, peer.line = identity, line
-        self.add(peer)
+        self.remove(worker)
+        worker.identity, worker.connection = identity, connection
+        self.add(worker)
 
     def serves(self, service: str) -> bool:
-        return any(not peer.leaving for peer in self._by_service.get(service, {}).values())
+        return any(not worker.is_draining for worker in self._by_service.get(service, {}).values())
 
     def wake_one(self, service: str) -> None:
         """Something has come for this service: one with a free hand looks for it."""
-        for peer in self._by_service.get(service, {}).values():
-            if peer.empty_handed:
-                peer.empty_handed = False
+        for worker in self._by_service.get(service, {}).values():
+            if worker.empty_handed:
+                worker.empty_handed = False
                 return
 
 

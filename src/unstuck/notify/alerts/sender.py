@@ -248,13 +248,13 @@ class AlertSender:
         if not self._ledger.take_ticket(ROUND_TICKET, ROUND_S * 0.9):
             return
         # Targets first: one that is met in this round is to hear of the conditions that it finds.
-        self._each(lambda desk: desk.look(self._ledger))
+        self._each(lambda sender: sender.look(self._ledger))
         self._look_at_conditions()
 
     # ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        log.info("Alerts are sent from here", targets=[desk.target.shown for desk in self._desks])
+        log.info("Alerts are sent from here", targets=[sender.target.shown for sender in self._desks])
         next_s = 0.0
         while not self._stopping.is_set():
             now_s = time.monotonic()
@@ -268,7 +268,7 @@ class AlertSender:
                     self._failures = 0
             except Exception as error:  # noqa: BLE001 - a sender that dies of a surprise tells nobody anything again
                 next_s = now_s + self._trouble(error)
-            busy = any(desk.busy for desk in self._desks) and not self._failures
+            busy = any(sender.busy for sender in self._desks) and not self._failures
             self._stopping.wait(BUSY_S if busy else max(0.0, next_s - time.monotonic()))
         self._last_words()
 
@@ -293,14 +293,14 @@ class AlertSender:
         return self._failing
 
     def _finish_sends(self) -> None:
-        self._each(lambda desk: desk.finish(self._ledger))
+        self._each(lambda sender: sender.finish(self._ledger))
 
     def _each(self, act: Callable[[TargetSender], None]) -> None:
         """Do it for every target; what goes wrong with one must not keep the others from being told."""
         surprise: Exception | None = None
-        for desk in self._desks:
+        for sender in self._desks:
             try:
-                act(desk)
+                act(sender)
             except LedgerUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - raised below, when the others had their turn
@@ -321,8 +321,8 @@ class AlertSender:
     def _last_words(self) -> None:
         deadline_s = time.monotonic() + LAST_ANSWERS_S
         try:
-            for desk in self._desks:
-                desk.finish(self._ledger, patience_s=max(0.0, deadline_s - time.monotonic()))
+            for sender in self._desks:
+                sender.finish(self._ledger, patience_s=max(0.0, deadline_s - time.monotonic()))
         except Exception:  # noqa: BLE001 - we leave anyway; what is not written is told again under the same id
             pass
 
