@@ -153,9 +153,11 @@ class WorkerProcess:
 def _children(pid: int) -> list[int]:
     """Ask the kernel: to look for them among all processes of a busy machine takes a hundred times as long."""
     found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(child) for child in thread.read_text().split()]
+    # The process may end at any moment, even while its threads are listed.
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(child) for child in thread.read_text().split()]
     return sorted(found)
 
 
