@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 from tests.support.log_state import LogState
 from tests.support.postgres import PgServer, start_postgres
+from tests.support.process_logs import pytest_runtest_makereport, pytest_runtest_setup  # noqa: F401 - hooks
 
 from unstuck.config import Settings
 from unstuck.ledger.postgres.ledger import PostgresLedger

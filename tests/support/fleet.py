@@ -34,7 +34,6 @@ LOOK_S = 0.005
 RARELY_S = 0.03
 """What does not come at once is looked for less often: a look costs, and whoever is waited for needs the processor."""
 SLACKENING = 1.1
-MAX_LOG_CHARS = 6_000
 
 
 def wait_for(look: Callable[[], T], what: str, patience_s: float = TIMEOUT_S, every_s: float = LOOK_S) -> T:
@@ -256,8 +255,6 @@ class Fleet:
             worker.signal_family(signal.SIGCONT)
             worker.signal_family(signal.SIGKILL)
             worker.process.wait(10)
-            # pytest shows this beside a test that failed: without it, nothing tells what the worker did.
-            print(f"worker {worker.pid} logged:\n{worker.said()[-MAX_LOG_CHARS:]}")
         self.app.close()
 
 

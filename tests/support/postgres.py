@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import psycopg
+from tests.support import process_logs
 
 from unstuck.config import Settings
 from unstuck.ledger.postgres.ledger import PostgresLedger
@@ -252,6 +253,7 @@ class PgServer:
                 preexec_fn=_die_with_parent,
                 **as_account(self.account),
             )
+        process_logs.follow(self.folder / "log", (self.folder / "log").exists)
         self._wait_until_ready()
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
