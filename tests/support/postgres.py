@@ -125,6 +125,8 @@ max_prepared_transactions = 4
 # Processes are killed here, machines are not: what was handed to the kernel is safe.
 fsync = off
 full_page_writes = off
+# Of no help beside a test that failed.
+log_checkpoints = off
 log_line_prefix = '%m [%p] %a '
 """
 _HBA = f"""
