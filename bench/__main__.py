@@ -19,7 +19,7 @@ from bench import (
 )
 from bench.databases import Database, open_databases
 from bench.idle_replay import WORKERS_PER_HOST
-from bench.report import Table, as_json, machine_text, progress, today
+from bench.report import Table, as_json, headline, progress
 
 Part = Callable[[list[Database], bool], Table]
 
@@ -46,14 +46,14 @@ def main() -> int:
     options = _options()
     IDLE_WORKERS[:] = options.idle_workers
     tables: list[Table] = []
-    print(f"Unstuck core benchmark · {today()} · {machine_text()}\n", flush=True)
     with open_databases(options.databases) as databases:
+        print(headline("core", databases) + "\n", flush=True)
         for part in options.only:
             progress(f"… {part}")
             tables.append(PARTS[part](databases, options.quick))
             print(tables[-1].text() + "\n", flush=True)
-    if options.json is not None:
-        options.json.write_text(as_json(tables))
+        if options.json is not None:
+            options.json.write_text(as_json(tables, databases))
     return 0
 
 

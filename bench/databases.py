@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import psutil
 import psycopg
 from tests.support.postgres import PgServer, start_postgres
 
 from bench.processes import CpuClock, cpu_of_family
+
+DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
+"""What the server of the tests goes without. SQLite syncs every commit, so a comparison needs it."""
 
 
 class Database(ABC):
@@ -27,6 +31,10 @@ class Database(ABC):
     @abstractmethod
     def query(self, url: str, sql: str) -> list[tuple[Any, ...]]:
         """Ask with SQL that both understand; `{jobs}` stands for the table of jobs."""
+
+    @abstractmethod
+    def durability(self) -> str:
+        """Return, in one line, what a commit of this database survives."""
 
     @abstractmethod
     def server_cpu(self) -> CpuClock:
@@ -57,6 +65,9 @@ class Sqlite(Database):
         finally:
             connection.close()
 
+    def durability(self) -> str:
+        return f"{self.name} {apsw.sqlite_lib_version()}: {_disk(self.folder)}"
+
     def server_cpu(self) -> CpuClock:
         return CpuClock()
 
@@ -80,6 +91,13 @@ class Postgres(Database):
             cursor = connection.execute(sql.replace("{jobs}", "unstuck.jobs"))
             return list(cursor.fetchall()) if cursor.description else []
 
+    def setting(self, name: str) -> str:
+        return str(self.query(self.server.url(), f"show {name}")[0][0])
+
+    def durability(self) -> str:
+        settings = ", ".join(f"{name}={self.setting(name)}" for name in DURABLE)
+        return f"{self.name} {self.setting('server_version')}: {settings}, {_disk(self.server.data)}"
+
     def server_cpu(self) -> CpuClock:
         return cpu_of_family(self.server.pid)
 
@@ -90,6 +108,7 @@ class Postgres(Database):
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="unstuck-bench-"))
+    folder.chmod(0o711)  # PostgreSQL may run under another account, in a folder below this one
     try:
         yield folder
     finally:
@@ -104,8 +123,17 @@ def open_databases(names: list[str]) -> Iterator[list[Database]]:
         if "postgresql" not in names:
             yield [Sqlite(folder)]
             return
-        with start_postgres() as server:
+        settings = "\n".join(f"{name} = {value}" for name, value in DURABLE.items())
+        # Beside the files of SQLite: the tests' server may keep its files in memory.
+        with start_postgres(settings, home=folder) as server:
             databases.append(Postgres(server))
             if "sqlite" in names:
                 databases.append(Sqlite(folder))
             yield databases
+
+
+def _disk(folder: Path) -> str:
+    """Return on which file system a folder is."""
+    mounts = [one for one in psutil.disk_partitions(all=True) if folder.resolve().is_relative_to(one.mountpoint)]
+    kind = max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else "unknown"
+    return f"files in memory ({kind}), where nothing is synced" if kind in ("tmpfs", "ramfs") else f"files on {kind}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench import http_heartbeats, remote_workers, stale_check
 from bench.databases import Database, open_databases
-from bench.report import Table, as_json, machine_text, progress, today
+from bench.report import Table, as_json, headline, progress
 
 BATCH = 200
 """Jobs in one request of a remote worker."""
@@ -27,14 +27,14 @@ PARTS: dict[str, Part] = {
 def main() -> int:
     options = _options()
     tables: list[Table] = []
-    print(f"Unstuck web benchmark · {today()} · {machine_text()}\n", flush=True)
     with open_databases(options.databases) as databases:
+        print(headline("web", databases) + "\n", flush=True)
         for part in options.only:
             progress(f"… {part}")
             tables.append(PARTS[part](databases, options))
             print(tables[-1].text() + "\n", flush=True)
-    if options.json is not None:
-        options.json.write_text(as_json(tables))
+        if options.json is not None:
+            options.json.write_text(as_json(tables, databases))
     return 0
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 import zmq
 
 from bench.databases import open_databases
-from bench.report import Table, machine_text, progress, today
+from bench.report import Table, headline, progress
 from unstuck.domain.frames import write_map
 
 SERVICE = b"echo"
@@ -28,8 +28,8 @@ Brokers = list[tuple[str, list[str], dict[str, str]]]
 
 def main() -> int:
     options = _options()
-    print(f"Unstuck ZeroMQ benchmark · {today()} · {machine_text()}\n", flush=True)
     with open_databases(options.databases) as databases:
+        print(headline("ZeroMQ", databases) + "\n", flush=True)
         ours = [sys.executable, "-m", "unstuck", "broker", "--bind", "tcp://127.0.0.1:0"]
         brokers: Brokers = [
             (

@@ -39,8 +39,7 @@ def run(databases: list[Database], seconds: float, batch: int) -> Table:
         ("jobs per s", "ms per request", "server CPU ms per job", "of bare ledger"),
         notes=[
             "In turns within one run. The bare ledger takes the same turns without HTTP.",
-            "The bare commit changes one row: no job that comes alone can be faster. On SQLite it waits for the disk;",
-            "the PostgreSQL server of this benchmark does not (fsync = off).",
+            "The bare commit changes one row and waits for the disk: no job that comes alone can be faster.",
             "The bare route is GET /healthz, in requests per second.",
             f"The goal is 1,000 jobs per second without batches and 10,000 with batches of {batch}.",
         ],

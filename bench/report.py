@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.databases import Database
+
 Figure = float | int | str | None
 
 
@@ -53,13 +55,26 @@ def machine_text() -> str:
     return f"{cpu}, {int(memory_kb) / 1048576:.0f} GiB, {system}, Python {platform.python_version()}"
 
 
+def headline(name: str, databases: list[Database]) -> str:
+    """Return what is measured, when, on which machine, and what a commit survives on each database."""
+    return "\n".join(
+        [f"Unstuck {name} benchmark · {today()} · {machine_text()}", *(one.durability() for one in databases)]
+    )
+
+
 def today() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def as_json(tables: list[Table]) -> str:
+def as_json(tables: list[Table], databases: list[Database]) -> str:
     return json.dumps(
-        {"at": today(), "machine": machine_text(), "tables": [table.plain() for table in tables]}, indent=2
+        {
+            "at": today(),
+            "machine": machine_text(),
+            "databases": [one.durability() for one in databases],
+            "tables": [table.plain() for table in tables],
+        },
+        indent=2,
     )
 
 

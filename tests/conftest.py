@@ -1,7 +1,9 @@
 """Fixtures for every test: a PostgreSQL server of our own, started when the first test asks for it."""
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import hypothesis
 import pytest
 from tests.support.log_state import LogState
 from tests.support.postgres import PgServer, start_postgres
+from tests.support.process_logs import pytest_runtest_makereport, pytest_runtest_setup  # noqa: F401 - hooks
 
 from unstuck.config import Settings
 from unstuck.ledger.postgres.ledger import PostgresLedger
@@ -33,6 +36,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     asked = [(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args]
     return None if all(path.is_relative_to(QT) for path in asked) else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """Let what a failed test left open count against that test.
+
+    pytest keeps its traceback until the next test runs, and with it every connection that the test did not come to
+    close. The warning about them would fail the next test."""
+    if hasattr(sys, "last_value"):
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)

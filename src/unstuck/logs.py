@@ -27,24 +27,34 @@ def logger(name: str) -> Any:
 
 
 class _Logger:
-    """Loads structlog with the first word: it takes a quarter of the time that an app needs to start, and most
-    processes that import one never say anything."""
+    """Write lines with the standard library alone.
+
+    A line must not import anything: it is often the first word about a process that has run out of file descriptors, or
+    whose packages are being replaced."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __getattr__(self, verb: str) -> Any:
-        import structlog
+    def debug(self, message: str, /, **facts: Any) -> None:
+        self._log(logging.DEBUG, message, facts)
 
-        wrapped = structlog.wrap_logger(
-            logging.getLogger(self._name),
-            processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],
-            wrapper_class=structlog.stdlib.BoundLogger,
-            cache_logger_on_first_use=True,
-        )
-        found = getattr(wrapped, verb)
-        setattr(self, verb, found)
-        return found
+    def info(self, message: str, /, **facts: Any) -> None:
+        self._log(logging.INFO, message, facts)
+
+    def warning(self, message: str, /, **facts: Any) -> None:
+        self._log(logging.WARNING, message, facts)
+
+    def error(self, message: str, /, **facts: Any) -> None:
+        self._log(logging.ERROR, message, facts)
+
+    def exception(self, message: str, /, **facts: Any) -> None:
+        self._log(logging.ERROR, message, {"exc_info": True, **facts})
+
+    def _log(self, level: int, message: str, facts: dict[str, Any]) -> None:
+        # Created with its first line: `logging.config` disables the loggers that exist when an app sets up its own.
+        target = logging.getLogger(self._name)
+        if target.isEnabledFor(level):
+            target.log(level, **_record(message, {"stacklevel": 3, **facts}))
 
 
 def setup(level: str = "info", format: str = "console", stream: TextIO | None = None) -> None:
@@ -57,6 +67,7 @@ def setup(level: str = "info", format: str = "console", stream: TextIO | None = 
 
     target = stream or sys.stderr
     shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
@@ -80,7 +91,7 @@ def setup(level: str = "info", format: str = "console", stream: TextIO | None = 
     # A log that cannot be written must not end a worker.
     logging.raiseExceptions = False
     structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],
+        processors=[structlog.stdlib.filter_by_level, _to_record],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
@@ -136,8 +147,12 @@ def _milliseconds(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str
 
 
 def _to_record(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    message = event.pop("event")
-    standard: dict[str, Any] = {key: event.pop(key) for key in ("exc_info", "stack_info", "stacklevel") if key in event}
-    extra = {f"{key}_" if key in _TAKEN else key: value for key, value in event.items()}
+    return _record(event.pop("event"), event)
+
+
+def _record(message: str, facts: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Return what the standard library's logging is called with."""
+    standard = {key: facts.pop(key) for key in ("exc_info", "stack_info", "stacklevel") if key in facts}
+    extra = {f"{key}_" if key in _TAKEN else key: value for key, value in facts.items()}
     # The percent sign of a message is only a percent sign: arguments are never given.
     return {"msg": message, "extra": extra, **standard}

@@ -130,6 +130,7 @@ def scenes_of(kind: str) -> dict[str, tuple[SceneMaker, tuple[chaos_disasters.Di
         made["file"] = (chaos_disasters.on_sqlite, (chaos_disasters.write_lock,), longer_than_lease_s)
     else:
         made["server"] = (chaos_disasters.on_postgres, chaos_disasters.SERVER, longer_than_lease_s)
+        made["clock"] = (chaos_disasters.on_postgres_with_clock, chaos_disasters.CLOCK, longer_than_lease_s)
         made["pair"] = (chaos_disasters.on_pair, (chaos_disasters.failover,), longer_than_lease_s)
         if PGBOUNCER is not None:
             made["pooler"] = (chaos_disasters.behind_pooler, (chaos_disasters.pooler_restarts,), longer_than_lease_s)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -303,18 +304,23 @@ SERVER: tuple[Disaster, ...] = (
     roads_broken,
     roads_slow,
     open_transactions,
-    *((clock_forward, clock_back) if FAKETIME else ()),
 )
 """Disasters on one PostgreSQL; `on_postgres` makes their scene."""
+CLOCK: tuple[Disaster, ...] = (clock_forward, clock_back) if FAKETIME else ()
+"""Disasters of its clock; `on_postgres_with_clock` makes their scene."""
 
 
 @contextmanager
-def on_postgres(folder: Path) -> Iterator[DisasterScene]:
-    """A server of its own with a clock that can be set, and a road for each worker."""
+def on_postgres(folder: Path, *, with_clock: bool = False) -> Iterator[DisasterScene]:
+    """A server of its own, and a road for each worker.
+
+    Its clock can be set if that is asked for. No other disaster is played with the library that sets it: it opens a
+    file and allocates memory in signal handlers of the server, which can crash it."""
     with ExitStack() as stack:
         server = stack.enter_context(prepare_postgres(f"max_connections = {MAX_CONNECTIONS}"))
-        clock = Clock(server.folder / "clock")
-        server.environment = clock.environment if FAKETIME else {}
+        clock = Clock(server.folder / "clock") if with_clock else None
+        if clock is not None:
+            server.environment = clock.environment
         server.start()
         url = _url_of_role(server)
         roads = [stack.enter_context(Proxy(url)) for _ in range(WORKERS)]
@@ -322,6 +328,9 @@ def on_postgres(folder: Path) -> Iterator[DisasterScene]:
         scene = DisasterScene(fleet, server=server, clock=clock, roads=roads)
         scene.start_workers()
         yield scene
+
+
+on_postgres_with_clock = partial(on_postgres, with_clock=True)
 
 
 @contextmanager

@@ -25,13 +25,7 @@ def postgres_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disaste
         yield scene
 
 
-SHOWN_ELSEWHERE = (
-    disasters.sessions_cut,
-    disasters.roads_broken,
-    disasters.roads_slow,
-    disasters.clock_forward,
-    disasters.clock_back,
-)
+SHOWN_ELSEWHERE = (disasters.sessions_cut, disasters.roads_broken, disasters.roads_slow)
 """Other tests of the suite show the same in less time."""
 
 
@@ -46,6 +40,15 @@ def test_trouble_of_the_server_kills_nobody(
     postgres_scene: DisasterScene, disaster: Callable[[DisasterScene], None]
 ) -> None:
     play(postgres_scene, disaster)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("disaster", disasters.CLOCK)
+def test_a_clock_of_the_server_that_is_set_kills_nobody(
+    tmp_path: Path, disaster: Callable[[DisasterScene], None]
+) -> None:
+    with disasters.on_postgres_with_clock(tmp_path) as scene:
+        play(scene, disaster)
 
 
 @needs_pgbouncer

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.fleet import Fleet, WorkerProcess, wait_for
+from tests.support.hosts import Host
 from tests.support.sqlite import ready_sqlite
 
 from unstuck.runner import cgroups
@@ -63,7 +64,4 @@ def memory_cgroup() -> Iterator[Path]:
 
 
 def started_in(group: Path, fleet: Fleet) -> WorkerProcess:
-    worker = fleet.start("--concurrency", "2", wait=False, nursery_ahead=False)
-    assert cgroups.enter(group, worker.pid), "moved long before it starts its nursery"
-    fleet.wait_active(worker)
-    return worker
+    return fleet.start("--concurrency", "2", place=Host(cgroup=str(group)), nursery_ahead=False)

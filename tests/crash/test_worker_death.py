@@ -316,6 +316,19 @@ def test_a_look_at_the_page_of_another_ledger_never_locks_it(tmp_path: Path) -> 
     assert StatusPage.open_abandoned(path, another_looks) is None
 
 
+def test_a_page_that_another_process_removes_at_that_moment_is_no_trouble(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _made_by_a_killed_process(tmp_path / "unstuck-other", "0123456789abcdef")
+
+    def removed_meanwhile(page: StatusPage) -> str:
+        path.unlink()
+        return "0123456789abcdef"
+
+    monkeypatch.setattr(StatusPage, "ledger_id", removed_meanwhile)
+    assert remove_leftovers(fleet.ledger, tmp_path) == 0
+
+
 def test_pages_of_a_ledger_that_nobody_uses_any_more_go_after_a_while(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,8 @@ def test_the_limit_of_a_queue_is_set_shown_and_taken_back(browser: Browser, stan
         page.get_by_label("Rate").fill("often")
         page.get_by_role("button", name="Set limit").click()
         expect(page.locator(".flash.problem")).to_contain_text("rate must be written as")
+        # It is a new page: who asks first must be there.
+        wait_live(page)
         page.get_by_role("button", name="No limit").click()
         page.get_by_role("dialog").get_by_role("button", name="Remove the limit").click()
         expect(limit).to_contain_text("none")

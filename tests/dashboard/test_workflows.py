@@ -44,9 +44,10 @@ def test_going_on_and_giving_up_are_asked_about_first(browser: Browser, stand: C
         page.get_by_role("dialog").get_by_role("button", name="Keep things as they are").click()
         expect(page.locator("h1")).to_contain_text("paused")
         page.get_by_role("button", name="Go on past it").click()
-        page.get_by_role("dialog").get_by_role("button", name="Go on").click()
+        # A new page comes, after the old one may have shown the change: who asks first must be there.
+        with page.expect_navigation():
+            page.get_by_role("dialog").get_by_role("button", name="Go on").click()
         expect(page.locator("h1")).to_contain_text("running")
-        # It is a new page: who asks first must be there.
         wait_live(page)
         page.get_by_role("button", name="Cancel").click()
         page.get_by_role("dialog").get_by_role("button", name="Cancel the workflow").click()

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import structlog  # noqa: F401 - loaded by the first log line otherwise, and importing it draws random numbers
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from unstuck import host

@@ -19,6 +19,7 @@ from tests.simulation.scheduler import Machine, Process, Scheduler, stand_on
 from tests.simulation.worker import QUEUE, TASK, Worker, WorkerProcess, keep_watch, see_neighbour_die
 
 from unstuck.config import Recovery
+from unstuck.domain.jitter import jitter
 from unstuck.domain.liveness import Process as Presence
 from unstuck.domain.schedules import ScheduleDefinition, Timing
 from unstuck.domain.states import FINAL_STATES, HELD_STATES, JobState
@@ -367,6 +368,7 @@ def run_scenario(scenario: Scenario, ledger: str = "sqlite") -> Result:
     world = World(scenario, storage, lambda at_s, what: story.append(f"{at_s:9.3f}s  {what}"))
     # The product draws too: pauses, delays of retries.
     random.seed(scenario.seed)
+    jitter.seed(scenario.seed)
     try:
         with stand_on(world.server.machine):
             try:

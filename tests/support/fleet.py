@@ -34,7 +34,6 @@ LOOK_S = 0.005
 RARELY_S = 0.03
 """What does not come at once is looked for less often: a look costs, and whoever is waited for needs the processor."""
 SLACKENING = 1.1
-MAX_LOG_CHARS = 6_000
 
 
 def wait_for(look: Callable[[], T], what: str, patience_s: float = TIMEOUT_S, every_s: float = LOOK_S) -> T:
@@ -153,9 +152,11 @@ class WorkerProcess:
 def _children(pid: int) -> list[int]:
     """Ask the kernel: to look for them among all processes of a busy machine takes a hundred times as long."""
     found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(child) for child in thread.read_text().split()]
+    # The process may end at any moment, even while its threads are listed.
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(child) for child in thread.read_text().split()]
     return sorted(found)
 
 
@@ -254,8 +255,6 @@ class Fleet:
             worker.signal_family(signal.SIGCONT)
             worker.signal_family(signal.SIGKILL)
             worker.process.wait(10)
-            # pytest shows this beside a test that failed: without it, nothing tells what the worker did.
-            print(f"worker {worker.pid} logged:\n{worker.said()[-MAX_LOG_CHARS:]}")
         self.app.close()
 
 

@@ -31,9 +31,13 @@ class Host(NamedTuple):
     network: str = ""
     """The name of a network namespace, as `ip netns` has it."""
     boot_id: str = ""
+    cgroup: str = ""
+    """A folder of the cgroup file system."""
 
     def enter(self) -> None:
         """Move this process there. It must have one thread, and there is no way back."""
+        if self.cgroup:
+            Path(self.cgroup, "cgroup.procs").write_text("0")
         if self.network:
             with open(f"/run/netns/{self.network}", "rb") as file:
                 _call("setns", file.fileno(), _NEW_NETWORK)

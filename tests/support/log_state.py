@@ -71,8 +71,12 @@ def _captures_warnings() -> bool:
 
 def _structlog() -> dict[str, Any] | None:
     # Loading it takes longer than most tests.
-    structlog = sys.modules.get("structlog")
-    return dict(structlog.get_config()) if structlog is not None and structlog.is_configured() else None
+    if "structlog" not in sys.modules:
+        return None
+    # The statement waits for a thread that is still loading it; what `sys.modules` holds may be half of a module.
+    import structlog
+
+    return dict(structlog.get_config()) if structlog.is_configured() else None
 
 
 def _configure_structlog(config: dict[str, Any] | None) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import psycopg
+from tests.support import process_logs
 
 from unstuck.config import Settings
 from unstuck.ledger.postgres.ledger import PostgresLedger
@@ -124,6 +125,8 @@ max_prepared_transactions = 4
 # Processes are killed here, machines are not: what was handed to the kernel is safe.
 fsync = off
 full_page_writes = off
+# Of no help beside a test that failed.
+log_checkpoints = off
 log_line_prefix = '%m [%p] %a '
 """
 _HBA = f"""
@@ -252,6 +255,7 @@ class PgServer:
                 preexec_fn=_die_with_parent,
                 **as_account(self.account),
             )
+        process_logs.follow(self.folder / "log", (self.folder / "log").exists)
         self._wait_until_ready()
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
@@ -342,19 +346,23 @@ class PgServer:
 
 
 @contextmanager
-def start_postgres(settings: str = "") -> Iterator[PgServer]:
+def start_postgres(settings: str = "", home: str | Path | None = None) -> Iterator[PgServer]:
     """Run a server for as long as the block lasts; `settings` are added to its postgresql.conf."""
-    with prepare_postgres(settings) as server:
+    with prepare_postgres(settings, home=home) as server:
         server.start()
         yield server
 
 
 @contextmanager
-def prepare_postgres(settings: str = "", copy_of: PgServer | None = None) -> Iterator[PgServer]:
-    """Make a server that is not started yet; it is stopped and removed when the block ends."""
+def prepare_postgres(
+    settings: str = "", copy_of: PgServer | None = None, home: str | Path | None = None
+) -> Iterator[PgServer]:
+    """Make a server that is not started yet; it is stopped and removed when the block ends.
+
+    It keeps its files in a folder of its own below `home`, or in memory if none is given and there is enough of it."""
     account = _account()
     # A unix socket's path may have about a hundred characters: the folder is as short as can be.
-    folder = Path(tempfile.mkdtemp(prefix="pg", dir=_home()))
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir=home or _home()))
     try:
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from tests.support import process_logs
 from tests.support.fleet import wait_for
 from tests.support.postgres import PgServer, as_account, free_port, prepare_postgres
 
@@ -124,6 +125,7 @@ class Pooler:
 
     def start(self) -> None:
         assert PGBOUNCER is not None
+        process_logs.follow(self._folder / "log", (self._folder / "log").exists)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [PGBOUNCER, self._config], stdout=log, stderr=log, cwd=self._folder, **as_account(self._account)

@@ -16,11 +16,13 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Self
 
+from tests.support import process_logs
 from tests.support.fork_server import MAX_ASK_BYTES
 from tests.support.fork_server_ahead import ROOM, ROOM_BYTES
 from tests.support.hosts import HERE, Host
@@ -165,13 +167,15 @@ def start(
 ) -> Any:
     """Run `python -m module words...` in a process of its own, on a host of its own if a place is given.
 
-    With `nursery_ahead` it is a worker whose first fork server is forked as well."""
+    With `nursery_ahead` it is a worker whose first fork server is forked as well. What it writes to a file is shown if
+    the test fails."""
     command = [sys.executable, "-m", module, *words]
     surroundings = dict(os.environ if env is None else env)
     if _fixed(surroundings) != _fixed(dict(os.environ)):
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=text, preexec_fn=place.enter
         )
+        return _followed(process, stdout, stderr)
     ask = {
         "module": module,
         "words": words,
@@ -192,7 +196,15 @@ def start(
     finally:
         for fd in ours:
             os.close(fd)
-    return Forked(command, pid, exits, own_stdout, own_stderr)
+    return _followed(Forked(command, pid, exits, own_stdout, own_stderr), stdout, stderr)
+
+
+def _followed(process: Any, *streams: Any) -> Any:
+    found = weakref.ref(process)
+    for stream in streams:
+        if isinstance(name := getattr(stream, "name", None), str):
+            process_logs.follow(Path(name), lambda: (kept := found()) is not None and kept.poll() is None)
+    return process
 
 
 def run(

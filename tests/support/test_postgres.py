@@ -2,6 +2,7 @@
 
 import psycopg
 import pytest
+from bench.databases import DURABLE, Postgres, Sqlite, open_databases
 from tests.support.builders import new_job
 from tests.support.postgres import PgServer
 
@@ -45,3 +46,14 @@ def test_a_ledger_that_was_lent_comes_back_empty_and_one_that_was_changed_does_n
             if number == 0:
                 connection.execute("create table mine (id int)")
     pg_server.release(again)
+
+
+def test_the_benchmark_compares_two_databases_that_sync_to_the_same_disk() -> None:
+    with open_databases(["postgresql", "sqlite"]) as (postgres, sqlite):
+        assert isinstance(postgres, Postgres)
+        assert isinstance(sqlite, Sqlite)
+        assert {name: postgres.setting(name) for name in DURABLE} == DURABLE
+        assert postgres.server.data.stat().st_dev == sqlite.folder.stat().st_dev
+        assert "fsync=on, full_page_writes=on, synchronous_commit=on, files " in postgres.durability()
+        kind = sqlite.durability().partition(": ")[2]
+        assert postgres.durability().endswith(kind)

@@ -1,11 +1,11 @@
 """Say when a job that failed or crashed is tried again."""
 
-import random
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
+from unstuck.domain.jitter import jitter
 from unstuck.domain.text import did_you_mean, settings_class
 from unstuck.domain.units import Duration, seconds
 from unstuck.errors import ConfigError
@@ -80,7 +80,7 @@ def retry_delay_s(retry: RetryRule, failures: int, chance: float | None = None) 
         case "exponential":
             wait_s = retry.delay_s * 2.0 ** min(failures - 1, MAX_EXPONENT)
     # Jobs that failed together must not all come back in the same instant.
-    spread = random.random() if chance is None else chance
+    spread = jitter.random() if chance is None else chance
     return float(min(wait_s, retry.max_delay_s) * (1.0 - JITTER * spread))
 
 

@@ -4,11 +4,11 @@ Whatever calls it is never kept: a ledger that is away costs nothing, and what c
 time, as the difference between what was tallied and what was written. So it needs no room of its own.
 """
 
-import random
 import threading
 from collections.abc import Iterator
 
 from unstuck import host, logs
+from unstuck.domain.jitter import jitter
 from unstuck.errors import LedgerError, RefusedValue, UncertainCommit
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.admin import Count
@@ -36,7 +36,7 @@ class MetricsWriter:
         self._interval_s = min(FLUSH_BEATS * beat_interval_s, FLUSH_S)
         self._written = Snapshot()
         # Not all at once, where many were started together.
-        self._next_s = host.boottime_s() + random.uniform(0.5, 1.0) * self._interval_s
+        self._next_s = host.boottime_s() + jitter.uniform(0.5, 1.0) * self._interval_s
         self._routine_s = 0.0
         self._failed = False
         self._writing = threading.Lock()

@@ -22,7 +22,6 @@ On PostgreSQL a view may call functions. They are put in place before the migrat
 """
 
 import hashlib
-import random
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
 
+from unstuck.domain.jitter import jitter
 from unstuck.domain.units import brief
 from unstuck.errors import MigrationBlocked, NoLedger, SchemaAhead, SchemaForked, SchemaMismatch
 from unstuck.ledger.sql import read_sql
@@ -189,5 +189,5 @@ def _pauses() -> Iterator[float]:
     """Grow from a pause as long as the lock timeout: those who queued behind us must get on before we come back."""
     pause_s = FIRST_PAUSE_S
     while True:
-        yield random.uniform(1.0, 1.5) * pause_s
+        yield jitter.uniform(1.0, 1.5) * pause_s
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)

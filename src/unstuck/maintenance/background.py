@@ -1,12 +1,12 @@
 """Keep watch from a process that serves something else: the HTTP API, a mounted web app, the ZeroMQ broker."""
 
-import random
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 
 from unstuck import logs
 from unstuck.config import Recovery, Settings
+from unstuck.domain.jitter import jitter
 from unstuck.errors import LedgerError, NoLedger
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.open import open_ledger
@@ -71,7 +71,7 @@ class BackgroundReaper:
                 if failures == 0:
                     log.exception("The reaper could not start and tries again")
             failures += 1
-            self._stop.wait(min(FIRST_PAUSE_S * 2.0 ** min(failures, 10), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0))
+            self._stop.wait(min(FIRST_PAUSE_S * 2.0 ** min(failures, 10), LONGEST_PAUSE_S) * jitter.uniform(0.5, 1.0))
 
 
 def own_connections(settings: Settings) -> AbstractContextManager[Ledger]:

@@ -1,11 +1,11 @@
 """Walk the rounds: tick, log, and outlive every outage. In each worker, in `unstuck up`, or as a daemon of its own."""
 
 import math
-import random
 import threading
 from collections.abc import Callable
 
 from unstuck import host, logs
+from unstuck.domain.jitter import jitter
 from unstuck.domain.states import LIVE_STATES
 from unstuck.errors import LedgerBusy, LedgerUnavailable
 from unstuck.ledger.metrics_writer import MetricsWriter
@@ -170,7 +170,7 @@ class Loop:
         if self._losses >= COUNT_AFTER_LOSSES and now_s >= self._count_s:
             states = self._reaper.ledger.fleet().workers
             self._workers = sum(number for state, number in states.items() if state in LIVE_STATES)
-            self._count_s = now_s + max(COUNT_EVERY_S, self._workers / ASKING_PER_INTERVAL) * random.uniform(1.0, 2.0)
+            self._count_s = now_s + max(COUNT_EVERY_S, self._workers / ASKING_PER_INTERVAL) * jitter.uniform(1.0, 2.0)
         return done
 
     def _guarded(self, act: Callable[[], SweepResult]) -> SweepResult | None:
@@ -210,7 +210,7 @@ class Loop:
 
     def _backoff_s(self) -> float:
         longest_s = max(MAX_BACKOFF_S, self._interval_s)
-        return min(self._interval_s * 2.0 ** min(self._failures, 10), longest_s) * random.uniform(0.5, 1.0)
+        return min(self._interval_s * 2.0 ** min(self._failures, 10), longest_s) * jitter.uniform(0.5, 1.0)
 
 
 def pace(workers: int) -> float:

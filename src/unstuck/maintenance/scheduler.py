@@ -4,13 +4,13 @@ Nobody is the leader. Whoever is there when a tick is due reads the schedule and
 of several the ledger lets one through. Who dies on the way has either enqueued the tick or left it to the next one.
 """
 
-import random
 import threading
 from collections.abc import Iterable
 
 import msgspec
 
 from unstuck import host, logs
+from unstuck.domain.jitter import jitter
 from unstuck.domain.payload import JSON, with_fire_time
 from unstuck.domain.schedules import DueRuns, ScheduleDefinition, due_runs, enqueued_by, fire_time_text
 from unstuck.domain.states import LIVE_STATES
@@ -178,7 +178,7 @@ class Scheduler:
         if self._failures == 0 and not self._stopping:
             log.warning("Schedules cannot be looked at; trying on", error=str(error))
         self._failures += 1
-        return min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 10), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+        return min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 10), LONGEST_PAUSE_S) * jitter.uniform(0.5, 1.0)
 
     def _shared(self, wait_s: float) -> float:
         """Of a crowd let a few come for the tick and the others later, so that a thousand do not ask at once."""
@@ -188,10 +188,10 @@ class Scheduler:
         if now_s >= self._count_s:
             states = self._ledger.fleet().workers
             self._workers = max(1, sum(number for state, number in states.items() if state in LIVE_STATES))
-            self._count_s = now_s + COUNT_EVERY_S * random.uniform(1.0, 2.0)
-        if self._workers <= SCHEDULERS or random.random() < SCHEDULERS / self._workers:
+            self._count_s = now_s + COUNT_EVERY_S * jitter.uniform(1.0, 2.0)
+        if self._workers <= SCHEDULERS or jitter.random() < SCHEDULERS / self._workers:
             return wait_s
-        return wait_s + SECOND_LINE_S + random.uniform(0.0, self._workers / ASKING_PER_S)
+        return wait_s + SECOND_LINE_S + jitter.uniform(0.0, self._workers / ASKING_PER_S)
 
 
 def job_for(record: ScheduleRecord, tick: float) -> NewJob:

@@ -1,7 +1,6 @@
 """One managed connection: one call at a time, urgent calls first, every wait bounded."""
 
 import os
-import random
 import select
 import socket
 import threading
@@ -15,6 +14,7 @@ import psycopg
 from psycopg.pq import ConnStatus
 
 from unstuck import logs
+from unstuck.domain.jitter import jitter
 from unstuck.errors import LedgerError, LedgerUnavailable
 from unstuck.ledger.manners import give_way
 from unstuck.ledger.postgres import errors
@@ -360,7 +360,7 @@ class ManagedConnection:
                     continue
                 if error.sqlstate in _CONFLICTS and tries < CONFLICT_TRIES and not connection.closed:
                     # Rolled back as a whole: to repeat it is the documented answer.
-                    time.sleep(random.uniform(0, 0.002 * tries))
+                    time.sleep(jitter.uniform(0, 0.002 * tries))
                     continue
                 raise self._translated(error, uncertain=uncertain) from None
             except UnicodeEncodeError as error:

@@ -5,7 +5,6 @@ between finds them, and repeats the message under the same id.
 """
 
 import os
-import random
 import secrets
 import threading
 import time
@@ -17,6 +16,7 @@ import msgspec
 from unstuck import failpoints, host, logs
 from unstuck.config import Alerts, Settings
 from unstuck.domain.event_cursor import Cursor, read_cursor
+from unstuck.domain.jitter import jitter
 from unstuck.domain.units import brief
 from unstuck.errors import LedgerUnavailable
 from unstuck.ledger.contract import Ledger
@@ -261,7 +261,7 @@ class AlertSender:
             try:
                 self._finish_sends()
                 if now_s >= next_s:
-                    next_s = now_s + ROUND_S * random.uniform(0.9, 1.1)
+                    next_s = now_s + ROUND_S * jitter.uniform(0.9, 1.1)
                     self.run_round()
                 if self._failures:
                     log.info("Alerts are sent again", failed_rounds=self._failures)
@@ -316,7 +316,7 @@ class AlertSender:
             else:
                 log.exception("A round of alerts failed; the next one tries again")
         self._failures += 1
-        return min(ROUND_S * 2.0 ** min(self._failures, 10), MAX_BACKOFF_S) * random.uniform(0.5, 1.0)
+        return min(ROUND_S * 2.0 ** min(self._failures, 10), MAX_BACKOFF_S) * jitter.uniform(0.5, 1.0)
 
     def _last_words(self) -> None:
         deadline_s = time.monotonic() + LAST_ANSWERS_S
