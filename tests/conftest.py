@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from tests.support import run_guard
 from tests.support.log_state import LogState
 from tests.support.postgres import PgServer, start_postgres
 
@@ -25,6 +26,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # that others wait for tries the same cases every time.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("house")
+
+
+def pytest_configure() -> None:
+    run_guard.start()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

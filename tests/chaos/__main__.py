@@ -25,6 +25,7 @@ from tests.support.hosts import can_make_networks
 from tests.support.job_history import check_history
 from tests.support.postgres import start_postgres
 from tests.support.postgres_cluster import PGBOUNCER
+from tests.support.signals import OwnProcess
 
 QUICK = ("add", "add_again", "add_async", "add_async_again")
 PAGE = 2_000
@@ -87,7 +88,7 @@ def _kill_for(fleet: Fleet, seconds: float, chance: random.Random) -> Counter[st
     return kills
 
 
-def _strike(family: list[psutil.Process], what: str) -> int:
+def _strike(family: list[OwnProcess], what: str) -> int:
     targets = {
         "worker": family[:1],
         "family": family,

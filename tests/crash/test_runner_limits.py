@@ -5,10 +5,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.support.fleet import wait_for
 from tests.support.runner_pool import RunnerPoolHarness, frame, gone_within, house, read_pid
+from tests.support.signals import OwnProcess, send_signal
 
 from unstuck.domain.endings import Raised, Succeeded
 from unstuck.runner import cgroups
@@ -43,8 +43,8 @@ def home(
         yield built
 
 
-def below(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+def below(pid: int) -> list[OwnProcess]:
+    return OwnProcess(pid).children(recursive=True)
 
 
 # Processes ------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_plain_kill_is_no_death_by_memory(home: RunnerPoolHarness, tmp_path: P
     runner = home.bench.start_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
-    os.kill(home.born(runner), signal.SIGKILL)
+    send_signal(home.born(runner), signal.SIGKILL)
     found = home.exit_of(runner)
     assert (found.cause, found.oom, found.oom_sure, found.oom_words) == (
         "killed by SIGKILL (signal 9)",

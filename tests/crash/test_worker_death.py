@@ -12,6 +12,7 @@ import pytest
 from tests.crash.conftest import MakeFleet
 from tests.support.fleet import Fleet, at_best, wait_for
 from tests.support.hosts import Host, can_enter
+from tests.support.signals import send_signal
 
 from unstuck import WorkerCrashed
 from unstuck.client.job import Job
@@ -295,7 +296,7 @@ def test_the_page_stays_while_a_child_of_the_worker_lives_by_it(tmp_path: Path) 
     try:
         assert StatusPage.open_abandoned(page.path) is None
     finally:
-        os.kill(child, signal.SIGKILL)
+        send_signal(child, signal.SIGKILL)
         os.waitpid(child, 0)
     found = StatusPage.open_abandoned(page.path)
     assert found is not None

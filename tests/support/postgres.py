@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 import psycopg
+from tests.support.run_guard import folder_prefix, remove_shared_memory
+from tests.support.signals import OwnProcess
 
 from unstuck.config import Settings
 from unstuck.ledger.postgres.ledger import PostgresLedger
@@ -121,6 +123,8 @@ max_connections = 300
 shared_buffers = 64MB
 max_wal_size = 1GB
 max_prepared_transactions = 4
+# In its folder, which is removed however it ends.
+dynamic_shared_memory_type = mmap
 # Processes are killed here, machines are not: what was handed to the kernel is safe.
 fsync = off
 full_page_writes = off
@@ -284,10 +288,10 @@ class PgServer:
         self._process.wait(START_TIMEOUT_S)
         self._process = None
 
-    def _family(self) -> list[psutil.Process]:
+    def _family(self) -> list[OwnProcess]:
         """The postmaster first: stopped first, it can start nobody whom we do not see."""
         try:
-            postmaster = psutil.Process(self.pid)
+            postmaster = OwnProcess(self.pid)
             return [postmaster, *postmaster.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
@@ -354,7 +358,7 @@ def prepare_postgres(settings: str = "", copy_of: PgServer | None = None) -> Ite
     """Make a server that is not started yet; it is stopped and removed when the block ends."""
     account = _account()
     # A unix socket's path may have about a hundred characters: the folder is as short as can be.
-    folder = Path(tempfile.mkdtemp(prefix="pg", dir=_home()))
+    folder = Path(tempfile.mkdtemp(prefix=folder_prefix("pg"), dir=_home()))
     try:
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
@@ -364,6 +368,7 @@ def prepare_postgres(settings: str = "", copy_of: PgServer | None = None) -> Ite
         finally:
             server.stop()
     finally:
+        remove_shared_memory(folder / "data" / "postmaster.pid")
         shutil.rmtree(folder, ignore_errors=True)
 
 
