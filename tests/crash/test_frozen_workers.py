@@ -17,12 +17,10 @@ from tests.support.fleet import (
     assert_one_attempt_each,
     begin,
     begin_on_each,
-    needs_other_boots,
-    needs_other_hosts,
     the_dead,
     wait_for,
 )
-from tests.support.hosts import Host
+from tests.support.hosts import Host, needs_other_boots, needs_other_hosts
 from tests.support.network_proxy import Proxy
 from tests.support.signals import OwnProcess, send_signal
 from tests.support.sqlite import ready_sqlite

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 from tests.support import processes
-from tests.support.hosts import HERE, Host, can_enter
+from tests.support.hosts import HERE, Host, Hub
 from tests.support.postgres import PgServer, prepare_postgres
 from tests.support.run_guard import note_memory_of
 from tests.support.signals import OwnProcess, descendants
@@ -254,12 +254,6 @@ class Fleet:
 
 FAKETIME = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), "")
 needs_faketime = pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
-needs_other_hosts = pytest.mark.skipif(
-    not can_enter(Host(host="elsewhere")), reason="may not give a process another host name (root, Linux)"
-)
-needs_other_boots = pytest.mark.skipif(
-    not can_enter(Host(boot_id="another")), reason="may not give a process another boot id (root, Linux)"
-)
 
 SCALED = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "4s", "check_interval": "0.25s", "session_grace": "0.5s"}
 """The default settings, about eight times as fast."""
@@ -297,6 +291,14 @@ def start_with_clock() -> Iterator[tuple[PgServer, Clock]]:
         server.environment = clock.environment
         server.start()
         yield server, clock
+
+
+@contextmanager
+def own_network() -> Iterator[Hub]:
+    """Move this thread into a network of its own as long as the block lasts."""
+    processes.start_server()  # Else it would be started in there, and stay.
+    with Hub() as hub:
+        yield hub
 
 
 def the_dead(fleet: Fleet) -> list[str]:

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import psycopg
+from tests.support.hosts import Network
 from tests.support.run_guard import folder_prefix, remove_shared_memory
 from tests.support.signals import OwnProcess
 
@@ -112,13 +113,10 @@ START_TIMEOUT_S = 60.0
 SUPERUSER = "postgres"
 PLENTY_BYTES = 8 << 30
 """Enough for the servers of a whole suite: each keeps up to 1 GB of log, see `max_wal_size`, and little else."""
-NAMESPACES = "10.213.0.0/16"
-"""Addresses of network namespaces: a server listens there if a test tells it to."""
 GUARDED = "guarded"
 """A role of this name must give a password over TCP; all others are trusted."""
 
 _CONFIG = """
-listen_addresses = '127.0.0.1'
 max_connections = 300
 shared_buffers = 64MB
 max_wal_size = 1GB
@@ -130,12 +128,11 @@ fsync = off
 full_page_writes = off
 log_line_prefix = '%m [%p] %a '
 """
-_HBA = f"""
+_HBA = f"""\
 local all all trust
 host replication all 127.0.0.1/32 trust
 host all {GUARDED} 127.0.0.1/32 scram-sha-256
 host all all 127.0.0.1/32 trust
-host all all {NAMESPACES} trust
 """
 
 
@@ -149,6 +146,7 @@ class PgServer:
         account: pwd.struct_passwd | None,
         settings: str = "",
         copy_of: "PgServer | None" = None,
+        networks: Sequence[Network] = (),
     ) -> None:
         self.binaries = binaries
         self.account = account
@@ -166,7 +164,7 @@ class PgServer:
         self.data = folder / "data"
         self.port = free_port()
         if copy_of is None:
-            self._initdb(settings)
+            self._initdb(settings, networks)
         else:
             self._copy(copy_of)
 
@@ -299,7 +297,7 @@ class PgServer:
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
-    def _initdb(self, settings: str) -> None:
+    def _initdb(self, settings: str, networks: Sequence[Network]) -> None:
         subprocess.run(
             [
                 self.binaries / "initdb",
@@ -321,7 +319,9 @@ class PgServer:
         )
         with (self.data / "postgresql.conf").open("a") as config:
             config.write(f"{_CONFIG}{settings}\n")
-        (self.data / "pg_hba.conf").write_text(_HBA)
+            config.write(f"listen_addresses = '{','.join(['127.0.0.1', *(one.here for one in networks)])}'\n")
+        trusted = "".join(f"host all all {one.there}/32 trust\n" for one in networks)
+        (self.data / "pg_hba.conf").write_text(_HBA + trusted)
 
     def _copy(self, other: "PgServer") -> None:
         """Copy the data of a server that does not run: that needs no backup."""
@@ -346,15 +346,19 @@ class PgServer:
 
 
 @contextmanager
-def start_postgres(settings: str = "") -> Iterator[PgServer]:
-    """Run a server for as long as the block lasts; `settings` are added to its postgresql.conf."""
-    with prepare_postgres(settings) as server:
+def start_postgres(settings: str = "", networks: Sequence[Network] = ()) -> Iterator[PgServer]:
+    """Run a server for as long as the block lasts; `settings` are added to its postgresql.conf.
+
+    It listens on this machine alone, and on the cables to `networks`, whose other ends it trusts."""
+    with prepare_postgres(settings, networks=networks) as server:
         server.start()
         yield server
 
 
 @contextmanager
-def prepare_postgres(settings: str = "", copy_of: PgServer | None = None) -> Iterator[PgServer]:
+def prepare_postgres(
+    settings: str = "", copy_of: PgServer | None = None, networks: Sequence[Network] = ()
+) -> Iterator[PgServer]:
     """Make a server that is not started yet; it is stopped and removed when the block ends."""
     account = _account()
     # A unix socket's path may have about a hundred characters: the folder is as short as can be.
@@ -362,7 +366,7 @@ def prepare_postgres(settings: str = "", copy_of: PgServer | None = None) -> Ite
     try:
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
-        server = PgServer(_binaries(folder, account), folder, account, settings, copy_of)
+        server = PgServer(_binaries(folder, account), folder, account, settings, copy_of, networks)
         try:
             yield server
         finally:

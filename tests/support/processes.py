@@ -242,6 +242,11 @@ def _stream(wanted: Any, number: int, text: bool, ours: list[int]) -> tuple[Any,
     return None, wanted if isinstance(wanted, int) else wanted.fileno()
 
 
+def start_server() -> None:
+    """Start the process that forks, if it does not run yet: what it forks is where it is."""
+    _the_server()
+
+
 def _the_server() -> _Server:
     global _server
     with _starting:

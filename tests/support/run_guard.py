@@ -82,7 +82,7 @@ def main(pidfd: int, notes: int, mark: str) -> None:
 
 
 def clean_up(mark: str, noted: set[Path]) -> None:
-    folders = [path for home in SERVER_HOMES for path in Path(home).glob(f"pg*{mark}*")]
+    folders = [path for home in SERVER_HOMES for path in Path(home).glob(f"*{mark}*")]
     # PostgreSQL was told by the kernel to shut down. It removes its shared memory if it is let.
     for _, pidfd in _held(lambda pid: _is_in(pid, folders)):
         signal.pidfd_send_signal(pidfd, signal.SIGCONT)
