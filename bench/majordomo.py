@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import zmq
+from tests.support import run_guard
 
 from bench.databases import open_databases
 from bench.report import Table, machine_text, progress, today
@@ -28,6 +29,7 @@ Brokers = list[tuple[str, list[str], dict[str, str]]]
 
 def main() -> int:
     options = _options()
+    run_guard.start()
     print(f"Unstuck ZeroMQ benchmark · {today()} · {machine_text()}\n", flush=True)
     with open_databases(options.databases) as databases:
         ours = [sys.executable, "-m", "unstuck", "broker", "--bind", "tcp://127.0.0.1:0"]

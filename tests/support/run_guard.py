@@ -65,9 +65,14 @@ def start() -> None:
 def note_memory_of(pid: int) -> set[Path]:
     """Have the guard remove the pages in memory of a process that may be killed; return them."""
     pages = _pages(pid)
-    if _notes >= 0:
-        os.write(_notes, b"".join(os.fsencode(page) + b"\0" for page in pages))
+    note(*pages)
     return pages
+
+
+def note(*paths: Path) -> None:
+    """Have the guard remove files, or cgroups, when the run is over."""
+    if _notes >= 0:
+        os.write(_notes, b"".join(os.fsencode(path) + b"\0" for path in paths))
 
 
 def folder_prefix(kind: str) -> str:
@@ -78,7 +83,7 @@ def folder_prefix(kind: str) -> str:
 def main(pidfd: int, notes: int, mark: str) -> None:
     select.select([pidfd], [], [])
     noted = os.pread(notes, os.fstat(notes).st_size, 0).split(b"\0")
-    clean_up(mark, {Path(os.fsdecode(page)) for page in noted if page})
+    clean_up(mark, {Path(os.fsdecode(path)) for path in noted if path})
 
 
 def clean_up(mark: str, noted: set[Path]) -> None:
@@ -86,7 +91,7 @@ def clean_up(mark: str, noted: set[Path]) -> None:
     # PostgreSQL was told by the kernel to shut down. It removes its shared memory if it is let.
     for _, pidfd in _held(lambda pid: _is_in(pid, folders)):
         signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-    left = _end_marked(mark)
+    left = noted | _end_marked(mark)
     until_s = time.monotonic() + STOP_S
     while time.monotonic() < until_s and any(_held(lambda pid: _is_in(pid, folders))):
         time.sleep(PAUSE_S)
@@ -95,13 +100,17 @@ def clean_up(mark: str, noted: set[Path]) -> None:
     for folder in folders:
         remove_shared_memory(folder / "data" / "postmaster.pid")
         shutil.rmtree(folder, ignore_errors=True)
-    for page in [*noted, *left]:
-        with contextlib.suppress(OSError):
-            page.rmdir() if page.is_dir() else page.unlink()
+    # A cgroup is empty when the last process in it was waited for.
+    until_s = time.monotonic() + STOP_S
+    while time.monotonic() < until_s and any(path.exists() for path in left):
+        for path in sorted(left, key=lambda path: len(path.parts), reverse=True):
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        time.sleep(PAUSE_S)
 
 
-def _end_marked(mark: str) -> list[Path]:
-    """Kill every process of the run; return the files in memory and the cgroups that they leave, deepest first."""
+def _end_marked(mark: str) -> set[Path]:
+    """Kill every process of the run; return the files in memory and the cgroups that they leave."""
     left: set[Path] = set()
     while True:
         stopped = []
@@ -118,17 +127,17 @@ def _end_marked(mark: str) -> list[Path]:
             select.select([pidfd], [], [])
             os.close(pidfd)
         if not stopped:
-            return sorted(left, key=lambda path: len(path.parts), reverse=True)
+            return left
 
 
 def _left_by(pid: int) -> set[Path]:
     left = _pages(pid)
     for controllers, inside in CGROUPS.findall(_read(pid, "cgroup")):
-        folder = Path("/sys/fs/cgroup", os.fsdecode(controllers).removeprefix("name="))
-        group = folder / os.fsdecode(inside).lstrip("/")
-        while "unstuck" in group.name:
-            left.add(group)
-            group = group.parent
+        for tree in (os.fsdecode(controllers).removeprefix("name="), "unified"):
+            group = Path("/sys/fs/cgroup", tree, os.fsdecode(inside).lstrip("/"))
+            while "unstuck" in group.name:
+                left.add(group)
+                group = group.parent
     return left
 
 
