@@ -15,6 +15,7 @@ from pathlib import Path
 import cbor2
 import zmq
 from tests.mdp.broker import DISCONNECT, HEARTBEAT, READY, REQUEST, Broker, RawClient, RawWorker
+from tests.support import run_guard
 from tests.support.fleet import TIMEOUT_S
 from tests.support.signals import OwnProcess
 
@@ -212,6 +213,7 @@ def run(broker: Broker, seconds: float, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
+    run_guard.start()
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))

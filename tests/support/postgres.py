@@ -1,7 +1,6 @@
 """Leave a ledger on PostgreSQL as it was when its tables were new, by a session that stays: a new one would look up and
 plan everything anew, which is nine tenths of the work."""
 
-import ctypes
 import importlib.util
 import itertools
 import os
@@ -10,11 +9,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.support.signals import OwnProcess
 
 from unstuck.config import Settings
 from unstuck.ledger.postgres.ledger import PostgresLedger
+from unstuck.runner.linux import die_with_parent
 
 MAX_GROWTH_BYTES = 8 << 20
 """Swept rows leave their place behind; a database that has grown by so much is not lent again."""
@@ -251,7 +251,7 @@ class PgServer:
                 stderr=log,
                 cwd=self.folder,
                 env={**os.environ, **self.environment},
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(_die_with_parent, os.getpid()),
                 **as_account(self.account),
             )
         self._wait_until_ready()
@@ -444,10 +444,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def _die_with_parent() -> None:
-    # A killed test run must leave no server behind.
-    if _libc is not None:
-        _libc.prctl(1, signal.SIGINT)
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel shut the server down when the run is killed. The guard of the run removes its folder."""
+    if not die_with_parent(signal.SIGINT, parent):
+        os._exit(1)
