@@ -26,7 +26,8 @@ from pathlib import Path
 MARK = "TEST_RUN"
 """The variable that holds the mark. That of a run inside another one begins with the mark of the outer one."""
 SERVER_HOMES = ("/dev/shm", "/tmp")
-PAGES = re.compile(rb"(/dev/shm/\.?unstuck\S*)")
+PAGES = re.compile(rb"(/dev/shm/(?:\.?unstuck|faketime_|sem\.faketime_)\S*)")
+"""What Unstuck and libfaketime keep in memory. A process that is killed leaves it behind."""
 CGROUPS = re.compile(rb"^\d+:([^:]*):(/.*unstuck.*)$", re.MULTILINE)
 STOP_S = 10.0
 """How long PostgreSQL may take to shut down; then it is killed."""
@@ -81,6 +82,7 @@ def folder_prefix(kind: str) -> str:
 
 
 def main(pidfd: int, notes: int, mark: str) -> None:
+    assert mark
     select.select([pidfd], [], [])
     noted = os.pread(notes, os.fstat(notes).st_size, 0).split(b"\0")
     clean_up(mark, {Path(os.fsdecode(path)) for path in noted if path})
@@ -89,9 +91,11 @@ def main(pidfd: int, notes: int, mark: str) -> None:
 def clean_up(mark: str, noted: set[Path]) -> None:
     folders = [path for home in SERVER_HOMES for path in Path(home).glob(f"*{mark}*")]
     # PostgreSQL was told by the kernel to shut down. It removes its shared memory if it is let.
-    for _, pidfd in _held(lambda pid: _is_in(pid, folders)):
+    left = noted
+    for pid, pidfd in _held(lambda pid: _is_in(pid, folders)):
+        left |= _pages(pid)
         signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-    left = noted | _end_marked(mark)
+    left |= _end_marked(mark)
     until_s = time.monotonic() + STOP_S
     while time.monotonic() < until_s and any(_held(lambda pid: _is_in(pid, folders))):
         time.sleep(PAUSE_S)
