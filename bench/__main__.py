@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support import run_guard
+
 from bench import (
     detection,
     enqueue,
@@ -44,6 +46,7 @@ PARTS: dict[str, Part] = {
 
 def main() -> int:
     options = _options()
+    run_guard.start()
     IDLE_WORKERS[:] = options.idle_workers
     tables: list[Table] = []
     with open_databases(options.databases) as databases:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import statistics
 import time
@@ -10,6 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
+from tests.support.signals import send_signal
 
 from bench.databases import Database, Postgres
 from bench.fleet import Stage, stage_on
@@ -77,18 +79,18 @@ def _read(note: Path) -> str:
 
 
 def _kill_runner(_stage: Stage, pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    send_signal(pid, signal.SIGKILL)
 
 
 def _kill_worker(stage: Stage, pid: int) -> None:
     owner = _owner(stage, pid)
     for member in owner.family():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(member, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
 
 
 def _owner(stage: Stage, pid: int) -> WorkerProcess:
-    return next(worker for worker in stage.workers.all if pid in worker.family())
+    return next(worker for worker in stage.workers.all if pid in {member.pid for member in worker.family()})
 
 
 def _wait_settled(stage: Stage, job: Job) -> None:

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support import run_guard
+
 from bench import http_heartbeats, remote_workers, stale_check
 from bench.databases import Database, open_databases
 from bench.report import Table, as_json, headline, progress
@@ -26,6 +28,7 @@ PARTS: dict[str, Part] = {
 
 def main() -> int:
     options = _options()
+    run_guard.start()
     tables: list[Table] = []
     with open_databases(options.databases) as databases:
         print(headline("web", databases) + "\n", flush=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import psutil
+from tests.support.signals import OwnProcess
 
 from bench.databases import Database, Postgres
 from bench.fleet import Stage, stage_on
@@ -181,7 +182,7 @@ def _activity(database: Postgres, url: str) -> tuple[int, int]:
 
 def _memory_bytes(pid: int) -> int:
     """Give what a server holds, with what its processes share counted once."""
-    server = psutil.Process(pid)
+    server = OwnProcess(pid)
     total = 0
     for process in (server, *server.children()):
         try:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import zmq
+from tests.support import run_guard
 
 from bench.databases import open_databases
 from bench.report import Table, headline, progress
@@ -28,6 +29,7 @@ Brokers = list[tuple[str, list[str], dict[str, str]]]
 
 def main() -> int:
     options = _options()
+    run_guard.start()
     with open_databases(options.databases) as databases:
         print(headline("ZeroMQ", databases) + "\n", flush=True)
         ours = [sys.executable, "-m", "unstuck", "broker", "--bind", "tcp://127.0.0.1:0"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from tests.support.signals import OwnProcess, descendants
 
 from unstuck.domain.states import WorkerState
 from unstuck.ledger.contract import Ledger
@@ -60,7 +61,7 @@ def cpu_of_family(pid: int) -> CpuClock:
     head_s, gone_s = _cpu_of(pid)
     below_s = gone_s
     with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):
+        for child in descendants(pid):
             below_s += sum(_cpu_of(child.pid))
     return CpuClock(head_s, below_s)
 
@@ -89,16 +90,17 @@ class WorkerProcess:
         """Give worker alone (head) and nursery with runners (below)."""
         return cpu_of_family(self.pid)
 
-    def family(self) -> list[int]:
+    def family(self) -> list[OwnProcess]:
+        """Return the worker, its nursery and its runners; nothing if the worker has ended."""
         try:
-            return [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
+            return [OwnProcess(self.pid), *descendants(self.pid)] if self.process.poll() is None else []
         except psutil.NoSuchProcess:
-            return [self.pid]
+            return []
 
     def signal_family(self, number: int) -> None:
-        for pid in self.family():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        for process in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def kill_family(self) -> None:
         self.signal_family(signal.SIGKILL)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from tests.support import hosts, run_guard
+from tests.support.hosts import Host
 from tests.support.log_state import LogState
 from tests.support.postgres import PgServer, start_postgres
 from tests.support.process_logs import pytest_runtest_makereport, pytest_runtest_setup  # noqa: F401 - hooks
@@ -28,6 +30,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # that others wait for tries the same cases every time.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=os.environ.get("CI") == "true")
 hypothesis.settings.load_profile("house")
+
+
+def pytest_configure() -> None:
+    run_guard.start()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -65,6 +71,30 @@ def restored_logging(log_state: None) -> Iterator[None]:
     before = LogState.now()
     yield
     before.restore()
+
+
+@pytest.fixture(scope="session")
+def other_hosts() -> None:
+    if not hosts.can_enter(Host(host="elsewhere")):
+        pytest.skip("may not give a process another host name (root, Linux)")
+
+
+@pytest.fixture(scope="session")
+def other_boots() -> None:
+    if not hosts.can_enter(Host(boot_id="another")):
+        pytest.skip("may not give a process another boot id (root, Linux)")
+
+
+@pytest.fixture(scope="session")
+def own_mounts() -> None:
+    if not hosts.can_enter(Host(boot_id="another")):
+        pytest.skip("may not give a process mounts of its own (root, Linux)")
+
+
+@pytest.fixture(scope="session")
+def networks() -> None:
+    if not hosts.can_make_networks():
+        pytest.skip("may not make network namespaces (root, Linux, iproute2)")
 
 
 @pytest.fixture(scope="session")

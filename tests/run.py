@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.support import run_guard
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_ACCIDENTS = 24
@@ -40,6 +41,7 @@ SUITES = (
 
 
 def main(arguments: list[str]) -> int:
+    run_guard.start()
     compile_tests()
     codes = []
     for suite in SUITES:

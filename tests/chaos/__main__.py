@@ -20,11 +20,13 @@ from pathlib import Path
 
 import psutil
 from tests.chaos import disasters as chaos_disasters
+from tests.support import run_guard
 from tests.support.fleet import Fleet, wait_for
-from tests.support.hosts import can_make_networks
+from tests.support.hosts import Host, can_enter, can_make_networks, leave_mounts
 from tests.support.job_history import check_history
 from tests.support.postgres import start_postgres
 from tests.support.postgres_cluster import PGBOUNCER
+from tests.support.signals import OwnProcess
 
 QUICK = ("add", "add_again", "add_async", "add_async_again")
 PAGE = 2_000
@@ -87,7 +89,7 @@ def _kill_for(fleet: Fleet, seconds: float, chance: random.Random) -> Counter[st
     return kills
 
 
-def _strike(family: list[psutil.Process], what: str) -> int:
+def _strike(family: list[OwnProcess], what: str) -> int:
     targets = {
         "worker": family[:1],
         "family": family,
@@ -137,7 +139,7 @@ def scenes_of(kind: str) -> dict[str, tuple[SceneMaker, tuple[chaos_disasters.Di
         if can_make_networks():
             # The server ends sessions after 13 to 15 s; the lease is 30 s.
             made["networks"] = (chaos_disasters.on_networks, (chaos_disasters.packets_lost,), 20.0)
-    if chaos_disasters.can_mount():
+    if can_enter(Host(boot_id="another")):
         made["disk"] = (on_disk, (chaos_disasters.disk_full,), longer_than_lease_s)
     return made
 
@@ -158,6 +160,9 @@ def run_scenarios(kind: str, asked: list[str], times: int) -> None:
 
 
 def main() -> int:
+    run_guard.start()
+    if can_enter(Host(boot_id="another")):
+        leave_mounts()
     names = sorted({one.__name__ for kind in KINDS for _, some, _ in scenes_of(kind).values() for one in some})
     parser = argparse.ArgumentParser()
     parser.add_argument("--scenario", action="append", default=[], choices=["kills", *names], help="all if not given")

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import apsw
 import psycopg
-from tests.support.fleet import FAKETIME, LEASE_S, SCALED, Clock, Fleet, the_dead, wait_for
+from tests.support.fleet import FAKETIME, LEASE_S, SCALED, Clock, Fleet, own_network, the_dead, wait_for
 from tests.support.hosts import HERE, Host, Network, can_enter
 from tests.support.job_history import check_history
 from tests.support.network_proxy import Proxy
 from tests.support.postgres import PgServer, prepare_postgres, start_postgres
 from tests.support.postgres_cluster import Pair, Pooler, start_pair, start_pooler
+from tests.support.run_guard import folder_prefix
 
 from unstuck.client.job import Job
 from unstuck.domain.states import FINAL_STATES
@@ -68,7 +69,7 @@ class DisasterScene:
             if self.roads:
                 address = {"UNSTUCK_URL": f"{self.roads[n].url}?application_name=host-{n}"}
             if self.networks:
-                place = place._replace(network=self.networks[n].name)
+                place = place._replace(network=self.networks[n].path)
                 address = {"UNSTUCK_URL": self.fleet.url.replace("127.0.0.1", self.networks[n].here)}
             self.fleet.start("--concurrency", str(CONCURRENCY), wait=False, place=place, **address)
         for worker in self.fleet.workers:
@@ -356,8 +357,9 @@ def on_pair(folder: Path) -> Iterator[DisasterScene]:
 def on_networks(folder: Path) -> Iterator[DisasterScene]:
     """Default settings, so that the kernels' own timeouts are shorter than the lease as they are everywhere."""
     with ExitStack() as stack:
-        server = stack.enter_context(start_postgres("listen_addresses = '*'"))
-        networks = [stack.enter_context(Network()) for _ in range(WORKERS)]
+        hub = stack.enter_context(own_network())
+        networks = [stack.enter_context(hub.connect()) for _ in range(WORKERS)]
+        server = stack.enter_context(start_postgres(networks=networks))
         fleet = stack.enter_context(_fleet(server.new_ledger(), folder, {}))
         scene = DisasterScene(fleet, server=server, networks=networks)
         scene.start_workers()
@@ -390,8 +392,8 @@ def on_sqlite(folder: Path) -> Iterator[DisasterScene]:
 
 @contextmanager
 def small_disk(megabytes: int = 64) -> Iterator[Path]:
-    """Mount a small file system in memory."""
-    folder = Path(tempfile.mkdtemp(prefix="disk", dir="/tmp"))
+    """Mount a small file system in memory. The process has left the mounts of the machine, see `leave_mounts`."""
+    folder = Path(tempfile.mkdtemp(prefix=folder_prefix("disk"), dir="/tmp"))
     folder.chmod(0o755)
     try:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], check=True)
@@ -401,14 +403,6 @@ def small_disk(megabytes: int = 64) -> Iterator[Path]:
             subprocess.run(["umount", "--lazy", folder], check=True)
     finally:
         folder.rmdir()
-
-
-def can_mount() -> bool:
-    try:
-        with small_disk(1):
-            return True
-    except (OSError, subprocess.CalledProcessError):
-        return False
 
 
 @contextmanager

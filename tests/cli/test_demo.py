@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support.cli import COMMAND, Cli
+from tests.support.signals import OwnProcess
 
 from unstuck.demo.score import Audit, audit
 from unstuck.ledger.contract.workers import AttemptRef
@@ -97,7 +98,7 @@ def test_on_a_terminal_it_draws_and_ctrl_c_leaves_nothing_behind(tmp_path: Path)
         if "runner of w" not in seen:
             # Who is killed first is left to chance.
             seen += _read_until(master, "runner of w")
-        family = psutil.Process(process.pid).children(recursive=True)
+        family = OwnProcess(process.pid).children(recursive=True)
         assert len(family) >= 3
         process.send_signal(signal.SIGINT)
         rest = _read_until(master, "")

@@ -1,7 +1,6 @@
 """What runs for long: a worker, supervised workers, the reaper; started, asked and stopped like a user would."""
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from tests.support.cli import COMMAND, Cli
 from tests.support.fleet import wait_for
+from tests.support.signals import send_signal
 from tests.support.webhook_receiver import SECRET, receiving
 
 APP = """
@@ -149,7 +149,7 @@ def test_up_replaces_whoever_dies(shop: Cli) -> None:
     with running(shop, "up", "app:app", "--workers", "2", "--concurrency", "1") as process:
         wait_for(lambda: len(living(shop)) == 2, "two living workers")
         victim = living(shop)[0]
-        os.kill(int(str(victim["pid"])), signal.SIGKILL)
+        send_signal(int(str(victim["pid"])), signal.SIGKILL)
         wait_for(lambda: len([w for w in living(shop) if w["id"] != victim["id"]]) == 2, "a replacement")
         dead = [worker for worker in shop.run("workers", "--json").json if worker["id"] == victim["id"]]
         assert dead[0]["state"] == "dead"

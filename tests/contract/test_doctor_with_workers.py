@@ -38,11 +38,13 @@ def other_host(name: str, command: list[str]) -> list[str]:
     return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name, *command]
 
 
-def can_rename_hosts() -> bool:
-    if shutil.which("unshare") is None or shutil.which("hostname") is None:
-        return False
-    tried = subprocess.run(other_host("elsewhere", ["true"]), capture_output=True, check=False)
-    return tried.returncode == 0
+@pytest.fixture(scope="module")
+def renamed_hosts() -> None:
+    if shutil.which("unshare") and shutil.which("hostname"):
+        tried = subprocess.run(other_host("elsewhere", ["true"]), capture_output=True, check=False)
+        if tried.returncode == 0:
+            return
+    pytest.skip("may not make a host of another name (unshare --uts)")
 
 
 def doctor(url: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -75,7 +77,7 @@ def test_the_clock_of_this_host_is_off(fleet: Fleet, off_s: int) -> None:
 
 
 @needs_faketime
-@pytest.mark.skipif(not can_rename_hosts(), reason="may not make a host of another name (unshare --uts)")
+@pytest.mark.usefixtures("renamed_hosts")
 def test_a_worker_on_a_host_with_a_wrong_clock_is_named_and_works_all_the_same(fleet: Fleet) -> None:
     log = (fleet.folder / "far-away.log").open("wb")
     command = [sys.executable, "-m", "unstuck.cli.main", "worker", "tests.crash.apps.tasks:app"]

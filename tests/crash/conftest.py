@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import run_guard
 from tests.support.fleet import Fleet, WorkerProcess, wait_for
 from tests.support.hosts import Host
 from tests.support.sqlite import ready_sqlite
@@ -58,6 +59,7 @@ def memory_cgroup() -> Iterator[Path]:
     group = own / f"unstuck-test-{os.getpid()}-{time.monotonic_ns()}"
     if not cgroups.make_cgroup(group):
         pytest.skip(f"{own} may not be divided")
+    run_guard.note(group)
     (group / "memory.limit_in_bytes").write_text(str(CGROUP_MB << 20))
     yield group
     wait_for(lambda: cgroups.remove_cgroup(group), "the cgroup to be empty")

@@ -13,11 +13,10 @@ from tests.support.fleet import (
     begin,
     begin_on_each,
     needs_faketime,
-    needs_other_hosts,
     start_with_clock,
     the_dead,
 )
-from tests.support.hosts import Host
+from tests.support.hosts import Host, needs_other_hosts
 
 pytestmark = [needs_faketime, needs_other_hosts]
 

@@ -1,6 +1,5 @@
 """Whoever dies below a worker takes along what was below it, and nothing stays behind."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.fleet import wait_for
 from tests.support.runner_pool import APP, RunnerPoolHarness, frame, gone_within, house, read_pid
+from tests.support.signals import send_signal
 
 from unstuck import host
 from unstuck.domain.endings import Succeeded
@@ -104,7 +104,7 @@ def test_a_killed_nursery_takes_its_runners_along_and_can_be_replaced(home: Runn
     wait_for((tmp_path / "daemon.entered").exists, "the daemon is there")
     pids = [home.born(runner) for runner in runners]
     nursery, _ = home.trace.fork_server()
-    os.kill(nursery, signal.SIGKILL)
+    send_signal(nursery, signal.SIGKILL)
     assert home.wait_event(ForkServerDied).cause == "killed by SIGKILL (signal 9)"
     exits = sorted((home.wait_event(RunnerExit) for _ in pids), key=lambda found: found.slot)
     assert [(found.pid, found.entered) for found in exits] == [(pids[0], 1), (pids[1], 3)]
@@ -138,12 +138,12 @@ def test_a_runner_ends_itself_when_even_its_nursery_is_frozen(plain: RunnerPoolH
     pid = plain.born(runner)
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
     nursery, _ = plain.trace.fork_server()
-    os.kill(nursery, signal.SIGSTOP)
+    send_signal(nursery, signal.SIGSTOP)
     try:
         plain.trace.set_lease_end(0, host.boottime_s() + 0.1)
         assert gone_within(pid, 3)
     finally:
-        os.kill(nursery, signal.SIGCONT)
+        send_signal(nursery, signal.SIGCONT)
 
 
 def test_the_pulse_beats_and_stops_inside_c_code(plain: RunnerPoolHarness, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ with house(folder, cgroup=sys.argv[2] == "cgroup") as home:
     first.send([frame(1, "leave_daemon", str(folder / "daemon"), "wait")])
     second.send([frame(2, "hold_the_gil", 600, str(folder / "in"))])
     home.born(second)
-    Path(folder, "family.new").write_text(f"{home.trace.nursery()[0]} {home.born(first)} {home.born(second)}")
+    Path(folder, "family.new").write_text(f"{home.trace.fork_server()[0]} {home.born(first)} {home.born(second)}")
     Path(folder, "trace").symlink_to(home.trace.path)
     Path(folder, "family.new").rename(folder / "family")
     time.sleep(600)
@@ -206,7 +206,7 @@ def test_what_is_left_when_nobody_could_clean_up_is_found_by_its_mark(
     worker: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     nursery, *_ = below(tmp_path)
-    os.kill(nursery, signal.SIGSTOP)
+    send_signal(nursery, signal.SIGSTOP)
     worker.kill()
     assert leftovers.kill(str((tmp_path / "trace").resolve())).all_gone
     assert all(gone_within(pid, 1) for pid in below(tmp_path))

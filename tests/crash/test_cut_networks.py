@@ -12,11 +12,11 @@ from tests.support.fleet import (
     assert_no_worker_declared_dead,
     assert_one_attempt_each,
     begin,
-    needs_other_hosts,
     overlap_s,
+    own_network,
     wait_for,
 )
-from tests.support.hosts import Host, Network, needs_networks
+from tests.support.hosts import Host, needs_networks, needs_other_hosts
 from tests.support.network_proxy import Proxy
 from tests.support.postgres import start_postgres
 
@@ -97,15 +97,15 @@ def test_after_a_longer_cut_the_second_attempt_begins_only_when_the_first_was_st
 @pytest.mark.parametrize("lost", ["requests", "answers", "both"])
 def test_packets_vanish_for_20_seconds_with_default_settings(tmp_path: Path, lost: str) -> None:
     """Both kernels give up the connection by themselves, the server's after 13 to 15 s of a lease of 30 s."""
-    with start_postgres("listen_addresses = '*'") as server, Network() as network:
+    with own_network() as hub, hub.connect() as network, start_postgres(networks=[network]) as server:
         url = server.new_ledger()
         fleet = Fleet(url, tmp_path)
         try:
             address = url.replace("127.0.0.1", network.here)
-            place = Host(host="far", network=network.name)
+            place = Host(host="far", network=network.path)
             far_id = fleet.start("--concurrency", "1", place=place, UNSTUCK_URL=address).id
             job, notes = begin(fleet, "nap", 35.0, "notes")
-            fleet.start("--concurrency", "1", place=Host(host="near"))
+            fleet.start("--concurrency", "1", place=Host(host="near", network=hub.path))
             network.cut(requests=lost != "answers", answers=lost != "requests")
 
             def long_enough() -> bool:
@@ -123,14 +123,14 @@ def test_packets_vanish_for_20_seconds_with_default_settings(tmp_path: Path, los
 @pytest.mark.long
 @needs_networks
 def test_packets_vanish_for_longer_than_the_default_lease(tmp_path: Path) -> None:
-    with start_postgres("listen_addresses = '*'") as server, Network() as network:
+    with own_network() as hub, hub.connect() as network, start_postgres(networks=[network]) as server:
         url = server.new_ledger()
         fleet = Fleet(url, tmp_path)
         try:
             address = url.replace("127.0.0.1", network.here)
-            fleet.start("--concurrency", "1", place=Host(host="far", network=network.name), UNSTUCK_URL=address)
+            fleet.start("--concurrency", "1", place=Host(host="far", network=network.path), UNSTUCK_URL=address)
             job, notes = begin(fleet, "tick_once_then_quick", 120.0, "notes")
-            fleet.start("--concurrency", "1", place=Host(host="near"))
+            fleet.start("--concurrency", "1", place=Host(host="near", network=hub.path))
             network.cut()
             assert job.result(timeout=90) == "quick"
             assert overlap_s(notes) < 0, "both attempts ran at once"

@@ -14,10 +14,9 @@ from tests.support.fleet import (
     assert_one_attempt_each,
     begin,
     begin_on_each,
-    needs_other_hosts,
     wait_for,
 )
-from tests.support.hosts import Host
+from tests.support.hosts import Host, needs_other_hosts
 from tests.support.job_history import check_history
 from tests.support.network_proxy import Proxy
 from tests.support.postgres_cluster import Pair, start_pair

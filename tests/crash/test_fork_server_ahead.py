@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from tests.crash.conftest import MakeFleet
 from tests.support.fleet import Fleet, WorkerProcess, wait_for
+from tests.support.signals import OwnProcess
 
 from unstuck.runner.containment import MARK_VARIABLE
 
@@ -66,7 +66,7 @@ def test_it_ends_with_a_worker_that_never_used_it(make_fleet: MakeFleet, tmp_pat
     wait_for(lambda: not any(one.is_running() for one in idle), "the fork server to end")
 
 
-def cmdline(process: psutil.Process) -> bytes:
+def cmdline(process: OwnProcess) -> bytes:
     try:
         return Path(f"/proc/{process.pid}/cmdline").read_bytes()
     except OSError:

@@ -1,6 +1,5 @@
 """A process is frozen at the wrong moment and wakes late."""
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -18,13 +17,12 @@ from tests.support.fleet import (
     assert_one_attempt_each,
     begin,
     begin_on_each,
-    needs_other_boots,
-    needs_other_hosts,
     the_dead,
     wait_for,
 )
-from tests.support.hosts import Host
+from tests.support.hosts import Host, needs_other_boots, needs_other_hosts
 from tests.support.network_proxy import Proxy
+from tests.support.signals import OwnProcess, send_signal
 from tests.support.sqlite import ready_sqlite
 
 from unstuck.domain.liveness import Detector
@@ -76,7 +74,7 @@ def test_only_the_worker_is_frozen_and_the_nursery_ends_its_runners(make_fleet: 
     assert job.result(timeout=30) == "quick"
     # Its lease ended before the job was given away, and the nursery saw to it.
     assert not _alive(runner.pid)
-    os.kill(frozen.pid, signal.SIGCONT)
+    send_signal(frozen.pid, signal.SIGCONT)
 
 
 def test_a_worker_frozen_inside_a_write_does_not_stop_the_others(make_fleet: MakeFleet, url: str) -> None:
@@ -254,7 +252,7 @@ def test_a_worker_cut_off_stops_its_job_before_somebody_else_begins_it(
         notes = tmp_path / "notes"
         job = fleet.task("nap_once_then_quick").enqueue(60.0, str(notes))
         wait_for(lambda: notes.exists() and "\n" in notes.read_text(), "the first attempt to begin")
-        first_runner = psutil.Process(int(notes.read_text().split()[1]))
+        first_runner = OwnProcess(int(notes.read_text().split()[1]))
         fleet.start("--concurrency", "1")
         proxy.cut()
         wait_for(lambda: notes.read_text().count("begun") == 2, "the second attempt to begin")

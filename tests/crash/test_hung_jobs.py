@@ -7,6 +7,7 @@ import psutil
 import pytest
 from tests.crash.conftest import MakeFleet
 from tests.support.fleet import Fleet, wait_for
+from tests.support.signals import OwnProcess
 
 from unstuck import DeadlineExceeded, JobCancelled, JobQuarantined, OutOfMemory, Stalled, WorkerCrashed
 from unstuck.domain.autopsy import Autopsy, DeathKind
@@ -225,7 +226,7 @@ def test_a_worker_that_waits_for_a_job_to_stop_does_not_spin(make_fleet: MakeFle
     wait_for(lambda: "broke a limit" in worker.said(), "the job to be stopped")
 
     def cpu_s() -> float:
-        times = psutil.Process(worker.pid).cpu_times()
+        times = OwnProcess(worker.pid).cpu_times()
         return times.user + times.system
 
     before_s, began_s = cpu_s(), time.monotonic()

@@ -15,6 +15,7 @@ from tests.crash.conftest import MakeFleet
 from tests.support import processes
 from tests.support.fleet import ROOT, TASKS, Fleet, wait_for
 from tests.support.job_history import check_history
+from tests.support.signals import OwnProcess
 
 from unstuck.domain.states import AttemptState, JobState
 
@@ -148,7 +149,7 @@ def test_a_job_whose_runner_we_killed_is_handed_in_by_its_policy_and_never_given
     notes = tmp_path / "notes"
     job = fleet.task(task).enqueue(60.0, str(notes))
     wait_for(lambda: notes.exists() and "\n" in notes.read_text(), "the job to begin")
-    runner = psutil.Process(int(notes.read_text().split()[1]))
+    runner = OwnProcess(int(notes.read_text().split()[1]))
     meddle(f"worker_id = 'somebody else' where id = {job.id}")
     wait_for(lambda: "Stopping an attempt that was superseded" in worker.said(), "the comparison")
     wait_for(lambda: not runner.is_running() or runner.status() == psutil.STATUS_ZOMBIE, "the end of the runner")

@@ -1,7 +1,6 @@
 """What happens to jobs and workers is counted once, whoever saw it, and can be scraped."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.crash.conftest import MakeFleet
 from tests.support.fleet import ROOT, Fleet, WorkerProcess, wait_for
 from tests.support.http_server import serving
+from tests.support.signals import send_signal
 
 from unstuck import TaskFailed
 
@@ -74,7 +74,7 @@ def test_jobs_deaths_retries_and_beats_are_counted_once_and_scraped(make_fleet: 
     with pytest.raises(TaskFailed):
         fleet.task("fail").enqueue().result(timeout=60)
     died, runner = fleet.begin("nap", 60)
-    os.kill(runner, signal.SIGKILL)
+    send_signal(runner, signal.SIGKILL)
     fleet.wait_final(died)
     with serving(url) as client:
         samples = wait_counted(lambda: scraped(client), "unstuck_jobs_ended_total", 27)

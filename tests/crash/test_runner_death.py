@@ -1,6 +1,5 @@
 """A runner dies in the middle of a job."""
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.crash.conftest import MakeFleet, started_in
 from tests.support.fleet import Fleet, at_best
+from tests.support.signals import send_signal
 
 from unstuck import JobQuarantined, OutOfMemory, TaskFailed, WorkerCrashed
 from unstuck.client.job import Job
@@ -25,7 +25,7 @@ def test_a_killed_runner_is_settled_in_half_a_second_and_its_siblings_are_untouc
         victim, runner = fleet.begin("nap", 60)
         fleet.task("add").enqueue_many([(n, n) for n in range(50)])
         killed_s = time.monotonic()
-        os.kill(runner, signal.SIGKILL)
+        send_signal(runner, signal.SIGKILL)
         took_s = fleet.wait_final(victim) - killed_s
         with pytest.raises(WorkerCrashed, match="Worker died unexpectedly") as caught:
             victim.result(timeout=5)

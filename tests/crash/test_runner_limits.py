@@ -2,18 +2,21 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.support.fleet import wait_for
 from tests.support.runner_pool import RunnerPoolHarness, frame, gone_within, house, read_pid
+from tests.support.signals import OwnProcess, send_signal
 
 from unstuck.domain.endings import Raised, Succeeded
 from unstuck.runner import cgroups
 from unstuck.runner.linux import OOM_SCORE
 
+ROOT = Path(__file__).resolve().parents[2]
 MOST = 40
 FILES = 200
 
@@ -43,8 +46,8 @@ def home(
         yield built
 
 
-def below(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+def below(pid: int) -> list[OwnProcess]:
+    return OwnProcess(pid).children(recursive=True)
 
 
 # Processes ------------------------------------------------------------------------------------
@@ -170,25 +173,32 @@ def test_the_kernel_takes_a_job_before_its_runner_s_worker(home: RunnerPoolHarne
     assert score(home.trace.fork_server()[0]) == score(os.getpid())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root cannot take a score back")
+LIKELY_VICTIM = """
+import sys
+from pathlib import Path
+from tests.support.runner_pool import house
+from unstuck.domain.endings import Succeeded
+
+Path("/proc/self/oom_score_adj").write_text("700")  # as a container may have it
+with house(Path(sys.argv[1])) as crowded:
+    runner = crowded.bench.start_runner(0, "sync")
+    text = "open('/proc/self/oom_score_adj').read().strip()"
+    assert crowded.run(runner, "result_of", text).outcome == Succeeded(b'"800"')
+"""
+
+
 def test_where_everybody_is_a_likely_victim_a_runner_is_a_likelier_one(tmp_path: Path) -> None:
-    own = Path("/proc/self/oom_score_adj")
-    before = own.read_text()
-    try:
-        own.write_text("700")  # as a container may have it; it can be lowered again by root alone
-        with house(tmp_path) as crowded:
-            runner = crowded.bench.start_runner(0, "sync")
-            text = "open('/proc/self/oom_score_adj').read().strip()"
-            assert crowded.run(runner, "result_of", text).outcome == Succeeded(b'"800"')
-    finally:
-        own.write_text(before)
+    done = subprocess.run(
+        [sys.executable, "-c", LIKELY_VICTIM, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_plain_kill_is_no_death_by_memory(home: RunnerPoolHarness, tmp_path: Path) -> None:
     runner = home.bench.start_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
-    os.kill(home.born(runner), signal.SIGKILL)
+    send_signal(home.born(runner), signal.SIGKILL)
     found = home.exit_of(runner)
     assert (found.cause, found.oom, found.oom_sure, found.oom_words) == (
         "killed by SIGKILL (signal 9)",

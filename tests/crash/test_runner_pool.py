@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.fleet import wait_for
 from tests.support.runner_pool import APP, RunnerPoolHarness, frame, gone_within, house, read_pid
+from tests.support.signals import send_signal
 
 from unstuck import host
 from unstuck.config import Settings
@@ -41,7 +42,7 @@ def test_a_killed_runner_is_told_with_the_attempt_it_was_in(plain: RunnerPoolHar
     pid = plain.born(runner)
     assert plain.trace.entered(0) == 8
     assert plain.trace.occupant(0)[0] == pid
-    os.kill(pid, signal.SIGKILL)
+    send_signal(pid, signal.SIGKILL)
     found = plain.exit_of(runner)
     assert (found.slot, found.pid, found.cause) == (0, pid, "killed by SIGKILL (signal 9)")
     assert (found.signal, found.exit_code, found.entered) == (9, None, 8)
@@ -90,7 +91,7 @@ def test_a_sigterm_to_everybody_is_for_the_worker_to_obey(plain: RunnerPoolHarne
     loop.send([frame(2, "asay", "x", 0.2)])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
     for pid in (plain.trace.fork_server()[0], plain.born(runner), plain.born(loop)):
-        os.kill(pid, signal.SIGTERM)
+        send_signal(pid, signal.SIGTERM)
     (tmp_path / "go").touch()
     assert plain.finish(runner)[0].outcome == Succeeded(b"null")
     assert isinstance(plain.finish(loop)[0].outcome, Succeeded)
@@ -218,12 +219,12 @@ def test_a_dead_runner_gives_back_what_was_still_buffered_here(plain: RunnerPool
 def test_async_jobs_that_never_left_come_back(plain: RunnerPoolHarness) -> None:
     loop = plain.bench.start_runner(0, "async")
     assert plain.run(loop, "asay", "up").stdout == b"up\n"
-    os.kill(plain.born(loop), signal.SIGSTOP)
+    send_signal(plain.born(loop), signal.SIGSTOP)
     loop.send([frame(token, "asay", "x" * 500_000) for token in range(1, 21)])
     back = loop.take_back()
     assert back == list(range(21 - len(back), 21))
     assert 15 <= len(back) <= 20
-    os.kill(plain.born(loop), signal.SIGCONT)
+    send_signal(plain.born(loop), signal.SIGCONT)
     assert len(plain.finish(loop, 20 - len(back))) == 20 - len(back)
 
 
@@ -289,7 +290,7 @@ def test_an_app_that_cannot_be_forked_is_spawned_and_says_why(tmp_path: Path, li
         assert home.exit_of(runner).cause == "exited with code 7"
         assert gone_within(read_pid(tmp_path / "daemon"), 1)
         nursery, _ = home.trace.fork_server()
-        os.kill(nursery, signal.SIGKILL)
+        send_signal(nursery, signal.SIGKILL)
         home.wait_event(ForkServerDied)
         assert gone_within(home.born(loop), 1)
 
@@ -375,15 +376,15 @@ def test_a_job_that_ended_just_before_it_was_cancelled_does_not_take_the_next_on
 def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_failed(tmp_path: Path) -> None:
     for fate in (Died("drain", counts=False, drained=True), Overran("too long"), Died("lease", counts=False)):
         with shift(tmp_path) as at_work:
-            wait_for(lambda at=at_work: at.house.trace.nursery()[0], "the nursery to be equipped")  # type: ignore[misc]
+            wait_for(lambda at=at_work: at.house.trace.fork_server()[0], "the nursery to be equipped")  # type: ignore[misc]
             nursery = at_work.house.trace.fork_server()[0]
-            os.kill(nursery, signal.SIGSTOP)
+            send_signal(nursery, signal.SIGSTOP)
             try:
                 held_job = at_work.hold("add", 1, 2)
                 at_work.give(held_job)
                 at_work.runners.stop(held_job.token, fate, DeathKind.LEASE, host.boottime_s())
             finally:
-                os.kill(nursery, signal.SIGCONT)
+                send_signal(nursery, signal.SIGCONT)
             assert list(at_work.runners.ready) == [held_job]
             assert not at_work.outbox.endings
             at_work.runners.feed(0)
@@ -394,7 +395,7 @@ def test_a_frozen_nursery_is_replaced_and_the_job_runs(tmp_path: Path, monkeypat
     monkeypatch.setattr("unstuck.worker.pool.BIRTH_S", 0.2)
     with shift(tmp_path) as at_work:
         wait_for(lambda: at_work.house.trace.fork_server()[0], "the nursery to be equipped")
-        os.kill(at_work.house.trace.fork_server()[0], signal.SIGSTOP)
+        send_signal(at_work.house.trace.fork_server()[0], signal.SIGSTOP)
         held_job = at_work.hold("add", 1, 2)
         at_work.give(held_job)
         at_work.until(lambda: held_job in at_work.runners.ready, "the job to come back from the frozen nursery")
@@ -411,7 +412,7 @@ def test_a_frozen_nursery_is_left_alone_while_others_work(tmp_path: Path, monkey
         at_work.give(working)
         at_work.entered(working)
         nursery = at_work.house.trace.fork_server()[0]
-        os.kill(nursery, signal.SIGSTOP)
+        send_signal(nursery, signal.SIGSTOP)
         try:
             held_job = at_work.hold("add", 1, 2)
             at_work.give(held_job)
@@ -419,20 +420,20 @@ def test_a_frozen_nursery_is_left_alone_while_others_work(tmp_path: Path, monkey
             go_on.touch()
             at_work.until(lambda: at_work.outbox.done, "the other to end undisturbed")
         finally:
-            os.kill(nursery, signal.SIGCONT)
+            send_signal(nursery, signal.SIGCONT)
 
 
 def test_a_runner_killed_by_a_drain_before_it_began_gives_its_job_back(tmp_path: Path) -> None:
     with shift(tmp_path) as at_work:
         wait_for(lambda: at_work.house.trace.fork_server()[0], "the nursery to be equipped")
         nursery = at_work.house.trace.fork_server()[0]
-        os.kill(nursery, signal.SIGSTOP)
+        send_signal(nursery, signal.SIGSTOP)
         try:
             held_job = at_work.hold("add", 1, 2)
             at_work.give(held_job)
             at_work.runners.kill_all(Died("drain", counts=False, drained=True))
         finally:
-            os.kill(nursery, signal.SIGCONT)
+            send_signal(nursery, signal.SIGCONT)
         at_work.until(lambda: at_work.runners.ready or at_work.outbox.done or at_work.outbox.endings, "its end")
         assert not at_work.outbox.endings
 

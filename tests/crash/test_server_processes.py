@@ -1,6 +1,5 @@
 """`unstuck serve --processes N`: several processes on one socket that die, are replaced, and end together."""
 
-import os
 import re
 import signal
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 from tests.support.fleet import wait_for
 from tests.support.http_server import PATIENCE_S, Served, serve
 from tests.support.postgres import PgServer
+from tests.support.signals import OwnProcess, send_signal
 from tests.support.sqlite import ready_sqlite
 
 from unstuck.config import Settings
@@ -32,7 +32,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def children(served: Served) -> set[int]:
-    return {child.pid for child in psutil.Process(served.process.pid).children()}
+    return {child.pid for child in OwnProcess(served.process.pid).children()}
 
 
 def fresh(served: Served, method: str, path: str, **more: Any) -> httpx.Response:
@@ -49,7 +49,7 @@ def test_a_killed_process_is_replaced_and_explained_and_all_end_together(url: st
         seen = {found[1] for _ in range(8) if (found := re.search(r'name="csrf" content="([^"]+)"', page(served)))}
         assert len(seen) == 1
         victim = min(before)
-        os.kill(victim, signal.SIGKILL)
+        send_signal(victim, signal.SIGKILL)
         assert all(fresh(served, "GET", "/healthz").status_code == 200 for _ in range(10))
         wait_for(lambda: len(children(served)) == 2 and victim not in children(served), "a new process")
         assert "ended unexpectedly" in served.said()
@@ -93,16 +93,9 @@ def test_whatever_process_is_asked_a_worker_goes_on_where_it_was(url: str) -> No
 def test_processes_do_not_outlive_their_parent(tmp_path: Path) -> None:
     with serve(ready_sqlite(tmp_path), "--processes", "2") as served:
         wait_for(lambda: len(children(served)) == 2, "two processes")
-        family = children(served)
+        family = OwnProcess(served.process.pid).children()
         served.process.kill()
-        wait_for(lambda: not any(alive(pid) for pid in family), "the end of its processes")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        wait_for(lambda: all(process.ended for process in family), "the end of its processes")
 
 
 def test_the_limit_of_a_caller_is_one_for_all_processes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support.fleet import ROOT, wait_for
+from tests.support.signals import OwnProcess
 
 from unstuck.config import Settings
 from unstuck.domain.states import WorkerState
@@ -73,7 +74,7 @@ class Service:
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
+            for child in OwnProcess(self.process.pid).children(recursive=True):
                 try:
                     child.kill()
                 except psutil.NoSuchProcess:
@@ -118,7 +119,7 @@ def test_a_frozen_supervisor_gives_no_sign_of_life(service: Service) -> None:
     service.wait_heard("READY=1")
     # Its worker lives on; it has no right to speak for the supervisor, and does not know the address.
     process.send_signal(signal.SIGSTOP)
-    wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the freeze")
+    wait_for(lambda: OwnProcess(process.pid).status() == psutil.STATUS_STOPPED, "the freeze")
     service.listen().clear()
     beat = service.active()[0].last_seen_at
     wait_for(lambda: service.active() and service.active()[0].last_seen_at > beat, "a beat of its worker")
@@ -161,7 +162,7 @@ def test_as_process_1_it_reaps_orphans_replaces_the_dead_and_heeds_sigterm(servi
         pytest.skip("this user may not make a pid namespace (needs unshare, nsenter and CAP_SYS_ADMIN)")
     outside = service.start("up", "service_app:app", before=("unshare", "--pid", "--fork", "--mount-proc"))
     wait_for(lambda: service.active(), "a worker in the namespace")
-    [first] = psutil.Process(outside.pid).children()
+    [first] = OwnProcess(outside.pid).children()
     assert Path(f"/proc/{first.pid}/status").read_text().partition("NSpid:")[2].split()[1] == "1"
     # An orphan of somebody else, as `docker exec` leaves them: nobody but process 1 can bury it.
     enter = ["nsenter", "--target", str(first.pid), "--pid", "--mount", "sh", "-c"]

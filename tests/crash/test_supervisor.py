@@ -16,6 +16,7 @@ import psutil
 import pytest
 from tests.crash.conftest import MakeFleet
 from tests.support.fleet import ROOT, TASKS, Fleet, wait_for
+from tests.support.signals import OwnProcess, send_signal, signal_group
 
 from unstuck.config import Settings
 from unstuck.domain.liveness import Detector
@@ -57,7 +58,7 @@ class Up:
         return wait_for(all_there, f"{self.workers} supervised workers")
 
     def close(self) -> None:
-        family = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        family = OwnProcess(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         for process in family:
             try:
                 process.kill()
@@ -85,7 +86,7 @@ def test_a_killed_worker_is_buried_by_its_supervisor_and_replaced(fleet: Fleet, 
     [victim] = up.active()
     fails, _ = fleet.begin("nap", 600.0)
     killed_s = time.monotonic()
-    os.kill(victim.pid, signal.SIGKILL)
+    send_signal(victim.pid, signal.SIGKILL)
     settled_s = fleet.wait_final(fails)
     assert settled_s - killed_s < 20.0, "by the lease alone it would take half a minute"
     record = fleet.ledger.job(fails.id)
@@ -112,7 +113,7 @@ def test_how_a_worker_ended_is_known_also_where_a_neighbour_saw_it_first(fleet: 
     up = start(started, fleet)
     fleet.start("--queues", "other")
     [victim] = [worker for worker in up.active() if "other" not in worker.queues or len(worker.queues) > 1]
-    os.kill(victim.pid, signal.SIGKILL)
+    send_signal(victim.pid, signal.SIGKILL)
 
     def explained() -> bool:
         dead = next(worker for worker in fleet.ledger.workers() if worker.id == victim.id)
@@ -126,7 +127,7 @@ def test_a_job_that_may_be_retried_is_finished_by_the_replacement(fleet: Fleet, 
     up = start(started, fleet)
     [victim] = up.active()
     job, _ = fleet.begin("nap_once_then_quick", 600.0)
-    os.kill(victim.pid, signal.SIGKILL)
+    send_signal(victim.pid, signal.SIGKILL)
     job.result(timeout=30)
     assert fleet.state(job) is JobState.SUCCEEDED
 
@@ -149,7 +150,7 @@ def test_ctrl_c_at_the_terminal_reaches_each_worker_once(fleet: Fleet, started: 
     up = start(started, fleet)
     job, _ = fleet.begin("nap", 1.5)
     # A terminal signals the whole foreground group; a worker that got it twice would hurry and kill the job.
-    os.killpg(up.process.pid, signal.SIGINT)
+    signal_group(up.process.pid, signal.SIGINT)
     assert up.process.wait(30) == 0, up.log.read_text()
     assert fleet.state(job) is JobState.SUCCEEDED
 
@@ -172,7 +173,7 @@ def test_when_the_supervisor_is_killed_its_workers_drain(fleet: Fleet, started: 
     up = start(started, fleet, workers=2)
     job, _ = fleet.begin("nap", 1.0)
     pids = [worker.pid for worker in up.active()]
-    os.kill(up.process.pid, signal.SIGKILL)
+    up.process.kill()
     up.process.wait(10)
     wait_for(
         lambda: {worker.state for worker in fleet.ledger.workers()} == {WorkerState.STOPPED}, "both workers drained"
@@ -280,8 +281,8 @@ def test_what_a_dead_worker_left_behind_is_killed(supervise: Make, tmp_path: Pat
         f"pathlib.Path({str(note)!r}).write_text(str(child.pid)); time.sleep(600)"
     )
     wait_for(lambda: note.exists() and note.read_text(), "an orphan to be")
-    orphan = psutil.Process(int(note.read_text()))
-    [worker] = [child for child in psutil.Process(up.process.pid).children() if child.pid != orphan.pid]
+    orphan = OwnProcess(int(note.read_text()))
+    [worker] = [child for child in OwnProcess(up.process.pid).children() if child.pid != orphan.pid]
     worker.kill()
     wait_for(lambda: not orphan.is_running(), "the orphan gone")
     assert "killed by SIGKILL" in up.log.read_text()
@@ -349,15 +350,15 @@ def test_a_place_is_hopeless_only_if_nothing_ever_stood_there() -> None:
     assert not once.hopeless
 
 
-def door_of(supervisor: int) -> psutil.Process | None:
+def door_of(supervisor: int) -> OwnProcess | None:
     try:
-        children = psutil.Process(supervisor).children()
+        children = OwnProcess(supervisor).children()
         return next((child for child in children if "serve" in child.cmdline()), None)
     except psutil.NoSuchProcess:
         return None
 
 
-def answers(door: psutil.Process | None) -> str:
+def answers(door: OwnProcess | None) -> str:
     """Give the address at which a web door answers, or nothing."""
     if door is None:
         return ""

@@ -1,7 +1,6 @@
 """The next version migrates the tables while processes of the last release run: they are our own code here."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from tests.crash.conftest import MakeFleet
 from tests.crash.test_supervisor import Up
 from tests.support.fleet import ROOT, Fleet, wait_for
 from tests.support.next_release import migrate_to_next
+from tests.support.signals import send_signal
 
 from unstuck.domain.states import JobState
 
@@ -62,7 +62,7 @@ def test_a_running_worker_finishes_its_job_and_goes_on_when_the_next_version_mig
 def test_a_worker_that_dies_after_the_migration_is_replaced_by_its_supervisor(fleet: Fleet, up: Up) -> None:
     [victim] = up.active()
     migrate_to_next(fleet.url)
-    os.kill(victim.pid, signal.SIGKILL)
+    send_signal(victim.pid, signal.SIGKILL)
     wait_for(lambda: [one for one in up.active() if one.pid != victim.pid], "a replacement")
     assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
 

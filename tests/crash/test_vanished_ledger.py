@@ -14,6 +14,7 @@ import pytest
 from tests.crash.conftest import MakeFleet
 from tests.crash.test_supervisor import Up, start, started
 from tests.support.fleet import ROOT, TASKS, Fleet, wait_for
+from tests.support.signals import send_signal
 from tests.support.sqlite import ready_sqlite
 
 from unstuck.config import Settings
@@ -104,7 +105,7 @@ def test_a_replacement_under_up_begins_no_ledger_of_its_own(fleet: Fleet, path: 
     moved = take_away(path)
     lock = path.with_name(path.name + "-lock")
     lock.unlink()
-    os.kill(victim.pid, signal.SIGKILL)
+    send_signal(victim.pid, signal.SIGKILL)
     wait_for(lambda: up.log.read_text().count(GONE) >= 2, "the replacement refuses, and so does the supervisor")
     assert not path.exists()
     put_back(moved)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from tests.crash.conftest import MakeFleet
 from tests.support.fleet import ROOT, TASKS, Fleet, wait_for
+from tests.support.signals import OwnProcess, send_signal
 
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import JobState, WorkerState
@@ -40,7 +41,7 @@ def up(make_fleet: MakeFleet, request: pytest.FixtureRequest) -> Iterator[tuple[
             stderr=subprocess.STDOUT,
         )
     yield fleet, log
-    family = psutil.Process(process.pid).children(recursive=True)
+    family = OwnProcess(process.pid).children(recursive=True)
     process.kill()
     process.wait(10)
     for child in family:
@@ -100,7 +101,7 @@ def test_a_worker_that_was_stopped_for_long_is_not_taken_for_hung(make_fleet: Ma
     # Another one declares it dead for its silence; the time itself must be longer than the watchdog's own limit.
     other = fleet.start("--concurrency", "1")
     wait_for(lambda: fleet_silence(fleet, before) > 8.0, "a long silence")
-    os.kill(worker.pid, signal.SIGCONT)
+    send_signal(worker.pid, signal.SIGCONT)
     wait_for(lambda: worker.process.poll() is not None or worker.id != before, "the one that was stopped to come back")
     assert worker.process.poll() is None, worker.said()
     other.stop()

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 from tests.crash.conftest import MakeFleet
 from tests.support.fleet import Fleet, at_best, wait_for
-from tests.support.hosts import Host, can_enter
+from tests.support.hosts import Host, needs_other_hosts
+from tests.support.signals import send_signal
 
 from unstuck import WorkerCrashed
 from unstuck.client.job import Job
@@ -151,11 +152,10 @@ def test_a_living_worker_whose_session_is_cut_is_not_taken_for_dead(ready_pg_url
 
 
 AWAY = Host(host="unstuck-away")
-needs_hosts = pytest.mark.skipif(not can_enter(AWAY), reason="needs root to give a process another host name")
 QUICK = {"heartbeat_interval": "200ms", "heartbeat_timeout": "1s"}
 
 
-@needs_hosts
+@needs_other_hosts
 def test_a_family_killed_alone_on_its_host_leaves_nothing_once_something_starts_there(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(**QUICK)
     survivor = fleet.start()
@@ -295,7 +295,7 @@ def test_the_page_stays_while_a_child_of_the_worker_lives_by_it(tmp_path: Path) 
     try:
         assert StatusPage.open_abandoned(page.path) is None
     finally:
-        os.kill(child, signal.SIGKILL)
+        send_signal(child, signal.SIGKILL)
         os.waitpid(child, 0)
     found = StatusPage.open_abandoned(page.path)
     assert found is not None

@@ -14,6 +14,7 @@ import pytest
 from tests.desktop.screen import QMessageBox, Screen
 from tests.mdp.broker import BrokerHarness, Played, notice, played
 from tests.support.fleet import TIMEOUT_S
+from tests.support.signals import send_signal
 
 from unstuck.desktop.app import DesktopApp
 from unstuck.errors import CallFailed
@@ -242,7 +243,7 @@ def test_nobody_is_there_then_a_worker_dies_then_another_does_it(
         screen.wait_for(lambda: desk.unserved_popup.box, "the same on the desktop")
 
         scene.worker("echo")
-        os.kill(scene.wait_begun("job").pid, signal.SIGKILL)
+        send_signal(scene.wait_begun("job").pid, signal.SIGKILL)
         crashed = screen.wait_for(lambda: client.crash_popup.box, "the popup of the crash")
         assert crashed.text() == (
             "A worker processing job 'echo' has crashed.\n\n"

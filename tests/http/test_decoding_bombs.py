@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from tests.support.decoding_bombs import MAX_BYTES, SIZE_BYTES, json_bombs
 from tests.support.http_server import SecuredServer, guarded_door
+from tests.support.signals import OwnProcess
 
 JSON = {"Content-Type": "application/json"}
 
@@ -27,7 +27,7 @@ def most_bytes(door: SecuredServer) -> int:
 
 
 def cpu_s(door: SecuredServer) -> float:
-    spent = psutil.Process(door.served.process.pid).cpu_times()
+    spent = OwnProcess(door.served.process.pid).cpu_times()
     return float(spent.user + spent.system)
 
 

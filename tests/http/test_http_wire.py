@@ -7,10 +7,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.support.fleet import wait_for
 from tests.support.http_server import PATIENCE_S, SecuredServer, guarded_door, raw, status_of
+from tests.support.signals import OwnProcess
 
 from unstuck.domain.api_tokens import Scope
 from unstuck.http.server import MAX_PIPELINED
@@ -127,7 +127,7 @@ def test_what_never_ends_is_cut_off_and_takes_no_memory(door: SecuredServer, wha
     if begin.startswith(("chunk", "trailer")):
         begun = head(door, "POST /api/v1/jobs HTTP/1.1", "Content-Type: application/json", "Transfer-Encoding: chunked")
         begun += {"chunks": b"1", "trailers": b"0\r\n", "trailer": b"0\r\nX: "}[begin]
-    process = psutil.Process(door.served.process.pid)
+    process = OwnProcess(door.served.process.pid)
     before = process.memory_info().rss
     sent = 0
     with connected(door) as line:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.fleet import ROOT, wait_for
 from tests.support.http_server import Served, serve
+from tests.support.signals import signal_group
 
 from unstuck.config import Settings
 from unstuck.domain.states import JobState, WorkerState
@@ -77,10 +78,7 @@ def example(command: list[str], port: int, log: Path, **environment: str) -> Ite
     try:
         yield process
     finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        signal_group(process.pid, signal.SIGKILL)
         process.wait(20)
 
 

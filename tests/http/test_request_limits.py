@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.support.fleet import wait_for
 from tests.support.http_server import PATIENCE_S, SecuredServer, guarded_door, raw, status_of
+from tests.support.signals import OwnProcess
 
 from unstuck.domain.api_tokens import Scope
 
@@ -114,7 +114,7 @@ def test_bodies_that_grow_in_memory_are_worked_on_a_few_at_a_time_and_their_memo
             return door.ask("POST", "/api/v1/jobs", token, content=large, headers=headers).status_code
 
         assert send() in (404, 422)
-        server = psutil.Process(door.served.process.pid)
+        server = OwnProcess(door.served.process.pid)
         before = server.memory_info().rss
         with ThreadPoolExecutor(40) as pool:
             answers = [pool.submit(send) for _ in range(40)]
@@ -357,7 +357,7 @@ def test_who_is_slow_to_say_what_they_want_is_hung_up_on_and_others_are_served(d
 
 def test_who_never_reads_an_answer_is_hung_up_on(door: SecuredServer) -> None:
     host, port = door.host.split(":")
-    server = psutil.Process(door.served.process.pid)
+    server = OwnProcess(door.served.process.pid)
     with socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         line.connect((host, int(port)))

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 
 import cbor2
-import psutil
 import zmq
 from tests.mdp.broker import DISCONNECT, HEARTBEAT, READY, REQUEST, Broker, RawClient, RawWorker
+from tests.support import run_guard
 from tests.support.fleet import TIMEOUT_S
+from tests.support.signals import OwnProcess
 
 MB = 1024 * 1024
 MAX_MEMORY_BYTES = 200 * MB
@@ -185,7 +186,7 @@ def ask_and_serve(client: RawClient, worker: RawWorker, service: bytes, said: by
 def run(broker: Broker, seconds: float, seed: int) -> dict[str, float]:
     """Fuzz a broker for so long; gives what was said and seen. Raises AssertionError when it failed somebody."""
     fuzz = Fuzz(broker.endpoint, seed)
-    process = psutil.Process(broker.process.pid)
+    process = OwnProcess(broker.process.pid)
     service = b"served-" + secrets.token_hex(4).encode()
     worker, client = RawWorker(broker.endpoint, service), RawClient(broker.endpoint)
     before = most = process.memory_info().rss
@@ -212,6 +213,7 @@ def run(broker: Broker, seconds: float, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
+    run_guard.start()
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))

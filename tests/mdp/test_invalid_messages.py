@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cbor2
-import psutil
 import pytest
 from tests.mdp.broker import CLIENT, READY, REPLY, SERVED_S, Broker, Peers, RawWorker, broker_on, running, serve_afresh
 from tests.support.decoding_bombs import colliding_map
 from tests.support.fleet import wait_for
+from tests.support.signals import OwnProcess
 
 from unstuck.client.doctor.examine import examine
 from unstuck.client.doctor.facts import gather
@@ -122,7 +122,7 @@ def test_frames_of_ten_megabytes_are_dropped_and_nothing_else(peers: Peers) -> N
 def test_a_client_that_never_reads_costs_the_others_nothing(peers: Peers) -> None:
     worker = peers.worker()
     deaf = peers.client(rcvhwm=1, rcvbuf=4096)
-    memory = psutil.Process(peers.broker.process.pid)
+    memory = OwnProcess(peers.broker.process.pid)
     before = memory.memory_info().rss
     for _ in range(150):
         deaf.ask(peers.service, b"x" * 100_000)

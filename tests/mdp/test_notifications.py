@@ -1,6 +1,5 @@
 """Who is told of deaths and empty benches, what, and how often: the rules one by one, and old clients hear nothing."""
 
-import os
 import secrets
 import signal
 import time
@@ -13,6 +12,7 @@ import cbor2
 import pytest
 from tests.mdp.broker import NO_WORKERS, WORKER_DIED, Broker, BrokerHarness, Peers, broker_on
 from tests.support.fleet import TIMEOUT_S, at_best, wait_for
+from tests.support.signals import send_signal
 
 from unstuck.domain.states import JobState
 from unstuck.errors import CallFailed
@@ -245,7 +245,7 @@ RETRIES = 3
 
 
 def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    send_signal(pid, signal.SIGKILL)
 
 
 def check_notice(notice: dict[str, Any], error: str, message: str) -> None:

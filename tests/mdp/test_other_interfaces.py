@@ -1,7 +1,6 @@
 """One ledger, several doors: Majordomo clients call Python tasks, Majordomo workers serve Python, people see both."""
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from tests.mdp.broker import BrokerHarness, as_cbor
 from tests.support import processes
 from tests.support.fleet import ROOT, TIMEOUT_S, wait_for
+from tests.support.signals import send_signal
 
 from unstuck import App
 from unstuck.domain.states import JobState
@@ -83,7 +83,7 @@ def test_people_are_told_the_truth_of_such_workers_and_jobs(scene: BrokerHarness
     assert (worker["door"], worker["state"], worker["pid"], worker["tasks"]) == ("mdp", "active", None, ["echo"])
     assert worker["name"] == "my-worker" or kind == "plain"
     assert worker["id"] in said(scene, "why", str(job.id)) or worker["name"] in said(scene, "why", str(job.id))
-    os.kill(begun.pid, signal.SIGKILL)
+    send_signal(begun.pid, signal.SIGKILL)
     client.next()
     dead = next(one for one in told(scene, "workers", "--all") if one["id"] == worker["id"])
     assert (dead["state"], dead["verdict"]["detector"]) == ("dead", "connection")

@@ -9,7 +9,6 @@ from collections import defaultdict
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-import psutil
 import psycopg
 import pytest
 import zmq
@@ -30,6 +29,7 @@ from tests.mdp.broker import (
 )
 from tests.support.fleet import TIMEOUT_S, wait_for
 from tests.support.postgres import PgServer
+from tests.support.signals import OwnProcess
 
 from unstuck.config import MdpSettings
 from unstuck.domain.states import FINAL_STATES, JobState
@@ -581,7 +581,7 @@ def test_a_socket_that_holds_too_much_begins_afresh_and_all_go_on(
 ) -> None:
     scene.kill_broker()
     scene.open(max_memory_bytes=LEAST_BYTES)
-    process = psutil.Process(scene.broker.pid)
+    process = OwnProcess(scene.broker.pid)
     gate = tmp_path / "gate"
     scene.worker("echo", *(["--plain"] if kind == "plain" else []))
     client = scene.client()

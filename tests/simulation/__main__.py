@@ -16,6 +16,7 @@ from tests.simulation.database import hosting
 from tests.simulation.known_bugs import MUTANTS
 from tests.simulation.scenario import Scenario
 from tests.simulation.world import LEDGERS, Result, draw_for, run_scenario
+from tests.support import run_guard
 
 SEEDS = 100_000
 
@@ -26,6 +27,7 @@ def main(arguments: list[str]) -> int:
         # The order of sets is drawn by Python itself, once for each process.
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *arguments])
+    run_guard.start()
     with hosting(options.ledger):
         return _run(options)
 

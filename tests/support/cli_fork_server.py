@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import Self
 
 _FORKER = """
-import contextlib, gc, json, os, sys
+import contextlib, gc, json, os, signal, sys
 import unstuck.ledger.sqlite.ledger
 import unstuck.ledger.postgres.ledger
 from unstuck.cli.main import main
+from unstuck.runner.linux import die_with_parent
 
 # Much is loaded with the first command only.
 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
     main(["job", "abc"])
 gc.freeze()
+server = os.getpid()
 
 for line in sys.stdin:
     ask = json.loads(line)
     pid = os.fork()
     if pid == 0:
+        if not die_with_parent(signal.SIGKILL, server):
+            os._exit(1)
         os.chdir(ask["folder"])
         os.environ.clear()
         os.environ.update(ask["environment"])

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 from tests.support import processes
-from tests.support.hosts import HERE, Host, can_enter
+from tests.support.hosts import HERE, Host, Hub
 from tests.support.postgres import PgServer, prepare_postgres
+from tests.support.run_guard import note_memory_of
+from tests.support.signals import OwnProcess, descendants
 
 from unstuck import App
 from unstuck.client.job import Job
@@ -81,20 +83,14 @@ class WorkerProcess:
         assert record is not None
         return record.id
 
-    def family(self) -> list[psutil.Process]:
-        """The worker, its nursery and its runners, eldest first."""
+    def family(self) -> list[OwnProcess]:
+        """Return the worker, its nursery and its runners, eldest first; nothing if the worker has ended."""
         try:
-            found = [psutil.Process(self.pid)]
+            return [OwnProcess(self.pid), *descendants(self.pid)] if self.process.poll() is None else []
         except psutil.NoSuchProcess:
             return []
-        # Grown while it is read: children follow their parents, and theirs follow them.
-        for process in found:
-            for pid in _children(process.pid):
-                with suppress(psutil.NoSuchProcess):
-                    found.append(psutil.Process(pid))
-        return found
 
-    def runners(self) -> list[psutil.Process]:
+    def runners(self) -> list[OwnProcess]:
         """Grandchildren: whom the nursery forked."""
         return self.family()[2:]
 
@@ -113,7 +109,7 @@ class WorkerProcess:
 
     def _stopped_at_rest(self, alone: bool) -> bool:
         self._signal(signal.SIGSTOP, alone)
-        wait_for(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED, "the worker to stand still")
+        wait_for(lambda: OwnProcess(self.pid).status() == psutil.STATUS_STOPPED, "the worker to stand still")
         path = self.fleet.url.removeprefix("sqlite://")
         if path == self.fleet.url:
             return True
@@ -149,17 +145,6 @@ class WorkerProcess:
         return self.log.read_text(errors="replace")
 
 
-def _children(pid: int) -> list[int]:
-    """Ask the kernel: to look for them among all processes of a busy machine takes a hundred times as long."""
-    found: list[int] = []
-    # The process may end at any moment, even while its threads are listed.
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-            with suppress(OSError):
-                found += [int(child) for child in thread.read_text().split()]
-    return sorted(found)
-
-
 class Fleet:
     """A ledger, an app on it in this process, and any number of workers in others."""
 
@@ -168,6 +153,8 @@ class Fleet:
         self.folder = folder
         self.environment = {f"UNSTUCK_{name.upper()}": str(value) for name, value in settings.items()}
         self.workers: list[WorkerProcess] = []
+        self._pages: set[Path] = set()
+        """What its workers keep in memory: one that is killed leaves it behind."""
         self._numbers = itertools.count()
         self.app = self._app(settings)
         self.ledger: Ledger = self.app.ledger
@@ -226,6 +213,7 @@ class Fleet:
             return record is not None and record.state is WorkerState.ACTIVE
 
         wait_for(active, f"worker {worker.pid} active")
+        self._pages |= note_memory_of(worker.pid)
 
     def state(self, job: Job) -> JobState:
         record = self.ledger.job(job.id)
@@ -252,20 +240,17 @@ class Fleet:
 
     def close(self) -> None:
         for worker in self.workers:
+            self._pages |= note_memory_of(worker.pid) if worker.process.poll() is None else set()
             worker.signal_family(signal.SIGCONT)
             worker.signal_family(signal.SIGKILL)
             worker.process.wait(10)
+        for page in self._pages:
+            page.unlink(missing_ok=True)
         self.app.close()
 
 
 FAKETIME = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), "")
 needs_faketime = pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
-needs_other_hosts = pytest.mark.skipif(
-    not can_enter(Host(host="elsewhere")), reason="may not give a process another host name (root, Linux)"
-)
-needs_other_boots = pytest.mark.skipif(
-    not can_enter(Host(boot_id="another")), reason="may not give a process another boot id (root, Linux)"
-)
 
 SCALED = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "4s", "check_interval": "0.25s", "session_grace": "0.5s"}
 """The default settings, about eight times as fast."""
@@ -303,6 +288,14 @@ def start_with_clock() -> Iterator[tuple[PgServer, Clock]]:
         server.environment = clock.environment
         server.start()
         yield server, clock
+
+
+@contextmanager
+def own_network() -> Iterator[Hub]:
+    """Move this thread into a network of its own as long as the block lasts."""
+    processes.start_server()  # Else it would be started in there, and stay.
+    with Hub() as hub:
+        yield hub
 
 
 def the_dead(fleet: Fleet) -> list[str]:

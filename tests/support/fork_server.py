@@ -15,11 +15,14 @@ import select
 import signal
 import socket
 import sys
+import time
+from typing import NoReturn
 
 from tests.support import fork_server_ahead
 from tests.support.hosts import Host
 
 from unstuck import failpoints
+from unstuck.runner import linux
 
 MAX_ASK_BYTES = 1 << 18
 LOADED = (
@@ -48,6 +51,10 @@ LOADED = (
     "unstuck.worker.main",
 )
 FIRST_OTHER_FD = 3
+END = b"end"
+"""In place of an ask: the run is over. If the socket closes without it, the run was killed."""
+GUARD_S = 20.0
+"""How long the guard of a run may take before its processes end without it."""
 
 
 def main() -> None:
@@ -63,6 +70,7 @@ def main() -> None:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     exits: dict[int, int] = {}
+    server = os.getpid()
     while True:
         ready = select.select([asks, deaths], [], [])[0]
         if deaths in ready:
@@ -71,15 +79,20 @@ def main() -> None:
         if asks not in ready:
             continue
         data, fds, _, _ = socket.recv_fds(asks, MAX_ASK_BYTES, 4)
-        if not data:
+        if data == END:
             return
+        if not data:
+            _wait_for_end(exits)
         pid = os.fork()
         if pid == 0:
-            _become(json.loads(data), fds[:3])
+            _become(json.loads(data), fds[:3], server)
         exits[pid] = fds[3]
         for fd in fds[:3]:
             os.close(fd)
-        asks.send(str(pid).encode())
+        # Taken before it is waited for: this is the process that was forked, and no later one of the same number.
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(asks, [str(pid).encode()], [pidfd])
+        os.close(pidfd)
 
 
 def _bury(exits: dict[int, int]) -> None:
@@ -95,7 +108,18 @@ def _bury(exits: dict[int, int]) -> None:
         os.close(fd)
 
 
-def _become(ask: dict[str, object], streams: list[int]) -> None:
+def _wait_for_end(exits: dict[int, int]) -> NoReturn:
+    """Leave it to the guard of the run to end the processes that are left, and us: it looks first at what they hold."""
+    until_s = time.monotonic() + GUARD_S
+    while exits and time.monotonic() < until_s:
+        _bury(exits)
+        time.sleep(0.1)
+    sys.exit()
+
+
+def _become(ask: dict[str, object], streams: list[int], server: int) -> None:
+    if not linux.die_with_parent(signal.SIGKILL, server):
+        os._exit(1)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,11 +7,11 @@ kernel about the other.
 import ctypes
 import itertools
 import os
-import random
 import socket
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ class Host(NamedTuple):
 
     host: str = ""
     network: str = ""
-    """The name of a network namespace, as `ip netns` has it."""
+    """The path of a network namespace."""
     boot_id: str = ""
     cgroup: str = ""
     """A folder of the cgroup file system."""
@@ -39,14 +39,13 @@ class Host(NamedTuple):
         if self.cgroup:
             Path(self.cgroup, "cgroup.procs").write_text("0")
         if self.network:
-            with open(f"/run/netns/{self.network}", "rb") as file:
+            with open(self.network, "rb") as file:
                 _call("setns", file.fileno(), _NEW_NETWORK)
         if self.host:
             _call("unshare", _NEW_HOSTNAME)
             socket.sethostname(self.host)
         if self.boot_id:
-            _call("unshare", _NEW_MOUNTS)
-            _call("mount", b"none", b"/", None, _PRIVATE_TREE, None)
+            leave_mounts()
             with tempfile.NamedTemporaryFile("w", delete=False) as file:
                 file.write(f"{self.boot_id}\n")
             _call("mount", file.name.encode(), os.fsencode(_BOOT_ID), None, _BIND, None)
@@ -54,6 +53,12 @@ class Host(NamedTuple):
 
 
 HERE = Host()
+
+
+def leave_mounts() -> None:
+    """Let this process mount for itself and what it starts alone. It must have one thread."""
+    _call("unshare", _NEW_MOUNTS)
+    _call("mount", b"none", b"/", None, _PRIVATE_TREE, None)
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -76,29 +81,65 @@ def can_enter(place: Host) -> bool:
 
 
 _NOBODY = "02:00:00:00:00:99"
-_numbers = itertools.count()
+
+
+class Hub:
+    """A network of its own for this thread and what it starts from then on, with nothing but a loopback device.
+
+    It and all that is connected to it vanish with the last process in it."""
+
+    def __init__(self) -> None:
+        self._outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        self._inside = _new_network()
+        self.path = _path(self._inside)
+        self._numbers = itertools.count()
+
+    def __enter__(self) -> Self:
+        _call("setns", self._inside, _NEW_NETWORK)
+        _ip("link", "set", "lo", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _call("setns", self._outside, _NEW_NETWORK)
+        os.close(self._outside)
+        os.close(self._inside)
+
+    def connect(self) -> "Network":
+        return Network(next(self._numbers))
+
+
+def _new_network() -> int:
+    """Return a descriptor of a new namespace, made by a thread that ends."""
+
+    def make() -> int:
+        _call("unshare", _NEW_NETWORK)
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(make).result()
+
+
+def _path(namespace: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{namespace}"
 
 
 class Network:
-    """One namespace with one cable to this machine; `here` is our address on it."""
+    """One namespace with one cable to the hub that this thread is in; `here` is our address on it."""
 
-    def __init__(self) -> None:
-        number = next(_numbers)
-        self.name = f"unstuck-{os.getpid()}-{number}"
-        # Names of network cards have at most 15 characters.
-        self._near, self._far = f"ua{os.getpid()}n{number}", f"ub{os.getpid()}n{number}"
-        third, fourth = random.SystemRandom().randrange(256), 4 * random.SystemRandom().randrange(64)
-        self.here, self.there = f"10.213.{third}.{fourth + 1}", f"10.213.{third}.{fourth + 2}"
-        _ip("netns", "add", self.name)
+    def __init__(self, number: int) -> None:
+        self._namespace = _new_network()
+        self.path = _path(self._namespace)
+        self._near, self._far = f"near{number}", f"far{number}"
+        self.here, self.there = f"10.213.{number}.1", f"10.213.{number}.2"
         try:
-            _ip("link", "add", self._near, "type", "veth", "peer", "name", self._far, "netns", self.name)
+            _ip("link", "add", self._near, "type", "veth", "peer", "name", self._far, "netns", self.path)
             _ip("address", "add", f"{self.here}/30", "dev", self._near)
-            _ip("-n", self.name, "address", "add", f"{self.there}/30", "dev", self._far)
+            _ip("address", "add", f"{self.there}/30", "dev", self._far, inside=self.path)
             _ip("link", "set", self._near, "up")
-            _ip("-n", self.name, "link", "set", self._far, "up")
-            _ip("-n", self.name, "link", "set", "lo", "up")
+            _ip("link", "set", self._far, "up", inside=self.path)
+            _ip("link", "set", "lo", "up", inside=self.path)
             self._near_card = _card(self._near)
-            self._far_card = _card(self._far, "-n", self.name)
+            self._far_card = _card(self._far, inside=self.path)
             self.heal()
         except BaseException:
             self.close()
@@ -122,25 +163,26 @@ class Network:
         self._lead_here(self._far_card)
 
     def close(self) -> None:
-        _ip("netns", "delete", self.name)
+        os.close(self._namespace)
 
     def _lead_there(self, card: str) -> None:
         words = ("neighbour", "replace", self.here, "lladdr", card, "dev", self._far, "nud", "permanent")
-        _ip("-n", self.name, *words)
+        _ip(*words, inside=self.path)
 
     def _lead_here(self, card: str) -> None:
         _ip("neighbour", "replace", self.there, "lladdr", card, "dev", self._near, "nud", "permanent")
 
 
-def _ip(*words: str) -> str:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+def _ip(*words: str, inside: str = "") -> str:
+    enter = Host(network=inside).enter
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False, preexec_fn=enter)
     if done.returncode:
         raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
 
 
-def _card(name: str, *where: str) -> str:
-    words = _ip(*where, "-brief", "link", "show", name).split()
+def _card(name: str, inside: str = "") -> str:
+    words = _ip("-brief", "link", "show", name, inside=inside).split()
     return words[2]
 
 
@@ -150,12 +192,15 @@ def can_make_networks() -> bool:
     if sys.platform != "linux" or os.geteuid() != 0:
         return False
     try:
-        Network().close()
+        with Hub() as hub:
+            hub.connect().close()
     except OSError:
         return False
     return True
 
 
-needs_networks = pytest.mark.skipif(
-    not can_make_networks(), reason="may not make network namespaces (root, Linux, iproute2)"
-)
+# Asked by fixtures (`tests/conftest.py`): nothing is made while tests are only collected.
+needs_other_hosts = pytest.mark.usefixtures("other_hosts")
+needs_other_boots = pytest.mark.usefixtures("other_boots")
+needs_own_mounts = pytest.mark.usefixtures("own_mounts")
+needs_networks = pytest.mark.usefixtures("networks")

@@ -1,7 +1,6 @@
 """Leave a ledger on PostgreSQL as it was when its tables were new, by a session that stays: a new one would look up and
 plan everything anew, which is nine tenths of the work."""
 
-import ctypes
 import importlib.util
 import itertools
 import os
@@ -10,20 +9,24 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import psycopg
 from tests.support import process_logs
+from tests.support.hosts import Network
+from tests.support.run_guard import folder_prefix, remove_shared_memory
+from tests.support.signals import OwnProcess
 
 from unstuck.config import Settings
 from unstuck.ledger.postgres.ledger import PostgresLedger
+from unstuck.runner.linux import die_with_parent
 
 MAX_GROWTH_BYTES = 8 << 20
 """Swept rows leave their place behind; a database that has grown by so much is not lent again."""
@@ -111,17 +114,16 @@ START_TIMEOUT_S = 60.0
 SUPERUSER = "postgres"
 PLENTY_BYTES = 8 << 30
 """Enough for the servers of a whole suite: each keeps up to 1 GB of log, see `max_wal_size`, and little else."""
-NAMESPACES = "10.213.0.0/16"
-"""Addresses of network namespaces: a server listens there if a test tells it to."""
 GUARDED = "guarded"
 """A role of this name must give a password over TCP; all others are trusted."""
 
 _CONFIG = """
-listen_addresses = '127.0.0.1'
 max_connections = 300
 shared_buffers = 64MB
 max_wal_size = 1GB
 max_prepared_transactions = 4
+# In its folder, which is removed however it ends.
+dynamic_shared_memory_type = mmap
 # Processes are killed here, machines are not: what was handed to the kernel is safe.
 fsync = off
 full_page_writes = off
@@ -129,12 +131,11 @@ full_page_writes = off
 log_checkpoints = off
 log_line_prefix = '%m [%p] %a '
 """
-_HBA = f"""
+_HBA = f"""\
 local all all trust
 host replication all 127.0.0.1/32 trust
 host all {GUARDED} 127.0.0.1/32 scram-sha-256
 host all all 127.0.0.1/32 trust
-host all all {NAMESPACES} trust
 """
 
 
@@ -148,6 +149,7 @@ class PgServer:
         account: pwd.struct_passwd | None,
         settings: str = "",
         copy_of: "PgServer | None" = None,
+        networks: Sequence[Network] = (),
     ) -> None:
         self.binaries = binaries
         self.account = account
@@ -165,7 +167,7 @@ class PgServer:
         self.data = folder / "data"
         self.port = free_port()
         if copy_of is None:
-            self._initdb(settings)
+            self._initdb(settings, networks)
         else:
             self._copy(copy_of)
 
@@ -252,7 +254,7 @@ class PgServer:
                 stderr=log,
                 cwd=self.folder,
                 env={**os.environ, **self.environment},
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(_die_with_parent, os.getpid()),
                 **as_account(self.account),
             )
         process_logs.follow(self.folder / "log", (self.folder / "log").exists)
@@ -288,10 +290,10 @@ class PgServer:
         self._process.wait(START_TIMEOUT_S)
         self._process = None
 
-    def _family(self) -> list[psutil.Process]:
+    def _family(self) -> list[OwnProcess]:
         """The postmaster first: stopped first, it can start nobody whom we do not see."""
         try:
-            postmaster = psutil.Process(self.pid)
+            postmaster = OwnProcess(self.pid)
             return [postmaster, *postmaster.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
@@ -299,7 +301,7 @@ class PgServer:
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
-    def _initdb(self, settings: str) -> None:
+    def _initdb(self, settings: str, networks: Sequence[Network]) -> None:
         subprocess.run(
             [
                 self.binaries / "initdb",
@@ -321,7 +323,9 @@ class PgServer:
         )
         with (self.data / "postgresql.conf").open("a") as config:
             config.write(f"{_CONFIG}{settings}\n")
-        (self.data / "pg_hba.conf").write_text(_HBA)
+            config.write(f"listen_addresses = '{','.join(['127.0.0.1', *(one.here for one in networks)])}'\n")
+        trusted = "".join(f"host all all {one.there}/32 trust\n" for one in networks)
+        (self.data / "pg_hba.conf").write_text(_HBA + trusted)
 
     def _copy(self, other: "PgServer") -> None:
         """Copy the data of a server that does not run: that needs no backup."""
@@ -346,32 +350,40 @@ class PgServer:
 
 
 @contextmanager
-def start_postgres(settings: str = "", home: str | Path | None = None) -> Iterator[PgServer]:
-    """Run a server for as long as the block lasts; `settings` are added to its postgresql.conf."""
-    with prepare_postgres(settings, home=home) as server:
+def start_postgres(
+    settings: str = "", networks: Sequence[Network] = (), home: str | Path | None = None
+) -> Iterator[PgServer]:
+    """Run a server for as long as the block lasts; `settings` are added to its postgresql.conf.
+
+    It listens on this machine alone, and on the cables to `networks`, whose other ends it trusts."""
+    with prepare_postgres(settings, networks=networks, home=home) as server:
         server.start()
         yield server
 
 
 @contextmanager
 def prepare_postgres(
-    settings: str = "", copy_of: PgServer | None = None, home: str | Path | None = None
+    settings: str = "",
+    copy_of: PgServer | None = None,
+    networks: Sequence[Network] = (),
+    home: str | Path | None = None,
 ) -> Iterator[PgServer]:
     """Make a server that is not started yet; it is stopped and removed when the block ends.
 
     It keeps its files in a folder of its own below `home`, or in memory if none is given and there is enough of it."""
     account = _account()
     # A unix socket's path may have about a hundred characters: the folder is as short as can be.
-    folder = Path(tempfile.mkdtemp(prefix="pg", dir=home or _home()))
+    folder = Path(tempfile.mkdtemp(prefix=folder_prefix("pg"), dir=home or _home()))
     try:
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
-        server = PgServer(_binaries(folder, account), folder, account, settings, copy_of)
+        server = PgServer(_binaries(folder, account), folder, account, settings, copy_of, networks)
         try:
             yield server
         finally:
             server.stop()
     finally:
+        remove_shared_memory(folder / "data" / "postmaster.pid")
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -443,10 +455,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def _die_with_parent() -> None:
-    # A killed test run must leave no server behind.
-    if _libc is not None:
-        _libc.prctl(1, signal.SIGINT)
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel shut the server down when the run is killed. The guard of the run removes its folder."""
+    if not die_with_parent(signal.SIGINT, parent):
+        os._exit(1)

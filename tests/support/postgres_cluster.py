@@ -23,6 +23,7 @@ import pytest
 from tests.support import process_logs
 from tests.support.fleet import wait_for
 from tests.support.postgres import PgServer, as_account, free_port, prepare_postgres
+from tests.support.run_guard import folder_prefix
 
 PROMOTION_S = 30
 
@@ -152,7 +153,7 @@ class Pooler:
 @contextmanager
 def start_pooler(url: str, pool_size: int = 2) -> Iterator[Pooler]:
     """Run a pooler before the database of this URL for as long as the block lasts."""
-    folder = Path(tempfile.mkdtemp(prefix="pgb"))
+    folder = Path(tempfile.mkdtemp(prefix=folder_prefix("pgb"), dir="/tmp"))
     pooler = Pooler(url, folder, pool_size)
     try:
         pooler.start()

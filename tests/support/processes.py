@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from tests.support import process_logs
-from tests.support.fork_server import MAX_ASK_BYTES
+from tests.support.fork_server import END, MAX_ASK_BYTES
 from tests.support.fork_server_ahead import ROOM, ROOM_BYTES
 from tests.support.hosts import HERE, Host
+from tests.support.run_guard import note_memory_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXED = ("PYTHON", "LD_", "COVERAGE", "OTEL_")
@@ -36,9 +37,10 @@ LOOK_S = 0.01
 class Forked:
     """A process that was forked for us; whoever knows `subprocess.Popen` knows it."""
 
-    def __init__(self, args: list[str], pid: int, exits: int, stdout: Any, stderr: Any) -> None:
+    def __init__(self, args: list[str], pid: int, pidfd: int, exits: int, stdout: Any, stderr: Any) -> None:
         self.args = args
         self.pid = pid
+        self._pidfd = pidfd
         self.stdin = None
         self.stdout = stdout
         self.stderr = stderr
@@ -75,10 +77,11 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        # As with a child of our own: what ended gets no signal, though its number may have a new owner.
         if self.poll() is None:
+            if number == signal.SIGKILL:
+                note_memory_of(self.pid)
             with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -117,6 +120,7 @@ class Forked:
     def _forget(self) -> None:
         if self._exits >= 0:
             os.close(self._exits)
+            os.close(self._pidfd)
             self._exits = -1
 
 
@@ -137,14 +141,16 @@ class _Server:
                 env={**os.environ, ROOM: " " * ROOM_BYTES},
             )
 
-    def fork(self, ask: dict[str, Any], fds: list[int]) -> int:
+    def fork(self, ask: dict[str, Any], fds: list[int]) -> tuple[int, int]:
+        """Return the number of the new process, and its pidfd."""
         with self._one_at_a_time:
             socket.send_fds(self._socket, [json.dumps(ask).encode()], fds)
-            said = self._socket.recv(64)
+            said, [pidfd], _, _ = socket.recv_fds(self._socket, 64, 1)
         assert said, f"the process that forks ended with {self._process.wait()}"
-        return int(said)
+        return int(said), pidfd
 
     def close(self) -> None:
+        self._socket.send(END)
         self._socket.close()
         self._process.wait(30)
 
@@ -192,11 +198,11 @@ def start(
         exits, its_exits = os.pipe()
         ours.append(its_exits)
         os.set_blocking(exits, False)
-        pid = _the_server().fork(ask, [its_stdin, its_stdout, its_stderr, its_exits])
+        pid, pidfd = _the_server().fork(ask, [its_stdin, its_stdout, its_stderr, its_exits])
     finally:
         for fd in ours:
             os.close(fd)
-    return _followed(Forked(command, pid, exits, own_stdout, own_stderr), stdout, stderr)
+    return _followed(Forked(command, pid, pidfd, exits, own_stdout, own_stderr), stdout, stderr)
 
 
 def _followed(process: Any, *streams: Any) -> Any:
@@ -246,6 +252,11 @@ def _stream(wanted: Any, number: int, text: bool, ours: list[int]) -> tuple[Any,
         stream = BufferedReader(os.fdopen(read, "rb", buffering=0))
         return (TextIOWrapper(stream) if text else stream), write
     return None, wanted if isinstance(wanted, int) else wanted.fileno()
+
+
+def start_server() -> None:
+    """Start the process that forks, if it does not run yet: what it forks is where it is."""
+    _the_server()
 
 
 def _the_server() -> _Server:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support import run_guard
 from tests.support.doctor import HERE, NOW_AT, diagnosis, facts, found, ready, told, with_, worker
 
 from unstuck.client.doctor.examine import examine
@@ -479,6 +480,7 @@ def test_the_doctor_reads_whom_the_kernel_kills() -> None:
         hall.mkdir()
     except OSError as error:
         pytest.skip(f"no cgroup of our own: {error}")
+    run_guard.note(hall)
     look = (
         "import sys; open(sys.argv[1] + '/cgroup.procs', 'w').write('0'); "
         "from unstuck.runner.containment import oom_group; print(oom_group())"

@@ -1,7 +1,6 @@
 """Beats that an event loop sends and takes in itself: the same as others, and whatever goes wrong, they are beaten."""
 
 import asyncio
-import os
 import select
 import signal
 import socket
@@ -14,6 +13,7 @@ from tests.contract.test_workers import foreign
 from tests.support.builders import put, run, verdict
 from tests.support.fleet import TIMEOUT_S, wait_for
 from tests.support.network_proxy import Proxy
+from tests.support.signals import send_signal
 
 from unstuck.config import Recovery, Settings
 from unstuck.domain.states import WorkerState
@@ -104,12 +104,12 @@ def test_what_is_longer_than_the_socket_takes_is_pushed_when_there_is_room(
     workers: PostgresLedger, pg_url: str
 ) -> None:
     pid = backend(pg_url)
-    os.kill(pid, signal.SIGSTOP)
+    send_signal(pid, signal.SIGSTOP)
     try:
         flight = launched(workers, *[RemoteHeartbeat(f"f{number % 4 + 1}", metadata=BIG) for number in range(20)])
         assert flight.unsent
     finally:
-        os.kill(pid, signal.SIGCONT)
+        send_signal(pid, signal.SIGCONT)
     assert [answer.state for answer in landed(flight)] == [WorkerState.ACTIVE] * 20
     assert (
         beaten(workers, *[RemoteHeartbeat("f1", metadata=BIG) for _ in range(20)])
@@ -192,7 +192,7 @@ def test_a_server_that_is_gone_is_said_to_everybody(workers: PostgresLedger, mon
 
 def test_who_closes_with_beats_in_the_air_does_not_wait_for_them(workers: PostgresLedger, pg_url: str) -> None:
     pid = backend(pg_url)
-    os.kill(pid, signal.SIGSTOP)
+    send_signal(pid, signal.SIGSTOP)
     try:
 
         async def scene() -> None:
@@ -207,7 +207,7 @@ def test_who_closes_with_beats_in_the_air_does_not_wait_for_them(workers: Postgr
 
         asyncio.run(scene())
     finally:
-        os.kill(pid, signal.SIGCONT)
+        send_signal(pid, signal.SIGCONT)
 
 
 def test_a_connection_comes_back_as_the_driver_wants_it(workers: PostgresLedger) -> None:
@@ -235,12 +235,12 @@ def test_a_loop_that_is_closed_with_beats_in_the_air_costs_the_next_one_nothing(
         return await asyncio.wait_for(beats.beat(RemoteHeartbeat("f1")), TIMEOUT_S)
 
     pid = backend(pg_url)
-    os.kill(pid, signal.SIGSTOP)
+    send_signal(pid, signal.SIGSTOP)
     try:
         asyncio.run(given_up())
         assert asyncio.run(beaten_anew()) == HeartbeatAnswer(WorkerState.ACTIVE)
     finally:
-        os.kill(pid, signal.SIGCONT)
+        send_signal(pid, signal.SIGCONT)
         beats.close()
 
 

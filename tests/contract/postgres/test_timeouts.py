@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
-import psutil
 import psycopg
 import pytest
 from tests.support.builders import birth, put, turn, wish
 from tests.support.fleet import wait_for
 from tests.support.network_proxy import Proxy
 from tests.support.postgres import PgServer, start_postgres
+from tests.support.signals import OwnProcess
 
 from unstuck import App
 from unstuck.client.job import EXPLAIN_S
@@ -123,7 +123,7 @@ def test_no_call_waits_for_ever_for_a_server_that_hangs(own_server: PgServer, ca
                 assert took[lane.purpose] < lane.bounds.answer_s + lane.bounds.connect_s + MARGIN_S
         # A connection that cannot be opened is bounded as well, and does not stay behind half open.
         assert _took_s(calls["read"]) < 2 + MARGIN_S
-        opened = psutil.Process().net_connections()
+        opened = OwnProcess().net_connections()
         left = [one for one in opened if one.raddr and one.raddr.port == own_server.port]
         assert len(left) == 1, "the session that proves that the worker lives is left open, and no other"
     for call in calls.values():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.builders import put
+from tests.support.signals import send_signal
 
 from unstuck.config import Settings
 from unstuck.errors import LedgerError
@@ -105,8 +106,10 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(ledger: Sqli
     """The lock belongs to the open file, which a fork shares: without care it would outlive its owner."""
     put(ledger)
     read, write = os.pipe()
+    until, end = os.pipe()
     parent = os.fork()
     if parent == 0:
+        os.close(end)
         inside = threading.Event()
 
         def hold() -> None:
@@ -118,17 +121,18 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(ledger: Sqli
         inside.wait()
         grandchild = os.fork()
         if grandchild == 0:
-            time.sleep(60)
+            os.write(write, b"forked")
+            os.read(until, 1)
             os._exit(0)
-        os.write(write, f"{grandchild}\n".encode())
-        os.kill(os.getpid(), signal.SIGKILL)
-    grandchild = int(os.read(read, 100))
+        os.read(until, 1)
+    os.close(until)
+    assert os.read(read, 100) == b"forked"
+    send_signal(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     try:
         before = time.monotonic()
         put(ledger)
         assert time.monotonic() - before < 5
     finally:
-        os.kill(grandchild, signal.SIGKILL)
-        os.close(read)
-        os.close(write)
+        for fd in (read, write, end):
+            os.close(fd)
