@@ -1,6 +1,5 @@
 """The short forms of the chaos runs; `make chaos` has the long ones."""
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from tests.support.postgres_cluster import needs_pgbouncer
 needs_small_disk = pytest.mark.skipif(not disasters.can_mount(), reason="may not mount a small file system (root)")
 
 
-def test_random_kills_lose_nothing(url: str, tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(1_000_000)
+def test_random_kills_lose_nothing(url: str, tmp_path: Path, seed: int) -> None:
     states = run_chaos(url, tmp_path, workers=4, jobs=2_000, seconds=8, seed=seed)
     assert sum(states.values()) == 2_000
 
