@@ -24,9 +24,12 @@ def postgres_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disaste
 
 
 SHOWN_ELSEWHERE = (
+    disasters.hang,
     disasters.sessions_cut,
+    disasters.road_cut,
     disasters.roads_broken,
     disasters.roads_slow,
+    disasters.open_transactions,
     disasters.clock_forward,
     disasters.clock_back,
 )
