@@ -51,7 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not fixed and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = config.option.seed
     # A busy machine is no reason to fail, so there is no limit of time.
-    hypothesis.settings.register_profile("unstuck", deadline=None, derandomize=fixed)
+    hypothesis.settings.register_profile(
+        "unstuck", deadline=None, derandomize=fixed, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
     hypothesis.settings.load_profile("unstuck")
 
 
