@@ -4,8 +4,15 @@ PY := $(VENV)/bin/python
 SECONDS_OF_DEMO ?= 30
 SEEDS ?= 100000
 FUZZ_VENV ?= .venv-fuzz
+N ?= 20
+# Tests that share a server or a browser of their file run in one process, see tests/conftest.py. A process that dies
+# ends the run.
+PYTEST_OPTIONS := --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 --durations=15
+PYTEST := $(PY) -m pytest $(PYTEST_OPTIONS)
+# Thousands of processes are started: each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install tools demo test test-long fuzz-decoders fuzz-mdp chaos simulate simulate-mutants check lint types layers bench-core bench-web bench-mdp clean
+.PHONY: help install tools demo test test-fast test-long test-repeat coverage programs fuzz-decoders fuzz-mdp chaos simulate simulate-mutants check lint types layers bench-core bench-web bench-mdp clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -26,9 +33,36 @@ tools: $(VENV)/.tools ## and what tests, linters and benchmarks need
 demo: install ## a fleet of workers on SQLite, killed every few seconds, nothing lost
 	$(VENV)/bin/unstuck demo --seconds $(SECONDS_OF_DEMO)
 
-test: tools ## the whole suite, on both databases
+programs:
 	@tools/test-programs.sh
-	$(PY) -m tests.run
+
+test: tools programs ## every test with fixed seeds; the contract on both databases, others on one
+	$(PYTEST) -n 4 -m "not long" tests
+	$(PYTEST) -n 2 -m "not long" tests/desktop
+
+test-fast: tools ## rules and the contract on SQLite, in less than a minute
+	$(PYTEST) -n 2 -m "not long" --databases sqlite tests/unit tests/contract
+
+test-long: tools programs ## everything on both databases with new seeds, and proofs that take minutes
+	$(PYTEST) -n 4 --databases all --seed random tests
+	$(PYTEST) -n 2 --databases all --seed random tests/desktop
+
+test-repeat: tools programs ## `make test` N times (20); stops at the first failure and keeps its log
+	@mkdir -p test-logs
+	@for run in $$(seq $(N)); do \
+		log=test-logs/$$(date +%Y%m%d-%H%M%S).log; \
+		echo "run $$run of $(N): $$log"; \
+		$(MAKE) --no-print-directory test >$$log 2>&1 || { tail -n 60 $$log; exit 1; }; \
+		grep -h " passed" $$log; rm $$log; \
+	done
+
+coverage: export COVERAGE_FILE = $(CURDIR)/.coverage-data/data
+coverage: tools programs ## branch coverage of src/ by `make test`; of a process that ends by SIGKILL it knows nothing
+	rm -rf .coverage-data
+	-$(PY) -m coverage run -m pytest $(PYTEST_OPTIONS) -n 4 -m "not long" tests
+	-$(PY) -m coverage run -m pytest $(PYTEST_OPTIONS) -n 2 -m "not long" tests/desktop
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report
 
 lint: tools
 	$(VENV)/bin/ruff check .
@@ -57,10 +91,7 @@ fuzz-decoders: tools ## every decoder of foreign bytes under a fuzzer for a minu
 fuzz-mdp: tools ## random and mutated frames at a broker for a minute
 	$(PY) -m tests.mdp.fuzz --seconds 60 $(FUZZ)
 
-test-long: tools ## proofs that take minutes: an outage longer than every lease, with default settings
-	$(PY) -m pytest -m long tests
-
-check: lint types layers test ## lint, types, layers and tests in one
+check: lint types layers test ## lint, types, layers and tests in one: what must be green before a change is merged
 
 bench-core: tools ## what it does per second, what it costs, how soon it sees a death
 	$(PY) -m bench.__main__ $(BENCH)
@@ -72,4 +103,4 @@ bench-mdp: tools ## round trips over ZeroMQ, durable and in memory, beside a min
 	$(PY) -m bench.majordomo $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(FUZZ_VENV) fuzz-findings .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FUZZ_VENV) fuzz-findings test-logs .coverage-data .mypy_cache .ruff_cache .pytest_cache

@@ -28,6 +28,8 @@ from tests.support.sqlite import ready_sqlite
 from unstuck.domain.liveness import Detector
 from unstuck.domain.states import AttemptState, JobState, WorkerState
 
+pytestmark = pytest.mark.both_databases
+
 TIGHT = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "2s", "check_interval": "0.25s", "evidence": "none"}
 
 

@@ -19,6 +19,8 @@ from tests.support.signals import OwnProcess
 
 from unstuck.domain.states import AttemptState, JobState
 
+pytestmark = pytest.mark.both_databases
+
 JOBS = 12
 
 WORKER_POINTS = [
@@ -94,6 +96,8 @@ def test_a_client_is_killed_inside_enqueue(fleet: Fleet, point: str, stored: int
     assert fleet.task("add").enqueue(1, 2).record().state is JobState.PENDING
 
 
+# tests/contract/test_migrations.py shows the same without a worker.
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["migrate.between", "migrate.before_commit"])
 @pytest.mark.usefixtures("untouched")
 def test_a_migration_is_killed_and_run_again(url: str, make_fleet: MakeFleet, point: str) -> None:

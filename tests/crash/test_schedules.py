@@ -117,9 +117,9 @@ class LinedFleet(Fleet):
 @pytest.mark.parametrize(
     ("workers", "jobs", "strikes"), [(4, 45, 6), pytest.param(10, 600, 120, marks=pytest.mark.long)]
 )
-def test_never_two_of_one_key_and_never_stuck(url: str, tmp_path: Path, workers: int, jobs: int, strikes: int) -> None:
-    seed = random.SystemRandom().randrange(1_000_000)
-    print(f"seed {seed}")
+def test_never_two_of_one_key_and_never_stuck(
+    url: str, tmp_path: Path, seed: int, workers: int, jobs: int, strikes: int
+) -> None:
     chance = random.Random(seed)
     fleet = LinedFleet(url, tmp_path)
     try:

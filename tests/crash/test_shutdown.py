@@ -13,6 +13,8 @@ from tests.support.fleet import ROOT, Fleet, wait_for
 from unstuck import App, WorkerCrashed
 from unstuck.domain.states import AttemptState, JobState, WorkerState
 
+pytestmark = pytest.mark.both_databases
+
 
 def test_sigterm_lets_what_runs_end_and_gives_back_the_rest(fleet: Fleet) -> None:
     worker = fleet.start("--concurrency", "1")

@@ -41,6 +41,7 @@ def effects(place: str) -> Counter[str]:
     return Counter(path.read_text().split("\n")[:-1] if path.exists() else ())
 
 
+@pytest.mark.both_databases
 def test_killed_after_each_step_in_turn_every_effect_happens_once(fleet: Fleet, tmp_path: Path) -> None:
     start(fleet)
     places = [folder(tmp_path, f"a{number}") for number in range(1, 6)]
@@ -69,6 +70,7 @@ def test_async_steps_come_back_too_also_those_that_ran_together(fleet: Fleet, tm
     assert effects(place) == {f"s{number}": 1 for number in range(1, 6)}
 
 
+@pytest.mark.both_databases
 def test_the_whole_worker_is_killed_between_two_steps(fleet: Fleet, tmp_path: Path) -> None:
     worker = start(fleet)
     place = folder(tmp_path, "a")
@@ -101,6 +103,7 @@ def test_at_the_worst_moments_of_the_worker_no_step_is_lost_or_doubled(
     assert [one.name for one in fleet.ledger.journal(job.id)] == ["s1", "s2", "s3", "s4", "s5"]
 
 
+@pytest.mark.both_databases
 def test_a_sleep_gives_the_slot_back_and_survives_the_end_of_all_workers(fleet: Fleet, tmp_path: Path) -> None:
     worker = fleet.start("--concurrency", "1", target=TASKS)
     place = folder(tmp_path, "a")
@@ -119,6 +122,7 @@ def test_a_sleep_gives_the_slot_back_and_survives_the_end_of_all_workers(fleet: 
     assert record.finished_at >= record.enqueued_at + 4
 
 
+@pytest.mark.both_databases
 def test_signals_before_while_and_after_waiting(fleet: Fleet, tmp_path: Path) -> None:
     place = folder(tmp_path, "a")
     job = fleet.task("asks").enqueue(place, 3)
@@ -259,6 +263,7 @@ def test_the_reaper_ends_the_job_of_a_killed_worker_and_the_hook_fires_once(hook
     assert all(line.endswith("failed WORKER_CRASHED") for line in hooked.said()[1:])
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("point", ["turn.before_commit=kill:2", "turn.after_commit=kill:2"])
 def test_a_worker_is_killed_around_the_turn_that_ends_it(hooked: Hooked, point: str) -> None:
     hooked.app.task_by_name("nap").enqueue(0.0)

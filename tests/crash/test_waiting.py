@@ -106,15 +106,16 @@ def test_waiting_for_a_job_that_does_not_exist_ends(fleet: Fleet) -> None:
         fleet.app.job(987654321).result(timeout=10)
 
 
-def test_a_thousand_wait_at_once_in_one_event_loop(make_fleet: MakeFleet) -> None:
+@pytest.mark.parametrize("waiting", [100, pytest.param(1_000, marks=pytest.mark.long)])
+def test_a_crowd_waits_at_once_in_one_event_loop(make_fleet: MakeFleet, waiting: int) -> None:
     fleet = make_fleet()
     fleet.start("--concurrency", "50")
 
     async def all_of_them() -> list[int]:
-        jobs = await asyncio.gather(*(fleet.task("add_async").enqueue_async(n, 1) for n in range(1000)))
+        jobs = await asyncio.gather(*(fleet.task("add_async").enqueue_async(n, 1) for n in range(waiting)))
         return await asyncio.gather(*(job.result_async(timeout=60) for job in jobs))
 
-    assert asyncio.run(all_of_them()) == [n + 1 for n in range(1000)]
+    assert asyncio.run(all_of_them()) == [n + 1 for n in range(waiting)]
 
 
 def test_output_is_kept_with_the_attempt_and_bounded(fleet: Fleet) -> None:

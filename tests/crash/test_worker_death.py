@@ -24,6 +24,8 @@ from unstuck.recovery.reap import Reaper
 from unstuck.runner.last_output import LastOutputFile, last_output_path, read_last_output
 from unstuck.runner.status_page import StatusPage, status_page_path
 
+pytestmark = pytest.mark.both_databases
+
 
 def detector_of(fleet: Fleet, worker_id: str) -> Detector:
     def look() -> Detector | None:

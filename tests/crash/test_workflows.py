@@ -12,6 +12,8 @@ from unstuck import App, NodeError, WorkerCrashed, WorkflowRun
 from unstuck.client.workflows import Workflow
 from unstuck.domain.workflows import NodeState, WorkflowState
 
+pytestmark = pytest.mark.both_databases
+
 TARGET = "tests.crash.apps.workflows:app"
 
 
@@ -49,9 +51,8 @@ def kill_one_each_second(fleet: Fleet, chance: random.Random, done: threading.Ev
         fleet.start("--concurrency", "4", target=TARGET, wait=False)
 
 
-def test_two_hundred_nodes_end_as_they_should_while_a_worker_is_killed_each_second(fleet: Fleet) -> None:
-    app, seed = app_on(fleet), random.randrange(10**6)
-    print(f"seed {seed}")
+def test_two_hundred_nodes_end_as_they_should_while_a_worker_is_killed_each_second(fleet: Fleet, seed: int) -> None:
+    app = app_on(fleet)
     done = threading.Event()
     for _ in range(3):
         fleet.start("--concurrency", "4", target=TARGET)

@@ -123,25 +123,26 @@ def options_of(command: Any) -> dict[str, bool]:
     return known
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_every_command_shown_exists(path: Path) -> None:
-    root = typer.main.get_command(cli)
-    for line in shown_commands(path):
-        words = shlex.split(line.split(" | ")[0].split(" > ")[0])[1:]
-        command: Any = root
-        known = options_of(root)
-        while words:
-            word = words.pop(0)
-            if word.startswith("-") and not re.fullmatch(r"-\d+", word):
-                option, has_value, _ = word.partition("=")
-                assert option in known, f"{line!r} of {name_of(path)}: no option {option}"
-                if not known[option] and not has_value and words:
-                    words.pop(0)
-            elif hasattr(command, "commands") and word in {*command.commands, "demo"}:
-                command = command.get_command(None, word)
-                known |= options_of(command)
-            elif command is root:
-                raise AssertionError(f"{line!r} of {name_of(path)}: no command {word!r}")
+def test_every_command_shown_exists(subtests: pytest.Subtests) -> None:
+    for path in DOCS:
+        with subtests.test(name_of(path)):
+            root = typer.main.get_command(cli)
+            for line in shown_commands(path):
+                words = shlex.split(line.split(" | ")[0].split(" > ")[0])[1:]
+                command: Any = root
+                known = options_of(root)
+                while words:
+                    word = words.pop(0)
+                    if word.startswith("-") and not re.fullmatch(r"-\d+", word):
+                        option, has_value, _ = word.partition("=")
+                        assert option in known, f"{line!r} of {name_of(path)}: no option {option}"
+                        if not known[option] and not has_value and words:
+                            words.pop(0)
+                    elif hasattr(command, "commands") and word in {*command.commands, "demo"}:
+                        command = command.get_command(None, word)
+                        known |= options_of(command)
+                    elif command is root:
+                        raise AssertionError(f"{line!r} of {name_of(path)}: no command {word!r}")
 
 
 def test_every_command_and_option_is_described() -> None:
@@ -247,16 +248,17 @@ def anchors(path: Path) -> set[str]:
     return set(plain)
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_links_lead_somewhere(path: Path) -> None:
-    for target in LINK.findall(FENCE.sub("", path.read_text())):
-        if target.startswith(("http://", "https://", "mailto:")):
-            continue
-        file, _, anchor = target.partition("#")
-        there = (path.parent / file).resolve() if file else path
-        assert there.exists(), f"{name_of(path)} links to {target}"
-        if anchor and there.suffix == ".md":
-            assert anchor in anchors(there), f"{name_of(path)} links to {target}"
+def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
+    for path in DOCS:
+        with subtests.test(name_of(path)):
+            for target in LINK.findall(FENCE.sub("", path.read_text())):
+                if target.startswith(("http://", "https://", "mailto:")):
+                    continue
+                file, _, anchor = target.partition("#")
+                there = (path.parent / file).resolve() if file else path
+                assert there.exists(), f"{name_of(path)} links to {target}"
+                if anchor and there.suffix == ".md":
+                    assert anchor in anchors(there), f"{name_of(path)} links to {target}"
 
 
 def test_the_crash_model_names_tests_that_exist() -> None:

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-from pathlib import Path
 
 import pytest
 from tests.docs.test_pages import DOCS, FENCE, ROOT, name_of
@@ -87,15 +86,16 @@ def test_every_scope_is_described_once() -> None:
     assert sorted(first_cells(scopes[1])) == sorted(scope.value for scope in Scope)
 
 
-@pytest.mark.parametrize("path", [path for path in DOCS if path.name != "CHANGELOG.md"], ids=name_of)
-def test_every_request_shown_exists(path: Path) -> None:
-    known = {_generic(request.replace(" /api/v1/", " /")) for request, _, _ in endpoints()}
-    pages = ("/healthz", "/readyz", "/metrics", "/login", "/verbs")
-    for request in REQUEST.findall(path.read_text()):
-        method, _, target = request.partition(" ")
-        target = target.partition("?")[0].removeprefix("/api/v1").rstrip("/")
-        if not target.startswith(pages):
-            assert _generic(f"{method} {target}") in known, f"{request} in {name_of(path)}"
+def test_every_request_shown_exists(subtests: pytest.Subtests) -> None:
+    for path in [path for path in DOCS if path.name != "CHANGELOG.md"]:
+        with subtests.test(name_of(path)):
+            known = {_generic(request.replace(" /api/v1/", " /")) for request, _, _ in endpoints()}
+            pages = ("/healthz", "/readyz", "/metrics", "/login", "/verbs")
+            for request in REQUEST.findall(path.read_text()):
+                method, _, target = request.partition(" ")
+                target = target.partition("?")[0].removeprefix("/api/v1").rstrip("/")
+                if not target.startswith(pages):
+                    assert _generic(f"{method} {target}") in known, f"{request} in {name_of(path)}"
 
 
 def _generic(request: str) -> str:
@@ -103,13 +103,14 @@ def _generic(request: str) -> str:
     return re.sub(r"/(\{[^}]*\}|[A-Z][A-Z_]*|\d+)(?=/|$)", "/*", request)
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_every_import_shown_works(path: Path) -> None:
-    for info, body in FENCE.findall(path.read_text()):
-        if not info.startswith("python"):
-            continue
-        for node in ast.walk(ast.parse(body)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "unstuck":
-                module = importlib.import_module(node.module or "")
-                for name in node.names:
-                    assert hasattr(module, name.name), f"{name_of(path)}: from {node.module} import {name.name}"
+def test_every_import_shown_works(subtests: pytest.Subtests) -> None:
+    for path in DOCS:
+        with subtests.test(name_of(path)):
+            for info, body in FENCE.findall(path.read_text()):
+                if not info.startswith("python"):
+                    continue
+                for node in ast.walk(ast.parse(body)):
+                    if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "unstuck":
+                        module = importlib.import_module(node.module or "")
+                        for name in node.names:
+                            assert hasattr(module, name.name), f"{name_of(path)}: from {node.module} import {name.name}"

@@ -7,12 +7,10 @@ import pytest
 from tests.support.http_server import ApiClient
 
 JSON = {"Content-Type": "application/json"}
-UNSAFE = ("/jobs", "/jobs/batch", "/jobs/cancel", "/jobs/retry", "/prune", "/stale/fail", "/quarantine/release")
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "word"),
-    [
+def test_a_body_that_is_not_what_it_should_be(door: ApiClient, subtests: pytest.Subtests) -> None:
+    for body, status, word in [
         (b"{", 400, "not JSON"),
         (b"\xff\xfe", 400, "not JSON"),
         (b'{"task": "add"} {}', 400, "not JSON"),
@@ -30,20 +28,12 @@ UNSAFE = ("/jobs", "/jobs/batch", "/jobs/cancel", "/jobs/retry", "/prune", "/sta
         (b"null", 422, "body"),
         (b"1", 422, "body"),
         (b"", 422, "body"),
-    ],
-)
-def test_a_body_that_is_not_what_it_should_be(door: ApiClient, body: bytes, status: int, word: str) -> None:
-    problem = door.problem("POST", "/jobs", status, content=body, headers=JSON)
-    assert word in problem["detail"]
-    assert problem["cure"]
-    assert "sys." not in problem["detail"], "what a Python programmer could do is nothing to a client"
-
-
-@pytest.mark.parametrize("path", UNSAFE)
-@pytest.mark.parametrize("said", ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""])
-def test_a_body_of_another_type(door: ApiClient, path: str, said: str) -> None:
-    problem = door.problem("POST", path, 415, content=b'{"task":"add"}', headers={"Content-Type": said} if said else {})
-    assert "application/json" in problem["cure"]
+    ]:
+        with subtests.test(word=word, body=body[:40]):
+            problem = door.problem("POST", "/jobs", status, content=body, headers=JSON)
+            assert word in problem["detail"]
+            assert problem["cure"]
+            assert "sys." not in problem["detail"], "what a Python programmer could do is nothing to a client"
 
 
 def test_a_charset_beside_the_type_is_fine(door: ApiClient) -> None:
@@ -62,35 +52,39 @@ def test_arguments_just_within_reach_come_back_in_some_form(door: ApiClient) -> 
             assert shown.status_code == 200, (depth, shown.text[:500])
 
 
-@pytest.mark.parametrize("text", ["\0", "a\0b", "\ud800", "🦆" * 100, "'; drop table jobs; --", "../../etc/hosts"])
-@pytest.mark.parametrize("field", ["args", "kwargs", "task", "queue", "unique_key"])
-def test_odd_text_is_stored_as_it_is_or_refused(door: ApiClient, field: str, text: str) -> None:
-    values: dict[str, Any] = {"args": [text], "kwargs": {text: text}}
-    body = json.dumps({"task": "add", field: values.get(field, text)})
-    response = door.client.post("/api/v1/jobs", content=body, headers=JSON)
-    assert response.status_code in (200, 201, 400, 404, 422), response.text
-    if response.status_code in (200, 201):
-        assert door.get(f"/jobs/{response.json()['id']}")[field] == values.get(field, text)
+def test_odd_text_is_stored_as_it_is_or_refused(door: ApiClient, subtests: pytest.Subtests) -> None:
+    for text in ["\0", "a\0b", "\ud800", "🦆" * 100, "'; drop table jobs; --", "../../etc/hosts"]:
+        for field in ["args", "kwargs", "task", "queue", "unique_key"]:
+            with subtests.test(field=field, text=text):
+                values: dict[str, Any] = {"args": [text], "kwargs": {text: text}}
+                body = json.dumps({"task": "add", field: values.get(field, text)})
+                response = door.client.post("/api/v1/jobs", content=body, headers=JSON)
+                assert response.status_code in (200, 201, 400, 404, 422), response.text
+                if response.status_code in (200, 201):
+                    assert door.get(f"/jobs/{response.json()['id']}")[field] == values.get(field, text)
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "1.5", "x", "%00", "9" * 5000, "1e3", "%F0%9F%A6%86", "../1"])
-def test_what_cannot_be_the_number_of_a_job(door: ApiClient, number: str) -> None:
-    for path in (f"/jobs/{number}", f"/jobs/{number}/result"):
-        assert door.client.get(f"/api/v1{path}").status_code in (400, 404, 422)
+def test_what_cannot_be_the_number_of_a_job(door: ApiClient, subtests: pytest.Subtests) -> None:
+    for number in ["0", "-1", "1.5", "x", "%00", "9" * 5000, "1e3", "%F0%9F%A6%86", "../1"]:
+        with subtests.test(number=number[:20]):
+            for path in (f"/jobs/{number}", f"/jobs/{number}/result"):
+                assert door.client.get(f"/api/v1{path}").status_code in (400, 404, 422)
 
 
-@pytest.mark.parametrize("name", ["queue", "task", "error", "worker", "state", "older_than", "before", "limit"])
-@pytest.mark.parametrize("value", ["%00", "%ED%A0%80", "nan", "inf", "9" * 400, "", "-1"])
-def test_odd_conditions(door: ApiClient, name: str, value: str) -> None:
-    response = door.client.get(f"/api/v1/jobs?{name}={value}")
-    assert response.status_code in (200, 404, 422), response.text
+def test_odd_conditions(door: ApiClient, subtests: pytest.Subtests) -> None:
+    for name in ["queue", "task", "error", "worker", "state", "older_than", "before", "limit"]:
+        for value in ["%00", "%ED%A0%80", "nan", "inf", "9" * 400, "", "-1"]:
+            with subtests.test(name=name, value=value[:20]):
+                response = door.client.get(f"/api/v1/jobs?{name}={value}")
+                assert response.status_code in (200, 404, 422), response.text
 
 
-@pytest.mark.parametrize("name", ["%00", "%ED%A0%80", "%F0%9F%A6%86", "x" * 5000, "a%2F..%2Fb"])
-def test_odd_names(door: ApiClient, name: str) -> None:
-    for path in (f"/queues/{name}/pause", f"/workers/{name}/drain", f"/hosts/{name}/disable"):
-        assert door.client.post(f"/api/v1{path}").status_code in (400, 404)
-    assert door.client.post(f"/api/v1/hosts/{name}/enable").status_code in (200, 400, 404, 422)
+def test_odd_names(door: ApiClient, subtests: pytest.Subtests) -> None:
+    for name in ["%00", "%ED%A0%80", "%F0%9F%A6%86", "x" * 5000, "a%2F..%2Fb"]:
+        with subtests.test(name=name[:20]):
+            for path in (f"/queues/{name}/pause", f"/workers/{name}/drain", f"/hosts/{name}/disable"):
+                assert door.client.post(f"/api/v1{path}").status_code in (400, 404)
+            assert door.client.post(f"/api/v1/hosts/{name}/enable").status_code in (200, 400, 404, 422)
 
 
 def test_odd_reasons_and_keys(door: ApiClient) -> None:

@@ -36,23 +36,26 @@ def csrf(person: Browser) -> str:
 # Origin and CSRF --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", FORMS, ids=name_of)
-def test_every_form_needs_the_origin_and_the_proof(door: SecuredServer, person: Browser, csrf: str, way: Route) -> None:
-    right = {"csrf": csrf}
-    for form, origin in [
-        ({}, ""),
-        ({"csrf": "wrong"}, ""),
-        ({"csrf": csrf[:-1]}, ""),
-        (right, None),
-        (right, EVIL),
-        (right, "null"),
-        (right, door.url.replace("http://127", "http://128")),
-        (right, door.url + "1"),
-    ]:
-        assert person.post(way.filled, form, origin).status_code == 403, (form, origin)
-    if way.path != "/logout":
-        assert person.post(way.filled, right).status_code in (200, 303, 404, 422)
-        assert person.post(way.filled, {}, **{"X-CSRF-Token": csrf}).status_code in (200, 303, 404, 422)
+def test_every_form_needs_the_origin_and_the_proof(
+    door: SecuredServer, person: Browser, csrf: str, subtests: pytest.Subtests
+) -> None:
+    for way in FORMS:
+        with subtests.test(name_of(way)):
+            right = {"csrf": csrf}
+            for form, origin in [
+                ({}, ""),
+                ({"csrf": "wrong"}, ""),
+                ({"csrf": csrf[:-1]}, ""),
+                (right, None),
+                (right, EVIL),
+                (right, "null"),
+                (right, door.url.replace("http://127", "http://128")),
+                (right, door.url + "1"),
+            ]:
+                assert person.post(way.filled, form, origin).status_code == 403, (form, origin)
+            if way.path != "/logout":
+                assert person.post(way.filled, right).status_code in (200, 303, 404, 422)
+                assert person.post(way.filled, {}, **{"X-CSRF-Token": csrf}).status_code in (200, 303, 404, 422)
 
 
 def test_the_proof_of_another_login_is_none(door: SecuredServer, person: Browser, csrf: str) -> None:
@@ -67,31 +70,46 @@ def test_what_a_browser_says_of_itself_is_believed_only_against_it(person: Brows
     assert person.post("/verbs/pause", {"csrf": csrf}, **{"Sec-Fetch-Site": "same-origin"}).status_code == 303
 
 
-@pytest.mark.parametrize("way", UNSAFE_API, ids=name_of)
-def test_the_api_takes_a_login_only_with_the_proof(person: Browser, csrf: str, way: Route) -> None:
-    for headers in ({}, {"Origin": person.origin}, {"X-CSRF-Token": csrf}, {"Origin": EVIL, "X-CSRF-Token": csrf}):
-        assert person.client.request(way.method, way.filled, headers=headers, json={}).status_code == 403, headers
-    right = {"Origin": person.origin, "X-CSRF-Token": csrf}
-    assert person.client.request(way.method, way.filled, headers=right, json={}).status_code != 403
+def test_the_api_takes_a_login_only_with_the_proof(person: Browser, csrf: str, subtests: pytest.Subtests) -> None:
+    for way in UNSAFE_API:
+        with subtests.test(name_of(way)):
+            for headers in (
+                {},
+                {"Origin": person.origin},
+                {"X-CSRF-Token": csrf},
+                {"Origin": EVIL, "X-CSRF-Token": csrf},
+            ):
+                assert person.client.request(way.method, way.filled, headers=headers, json={}).status_code == 403, (
+                    headers
+                )
+            right = {"Origin": person.origin, "X-CSRF-Token": csrf}
+            assert person.client.request(way.method, way.filled, headers=right, json={}).status_code != 403
 
 
-@pytest.mark.parametrize("way", UNSAFE_API, ids=name_of)
-def test_a_token_is_refused_from_another_website(door: SecuredServer, way: Route) -> None:
-    answer = door.ask(way.method, way.filled, door.all, json={}, headers={"Origin": EVIL})
-    assert answer.status_code == 403
-    assert answer.json()["code"] == "foreign_origin"
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+def test_a_token_is_refused_from_another_website(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for way in UNSAFE_API:
+        with subtests.test(name_of(way)):
+            answer = door.ask(way.method, way.filled, door.all, json={}, headers={"Origin": EVIL})
+            assert answer.status_code == 403
+            assert answer.json()["code"] == "foreign_origin"
+            assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "text/json"]
-)
-@pytest.mark.parametrize("way", UNSAFE_API, ids=name_of)
-def test_a_body_of_the_api_is_json_by_its_type(door: SecuredServer, way: Route, kind: str) -> None:
-    headers = {"Content-Type": kind} if kind else {}
-    answer = door.ask(way.method, way.filled, door.all, content=b'{"a": 1}', headers=headers)
-    assert answer.status_code == 415
-    assert "application/json" in answer.json()["cure"]
+def test_a_body_of_the_api_is_json_by_its_type(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for kind in [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "",
+        "text/json",
+        "application/jsonx",
+    ]:
+        for way in UNSAFE_API:
+            with subtests.test(name_of(way), kind=kind):
+                headers = {"Content-Type": kind} if kind else {}
+                answer = door.ask(way.method, way.filled, door.all, content=b'{"a": 1}', headers=headers)
+                assert answer.status_code == 415
+                assert "application/json" in answer.json()["cure"]
 
 
 def test_a_cross_site_look_is_refused_unless_somebody_followed_a_link(door: SecuredServer) -> None:
@@ -129,36 +147,33 @@ def test_where_no_token_is_asked_for_a_website_is_refused_and_a_program_is_not(s
 # Host -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
+def test_a_strange_name_is_not_answered_to(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for host in [
         *("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example", "192.0.2.7"),
         *("internal", "evilinternal", "jobs.example.com.evil.example", "[2001:db8::1]"),
-    ],
-)
-def test_a_strange_name_is_not_answered_to(door: SecuredServer, host: str) -> None:
-    answer = door.ask("GET", "/api/v1/audit", door.all, headers={"Host": host})
-    assert answer.status_code == 421
-    assert "allowed_hosts" in answer.json()["cure"]
-    assert door.ask("GET", "/login", headers={"Host": host}).status_code == 421
-    assert door.ask("GET", "/static/style.css", headers={"Host": host}).status_code == 421
+    ]:
+        with subtests.test(host=host):
+            answer = door.ask("GET", "/api/v1/audit", door.all, headers={"Host": host})
+            assert answer.status_code == 421
+            assert "allowed_hosts" in answer.json()["cure"]
+            assert door.ask("GET", "/login", headers={"Host": host}).status_code == 421
+            assert door.ask("GET", "/static/style.css", headers={"Host": host}).status_code == 421
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
+def test_a_name_of_ours_is(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for host in [
         *("localhost", "LOCALHOST:1", "localhost.", "127.0.0.1", "127.0.0.1:65535", "[::1]", "[::1]:8642"),
         *("jobs.example.com", "JOBS.example.com:443", "a.internal", "jobs.localhost"),
-    ],
-)
-def test_a_name_of_ours_is(door: SecuredServer, host: str) -> None:
-    assert door.ask("GET", "/api/v1/audit", door.all, headers={"Host": host}).status_code == 200
+    ]:
+        with subtests.test(host=host):
+            assert door.ask("GET", "/api/v1/audit", door.all, headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["", "a b", "user@localhost", "localhost:x", "localhost,evil.example", "[::1", "ä"])
-def test_what_is_no_name_is_refused(door: SecuredServer, host: str) -> None:
-    head = b"GET /login HTTP/1.1\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n"
-    assert status_of(raw(door.url, head)) == 400
+def test_what_is_no_name_is_refused(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for host in ["", "a b", "user@localhost", "localhost:x", "localhost,evil.example", "[::1", "ä"]:
+        with subtests.test(host=host):
+            head = b"GET /login HTTP/1.1\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n"
+            assert status_of(raw(door.url, head)) == 400
 
 
 def test_no_name_and_two_names_are_refused(door: SecuredServer) -> None:
@@ -187,18 +202,16 @@ PROTECTED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
+def test_every_answer_has_the_headers(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for method, path in [
         *(("GET", path) for path in ("/", "/login", "/healthz", "/api/v1/audit", "/nowhere", "/static/nowhere")),
         *(("GET", path) for path in ("/static/style.css", "/api/v1/jobs/x", "/api/v1/openapi.json")),
         ("POST", "/api/v1/jobs"),
         ("DELETE", "/healthz"),
-    ],
-)
-@pytest.mark.parametrize("with_token", [True, False])
-def test_every_answer_has_the_headers(door: SecuredServer, method: str, path: str, with_token: bool) -> None:
-    answer = door.ask(method, path, door.all if with_token else None)
-    assert {name: answer.headers.get(name) for name in PROTECTED} == PROTECTED
-    assert answer.headers["cache-control"] == ("no-cache" if path.startswith("/static/") else "no-store")
-    assert "server" not in answer.headers
+    ]:
+        for with_token in [True, False]:
+            with subtests.test(f"{method} {path}", with_token=with_token):
+                answer = door.ask(method, path, door.all if with_token else None)
+                assert {name: answer.headers.get(name) for name in PROTECTED} == PROTECTED
+                assert answer.headers["cache-control"] == ("no-cache" if path.startswith("/static/") else "no-store")
+                assert "server" not in answer.headers

@@ -34,52 +34,52 @@ def test_no_way_forgets_to_ask_for_a_scope() -> None:
     assert [name_of(way) for way in SCOPED if not way.scopes] == []
 
 
-@pytest.mark.parametrize("way", ASKING, ids=name_of)
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Authorization": "Bearer"},
-        {"Authorization": "Bearer ust_aaaaaaaa_" + "a" * 43},
-        {"Authorization": "Basic dTpw"},
-        {"Cookie": "unstuck_session=aaaaaaaa.9999999999.aaaaaaaaaaaaaaaa." + "a" * 43 + "." + "a" * 43},
-    ],
-    ids=["nothing", "empty", "unknown", "basic", "forged cookie"],
-)
-def test_without_a_token_nobody_comes_in(door: SecuredServer, way: Route, headers: dict[str, str]) -> None:
-    body = {"json": {}} if way.api and way.method in UNSAFE else {}
-    answer = door.ask(way.method, way.filled, headers=headers, **body)
-    if way.api or way.method != "GET" or "Authorization" in headers:
-        assert answer.status_code == 401, answer.text
-        assert answer.json()["code"] == "unauthenticated"
-        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
-    else:
-        assert answer.status_code == 303
-        assert answer.headers["Location"].startswith("/login")
+def test_without_a_token_nobody_comes_in(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for way in ASKING:
+        for headers in [
+            {},
+            {"Authorization": "Bearer"},
+            {"Authorization": "Bearer ust_aaaaaaaa_" + "a" * 43},
+            {"Authorization": "Basic dTpw"},
+            {"Cookie": "unstuck_session=aaaaaaaa.9999999999.aaaaaaaaaaaaaaaa." + "a" * 43 + "." + "a" * 43},
+        ]:
+            with subtests.test(name_of(way), headers=headers):
+                body = {"json": {}} if way.api and way.method in UNSAFE else {}
+                answer = door.ask(way.method, way.filled, headers=headers, **body)
+                if way.api or way.method != "GET" or "Authorization" in headers:
+                    assert answer.status_code == 401, answer.text
+                    assert answer.json()["code"] == "unauthenticated"
+                    assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+                else:
+                    assert answer.status_code == 303
+                    assert answer.headers["Location"].startswith("/login")
 
 
-@pytest.mark.parametrize("way", SCOPED, ids=name_of)
-def test_every_other_scope_together_is_not_enough(door: SecuredServer, way: Route) -> None:
-    others = tuple(scope for scope in Scope if scope not in way.scopes)
-    # Whoever enqueued a job may look after it; this one was enqueued by nobody.
-    if "{job_id}" in way.path:
-        others = tuple(scope for scope in others if scope is not Scope.ENQUEUE)
-    body = {"json": {}} if way.method in UNSAFE else {}
-    answer = door.ask(way.method, way.filled, door.token(*others), **body)
-    assert answer.status_code == 403, answer.text
-    assert answer.json()["code"] == "forbidden"
-    assert f"--scope {way.scopes[0]}" in answer.json()["cure"]
+def test_every_other_scope_together_is_not_enough(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for way in SCOPED:
+        with subtests.test(name_of(way)):
+            others = tuple(scope for scope in Scope if scope not in way.scopes)
+            # Whoever enqueued a job may look after it; this one was enqueued by nobody.
+            if "{job_id}" in way.path:
+                others = tuple(scope for scope in others if scope is not Scope.ENQUEUE)
+            body = {"json": {}} if way.method in UNSAFE else {}
+            answer = door.ask(way.method, way.filled, door.token(*others), **body)
+            assert answer.status_code == 403, answer.text
+            assert answer.json()["code"] == "forbidden"
+            assert f"--scope {way.scopes[0]}" in answer.json()["cure"]
 
 
-@pytest.mark.parametrize(("way", "scope"), [(way, scope) for way in SCOPED for scope in way.scopes])
-def test_the_scope_alone_is_enough(door: SecuredServer, way: Route, scope: Scope) -> None:
-    body = {"json": {}} if way.api and way.method in UNSAFE else {}
-    assert door.status(way.method, way.filled, door.token(scope), **body) not in (401, 403, *range(500, 600))
+def test_the_scope_alone_is_enough(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for way, scope in [(one, scope) for one in SCOPED for scope in one.scopes]:
+        with subtests.test(name_of(way), scope=scope):
+            body = {"json": {}} if way.api and way.method in UNSAFE else {}
+            assert door.status(way.method, way.filled, door.token(scope), **body) not in (401, 403, *range(500, 600))
 
 
-@pytest.mark.parametrize("path", ["/api/v1/nowhere", "/nowhere", "/api/v1/jobs/", "//", "/api//v1/jobs", "/metrics"])
-def test_a_way_that_does_not_exist_asks_for_a_token_too(door: SecuredServer, path: str) -> None:
-    assert door.ask("GET", path).status_code in (401, 303)
+def test_a_way_that_does_not_exist_asks_for_a_token_too(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for path in ["/api/v1/nowhere", "/nowhere", "/api/v1/jobs/", "//", "/api//v1/jobs", "/metrics"]:
+        with subtests.test(path=path):
+            assert door.ask("GET", path).status_code in (401, 303)
 
 
 def test_health_and_the_login_page_are_open(door: SecuredServer) -> None:
@@ -94,9 +94,10 @@ def test_a_token_in_the_address_is_not_looked_at(door: SecuredServer) -> None:
         assert door.ask("GET", f"/api/v1/audit?{name}={door.all}").status_code == 401
 
 
-@pytest.mark.parametrize("method", ["OPTIONS", "HEAD", "TRACE", "DELETE", "PROPFIND"])
-def test_other_methods_need_a_token_too_and_allow_no_website(door: SecuredServer, method: str) -> None:
-    answer = door.ask(method, "/api/v1/jobs")
-    assert answer.status_code == 401
-    allowed = door.ask(method, "/api/v1/jobs", door.all)
-    assert not [name for name in (*answer.headers, *allowed.headers) if name.startswith("access-control")]
+def test_other_methods_need_a_token_too_and_allow_no_website(door: SecuredServer, subtests: pytest.Subtests) -> None:
+    for method in ["OPTIONS", "HEAD", "TRACE", "DELETE", "PROPFIND"]:
+        with subtests.test(method=method):
+            answer = door.ask(method, "/api/v1/jobs")
+            assert answer.status_code == 401
+            allowed = door.ask(method, "/api/v1/jobs", door.all)
+            assert not [name for name in (*answer.headers, *allowed.headers) if name.startswith("access-control")]

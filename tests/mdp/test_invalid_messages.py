@@ -87,22 +87,26 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("name", STRANGE)
-def test_frames_that_make_no_sense_disturb_nobody(peers: Peers, name: str) -> None:
-    stranger = peers.client()
-    stranger.say(*STRANGE[name])
-    named = peers.client(secrets.token_bytes(16))
-    named.say(*STRANGE[name])
-    peers.broker.is_well()
+def test_frames_that_make_no_sense_disturb_nobody(peers: Peers, subtests: pytest.Subtests) -> None:
+    for name in STRANGE:
+        with subtests.test(name):
+            stranger = peers.client()
+            stranger.say(*STRANGE[name])
+            named = peers.client(secrets.token_bytes(16))
+            named.say(*STRANGE[name])
+            peers.broker.is_well()
 
 
-@pytest.mark.parametrize("name", [name for name in STRANGE if name.startswith(("0.2 client", "no", "correlation"))])
-def test_who_said_something_strange_gets_no_answer_and_its_next_request_is_served(peers: Peers, name: str) -> None:
-    client = peers.client()
-    if not name.startswith("correlation of"):
-        client.say(*STRANGE[name])
-    assert client.call(b"mmi.service", b"nobody-there") == [b"404"]
-    assert client.is_silent(0.1)
+def test_who_said_something_strange_gets_no_answer_and_its_next_request_is_served(
+    peers: Peers, subtests: pytest.Subtests
+) -> None:
+    for name in [name for name in STRANGE if name.startswith(("0.2 client", "no", "correlation"))]:
+        with subtests.test(name):
+            client = peers.client()
+            if not name.startswith("correlation of"):
+                client.say(*STRANGE[name])
+            assert client.call(b"mmi.service", b"nobody-there") == [b"404"]
+            assert client.is_silent(0.1)
 
 
 def test_frames_of_ten_megabytes_are_dropped_and_nothing_else(peers: Peers) -> None:

@@ -1,4 +1,4 @@
-"""Processes that stand for workers in the ledger, to be killed all at once."""
+"""A few processes that stand for many workers in the ledger, to be killed all at once."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,17 +10,19 @@ from unstuck import host
 from unstuck.ledger.contract import Ledger
 
 VICTIMS = 500
+PROCESSES = 20
 Victim = subprocess.Popen[bytes]
 
 
 @contextmanager
 def registered_victims(ledger: Ledger) -> Iterator[list[Victim]]:
     """Give them, written down as workers; nobody beats for them, and nobody has to yet. They die with the block."""
-    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(VICTIMS)]
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(PROCESSES)]
     try:
-        for number, process in enumerate(processes):
-            started = host.process_started(process.pid)
-            facts = {"pid": process.pid, "process_started": started, "suspect_after_s": 600.0}
+        started = [host.process_started(process.pid) for process in processes]
+        for number in range(VICTIMS):
+            process = processes[number % PROCESSES]
+            facts = {"pid": process.pid, "process_started": started[number % PROCESSES], "suspect_after_s": 600.0}
             ledger.register(birth(f"victim-{number:03}", heartbeat_interval_s=5.0, **facts))
         yield processes
     finally:

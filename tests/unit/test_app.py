@@ -12,7 +12,6 @@ from unstuck import (
     ConfigError,
     Context,
     PayloadError,
-    Recovery,
     Retry,
     UnknownQueue,
     UnknownTask,
@@ -48,13 +47,6 @@ def test_the_unsafe_heartbeat_is_refused_in_the_words_of_the_guidelines(app: App
         "to prevent false positives."
     )
     assert isinstance(caught.value, ConfigError)
-
-
-@pytest.mark.parametrize(
-    ("interval", "timeout"), [("30s", "2m"), ("30s", "5m"), ("70s", "240s"), ("60s", "5m"), ("10s", "30s")]
-)
-def test_the_presets_of_the_docs_are_safe(interval: str, timeout: str) -> None:
-    Recovery(heartbeat_interval=interval, heartbeat_timeout=timeout)
 
 
 @pytest.mark.parametrize(

@@ -138,10 +138,8 @@ def test_a_remote_worker_gets_arguments_of_which_nothing_was_built() -> None:
     assert_bounded(lambda: msgspec.json.encode(_payload(filled)), ())
 
 
-def test_mutations_of_bombs_are_read_or_refused() -> None:
+def test_mutations_of_bombs_are_read_or_refused(seed: int) -> None:
     """A short form of `make fuzz-decoders`."""
-    seed = random.SystemRandom().randrange(10**6)
-    print(f"seed {seed}")
     dice, decoders = random.Random(seed), fuzz_decoders.Decoders(None)
     known = fuzz_decoders.known_inputs(len(decoders.names))
     for _ in range(500):

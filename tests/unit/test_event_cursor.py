@@ -41,39 +41,40 @@ class Database:
         return behind[:limit], frozenset(self.open)
 
 
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("named", [3, 1_000])
-def test_each_event_is_delivered_once(seed: int, named: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursors, "MAX_OPEN", named)
-    monkeypatch.setattr(cursors, "MAX_CHARS", 100_000)
-    chance = random.Random(seed)
-    database, cursor, told = Database(), Cursor(), []
-    for _ in range(150):
-        for _ in range(chance.randrange(4)):
-            database.act(chance)
-        limit = chance.choice([1, 7, 500])
-        rows, running = database.page(cursor, limit)
-        cut = chance.randrange(len(rows)) if rows and chance.random() < 0.2 else None
-        for number, row in enumerate(rows):
-            cursor = cursor.after(*row, 1.5, running)
-            told.append(row)
-            if number == cut:
-                break  # The reader is cut off in the middle of a page.
-        else:
-            if len(rows) < limit:
-                cursor = cursor.settled(running)
-        if cut is not None or chance.random() < 0.1:
-            cursor = read_cursor(str(cursor)).resumed()
-    while True:
-        rows, running = database.page(cursor, 500)
-        if not rows:
-            break
-        for row in rows:
-            cursor = cursor.after(*row, 1.5, running)
-            told.append(row)
-    assert set(told) == set(database.visible)
-    if named == 1_000:
-        assert len(told) == len(set(told)), "an event was delivered twice"
+def test_each_event_is_delivered_once(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
+    for seed in range(40):
+        for named in [3, 1_000]:
+            with subtests.test(seed=seed, named=named):
+                monkeypatch.setattr(cursors, "MAX_OPEN", named)
+                monkeypatch.setattr(cursors, "MAX_CHARS", 100_000)
+                chance = random.Random(seed)
+                database, cursor, told = Database(), Cursor(), []
+                for _ in range(150):
+                    for _ in range(chance.randrange(4)):
+                        database.act(chance)
+                    limit = chance.choice([1, 7, 500])
+                    rows, running = database.page(cursor, limit)
+                    cut = chance.randrange(len(rows)) if rows and chance.random() < 0.2 else None
+                    for number, row in enumerate(rows):
+                        cursor = cursor.after(*row, 1.5, running)
+                        told.append(row)
+                        if number == cut:
+                            break  # The reader is cut off in the middle of a page.
+                    else:
+                        if len(rows) < limit:
+                            cursor = cursor.settled(running)
+                    if cut is not None or chance.random() < 0.1:
+                        cursor = read_cursor(str(cursor)).resumed()
+                while True:
+                    rows, running = database.page(cursor, 500)
+                    if not rows:
+                        break
+                    for row in rows:
+                        cursor = cursor.after(*row, 1.5, running)
+                        told.append(row)
+                assert set(told) == set(database.visible)
+                if named == 1_000:
+                    assert len(told) == len(set(told)), "an event was delivered twice"
 
 
 def test_a_cursor_is_read_as_it_was_written() -> None:
