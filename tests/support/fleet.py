@@ -271,6 +271,8 @@ needs_other_boots = pytest.mark.skipif(
 SCALED = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "4s", "check_interval": "0.25s", "session_grace": "0.5s"}
 """The default settings, about eight times as fast."""
 LEASE_S = 4.0
+PROMPT = {"heartbeat_interval": "0.5s", "check_interval": "0.25s", "session_grace": "0.5s"}
+"""Quick loops and the default lease: a worker that gets no processor for some seconds is not declared dead."""
 
 
 class Clock:
