@@ -35,6 +35,7 @@ POINTS = frozenset(
         "sqlite.inside_write",
         "loop.step",
         "ledger_thread.turn",
+        "ledger_thread.compare",
         "heartbeat.step",
         "alerts.before_send",
         "alerts.after_send",
