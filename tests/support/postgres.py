@@ -160,7 +160,8 @@ class PgServer:
         self._swept: list[str] = []
         self.folder = folder
         self.data = folder / "data"
-        self.port = free_port()
+        self.reserved = reserve_port()
+        self.port = int(self.reserved.getsockname()[1])
         if copy_of is None:
             self._initdb(settings)
         else:
@@ -363,6 +364,7 @@ def prepare_postgres(settings: str = "", copy_of: PgServer | None = None) -> Ite
             yield server
         finally:
             server.stop()
+            server.reserved.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -429,10 +431,15 @@ def _account() -> pwd.struct_passwd | None:
     raise RuntimeError("PostgreSQL refuses to run as root, and there is no account 'postgres' or 'nobody' here.")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserve_port() -> socket.socket:
+    """Return a socket that is bound to a free port and does not listen.
+
+    As long as it is open the kernel gives the port to no one who asks for any. A server that asks for this one and
+    sets SO_REUSEADDR, as servers do, can listen on it, also a second time."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
