@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 import pytest
 from tests.support.backdoor import PostgresBackdoor, SqliteBackdoor, age
-from tests.support.fleet import Fleet, assert_no_worker_declared_dead, wait_for
+from tests.support.fleet import SEEN_FIRST, Fleet, assert_no_worker_declared_dead, wait_for
 from tests.support.job_history import check_history
 from tests.support.network_proxy import Proxy
 from tests.support.postgres import PgServer, start_postgres
@@ -94,7 +94,7 @@ def test_every_session_is_terminated(own_server: PgServer, tmp_path: Path) -> No
 
 
 def test_somebody_else_locks_the_sqlite_file_for_longer_than_the_lease(tmp_path: Path) -> None:
-    fleet = Fleet(f"sqlite:///{tmp_path}/jobs.db", tmp_path)
+    fleet = Fleet(f"sqlite:///{tmp_path}/jobs.db", tmp_path, **SEEN_FIRST)
     try:
         fleet.start("--concurrency", "4")
         fleet.start("--concurrency", "4")
@@ -103,7 +103,7 @@ def test_somebody_else_locks_the_sqlite_file_for_longer_than_the_lease(tmp_path:
             fleet.wait_running(job)
         locker = _locker(tmp_path / "jobs.db")
         locker.execute("begin exclusive")
-        time.sleep(5)  # The lock itself.
+        time.sleep(1)  # The lock itself.
         age(SqliteBackdoor(tmp_path / "jobs.db", locker), LONGER_THAN_THE_LEASE_S)
         locker.execute("commit")
         locker.close()

@@ -16,6 +16,7 @@ from tests.support.fleet import (
     LEASE_S,
     PROMPT,
     SCALED,
+    SEEN_FIRST,
     TIMEOUT_S,
     Fleet,
     assert_one_attempt_each,
@@ -181,7 +182,7 @@ def locked_fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def sqlite_fleet(tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(ready_sqlite(tmp_path), tmp_path, **PROMPT)
+    fleet = Fleet(ready_sqlite(tmp_path), tmp_path, **SEEN_FIRST)
     yield fleet
     fleet.close()
 

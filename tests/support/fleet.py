@@ -273,6 +273,8 @@ SCALED = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "4s", "check_interv
 LEASE_S = 4.0
 PROMPT = {"heartbeat_interval": "0.5s", "check_interval": "0.25s", "session_grace": "0.5s"}
 """Quick loops and the default lease: a worker that gets no processor for some seconds is not declared dead."""
+SEEN_FIRST = {**PROMPT, "heartbeat_interval": "5s", "check_interval": "0.1s"}
+"""After an outage a reaper looks at the workers before their next heartbeats come."""
 
 
 class Clock:
