@@ -51,15 +51,6 @@ def wait_for(look: Callable[[], T], what: str, patience_s: float = TIMEOUT_S, ev
         pause_s = min(pause_s * SLACKENING, max(every_s, RARELY_S))
 
 
-def at_best(measure: Callable[[], float], limit_s: float, tries: int = 3) -> None:
-    """Measure until it is once within the limit: what a machine can do is shown by its best, and a busy neighbour on
-    it is no defect of ours."""
-    took_s: list[float] = []
-    while not took_s or min(took_s) >= limit_s:
-        assert len(took_s) < tries, f"never within {limit_s:g}s: {took_s}"
-        took_s.append(measure())
-
-
 class WorkerProcess:
     """One `unstuck worker` with everything below it."""
 
