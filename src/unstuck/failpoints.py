@@ -3,6 +3,9 @@
 A failpoint costs one attribute look-up while nothing is armed. Arm them with
 `UNSTUCK_FAILPOINTS="turn.after_claim=kill:2,enqueue.before_commit=stop"`: the action happens the
 n-th time the point is passed (the first, without a number), in each process for itself.
+
+`turn.before_commit=note:/path/to/a/file` only reports: each time the point is passed, a line with the process id and
+the name is added to the file. A test waits for that line instead of sleeping. A point may have a note and an action.
 """
 
 import os
@@ -32,15 +35,18 @@ POINTS = frozenset(
         "sqlite.inside_write",
         "loop.step",
         "ledger_thread.turn",
+        "ledger_thread.compare",
         "heartbeat.step",
         "alerts.before_send",
         "alerts.after_send",
         "schedule.before_commit",
         "schedule.after_commit",
+        "http.request_received",
+        "http.claim_waiting",
     }
 )
 
-ACTIONS = frozenset({"kill", "stop", "raise", "exit", "hang"})
+ACTIONS = frozenset({"kill", "stop", "raise", "exit", "hang", "note"})
 
 
 HANG_S = 60.0
@@ -53,6 +59,8 @@ class FailpointHit(RuntimeError):
 class _Armed:
     def __init__(self) -> None:
         self.points: dict[str, tuple[str, int]] = {}
+        self.notes: dict[str, str] = {}
+        """The file that each passing of the point is noted in."""
 
 
 _armed = _Armed()
@@ -63,18 +71,24 @@ def arm(text: str) -> None:
     """Arm points from their written form; an empty text disarms all."""
     global active
     _armed.points.clear()
+    _armed.notes.clear()
     for part in filter(None, text.split(",")):
         name, _, rest = part.strip().partition("=")
-        action, _, count = rest.partition(":")
-        if name not in POINTS or action not in ACTIONS:
+        action, _, argument = rest.partition(":")
+        if name not in POINTS or action not in ACTIONS or (action == "note" and not argument):
             raise ValueError(f"unknown failpoint {part!r}; points: {', '.join(sorted(POINTS))}")
-        _armed.points[name] = (action, int(count or 1))
-    active = bool(_armed.points)
+        if action == "note":
+            _armed.notes[name] = argument
+        else:
+            _armed.points[name] = (action, int(argument or 1))
+    active = bool(_armed.points or _armed.notes)
 
 
 def reached(name: str) -> None:
     """Do what is armed for this point. Callers write `if failpoints.active: failpoints.reached(…)`."""
     assert name in POINTS, name
+    if name in _armed.notes:
+        _note(name, _armed.notes[name])
     action, left = _armed.points.get(name, ("", 0))
     if not action:
         return
@@ -94,6 +108,15 @@ def reached(name: str) -> None:
                 time.sleep(HANG_S)
         case _:
             raise FailpointHit(name)
+
+
+def _note(name: str, path: str) -> None:
+    # One write to a file opened for appending: lines of several processes and threads never mix.
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.write(fd, f"{os.getpid()} {name}\n".encode())
+    finally:
+        os.close(fd)
 
 
 arm(os.environ.get("UNSTUCK_FAILPOINTS", ""))

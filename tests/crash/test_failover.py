@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.fleet import (
-    LEASE_S,
-    SCALED,
+    PROMPT,
     Fleet,
     WorkerProcess,
     assert_no_worker_declared_dead,
@@ -19,6 +18,7 @@ from tests.support.fleet import (
 from tests.support.hosts import Host, needs_other_hosts
 from tests.support.job_history import check_history
 from tests.support.network_proxy import Proxy
+from tests.support.points import PassedPoints
 from tests.support.postgres_cluster import Pair, start_pair
 
 from unstuck.domain.states import JobState
@@ -39,13 +39,13 @@ class Cluster:
         self.roads: list[Proxy] = []
         self.concurrency = "1"
         pair.catch_up()
-        self.fleet = Fleet(self._address(), folder, **{**SCALED, **settings})
+        self.fleet = Fleet(self._address(), folder, **{**PROMPT, **settings})
 
-    def start(self, *, wait: bool = True) -> WorkerProcess:
+    def start(self, *, wait: bool = True, **environment: str) -> WorkerProcess:
         host = f"host-{len(self.fleet.workers)}"
         address = self._address()
         return self.fleet.start(
-            "--concurrency", self.concurrency, wait=wait, place=Host(host=host), UNSTUCK_URL=address
+            "--concurrency", self.concurrency, wait=wait, place=Host(host=host), UNSTUCK_URL=address, **environment
         )
 
     def lose_primary(self) -> None:
@@ -109,12 +109,12 @@ def test_living_workers_keep_their_jobs_when_one_more_starts_at_the_promotion(
     workers = [cluster.start(wait=False) for _ in range(number)]
     for worker in workers:
         cluster.fleet.wait_active(worker)
-    jobs, notes = begin_on_each(cluster.fleet, workers, "nap", LEASE_S + 2)
+    jobs, notes = begin_on_each(cluster.fleet, workers, "nap", 6.0)
     cluster.pair.catch_up()
     cluster.lose_primary()
     cluster.fail_over()
     cluster.start()
-    time.sleep(LEASE_S / 2)  # Their connections lead to a host that is lost, and they do not know it yet.
+    time.sleep(2.0)  # The outage: their connections lead to a host that is lost, and they do not know it yet.
     cluster.notice_the_loss()
     assert_one_attempt_each(cluster.fleet, jobs)
     assert notes.read_text().count("begun") == len(jobs)
@@ -144,9 +144,10 @@ def test_workers_leave_a_primary_that_hangs_and_settle_on_the_new_one(make_clust
 
 
 def test_a_standby_that_lags_is_not_asked_what_a_worker_holds(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(moves=False, heartbeat_timeout="20s")
+    cluster = make_cluster(moves=False)
     cluster.concurrency = "2"
-    worker = cluster.start()
+    signals = PassedPoints(cluster.fleet.folder)
+    worker = cluster.start(**signals.of("worker.before_settle", "turn.before_commit", "ledger_thread.compare"))
     cluster.pair.catch_up()
     cluster.pair.lag(60)
     fleet = cluster.fleet
@@ -156,9 +157,10 @@ def test_a_standby_that_lags_is_not_asked_what_a_worker_holds(make_cluster: Make
     # The turn that settles the short nap is under way when the primary dies: what became of it is uncertain.
     cluster.pair.primary.hang()
     wait_for(lambda: "ended" in (fleet.folder / "short").read_text(), "the short nap to end")
-    time.sleep(0.3)  # The turn is sent.
+    signals.wait("turn.before_commit", worker.pid, after="worker.before_settle")
     cluster.pair.primary.kill()
-    time.sleep(2.0)  # Nobody but the standby answers now, and it knows neither of the two jobs.
+    # Nobody but the standby answers now, and it knows neither of the two jobs.
+    signals.wait("ledger_thread.compare", worker.pid, 3)
     cluster.fail_over()
     assert_one_attempt_each(fleet, jobs)
     for name in ("short", "long"):

@@ -369,15 +369,15 @@ def test_a_cancelled_job_may_clean_up_too(fleet: Fleet, tmp_path: Path) -> None:
     wait_for(lambda: not psutil.pid_exists(runner), "its runner to end")
 
 
-TIGHT = {"heartbeat_interval": "0.4s", "heartbeat_timeout": "1s", "check_interval": "0.2s"}
+TIGHT = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "3s", "check_interval": "0.2s"}
 
 
 def test_c_code_that_holds_the_gil_for_three_timeouts_costs_no_job(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(**TIGHT)
     fleet.start("--concurrency", "2")
     fleet.start("--concurrency", "2")
-    job = fleet.task("hold_the_gil").enqueue(3.0)
-    assert job.result(timeout=30) == "held"
+    job = fleet.task("hold_the_gil").enqueue(9.0)
+    assert job.result(timeout=60) == "held"
     assert len(fleet.ledger.attempts(job.id)) == 1
 
 

@@ -19,7 +19,7 @@ from tests.support.signals import send_signal
 
 from unstuck import TaskFailed
 
-QUICK = {"heartbeat_interval": "0.2s", "heartbeat_timeout": "3s", "check_interval": "0.2s"}
+QUICK = {"heartbeat_interval": "0.2s", "check_interval": "0.2s"}
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.crash.conftest import MakeFleet
 from tests.support.fleet import ROOT, Fleet, wait_for
+from tests.support.points import PassedPoints
 
 from unstuck import App, WorkerCrashed
 from unstuck.domain.states import AttemptState, JobState, WorkerState
@@ -36,13 +37,17 @@ def test_sigterm_lets_what_runs_end_and_gives_back_the_rest(fleet: Fleet) -> Non
 
 
 def test_a_draining_worker_is_seen_draining_and_still_beats(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(heartbeat_interval="0.2s", heartbeat_timeout="2s", check_interval="0.2s", evidence="none")
-    worker = fleet.start("--concurrency", "1")
+    fleet = make_fleet(heartbeat_interval="0.2s", check_interval="0.2s", evidence="none")
+    signals = PassedPoints(fleet.folder)
+    worker = fleet.start("--concurrency", "1", **signals.of("beat.before"))
     fleet.start("--queues", "other")
-    job, _ = fleet.begin("nap", 6.0)
+    gate, notes = fleet.folder / "over", fleet.folder / "notes"
+    job = fleet.task("wait_for_file").enqueue(str(gate), str(notes))
+    wait_for(notes.exists, "the job to begin")
     worker.process.send_signal(signal.SIGTERM)
     wait_for(lambda: worker.record().state is WorkerState.DRAINING, "draining")  # type: ignore[union-attr]
-    # It drains for several timeouts; nobody may take it for dead meanwhile.
+    signals.wait("beat.before", worker.pid, signals.count("beat.before", worker.pid) + 3)
+    gate.touch()
     assert job.result(timeout=30) == "rested"
     assert worker.process.wait(20) == 0
     assert len(fleet.ledger.attempts(job.id)) == 1
@@ -177,15 +182,15 @@ def test_many_jobs_of_an_unknown_task_do_not_hide_the_known_ones(fleet: Fleet) -
 
 
 def test_newer_code_asks_for_a_shorter_lease_than_the_old_worker_beats(fleet: Fleet) -> None:
-    """The worker beats every 5 s for its own app; the job brought a timeout of 2 s: it must not lose it each time."""
-    fleet.start("--concurrency", "1")
+    """The worker beats every 15 s for its own app; the job brought a timeout of 8 s: it must not lose it each time."""
+    fleet.start("--concurrency", "1", UNSTUCK_HEARTBEAT_INTERVAL="15s")
     newer = App(fleet.url)
 
-    @newer.task(on_crash="retry", heartbeat_interval="0.5s", heartbeat_timeout="2s")
+    @newer.task(on_crash="retry", heartbeat_interval="2s", heartbeat_timeout="8s")
     def nap_again(seconds: float, path: str = "") -> str:
         return "rested"
 
-    job = nap_again.enqueue(5.0)
-    assert job.result(timeout=40) == "rested"
+    job = nap_again.enqueue(11.0)
+    assert job.result(timeout=60) == "rested"
     assert len(fleet.ledger.attempts(job.id)) == 1
     newer.close()

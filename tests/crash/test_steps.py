@@ -21,7 +21,7 @@ FIVE = [10, 20, 30, 40, 50]
 
 @pytest.fixture
 def fleet(make_fleet: MakeFleet) -> Fleet:
-    fleet = make_fleet(heartbeat_interval="0.2s", heartbeat_timeout="2s")
+    fleet = make_fleet(heartbeat_interval="0.2s")
     for definition in steps.app.definitions.values():
         fleet.app.adopt(definition)
     return fleet
@@ -209,7 +209,7 @@ def test_steps_that_changed_meanwhile_are_reported_and_not_mixed_up(fleet: Fleet
 
 
 TARGET = "tests.crash.apps.hooks:app"
-FAST = {"heartbeat_interval": "300ms", "heartbeat_timeout": "1500ms"}
+FAST = {"heartbeat_interval": "300ms"}
 
 
 class Hooked:

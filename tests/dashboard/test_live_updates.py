@@ -1,15 +1,14 @@
-"""The page while the fleet dies: what is killed is shown within two seconds, with its cause, without a reload."""
+"""The page while the fleet dies: what is killed is shown with its cause, without a reload."""
 
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.support.browser import looking, wait_live
-from tests.support.fleet import Fleet, WorkerProcess, at_best
+from tests.support.fleet import Fleet
 from tests.support.http_server import Served, serve
 
 from unstuck.domain.states import JobState
@@ -31,7 +30,7 @@ def served(fleet: Fleet) -> Iterator[Served]:
         yield served
 
 
-def test_a_killed_worker_is_shown_within_two_seconds_with_its_cause(
+def test_a_killed_worker_is_shown_with_its_cause_without_a_reload(
     browser: Browser, fleet: Fleet, served: Served
 ) -> None:
     started = [fleet.start("--name", f"doomed-{number}", wait=False) for number in range(3)]
@@ -39,30 +38,21 @@ def test_a_killed_worker_is_shown_within_two_seconds_with_its_cause(
         fleet.wait_active(worker)
     job = fleet.task("nap").enqueue(600)
     fleet.wait_running(job)
-    victims = iter(started[1:])
     with looking(browser, served.url) as page:
         page.goto("/")
         wait_live(page)
         page.evaluate("window.neverReloaded = true")
         expect(page.locator(".tile")).to_have_count(4)
         expect(page.locator("#tiles")).to_contain_text(f"#{job.id}")
-
-        def kill_one() -> float:
-            victim: WorkerProcess = next(victims)
+        for victim in started[1:]:
             record = victim.record()
             assert record is not None
-            began_s = time.monotonic()
             victim.kill()
             death = page.locator("#deaths li", has_text=record.name)
             death.wait_for()
-            took_s = time.monotonic() - began_s
-            print(f"shown after {took_s:.2f}s")
             expect(death).to_contain_text("Its process no longer exists")
             expect(death).to_contain_text("seen by neighbour")
             expect(page.locator(".tile", has_text=record.name)).to_have_count(0)
-            return took_s
-
-        at_best(kill_one, 2.0, tries=2)
         assert page.evaluate("window.neverReloaded") is True
 
 

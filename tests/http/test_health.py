@@ -1,8 +1,6 @@
 """Probes and metrics over HTTP: what answers, what says that it is wrong, and with which cure."""
 
 import json
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -102,18 +100,18 @@ def test_whether_it_is_ready_is_said_also_where_the_database_is_silent(ready_pg_
 def test_a_door_that_is_asked_to_end_ends_also_where_the_database_is_silent(ready_pg_url: str) -> None:
     proxy = Proxy(ready_pg_url)
     try:
-        with serve(proxy.url) as served:
+        with serve(proxy.url, points=["http.request_received"]) as served:
             # From the first beat on somebody looks after workers here, once a second.
             assert served.client.post("/api/workers/heartbeat", json={"worker_id": "one"}).status_code == 200
             proxy.cut()
             with pytest.raises(httpx.ReadTimeout):
                 served.client.get("/metrics", timeout=2.0)
+            before = served.passed("http.request_received")
             asked = [("GET", "/api/v1/workers"), ("GET", "/metrics"), ("POST", "/api/workers/heartbeat"), ("GET", "/")]
             with ThreadPoolExecutor(len(asked)) as pool:
                 answers = [pool.submit(served.client.request, *one, json={"worker_id": "one"}) for one in asked]
-                wait_for(lambda: threading.active_count() > len(asked), "requests on their way")
                 # They wait for the database when it is asked to end.
-                time.sleep(0.5)
+                served.wait_passed("http.request_received", before + len(asked))
                 served.process.terminate()
             for answer in (future.result() for future in answers):
                 assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support.fleet import ROOT, wait_for
 from tests.support.http_server import Served, serve
+from tests.support.postgres import reserve_port
 from tests.support.signals import signal_group
 
 from unstuck.config import Settings
@@ -55,11 +55,10 @@ def ledger(url: str) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def port() -> int:
+def port() -> Iterator[int]:
     """A port that a second server can take after the first."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with reserve_port() as reserved:
+        yield int(reserved.getsockname()[1])
 
 
 @contextmanager

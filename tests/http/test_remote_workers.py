@@ -3,14 +3,16 @@
 import base64
 import os
 import threading
-import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from tests.support.builders import birth
 from tests.support.fleet import wait_for
-from tests.support.http_server import LARGEST_OUTPUT, LARGEST_RESULT, TIGHT, Worker, done, key, put, state
+from tests.support.http_server import LARGEST_OUTPUT, LARGEST_RESULT, TIGHT, Served, Worker, done, key, put, state
 
 from unstuck import host
 from unstuck.client.operator import Operator
@@ -460,54 +462,73 @@ def test_a_draining_worker_claims_nothing_and_finishes(http: httpx.Client, ledge
 # Waiting ----------------------------------------------------------------------------------------
 
 
-def test_whoever_waits_is_woken_by_the_bell(http: httpx.Client, ledger: Ledger, queue: str) -> None:
-    """Ten wait, ten jobs come: everybody has one, long before anybody's time is up."""
+@contextmanager
+def another_claim_waits(served: Served, queue: str) -> Iterator[None]:
+    """Have a claim wait from before the block until its end: a claim that begins later and is answered in the block
+    did not wait until its time was up."""
+    worker = Worker(served.client, f"{queue}-another")
+    waiting = served.passed("http.claim_waiting")
+    with ThreadPoolExecutor(1) as pool:
+        claim = pool.submit(worker.call, "claim", wait=50)
+        try:
+            served.wait_passed("http.claim_waiting", waiting + 1)
+            yield
+            assert not claim.done()
+        finally:
+            served.client.post(f"/api/v1/workers/{worker.id}/drain")
+
+
+def test_whoever_waits_is_woken_by_the_bell(
+    open_door: tuple[Served, Ledger], http: httpx.Client, ledger: Ledger, queue: str
+) -> None:
+    """Ten wait, ten jobs come: everybody has one, before anybody's time is up."""
+    served = open_door[0]
     workers = [Worker(http, queue) for _ in range(10)]
     got: list[list[dict[str, Any]]] = []
     threads = [threading.Thread(target=lambda w=w: got.append(w.claim(wait=50))) for w in workers]
-    for thread in threads:
-        thread.start()
-    # Nothing says from outside that they rest by now; who does not yet is woken all the same.
-    time.sleep(0.3)
-    begun_s = time.monotonic()
-    for _ in range(10):
-        put(ledger, queue)
-    for thread in threads:
-        thread.join()
-    assert time.monotonic() - begun_s < 40
+    with another_claim_waits(served, queue):
+        waiting = served.passed("http.claim_waiting")
+        for thread in threads:
+            thread.start()
+        served.wait_passed("http.claim_waiting", waiting + len(workers))
+        for _ in range(10):
+            put(ledger, queue)
+        for thread in threads:
+            thread.join()
     assert sorted(len(jobs) for jobs in got) == [1] * 10
     assert len({jobs[0]["job_id"] for jobs in got}) == 10
 
 
-def test_whoever_waits_hears_at_once_that_it_shall_go(http: httpx.Client, queue: str) -> None:
+def test_whoever_waits_hears_at_once_that_it_shall_go(
+    open_door: tuple[Served, Ledger], http: httpx.Client, queue: str
+) -> None:
+    served = open_door[0]
     worker = Worker(http, queue)
     said: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: said.append(worker.call("claim", wait=50)))
-    thread.start()
-    # As above: most likely it rests by now, and hears of it in any case.
-    time.sleep(0.3)
-    begun_s = time.monotonic()
-    http.post(f"/api/v1/workers/{worker.id}/drain")
-    thread.join()
-    assert time.monotonic() - begun_s < 40
+    with another_claim_waits(served, queue):
+        waiting = served.passed("http.claim_waiting")
+        thread.start()
+        served.wait_passed("http.claim_waiting", waiting + 1)
+        http.post(f"/api/v1/workers/{worker.id}/drain")
+        thread.join()
     assert (said[0].json()["drain"], said[0].json()["jobs"]) == (True, [])
 
 
 def test_a_worker_that_waits_hears_a_request_whose_wake_up_was_lost(
-    http: httpx.Client, ledger: Ledger, queue: str
+    open_door: tuple[Served, Ledger], http: httpx.Client, ledger: Ledger, queue: str
 ) -> None:
+    served = open_door[0]
     worker = Worker(http, queue, heartbeat_interval=0.2)
     said: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: said.append(worker.call("claim", wait=50)))
-    begun_s = time.monotonic()
-    registered = ledger.remote_worker(worker.id)
-    assert registered is not None
-    thread.start()
-    wait_for(lambda: ledger.remote_worker(worker.id).last_seen_at > registered.last_seen_at, "its claim")  # type: ignore[union-attr]
-    # Written without a wake-up. Its next heartbeat brings it, and while it waits the server sends that for it.
-    ledger.drain(worker.id)
-    thread.join()
-    assert time.monotonic() - begun_s < 40
+    with another_claim_waits(served, queue):
+        waiting = served.passed("http.claim_waiting")
+        thread.start()
+        served.wait_passed("http.claim_waiting", waiting + 1)
+        # Written without a wake-up. Its next heartbeat brings it, and while it waits the server sends that for it.
+        ledger.drain(worker.id)
+        thread.join()
     assert (said[0].json()["drain"], said[0].json()["jobs"]) == (True, [])
 
 

@@ -10,7 +10,7 @@ import cbor2
 import pytest
 import zmq
 from tests.mdp import broker as mdp_broker
-from tests.mdp.broker import READY, SERVED_S, Peers, broker_on, serve_afresh
+from tests.mdp.broker import READY, Peers, broker_on, serve_afresh
 from tests.mdp.fake_ledger import FakeLedger
 from tests.mdp.fake_ledger import broker as core_broker
 from tests.support.fleet import wait_for
@@ -65,8 +65,8 @@ def test_workers_with_names_that_come_and_go_keep_nobody_waiting(peers: Peers, c
         about = cbor2.dumps({"name": secrets.token_hex(8)})
         gone.send_multipart([b"", b"MDPW01", READY, b"churn", b"", about])
         gone.close()
-    took = [serve_afresh(peers, number) for number in range(3)]
-    assert max(took) < SERVED_S, took
+    for number in range(3):
+        serve_afresh(peers, number)
 
 
 def test_workers_that_come_and_die_all_at_once_keep_nobody_waiting(
@@ -76,7 +76,7 @@ def test_workers_that_come_and_die_all_at_once_keep_nobody_waiting(
     workers = crowd(700)
     for worker in workers:
         worker.send_multipart([b"", b"MDPW01", READY, peers.service])
-    took = [serve_afresh(peers, 0)]
+    serve_afresh(peers, 0)
     client = peers.client()
 
     def registered() -> int:
@@ -86,8 +86,8 @@ def test_workers_that_come_and_die_all_at_once_keep_nobody_waiting(
     wait_for(lambda: registered() == 700, "all of them to be registered", ALL_S)
     for worker in workers:
         worker.close(linger=0)
-    took += [serve_afresh(peers, number) for number in range(1, 4)]
-    assert max(took) < SERVED_S, took
+    for number in range(1, 4):
+        serve_afresh(peers, number)
     wait_for(lambda: registered() == 0, "all of them to be gone", ALL_S)
 
 
@@ -95,8 +95,8 @@ def test_fifteen_hundred_that_come_at_once_keep_nobody_waiting(peers: Peers, cro
     workers = crowd(1_500)
     for worker in workers:
         worker.send_multipart([b"", b"MDPW01", READY, peers.service])
-    took = [serve_afresh(peers, number) for number in range(3)]
-    assert max(took) < SERVED_S, took
+    for number in range(3):
+        serve_afresh(peers, number)
 
 
 def test_whoever_comes_behind_a_crowd_is_not_the_last_to_be_registered() -> None:

@@ -94,13 +94,23 @@ class Backdoor(Protocol):
         ...
 
 
+def age(backdoor: Backdoor, seconds: float) -> None:
+    """As if an outage had lasted this much longer. Only while no worker and no reaper can reach the ledger."""
+    backdoor.move_beats(-seconds)
+    backdoor.move_watch(-seconds)
+
+
 class SqliteBackdoor:
     dialect = "sqlite"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, transaction: apsw.Connection | None = None) -> None:
+        """With a `transaction` everything happens inside it, which may hold the write lock."""
         self.path = path
+        self._transaction = transaction
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        if self._transaction is not None:
+            return self._transaction.execute(query, values).fetchall()
         connection = apsw.Connection(str(self.path))
         try:
             connection.set_busy_timeout(5000)

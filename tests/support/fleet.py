@@ -52,15 +52,6 @@ def wait_for(look: Callable[[], T], what: str, patience_s: float = TIMEOUT_S, ev
         pause_s = min(pause_s * SLACKENING, max(every_s, RARELY_S))
 
 
-def at_best(measure: Callable[[], float], limit_s: float, tries: int = 3) -> None:
-    """Measure until it is once within the limit: what a machine can do is shown by its best, and a busy neighbour on
-    it is no defect of ours."""
-    took_s: list[float] = []
-    while not took_s or min(took_s) >= limit_s:
-        assert len(took_s) < tries, f"never within {limit_s:g}s: {took_s}"
-        took_s.append(measure())
-
-
 class WorkerProcess:
     """One `unstuck worker` with everything below it."""
 
@@ -255,6 +246,10 @@ needs_faketime = pytest.mark.skipif(not FAKETIME, reason="libfaketime is not ins
 SCALED = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "4s", "check_interval": "0.25s", "session_grace": "0.5s"}
 """The default settings, about eight times as fast."""
 LEASE_S = 4.0
+PROMPT = {"heartbeat_interval": "0.5s", "check_interval": "0.25s", "session_grace": "0.5s"}
+"""Quick loops and the default lease: a worker that gets no processor for some seconds is not declared dead."""
+SEEN_FIRST = {**PROMPT, "heartbeat_interval": "5s", "check_interval": "0.1s"}
+"""After an outage a reaper looks at the workers before their next heartbeats come."""
 
 
 class Clock:

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,6 +21,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from tests.support import processes
 from tests.support.cli import Cli
+from tests.support.points import PassedPoints
 
 from unstuck import config
 from unstuck.client.operator import Operator
@@ -46,10 +47,18 @@ class Served:
     client: httpx.Client
     process: subprocess.Popen[str]
     log: Path
+    signals: PassedPoints
 
     def said(self) -> str:
         """Give what it logged so far."""
         return self.log.read_text(errors="replace")
+
+    def passed(self, point: str) -> int:
+        """Return how often it has passed this point, which it was started to report."""
+        return self.signals.count(point, self.process.pid)
+
+    def wait_passed(self, point: str, times: int = 1) -> None:
+        self.signals.wait(point, self.process.pid, times)
 
 
 @contextmanager
@@ -63,12 +72,17 @@ def serving(
 
 @contextmanager
 def serve(
-    url: str, *arguments: str, env: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
+    url: str,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    points: Sequence[str] = (),
 ) -> Iterator[Served]:
-    """Like `serving`, with the process and its log."""
+    """Like `serving`, with the process and its log; it reports whenever it passes one of these points."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("UNSTUCK_")}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "serve.log"
+        signals = PassedPoints(Path(folder))
         with log.open("wb") as file:
             process = processes.start(
                 "unstuck.cli.main",
@@ -78,7 +92,7 @@ def serve(
                 "--json",
                 *arguments,
                 cwd=ROOT,
-                env={**kept, "UNSTUCK_URL": url, **(env or {})},
+                env={**kept, "UNSTUCK_URL": url, **(signals.of(*points) if points else {}), **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -87,7 +101,7 @@ def serve(
         try:
             address = _address(process, log)
             with httpx.Client(base_url=address, timeout=PATIENCE_S, headers=headers, trust_env=False) as client:
-                yield Served(address, client, process, log)
+                yield Served(address, client, process, log, signals)
         finally:
             _end(process)
 
@@ -343,7 +357,7 @@ def empty_database(request: pytest.FixtureRequest) -> Iterator[str]:
 def door(url: str) -> Iterator[tuple[Served, Ledger]]:
     """Open a door with low limits and a quick reaper, and the ledger behind it."""
     limits = {"UNSTUCK_MAX_PAYLOAD_BYTES": str(LARGEST_RESULT), "UNSTUCK_MAX_OUTPUT_BYTES": str(LARGEST_OUTPUT)}
-    with serve(url, env={"UNSTUCK_CHECK_INTERVAL": "0.1", **limits}) as served:
+    with serve(url, env={"UNSTUCK_CHECK_INTERVAL": "0.1", **limits}, points=["http.claim_waiting"]) as served:
         ledger = ready_ledger(Settings(url=url))
         try:
             yield served, ledger

@@ -165,7 +165,8 @@ class PgServer:
         self._swept: list[str] = []
         self.folder = folder
         self.data = folder / "data"
-        self.port = free_port()
+        self.reserved = reserve_port()
+        self.port = int(self.reserved.getsockname()[1])
         if copy_of is None:
             self._initdb(settings, networks)
         else:
@@ -382,6 +383,7 @@ def prepare_postgres(
             yield server
         finally:
             server.stop()
+            server.reserved.close()
     finally:
         remove_shared_memory(folder / "data" / "postmaster.pid")
         shutil.rmtree(folder, ignore_errors=True)
@@ -449,10 +451,15 @@ def _account() -> pwd.struct_passwd | None:
     raise RuntimeError("PostgreSQL refuses to run as root, and there is no account 'postgres' or 'nobody' here.")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserve_port() -> socket.socket:
+    """Return a socket that is bound to a free port and does not listen.
+
+    As long as it is open the kernel gives the port to no one who asks for any. A server that asks for this one and
+    sets SO_REUSEADDR, as servers do, can listen on it, also a second time."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 def _die_with_parent(parent: int) -> None:

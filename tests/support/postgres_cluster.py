@@ -22,7 +22,7 @@ import psycopg
 import pytest
 from tests.support import process_logs
 from tests.support.fleet import wait_for
-from tests.support.postgres import PgServer, as_account, free_port, prepare_postgres
+from tests.support.postgres import PgServer, as_account, prepare_postgres, reserve_port
 from tests.support.run_guard import folder_prefix
 
 PROMOTION_S = 30
@@ -114,7 +114,8 @@ class Pooler:
         self._account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         if self._account is not None:
             os.chown(folder, self._account.pw_uid, self._account.pw_gid)
-        port = free_port()
+        self._reserved = reserve_port()
+        port = int(self._reserved.getsockname()[1])
         self._config = folder / "pgbouncer.ini"
         self._config.write_text(
             f"[databases]\n{database} = user={parts.username} host=127.0.0.1 port={parts.port}\n"
@@ -140,6 +141,10 @@ class Pooler:
             self._process.wait(10)
             self._process = None
 
+    def close(self) -> None:
+        self.stop()
+        self._reserved.close()
+
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self._folder / "log").read_text()
@@ -159,5 +164,5 @@ def start_pooler(url: str, pool_size: int = 2) -> Iterator[Pooler]:
         pooler.start()
         yield pooler
     finally:
-        pooler.stop()
+        pooler.close()
         shutil.rmtree(folder)

@@ -5,6 +5,8 @@ import time
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from unstuck import failpoints
+
 
 class ServerTiming:
     """Plain ASGI, so that streams pass through it unbuffered."""
@@ -17,6 +19,8 @@ class ServerTiming:
             await self._app(scope, receive, send)
             return
         begun_s = time.perf_counter()
+        if failpoints.active:
+            failpoints.reached("http.request_received")
 
         async def timed(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -253,7 +253,7 @@ class LedgerThread:
     def _compare(self) -> ComparisonDone:
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
-            self.movement.moved()
+            self.movement.moved("ledger_thread.compare")
             try:
                 return ComparisonDone(self._ledger.held(self._worker_id))
             except LedgerError as error:

@@ -1,7 +1,6 @@
 """A server that hangs is an outage: every call has a deadline, and the next one goes to whoever answers."""
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import pytest
 from tests.support.builders import birth, put, turn, wish
 from tests.support.fleet import wait_for
 from tests.support.network_proxy import Proxy
-from tests.support.postgres import PgServer, start_postgres
+from tests.support.postgres import PgServer, reserve_port, start_postgres
 from tests.support.signals import OwnProcess
 
 from unstuck import App
@@ -71,7 +70,7 @@ def test_a_worker_that_gives_up_a_late_answer_keeps_its_session_until_it_has_ano
     """The server would take the end of the session for the end of the worker, which only cannot reconnect yet."""
     url = own_server.new_ledger()
     watcher = open_ledger(url)
-    with Proxy(url) as proxy:
+    with Proxy(url) as proxy, reserve_port() as nowhere:
         worker = open_ledger(proxy.url)
         worker.register(birth("w1"))
         first = worker.service_connection.open().pid
@@ -79,7 +78,7 @@ def test_a_worker_that_gives_up_a_late_answer_keeps_its_session_until_it_has_ano
         with pytest.raises(LedgerUnavailable):
             worker.beat(Heartbeat("w1", 0, 0))
         # The road is whole again for what is open, and leads nowhere for what is new.
-        proxy.point_to(_closed_port())
+        proxy.point_to(nowhere.getsockname()[1])
         proxy.heal()
         until_s = time.monotonic() + 1.0
         while time.monotonic() < until_s:
@@ -92,11 +91,6 @@ def test_a_worker_that_gives_up_a_late_answer_keeps_its_session_until_it_has_ano
         assert [one.session for one in watcher.watch()] == [Session.PRESENT]
         worker.close()
     watcher.close()
-
-
-def _closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _is_there(ledger: PostgresLedger, pid: int) -> bool:

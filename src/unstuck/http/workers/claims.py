@@ -13,7 +13,7 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 
-from unstuck import logs
+from unstuck import failpoints, logs
 from unstuck.domain.endings import Release
 from unstuck.domain.journal import StoredJournal
 from unstuck.domain.payload import JSON
@@ -48,6 +48,8 @@ class Waiter:
         self._woken.clear()
 
     async def wait(self) -> None:
+        if failpoints.active:
+            failpoints.reached("http.claim_waiting")
         await self._woken.wait()
 
 
