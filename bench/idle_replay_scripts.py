@@ -1,7 +1,7 @@
 """Write down for `pgbench` what the two connections of an idle worker ask, and when.
 
 The statements are recorded from the worker's own parts, which are called once each: turn, comparison, beat, ring of
-neighbours, round of the watchman, count of the crowd, books. Of `WorkerLoop`, `Heartbeat`, `Loop` and `MetricsWriter`
+neighbours, round of the reaper, count of the crowd, books. Of `WorkerLoop`, `Heartbeat`, `Loop` and `MetricsWriter`
 only the timetable is here; `bench.idle_workers` compares it with real workers, statement by statement.
 """
 
@@ -26,7 +26,7 @@ from unstuck.runner.tasks import Manifest
 from unstuck.worker.loop import BEATS_PER_COMPARISON
 
 LEAST_WORKERS = int(SLOWEST * ASKING_PER_INTERVAL)
-"""So many watchmen are a crowd: each asks for the ticket as seldom as ever."""
+"""So many reapers are a crowd: each asks for the ticket as seldom as ever."""
 
 JITTER_S = 0.1
 """Who begins a whole number of laps after another is not in step with it for ever."""
@@ -76,7 +76,7 @@ def _service_script(ledger: RecordingLedger, born: NewWorker, settings: Settings
     lap_s = born.heartbeat_interval_s
     asks_s = settings.recovery.check_interval_s * pace(workers)
     if asks_s != lap_s:
-        raise ValueError(f"a watchman who asks every {asks_s}s and a beat every {lap_s}s do not make one lap")
+        raise ValueError(f"a reaper who asks every {asks_s}s and a beat every {lap_s}s do not make one lap")
     beat = ledger.recorded(lambda: ledger.beat(Heartbeat(born.id, 0, 0)))
     ring = ledger.recorded(lambda: ledger.peers_of(born.id, host.hostname(), LOOKED_AT))
     reaper = Reaper(ledger, settings.recovery, by=born.id)

@@ -72,7 +72,7 @@ REAL_WORKERS = WORKERS_PER_HOST
 BORN_TOGETHER = 2
 """All at once starve each other on a small machine."""
 SETTLE_S = 20.0
-"""A watchman learns by ten lost tickets, a second apart, how many there are, and asks less often from then on."""
+"""A reaper learns by ten lost tickets, a second apart, how many there are, and asks less often from then on."""
 MOST_CONNECTIONS_EACH = 3
 MOST_DISAGREEMENT = 0.1
 
@@ -125,7 +125,7 @@ def _measure_all(table: Table, database: Postgres, sizes: list[int], seconds: fl
             silent_s = _judged(stage, workers)
         _add(table, f"{workers:,} replayed", idle)
         table.notes.append(
-            f"{workers:,} replayed: no beat was older than {silent_s:.2f} s in the end, and a real watchman's round"
+            f"{workers:,} replayed: no beat was older than {silent_s:.2f} s in the end, and a real reaper's sweep"
             f" suspected nobody; `pgbench` took {cpu_share:.2f} of a core"
         )
         if real.calls is not None and idle.calls is not None:
@@ -136,11 +136,11 @@ def _measure_all(table: Table, database: Postgres, sizes: list[int], seconds: fl
 
 
 def _judged(stage: Stage, workers: int) -> float:
-    """Let a real watchman look at the replayed ones, and give the longest silence."""
+    """Let a real reaper look at the replayed ones, and give the longest silence."""
     silent_s = stage.ledger.fleet().silent_s
     done = Reaper(stage.ledger, config.load({"url": stage.url}).recovery, by="bench").sweep(ticket=False)
     if done.watched != workers or done.suspected or done.deaths:
-        raise RuntimeError(f"a watchman saw {done.watched} of {workers} idle workers: {done.counts()}")
+        raise RuntimeError(f"a reaper saw {done.watched} of {workers} idle workers: {done.counts()}")
     return silent_s
 
 

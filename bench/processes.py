@@ -87,11 +87,11 @@ class WorkerProcess:
         return self.process.pid
 
     def cpu(self) -> CpuClock:
-        """Give worker alone (head) and nursery with runners (below)."""
+        """Give worker alone (head) and fork server with runners (below)."""
         return cpu_of_family(self.pid)
 
     def family(self) -> list[OwnProcess]:
-        """Return the worker, its nursery and its runners; nothing if the worker has ended."""
+        """Return the worker, its fork server and its runners; nothing if the worker has ended."""
         try:
             return [OwnProcess(self.pid), *descendants(self.pid)] if self.process.poll() is None else []
         except psutil.NoSuchProcess:

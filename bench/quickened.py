@@ -1,7 +1,7 @@
 """Run a worker whose watching goes round many times as often as in life, so that its cost stands out from the noise.
 
 `python -m bench.quickened worker …` is `unstuck worker …` with every period of watching divided by BENCH_QUICKENED:
-beats, pulses, looks at runners, weighing, the nursery's rounds. Nothing else differs.
+beats, pulses, looks at runners, weighing, the fork server's rounds. Nothing else differs.
 """
 
 import os
@@ -34,11 +34,11 @@ def quicken_worker(times: int) -> None:
     watchdog.LOOK_EVERY_S /= times
 
 
-def quicken_nursery() -> None:
-    """Do the same in the nursery: it runs as the main module of its process, and imports the app."""
-    nursery = sys.modules["__main__"]
-    if getattr(nursery, "Nursery", None) is not None:
-        nursery.TICK_S /= int(os.environ[VARIABLE])  # type: ignore[attr-defined]
+def quicken_fork_server() -> None:
+    """Do the same in the fork server: it runs as the main module of its process, and imports the app."""
+    fork_server = sys.modules["__main__"]
+    if getattr(fork_server, "Fork server", None) is not None:
+        fork_server.TICK_S /= int(os.environ[VARIABLE])  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from typing import Any
 from unstuck import App, Context, Recovery
 
 if "BENCH_QUICKENED" in os.environ:
-    from bench.quickened import quicken_nursery
+    from bench.quickened import quicken_fork_server
 
-    quicken_nursery()
+    quicken_fork_server()
 
 
 def _recovery() -> Recovery | None:

@@ -55,7 +55,7 @@ def run(databases: list[Database], seconds_each: float, shapes: tuple[tuple[str,
     table.notes += [
         "concurrency is per worker: sync × 8 is eight processes; async × 200 is one process with 200 jobs at once",
         'on_crash="fail" never runs ahead: a runner gets its next job after a commit that says so',
-        "µs: CPU time (user + system) per job of the worker process, of nursery and runners, of the server's processes",
+        "µs: CPU time (user + system) per job: worker process; fork server and runners; the server's processes",
         "commits and WAL: from the first job to the last, beats included, without the enqueue and our own looks",
     ]
     return table

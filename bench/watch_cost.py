@@ -3,8 +3,8 @@
 Watching is too cheap to be seen beside the noise of a machine. So a second worker watches twenty times as often, the
 two work in short turns, one frozen while the other works, and what the second costs more is divided by nineteen. What
 limits cost a job when it begins and ends does not depend on how often anybody looks: for that no-ops with every limit
-stand against no-ops without any, in turns within one worker. Both by CPU time per job (worker, nursery, runners and the
-database's server) and by rate: the median over pairs of neighbouring turns, with its interval.
+stand against no-ops without any, in turns within one worker. Both by CPU time per job (worker, fork server, runners
+and the database's server) and by rate: the median over pairs of neighbouring turns, with its interval.
 """
 
 import os
@@ -43,7 +43,7 @@ def run(databases: list[Database], seconds: float, turns: int) -> Table:
         "sleeping: one worker, as many slots as jobs, each with timeout, stall_timeout, interpreter_timeout and "
         "memory_limit, and a ctx.heartbeat() a second; 'without' is the same worker with nothing to do",
         f"watching: {turns} pairs of turns of two workers with {SLOTS} slots, tasks with all those limits; 'with' "
-        f"watches {TIMES} times as often (beats, pulses, looks, weighing, the nursery's rounds), and the difference is "
+        f"watches {TIMES} times as often (beats, pulses, looks, weighing, the fork server's rounds); the difference is "
         f"divided by {TIMES - 1}: it is what watching costs in life",
         f"limits: {turns} pairs of turns of one worker, the same task without limits and with them",
         "the difference is the median over the pairs; from, to: its 95 % interval (bootstrap)",

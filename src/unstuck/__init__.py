@@ -168,7 +168,7 @@ _HOMES = {
 if not TYPE_CHECKING:  # Else a type checker would believe in every name.
 
     def __getattr__(name: str) -> Any:
-        # Loaded on first use: a worker and its nursery import parts of this package and need not pay for all of it.
+        # Loaded on first use: a worker and its fork server import parts of this package and need not pay for all of it.
         from importlib import import_module
 
         if name not in __all__:

@@ -79,7 +79,7 @@ def _kill_for(fleet: Fleet, seconds: float, chance: random.Random) -> Counter[st
         time.sleep(chance.uniform(0.05, 0.5))  # The rhythm of the disaster, not luck.
         living = [worker for worker in fleet.workers if worker.process.poll() is None]
         worker = chance.choice(living)
-        what = chance.choice(("worker", "family", "nursery", "runner", "runner", "runner", "freeze"))
+        what = chance.choice(("worker", "family", "fork server", "runner", "runner", "runner", "freeze"))
         kills[what] += _strike(worker.family(), what)
         if worker.process.poll() is not None or what in ("worker", "family"):
             worker.process.wait(10)
@@ -93,7 +93,7 @@ def _strike(family: list[OwnProcess], what: str) -> int:
     targets = {
         "worker": family[:1],
         "family": family,
-        "nursery": family[1:2],
+        "fork server": family[1:2],
         "runner": family[2:3],
         "freeze": family[:1],
     }[what]

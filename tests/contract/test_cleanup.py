@@ -33,9 +33,11 @@ def occupy(page: StatusPage, slot: int, body: DummyProcess, kind: int = SYNC) ->
     page.set_runner(slot, body.pid, body.started)
 
 
-def test_nursery_and_runners_die_and_what_they_entered_is_known(page: StatusPage, bodies: list[DummyProcess]) -> None:
-    nursery, first, second = bodies
-    page.set_fork_server(nursery.pid, nursery.started)
+def test_fork_server_and_runners_die_and_what_they_entered_is_known(
+    page: StatusPage, bodies: list[DummyProcess]
+) -> None:
+    fork_server, first, second = bodies
+    page.set_fork_server(fork_server.pid, fork_server.started)
     occupy(page, 0, first)
     occupy(page, 1, second)
     page.enter(0, 11)
@@ -55,13 +57,13 @@ def test_a_frozen_runner_dies_as_well(page: StatusPage, bodies: list[DummyProces
     assert bodies[0].dead
 
 
-def test_the_nursery_of_a_worker_that_may_wake_up_is_spared(page: StatusPage, bodies: list[DummyProcess]) -> None:
-    nursery, runner, _ = bodies
-    page.set_fork_server(nursery.pid, nursery.started)
+def test_the_fork_server_of_a_worker_that_may_wake_up_is_spared(page: StatusPage, bodies: list[DummyProcess]) -> None:
+    fork_server, runner, _ = bodies
+    page.set_fork_server(fork_server.pid, fork_server.started)
     occupy(page, 0, runner)
     assert leftovers.kill(str(page.path), fork_server=False).all_gone
     assert runner.dead
-    assert not nursery.dead
+    assert not fork_server.dead
 
 
 def test_somebody_else_with_the_same_pid_is_not_touched(page: StatusPage, bodies: list[DummyProcess]) -> None:

@@ -53,5 +53,5 @@ def test_the_clock_is_noted_unless_the_birth_was_slow(ledger: SlowLedger) -> Non
     assert join(ledger, "slow") == {"zone": "a"}
 
 
-def test_the_doctor_and_the_watchman_mean_the_same_ticket() -> None:
+def test_the_doctor_and_the_reaper_mean_the_same_ticket() -> None:
     assert SWEEP_TICKET == reap.SWEEP_TICKET

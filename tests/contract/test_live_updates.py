@@ -26,7 +26,7 @@ def door(tmp_path: Path) -> Iterator[Any]:
     app.migrate()
     door = create_app(app, open=True)
     yield door
-    door.state.services.counter.close()
+    door.state.services.runtime.close()
     app.close()
 
 

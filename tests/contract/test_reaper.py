@@ -252,9 +252,9 @@ def test_burying_somebody_unknown_or_in_order_does_nothing(stage: StoredWorkers)
 def test_jobs_whose_code_never_began_return_for_free_and_the_runners_are_gone(
     stage: StoredWorkers, tmp_path: Path
 ) -> None:
-    body, nursery, runner = stage.body(), stage.body(), stage.body()
+    body, fork_server, runner = stage.body(), stage.body(), stage.body()
     page = StatusPage.create(tmp_path / "trace", 2)
-    page.set_fork_server(nursery.pid, nursery.started)
+    page.set_fork_server(fork_server.pid, fork_server.started)
     for slot in range(2):
         page.set_kind(slot, SYNC)
     page.set_runner(0, runner.pid, runner.started)
@@ -266,7 +266,7 @@ def test_jobs_whose_code_never_began_return_for_free_and_the_runners_are_gone(
     done = stage.reaper(Recovery()).sweep()
     assert done.requeued == 2
     assert runner.dead
-    assert nursery.dead
+    assert fork_server.dead
     spent = {job: stage.ledger.job(job) for job in (entered, waiting)}
     assert {job: record.crash_count for job, record in spent.items() if record} == {entered: 1, waiting: 0}
     assert not page.path.exists()
@@ -291,7 +291,7 @@ def test_a_job_past_its_hard_deadline_is_ended_when_its_worker_does_not(stage: S
     assert record.error.code == "DEADLINE_EXCEEDED"
 
 
-def test_a_late_watchman_believes_the_kernel_and_nobody_else(stage: StoredWorkers) -> None:
+def test_a_late_reaper_believes_the_kernel_and_nobody_else(stage: StoredWorkers) -> None:
     stage.worker()
     body = stage.body()
     gone, silent = stage.worker(body=body), stage.worker(suspect_after_s=SHORT_S)
@@ -299,7 +299,7 @@ def test_a_late_watchman_believes_the_kernel_and_nobody_else(stage: StoredWorker
     stage.silent(silent, SHORT_S)
     reaper = stage.reaper(QUICK)
     long_ago_s = host.boottime_s() - 60.0
-    reaper.attention.reached(long_ago_s, long_ago_s, stale_s=0.0, connected_s=0.0)
+    reaper.watch.reached(long_ago_s, long_ago_s, stale_s=0.0, connected_s=0.0)
     done = reaper.sweep()
     assert done.skipped == "late"
     assert done.deaths == {Detector.PEER: 1}
@@ -337,7 +337,7 @@ def test_a_reaper_that_is_late_in_every_round_still_finds_a_long_silence(stage: 
     def late_round() -> bool:
         stage.keep_watch()
         long_ago_s = host.boottime_s() - 60.0
-        reaper.attention.reached(long_ago_s, long_ago_s, stale_s=0.0, connected_s=0.0)
+        reaper.watch.reached(long_ago_s, long_ago_s, stale_s=0.0, connected_s=0.0)
         assert reaper.sweep(ticket=False).skipped == "late"
         return stage.record(silent).state is WorkerState.DEAD
 

@@ -1,4 +1,4 @@
-"""The watchman's round switches off who keeps crashing: once, aloud, and only where it is allowed to."""
+"""The reaper's sweep switches off who keeps crashing: once, aloud, and only where it is allowed to."""
 
 from collections.abc import Iterator
 from pathlib import Path

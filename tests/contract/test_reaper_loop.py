@@ -1,4 +1,4 @@
-"""The watchman's loop and the neighbours' ring: they outlive outages, and they see a death at once."""
+"""The reaper's loop and the neighbours' ring: they outlive outages, and they see a death at once."""
 
 import heapq
 import threading
@@ -82,11 +82,11 @@ def started() -> Iterator[list[Any]]:
 
 
 def walk(started: list[Any], reaper: Reaper) -> Loop:
-    """Start a watchman who is stopped with the test."""
-    watchman = Loop(reaper)
-    started.append(watchman)
-    watchman.start()
-    return watchman
+    """Start a reaper who is stopped with the test."""
+    reaper_loop = Loop(reaper)
+    started.append(reaper_loop)
+    reaper_loop.start()
+    return reaper_loop
 
 
 def test_it_walks_again_and_again_and_stops_when_told(started: list[Any]) -> None:
@@ -109,8 +109,8 @@ def test_a_crowd_that_asks_at_the_same_moments_keeps_the_watch(stage: StoredWork
     for _ in range(30):
         stage.worker()
     crowd = [Loop(stage.reaper(Recovery())) for _ in range(30)]
-    for watchman in crowd:
-        watchman._workers = len(crowd)
+    for reaper_loop in crowd:
+        reaper_loop._workers = len(crowd)
     due = [(virtual_s[0], number) for number in range(len(crowd))]
     stage.ledger.keep_watch(Tick(None, 1.0))
     began_s = virtual_s[0]
@@ -132,18 +132,18 @@ def test_an_outage_is_said_once_and_survived(started: list[Any], caplog: pytest.
         return [record.getMessage() for record in caplog.records if record.name == "unstuck.maintenance"]
 
     # He says so when the round is over.
-    wait_for(lambda: "The watchman is back on his rounds" in said(), "his word")
-    assert said().count("The watchman cannot reach the ledger and keeps trying") == 1
-    assert said().count("The watchman is back on his rounds") == 1
+    wait_for(lambda: "The reaper can reach the ledger again" in said(), "his word")
+    assert said().count("The reaper cannot reach the ledger and keeps trying") == 1
+    assert said().count("The reaper can reach the ledger again") == 1
 
 
 def test_a_lock_in_the_way_is_no_outage(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "unstuck.recovery")
     reaper = Scripted(TICK, SweepResult(), LedgerBusy("canceling statement due to lock timeout"))
-    watchman = walk(started, reaper)
+    reaper_loop = walk(started, reaper)
     # No growing pauses, as there are in an outage.
     reaper.await_rounds(20)
-    assert not watchman.cut_off
+    assert not reaper_loop.cut_off
     said = [record.getMessage() for record in caplog.records if record.name == "unstuck.recovery"]
     assert said == ["A lock holds up the reaper; the next round tries again"]
 
@@ -156,9 +156,9 @@ def test_a_bug_in_one_round_does_not_end_the_watch(started: list[Any]) -> None:
 
 def test_a_kick_walks_a_round_at_once(started: list[Any]) -> None:
     reaper = Scripted(RARE, SweepResult())
-    watchman = walk(started, reaper)
+    reaper_loop = walk(started, reaper)
     reaper.await_rounds(1)
-    watchman.kick()
+    reaper_loop.kick()
     reaper.await_rounds(2)
 
 
@@ -181,10 +181,10 @@ def test_whoever_keeps_losing_the_ticket_counts_the_fleet(stage: StoredWorkers, 
         stage.worker()
     reaper = Scripted(TICK, SweepResult(skipped="ticket"))
     reaper.ledger = stage.ledger
-    watchman = walk(started, reaper)
-    wait_for(lambda: watchman._workers == 40, "the fleet counted")
+    reaper_loop = walk(started, reaper)
+    wait_for(lambda: reaper_loop._workers == 40, "the fleet counted")
     reaper.wake(SweepResult(deaths=Counter({Detector.LEASE: 1})))
-    assert watchman._workers == 1
+    assert reaper_loop._workers == 1
 
 
 def test_the_daemon_keeps_watch_until_it_is_told_to_stop(stage: StoredWorkers) -> None:
@@ -207,9 +207,9 @@ def test_a_neighbour_that_dies_is_buried_at_once_and_its_retries_are_soon_ready(
     mine, other = stage.worker(body=me), stage.worker(body=body)
     [job] = stage.running(other, policy=Policy(on_crash="retry"))
     reaper = stage.reaper(RARE)
-    watchman, neighbours = Loop(reaper), PeerWatch(reaper, mine)
-    started += [watchman, neighbours]
-    watchman.start()
+    reaper_loop, neighbours = Loop(reaper), PeerWatch(reaper, mine)
+    started += [reaper_loop, neighbours]
+    reaper_loop.start()
     neighbours.start()
     wait_for(lambda: neighbours.holding == {other}, "a hold on the neighbour")
     body.kill()

@@ -40,13 +40,13 @@ def finish(ledger: Ledger, meddler: Backdoor, count: int, **changes: object) -> 
 
 
 def watch(ledger: Ledger, **settings: object) -> Loop:
-    """Let a watchman go his rounds in this thread until nothing is due for half a second."""
-    watchman = Loop(Reaper(ledger, Recovery(**settings), by="reaper"))  # type: ignore[arg-type]
+    """Let a reaper go his rounds in this thread until nothing is due for half a second."""
+    reaper_loop = Loop(Reaper(ledger, Recovery(**settings), by="reaper"))  # type: ignore[arg-type]
     deadline_s = time.monotonic() + TIMEOUT_S
-    while (wait_s := watchman.step()) < 0.5:
+    while (wait_s := reaper_loop.step()) < 0.5:
         assert time.monotonic() < deadline_s, "it never comes to rest"
         time.sleep(wait_s)
-    return watchman
+    return reaper_loop
 
 
 def test_a_backlog_of_finished_jobs_is_removed_within_seconds_not_hours(
@@ -76,7 +76,7 @@ def test_a_backlog_of_events_is_removed_as_quickly(ledger: Ledger, w1: str, medd
     meddler.add_events(15_000)
     meddler.age_events(OLD_S)
     watch(ledger)
-    assert meddler.count("events") < 10, "only what the watchman himself told"
+    assert meddler.count("events") < 10, "only what the reaper himself told"
 
 
 def test_a_round_for_cron_removes_the_backlog_too(ledger: Ledger, w1: str, meddler: Backdoor) -> None:

@@ -197,7 +197,7 @@ def test_a_worker_waits_as_long_as_its_most_patient_running_job(ledger: Ledger, 
     assert watched.held == 4
 
 
-def test_the_watchman_sees_who_it_is(ledger: Ledger) -> None:
+def test_the_reaper_sees_who_it_is(ledger: Ledger) -> None:
     ledger.register(birth(status_page="/dev/shm/unstuck-w1"))
     [watched] = ledger.watch()
     facts = birth(status_page="/dev/shm/unstuck-w1")
@@ -379,7 +379,7 @@ def test_it_outlives_a_restart_of_this_machine_and_of_our_session(ledger: Ledger
     reaper.sweep(ticket=False)
     [worker] = ledger.watch()
     assert worker.state is WorkerState.ACTIVE
-    assert not reaper.witness.rebooted(worker)
+    assert not reaper.observer.rebooted(worker)
     assert worker.silent_s < LONG_S
     ledger.record_heartbeats([RemoteHeartbeat("f1")])
     assert ledger.watch()[0].silent_s < 5

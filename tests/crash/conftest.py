@@ -66,4 +66,4 @@ def memory_cgroup() -> Iterator[Path]:
 
 
 def started_in(group: Path, fleet: Fleet) -> WorkerProcess:
-    return fleet.start("--concurrency", "2", place=Host(cgroup=str(group)), nursery_ahead=False)
+    return fleet.start("--concurrency", "2", place=Host(cgroup=str(group)), prepare_fork_server=False)

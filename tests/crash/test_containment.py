@@ -69,7 +69,7 @@ def test_a_crowd_of_daemons_dies_to_the_last(home: RunnerPoolHarness, tmp_path: 
     assert all(gone_within(read_pid(tmp_path / f"d{n}"), 1) for n in range(20))
 
 
-def test_a_new_nursery_leaves_the_rooms_of_the_living_alone(plain: RunnerPoolHarness, tmp_path: Path) -> None:
+def test_a_new_fork_server_leaves_the_rooms_of_the_living_alone(plain: RunnerPoolHarness, tmp_path: Path) -> None:
     with house(tmp_path, source=APP):
         pass
     runner = plain.bench.start_runner(0, "sync")
@@ -93,22 +93,24 @@ def test_closing_the_bench_leaves_nothing(home: RunnerPoolHarness, tmp_path: Pat
     assert gone_within(daemon, 1)
 
 
-# The nursery ----------------------------------------------------------------------------------
+# The fork server ----------------------------------------------------------------------------------
 
 
-def test_a_killed_nursery_takes_its_runners_along_and_can_be_replaced(home: RunnerPoolHarness, tmp_path: Path) -> None:
+def test_a_killed_fork_server_takes_its_runners_along_and_can_be_replaced(
+    home: RunnerPoolHarness, tmp_path: Path
+) -> None:
     runners = [home.bench.start_runner(slot, "sync") for slot in (0, 1)]
     runners[0].send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "wait")])
     runners[1].send([frame(2, "add", 1, 1), frame(3, "wait_for", str(tmp_path / "go")), frame(4, "add", 1, 1)])
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
     wait_for((tmp_path / "daemon.entered").exists, "the daemon is there")
     pids = [home.born(runner) for runner in runners]
-    nursery, _ = home.trace.fork_server()
-    send_signal(nursery, signal.SIGKILL)
+    fork_server, _ = home.trace.fork_server()
+    send_signal(fork_server, signal.SIGKILL)
     assert home.wait_event(ForkServerDied).cause == "killed by SIGKILL (signal 9)"
     exits = sorted((home.wait_event(RunnerExit) for _ in pids), key=lambda found: found.slot)
     assert [(found.pid, found.entered) for found in exits] == [(pids[0], 1), (pids[1], 3)]
-    assert {found.cause for found in exits} == {"exit status unknown: the nursery died"}
+    assert {found.cause for found in exits} == {"exit status unknown: the fork server died"}
     assert all(gone_within(pid, 1) for pid in (*pids, read_pid(tmp_path / "daemon")))
     assert [done.token for done in runners[1].read()] == [2]
     assert runners[1].take_back() == [4]
@@ -132,18 +134,18 @@ def test_a_lease_that_ends_kills_the_runner_even_inside_c_code(plain: RunnerPool
     assert found.entered == 1
 
 
-def test_a_runner_ends_itself_when_even_its_nursery_is_frozen(plain: RunnerPoolHarness, tmp_path: Path) -> None:
+def test_a_runner_ends_itself_when_even_its_fork_server_is_frozen(plain: RunnerPoolHarness, tmp_path: Path) -> None:
     runner = plain.bench.start_runner(0, "sync")
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     pid = plain.born(runner)
     wait_for((tmp_path / "go.entered").exists, "the job is entered")
-    nursery, _ = plain.trace.fork_server()
-    send_signal(nursery, signal.SIGSTOP)
+    fork_server, _ = plain.trace.fork_server()
+    send_signal(fork_server, signal.SIGSTOP)
     try:
         plain.trace.set_lease_end(0, host.boottime_s() + 0.1)
         assert gone_within(pid, 3)
     finally:
-        send_signal(nursery, signal.SIGCONT)
+        send_signal(fork_server, signal.SIGCONT)
 
 
 def test_the_pulse_beats_and_stops_inside_c_code(plain: RunnerPoolHarness, tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ with house(folder, cgroup=sys.argv[2] == "cgroup") as home:
 
 @pytest.fixture(params=["cgroup", "subreaper"])
 def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own that stands for a worker, with a nursery, two runners and a daemon below it."""
+    """A process of its own that stands for a worker, with a fork server, two runners and a daemon below it."""
     process = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), request.param])
     try:
         for name in ("family", "in", "daemon.entered"):
@@ -205,20 +207,20 @@ def test_a_killed_worker_takes_everything_along(worker: subprocess.Popen[bytes],
 def test_what_is_left_when_nobody_could_clean_up_is_found_by_its_mark(
     worker: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    nursery, *_ = below(tmp_path)
-    send_signal(nursery, signal.SIGSTOP)
+    fork_server, *_ = below(tmp_path)
+    send_signal(fork_server, signal.SIGSTOP)
     worker.kill()
     assert leftovers.kill(str((tmp_path / "trace").resolve())).all_gone
     assert all(gone_within(pid, 1) for pid in below(tmp_path))
 
 
-def test_the_nursery_keeps_the_lease_of_a_frozen_worker(worker: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    nursery, first, second, daemon = below(tmp_path)
+def test_the_fork_server_keeps_the_lease_of_a_frozen_worker(worker: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    fork_server, first, second, daemon = below(tmp_path)
     trace = StatusPage.open((tmp_path / "trace").resolve())
     worker.send_signal(signal.SIGSTOP)
     trace.set_lease_end(0, host.boottime_s() + 0.2)
     assert gone_within(first, 2)
     assert gone_within(daemon, 1)
     assert not gone_within(second, 0)
-    assert not gone_within(nursery, 0)
+    assert not gone_within(fork_server, 0)
     trace.close()

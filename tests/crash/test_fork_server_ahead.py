@@ -19,15 +19,15 @@ PLAIN = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 
 def facts(worker: WorkerProcess) -> dict[str, Any]:
     """Return what the kernel knows of the worker's fork server, without numbers that differ each time."""
-    nursery = worker.family()[1]
-    here = Path(f"/proc/{nursery.pid}")
+    fork_server = worker.family()[1]
+    here = Path(f"/proc/{fork_server.pid}")
     environment = [word.decode() for word in (here / "environ").read_bytes().split(b"\0") if word]
     status = dict(line.split(":\t") for line in (here / "status").read_text().splitlines() if ":\t" in line)
     shown = dict(word.split("=", 1) for word in environment)
     assert re.fullmatch(r"\S+", shown.pop(MARK_VARIABLE))
     return {
-        "parent": nursery.ppid() == worker.pid,
-        "leads its session": os.getsid(nursery.pid) == nursery.pid == os.getpgid(nursery.pid),
+        "parent": fork_server.ppid() == worker.pid,
+        "leads its session": os.getsid(fork_server.pid) == fork_server.pid == os.getpgid(fork_server.pid),
         "environment": shown,
         "stdin": os.readlink(here / "fd" / "0"),
         "descriptors": sorted(re.sub(r"(?<=unstuck-)\w+|\d+", "", os.readlink(one)) for one in (here / "fd").iterdir()),
@@ -40,7 +40,7 @@ def facts(worker: WorkerProcess) -> dict[str, Any]:
 
 @PLAIN
 def test_it_is_as_if_the_worker_had_started_it(fleet: Fleet) -> None:
-    plain, ahead = (fleet.start("--concurrency", "1", nursery_ahead=one) for one in (False, True))
+    plain, ahead = (fleet.start("--concurrency", "1", prepare_fork_server=one) for one in (False, True))
     assert b"runner.fork_server" in Path(f"/proc/{plain.family()[1].pid}/cmdline").read_bytes()
     assert b"runner.fork_server" not in Path(f"/proc/{ahead.family()[1].pid}/cmdline").read_bytes()
     assert facts(ahead) == facts(plain)

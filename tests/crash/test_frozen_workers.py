@@ -67,7 +67,7 @@ def test_a_frozen_worker_wakes_late_and_its_result_is_refused(make_fleet: MakeFl
     assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
 
 
-def test_only_the_worker_is_frozen_and_the_nursery_ends_its_runners(make_fleet: MakeFleet, tmp_path: Path) -> None:
+def test_only_the_worker_is_frozen_and_the_fork_server_ends_its_runners(make_fleet: MakeFleet, tmp_path: Path) -> None:
     fleet = make_fleet(**TIGHT)
     frozen = fleet.start("--concurrency", "1")
     notes = tmp_path / "notes"
@@ -77,7 +77,7 @@ def test_only_the_worker_is_frozen_and_the_nursery_ends_its_runners(make_fleet: 
     frozen.freeze(alone=True)
     fleet.start("--concurrency", "1")
     assert job.result(timeout=30) == "quick"
-    # Its lease ended before the job was given away, and the nursery saw to it.
+    # Its lease ended before the job was given away, and the fork server saw to it.
     assert not _alive(runner.pid)
     send_signal(frozen.pid, signal.SIGCONT)
 

@@ -72,7 +72,7 @@ def test_the_answer_of_a_committed_turn_is_lost(fleet: Fleet, point: str, tmp_pa
 
 
 @pytest.mark.parametrize("point", ["reap.after_declare_dead", "reap.before_settle", "reap.after_settle"])
-def test_the_watchman_is_killed_inside_the_sweep(fleet: Fleet, point: str) -> None:
+def test_the_reaper_is_killed_inside_the_sweep(fleet: Fleet, point: str) -> None:
     """The verdict stands; whoever comes next finishes the burial."""
     victim = fleet.start("--queues", "other", "--concurrency", "2")
     jobs = [fleet.task("nap_again").options(queue="other").enqueue(0.3) for _ in range(4)]

@@ -71,11 +71,11 @@ def test_a_job_that_kills_four_times_is_quarantined(fleet: Fleet) -> None:
     assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
 
 
-def test_the_whole_nursery_dies_and_work_goes_on(fleet: Fleet) -> None:
+def test_the_whole_fork_server_dies_and_work_goes_on(fleet: Fleet) -> None:
     worker = fleet.start("--concurrency", "2")
     job, _ = fleet.begin("nap_again", 2)
-    nursery = worker.family()[1]
-    nursery.send_signal(signal.SIGKILL)
+    fork_server = worker.family()[1]
+    fork_server.send_signal(signal.SIGKILL)
     assert job.result(timeout=60) == "rested"
     assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
     assert worker.process.poll() is None

@@ -60,8 +60,8 @@ def test_a_crowd_in_sessions_of_its_own_is_ended_to_the_last(home: RunnerPoolHar
     found = home.exit_of(runner)
     assert found.cause == f"killed by SIGKILL (signal 9): it started more than {MOST} processes"
     assert (found.entered, found.oom) == (1 if kind == "sync" else 0, False)
-    nursery = home.trace.fork_server()[0]
-    wait_for(lambda: [p.pid for p in below(nursery)] == [home.born(sibling)], "only the sibling is left", 10)
+    fork_server = home.trace.fork_server()[0]
+    wait_for(lambda: [p.pid for p in below(fork_server)] == [home.born(sibling)], "only the sibling is left", 10)
     assert home.run(sibling, "add", 1, 1).outcome == Succeeded(b"2")
 
 

@@ -289,8 +289,8 @@ def test_an_app_that_cannot_be_forked_is_spawned_and_says_why(tmp_path: Path, li
         runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "7")])
         assert home.exit_of(runner).cause == "exited with code 7"
         assert gone_within(read_pid(tmp_path / "daemon"), 1)
-        nursery, _ = home.trace.fork_server()
-        send_signal(nursery, signal.SIGKILL)
+        fork_server, _ = home.trace.fork_server()
+        send_signal(fork_server, signal.SIGKILL)
         home.wait_event(ForkServerDied)
         assert gone_within(home.born(loop), 1)
 
@@ -376,43 +376,43 @@ def test_a_job_that_ended_just_before_it_was_cancelled_does_not_take_the_next_on
 def test_what_never_began_is_kept_through_drain_deadline_and_lease_and_not_failed(tmp_path: Path) -> None:
     for fate in (Died("drain", counts=False, drained=True), Overran("too long"), Died("lease", counts=False)):
         with shift(tmp_path) as at_work:
-            wait_for(lambda at=at_work: at.house.trace.fork_server()[0], "the nursery to be equipped")  # type: ignore[misc]
-            nursery = at_work.house.trace.fork_server()[0]
-            send_signal(nursery, signal.SIGSTOP)
+            wait_for(lambda at=at_work: at.house.trace.fork_server()[0], "the fork server to be equipped")  # type: ignore[misc]
+            fork_server = at_work.house.trace.fork_server()[0]
+            send_signal(fork_server, signal.SIGSTOP)
             try:
                 held_job = at_work.hold("add", 1, 2)
                 at_work.give(held_job)
                 at_work.runners.stop(held_job.token, fate, DeathKind.LEASE, host.boottime_s())
             finally:
-                send_signal(nursery, signal.SIGCONT)
+                send_signal(fork_server, signal.SIGCONT)
             assert list(at_work.runners.ready) == [held_job]
             assert not at_work.outbox.endings
             at_work.runners.feed(0)
             at_work.until(lambda at=at_work: at.outbox.done, "it to run as if nothing had been")  # type: ignore[misc]
 
 
-def test_a_frozen_nursery_is_replaced_and_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_fork_server_is_replaced_and_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unstuck.worker.pool.BIRTH_S", 0.2)
     with shift(tmp_path) as at_work:
-        wait_for(lambda: at_work.house.trace.fork_server()[0], "the nursery to be equipped")
+        wait_for(lambda: at_work.house.trace.fork_server()[0], "the fork server to be equipped")
         send_signal(at_work.house.trace.fork_server()[0], signal.SIGSTOP)
         held_job = at_work.hold("add", 1, 2)
         at_work.give(held_job)
-        at_work.until(lambda: held_job in at_work.runners.ready, "the job to come back from the frozen nursery")
+        at_work.until(lambda: held_job in at_work.runners.ready, "the job to come back from the frozen fork server")
         monkeypatch.setattr("unstuck.worker.pool.BIRTH_S", 10.0)
         at_work.runners.feed(0)
         at_work.until(lambda: at_work.outbox.done, "the job to run")
 
 
-def test_a_frozen_nursery_is_left_alone_while_others_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_fork_server_is_left_alone_while_others_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unstuck.worker.pool.BIRTH_S", 0.2)
     with shift(tmp_path, slots=2) as at_work:
         go_on = tmp_path / "go-on"
         working = at_work.hold("wait_for", str(go_on))
         at_work.give(working)
         at_work.entered(working)
-        nursery = at_work.house.trace.fork_server()[0]
-        send_signal(nursery, signal.SIGSTOP)
+        fork_server = at_work.house.trace.fork_server()[0]
+        send_signal(fork_server, signal.SIGSTOP)
         try:
             held_job = at_work.hold("add", 1, 2)
             at_work.give(held_job)
@@ -420,20 +420,20 @@ def test_a_frozen_nursery_is_left_alone_while_others_work(tmp_path: Path, monkey
             go_on.touch()
             at_work.until(lambda: at_work.outbox.done, "the other to end undisturbed")
         finally:
-            send_signal(nursery, signal.SIGCONT)
+            send_signal(fork_server, signal.SIGCONT)
 
 
 def test_a_runner_killed_by_a_drain_before_it_began_gives_its_job_back(tmp_path: Path) -> None:
     with shift(tmp_path) as at_work:
-        wait_for(lambda: at_work.house.trace.fork_server()[0], "the nursery to be equipped")
-        nursery = at_work.house.trace.fork_server()[0]
-        send_signal(nursery, signal.SIGSTOP)
+        wait_for(lambda: at_work.house.trace.fork_server()[0], "the fork server to be equipped")
+        fork_server = at_work.house.trace.fork_server()[0]
+        send_signal(fork_server, signal.SIGSTOP)
         try:
             held_job = at_work.hold("add", 1, 2)
             at_work.give(held_job)
             at_work.runners.kill_all(Died("drain", counts=False, drained=True))
         finally:
-            send_signal(nursery, signal.SIGCONT)
+            send_signal(fork_server, signal.SIGCONT)
         at_work.until(lambda: at_work.runners.ready or at_work.outbox.done or at_work.outbox.endings, "its end")
         assert not at_work.outbox.endings
 
@@ -450,14 +450,14 @@ def test_no_job_begins_after_its_lease(tmp_path: Path) -> None:
         at_work.until(lambda: at_work.outbox.done, "one of them to run once a beat was confirmed")
 
 
-def test_a_lease_that_the_nursery_ended_first_is_no_crash(tmp_path: Path) -> None:
+def test_a_lease_that_the_fork_server_ended_first_is_no_crash(tmp_path: Path) -> None:
     with shift(tmp_path) as at_work:
         held_job = at_work.hold("wait_for", str(tmp_path / "never"), policy=RETRY)
         at_work.give(held_job)
         at_work.entered(held_job)
         at_work.house.trace.set_lease_end(0, host.boottime_s() - 1)
-        # As after a sleep of the machine: the nursery looks before we do.
-        wait_for(lambda: at_work.house.bench.read and at_work.house.trace.occupant(0)[0] == 0, "the nursery to act")
+        # As after a sleep of the machine: the fork server looks before we do.
+        wait_for(lambda: at_work.house.bench.read and at_work.house.trace.occupant(0)[0] == 0, "the fork server to act")
         ending = at_work.endings()[0]
         assert ending.state is JobState.PENDING
         assert ending.attempt is AttemptState.CRASHED

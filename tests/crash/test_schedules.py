@@ -101,7 +101,7 @@ def test_a_worker_is_killed_around_the_commit_of_a_tick(make_fleet: MakeFleet, t
 
 CONCURRENCY_APP = "tests.crash.apps.concurrency:app"
 KEYS = 4
-STRIKES = ("worker", "family", "nursery", "runner", "runner", "runner")
+STRIKES = ("worker", "family", "fork server", "runner", "runner", "runner")
 
 
 class LinedFleet(Fleet):

@@ -107,7 +107,7 @@ def test_systemd_is_told_when_it_is_ready_alive_and_stopping(service: Service, c
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0, service.log.read_text()
     assert "STOPPING=1" in service.listen()
-    # Neither the import for the settings nor the nursery's saw the variables.
+    # Neither the import for the settings nor the fork server's saw the variables.
     seen = (service.folder / "seen").read_text().splitlines()
     assert len(seen) >= 1
     assert set(seen) == {"[]"}

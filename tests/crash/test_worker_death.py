@@ -114,7 +114,7 @@ class Foreign(Reaper):
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet.ledger, Recovery(), by="far away")
-        self.witness.on_this_host = lambda worker: False  # type: ignore[method-assign]
+        self.observer.on_this_host = lambda worker: False  # type: ignore[method-assign]
 
 
 def test_a_living_worker_whose_session_is_cut_is_not_taken_for_dead(ready_pg_url: str, tmp_path: Path) -> None:

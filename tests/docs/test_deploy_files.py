@@ -23,7 +23,7 @@ from unstuck.worker.fork_client import ForkServerClient
 from unstuck.worker.supervisor import BURIAL_GRACE_S, LOOK_EVERY_S
 
 DEPLOY = Path(__file__).resolve().parents[2] / "docs/deploy"
-# The supervisor stops its undertaker and its watchman one after the other, each within the grace.
+# The supervisor stops its undertaker and its reaper one after the other, each within the grace.
 STOP_S = Settings().shutdown_grace_s + STOP_MARGIN_S + 3 * BURIAL_GRACE_S
 START_S = PATIENCE_S + ForkServerClient("x").import_timeout_s
 

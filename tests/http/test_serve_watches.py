@@ -99,5 +99,5 @@ def test_an_app_that_carries_the_door_watches_too(tmp_path: Path, own_lifespan: 
 
         asyncio.run(carried())
     finally:
-        door.state.services.counter.close()
+        door.state.services.runtime.close()
         ledger.close()

@@ -202,7 +202,7 @@ def test_keys_of_workers_are_random_and_what_is_shown_does_not_give_them_away() 
     core = core_broker()
     for number in range(1_000):
         core.on_message(b"w%d" % number, [b"", b"MDPW01", READY, b"crowd"], number, 0.0)
-    keys = [peer.key for peer in core.peers]
+    keys = [peer.key for peer in core.workers]
     assert {len(bytes.fromhex(key)) for key in keys} == {16}
     assert len(set(keys)) == 1_000
     for place in range(32):

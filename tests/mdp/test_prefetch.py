@@ -65,7 +65,7 @@ class Floor:
 
 
 def pile(floor: Floor, worker: bytes) -> int:
-    peer = floor.core.peers.by_identity(worker)
+    peer = floor.core.workers.by_identity(worker)
     assert peer is not None
     return len(peer.prefetched)
 
@@ -227,7 +227,7 @@ def test_what_must_not_run_again_or_is_large_is_never_on_a_pile_or_before_one(ot
     core.on_message(b"w", [b"", b"MDPW01", b"\x01", b"echo"], 0, 0.0)
     assert core.take_batch() is not None
     core.on_batch_done(BatchResult(), 0.0)
-    peer = core.peers.by_identity(b"w")
+    peer = core.workers.by_identity(b"w")
     assert peer is not None
     plain = claimed(1, "echo")
     special = Claimed(**{**{name: getattr(plain, name) for name in Claimed.__struct_fields__}, "job_id": 2, **other})

@@ -208,7 +208,7 @@ def come_back(holds: bool) -> tuple[BrokerCore, Batch | None]:
 def test_a_worker_goes_on_through_its_new_connection_before_the_old_one_ended() -> None:
     core, order = come_back(holds=True)
     assert order is None
-    (peer,) = core.peers
+    (peer,) = core.workers
     assert (peer.identity, peer.assignment) == (b"new", None)
     order = core.take_batch()
     assert order is not None

@@ -126,7 +126,7 @@ class Faults:
         if life is None:
             return []
         family = [runner.process for runner in life.given.values()] if runners else []
-        return [life.process, *([life.nursery] if runners else []), *family]
+        return [life.process, *([life.fork_server] if runners else []), *family]
 
     def _machines(self, whom: int) -> list[Machine]:
         """Return a machine, with the containers on it."""

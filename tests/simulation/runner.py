@@ -52,7 +52,7 @@ class Runner:
         self._over(Died("signal 11"))
 
     def stop(self, fate: Outcome) -> None:
-        """Be killed by its own worker or nursery, which says what becomes of it."""
+        """Be killed by its own worker or fork server, which says what becomes of it."""
         if not self.stopped:
             self._over(fate)
 

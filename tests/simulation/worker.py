@@ -75,7 +75,7 @@ class Worker:
             self.life = WorkerProcess(self)
 
     def crash(self) -> None:
-        """Kill the worker; its nursery notices and ends with all runners."""
+        """Kill the worker; its fork server notices and ends with all runners."""
         if self.life is not None:
             self.life.crash()
 
@@ -88,7 +88,7 @@ class WorkerProcess:
         self.world = place.world
         self.scenario = self.world.scenario
         self.process: Process = self.world.new_process(f"worker{place.number}", place.machine)
-        self.nursery: Process = self.world.new_process(f"nursery{place.number}", place.machine)
+        self.fork_server: Process = self.world.new_process(f"fork server{place.number}", place.machine)
         self.road: NetworkLink = self.world.new_road(self.process)
         self.road.on_lost = self._reconnect
         self.given: dict[int, Runner] = {}
@@ -97,7 +97,7 @@ class WorkerProcess:
         self.draining = False
         self._begin_anew()
         self.process.spawn("main", self._main)
-        self.leases = self.nursery.spawn("leases", self._watch_leases)
+        self.leases = self.fork_server.spawn("leases", self._watch_leases)
 
     def _begin_anew(self) -> None:
         self.id = self.world.new_worker_id(self.place.number)
@@ -463,8 +463,8 @@ class WorkerProcess:
             self._kill_all(Died("drain", counts=False, drained=True))
 
     def _watch_leases(self) -> None:
-        """Kill runners whose lease ended: what the nursery does, even beside a frozen worker."""
-        task = self.nursery.hub.current
+        """Kill runners whose lease ended: what the fork server does, even beside a frozen worker."""
+        task = self.fork_server.hub.current
         assert task is not None
         while True:
             now_s, next_s = host.boottime_s(), math.inf
@@ -503,11 +503,11 @@ class WorkerProcess:
         if self.process.alive:
             self.process.kill()
             self.road.disconnect()
-            # The nursery is told by the kernel, and ends with all that it forked.
+            # The fork server is told by the kernel, and ends with all that it forked.
             self.process.hub.after(0.01, self.end_family)
 
     def end_family(self) -> None:
-        self.nursery.kill()
+        self.fork_server.kill()
         for runner in list(self.given.values()):
             runner.kill()
         self.given.clear()
@@ -524,15 +524,15 @@ def keep_watch(
     """Let a process walk the rounds of the product's reaper, with these settings."""
 
     def walk() -> None:
-        watchman = Loop(Reaper(road, recovery, by=by))  # type: ignore[arg-type]
+        reaper_loop = Loop(Reaper(road, recovery, by=by))  # type: ignore[arg-type]
         task = process.hub.current
         assert task is not None
-        watchmen[process.name] = watchman
-        watchman._tick_s = host.boottime_s()
+        watchmen[process.name] = reaper_loop
+        reaper_loop._tick_s = host.boottime_s()
         while current():
-            task.wait(max(watchman.step(), LEAST_NAP_S))
+            task.wait(max(reaper_loop.step(), LEAST_NAP_S))
 
-    process.spawn("watchman", walk)
+    process.spawn("reaper", walk)
 
 
 def keep_schedules(process: Process, road: NetworkLink, current: Callable[[], bool]) -> None:

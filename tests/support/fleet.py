@@ -75,14 +75,14 @@ class WorkerProcess:
         return record.id
 
     def family(self) -> list[OwnProcess]:
-        """Return the worker, its nursery and its runners, eldest first; nothing if the worker has ended."""
+        """Return the worker, its fork server and its runners, eldest first; nothing if the worker has ended."""
         try:
             return [OwnProcess(self.pid), *descendants(self.pid)] if self.process.poll() is None else []
         except psutil.NoSuchProcess:
             return []
 
     def runners(self) -> list[OwnProcess]:
-        """Grandchildren: whom the nursery forked."""
+        """Grandchildren: whom the fork server forked."""
         return self.family()[2:]
 
     def signal_family(self, number: int) -> None:
@@ -172,7 +172,7 @@ class Fleet:
         wait: bool = True,
         target: str | None = None,
         place: Host = HERE,
-        nursery_ahead: bool = True,
+        prepare_fork_server: bool = True,
         **environment: str,
     ) -> WorkerProcess:
         log = self.folder / f"worker-{len(self.workers)}.log"
@@ -188,7 +188,7 @@ class Fleet:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 place=place,
-                nursery_ahead=nursery_ahead,
+                prepare_fork_server=prepare_fork_server,
             )
         worker = WorkerProcess(self, process, log)
         self.workers.append(worker)

@@ -136,7 +136,7 @@ def _become(ask: dict[str, object], streams: list[int], server: int) -> None:
     os.environ.update(ask["env"])  # type: ignore[call-overload]
     failpoints.arm(os.environ.get("UNSTUCK_FAILPOINTS", ""))  # all else in the environment is read when it is needed
     sys.path[0] = str(ask["cwd"])
-    if ask["nursery_ahead"]:
+    if ask["prepare_fork_server"]:
         fork_server_ahead.prepare()
     module = str(ask["module"])
     sys.argv = [module, *ask["words"]]  # type: ignore[misc]

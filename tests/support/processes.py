@@ -169,12 +169,12 @@ def start(
     stderr: int | IO[Any] | None = None,
     text: bool = False,
     place: Host = HERE,
-    nursery_ahead: bool = False,
+    prepare_fork_server: bool = False,
 ) -> Any:
     """Run `python -m module words...` in a process of its own, on a host of its own if a place is given.
 
-    With `nursery_ahead` it is a worker whose first fork server is forked as well. What it writes to a file is shown if
-    the test fails."""
+    With `prepare_fork_server` it is a worker whose first fork server is forked as well. What it writes to a file is
+    shown if the test fails."""
     command = [sys.executable, "-m", module, *words]
     surroundings = dict(os.environ if env is None else env)
     if _fixed(surroundings) != _fixed(dict(os.environ)):
@@ -188,7 +188,7 @@ def start(
         "cwd": str(cwd or Path.cwd()),
         "env": surroundings,
         "place": place,
-        "nursery_ahead": nursery_ahead,
+        "prepare_fork_server": prepare_fork_server,
     }
     ours: list[int] = []
     try:

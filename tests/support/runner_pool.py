@@ -1,4 +1,4 @@
-"""Drive a real bench from a test: a real nursery, real runners, no ledger."""
+"""Drive a real bench from a test: a real fork server, real runners, no ledger."""
 
 import json
 import os

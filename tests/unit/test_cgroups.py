@@ -106,7 +106,7 @@ def test_alone_in_a_delegated_cgroup_we_step_aside(tree: Tree, build: Build) -> 
     assert (hall.path.parent, hall.controllers) == (service, ("memory", "pids"))
     assert cgroups.members(service) == []
     assert cgroups.members(service / LEAF) == [10, 11]
-    # The next nursery begins in that leaf, and finds the same place.
+    # The next fork server begins in that leaf, and finds the same place.
     assert cgroups.choose_site(service / LEAF, tree.top, OURS, tree.is_delegated) == Site(service, enable=True)
 
 

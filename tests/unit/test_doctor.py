@@ -84,7 +84,7 @@ class TestRecovery:
         slow = worker(metadata={"settings": {"check_interval_s": 20}})
         assert "no-reaper" not in found(facts(slow, unswept_s=60.0))
 
-    def test_an_empty_house_needs_no_watchman(self) -> None:
+    def test_an_empty_house_needs_no_reaper(self) -> None:
         assert found(facts(worker(state=WorkerState.STOPPED, stopped_at=NOW_AT - 60), unswept_s=None)) == {}
 
     @pytest.mark.parametrize(

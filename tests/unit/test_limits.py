@@ -248,4 +248,4 @@ def test_a_workflow_that_comes_as_json_is_refused_too() -> None:
         NodeDescription("second", "serve", kwargs={"customer": {"$node": "first"}}),
     ]
     with pytest.raises(ConfigError, match="made of 'customer'"):
-        build(task._counter, known, "bills", nodes)
+        build(task._runtime, known, "bills", nodes)

@@ -69,8 +69,8 @@ def test_a_silent_worker_is_declared_dead_though_every_call_is_slow(
     recovery = Recovery(
         heartbeat_interval=interval_s, heartbeat_timeout=TIMEOUT_S, check_interval=check_s, auto_disable_unhealthy=False
     )
-    watchman = Loop(Reaper(SlowLedger(stage.ledger, clock), recovery, by="test"))  # type: ignore[arg-type]
+    reaper_loop = Loop(Reaper(SlowLedger(stage.ledger, clock), recovery, by="test"))  # type: ignore[arg-type]
     while stage.record(worker).state is not WorkerState.DEAD:
         assert clock.now_s < 2 * TIMEOUT_S + check_s, "silent for ever"
-        clock.now_s += max(watchman.step(), 0.001)
+        clock.now_s += max(reaper_loop.step(), 0.001)
     assert clock.now_s >= TIMEOUT_S

@@ -35,7 +35,7 @@ from unstuck.domain.worker_health import IN_A_ROW
 from unstuck.errors import WORKER_DIED, ErrorCode
 from unstuck.ledger.contract.recovery import WorkerWatch
 from unstuck.ledger.contract.workers import HeldRecord
-from unstuck.recovery.decide import WorkerDeath, ending_of, is_left, is_stale, overrun, ran_together
+from unstuck.recovery.decide import WorkerDeath, ending_of, is_left_to_operator, is_stale, overrun, ran_together
 
 # Anything a process can print or die of: NUL and lone surrogates too.
 words = st.text(st.characters(codec=None), max_size=40)
@@ -435,19 +435,19 @@ def test_switches_leave_the_silent_to_an_operator_but_not_what_the_kernel_saw() 
     off = RecoveryRules(auto_requeue_stale_claimed=False, auto_fail_stale_running=False)
     for detector in Detector:
         silent = detector in (Detector.LEASE, Detector.SESSION)
-        assert is_left(job(), detector, off) == silent
-        assert is_left(job(state=JobState.CLAIMED), detector, off) == silent
-        assert not is_left(job(), detector, RecoveryRules())
+        assert is_left_to_operator(job(), detector, off) == silent
+        assert is_left_to_operator(job(state=JobState.CLAIMED), detector, off) == silent
+        assert not is_left_to_operator(job(), detector, RecoveryRules())
     half = RecoveryRules(auto_fail_stale_running=False)
-    assert not is_left(job(state=JobState.CLAIMED), Detector.LEASE, half)
-    assert is_left(job(), Detector.LEASE, half)
+    assert not is_left_to_operator(job(state=JobState.CLAIMED), Detector.LEASE, half)
+    assert is_left_to_operator(job(), Detector.LEASE, half)
 
 
 def test_a_job_that_its_own_app_reserved_for_an_operator_is_left_whoever_holds_it() -> None:
     reserved = Policy(auto_fail_stale_running=False)
-    assert is_left(job(reserved), Detector.LEASE, RecoveryRules())
-    assert not is_left(job(reserved, state=JobState.CLAIMED), Detector.LEASE, RecoveryRules())
-    assert not is_left(job(reserved), Detector.PEER, RecoveryRules())
+    assert is_left_to_operator(job(reserved), Detector.LEASE, RecoveryRules())
+    assert not is_left_to_operator(job(reserved, state=JobState.CLAIMED), Detector.LEASE, RecoveryRules())
+    assert not is_left_to_operator(job(reserved), Detector.PEER, RecoveryRules())
 
 
 def test_a_policy_nobody_understands_still_lets_the_job_end() -> None:

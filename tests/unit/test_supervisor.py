@@ -212,17 +212,17 @@ def test_whoever_was_asleep_himself_accuses_nobody() -> None:
 # The supervisor's own reaper ----------------------------------------------------------------------
 
 
-def test_a_watchman_that_does_not_walk_is_seen(tmp_path: Path) -> None:
+def test_a_reaper_that_does_not_walk_is_seen(tmp_path: Path) -> None:
     ledger = ready_ledger(Settings(url=f"sqlite:///{tmp_path}/jobs.db"))
-    watchman = Loop(Reaper(ledger, Recovery(), by="supervisor"))
+    reaper_loop = Loop(Reaper(ledger, Recovery(), by="supervisor"))
     try:
-        assert not watchman.turns(host.boottime_s(), 300.0), "he has not even begun"
-        watchman.start()
-        wait_for(lambda: watchman.turns(host.boottime_s(), 300.0), "his rounds")
-        assert not watchman.turns(host.boottime_s() + 400.0, 300.0), "he has hung for longer than the limit"
-        assert not watchman.cut_off
+        assert not reaper_loop.turns(host.boottime_s(), 300.0), "he has not even begun"
+        reaper_loop.start()
+        wait_for(lambda: reaper_loop.turns(host.boottime_s(), 300.0), "his rounds")
+        assert not reaper_loop.turns(host.boottime_s() + 400.0, 300.0), "he has hung for longer than the limit"
+        assert not reaper_loop.cut_off
     finally:
-        watchman.stop()
-        watchman.join(10)
+        reaper_loop.stop()
+        reaper_loop.join(10)
         ledger.close()
-    assert not watchman.turns(host.boottime_s(), 300.0)
+    assert not reaper_loop.turns(host.boottime_s(), 300.0)

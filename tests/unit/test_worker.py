@@ -391,7 +391,7 @@ def made(request: pytest.FixtureRequest) -> Any:
         queues=frozenset(),
         report=lambda: Heartbeat("w", 0, 0),
         on_workers=lambda: None,
-        books=MetricsWriter(ledger, Counters(), 3600.0),  # type: ignore[arg-type]
+        metrics_writer=MetricsWriter(ledger, Counters(), 3600.0),  # type: ignore[arg-type]
     )
     thread.start()
     yield SimpleNamespace(ledger=ledger, thread=thread)

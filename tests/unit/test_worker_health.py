@@ -355,7 +355,7 @@ def test_a_disabled_worker_claims_nothing_and_an_enabled_one_starts_afresh() -> 
 
 def test_the_beat_tells_of_memory_when_it_changed_much() -> None:
     used = [100_000_000]
-    own = WorkerHealth(scales=MemoryReport(lambda: used[0]))
+    own = WorkerHealth(memory_report=MemoryReport(lambda: used[0]))
     own.born({"zone": "a", "memory_bytes": 100_000_000}, disabled=False)
     assert own.news(now_s=0.0) is None
     used[0] = 105_000_000

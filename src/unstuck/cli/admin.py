@@ -69,7 +69,7 @@ def migrate(
     ledger = open_ledger(settings)
     try:
         applied = ledger.migrate(wait_s=WAIT_S if wait_s is None else wait_s)
-        voided = Operator(ledger, settings, door="cli").void_attempt_tokens() if after_restore else None
+        voided = Operator(ledger, settings, via="cli").void_attempt_tokens() if after_restore else None
     finally:
         ledger.close()
     show = common.show
@@ -116,7 +116,7 @@ def create_token(
     """Make a token and print it: this once, and never again."""
     expires_in_s = duration_s(expires, "--expires")
     with common.ledger() as (ledger, settings):
-        text, kept = Operator(ledger, settings, door="cli").create_token(name, scope, expires_in_s)
+        text, kept = Operator(ledger, settings, via="cli").create_token(name, scope, expires_in_s)
     if common.as_json:
         common.show.json({"id": kept.id, "name": kept.name, "scopes": kept.scopes, "token": text})
         return

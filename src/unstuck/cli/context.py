@@ -131,7 +131,7 @@ class Context:
         ledger = open_existing(settings)
         try:
             with naming_the_ledger(settings):
-                yield Operator(ledger, settings, door="cli")
+                yield Operator(ledger, settings, via="cli")
         finally:
             ledger.close()
 

@@ -79,7 +79,7 @@ def enqueue(
     options = _options({"queue": queue, "priority": priority, "delay": delay, "unique_key": unique_key, **order})
     registry = common.registry()
     with common.ledger(migrate) as (ledger, settings):
-        operator = Operator(ledger, settings, door="cli")
+        operator = Operator(ledger, settings, via="cli")
         own_queue, policy = _known_task(registry, ledger, task)
         if queue is not None:
             _check_queue(registry, ledger, queue, own_queue)

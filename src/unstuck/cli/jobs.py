@@ -27,7 +27,7 @@ MAX_VALUE_CHARS = 200
 """Of what a step returned; `--json` has all of it."""
 
 
-def tell_story(show: Output, record: JobRecord, view: dict[str, Any], printed: bool, *, full: bool = False) -> None:
+def print_job(show: Output, record: JobRecord, view: dict[str, Any], printed: bool, *, full: bool = False) -> None:
     now_s = time.time()
     show.rich(Cell(f"Job {record.id}", "bold"), f"  {record.task}  ", state_cell(record.state, mark=show.pretty))
     call = ", ".join([*map(_json, view["args"]), *(f"{key}={_json(value)}" for key, value in view["kwargs"].items())])
@@ -326,7 +326,7 @@ def job(
     if common.as_json:
         common.show.json(view)
     else:
-        tell_story(common.show, record, view, printed, full=full)
+        print_job(common.show, record, view, printed, full=full)
 
 
 @command()

@@ -139,7 +139,7 @@ def up(
             stop_grace_s=patience_s,
             sd_notifier=sd_notifier,
             companions=companions,
-            tallies=counters,
+            counters=counters,
             own=lambda number: _metrics_of_place(metrics_host, metrics_port, number),
         )
         with served(counters, _listen(metrics_host, metrics_port)), sending(sender_of(ledger, settings)):
@@ -157,7 +157,7 @@ def reaper(
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
-    """Run the watchman alone, as a daemon or for one round: finds the dead and settles what they held."""
+    """Run only the reaper: detect dead workers and recover their jobs."""
     settings = common.settings()
     ledger = context.open_existing(settings)
     try:

@@ -60,33 +60,33 @@ class EnqueueBatcher:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def _enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        parcel = _Entry(jobs, threading.Lock())
-        parcel.ready.acquire()
+        entry = _Entry(jobs, threading.Lock())
+        entry.ready.acquire()
         try:
             with self._gate:
-                self._waiting.append(parcel)
+                self._waiting.append(entry)
                 if not self._writing:
-                    self._writing = parcel.is_leader = True
-            if not parcel.is_leader:
-                parcel.ready.acquire()
-            if parcel.is_leader:
+                    self._writing = entry.is_leader = True
+            if not entry.is_leader:
+                entry.ready.acquire()
+            if entry.is_leader:
                 self._write_waiting()
         except BaseException:
-            self._withdraw(parcel)
+            self._withdraw(entry)
             raise
         finally:
-            if parcel.is_leader:
+            if entry.is_leader:
                 self._promote_next()
-        if parcel.error is not None:
-            raise parcel.error
-        assert parcel.answer is not None
-        return parcel.answer
+        if entry.error is not None:
+            raise entry.error
+        assert entry.answer is not None
+        return entry.answer
 
-    def _withdraw(self, parcel: _Entry) -> None:
+    def _withdraw(self, entry: _Entry) -> None:
         """Ctrl-C while it waited: what nobody took is not stored."""
         with self._gate:
-            if parcel in self._waiting:
-                self._waiting.remove(parcel)
+            if entry in self._waiting:
+                self._waiting.remove(entry)
 
     def _promote_next(self) -> None:
         """Let the first of those who came meanwhile write for the next batch."""
@@ -106,36 +106,36 @@ class EnqueueBatcher:
                     count += len(taken[-1].jobs)
             self._write_parcels(taken)
         finally:
-            for parcel in taken:
+            for entry in taken:
                 # Ctrl-C in the thread that wrote for all: the others must not wait for an answer that never comes.
-                if parcel.answer is None and parcel.error is None:
-                    parcel.error = UncertainCommit(INTERRUPTED)
-                if not parcel.is_leader:
-                    parcel.ready.release()
+                if entry.answer is None and entry.error is None:
+                    entry.error = UncertainCommit(INTERRUPTED)
+                if not entry.is_leader:
+                    entry.ready.release()
 
-    def _write_parcels(self, parcels: list[_Entry]) -> None:
+    def _write_parcels(self, entries: list[_Entry]) -> None:
         try:
-            answers = self._write([job for parcel in parcels for job in parcel.jobs])
+            answers = self._write([job for entry in entries for job in entry.jobs])
         except LedgerBusy as error:
             # A unique key of one of them is held by an open transaction. Nothing was written: the others go alone.
-            if len(parcels) == 1:
-                parcels[0].error = error
+            if len(entries) == 1:
+                entries[0].error = error
             else:
-                for parcel in parcels:
-                    self._write_parcels([parcel])
+                for entry in entries:
+                    self._write_parcels([entry])
         except LedgerUnavailable as error:
             # Nobody's fault, and the same for all. Tried one by one, what was written after all would be there twice.
-            for parcel in parcels:
-                parcel.error = error
+            for entry in entries:
+                entry.error = error
         except Exception as error:  # noqa: BLE001 - handed to the caller whose jobs these are
-            if len(parcels) > 1:
+            if len(entries) > 1:
                 # One caller's bad job must not fail the others'.
-                for parcel in parcels:
-                    self._write_parcels([parcel])
+                for entry in entries:
+                    self._write_parcels([entry])
             else:
-                parcels[0].error = error
+                entries[0].error = error
         else:
             at = 0
-            for parcel in parcels:
-                parcel.answer = answers[at : at + len(parcel.jobs)]
-                at += len(parcel.jobs)
+            for entry in entries:
+                entry.answer = answers[at : at + len(entry.jobs)]
+                at += len(entry.jobs)

@@ -178,11 +178,11 @@ def build_job(
         run_at=_epoch(options.run_at),
         unique_key=options.unique_key,
         enqueued_by=_program(),
-        more=_ties(policy.order, options, args, kwargs, task, hooks),
+        more=_job_extras(policy.order, options, args, kwargs, task, hooks),
     )
 
 
-def _ties(
+def _job_extras(
     order: KeyRule,
     options: EnqueueOptions,
     args: tuple[Any, ...],

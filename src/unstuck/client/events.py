@@ -57,7 +57,7 @@ class EventStream:
 
 
 def listen(
-    counter: ClientRuntime,
+    runtime: ClientRuntime,
     kinds: Collection[str],
     worker: str | None,
     after: str | None,
@@ -69,16 +69,16 @@ def listen(
     gather_s = 0.0 if gather is None else seconds(gather, "gather")
 
     def open_reading(wake: Wake) -> EventSource:
-        parts = counter.services()
-        return FeedSubscription(parts.feed, lambda: counter.services().ledger, wake, choice, cursor, gather_s)
+        parts = runtime.services()
+        return FeedSubscription(parts.feed, lambda: runtime.services().ledger, wake, choice, cursor, gather_s)
 
     return EventStream(open_reading)
 
 
-def follow(counter: ClientRuntime, job_id: int, kinds: Collection[str] = (), after: str | None = None) -> EventStream:
+def follow(runtime: ClientRuntime, job_id: int, kinds: Collection[str] = (), after: str | None = None) -> EventStream:
     """Give the life of one job until it ends."""
     chosen, cursor = _kinds(kinds), None if after is None else read_cursor(after)
-    return EventStream(lambda _: JobSubscription(lambda: counter.services().ledger, job_id, chosen, cursor))
+    return EventStream(lambda _: JobSubscription(lambda: runtime.services().ledger, job_id, chosen, cursor))
 
 
 def _kinds(kinds: Collection[str]) -> frozenset[str]:

@@ -36,8 +36,8 @@ EXPLAIN_S = 2.0
 class Job(Generic[R_co]):
     """A job, durable since the enqueue that gave this handle returned."""
 
-    def __init__(self, counter: ClientRuntime, job_id: int, *, fresh: bool = True, warning: str | None = None) -> None:
-        self._counter = counter
+    def __init__(self, runtime: ClientRuntime, job_id: int, *, fresh: bool = True, warning: str | None = None) -> None:
+        self._runtime = runtime
         self.id = job_id
         self.fresh = fresh
         """False: an unfinished job with the same unique key was there already, and this is it."""
@@ -49,7 +49,7 @@ class Job(Generic[R_co]):
 
     def record(self) -> JobRecord:
         """Give all that the ledger knows of the job now."""
-        record = self._counter.services().ledger.job(self.id)
+        record = self._runtime.services().ledger.job(self.id)
         if record is None:
             raise JobNotFound(f"Job {self.id} does not exist: it was never stored, or was pruned after it ended.")
         return record
@@ -62,17 +62,17 @@ class Job(Generic[R_co]):
         """Follow its life until it ends, with `for` or `async for`; `after` is the cursor of an earlier event."""
         from unstuck.client.events import follow
 
-        return follow(self._counter, self.id, kinds, after)
+        return follow(self._runtime, self.id, kinds, after)
 
     def cancel(self) -> str:
         """Cancel it: 'cancelled', 'requested' (it runs, and its worker is told) or 'finished' (too late)."""
-        return self._counter.services().operator.cancel([self.id], by="client")[self.id]
+        return self._runtime.services().operator.cancel([self.id], by="client")[self.id]
 
     def signal(self, name: str, value: Any = None) -> str:
         """Send it a signal for `ctx.wait_signal(name)`, with a value (JSON): 'woken' (it waited for it) or 'kept'
         (until it does). SignalRefused when the job is over."""
-        parts = self._counter.services()
-        data = encode(value, f"The value of signal {name!r}", self._counter.settings.max_payload_bytes)
+        parts = self._runtime.services()
+        data = encode(value, f"The value of signal {name!r}", self._runtime.settings.max_payload_bytes)
         return parts.operator.signal(self.id, name, data, by="client")
 
     def result(self, timeout: Duration | None = None) -> R_co:
@@ -85,7 +85,7 @@ class Job(Generic[R_co]):
             answers.append(answer)
             told.set()
 
-        watcher = self._counter.services().watcher
+        watcher = self._runtime.services().watcher
         waiter = watcher.wait(self.id, tell)
         try:
             if not told.wait(patience_s):
@@ -103,7 +103,7 @@ class Job(Generic[R_co]):
         def tell(answer: "Answer") -> None:
             loop.call_soon_threadsafe(_fulfil, future, answer)
 
-        parts = await asyncio.to_thread(self._counter.services)
+        parts = await asyncio.to_thread(self._runtime.services)
         waiter = parts.watcher.wait(self.id, tell)
         try:
             answer = await asyncio.wait_for(future, patience_s)
@@ -130,7 +130,7 @@ class Job(Generic[R_co]):
 
         def look() -> None:
             try:
-                doing.set_result(self._counter.services().operator.doing(self.id))
+                doing.set_result(self._runtime.services().operator.doing(self.id))
             except LedgerError as error:
                 doing.set_result(str(error))  # Patience ended all the same.
             except BaseException as error:  # noqa: BLE001 - raised again where the caller waits

@@ -26,7 +26,7 @@ log = logger("unstuck.client")
 @dataclass(frozen=True)
 class ClientServices:
     ledger: "Ledger"
-    coalescer: "EnqueueBatcher"
+    batcher: "EnqueueBatcher"
     wakeups: "WakeupSender"
     watcher: "ResultWatcher"
     operator: "Operator"
@@ -35,7 +35,7 @@ class ClientServices:
 
 
 class ClientRuntime:
-    """The counter of the front door: `parts()` gives what belongs to this very process."""
+    """Create the services that the client parts of an app share; `services()` returns those of this process."""
 
     def __init__(self, settings: Settings, note: str = "") -> None:
         self.settings = settings
@@ -89,7 +89,7 @@ class ClientRuntime:
 
 
 def _make(settings: Settings) -> ClientServices:
-    # Much to load, and not needed where tasks are only defined: in each nursery, for one.
+    # Much to load, and not needed where tasks are only defined: in each fork server, for one.
     from unstuck.client.batcher import EnqueueBatcher
     from unstuck.client.no_workers import NoWorkerCheck
     from unstuck.client.operator import Operator
@@ -107,8 +107,8 @@ def _make(settings: Settings) -> ClientServices:
     )
     feed, no_worker_check = EventFeed(lambda: ledger), NoWorkerCheck(ledger, ledger_name(settings))
     # It waits for other sessions by itself, and lets other enqueues through meanwhile.
-    coalescer = EnqueueBatcher(partial(ledger.enqueue, patience_s=0.0))
-    return ClientServices(ledger, coalescer, WakeupSender(ledger.notify), watcher, operator, feed, no_worker_check)
+    batcher = EnqueueBatcher(partial(ledger.enqueue, patience_s=0.0))
+    return ClientServices(ledger, batcher, WakeupSender(ledger.notify), watcher, operator, feed, no_worker_check)
 
 
 _runtimes: "weakref.WeakSet[ClientRuntime]" = weakref.WeakSet()
@@ -116,8 +116,8 @@ _abandoned: list[Any] = []
 
 
 def _after_fork() -> None:
-    for counter in list(_runtimes):
-        counter.forget_after_fork()
+    for runtime in list(_runtimes):
+        runtime.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

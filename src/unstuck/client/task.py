@@ -31,7 +31,7 @@ class Task(Generic[P, R]):
 
     def __init__(
         self,
-        counter: ClientRuntime,
+        runtime: ClientRuntime,
         definition: TaskDefinition,
         known_queues: Callable[[], frozenset[str]],
         options: EnqueueOptions | None = None,
@@ -40,7 +40,7 @@ class Task(Generic[P, R]):
         # First of all: a callable object may have attributes that are named like ours.
         functools.update_wrapper(self, definition.function)
         self.definition = definition
-        self._counter = counter
+        self._runtime = runtime
         self._known_queues = known_queues
         self._options = options or EnqueueOptions()
         # Asked for at each enqueue: what follows its ends may be registered later than it.
@@ -64,7 +64,7 @@ class Task(Generic[P, R]):
     def options(self, **values: Unpack[EnqueueOptionsDict]) -> "Task[P, R]":
         """Give the same task with other options for what is enqueued: priority, delay, run_at, …"""
         return Task(
-            self._counter,
+            self._runtime,
             self.definition,
             self._known_queues,
             EnqueueOptions.checked(self._options, {**values}),
@@ -159,7 +159,7 @@ class Task(Generic[P, R]):
             options=self._with_line(args, kwargs),
             args=args,
             kwargs=kwargs,
-            limit_bytes=self._counter.settings.max_payload_bytes,
+            limit_bytes=self._runtime.settings.max_payload_bytes,
             known_queues=self._known_queues(),
             trace=trace,
             refs=refs,
@@ -191,26 +191,26 @@ class Task(Generic[P, R]):
             return self._job(args, kwargs, sent.trace, refs)
 
     def _store(self, jobs: list[NewJob], sent: EnqueueSpan) -> list[Job[Any]]:
-        parts = self._counter.services()
+        parts = self._runtime.services()
         words = {f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0}
         stored: list[Enqueued]
         if self._options.connection is not None:
             stored = parts.ledger.enqueue_on(self._options.connection, jobs)
             parts.wakeups.send_after_commit(words)
         else:
-            stored = parts.coalescer.enqueue(jobs)
+            stored = parts.batcher.enqueue(jobs)
             parts.wakeups.send(words)
         sent.stored([item.job_id for item in stored])
         return self._handles(stored, jobs)
 
     def _handles(self, stored: list[Enqueued], jobs: list[NewJob]) -> list[Job[Any]]:
-        mode = self._counter.settings.no_workers
+        mode = self._runtime.settings.no_workers
         warnings: list[str | None] = [None] * len(jobs)
         if mode != "ignore":
             committed = self._options.connection is None
-            warnings = self._counter.services().no_worker_check.warnings(jobs, committed=committed)
+            warnings = self._runtime.services().no_worker_check.warnings(jobs, committed=committed)
         handles: list[Job[Any]] = [
-            Job(self._counter, item.job_id, fresh=item.fresh, warning=warning)
+            Job(self._runtime, item.job_id, fresh=item.fresh, warning=warning)
             for item, warning in zip(stored, warnings, strict=True)
         ]
         alone = next((handle for handle in handles if handle.warning), None)

@@ -394,14 +394,14 @@ def run(settings: Settings, popups: bool, began: Callable[[], None]) -> None:
     application.setWindowIcon(draw_icon())
     # The window may be closed: the icon in the tray stays.
     application.setQuitOnLastWindowClosed(False)
-    desk = DesktopApp(settings, popups=popups)
-    desk.following_began.connect(began)
-    desk.ended.connect(application.quit)
+    desktop_app = DesktopApp(settings, popups=popups)
+    desktop_app.following_began.connect(began)
+    desktop_app.ended.connect(application.quit)
     try:
         with _ended_by_signals(application.quit):
             application.exec()
     finally:
-        desk.close()
+        desktop_app.close()
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from unstuck.domain.worker_health import IN_A_ROW
 from unstuck.errors import RESULT_NOT_AVAILABLE, WORKER_DIED, ErrorCode, type_in_cause
 
 CountsAs = Literal["none", "failure", "crash", "suspicion", "company"]
-"""What an ended attempt adds to. Where others were there and the culprit is not known: `suspicion` for those in the
-process that died, which must run alone next; `company` for those whose whole worker was lost."""
+"""The counter that an ended attempt adds to. If several jobs were there and the culprit is not known, no crash is
+counted: `suspicion` for jobs in the process that died, which run alone next; `company` if the whole worker was lost, or
+if the worker is presumed to be at fault."""
 
 
 class JobError(msgspec.Struct, frozen=True):
@@ -325,10 +326,10 @@ def counter_of(attempt: Attempt, death: Died) -> CountsAs:
 
 
 def _excuses_left(attempt: Attempt, death: Died) -> int:
-    """Return how many deaths, this one included, may still be the worker's doing instead of the job's.
+    """Return how many deaths, this one included, may still be blamed on the worker instead of the job.
 
-    The first crash is always the job's. Two different jobs that die by turns may both be deadly, or their worker may be
-    sick: that is excused for a while. From three on it is the worker, until a job ends otherwise there."""
+    The first crash always counts against the job. If two different jobs die in turn on a worker, up to MAX_SUSPICIONS
+    deaths are excused. If three or more do, up to MAX_EXCUSES, until a job ends otherwise there."""
     if not attempt.crashes:
         return 0
     if death.in_a_row >= IN_A_ROW:

@@ -14,7 +14,7 @@ class Detector(StrEnum):
     """Who saw the death: the tier that fired, kept with every verdict."""
 
     RUNNER = "runner"
-    """The kernel told the worker or the nursery that a runner is gone."""
+    """The kernel told the worker or the fork server that a runner is gone."""
     PEER = "neighbour"
     """Another process on the same host holds a pidfd on it, or finds no such process."""
     SUPERVISOR = "supervisor"
@@ -101,8 +101,9 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def overdue(self) -> bool:
-        """Its lease has run out, and it had the chance to be heard: after an outage, a failover or a step of the clock
-        every living worker needs a moment to reconnect. A silence that is longer by that moment needs no chance."""
+        """Silent longer than its lease, and a reaper has watched long enough that it could have been heard.
+
+        After an outage, a failover or a step of the clock, every living worker needs a moment to reconnect."""
         had_a_chance = self.watched_s >= grace_s(self.patience_s, self.interval_s) or self.long_overdue
         return self.silent_s >= self.patience_s and had_a_chance
 
@@ -153,7 +154,7 @@ def judge(
 ) -> Verdict | None:
     """Give the verdict that the evidence carries, or None to leave the worker as it is.
 
-    `neighbours`, `session` and `lease` say which witnesses may be heard. The surest speaks first."""
+    `peers`, `session` and `lease` say which kinds of evidence count. The surest comes first."""
     if observed.rebooted:
         return _verdict(
             observed, WorkerState.DEAD, Detector.BOOT, "the machine was restarted after this worker was last heard"

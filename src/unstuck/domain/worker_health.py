@@ -23,7 +23,7 @@ FIRST_DEATH = 1.0
 REPEATED_DEATH = 0.1
 """A job that died before is most likely killed by itself, wherever it runs."""
 SAME_MOMENT_S = 0.25
-"""Deaths so close together have one cause, and count as one: a shared loop, a nursery, a full memory."""
+"""Deaths so close together have one cause, and count as one: a shared loop, a fork server, a full memory."""
 SAME_MOMENT_OF_HOST_S = 5.0
 """The same for the workers of one host: each is found by its own lease."""
 FORGOTTEN_BELOW = 0.05
@@ -109,7 +109,7 @@ class Standing(msgspec.Struct, frozen=True):
     """Since it died or stopped; None for the living."""
     detector: Detector | None = None
     """Who saw it die."""
-    door: Transport = Transport.PYTHON
+    transport: Transport = Transport.PYTHON
     rules: RecoveryRules | None = None
     """The recovery settings that it stored."""
 
@@ -208,7 +208,7 @@ def should_disable_host(host: str, fleet: Sequence[Standing]) -> str | None:
     """Give the reason to switch a host off: its workers keep dying, and other, healthier hosts serve what it serves.
 
     Whoever comes over a network may name any host as its own: its deaths weigh on none."""
-    here = [worker for worker in fleet if worker.host == host and worker.door is Transport.PYTHON]
+    here = [worker for worker in fleet if worker.host == host and worker.transport is Transport.PYTHON]
     living = [worker for worker in here if worker.gone_s is None]
     health = host_health(here)
     if health.weight < DISABLE_AT or health.deaths < DISABLE_FROM_JOBS:
@@ -219,7 +219,7 @@ def should_disable_host(host: str, fleet: Sequence[Standing]) -> str | None:
         return None
     bound = CLEARLY_HEALTHIER * health.weight
     elsewhere = {worker.host for worker in fleet} - {host}
-    local = [worker for worker in fleet if worker.door is Transport.PYTHON]
+    local = [worker for worker in fleet if worker.transport is Transport.PYTHON]
     sound = {name for name in elsewhere if host_health([w for w in local if w.host == name]).weight <= bound}
     others = [worker for worker in fleet if worker.host in sound]
     # The dead speak too: between two deaths there may be nobody alive whose queues could be asked for.

@@ -100,7 +100,7 @@ async def _lifespan(web_app: FastAPI) -> AsyncIterator[None]:
     services: Services = web_app.state.services
     service: WorkerService = web_app.state.worker_service
     async with AsyncExitStack() as stack:
-        stack.callback(services.counter.close)
+        stack.callback(services.runtime.close)
         stack.push_async_callback(asyncio.to_thread, service.close)
         if web_app.state.reaper is not None:
             stack.push_async_callback(asyncio.to_thread, _end_watch, web_app.state.reaper)
@@ -124,7 +124,7 @@ def say_goodbye(web_app: FastAPI) -> None:
         web_app.state.reaper.stop()
     service.stop_waiting()
     web_app.state.hub.close()
-    services.counter.wake_listeners()
+    services.runtime.wake_listeners()
 
 
 def add_auth(web_app: FastAPI, exposure: Exposure, routers: Iterable[APIRouter], member: Member) -> None:

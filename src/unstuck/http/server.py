@@ -364,7 +364,7 @@ def _serve_here(settings: Settings, web: HttpSettings, listener: socket.socket, 
             proxy_headers=False,
         ),
     )
-    # Pages and rounds of the watchman compute in other threads: whoever beats must not wait long for its turn.
+    # Pages and sweeps of the reaper compute in other threads: a heartbeat must not wait long for its turn.
     sys.setswitchinterval(SWITCH_S)
     # Nor for the collector: what is there now stays, and to walk through it took a tenth of a second.
     gc.collect()

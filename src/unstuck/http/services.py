@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Services:
-    counter: ClientRuntime
+    runtime: ClientRuntime
     web: HttpSettings
     meter: Meter = field(default_factory=Meter)
 
     @property
     def settings(self) -> Settings:
-        return self.counter.settings
+        return self.runtime.settings
 
     @property
     def ledger(self) -> Ledger:
-        return self.counter.services().ledger
+        return self.runtime.services().ledger
 
     @cached_property
     def watcher(self) -> ResultWatcher:
@@ -55,12 +55,12 @@ class Services:
 
     def operator(self, caller: Caller) -> Operator:
         """Give the operator's verbs; what is done is written down under the caller's name."""
-        return Operator(self.ledger, self.settings, by=caller.name, door=caller.via)
+        return Operator(self.ledger, self.settings, by=caller.name, via=caller.via)
 
 
-async def desk_of(request: Request) -> Services:
+async def get_services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
 
 
-ServicesDep = Annotated[Services, Depends(desk_of)]
+ServicesDep = Annotated[Services, Depends(get_services)]

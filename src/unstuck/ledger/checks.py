@@ -37,10 +37,10 @@ def check_jobs(jobs: Iterable[NewJob]) -> None:
             if limit_s is not None and not 0 <= limit_s <= LONGEST_S:
                 raise RefusedValue(f"A timeout of {limit_s} seconds can never be seen to pass. Choose a shorter one.")
         if job.more is not None:
-            _check_ties(job.more)
+            _check_extras(job.more)
 
 
-def _check_ties(more: JobExtras) -> None:
+def _check_extras(more: JobExtras) -> None:
     if more.line_limit is not None and not 1 <= more.line_limit <= MAX_CONCURRENCY_LIMIT:
         raise RefusedValue(f"A line has 1 to {MAX_CONCURRENCY_LIMIT} places, not {more.line_limit}.")
     for name, value_s in (

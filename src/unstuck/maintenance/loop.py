@@ -14,7 +14,7 @@ from unstuck.recovery.reap import Reaper
 from unstuck.recovery.result import SweepResult
 
 MAX_BACKOFF_S = 5.0
-# Many watchmen share one ticket, and a thousand idle workers must not ask for it a thousand times a second. In a
+# Many reapers share one ticket, and a thousand idle workers must not ask for it a thousand times a second. In a
 # crowd each asks less often: about four per interval in all. In a small fleet everybody asks every time, so that
 # the death of the one who always wins costs no more than one interval. Whoever won asks every time in a crowd too:
 # after a hang or a sleep all may ask at the same moments, and nobody in between would keep the watch.
@@ -28,13 +28,13 @@ log = logs.logger("unstuck.maintenance")
 
 
 class Loop:
-    """A thread that calls `reaper.round()` every `check_interval`, if it wins the ticket.
+    """A thread that calls `reaper.sweep()` every `check_interval`, if it wins the ticket.
 
-    `books` are kept by it where no heartbeat does that."""
+    `metrics_writer` is for processes without a heartbeat thread, which writes the metrics of a worker."""
 
-    def __init__(self, reaper: Reaper, books: MetricsWriter | None = None) -> None:
+    def __init__(self, reaper: Reaper, metrics_writer: MetricsWriter | None = None) -> None:
         self._reaper = reaper
-        self._books = books
+        self._metrics_writer = metrics_writer
         self._interval_s = reaper.recovery.check_interval_s
         self._workers = 1
         self._won = False
@@ -126,9 +126,9 @@ class Loop:
     def _tick(self, now_s: float) -> None:
         done = self._guarded(self._round)
         if done is not None and done.counts():
-            log.debug("The watchman's round", skipped=done.skipped, watched=done.watched, **done.counts())
-        if self._books is not None:
-            self._books.tend()
+            log.debug("Swept", skipped=done.skipped, watched=done.watched, **done.counts())
+        if self._metrics_writer is not None:
+            self._metrics_writer.tend()
         wait_s = self._interval_s * self._pace() if done is not None else self._backoff_s()
         now_s = host.boottime_s()
         with self._lock:
@@ -153,7 +153,7 @@ class Loop:
         often = self._pace() <= 1.0
         contact_s = min(wait_s, self._reaper.contact_in_s(now_s)) if often else wait_s
         self._contact_s = now_s + contact_s if contact_s < wait_s else math.inf
-        self._reaper.attention.rest(now_s, contact_s)
+        self._reaper.watch.rest(now_s, contact_s)
 
     def _pace(self) -> float:
         return 1.0 if self._won else pace(self._workers)
@@ -174,7 +174,7 @@ class Loop:
         return done
 
     def _guarded(self, act: Callable[[], SweepResult]) -> SweepResult | None:
-        attention = self._reaper.attention
+        watch = self._reaper.watch
         try:
             done = act()
         except LedgerBusy as error:
@@ -182,20 +182,20 @@ class Loop:
             self._reaper.say_deferred("its round", error)
             done = SweepResult()
         except LedgerUnavailable as error:
-            attention.lost()
+            watch.lost()
             if self._failures == 0:
                 # Once per outage: a line per tick would bury what matters.
-                log.warning("The watchman cannot reach the ledger and keeps trying", error=str(error))
+                log.warning("The reaper cannot reach the ledger and keeps trying", error=str(error))
             self._failures += 1
             return None
         except Exception:
-            # A watchman that dies of a surprise leaves every later death unseen.
+            # A reaper thread that ended by an unexpected error would leave every later death unseen.
             if self._failures == 0 and not self._stopping:
-                log.exception("The watchman's round failed; the next one tries again")
+                log.exception("A sweep failed; the next one tries again")
             self._failures += 1
             return None
         if self._failures:
-            log.info("The watchman is back on his rounds", failed_rounds=self._failures)
+            log.info("The reaper can reach the ledger again", failed_rounds=self._failures)
             self._failures = 0
         if done.next_due_in_s is not None:
             self._promote_in(done.next_due_in_s)

@@ -24,20 +24,20 @@ def run_daemon(
 ) -> None:
     """Keep watch until `stop` is set: `unstuck reaper`."""
     reaper = Reaper(ledger, recovery, by=by, counters=counters)
-    books = MetricsWriter(ledger, reaper.counters, recovery.heartbeat_interval_s)
-    reaper_loop = Loop(reaper, books)
+    metrics_writer = MetricsWriter(ledger, reaper.counters, recovery.heartbeat_interval_s)
+    reaper_loop = Loop(reaper, metrics_writer)
     # It has no code of an app: of schedules it fires those that operators made.
-    timekeeper = Scheduler(ledger, (), reaper.counters)
+    scheduler = Scheduler(ledger, (), reaper.counters)
     reaper_loop.start()
-    timekeeper.start()
+    scheduler.start()
     try:
         stop.wait()
     finally:
-        timekeeper.stop()
+        scheduler.stop()
         reaper_loop.stop()
-        timekeeper.join()
+        scheduler.join()
         reaper_loop.join()
-        books.flush()
+        metrics_writer.flush()
 
 
 def run_once(

@@ -1,1 +1,1 @@
-"""What is measured: the catalogue, the tallies of one process, and the text that Prometheus reads."""
+"""What is measured: the catalogue, the counters of one process, and the text that Prometheus reads."""

@@ -7,7 +7,7 @@ from unstuck.metrics.counters import Counters
 _OUTCOMES = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.QUARANTINED: "failed"}
 
 
-def count_ended(tallies: Counters, queue: str, task: str, state: JobState, by: int = 1) -> None:
-    tallies.add(JOBS_ENDED, (queue, state.value), by)
+def count_ended(counters: Counters, queue: str, task: str, state: JobState, by: int = 1) -> None:
+    counters.add(JOBS_ENDED, (queue, state.value), by)
     if outcome := _OUTCOMES.get(state):
-        tallies.add(TASK_ENDED, (task, outcome), by)
+        counters.add(TASK_ENDED, (task, outcome), by)

@@ -35,10 +35,10 @@ class Listen:
 
 
 @contextmanager
-def served(tallies: Counters, listen: Listen | None) -> Iterator[str | None]:
+def served(counters: Counters, listen: Listen | None) -> Iterator[str | None]:
     """Serve /metrics for the duration of the block, and give where. An address that is taken costs the metrics, not the
     work."""
-    server = None if listen is None else _open(tallies, listen)
+    server = None if listen is None else _open(counters, listen)
     if server is None:
         yield None
         return
@@ -71,7 +71,7 @@ class _Server(socketserver.TCPServer):
         """Who hangs up in the middle is no news."""
 
 
-def _open(tallies: Counters, listen: Listen) -> _Server | None:
+def _open(counters: Counters, listen: Listen) -> _Server | None:
     # Here, and not with every command: few workers are asked for metrics of their own.
     from http.server import BaseHTTPRequestHandler
 
@@ -82,7 +82,7 @@ def _open(tallies: Counters, listen: Listen) -> _Server | None:
 
         def do_GET(self) -> None:
             found = self.path.partition("?")[0] == "/metrics"
-            body = expose(tallies.snapshot().totals, prefix=OF_ONE_PROCESS) if found else "See /metrics.\n"
+            body = expose(counters.snapshot().totals, prefix=OF_ONE_PROCESS) if found else "See /metrics.\n"
             self.send_response(200 if found else 404)
             self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain; charset=utf-8")
             self.send_header("Content-Length", str(len(body.encode())))

@@ -1,1 +1,1 @@
-"""The watchman: finds the dead by evidence, settles what they held, keeps the house."""
+"""The crash path: find dead workers by evidence, declare them dead, end what is left of them, settle their jobs."""

@@ -88,12 +88,12 @@ class PeerWatch:
                 self._look_around()
                 self._report_dead()
         except LedgerUnavailable:
-            # The watchman says it in the log; here the proof is kept until it can be delivered.
+            # The reaper loop logs it; here the proof is kept until it can be delivered.
             wait_s, self._retry_s = self._retry_s, min(self._retry_s * 2, RETRY_MAX_S)
             self._refresh_s = min(self._refresh_s, now_s + wait_s)
             return wait_s
         except (UnstuckError, OSError):
-            log.exception("Could not look after the neighbours; the watchman's rounds still do")
+            log.exception("Could not watch the peers on this host; the sweeps of the reaper still do")
             self._dead.clear()
         self._retry_s = RETRY_FIRST_S
         return max(0.0, self._refresh_s - host.boottime_s())
@@ -140,7 +140,7 @@ class PeerWatch:
         near = [
             worker
             for worker in following
-            if self._reaper.witness.on_this_host(worker) and "neighbours" in self._reaper.rules_for(worker).evidence
+            if self._reaper.observer.on_this_host(worker) and "neighbours" in self._reaper.rules_for(worker).evidence
         ]
         chosen = {worker.id: worker for worker in near[:FOLLOWERS] if worker.id != self._worker_id}
         for worker_id in set(self._held) - set(chosen):
@@ -226,7 +226,7 @@ class DeathReporter:
         self._proofs.put(Word(kind, storable_text(message, MAX_EVENT_CHARS), about))
 
     def stop(self, patience_s: float) -> None:
-        """Finish what is waiting, within the patience; the watchmen of others find the rest."""
+        """Finish what is waiting, within the patience; the reapers of others find the rest."""
         self._proofs.put(None)
         self._thread.join(patience_s)
         self._hurry.set()
@@ -265,12 +265,12 @@ class DeathReporter:
                 return True
             for worker in self._reaper.ledger.watch(host.hostname()):
                 same = worker.pid == proof.pid and worker.process_started == proof.started
-                if same and self._reaper.witness.on_this_host(worker):
+                if same and self._reaper.observer.on_this_host(worker):
                     self._reaper.report_death(worker.id, proof.detector, proof.evidence, proof.death)
             if proof.death is not None:
                 self._add(proof, proof.death)
         except LedgerUnavailable:
             return False
         except UnstuckError:
-            log.exception("A death could not be written down; the watchman's rounds still can", what=str(proof))
+            log.exception("A death could not be recorded; the next sweep of the reaper can", what=str(proof))
         return True

@@ -158,7 +158,7 @@ def pile_patience_s(jobs: Sequence[HeldRecord], worker: WorkerWatch) -> float | 
     return PILE_PATIENCE * worker.suspect_after_s
 
 
-def is_left(job: HeldRecord, detector: Detector | None, rules: RecoveryRules) -> bool:
+def is_left_to_operator(job: HeldRecord, detector: Detector | None, rules: RecoveryRules) -> bool:
     """Return whether an operator wants to decide about the job: never if the kernel saw the death.
 
     `rules` are those of its worker. The job brings the rules of the app that enqueued it; the more careful hold."""

@@ -36,17 +36,17 @@ class Leftovers(msgspec.Struct, frozen=True):
 
 
 def kill(status_page: str, *, fork_server: bool = True, within_s: float = GONE_WITHIN_S) -> Leftovers:
-    """Kill the nursery and the runners of a dead worker, wait until they are gone, and read their marks."""
+    """Kill the fork server and the runners of a dead worker, wait until they are gone, and read their marks."""
     page = _open(status_page)
     if page is None:
         return Leftovers()
     until_s = host.boottime_s() + within_s
     try:
-        # The nursery first: once it is gone nobody forks a replacement while we count.
+        # The fork server first: once it is gone nobody forks a replacement while we count.
         gone = _end([page.fork_server()] if fork_server else [], until_s)
         gone &= _end([page.occupant(slot) for slot in range(page.slots)], until_s)
         if fork_server and page.mark():
-            # A killed nursery cleans up no more: what its jobs had started is found by the mark it carries.
+            # A killed fork server cleans up no more: what its jobs had started is found by the mark it carries.
             kill_marked(page.mark())
         return Leftovers(gone, _entered(page) if gone else None, read_last_output(last_output_path(page.path)))
     finally:

@@ -46,7 +46,9 @@ log = logs.logger("unstuck.recovery")
 
 
 class Reaper:
-    """One watchman's judgement. `by` is who he is: a worker's id, 'reaper' or 'supervisor'."""
+    """Judge the workers of a ledger and recover the jobs of those that are dead.
+
+    `by` names the process that runs it: a worker's id, 'reaper' or 'supervisor'."""
 
     def __init__(self, ledger: Ledger, recovery: Recovery, *, by: str, counters: Counters | None = None) -> None:
         self.ledger = ledger
@@ -56,16 +58,16 @@ class Reaper:
         self._interval_s = recovery.heartbeat_interval_s
         """The shortest heartbeat interval of the fleet, as far as we know."""
         self._check_interval_s = recovery.check_interval_s
-        self.attention = ReaperWatch(self._check_interval_s)
+        self.watch = ReaperWatch(self._check_interval_s)
         self._watched_s = 0.0
         self.wake: Callable[[SweepResult], None] = lambda done: None
-        """Hears of every burial: a Watchman on the same reaper learns when requeued jobs become due."""
+        """Called after each reported death: the reaper loop learns when requeued jobs become due."""
         # Read once: a setting is parsed each time it is asked for, and a round asks for every worker.
         self._own_rules = recovery.rules
         self._ledger_rules = self._own_rules
         self._ledger_rules_until_s = 0.0
-        self.witness = Observer(one_host=ledger.single_host)
-        self._handover = Handover(ledger, self.rules_for, self.witness, self.counters)
+        self.observer = Observer(one_host=ledger.single_host)
+        self._handover = Handover(ledger, self.rules_for, self.observer, self.counters)
         self._housekeeping = Housekeeping(recovery.heartbeat_interval_s)
         self._order = upkeep.ConcurrencyUpkeep()
         self._health = HealthWatch(by)
@@ -84,7 +86,7 @@ class Reaper:
 
         Other work gets its turn in between, within the slack of a tick."""
         every_s = self.contact_every_s
-        since_s = self.attention.since_contact_s(now_s) or 0.0
+        since_s = self.watch.since_contact_s(now_s) or 0.0
         return max(every_s - since_s, min(every_s, slack_s(self._interval_s) / 2))
 
     def rules_for(self, worker: WorkerWatch) -> RecoveryRules:
@@ -96,7 +98,7 @@ class Reaper:
         if not self.keep_watch(SWEEP_TICKET if ticket else None):
             return SweepResult(skipped="ticket")
         begun_s = host.boottime_s()
-        done = SweepResult(skipped="" if self.attention.awake else "late")
+        done = SweepResult(skipped="" if self.watch.awake else "late")
         try:
             workers, well = self.ledger.to_judge()
             done.watched = len(workers) + well
@@ -115,7 +117,7 @@ class Reaper:
             with self._unless_busy("retention", done):
                 self._housekeeping.run(self.ledger, self._rules_of_ledger().kept, done)
             with self._unless_busy("health", done):
-                if self._rules_of_ledger().auto_disable_unhealthy and self.attention.awake:
+                if self._rules_of_ledger().auto_disable_unhealthy and self.watch.awake:
                     self._health.run(self.ledger, done)
             if not done.deferred:
                 self._said_deferred = False
@@ -128,15 +130,15 @@ class Reaper:
     def keep_watch(self, ticket: str | None = None) -> bool:
         """Keep the watch over the ledger; return whether the ticket is ours, or none was asked for."""
         sent_s = host.boottime_s()
-        return self._send(self.attention.tick(sent_s, self._interval_s), sent_s, ticket)
+        return self._send(self.watch.tick(sent_s, self._interval_s), sent_s, ticket)
 
     def _keep_in_touch(self) -> None:
         """Tick in the middle of a round if a contact is due: a round of many slow calls must not tear the watch."""
         sent_s = host.boottime_s()
-        if (self.attention.since_contact_s(sent_s) or 0.0) >= self.contact_every_s:
+        if (self.watch.since_contact_s(sent_s) or 0.0) >= self.contact_every_s:
             # A lock that is in the way of this one is seen by the next: it comes too late to join the period.
             with suppress(LedgerBusy):
-                self._send(self.attention.tick_amid(sent_s, self._interval_s), sent_s, None)
+                self._send(self.watch.tick_amid(sent_s, self._interval_s), sent_s, None)
 
     def _send(self, said: Tick, sent_s: float, ticket: str | None) -> bool:
         ticked = self.ledger.keep_watch(said, ticket, self._check_interval_s * TICKET_SHARE)
@@ -153,10 +155,10 @@ class Reaper:
 
     def _reached(self, sent_s: float, ticked: Ticked) -> None:
         now_s, stale_s = host.boottime_s(), ticked.stale_s
-        self.attention.reached(sent_s, now_s, stale_s=stale_s, connected_s=ticked.connected_s, at=ticked.at)
+        self.watch.reached(sent_s, now_s, stale_s=stale_s, connected_s=ticked.connected_s, at=ticked.at)
 
     def promote(self) -> SweepResult:
-        """Only make ready what is due: what a watchman does between two rounds."""
+        """Only make due jobs ready: the reaper loop does this between two sweeps."""
         done = SweepResult()
         upkeep.promote(self.ledger, done)
         upkeep.expire(self.ledger, done)
@@ -164,7 +166,7 @@ class Reaper:
         return done
 
     def keep_house(self) -> SweepResult:
-        """Remove one batch of what was kept long enough, if one is due: what a watchman does between two rounds."""
+        """Remove one batch of expired rows, if one is due: the reaper loop does this between two sweeps."""
         done = SweepResult()
         self._housekeeping.run(self.ledger, self._rules_of_ledger().kept, done)
         return done
@@ -187,12 +189,12 @@ class Reaper:
             return done
         verdict = Verdict(WorkerState.DEAD, detector, evidence, min(worker.silent_s, MAX_DURATION_S))
         try:
-            # Three neighbours see one death: the first one settles, and the sweep looks after him.
+            # Up to three peers report the same death. The first settles it; the others find the worker dead already.
             if worker.state not in LIVE_STATES:
                 held = _held_at_death(self._standing_verdict(worker.id))
-                self._handover._recover(worker, detector, evidence, done, death, held)
+                self._handover.recover(worker, detector, evidence, done, death, held)
             elif self._condemn(worker, verdict, done, death):
-                self._handover._recover(worker, detector, evidence, done, death)
+                self._handover.recover(worker, detector, evidence, done, death)
         finally:
             self._wakeups(done)
         self.wake(done)
@@ -247,8 +249,8 @@ class Reaper:
             log.exception("A worker could not be settled; the next round tries again", worker=worker.id)
 
     def _evidence(self, worker: WorkerWatch) -> Evidence:
-        connected = self.attention.connected_s(host.boottime_s()) >= self._reunion_s(worker)
-        return self.witness.evidence(worker, self._watched_s, connected=connected)
+        connected = self.watch.connected_s(host.boottime_s()) >= self._reunion_s(worker)
+        return self.observer.evidence(worker, self._watched_s, connected=connected)
 
     def _reunion_s(self, worker: WorkerWatch) -> float:
         """Return for how long a reaper that reconnected cannot tell whose sessions were lost together with its own."""
@@ -257,28 +259,28 @@ class Reaper:
 
     def _act(self, worker: WorkerWatch, evidence: Evidence, done: SweepResult) -> None:
         # Of silence only watched time counts. So a reaper that is late in every round may still judge by a long one.
-        lease = self.attention.awake or evidence.long_overdue
+        lease = self.watch.awake or evidence.long_overdue
         rules = self.rules_for(worker)
-        steady = self.attention.steady_s(host.boottime_s()) >= self._reunion_s(worker)
+        steady = self.watch.steady_s(host.boottime_s()) >= self._reunion_s(worker)
         verdict = judge(
             evidence,
             session_grace_s=max(rules.session_grace_s, RECONNECT_S),
             peers="neighbours" in rules.evidence,
-            session=self.attention.awake and steady and "session" in rules.evidence,
+            session=self.watch.awake and steady and "session" in rules.evidence,
             lease=lease,
         )
         if verdict is not None and verdict.state is WorkerState.DEAD:
-            if self._handover._left_to_operator(worker, verdict, done):
+            if self._handover.left_to_operator(worker, verdict, done):
                 # Dead, it could not come back and finish what nobody may take from it; suspect, it can.
                 if worker.state is not WorkerState.SUSPECT:
                     self._condemn(worker, _only_suspect(verdict), done)
             elif self._condemn(worker, verdict, done):
-                self._handover._recover(worker, verdict.detector, verdict.evidence, done)
+                self._handover.recover(worker, verdict.detector, verdict.evidence, done)
             return
         if verdict is not None:
             self._condemn(worker, verdict, done)
         if lease and evidence.overdue and worker.held:
-            self._handover._take_expired_leases(worker, done)
+            self._handover.take_expired_leases(worker, done)
 
     def _condemn(self, worker: WorkerWatch, verdict: Verdict, done: SweepResult, death: Autopsy | None = None) -> bool:
         if verdict.state is WorkerState.DEAD:
@@ -318,14 +320,14 @@ class Reaper:
     def _finish_burial(self, worker: WorkerWatch, done: SweepResult) -> None:
         """Go on where an earlier reaper was interrupted, or where a worker stopped without giving back."""
         if worker.state is WorkerState.STOPPED:
-            self._handover._recover(worker, None, "it stopped before this job was finished", done)
+            self._handover.recover(worker, None, "it stopped before this job was finished", done)
             return
         standing = self._standing_verdict(worker.id)
         if standing is None:
-            self._handover._recover(worker, Detector.OPERATOR, "it is dead in the ledger", done)
+            self._handover.recover(worker, Detector.OPERATOR, "it is dead in the ledger", done)
         else:
             held = _held_at_death(standing)
-            self._handover._recover(worker, standing.detector, standing.evidence, done, standing.autopsy, held)
+            self._handover.recover(worker, standing.detector, standing.evidence, done, standing.autopsy, held)
 
     # ------------------------------------------------------------------------------------------
 
@@ -348,7 +350,7 @@ class Reaper:
     def _forget_strangers(self, workers: Sequence[WorkerWatch]) -> None:
         ids = {worker.id for worker in workers}
         self._handover.forget_all_but(ids)
-        self.witness.forget_all_but(ids)
+        self.observer.forget_all_but(ids)
         intervals_s = [worker.heartbeat_interval_s for worker in workers if worker.state in LIVE_STATES]
         self._interval_s = min([self.recovery.heartbeat_interval_s, *intervals_s])
         self._standing = {known: verdict for known, verdict in self._standing.items() if known in ids}

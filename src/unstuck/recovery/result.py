@@ -1,4 +1,4 @@
-"""Count what one round of the watchman did."""
+"""Count what one sweep of the reaper did."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -25,7 +25,7 @@ from unstuck.recovery.decide import (
     WorkerDeath,
     death_of,
     ending_of,
-    is_left,
+    is_left_to_operator,
     is_stale,
     overrun,
     pile_patience_s,
@@ -59,7 +59,7 @@ class Handover:
         self._counters = counters
         self._warned: set[str] = set()
 
-    def _recover(
+    def recover(
         self,
         worker: WorkerWatch,
         detector: Detector | None,
@@ -88,7 +88,7 @@ class Handover:
         rules = self._rules_for(worker)
         for _ in range(MAX_BATCHES):
             jobs = self._ledger.held_jobs(worker.id, HELD_BATCH)
-            mine = [job for job in jobs if not is_left(job, detector, rules)]
+            mine = [job for job in jobs if not is_left_to_operator(job, detector, rules)]
             self._note_left(worker, len(jobs) - len(mine), done)
             written = self._settle(worker, mine, worker_death, lambda _: GuardDead(), done)
             if len(jobs) < HELD_BATCH and len(written) == len(jobs):
@@ -100,19 +100,19 @@ class Handover:
                 # Somebody else is at it, or an operator must decide.
                 return
 
-    def _take_expired_leases(self, worker: WorkerWatch, done: SweepResult) -> None:
+    def take_expired_leases(self, worker: WorkerWatch, done: SweepResult) -> None:
         """Take from a silent worker what has waited long enough, each job by its own timeout."""
         worker_death = self._silent_death(worker, Detector.LEASE, silence(worker.silent_s))
         jobs = self._held(worker)
         self._take(worker, jobs, ran_together(worker_death, jobs), done)
 
-    def _left_to_operator(self, worker: WorkerWatch, verdict: Verdict, done: SweepResult) -> bool:
+    def left_to_operator(self, worker: WorkerWatch, verdict: Verdict, done: SweepResult) -> bool:
         """Say whether this worker holds what only an operator may touch; what nobody protects is taken all the same."""
         if verdict.detector not in BY_SILENCE or not worker.held:
             return False
         jobs = self._held(worker)
         rules = self._rules_for(worker)
-        if not any(is_left(job, verdict.detector, rules) for job in jobs):
+        if not any(is_left_to_operator(job, verdict.detector, rules) for job in jobs):
             return False
         worker_death = self._silent_death(worker, verdict.detector, verdict.evidence)
         self._take(worker, jobs, ran_together(worker_death, jobs), done)
@@ -133,7 +133,7 @@ class Handover:
                 # Those of other workers go on; the round is told afterwards.
                 busy = error
                 continue
-            self._count(worker_id, jobs, endings, written, done, OVERDUE)
+            self._record(worker_id, jobs, endings, written, done, OVERDUE)
             if worker := seen.get(worker_id):
                 self._stop_runners(worker, written)
         if busy is not None:
@@ -153,7 +153,7 @@ class Handover:
         is_lost_pile = pile_s is not None and worker.silent_s >= pile_s
         stale = [job for job in jobs if by_session or is_lost_pile or is_stale(job, worker)]
         rules = self._rules_for(worker)
-        mine = [job for job in stale if not is_left(job, worker_death.detector, rules)]
+        mine = [job for job in stale if not is_left_to_operator(job, worker_death.detector, rules)]
         self._note_left(worker, len(stale) - len(mine), done)
 
         def guard(chunk: Sequence[HeldRecord]) -> Guard:
@@ -184,11 +184,11 @@ class Handover:
             now = self._ledger.settle(worker.id, endings, releases, guard(chunk))
             if failpoints.active:
                 failpoints.reached("reap.after_settle")
-            self._count(worker.id, chunk, writes, now, done, headline)
+            self._record(worker.id, chunk, writes, now, done, headline)
             written |= now
         return written
 
-    def _count(
+    def _record(
         self,
         worker_id: str,
         jobs: Sequence[HeldRecord],
@@ -197,7 +197,7 @@ class Handover:
         done: SweepResult,
         headline: str,
     ) -> None:
-        for job, state in _count(worker_id, jobs, writes, written, done, headline):
+        for job, state in _count_and_log(worker_id, jobs, writes, written, done, headline):
             if state is JobState.PENDING:
                 self._counters.add(JOBS_REQUEUED, (job.queue,))
             else:
@@ -207,7 +207,7 @@ class Handover:
         observer = self._observer
         if not observer.on_this_host(worker):
             return leftovers.Leftovers()
-        # A frozen worker may wake up and go on under a new id, with the same nursery.
+        # A frozen worker may wake up and go on under a new id, with the same fork server.
         return leftovers.kill(worker.status_page, fork_server=observer.process_of(worker) is Process.GONE)
 
     def _silent_death(self, worker: WorkerWatch, detector: Detector, evidence: str) -> WorkerDeath:
@@ -243,7 +243,7 @@ def _still_silent(jobs: Sequence[HeldRecord], worker: WorkerWatch) -> Guard:
     return GuardSilent(max((patience_s for patience_s in patiences_s if patience_s is not None), default=0.0))
 
 
-def _count(
+def _count_and_log(
     worker_id: str,
     jobs: Sequence[HeldRecord],
     writes: Mapping[Key, Ending | Release],

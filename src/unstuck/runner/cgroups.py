@@ -202,7 +202,7 @@ def clear_runner_cgroup(group: Path) -> None:
 
 PREFIX = "unstuck-"
 LEAF = "aside.unstuck"
-"""The cgroup into which worker and nursery step aside. Nobody else would call one so: by this name we know our own."""
+"""The cgroup that worker and fork server move into. No other program uses this name, so it identifies our own."""
 WANTED = ("memory", "pids")
 _DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
 
@@ -288,7 +288,7 @@ def marked_cgroups(bases: Collection[Path | None], mark: str) -> list[Path]:
 
 
 def remove_stale(base: Path) -> None:
-    """Take down what killed nurseries left. An empty hall alone is no sign: its nursery may just be idle."""
+    """Take down what killed nurseries left. An empty hall alone is no sign: its fork server may just be idle."""
     for runner_cgroups in base.glob(f"{PREFIX}*"):
         _, _, owner = runner_cgroups.name.removeprefix(PREFIX).partition("-")
         pid, _, started = owner.partition("-")
@@ -318,7 +318,7 @@ class MemoryLimits:
         """Rooms in which the kernel bounds no memory."""
 
     def set_memory_limit(self, cgroup: str, limit_bytes: int | None) -> bool:
-        """Set or clear (None) the limit of a room (`RunnerBorn.room`); False where the kernel does not enforce it.
+        """Set or clear (None) the limit of a cgroup (`RunnerBorn.cgroup`); False where the kernel does not enforce it.
 
         False too where the runner is larger already: the kernel would kill it at once for what earlier jobs left."""
         if self._set.get(cgroup) == limit_bytes:

@@ -1,6 +1,6 @@
-"""Become a runner: leave the nursery behind, settle in, and serve jobs of one kind until told to end.
+"""Become a runner: leave the fork server behind, settle in, and serve jobs of one kind until told to end.
 
-Forked from the nursery where that is safe, else a fresh interpreter: `python -m unstuck.runner.child`.
+Forked from the fork server where that is safe, else a fresh interpreter: `python -m unstuck.runner.child`.
 """
 
 import os
@@ -59,7 +59,7 @@ class SpawnRequest(msgspec.Struct):
 
 
 def isolate(config: RunnerConfig) -> None:
-    """Tie our life to the nursery's and be ready to adopt; first of all, before any user code."""
+    """Tie our life to the fork server's and be ready to adopt; first of all, before any user code."""
     if not linux.die_with_parent(signal.SIGKILL, config.fork_server_pid):
         os._exit(0)
     try:

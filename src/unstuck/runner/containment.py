@@ -1,7 +1,7 @@
 """Decide what holds the processes that jobs start, and kill them all when their runner is gone.
 
 With a cgroup that we may divide (version 2, or the version 1 tree of `pids`), each runner gets a room of its own
-and nothing can leave it. Else orphans fall to the nursery, a subreaper, which kills them: that misses only what
+and nothing can leave it. Else orphans fall to the fork server, a subreaper, which kills them: that misses only what
 leaves by other doors (a daemon that starts services through systemd or docker). Failures here never fail a job.
 """
 
@@ -35,7 +35,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Containment:
-    """How the processes of one bench are held together. Made by the nursery."""
+    """How the processes of one bench are held together. Made by the fork server."""
 
     def __init__(self, facts: Facts, v2: Path | None = None, v1_pids: Path | None = None) -> None:
         self.facts = facts
@@ -133,13 +133,13 @@ def enter_runner_cgroup(cgroup: RunnerCgroup) -> None:
 
 
 def kill_marked(mark: int) -> int:
-    """Kill everything below a nursery that is gone itself, and give how many processes that were.
+    """Kill everything below a fork server that is gone itself, and give how many processes that were.
 
-    Orphans of a dead nursery have no parent of ours any more; they are found by their cgroup and by the mark
+    Orphans of a dead fork server have no parent of ours any more; they are found by their cgroup and by the mark
     that they inherited in their environment."""
     text = mark_text(mark)
     own = cgroups.own()
-    # A nursery lives in its worker's own cgroup, so both find the same places.
+    # A fork server lives in its worker's own cgroup, so both find the same places.
     found_halls = cgroups.marked_cgroups((own, None if own is None else own.parent, cgroups.own("pids")), text)
     for runner_cgroups in found_halls:
         for cgroup in cgroups.runner_cgroups_in(runner_cgroups):

@@ -22,8 +22,8 @@ from unstuck.runner.monitor import JobSignals
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_signs: JobSignals | None = None
-_notebooks: Journals | None = None
+_signals: JobSignals | None = None
+_journals: Journals | None = None
 
 
 class Context(msgspec.Struct, frozen=True, gc=False):
@@ -46,8 +46,8 @@ class Context(msgspec.Struct, frozen=True, gc=False):
         """Say that the logic makes progress: a task with `stall_timeout` must do so more often than that.
 
         Cheap enough for a tight loop, and safe from any thread. Outside a worker it does nothing."""
-        if _signs is not None:
-            _signs.heartbeat(self.token)
+        if _signals is not None:
+            _signals.heartbeat(self.token)
 
     def progress(self, done: float | None = None, total: float | None = None, message: str | None = None) -> None:
         """Say how far the job is; people see it, and it counts as a heartbeat."""
@@ -56,8 +56,8 @@ class Context(msgspec.Struct, frozen=True, gc=False):
                 raise ValueError(f"ctx.progress: {name} must be a finite number or None, not {value!r:.80}.")
         if message is not None and not isinstance(message, str):
             raise ValueError(f"ctx.progress: message must be text or None, not {message!r:.80}.")
-        if _signs is not None:
-            _signs.progress(self.token, _number(done), _number(total), message)
+        if _signals is not None:
+            _signals.progress(self.token, _number(done), _number(total), message)
 
     # Steps ------------------------------------------------------------------------------------
 
@@ -154,16 +154,16 @@ class Context(msgspec.Struct, frozen=True, gc=False):
 
         `task` is a task of this app, with `task.options(…)` where wanted, or its name."""
         journal = self._journal()
-        if journal is None or _notebooks is None:
+        if journal is None or _journals is None:
             raise LookupError(
                 "ctx.enqueue works only inside a task while a worker runs it. Use task.enqueue(…) elsewhere."
             )
-        journal.follow(_notebooks.pack(task, args, kwargs, self.job_id))
+        journal.follow(_journals.pack(task, args, kwargs, self.job_id))
 
     # ------------------------------------------------------------------------------------------
 
     def _journal(self) -> Journal | None:
-        return None if _notebooks is None else _notebooks.of(self.token)
+        return None if _journals is None else _journals.of(self.token)
 
     def _wait(self, name: str, timeout: Duration | None) -> tuple[Journal, Any]:
         journal = self._journal()
@@ -226,8 +226,8 @@ def find_context() -> Context | None:
 
 def connect(signs: JobSignals, journals: Journals) -> None:
     """Let every Context of this process reach its worker."""
-    global _signs, _notebooks
-    _signs, _notebooks = signs, journals
+    global _signals, _journals
+    _signals, _journals = signs, journals
 
 
 @overload

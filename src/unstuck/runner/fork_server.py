@@ -172,7 +172,7 @@ class ForkServer:
         return _Runner(order.runner_id, order.slot, pid, config.cgroup)
 
     def _become(self, config: child.RunnerConfig, status_page: StatusPage) -> NoReturn:
-        """Be the runner from here on: nothing of the nursery's may be touched or returned to."""
+        """Be the runner from here on: nothing of the fork server's may be touched or returned to."""
         try:
             signal.set_wakeup_fd(-1)
             child.isolate(config)

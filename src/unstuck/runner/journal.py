@@ -1,6 +1,7 @@
 """The journal of an attempt: steps, checkpoints, sleeps and signals, and how user code is left to wait.
 
-Like StopRequested these are no `Exception`: code that catches those does not swallow them, and `finally` runs.
+`Suspended` and `Superseded` derive from BaseException, as StopRequested does: `except Exception` does not catch them,
+and `finally` runs.
 """
 
 import asyncio

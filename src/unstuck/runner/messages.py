@@ -135,7 +135,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Descriptors of one runner; 0 leaves the system's limit."""
 
 
-# Worker → nursery ---------------------------------------------------------------------------
+# Worker → fork server ---------------------------------------------------------------------------
 
 
 class Configure(msgspec.Struct, tag="equip", rename={"status_page": "trace"}):
@@ -162,7 +162,7 @@ class Shutdown(msgspec.Struct, tag="disband"):
     """Kill all runners and end."""
 
 
-# Nursery → worker ---------------------------------------------------------------------------
+# Fork server → worker ---------------------------------------------------------------------------
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -181,7 +181,7 @@ class RunnerStarted(msgspec.Struct, tag="born", rename={"runner_id": "serial", "
     runner_id: int
     pid: int
     cgroup: str = ""
-    """The cgroup in which its memory can be bounded (`memory_limit.py`); empty where there is none."""
+    """The cgroup in which its memory can be bounded (`cgroups.MemoryLimits`); empty where there is none."""
 
 
 class RunnerExited(msgspec.Struct, tag="exited", rename={"runner_id": "serial"}):
@@ -193,7 +193,7 @@ class RunnerExited(msgspec.Struct, tag="exited", rename={"runner_id": "serial"})
     max_rss_bytes: int = 0
     cpu_s: float = 0.0
     why: str = ""
-    """What the nursery knows of it beyond the status."""
+    """What the fork server knows of it beyond the status."""
     oom: bool = False
     """There is evidence that the kernel killed it for want of memory (`oom.py`)."""
     oom_sure: bool = False

@@ -397,7 +397,7 @@ def _beat(
             if fd == stream_fd and not event & select.POLLNVAL:
                 _die()
             if fd == stream_fd or not answering.answer():
-                # User code closed our descriptor; the nursery still watches over us, and there are signals.
+                # User code closed our descriptor; the fork server still watches over us, and there are signals.
                 watched.discard(fd)
                 poller.unregister(fd)
 

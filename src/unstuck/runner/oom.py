@@ -29,7 +29,7 @@ class Kills(msgspec.Struct, frozen=True):
     deaths: int
     """Runners that SIGKILL ended at that moment, this one included."""
     strangers: int = 0
-    """Processes in the shared cgroup that are neither the worker, its nursery nor a runner."""
+    """Processes in the shared cgroup that are neither the worker, its fork server nor a runner."""
     limit_bytes: int | None = None
     peak_bytes: int | None = None
     rss_bytes: int = 0
@@ -107,7 +107,7 @@ class CounterWatch:
 
 
 class OomWatch:
-    """Watches the counters for one nursery: those of rooms, of the cgroup that all share, and of the host."""
+    """Watches the counters for one fork server: those of rooms, of the cgroup that all share, and of the host."""
 
     def __init__(self, shared: Path | None, host: Path = Path("/proc/vmstat")) -> None:
         self._shared = shared

@@ -1,6 +1,6 @@
-"""Carry control messages and descriptors between worker and nursery, without ever blocking either.
+"""Carry control messages and descriptors between worker and fork server, without ever blocking either.
 
-A frozen worker must not stop the nursery from enforcing leases, and a busy nursery must not stop the
+A frozen worker must not stop the fork server from enforcing leases, and a busy fork server must not stop the
 worker's loop: what the socket does not take waits here.
 """
 

@@ -1,4 +1,4 @@
-"""Share a page of memory between worker, nursery, runners and the neighbours who may have to clean up.
+"""Share a page of memory between worker, fork server, runners and the neighbours who may have to clean up.
 
 One record per slot: which process is in it, which attempt it entered (and those before it), when its
 interpreter last gave a pulse, and until when its lease allows it to live. Each field is written by one party
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 MAGIC = 0x756E737475636B33
-_HEADER = struct.Struct("=QQqq")  # magic, slots, nursery pid, nursery start
+_HEADER = struct.Struct("=QQqq")  # magic, slots, fork server pid, fork server start
 _MARK_AT = _HEADER.size
 _LEDGER_AT, _LEDGER_BYTES = _MARK_AT + 8, 16
 _I64 = struct.Struct("=q")
@@ -138,7 +138,7 @@ class StatusPage:
         """Return in which ledger the worker is registered."""
         return bytes(self._memory[_LEDGER_AT : _LEDGER_AT + _LEDGER_BYTES]).decode("ascii", "replace").strip()
 
-    # Nursery ----------------------------------------------------------------------------------
+    # Fork server ----------------------------------------------------------------------------------
 
     def set_fork_server(self, pid: int, started: str) -> None:
         _I64.pack_into(self._memory, 16, pid)
@@ -149,7 +149,7 @@ class StatusPage:
         return pid, str(started)
 
     def set_mark(self, mark: int) -> None:
-        """Note what every process below the nursery carries in its environment (`containment.kill_marked`)."""
+        """Note what every process below the fork server carries in its environment (`containment.kill_marked`)."""
         _I64.pack_into(self._memory, _MARK_AT, mark)
 
     def mark(self) -> int:
@@ -193,7 +193,7 @@ class StatusPage:
         return self._get_i64(slot, _ENTRIES)
 
     def remembers_all(self, slot: int) -> bool:
-        """Say whether every attempt of this slot that is not settled yet is among `entered_lately`."""
+        """Say whether every attempt of this slot that is not settled yet is among `recently_entered`."""
         return self._get_i64(slot, _ENTRIES) - self._get_i64(slot, _SETTLED) <= ENTERED_KEPT
 
     def pulse(self, slot: int, at_s: float) -> None:
@@ -216,7 +216,7 @@ class StatusPage:
         self._set_i64(slot, _SETTLED, entries)
 
     def set_lease_end(self, slot: int, at_s: float) -> None:
-        """Tell the nursery when the lease of this slot ends: it kills the runner then, even if we are frozen."""
+        """Tell the fork server when the lease of this slot ends: it kills the runner then, even if we are frozen."""
         self._set_f64(slot, _KILL_AT, at_s)
 
     def ask_to_stop(self, slot: int, token: int) -> None:

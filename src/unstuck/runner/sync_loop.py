@@ -162,7 +162,7 @@ class SyncLoop:
             self._stream.sendall(frame(REPORTS, encoder.encode((report,))))
             status_page.enter(slot, 0)
             if not clean:
-                # What outlives our patience is left to the nursery, which cleans up after a death.
+                # What outlives our patience is left to the fork server, which cleans up after a death.
                 os.kill(self._pid, signal.SIGKILL)
             if leaked or not restored:
                 return  # what was not entered goes to our successor

@@ -65,7 +65,7 @@ class Registry(Protocol):
 
 
 class TaskEntry(msgspec.Struct, frozen=True):
-    """A task as the nursery tells the worker of it."""
+    """A task as the fork server tells the worker of it."""
 
     name: str
     queue: str
@@ -74,7 +74,7 @@ class TaskEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What the nursery found when it imported the app."""
+    """What the fork server found when it imported the app."""
 
     tasks: tuple[TaskEntry, ...]
     settings: bytes

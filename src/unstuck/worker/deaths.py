@@ -243,10 +243,10 @@ class HandedJobs:
 
 
 WAIT_FOR_STATUS_S = 2.0
-"""How long to wait for a dead runner's exit status once its death is certain. The nursery tells it within milliseconds,
-unless it is frozen, or has a crowd to kill first."""
+"""How long to wait for a dead runner's exit status once its death is certain. The fork server reports it within
+milliseconds, unless it is frozen or has many processes to kill first."""
 BIRTH_S = 10.0
-"""How long a job waits for its runner to be born; the nursery needs milliseconds, unless it is frozen."""
+"""How long a job waits for its runner to be born; the fork server needs milliseconds, unless it is frozen."""
 
 log = logger("unstuck.worker")
 
@@ -269,7 +269,7 @@ class RunnerDeaths(HandedJobs):
         self._selector = selector
         self._fork_server_gone = False
         self._in_company = False
-        """The nursery died, and several jobs with it."""
+        """The fork server died, and several jobs with it."""
         self._memory = MemoryLimits()
         self._pauses = OwnPauses(host.boottime_s())
         self.on_death: Callable[[Claimed, float | None], tuple[int, int]] = lambda job, beside_since_s: (0, 0)
@@ -301,10 +301,10 @@ class RunnerDeaths(HandedJobs):
             self._selector.register(slot.pidfd, selectors.EVENT_READ, lambda _events: self._saw_gone(slot))
 
     def _saw_gone(self, slot: Slot) -> None:
-        """The kernel says that it is gone; how it died is told by the nursery in a moment."""
+        """The kernel says that it is gone; how it died is told by the fork server in a moment."""
         if slot.gone_s is None:
             slot.gone_s = host.boottime_s()
-            for watched in (slot.runner, slot.runner.signals, slot.runner.journal_channel.socket, slot.pidfd):
+            for watched in (slot.runner, slot.runner.signals, slot.runner.journal_connection.socket, slot.pidfd):
                 if watched is not None:
                     try:
                         self._selector.unregister(watched)
@@ -366,7 +366,7 @@ class RunnerDeaths(HandedJobs):
     ) -> None:
         job = held_job.job
         code = ErrorCode.OUT_OF_MEMORY if exit.oom else ErrorCode.WORKER_CRASHED
-        # A lease that ran out is no crash, whoever ended it first: we or the nursery.
+        # A lease that ran out is no crash, whoever ended it first: we or the fork server.
         counts = not exit.cause.endswith(LEASE_ENDED)
         # Those whose end we decided ourselves are not among the suspects.
         shared = slot.is_async and sum(1 for other in begun if other.stop is None) > 1
@@ -411,17 +411,17 @@ class RunnerDeaths(HandedJobs):
         if slot.cgroup and not slot.is_async and slot.jobs:
             self._memory.set_memory_limit(slot.cgroup, next(iter(slot.jobs.values())).policy.memory_limit_bytes)
 
-    # The nursery ------------------------------------------------------------------------------
+    # The fork server ------------------------------------------------------------------------------
 
     def _replace_fork_server(self, cause: str) -> None:
-        log.error("The nursery died; starting another", cause=cause)
+        log.error("The fork server died; starting another", cause=cause)
         self._selector.unregister(self._fork_server)
         crews = list(self.slots.slots.values())
         # Whoever ran then may have killed it, or nobody of them.
         self._in_company = sum(len(slot.jobs) for slot in crews) > 1
         for slot in crews:
             slot.runner.kill()
-            self._runner_gone(slot, RunnerExit(slot.index, 0, f"its nursery died ({cause})"))
+            self._runner_gone(slot, RunnerExit(slot.index, 0, f"its fork server died ({cause})"))
         self._in_company = False
         self._fork_server.close()
         self.slots.rest_until_s = math.inf
@@ -436,14 +436,14 @@ class RunnerDeaths(HandedJobs):
         self._fork_server_gone = False
 
     def _miss_birth(self, slot: Slot, now_s: float) -> None:
-        """The nursery does not answer: replace it, unless that would kill what others run; then wait without jobs."""
+        """Replace a fork server that does not answer, unless that would end running jobs; then wait without jobs."""
         if all(other.runner.pid is None for other in self.slots.slots.values() if other.jobs):
-            log.error("The nursery does not answer and is killed")
+            log.error("The fork server does not answer and is killed")
             self._fork_server.kill_fork_server()
             return
         tokens = slot.runner.take_back()
         for token in tokens:
             self._returned(slot, token, now_s)
         if tokens:
-            log.error("The nursery does not answer; giving back what waits for a runner", jobs=len(tokens))
+            log.error("The fork server does not answer; giving back what waits for a runner", jobs=len(tokens))
             self.slots.rest_until_s = now_s + BIRTH_S

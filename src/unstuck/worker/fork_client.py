@@ -1,4 +1,4 @@
-"""The worker's handle on the room where user code runs: the nursery, and the runners it forks.
+"""The worker's handle on the room where user code runs: the fork server, and the runners it forks.
 
 The worker itself never imports, runs or decodes anything of the user's: it talks to processes.
 """
@@ -32,7 +32,7 @@ __all__ = ["Finished", "ForkServerClient", "ForkServerDied", "JobMessage", "Runn
 
 CLOSE_TIMEOUT_S = 3.0
 DEATH_S = 0.25
-FORK_SERVER_DIED = "exit status unknown: the nursery died"
+FORK_SERVER_DIED = "exit status unknown: the fork server died"
 
 
 class RunnerBorn(msgspec.Struct):
@@ -96,12 +96,12 @@ class ForkServerClient:
         self._runners: dict[int, RunnerProcess] = {}
         self._serial = 0
         self.importing = False
-        """It waits for the nursery to import the app, which takes as long as it takes (and has a limit of its own)."""
+        """Whether it waits for the fork server to import the app, which has a time limit of its own."""
 
-    # Life of the nursery ----------------------------------------------------------------------
+    # Life of the fork server ----------------------------------------------------------------------
 
     def start(self) -> Manifest:
-        """Start the nursery and give what it found; ConfigError with the user's traceback when it cannot import.
+        """Start the fork server and give what it found; ConfigError with the user's traceback when it cannot import.
 
         May be called again after `close`; then `equip` again."""
         assert self._channel is None, "the bench runs already; close it first"
@@ -139,7 +139,7 @@ class ForkServerClient:
             self.importing = False
 
     def kill_fork_server(self) -> None:
-        """End a nursery that does not answer; `read` tells of its end as of any other."""
+        """End a fork server that does not answer; `read` tells of its end as of any other."""
         if self._process is not None:
             self._process.kill()
 
@@ -149,7 +149,7 @@ class ForkServerClient:
         self._tell(messages.Configure(str(status_page.path), worker_id, self._limits))
 
     def close(self) -> None:
-        """Kill the nursery and everything below it, and wait for that, bounded."""
+        """Kill the fork server and everything below it, and wait for that, bounded."""
         process, self._process = self._process, None
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -170,7 +170,7 @@ class ForkServerClient:
         return self._channel.fileno()
 
     def read(self) -> list[ForkServerEvent]:
-        """Give what happened to the nursery and the runners since the last look."""
+        """Give what happened to the fork server and the runners since the last look."""
         channel = self._channel
         if channel is None or self._process is None:
             return []
@@ -272,7 +272,7 @@ class ForkServerClient:
                 assert_never(message)
 
     def _fork_server_died(self) -> list[ForkServerEvent]:
-        """Make sure that nothing of a dead nursery lives on, and tell the end of all its runners."""
+        """Make sure that nothing of a dead fork server lives on, and tell the end of all its runners."""
         process, self._process = self._process, None
         assert process is not None
         runners, self._runners = self._runners, {}

@@ -22,7 +22,7 @@ MOST_PROCESSES = 512
 
 
 def own_memory_bytes() -> int:
-    """Give the resident memory of this process, the nursery, the runners and what they started.
+    """Give the resident memory of this process, the fork server, the runners and what they started.
 
     What they share is counted for each of them."""
     return host.family_memory_bytes(os.getpid(), MOST_PROCESSES)
@@ -65,9 +65,9 @@ class _Weight:
 class WorkerHealth:
     """One per process: a worker that comes back under a new id is no healthier for it."""
 
-    def __init__(self, metadata: dict[str, Any] | None = None, scales: MemoryReport | None = None) -> None:
+    def __init__(self, metadata: dict[str, Any] | None = None, memory_report: MemoryReport | None = None) -> None:
         self.disabled = False
-        self._memory_report = scales
+        self._memory_report = memory_report
         self._sent_bytes = 0
         self._metadata = metadata or {}
         self._weight = _Weight(0.0, 0.0)

@@ -46,7 +46,7 @@ class HeartbeatThread:
         report: Callable[[], Heartbeat],
         on_workers: Callable[[], None],
         on_schedules: Callable[[], None] = lambda: None,
-        books: MetricsWriter,
+        metrics_writer: MetricsWriter,
     ) -> None:
         self._ledger = ledger
         self._worker_id = worker_id
@@ -56,7 +56,7 @@ class HeartbeatThread:
         self._report = report
         self._on_workers = on_workers
         self._on_schedules = on_schedules
-        self._books = books
+        self._metrics_writer = metrics_writer
         self._wakeup_listener: Listener | None = None
         self._bell_lock = threading.Lock()
         self._promote_at_s: float | None = None
@@ -155,10 +155,10 @@ class HeartbeatThread:
                     self._beat_wanted = False
                     sent_s = host.boottime_s()
                     self._beat(sent_s)
-                    self._books.counters.observe(BEAT_DELAY, host.boottime_s() - min(due_s, sent_s))
+                    self._metrics_writer.counters.observe(BEAT_DELAY, host.boottime_s() - min(due_s, sent_s))
                     due_s = next_beat_s = sent_s + self._interval_s
                 self._try_promises()
-                self._books.tend()
+                self._metrics_writer.tend()
                 if pause_s:
                     log.info("The ledger is back")
                 pause_s = 0.0

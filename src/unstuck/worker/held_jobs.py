@@ -16,13 +16,13 @@ class Stop:
     """Why we end a job ourselves, and how far that has got."""
 
     outcome: Outcome
-    """What it becomes when it is really over."""
+    """The outcome of the job once it has really ended."""
     kind: DeathKind
     begun_s: float = 0.0
     stack_until_s: float = 0.0
-    """So long its stack is waited for, before anything else is done to it; 0: not, or no longer."""
+    """Until when to wait for its stack before anything else is done; 0 if not, or no longer."""
     kill_at_s: float = 0.0
-    """When its runner is killed, whatever it does; 0: never by this, somebody else sees to it."""
+    """When to kill the runner; 0 if another job's stop will kill it."""
     actions: list[str] = field(default_factory=list)
     """What was done to end it, in words, for its autopsy."""
     sigterms: int = 0

@@ -41,8 +41,8 @@ class JobMetrics:
     done once for each turn.
     """
 
-    def __init__(self, tallies: Counters) -> None:
-        self._tallies = tallies
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self._ended: dict[int, _Kind] = {}
         """What ended and is not known to be written, by token."""
         self._latest: dict[str, _Kind] = {}
@@ -72,14 +72,14 @@ class JobMetrics:
     def runner_died(self, death: Autopsy, ended_by_us: DeathKind | None) -> None:
         """Note a runner that died with a job in it; where we ended it ourselves, why we did is the cause."""
         kind = death.kind if ended_by_us is None else ended_by_us
-        self._tallies.add(DEATHS, ("runner", kind.value, death.detector.value))
+        self._counters.add(DEATHS, ("runner", kind.value, death.detector.value))
         if death.seen_after_s is not None:
-            self._tallies.observe(DETECTION, death.seen_after_s, ("runner", death.detector.value))
+            self._counters.observe(DETECTION, death.seen_after_s, ("runner", death.detector.value))
 
     def written(self, turn: Turn, superseded: Collection[tuple[int, int]]) -> None:
         """Note what a turn ended, now that it is committed."""
         if superseded:
-            self._tallies.add(SUPERSEDED, by=len(superseded))
+            self._counters.add(SUPERSEDED, by=len(superseded))
             for _, token in superseded:
                 self._ended.pop(token, None)
         take = self._ended.pop
@@ -91,16 +91,16 @@ class JobMetrics:
                     seen.append(kind)
                 kind.done += 1
         for kind in seen:
-            count_ended(self._tallies, kind.queue, kind.task, JobState.SUCCEEDED, kind.done)
+            count_ended(self._counters, kind.queue, kind.task, JobState.SUCCEEDED, kind.done)
             kind.done = 0
         for ending in turn.endings:
             kind = take(ending.token, None)
             if kind is None:
                 continue
             if ending.state is JobState.PENDING:
-                self._tallies.add(JOB_RETRIES, (kind.queue, ending.error.code if ending.error is not None else ""))
+                self._counters.add(JOB_RETRIES, (kind.queue, ending.error.code if ending.error is not None else ""))
             elif ending.state is not JobState.WAITING:
-                count_ended(self._tallies, kind.queue, kind.task, ending.state)
+                count_ended(self._counters, kind.queue, kind.task, ending.state)
 
     def written_or_lost(self, turn: Turn, held: Collection[int]) -> None:
         """Note an uncertain turn, compared with the ledger: what is not held any more was written, as a rule."""
@@ -117,7 +117,7 @@ class JobMetrics:
         """Note that the ledger refused a whole turn: we are dead there."""
         self._ended.clear()
         if outcomes := len(turn.done) + len(turn.endings):
-            self._tallies.add(SUPERSEDED, by=outcomes)
+            self._counters.add(SUPERSEDED, by=outcomes)
 
     def keep_only(self, tokens: Collection[int]) -> None:
         """Forget what is not held any more, and was never told to have been written."""
@@ -127,7 +127,7 @@ class JobMetrics:
         kind = self._kinds.get((queue, task))
         if kind is None:
             labels = (queue, task)
-            wait, run = self._tallies.spread(JOB_WAIT, labels), self._tallies.spread(JOB_RUN, labels)
+            wait, run = self._counters.spread(JOB_WAIT, labels), self._counters.spread(JOB_RUN, labels)
             kind = self._kinds[labels] = _Kind(queue, task, wait, run)
         self._latest[task] = kind
         return kind

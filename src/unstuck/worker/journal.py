@@ -27,12 +27,12 @@ class JournalWriter:
 
     def watch(self, slot: Slot) -> None:
         self._selector.register(
-            slot.runner.journal_channel.socket, selectors.EVENT_READ, lambda events: self._ready(slot, events)
+            slot.runner.journal_connection.socket, selectors.EVENT_READ, lambda events: self._ready(slot, events)
         )
 
     def take(self, slot: Slot) -> None:
         """Read the line: before anything else is believed of what the jobs of this runner did."""
-        end = slot.runner.journal_channel
+        end = slot.runner.journal_connection
         for request in end.read():
             held_job = slot.jobs.get(request.token)
             if held_job is None:
@@ -79,7 +79,7 @@ class JournalWriter:
             self._watch_writing(end)
 
     def _ready(self, slot: Slot, events: int) -> None:
-        end = slot.runner.journal_channel
+        end = slot.runner.journal_connection
         if events & selectors.EVENT_WRITE:
             end.flush()
             self._watch_writing(end)

@@ -70,8 +70,8 @@ def measure_again_s(limit_bytes: int | None, memory_bytes: int) -> float:
     return MEASURE_NEAR_S if 2 * memory_bytes > limit_bytes else MEASURE_LIMITED_S
 
 
-def on_heartbeat(at_s: float, grid_s: float) -> float:
-    """Give the next moment of a common beat: many runners are looked at in one go, and not one by one."""
+def next_grid_time(at_s: float, grid_s: float) -> float:
+    """Round a time up to a multiple of `grid_s`, so that many runners are checked at the same moment."""
     return math.ceil(at_s / grid_s) * grid_s
 
 

@@ -103,7 +103,7 @@ class WorkerLoop:
         born_s: float,
         words: LastOutputFile | None = None,
         health: WorkerHealth | None = None,
-        tallies: Counters | None = None,
+        counters: Counters | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
@@ -118,7 +118,7 @@ class WorkerLoop:
         self._tasks = tuple(task.name for task in manifest.tasks)
         async_tasks = frozenset(task.name for task in manifest.tasks if task.is_async)
         recovery = settings.recovery
-        self._terms = PolicyCache(
+        self._policies = PolicyCache(
             recovery.running_stale_after_s, async_tasks, self._shorten_interval, recovery.claimed_stale_after_s
         )
         self._run_ahead = any(task.policy.on_crash == "retry" for task in manifest.tasks)
@@ -133,7 +133,7 @@ class WorkerLoop:
         self._runners.slots.words = words
         self._health = health or WorkerHealth()
         self._runners.on_death = self._saw_death
-        self._counts = self._runners.counts = JobMetrics(tallies or Counters())
+        self._metrics = self._runners.counts = JobMetrics(counters or Counters())
         self._confirmed_s = born_s
         self._claimed: deque[HeldJob] = deque()
         """CLAIMED, waiting for a free slot."""
@@ -269,7 +269,7 @@ class WorkerLoop:
             for held_job in waiting:
                 if held_job.token == token:
                     waiting.remove(held_job)
-                    self._counts.never_began(held_job)
+                    self._metrics.never_began(held_job)
                     self._outbox.endings.append(conclude(held_job.attempt(), Cancelled("cancelled by request")))
                     return
 
@@ -344,10 +344,10 @@ class WorkerLoop:
         turn, answer = message.turn, message.answer
         self._asked = None
         if not answer.alive:
-            self._counts.refused(turn)
+            self._metrics.refused(turn)
             self._die()
             return
-        self._counts.written(turn, answer.superseded)
+        self._metrics.written(turn, answer.superseded)
         now_s = host.boottime_s()
         self._outbox.written(turn)
         if message.deferred is None:
@@ -375,7 +375,7 @@ class WorkerLoop:
             failpoints.reached("worker.after_claim")
         ahead = 0
         for job in answer.claimed:
-            held_job = self._terms.hold(job, now_s)
+            held_job = self._policies.hold(job, now_s)
             ahead += held_job.retries_on_crash
             (self._runners.ready if job.running else self._claimed).append(held_job)
         if answer.claimed:
@@ -403,7 +403,7 @@ class WorkerLoop:
         turn, self._uncertain = self._uncertain, None
         if turn is not None:
             self._runners.journal_writer.put_back(turn, set(theirs))
-            self._counts.written_or_lost(turn, theirs)
+            self._metrics.written_or_lost(turn, theirs)
             self._resolve_started(turn, theirs)
             self._woken = True
         ready, given = self._runners.ready, self._runners.given
@@ -416,7 +416,7 @@ class WorkerLoop:
                 self._forgotten.append(AttemptRef(item.job_id, token))
             elif token not in ours:
                 self._part_with(item)
-        self._counts.keep_only(theirs)
+        self._metrics.keep_only(theirs)
         unbegun = [held_job for held_job in ready if held_job.token in theirs]
         again = [held_job for held_job in unbegun if theirs[held_job.token].state is JobState.CLAIMED]
         self._claimed = deque((*again, *(held_job for held_job in self._claimed if held_job.token in theirs)))

@@ -143,8 +143,8 @@ class Worker:
         self._with_reaper = reaper
         self._sd_notifier = sd_notifier
         self._reborn = False
-        self._health = WorkerHealth(scales=MemoryReport())
-        self._books = MetricsWriter(ledger, counters or Counters(), settings.recovery.heartbeat_interval_s)
+        self._health = WorkerHealth(memory_report=MemoryReport())
+        self._metrics_writer = MetricsWriter(ledger, counters or Counters(), settings.recovery.heartbeat_interval_s)
 
     def live(self, signals: StopSignals) -> bool:
         """Live one life; False when it ended because the ledger declared it dead."""
@@ -253,11 +253,11 @@ class Worker:
         signals: StopSignals,
     ) -> bool:
         ledger, recovery = self._ledger, self._settings.recovery
-        counters = self._books.counters
+        counters = self._metrics_writer.counters
         watch = Reaper(ledger, recovery, by=worker_id, counters=counters)
         peers = PeerWatch(watch, worker_id) if self._with_reaper else None
         reaper_loop = Loop(watch) if self._with_reaper else None
-        timekeeper = Scheduler(ledger, self._manifest.schedules, counters)
+        scheduler = Scheduler(ledger, self._manifest.schedules, counters)
         ledger_thread = LedgerThread(ledger, worker_id, mailbox)
         worker_loop = WorkerLoop(
             worker_id=worker_id,
@@ -272,7 +272,7 @@ class Worker:
             ledger_thread=ledger_thread,
             born_s=born_s,
             health=self._health,
-            tallies=counters,
+            counters=counters,
         )
         heartbeat = HeartbeatThread(
             ledger,
@@ -282,8 +282,8 @@ class Worker:
             queues=frozenset(self._queues),
             report=worker_loop.pulse,
             on_workers=peers.refresh if peers is not None else lambda: None,
-            on_schedules=timekeeper.kick,
-            books=self._books,
+            on_schedules=scheduler.kick,
+            metrics_writer=self._metrics_writer,
         )
         worker_loop.attach(heartbeat)
         watched = Watched(
@@ -295,7 +295,7 @@ class Worker:
         )
         watchdog = Watchdog(worker_id, self._settings, watched, self._sd_notifier)
         parts = [
-            part for part in (ledger_thread, heartbeat, reaper_loop, timekeeper, peers, watchdog) if part is not None
+            part for part in (ledger_thread, heartbeat, reaper_loop, scheduler, peers, watchdog) if part is not None
         ]
         for part in parts:
             part.start()
@@ -317,12 +317,12 @@ class Worker:
         finally:
             watchdog.stop()
             ledger_thread.stop(JOIN_S)
-            for caretaker in (peers, reaper_loop, timekeeper):
+            for caretaker in (peers, reaper_loop, scheduler):
                 if caretaker is not None:
                     caretaker.stop()
             # The beat stops last: a worker that is shutting down is still alive.
             heartbeat.stop(JOIN_S)
-            self._books.flush()
+            self._metrics_writer.flush()
 
     def _retire(self, last: Heartbeat) -> None:
         try:

@@ -103,7 +103,7 @@ class RunnerPool(RunnerDeaths):
             self._start_fork_server()
         if now_s < self.look_at_s:
             return
-        self.look_at_s = next_look_s = limits.on_heartbeat(now_s + LOOK_S / 2, LOOK_S)
+        self.look_at_s = next_look_s = limits.next_grid_time(now_s + LOOK_S / 2, LOOK_S)
         for slot in list(self.slots.slots.values()):
             if slot.gone_s is not None:
                 self._runner_gone_if_late(slot, now_s)
@@ -360,7 +360,7 @@ class RunnerPool(RunnerDeaths):
         # The dead weigh nothing: what it weighed before is what people will ask for.
         slot.memory_bytes = weigh(slot.runner.pid) or slot.memory_bytes
         wait_s = limits.measure_again_s(limit_bytes, slot.memory_bytes)
-        slot.measure_at_s = limits.on_heartbeat(now_s + wait_s / 2, wait_s)
+        slot.measure_at_s = limits.next_grid_time(now_s + wait_s / 2, wait_s)
         if limit_bytes is not None:
             slot.look_at_s = min(slot.look_at_s, slot.measure_at_s)
 

@@ -126,10 +126,10 @@ class Finished(msgspec.Struct, gc=False):
 
 
 class RunnerProcess:
-    """The worker's end of a runner. `pid` is None until the nursery has told it."""
+    """The worker's end of a runner. `pid` is None until the fork server has told it."""
 
     def __init__(
-        self, serial: int, slot: int, kind: Kind, limit_bytes: int, kill_by_nursery: Callable[[], None]
+        self, serial: int, slot: int, kind: Kind, limit_bytes: int, kill_through_fork_server: Callable[[], None]
     ) -> None:
         self.runner_id = serial
         self.slot = slot
@@ -138,14 +138,14 @@ class RunnerProcess:
         self.closed = False
         """End of stream seen: the runner's process is gone, or has let go."""
         self.gone = False
-        """The nursery (or its death) told us that the process is gone."""
-        self._kill_through_fork_server = kill_by_nursery
+        """The fork server (or its death) told us that the process is gone."""
+        self._kill_through_fork_server = kill_through_fork_server
         self._pidfd: int | None = None
         self._stream, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._permits, self._permits_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The runner's end of the permits stays open here: taking a packet out of it takes the job back.
         self.signals, self._signals_of_runner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.journal_channel = JournalConnection()
+        self.journal_connection = JournalConnection()
         for end in (self._stream, self._permits, self.signals):
             end.setblocking(False)
         self.stdout = OutputFile("unstuck-stdout", limit_bytes)
@@ -159,7 +159,7 @@ class RunnerProcess:
         self._retiring = False
 
     def descriptors(self) -> list[int]:
-        """Give what the nursery passes on to the runner: stream, permits, stdout, stderr, stacks, signs, line."""
+        """Give what the fork server passes on to the runner: stream, permits, stdout, stderr, stacks, signs, line."""
         ends = [self._theirs.fileno(), self._permits_theirs.fileno()]
         return [
             *ends,
@@ -167,14 +167,14 @@ class RunnerProcess:
             self.stderr.fd,
             self.stacks.fd,
             self._signals_of_runner.fileno(),
-            self.journal_channel.their_fd,
+            self.journal_connection.their_fd,
         ]
 
     def handed_over(self) -> None:
         """Let go of the runner's ends, so that we see the end of them."""
         self._theirs.close()
         self._signals_of_runner.close()
-        self.journal_channel.handed_over()
+        self.journal_connection.handed_over()
 
     def born(self, pid: int, pidfd: int | None) -> None:
         self.pid = pid
@@ -339,7 +339,7 @@ class RunnerProcess:
     # Ends -------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Kill the process, now; through the nursery while we do not know it yet."""
+        """Kill the process, now; through the fork server while we do not know it yet."""
         if self.gone:
             return
         if not self._signal(signal.SIGKILL):
@@ -397,7 +397,7 @@ class RunnerProcess:
         ends = (self._stream, self._theirs, self._permits, self._permits_theirs, self.signals, self._signals_of_runner)
         for end in ends:
             end.close()
-        self.journal_channel.close()
+        self.journal_connection.close()
         for file in (self.stdout, self.stderr, self.stacks):
             file.close()
         if self._pidfd is not None:

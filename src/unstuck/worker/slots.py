@@ -78,7 +78,7 @@ class Slot:
     """The cgroup in which its memory can be bounded; empty where there is none."""
     measure_at_s: float = 0.0
     memory_bytes: int = 0
-    """When it was last weighed, with what it had started; 0 before."""
+    """Memory of the runner and what it started, when last measured; 0 before."""
     inherited_bytes: int = 0
     inherited_s: float = 0.0
     """What its process weighed between two jobs, and when."""
@@ -250,7 +250,7 @@ class SlotTable:
         self._set_kill_at(slot.index, 0.0)
 
     def renew_leases(self, confirmed_s: float) -> None:
-        """Tell the nursery until when each runner may live, should this process freeze."""
+        """Tell the fork server until when each runner may live, should this process freeze."""
         for slot in self.slots.values():
             self.renew_lease(slot, confirmed_s)
 

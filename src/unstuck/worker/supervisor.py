@@ -44,7 +44,7 @@ SILENT_S = 180.0
 LATE_S = 10.0
 """Who looks so late was frozen or asleep himself, and accuses nobody of silence."""
 WATCHMAN_STUCK_S = 300.0
-"""A round of the watchman that takes longer hangs; an outage only makes it fail, again and again."""
+"""A sweep of the reaper that takes longer is taken to hang; an outage only makes it fail, again and again."""
 
 log = logs.logger("unstuck.supervisor")
 
@@ -62,16 +62,16 @@ class Supervisor:
         stop_grace_s: float = STOP_GRACE_S,
         sd_notifier: SdNotifier | None = None,
         companions: Sequence[SupervisedDashboard] = (),
-        tallies: Counters | None = None,
+        counters: Counters | None = None,
         own: Callable[[int], Sequence[str]] = lambda number: (),
     ) -> None:
         assert workers >= 1, workers
         self._command = list(command)
         self._own = own
         self._workers = [SupervisedWorker(number + 1, RestartBackoff()) for number in range(workers)]
-        reaper = Reaper(ledger, recovery, by="supervisor", counters=tallies)
-        self._books = MetricsWriter(ledger, reaper.counters, recovery.heartbeat_interval_s)
-        self._reaper_loop = Loop(reaper, self._books)
+        reaper = Reaper(ledger, recovery, by="supervisor", counters=counters)
+        self._metrics_writer = MetricsWriter(ledger, reaper.counters, recovery.heartbeat_interval_s)
+        self._reaper_loop = Loop(reaper, self._metrics_writer)
         self._death_reporter = DeathReporter(reaper)
         self._sd_notifier = sd_notifier or SdNotifier()
         self._companions = list(companions)
@@ -106,7 +106,7 @@ class Supervisor:
                 self._reaper_loop.stop()
                 self._death_reporter.stop(BURIAL_GRACE_S)
                 self._reaper_loop.join(BURIAL_GRACE_S)
-                self._books.flush()
+                self._metrics_writer.flush()
                 self._reports.close()
 
     # One step -----------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_enqueue_with_keys_reads_its_own(worst: PostgresLedger) -> None:
     assert is_lean(reads(worst, "enqueue", values))
 
 
-def test_the_watchman_reads_what_is_held(worst: PostgresLedger) -> None:
+def test_the_reaper_reads_what_is_held(worst: PostgresLedger) -> None:
     claim_jobs(worst, limit=BATCH)
     assert is_lean(reads(worst, "watch", {"host": None}))
     assert is_lean(reads(worst, "held_by", {"worker_id": "w1", "limit": BATCH}))

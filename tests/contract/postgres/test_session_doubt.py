@@ -27,7 +27,7 @@ class Foreign(Reaper):
 
     def __init__(self, ledger: PostgresLedger, recovery: Recovery | None = None) -> None:
         super().__init__(ledger, recovery or Recovery(), by="far away")
-        self.witness.on_this_host = lambda worker: False  # type: ignore[method-assign]
+        self.observer.on_this_host = lambda worker: False  # type: ignore[method-assign]
 
     def victim(self) -> WorkerWatch:
         return next(one for one in self.ledger.watch() if one.id == VICTIM)

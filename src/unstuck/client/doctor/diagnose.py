@@ -30,7 +30,7 @@ def diagnose_job(settings: Settings, job_id: int) -> list[Finding]:
 
     def look(ledger: Ledger) -> list[Finding]:
         ledger.check_schema()
-        return Operator(ledger, settings, door="cli").doctor_job(job_id)
+        return Operator(ledger, settings, via="cli").doctor_job(job_id)
 
     return _diagnose(settings, look)
 

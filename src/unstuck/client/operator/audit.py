@@ -30,9 +30,9 @@ class AuditEntry:
 
 
 class AuditLog:
-    def __init__(self, ledger: Ledger, door: str) -> None:
+    def __init__(self, ledger: Ledger, via: str) -> None:
         self._ledger = ledger
-        self._via = door
+        self._via = via
 
     @contextmanager
     def record(self, by: str, verb: str, target: str) -> Iterator[AuditEntry]:
@@ -83,11 +83,11 @@ def _bounded(text: str, limit: int = MAX_TARGET_CHARS) -> str:
 
 
 class Verbs:
-    def __init__(self, ledger: Ledger, settings: Settings, by: str | None = None, door: str = "python") -> None:
+    def __init__(self, ledger: Ledger, settings: Settings, by: str | None = None, via: str = "python") -> None:
         self._ledger = ledger
         self._settings = settings
         self._by = by or whoami()
-        self._audit = AuditLog(ledger, door)
+        self._audit = AuditLog(ledger, via)
 
     def _ring(self, words: set[str]) -> None:
         if words:

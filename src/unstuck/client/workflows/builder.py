@@ -33,7 +33,7 @@ class WorkflowRun(Job[Any]):
 
     def look(self) -> WorkflowRecord:
         """Give the workflow with all of its nodes as they are now."""
-        found = self._counter.services().ledger.workflow(self.id)
+        found = self._runtime.services().ledger.workflow(self.id)
         if found is None:
             raise JobNotFound(f"Workflow {self.id} does not exist: it was never stored, or was pruned after it ended.")
         return found
@@ -46,15 +46,15 @@ class WorkflowRun(Job[Any]):
         job_id = nodes[name].job_id
         if job_id is None:
             raise UnknownName(f"Node {name!r} of workflow {self.id} has no job yet: it is {nodes[name].state.value}.")
-        return Job(self._counter, job_id)
+        return Job(self._runtime, job_id)
 
     def retry(self) -> bool:
         """Take it up again from what failed, was cancelled or is paused; False where there is nothing to take up."""
-        return self._counter.services().operator.retry_workflow(self.id, by="client")
+        return self._runtime.services().operator.retry_workflow(self.id, by="client")
 
     def resume(self) -> bool:
         """Go on past what is paused: those who depend on it get its error. False where it is not paused."""
-        return self._counter.services().operator.resume_workflow(self.id, by="client")
+        return self._runtime.services().operator.resume_workflow(self.id, by="client")
 
 
 R = TypeVar("R")
@@ -137,9 +137,9 @@ class Group(Container):
 class Workflow(Container):
     """A workflow that is being built: `app.workflow(name)`. Nothing is stored before `start()`."""
 
-    def __init__(self, counter: ClientRuntime, name: str) -> None:
+    def __init__(self, runtime: ClientRuntime, name: str) -> None:
         super().__init__(None, checked_node_name(name))
-        self._counter = counter
+        self._runtime = runtime
         self._names: set[str] = set()
         self._numbers: dict[str, int] = {}
         """The last number that a name was given: thousands of nodes may have the same task."""
@@ -163,7 +163,7 @@ class Workflow(Container):
                 "anew with app.workflow(…), or pass start(again=True)."
             )
         new = plan(self, unique_key=unique_key, priority=priority)
-        parts = self._counter.services()
+        parts = self._runtime.services()
         if connection is None:
             stored = parts.ledger.begin_workflow(new)
         else:
@@ -172,16 +172,16 @@ class Workflow(Container):
         refuse_key_of_job(parts.ledger, stored, unique_key)
         self._started_as = stored.job_id
         warning = self._warning(new, committed=connection is None)
-        if warning is not None and self._counter.settings.no_workers == "error":
+        if warning is not None and self._runtime.settings.no_workers == "error":
             raise NoWorkers(f"{warning}.", job_ids=[stored.job_id])
-        return WorkflowRun(self._counter, stored.job_id, fresh=stored.fresh, warning=warning)
+        return WorkflowRun(self._runtime, stored.job_id, fresh=stored.fresh, warning=warning)
 
     def _warning(self, new: NewWorkflow, *, committed: bool) -> str | None:
         """Say that nobody would take some of its nodes now, as an enqueue does; they wait in their queues."""
         jobs = [node.job for node in new.nodes if node.job is not None]
-        if self._counter.settings.no_workers == "ignore":
+        if self._runtime.settings.no_workers == "ignore":
             return None
-        found = self._counter.services().no_worker_check.warnings(jobs, committed=committed)
+        found = self._runtime.services().no_worker_check.warnings(jobs, committed=committed)
         return next((warning for warning in found if warning is not None), None)
 
     async def start_async(

@@ -36,7 +36,7 @@ class NodeDescription(msgspec.Struct, frozen=True):
 
 
 def build(
-    counter: ClientRuntime,
+    runtime: ClientRuntime,
     tasks: Mapping[str, TaskRecord],
     name: str,
     nodes: Sequence[NodeDescription],
@@ -47,8 +47,8 @@ def build(
     by: str | None = None,
 ) -> NewWorkflow:
     """Give the workflow as it is stored, everything checked as if it had been built in Python."""
-    workflow = Workflow(counter, name)
-    reader = _Reader(tasks, counter.settings.max_payload_bytes, by)
+    workflow = Workflow(runtime, name)
+    reader = _Reader(tasks, runtime.settings.max_payload_bytes, by)
     reader.fill(workflow, nodes, result)
     found = plan(workflow, unique_key=unique_key, priority=priority)
     return msgspec.structs.replace(found, root=msgspec.structs.replace(found.root, enqueued_by=by))

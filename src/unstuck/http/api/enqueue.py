@@ -107,11 +107,11 @@ def _at_place(place: int, error: UnstuckError) -> Problem:
 def _store(
     services: Services, caller: Caller, kind: str, key: str | None, jobs: list[NewJob]
 ) -> tuple[Sequence[Enqueued], bool]:
-    parts = services.counter.services()
+    parts = services.runtime.services()
     stored: Sequence[Enqueued]
     repeated = False
     if key is None:
-        stored = parts.coalescer.enqueue(jobs)
+        stored = parts.batcher.enqueue(jobs)
     else:
         once = parts.ledger.enqueue_once(request_of(caller, key, kind, _asked(jobs)), jobs)
         if not once.stored:
@@ -136,7 +136,7 @@ def _unique(job: NewJob) -> tuple[object, ...]:
 
 
 def _views(services: Services, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> list[dict[str, object]]:
-    warnings = services.counter.services().no_worker_check.warnings(jobs)
+    warnings = services.runtime.services().no_worker_check.warnings(jobs)
     return [
         {"id": item.job_id, "task": job.task, "queue": job.queue, "fresh": item.fresh, "warning": warning}
         for job, item, warning in zip(jobs, stored, warnings, strict=True)

@@ -91,12 +91,12 @@ def _open(
     gather_s: float,
 ) -> EventSource:
     if job is not None:
-        services.counter.services().operator.job(
+        services.runtime.services().operator.job(
             job
         )  # So that a job that does not exist is a 404, and no endless silence.
         return JobSubscription(lambda: services.ledger, job, kinds, cursor)
     choice = EventFilter(kinds, worker)
-    return FeedSubscription(services.counter.services().feed, lambda: services.ledger, wake, choice, cursor, gather_s)
+    return FeedSubscription(services.runtime.services().feed, lambda: services.ledger, wake, choice, cursor, gather_s)
 
 
 async def _lines(reading: EventSource, woken: asyncio.Event, is_leaving: Callable[[], bool]) -> AsyncIterator[str]:

@@ -60,7 +60,7 @@ def start(
     """Store a workflow with the jobs of those nodes that wait for nobody; it is durable when the answer comes.
     Tasks are those that living or past workers know. Its result comes from `/jobs/{id}/result`."""
     new = build(
-        services.counter,
+        services.runtime,
         load_tasks(services.ledger),
         body.name,
         [_described(node) for node in body.nodes],
@@ -82,7 +82,7 @@ def start(
     refuse_key_of_job(services.ledger, stored, body.unique_key)
     jobs = [node.job for node in new.nodes if node.job is not None]
     warnings = [
-        warning for warning in services.counter.services().no_worker_check.warnings(jobs) if warning is not None
+        warning for warning in services.runtime.services().no_worker_check.warnings(jobs) if warning is not None
     ]
     view = {
         "id": stored.job_id,

@@ -61,7 +61,7 @@ def mark_of(caller: Caller) -> str:
 
 
 def RequiresJob(scope: Scope) -> Callable[[JobId, Request, ServicesDep], Awaitable[Caller]]:
-    """Make a dependency like `needs`, which also lets through a token with the scope 'enqueue' to its own jobs."""
+    """Make a dependency like `Requires`, which also admits a token with the scope 'enqueue' to its own jobs."""
 
     async def check(job_id: JobId, request: Request, services: ServicesDep) -> Caller:
         caller: Caller = request.state.caller

@@ -250,9 +250,9 @@ class AuthMiddleware:
         https = scope.get("scheme") == "https" or self._web.secure_cookies
         send = with_security_headers(send, static=get_route_path(scope).startswith(STATIC), https=https)
         heard = _Heard(receive)
-        with ExitStack() as worker:
+        with ExitStack() as cleanup:
             try:
-                identity, receive = await self._admit(_read(scope), heard, worker)
+                identity, receive = await self._admit(_read(scope), heard, cleanup)
             except _Elsewhere as elsewhere:
                 await RedirectResponse(elsewhere.url, 303)(scope, receive, send)
                 return
@@ -265,7 +265,7 @@ class AuthMiddleware:
             scope.setdefault("state", {}).update(caller=identity.caller, csrf=identity.csrf)
             await self._pass_on(identity, scope, receive, send)
 
-    async def _admit(self, asked: RequestHead, receive: Receive, worker: ExitStack) -> tuple[Identity, Receive]:
+    async def _admit(self, asked: RequestHead, receive: Receive, cleanup: ExitStack) -> tuple[Identity, Receive]:
         """Say who it is. Whoever is somebody keeps a seat in the crowd for as long as `seat` is open."""
         nobody = Identity(NOBODY, f"address {asked.address}")
         if asked.path in HEALTH and asked.method in SAFE:
@@ -283,21 +283,21 @@ class AuthMiddleware:
         if self._concurrency.is_full(identity.who):
             raise _too_many(1.0, "Too many requests are open at once.")
         # Before the body is read: it may take a minute to come, and is kept in memory meanwhile.
-        worker.enter_context(self._concurrency.place_for(identity.who))
+        cleanup.enter_context(self._concurrency.place_for(identity.who))
         body = b""
         if has_body(asked.headers):
             self._routes.check(asked.method, asked.path, identity.caller)
-            body = await self._read(asked, identity, receive, worker)
+            body = await self._read(asked, identity, receive, cleanup)
             receive = replayed(body, receive)
         check_csrf(identity, origin, asked.method, asked.headers, body, api=asked.api)
         if asked.api and body:
             await check_json(asked.headers, body, self._web.max_body_bytes)
         return identity, receive
 
-    async def _read(self, asked: RequestHead, identity: Identity, receive: Receive, worker: ExitStack) -> bytes:
+    async def _read(self, asked: RequestHead, identity: Identity, receive: Receive, cleanup: ExitStack) -> bytes:
         limit_bytes = self._web.max_body_bytes if asked.api else min(self._web.max_body_bytes, MAX_FORM_BYTES)
         room = await self._budget.take(identity.who, declared_bytes(asked.headers, limit_bytes))
-        worker.callback(room.release)
+        cleanup.callback(room.release)
         body = await read_body(receive, asked.headers, limit_bytes)
         room.shrink(len(body))
         return body

@@ -28,7 +28,7 @@ class View:
         )
 
     def operator(self, by: str = "page") -> Operator:
-        return Operator(self._services.ledger, self._services.settings, by=by, door="page")
+        return Operator(self._services.ledger, self._services.settings, by=by, via="page")
 
     @property
     def services(self) -> Services:

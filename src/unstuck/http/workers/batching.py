@@ -1,9 +1,8 @@
 """Write the beats of many workers in one commit: those that come while one is being written go with the next.
 
-Where the ledger can, they fly: the event loop sends them and takes in the answer itself. Else a thread of its own
-writes them, so that no beat waits for a claim or for somebody's page. It takes them from a queue and hands all answers
-back in one call: an executor would pass each through futures and locks of two kinds, and beside a thread that draws a
-page every pass is a wait.
+If the ledger can, the event loop sends them and reads the answer itself. Otherwise one thread writes them, so that no
+heartbeat waits for a claim or for a page. The thread takes them from a queue and returns all answers in one call: an
+executor is too slow here, since it passes each one through futures and two kinds of locks.
 """
 
 import asyncio

@@ -226,7 +226,7 @@ def line_of(worker: RemoteWorker) -> Key:
 
 
 LEAST_NAP_S = 0.05
-"""What is due is made ready by the watchman; this is for the moment between."""
+"""The reaper makes due jobs ready; this covers the time between two sweeps."""
 
 
 async def turned(take: TakeTurn, ledger: Ledger, worker: RemoteWorker, turn: Turn) -> TurnAnswer:

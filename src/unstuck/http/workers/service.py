@@ -49,7 +49,7 @@ class WorkerService:
         self._standings: dict[str, tuple[float, HeartbeatAnswer]] = {}
         self.wakeups = WakeUps(services.settings.poll_interval_s)
         self.counters = Counters()
-        self.books: MetricsWriter | None = None
+        self.metrics_writer: MetricsWriter | None = None
         """Writes what was counted; None where the door's reaper does."""
         self._lock = threading.Lock()
         self._listener: WakeupListener | None = None
@@ -75,7 +75,7 @@ class WorkerService:
         return RemoteAttempts(
             self.ledger,
             self.services.settings,
-            self.services.counter.services().wakeups.send,
+            self.services.runtime.services().wakeups.send,
             worker,
             caller,
             self.counters,
@@ -128,8 +128,8 @@ class WorkerService:
             self.handed.forget(key)
         if keys:
             self.beats.note_settled(worker.id, len(keys))
-        if self.books is not None:
-            self.books.tend()
+        if self.metrics_writer is not None:
+            self.metrics_writer.tend()
 
     def raise_gone(self, worker: RemoteWorker) -> None:
         self.workers.forget(worker)
@@ -154,8 +154,8 @@ class WorkerService:
             listener, self._listener = self._listener, None
         if listener is not None:
             listener.stop()
-        if self.books is not None:
-            self.books.flush()
+        if self.metrics_writer is not None:
+            self.metrics_writer.flush()
         self.turns.close()
         self.beats.close()
 
@@ -164,7 +164,7 @@ class WorkerService:
             if self._listener is not None:
                 return
             if not self.services.web.reap:
-                self.books = MetricsWriter(
+                self.metrics_writer = MetricsWriter(
                     self.ledger, self.counters, self.services.settings.recovery.heartbeat_interval_s
                 )
             listener = WakeupListener(lambda: self.ledger, partial(self._wake_all, loop), partial(self._listen, loop))
@@ -218,10 +218,10 @@ def plain(value_s: float) -> float:
     return int(value_s) if value_s == int(value_s) else value_s
 
 
-async def crew_of(request: Request) -> WorkerService:
+async def get_worker_service(request: Request) -> WorkerService:
     service: WorkerService = request.app.state.worker_service
     await service.ready()
     return service
 
 
-WorkerServiceDep = Annotated[WorkerService, Depends(crew_of)]
+WorkerServiceDep = Annotated[WorkerService, Depends(get_worker_service)]

@@ -87,7 +87,7 @@ class AccessVerbs(Protocol):
         """End a token for good; False where there is none that still stands."""
         ...
 
-    def begin_audit(self, by: str, door: str, verb: str, target: str) -> int:
+    def begin_audit(self, by: str, via: str, verb: str, target: str) -> int:
         """Write down what an operator is about to do, before it is done; gives the number of the note."""
         ...
 

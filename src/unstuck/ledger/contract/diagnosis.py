@@ -20,7 +20,7 @@ LOOK_ERRORS = 5_000
 LOOK_LATE = 1_000
 """So many workers that are late are named."""
 SWEEP_TICKET = "sweep"
-"""What the watchman takes for each of its rounds."""
+"""The ticket that the reaper takes for each sweep."""
 
 WakeupState = Literal["works", "silent", "off", "pooled"]
 SnapshotKind = Literal["session", "prepared", "slot"]

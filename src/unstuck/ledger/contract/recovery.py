@@ -16,7 +16,7 @@ from unstuck.ledger.contract.workers import HeldRecord, WorkerVerdict
 
 
 class WorkerWatch(msgspec.Struct, frozen=True):
-    """A worker as the watchman sees it."""
+    """A worker as the reaper sees it."""
 
     id: str
     name: str

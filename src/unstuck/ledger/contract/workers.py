@@ -177,7 +177,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     journal: bytes = b""
     """What earlier attempts wrote down, and the signals that it was sent; packed as `domain.journal` does."""
     inputs: bytes = b""
-    """How those ended that it depends on in its workflow; packed as `domain.inputs` does."""
+    """How those ended that it depends on in its workflow; packed as `domain.node_inputs` does."""
 
 
 class TurnAnswer(msgspec.Struct, frozen=True):
@@ -284,11 +284,11 @@ class OnceJob(msgspec.Struct, frozen=True):
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """What happened at a broker between two looks at its sockets: all of it is one commit.
+    """What happened at a broker between two polls of its sockets, written in one commit.
 
-    Done in this order: answered, jobs, once, pulses, turns. So a job that comes in can be claimed at once, and a letter
-    that is answered is never the one that replaces it. On PostgreSQL beats may be a commit of their own before it, and
-    who stands in a line is let in when the turns are over: locks have an order."""
+    Order: answered, jobs, once, heartbeats, turns. So a new job can be claimed at once, and an answered reply address
+    is never the one that replaces it. To keep the order of locks, PostgreSQL may commit the heartbeats first, and admits
+    jobs that wait for a concurrency key last."""
 
     jobs: tuple[NewJob, ...] = ()
     reply_addresses: tuple[ReplyAddress | None, ...] = ()
@@ -465,7 +465,7 @@ class HostRecord(msgspec.Struct, frozen=True):
 
 class PipelinedHeartbeats(Protocol):
     """Beats that were sent and are not answered yet. Whatever goes wrong (any exception): drop it, and beat again with
-    `beat_foreign`, which says what is wrong."""
+    `record_heartbeats`, which says what is wrong."""
 
     @property
     def fd(self) -> int:
@@ -522,7 +522,7 @@ class ForeignVerbs(Protocol):
         ...
 
     def beat_async(self, heartbeats: Sequence[RemoteHeartbeat]) -> PipelinedHeartbeats | None:
-        """Begin to do the same without waiting, for an event loop; None where `beat_foreign` must be called."""
+        """Begin to do the same without waiting, for an event loop; None if `record_heartbeats` must be called."""
         ...
 
     def listen_all(self) -> Listener:

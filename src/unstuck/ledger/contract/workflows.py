@@ -117,7 +117,7 @@ class WorkflowVerbs(Protocol):
         ...
 
     def inputs(self, job_ids: Sequence[int]) -> dict[int, bytes]:
-        """Give for jobs that are nodes how those ended that they need, packed as `domain.inputs` does."""
+        """Give for jobs that are nodes how those ended that they need, packed as `domain.node_inputs` does."""
         ...
 
     def retry_workflow(self, workflow_id: int, by: str) -> bool:

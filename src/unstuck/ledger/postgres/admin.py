@@ -33,8 +33,8 @@ class ApiTokenVerbs(Verbs):
 
 
 class AuditVerbs(Verbs):
-    def begin_audit(self, by: str, door: str, verb: str, target: str) -> int:
-        values = {"by": by, "door": door, "verb": verb, "target": target}
+    def begin_audit(self, by: str, via: str, verb: str, target: str) -> int:
+        values = {"by": by, "door": via, "verb": verb, "target": target}
         return int(self.read_connection.write(self.sql["begin_audit"], values)[0][0])
 
     def end_audit(self, audit_id: int, outcome: str) -> None:
@@ -73,7 +73,7 @@ class CountingVerbs(Verbs):
         return int(self.serve_once("sweep_counters", kept=kept_minutes, limit=limit)[0][0])
 
     def fleet(self) -> Fleet:
-        # On the service lane: watchmen ask too, and a worker shall not need one more connection for it.
+        # On the service lane: reapers ask too, and a worker shall not need one more connection for it.
         rows = self.serve("fleet")
         ticket = self.serve("look_ticket", name=SWEEP_TICKET)
         living = [row for row in rows if row[0] in LIVE_STATES]

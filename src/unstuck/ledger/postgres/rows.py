@@ -84,6 +84,6 @@ def standing(row: Row) -> Standing:
         well=row[10],
         gone_s=None if row[11] is None else max(0.0, row[11]),
         detector=read_detector(row[12]),
-        door=Transport(row[13]),
+        transport=Transport(row[13]),
         rules=read_rules(row[14]),
     )

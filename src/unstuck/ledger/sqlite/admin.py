@@ -45,10 +45,10 @@ def _record(row: Sequence[Any], now: float) -> ApiTokenRecord:
 
 
 class AuditVerbs(Verbs):
-    def begin_audit(self, by: str, door: str, verb: str, target: str) -> int:
-        refuse_nul(by, door, verb, target)
+    def begin_audit(self, by: str, via: str, verb: str, target: str) -> int:
+        refuse_nul(by, via, verb, target)
         with self.db.write() as cursor:
-            return int(cursor.execute(SQL["begin_audit"], (time.time(), by, door, verb, target)).get)
+            return int(cursor.execute(SQL["begin_audit"], (time.time(), by, via, verb, target)).get)
 
     def end_audit(self, audit_id: int, outcome: str) -> None:
         refuse_nul(outcome)

@@ -143,7 +143,7 @@ def insert_jobs(cursor: apsw.Cursor, jobs: Sequence[NewJob]) -> list[Enqueued]:
         if job.more is None:
             rows.append(_row(next_id, job, now))
         else:
-            tied.append((*_row(next_id, job, now), *_ties(job, job.more, now)))
+            tied.append((*_row(next_id, job, now), *_extras_row(job, job.more, now)))
             if job.more.line is not None:
                 places[job.more.line] = job.more.line_limit or places.get(job.more.line)
         answer.append(Enqueued(next_id))
@@ -187,7 +187,7 @@ def _row(job_id: int, job: NewJob, now: float) -> tuple[Any, ...]:
     )
 
 
-def _ties(job: NewJob, more: JobExtras, now: float) -> tuple[Any, ...]:
+def _extras_row(job: NewJob, more: JobExtras, now: float) -> tuple[Any, ...]:
     refuse_nul(more.line)
     due_at = max(now, job.run_at if job.run_at is not None else now + job.delay_s)
     hooks = hooks_text(more)

@@ -177,6 +177,6 @@ def standing(row: Row, clock: Clock) -> Standing:
         well=clock.silent_s(beat_at) < row[10],
         gone_s=None if stopped_at is None else max(0.0, clock.at - stopped_at),
         detector=read_detector(row[13]),
-        door=Transport(row[14]),
+        transport=Transport(row[14]),
         rules=read_rules(row[15]),
     )

@@ -131,10 +131,10 @@ def _claim(
     claim_request, begun_s, begun_cpu_s = look.claim_request, time.monotonic(), time.thread_time()
     queues = gates.open
     # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them, and its limit allows.
-    lanes = [look.read(cursor.connection, queue, min(claim_request.limit, gates.room(queue))) for queue in queues]
-    chosen, more = _within_bytes(islice(heapq.merge(*lanes), claim_request.limit))
-    for connection in lanes:
-        connection.close()
+    readers = [look.read(cursor.connection, queue, min(claim_request.limit, gates.room(queue))) for queue in queues]
+    chosen, more = _within_bytes(islice(heapq.merge(*readers), claim_request.limit))
+    for reader in readers:
+        reader.close()
     look_cpu_s = time.thread_time() - begun_cpu_s
     chosen = _without_expired(cursor, chosen, woken)
     if chosen:

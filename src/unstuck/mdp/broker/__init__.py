@@ -1,1 +1,1 @@
-"""The broker: pure rules in `core.py`, the socket in `loop.py`, the ledger behind `desk.py`."""
+"""The broker: rules without I/O in `core.py`, the socket in `socket_loop.py`, the ledger in `ledger_thread.py`."""

@@ -167,7 +167,7 @@ class BatchResult:
     resumed: dict[str, ResumedWorker] = field(default_factory=dict)
     """By the id that they came with; no row was made for that."""
     turned_away: list[tuple[Registration, str, str]] = field(default_factory=list)
-    """Workers that were not registered, with why (`frames.NAME_TAKEN`, …) and what to tell them."""
+    """Workers that were not registered, with why (`protocol.NAME_TAKEN`, …) and what to tell them."""
     stored: list[Stored | None] = field(default_factory=list)
     """In the order of the posts as the order has them then; None for one that cannot be stored."""
     claimed: dict[str, tuple[Claimed, ...]] = field(default_factory=dict)

@@ -62,7 +62,7 @@ class ClientSide(Outbox):
                 )
             self._batch.posts.append(NewRequest(call, asked, place, reply_address))
             # Whoever has a free hand looks in the same commit that takes it in.
-            self.peers.wake_one(service)
+            self.workers.wake_one(service)
 
     def _on_mmi(self, client: bytes, request: protocol.Request, now_s: float) -> None:
         name = request.service.decode("ascii")
@@ -73,7 +73,7 @@ class ClientSide(Outbox):
             if answer[0] == protocol.OK:
                 self._backlog.come_back(client)
             self._answer(client, request, answer)
-        elif name == "mmi.service" and self.peers.serves(request.body[0].decode("latin-1")):
+        elif name == "mmi.service" and self.workers.serves(request.body[0].decode("latin-1")):
             self._answer(client, request, [protocol.OK])
         elif not self._backlog.questions.add(MmiQuery(client, request.correlation, name, request.body)):
             self.dropped.add("a question that is too large, or of a client with too many open")

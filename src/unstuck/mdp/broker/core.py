@@ -32,7 +32,7 @@ class BrokerCore(ClientSide, WorkerSide):
                 self._on_request(identity, request, now_s)
             case protocol.Invalid() as strange:
                 self.dropped.add(strange.why)
-                worker = self.peers.by_identity(identity)
+                worker = self.workers.by_identity(identity)
                 if strange.from_worker:
                     self._send(identity, protocol.disconnect())
                     if worker is not None:
@@ -42,7 +42,7 @@ class BrokerCore(ClientSide, WorkerSide):
             case protocol.Disconnect():
                 self._on_bye(identity)
             case message:
-                worker = self.peers.by_identity(identity)
+                worker = self.workers.by_identity(identity)
                 if worker is None:
                     self._on_stranger(identity, message)
                     return
@@ -59,14 +59,14 @@ class BrokerCore(ClientSide, WorkerSide):
     def on_too_large(self, identity: bytes, head: protocol.Frames, now_s: float) -> None:
         """A message came that is larger than it may be, of which these are the first frames. Nobody waits for a worker
         whose reply it was."""
-        worker = self.peers.by_identity(identity)
+        worker = self.workers.by_identity(identity)
         if worker is not None:
             worker.seen_s = now_s
             self._on_too_large(worker, head)
 
     def on_connection_closed(self, connection: int, now_s: float) -> None:
         """A connection ended; whatever came through it was handed to us before."""
-        for worker in self.peers.on_connection(connection):
+        for worker in self.workers.on_connection(connection):
             self._declare_dead(worker, GONE)
 
     def on_client_gone(self, client: bytes) -> None:
@@ -81,12 +81,12 @@ class BrokerCore(ClientSide, WorkerSide):
 
     def on_unreachable(self, identity: bytes) -> None:
         """Something could not be delivered: there is nobody with that identity any more."""
-        worker = self.peers.by_identity(identity)
+        worker = self.workers.by_identity(identity)
         if worker is not None:
             self._declare_dead(worker, "it could not be reached")
 
     def on_tick(self, now_s: float) -> None:
-        for worker in self.peers:
+        for worker in self.workers:
             limit_s = self._timeout_s if worker.assignment is None else self._busy_timeout_s
             silent_s = now_s - worker.seen_s
             if silent_s > limit_s:
@@ -98,7 +98,7 @@ class BrokerCore(ClientSide, WorkerSide):
             self._pulsed_s = now_s
             self._sent_away.clear()
             self._take_over(now_s)
-            self._batch.heartbeats = [self._pulse(worker) for worker in self.peers if worker.is_registered]
+            self._batch.heartbeats = [self._pulse(worker) for worker in self.workers if worker.is_registered]
             # In place of what the last round found: while the ledger is away, that is not asked yet.
             self._batch.overdue = [
                 waiting.job_id
@@ -142,7 +142,7 @@ class BrokerCore(ClientSide, WorkerSide):
     def on_wakeup(self, words: frozenset[str]) -> None:
         """Something may have come into these queues, or everything may have changed (no words)."""
         queues = {word.partition(":")[2] for word in words if word.startswith("queue:")}
-        for worker in self.peers:
+        for worker in self.workers:
             if worker.empty_handed and (
                 not words or any(self._queue(service) in queues for service in worker.services)
             ):
@@ -151,15 +151,15 @@ class BrokerCore(ClientSide, WorkerSide):
     def close(self) -> None:
         """Take nothing more, and send everybody away who has nothing to do."""
         self._closing = True
-        for worker in self.peers:
+        for worker in self.workers:
             worker.is_draining = True
             self._clear_prefetched(worker, worker.seen_s)
         self._send_idle_away()
 
     def _send_idle_away(self) -> None:
-        for worker in self.peers:
+        for worker in self.workers:
             if worker.assignment is None and not worker.asking and worker.holding is None:
-                self.peers.remove(worker)
+                self.workers.remove(worker)
                 self._handed.remove(worker.worker_id, worker.seen_s)
                 self._send(worker.identity, protocol.disconnect())
                 if worker.is_registered:
@@ -176,7 +176,7 @@ class BrokerCore(ClientSide, WorkerSide):
     @property
     def awaits_replies(self) -> bool:
         """An old worker is at work: unlike ours, it will not say again what is lost on its way to a closed socket."""
-        return any(worker.assignment is not None and not worker.is_unstuck_worker for worker in self.peers)
+        return any(worker.assignment is not None and not worker.is_unstuck_worker for worker in self.workers)
 
     # What goes out --------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class BrokerCore(ClientSide, WorkerSide):
         """Give what is to be written now, if nothing else is on its way, and nothing is gained by waiting for more."""
         if self._under_way is not None or self._gathers(now_s):
             return None
-        for worker in self.peers:
+        for worker in self.workers:
             if wanted := self._wanted(worker):
                 worker.asking = True
                 worker_turn = self._worker_turn(worker.worker_id)
@@ -257,10 +257,10 @@ class BrokerCore(ClientSide, WorkerSide):
             own_id = posted.call.own_id or str(stored.job_id)
             waiting = PendingJob(stored.job_id, posted.asked, posted.place, own_id, now_s)
             # Of what our own workers will do we hear by ourselves.
-            if self.peers.serves(posted.call.job.task):
+            if self.workers.serves(posted.call.job.task):
                 waiting.step_s = SLOWEST_LOOK_S
             self.requests.add(waiting)
-            if stored.unserved and not self.peers.serves(posted.call.job.task):
+            if stored.unserved and not self.workers.serves(posted.call.job.task):
                 self._notify_nobody(waiting, now_s, expired=False)
         self._turns_answered(batch, answer, now_s)
         for _ in range(answer.refused):
@@ -268,7 +268,7 @@ class BrokerCore(ClientSide, WorkerSide):
         for sender in answer.forged:
             self._forged(sender)
         for worker_id, beat in answer.beats.items():
-            worker = self.peers.by_id(worker_id)
+            worker = self.workers.by_id(worker_id)
             if worker is not None:
                 if beat.state not in LIVE_STATES:
                     self._disconnect_dead(worker)
@@ -302,9 +302,9 @@ class BrokerCore(ClientSide, WorkerSide):
 
     def _turns_answered(self, batch: Batch, answer: BatchResult, now_s: float) -> None:
         for worker_id, worker_turn in batch.worker_turns.items():
-            worker = self.peers.by_id(worker_id)
+            worker = self.workers.by_id(worker_id)
             for given_back in worker_turn.release:
-                self.peers.wake_one(given_back.task)
+                self.workers.wake_one(given_back.task)
             counted = False
             for done in worker_turn.done:
                 if worker_id not in answer.gone and (done.job_id, done.token) not in answer.superseded:

@@ -26,7 +26,7 @@ from unstuck.ledger.contract.workers import (
 )
 from unstuck.logs import logger
 from unstuck.mdp.broker.batch import Batch, BatchResult, Stored, WorkerTurn
-from unstuck.mdp.broker.exchange_parts import Key, Owner, Part, hand_keys, join_hand, outcome_keys
+from unstuck.mdp.broker.exchange_parts import Key, Owner, Part, merge_turn, outcome_keys, turn_keys
 from unstuck.mdp.broker.jobs import Call
 from unstuck.mdp.broker.steps import Step
 from unstuck.notify.wakeups import WakeupSender
@@ -116,7 +116,7 @@ class Exchanger:
         batch.posts += part.posts
         batch.answered += part.answered
         for worker_id, worker_turn in part.worker_turns.items():
-            join_hand(batch.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
+            merge_turn(batch.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
         for key in part.attempts():
             self._explained.pop(key, None)
         self._blocked.difference_update(part.worker_turns)
@@ -194,7 +194,7 @@ class Exchanger:
             returned = {(job.job_id, job.token) for job in worker_turn.release}
             outcomes = [
                 DeferredOutcome(job_id, token, holders[job_id], (job_id, token) in returned)
-                for job_id, token in hand_keys(worker_turn)
+                for job_id, token in turn_keys(worker_turn)
                 if (job_id, token) in fresh
             ]
             if outcomes:
@@ -330,7 +330,7 @@ def _defer(part: Part, answer: BatchResult) -> None:
     left.posts += part.posts
     left.answered += part.answered
     for worker_id, worker_turn in part.worker_turns.items():
-        join_hand(left.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
+        merge_turn(left.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
 
 
 def _request(call: Call) -> Request:

@@ -32,7 +32,7 @@ class Part:
     def attempts(self) -> dict[Key, str]:
         """Return the attempts whose rows are written, with their workers."""
         return {
-            key: worker_id for worker_id, worker_turn in self.worker_turns.items() for key in hand_keys(worker_turn)
+            key: worker_id for worker_id, worker_turn in self.worker_turns.items() for key in turn_keys(worker_turn)
         }
 
     def split(self) -> list["Part"]:
@@ -64,7 +64,7 @@ class Part:
         parts += [Part(answered=self.answered)] if self.answered else []
         parts += [Part(heartbeats=self.heartbeats)] if self.heartbeats else []
         for worker_id, worker_turn in self.worker_turns.items():
-            parts += [Part(worker_turns={worker_id: piece}) for piece in _hand_pieces(worker_turn)]
+            parts += [Part(worker_turns={worker_id: piece}) for piece in _turn_pieces(worker_turn)]
         return parts
 
     def take(self, keys: Collection[Key]) -> "Part":
@@ -82,11 +82,11 @@ class Part:
         if self.posts:
             return self.posts[0].asked.client
         return " ".join(
-            f"{worker_id} {sorted(hand_keys(worker_turn))}" for worker_id, worker_turn in self.worker_turns.items()
+            f"{worker_id} {sorted(turn_keys(worker_turn))}" for worker_id, worker_turn in self.worker_turns.items()
         )
 
 
-def hand_keys(worker_turn: WorkerTurn) -> Iterator[Key]:
+def turn_keys(worker_turn: WorkerTurn) -> Iterator[Key]:
     for done in worker_turn.done:
         yield done.job_id, done.token
     for ending in worker_turn.endings:
@@ -97,13 +97,13 @@ def hand_keys(worker_turn: WorkerTurn) -> Iterator[Key]:
 
 def outcome_keys(worker_turn: WorkerTurn) -> Iterator[Key]:
     """Return the attempts that this hand ends."""
-    yield from hand_keys(WorkerTurn(worker_turn.done, worker_turn.endings))
+    yield from turn_keys(WorkerTurn(worker_turn.done, worker_turn.endings))
 
 
 def merge(into: Batch, more: Batch) -> None:
     """Add what `more` asks to `into`, behind what stands there."""
     for worker_id, worker_turn in more.worker_turns.items():
-        join_hand(into.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
+        merge_turn(into.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
     for name in (
         "registrations",
         "posts",
@@ -118,7 +118,7 @@ def merge(into: Batch, more: Batch) -> None:
         getattr(into, name).extend(getattr(more, name))
 
 
-def join_hand(into: WorkerTurn, more: WorkerTurn) -> None:
+def merge_turn(into: WorkerTurn, more: WorkerTurn) -> None:
     into.done += more.done
     into.late += more.late
     into.endings += more.endings
@@ -126,7 +126,7 @@ def join_hand(into: WorkerTurn, more: WorkerTurn) -> None:
     into.claim_count, into.is_idle = max(into.claim_count, more.claim_count), into.is_idle or more.is_idle
 
 
-def _hand_pieces(worker_turn: WorkerTurn) -> list[WorkerTurn]:
+def _turn_pieces(worker_turn: WorkerTurn) -> list[WorkerTurn]:
     pieces = [WorkerTurn(done=[one]) for one in worker_turn.done]
     pieces += [WorkerTurn(endings=[one]) for one in worker_turn.endings]
     pieces += [WorkerTurn(release=[one]) for one in worker_turn.release]
@@ -155,5 +155,5 @@ def _joined(parts: list[Part]) -> Part:
     joined = Part()
     for part in parts:
         for worker_id, worker_turn in part.worker_turns.items():
-            join_hand(joined.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
+            merge_turn(joined.worker_turns.setdefault(worker_id, WorkerTurn()), worker_turn)
     return joined

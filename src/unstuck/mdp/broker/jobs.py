@@ -140,13 +140,13 @@ def _made(given: Policy) -> _Rules:
     return _Rules(policy, encode_policy(policy), None if ties == JobExtras() else ties)
 
 
-def _ties(service: str, payload: bytes, rules: _Rules, connection: str | None) -> JobExtras | None:
-    if connection is None and not rules.has_lines:
+def _job_extras(service: str, payload: bytes, rules: _Rules, concurrency_key: str | None) -> JobExtras | None:
+    if concurrency_key is None and not rules.has_lines:
         return rules.more
     ties = rules.more or JobExtras()
     limit = rules.policy.order.limit if rules.has_lines else None
     return msgspec.structs.replace(
-        ties, line=connection or _concurrency_key(service, payload, rules.policy.order), line_limit=limit
+        ties, line=concurrency_key or _concurrency_key(service, payload, rules.policy.order), line_limit=limit
     )
 
 
@@ -160,7 +160,7 @@ def _concurrency_key(service: str, payload: bytes, key_rule: KeyRule) -> str:
 
 
 def _job(
-    service: str, queue: str, payload: bytes, rules: _Rules, priority: int, by: str, connection: str | None
+    service: str, queue: str, payload: bytes, rules: _Rules, priority: int, by: str, concurrency_key: str | None
 ) -> NewJob:
     policy = rules.policy
     return NewJob(
@@ -175,7 +175,7 @@ def _job(
         timeout_s=policy.timeout_s,
         priority=priority,
         enqueued_by=by,
-        more=_ties(service, payload, rules, connection),
+        more=_job_extras(service, payload, rules, concurrency_key),
     )
 
 
@@ -186,15 +186,15 @@ def _options(given: dict[str, Any] | None, before: CallOptions | None = None) ->
     priority = given.get("priority", before.priority)
     key = given.get("idempotency_key", before.key)
     own_id = given.get("job_id", before.own_id)
-    connection = given.get("concurrency_key", before.concurrency_key)
+    concurrency_key = given.get("concurrency_key", before.concurrency_key)
     return CallOptions(
         min(max(priority, LEAST_PRIORITY), MOST_PRIORITY)
         if isinstance(priority, int) and not isinstance(priority, bool)
         else before.priority,
         storable_text(key, MAX_KEY_CHARS) if isinstance(key, str) and key else before.key,
         storable_text(own_id, MAX_OWN_ID_CHARS) if isinstance(own_id, str) and own_id else before.own_id,
-        storable_text(connection[:MAX_CONCURRENCY_KEY_CHARS], MAX_CONCURRENCY_KEY_CHARS)
-        if isinstance(connection, str) and connection
+        storable_text(concurrency_key[:MAX_CONCURRENCY_KEY_CHARS], MAX_CONCURRENCY_KEY_CHARS)
+        if isinstance(concurrency_key, str) and concurrency_key
         else before.concurrency_key,
     )
 

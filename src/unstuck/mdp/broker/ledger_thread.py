@@ -422,15 +422,15 @@ class LedgerThread:
 
     def __init__(
         self,
-        desk: BatchRunner,
+        batch_runner: BatchRunner,
         tell: Callable[[BatchResult], None],
         fail: Callable[[BaseException], None],
-        books: MetricsWriter | None = None,
+        metrics_writer: MetricsWriter | None = None,
     ) -> None:
-        self._desk = desk
+        self._batch_runner = batch_runner
         self._tell = tell
         self._fail = fail
-        self._books = books
+        self._metrics_writer = metrics_writer
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unstuck-broker-ledger", daemon=True)
@@ -453,8 +453,8 @@ class LedgerThread:
                 if answer is None:
                     return
                 self._tell(answer)
-                if self._books is not None:
-                    self._books.tend()
+                if self._metrics_writer is not None:
+                    self._metrics_writer.tend()
         except BaseException as error:  # noqa: BLE001 - without a clerk the broker would take requests and do nothing
             self._fail(error)
 
@@ -462,7 +462,7 @@ class LedgerThread:
         """Do it, however long the ledger is away; None when we must end before."""
         retry_s = FIRST_RETRY_S
         answer = BatchResult()
-        steps = deque(self._desk.steps(batch, answer))
+        steps = deque(self._batch_runner.steps(batch, answer))
         while steps:
             try:
                 _advance(steps)
@@ -475,7 +475,7 @@ class LedgerThread:
                     log.warning("The ledger cannot be used; trying again", error=str(error))
                 if isinstance(error, LedgerBusy):
                     with suppress(LedgerError):
-                        self._desk.beat_on()
+                        self._batch_runner.beat_on()
                 self._stopping.wait(retry_s)
                 retry_s = min(retry_s * 2, LONGEST_BUSY_S if isinstance(error, LedgerBusy) else LONGEST_RETRY_S)
         return answer

@@ -45,16 +45,16 @@ class Subscriptions:
 
     def ask(self, client: bytes, body: tuple[bytes, ...], now_s: float) -> list[bytes]:
         """Take a wish for notices, or refuse it; give the answer."""
-        claim_request = read_note(body[0]) if len(body) == 1 else None
-        if claim_request is None or claim_request.get("v") != VERSION:
+        subscription = read_note(body[0]) if len(body) == 1 else None
+        if subscription is None or subscription.get("v") != VERSION:
             return [protocol.NOT_IMPLEMENTED]
         # An identity that a socket made up is somebody else's tomorrow.
         if protocol.is_automatic(client) or len(client) < protocol.LEAST_IDENTITY_BYTES:
             return [protocol.REFUSED, write_map({"why": "set a random routing id of at least 16 bytes"})]
         if client not in self._leases and len(self._leases) >= MAX_SUBSCRIPTIONS and not self._gone:
             return [protocol.REFUSED, write_map({"why": "too many clients listen"})]
-        events = claim_request.get("events", list(EVENTS))
-        ttl_s = claim_request.get("ttl", USUAL_LEASE_S)
+        events = subscription.get("events", list(EVENTS))
+        ttl_s = subscription.get("ttl", USUAL_LEASE_S)
         if not isinstance(events, list) or isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float):
             return [protocol.NOT_IMPLEMENTED]
         if ttl_s != ttl_s:

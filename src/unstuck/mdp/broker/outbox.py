@@ -47,7 +47,7 @@ class Outbox:
         self._run_id = new_id()
         self._asked = 0
         self._wall = wall
-        self.peers = WorkerTable()
+        self.workers = WorkerTable()
         self.requests = RequestTable()
         self.listeners = Subscriptions()
         self.notices = Notifications(settings.crash_notification_delay_ms / 1000)

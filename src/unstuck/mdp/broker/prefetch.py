@@ -149,16 +149,16 @@ class Prefetch(Outbox):
             return False
         if self._backlog.urgent or self._closing:
             return False
-        return not any(worker.free or (worker.reach and not worker.prefetched) for worker in self.peers)
+        return not any(worker.free or (worker.reach and not worker.prefetched) for worker in self.workers)
 
     def _held_by(self, worker_id: str) -> frozenset[tuple[int, int]]:
-        worker = self.peers.by_id(worker_id)
+        worker = self.workers.by_id(worker_id)
         if worker is None or worker.assignment is None:
             return frozenset()
         return frozenset((job.job_id, job.token) for job in (worker.assignment.job, *worker.prefetched))
 
     def _quick_ones(self) -> list[ConnectedWorker]:
-        found = [(worker_id, self.peers.by_id(worker_id)) for worker_id in self._quick]
+        found = [(worker_id, self.workers.by_id(worker_id)) for worker_id in self._quick]
         self._quick.difference_update(worker_id for worker_id, worker in found if worker is None)
         return [worker for _, worker in found if worker is not None]
 

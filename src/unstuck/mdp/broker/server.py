@@ -1,4 +1,4 @@
-"""Run a broker: the socket, the clerk, the ear and the watchman, and an end in order."""
+"""Run a broker: its socket, its ledger thread, wake-ups and the reaper, and shut them down in order."""
 
 import signal
 import sys
@@ -74,16 +74,16 @@ def run_broker(settings: Settings, ready: Callable[[str], None]) -> None:
 
         if settings.mdp.reap:
             _watch(stack, settings, ledger, counters)
-            books = None
+            metrics_writer = None
         else:
             # Without a reaper nobody else writes what was counted here.
-            books = MetricsWriter(ledger, counters, settings.recovery.heartbeat_interval_s)
-            stack.callback(books.flush)
+            metrics_writer = MetricsWriter(ledger, counters, settings.recovery.heartbeat_interval_s)
+            stack.callback(metrics_writer.flush)
         sys.setswitchinterval(SWITCH_S)
         while not end.is_asked:
             # What comes after the first is at the same address, where its peers come back to.
             place = replace(settings, mdp=replace(settings.mdp, bind=address or settings.mdp.bind))
-            _sit(place, ledger, counters, end, bound, books)
+            _sit(place, ledger, counters, end, bound, metrics_writer)
             give_back()
 
 
@@ -107,7 +107,7 @@ def _sit(
     counters: Counters,
     end: _End,
     bound: Callable[[str], None],
-    books: MetricsWriter | None,
+    metrics_writer: MetricsWriter | None,
 ) -> None:
     """Serve with one socket, until the end or until it holds too much. The next one is to its peers what a broker is
     that was started again."""
@@ -121,18 +121,18 @@ def _sit(
         stack.callback(monitor.close, 0)
         stack.enter_context(secured(context, router, settings.mdp))
         address = _bind(router, settings.mdp.bind)
-        desk = BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by=BY, counters=counters))
-        stack.callback(desk.close)
+        batch_runner = BatchRunner(ledger, settings, Reaper(ledger, settings.recovery, by=BY, counters=counters))
+        stack.callback(batch_runner.close)
         digest = digest_of(settings.url)
         handed = HandedOut.create(status_page_folder(), digest, address)
         stack.callback(handed.close)
         heir = Heir(status_page_folder(), digest, address)
         stack.callback(heir.leave)
         core = BrokerCore(settings.mdp, new_worker_id, time.time, handed, heir.find, DroppedMessages(counters))
-        loop = SocketLoop(router, monitor, core, lambda batch: clerk.send(batch), settings.mdp)
+        loop = SocketLoop(router, monitor, core, lambda batch: ledger_thread.send(batch), settings.mdp)
         stack.callback(loop.close)
-        clerk = LedgerThread(desk, loop.answered, loop.failed, books)
-        clerk.start()
+        ledger_thread = LedgerThread(batch_runner, loop.answered, loop.failed, metrics_writer)
+        ledger_thread.start()
         listener = WakeupListener(lambda: ledger, loop.heard)
         listener.start()
         stack.callback(listener.stop)
@@ -147,7 +147,7 @@ def _sit(
                 "message, leave what they said in it",
                 max_memory_bytes=settings.mdp.max_memory_bytes,
             )
-        _say_goodbye(core, loop, clerk)
+        _say_goodbye(core, loop, ledger_thread)
 
 
 def _bind(router: "zmq.Socket[bytes]", bind: str) -> str:
@@ -163,7 +163,7 @@ def _bind(router: "zmq.Socket[bytes]", bind: str) -> str:
     return endpoint.decode().rstrip("\0")
 
 
-def _say_goodbye(core: BrokerCore, loop: SocketLoop, clerk: LedgerThread) -> None:
+def _say_goodbye(core: BrokerCore, loop: SocketLoop, ledger_thread: LedgerThread) -> None:
     """Send idle workers away in order. Those that work on go on: their replies find the next broker."""
     core.close()
     begun_s = time.monotonic()
@@ -171,4 +171,4 @@ def _say_goodbye(core: BrokerCore, loop: SocketLoop, clerk: LedgerThread) -> Non
         core.busy_with_ledger or (core.awaits_replies and passed_s < REPLIES_S)
     ):
         loop.step()
-    clerk.stop(STOP_S)
+    ledger_thread.stop(STOP_S)

@@ -199,8 +199,8 @@ class SocketLoop:
         self._ended: list[int] = []
         """Connections that ended, whose last words may not have been taken yet."""
         self._undrained = 0
-        self._clients = ClientConnections()
         """Rounds in which more came than was taken."""
+        self._clients = ClientConnections()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
         # A clerk that the ledger kept waiting, or a second signal, may come when another file has the number already.
@@ -209,7 +209,7 @@ class SocketLoop:
         self._answers: deque[BatchResult] = deque()
         self._words: deque[frozenset[str]] = deque()
         self._stopping = False
-        self._memory_report = MemoryWatch(settings.max_memory_bytes, time.monotonic())
+        self._memory_watch = MemoryWatch(settings.max_memory_bytes, time.monotonic())
         self.is_too_heavy = False
         """It ended since its socket holds too much."""
         self._error: BaseException | None = None
@@ -317,7 +317,7 @@ class SocketLoop:
             os.close(self._wakeup)
 
     def _measure_memory(self) -> None:
-        if self._memory_report.is_over(time.monotonic()):
+        if self._memory_watch.is_over(time.monotonic()):
             self.is_too_heavy = self._stopping = True
 
     def _take_all(self) -> tuple[list[Message], bool]:

@@ -40,7 +40,7 @@ class ConnectedWorker:
     told_s: float
     """When we last said something to it."""
     key: str = ""
-    """The secret in its addresses; see `addresses.py`."""
+    """The secret in its addresses; see `request_addresses.py`."""
     host: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     is_registered: bool = False

@@ -41,7 +41,7 @@ class WorkerSide(Prefetch):
             self._on_signal(worker, message)
 
     def _on_ready(self, identity: bytes, ready: protocol.Ready, connection: int | None, now_s: float) -> None:
-        known = self.peers.by_identity(identity)
+        known = self.workers.by_identity(identity)
         services = tuple(service.decode("ascii") for service in ready.services)
         if known is not None and connection is not None and known.connection != connection:
             # The socket gave the identity to the newer connection: nothing reaches the older one any more.
@@ -87,10 +87,10 @@ class WorkerSide(Prefetch):
         holding = None
         if found is not None:
             worker.holding = said
-            if self.peers.by_id(found.worker_id) is None:
+            if self.workers.by_id(found.worker_id) is None:
                 holding = HeldClaim(found.job_id, found.token, found.worker_id, owner_of(found.key))
         worker.is_unstuck_worker = bool(ready.about)
-        self.peers.add(worker)
+        self.workers.add(worker)
         owner = owner_of(worker.key)
         self._backlog.add_registration(
             Registration(worker_id, name, services, worker.host, worker.metadata, holding, bool(own_name), owner)
@@ -107,11 +107,11 @@ class WorkerSide(Prefetch):
     ) -> bool:
         """Go on with a worker of ours that comes through a new connection before the end of its former one is known.
         Return False if it is to be registered anew."""
-        known = self.peers.by_key(key)
+        known = self.workers.by_key(key)
         if known is None:
             return False
         if known.services == services and (known.assignment is None or known.assignment.address == holding):
-            self.peers.move(known, identity, connection)
+            self.workers.move(known, identity, connection)
             known.seen_s = now_s
             return True
         self._declare_dead(known, "it came back without the request that it was given")
@@ -127,7 +127,7 @@ class WorkerSide(Prefetch):
             self._backlog.abandoned.append(replace(pair[1], is_given_up=True))
 
     def _registered(self, registration: Registration, resumed: ResumedWorker | None, now_s: float) -> None:
-        worker = self.peers.by_id(registration.worker_id)
+        worker = self.workers.by_id(registration.worker_id)
         if worker is None:
             # It went again meanwhile. If we sent it away ourselves the next broker will hear of it.
             if resumed is not None and not self._closing:
@@ -137,7 +137,7 @@ class WorkerSide(Prefetch):
         if resumed is not None:
             held = None if registration.holding is None else read_address(worker.holding or b"")
             # The row has the digest of the key that it came back with.
-            self.peers.rename(worker, resumed.worker_id, worker.key if held is None else held.key)
+            self.workers.rename(worker, resumed.worker_id, worker.key if held is None else held.key)
             if resumed.job is not None and worker.holding is not None:
                 worker.assignment = Assignment(resumed.job, worker.holding, resumed.job.task, now_s)
                 worker.holding = None
@@ -152,19 +152,19 @@ class WorkerSide(Prefetch):
 
     def _turn_away(self, registration: Registration, error: str, message: str) -> None:
         self.dropped.add(refusals.COUNTED[error])
-        if (worker := self.peers.by_id(registration.worker_id)) is not None:
-            self.peers.remove(worker)
+        if (worker := self.workers.by_id(registration.worker_id)) is not None:
+            self.workers.remove(worker)
             about = write_map({"error": error, "message": message}) if worker.is_unstuck_worker else b""
             self._send(worker.identity, protocol.disconnect(about))
 
     def _on_bye(self, identity: bytes) -> None:
-        worker = self.peers.by_identity(identity)
+        worker = self.workers.by_identity(identity)
         if worker is None:
             return
         if worker.assignment is not None:
             self._declare_dead(worker, "it said DISCONNECT while it worked")
         else:
-            self.peers.remove(worker)
+            self.workers.remove(worker)
             self._remove(worker, None)
 
     def _on_stranger(self, identity: bytes, message: protocol.Message) -> None:
@@ -221,7 +221,7 @@ class WorkerSide(Prefetch):
 
     def _hand_in_late(self, sender: bytes, found: Address, body: tuple[bytes, ...]) -> bool:
         """Let the ledger say whether its token still stands; return False if it has not the key of its worker."""
-        worker = self.peers.by_id(found.worker_id)
+        worker = self.workers.by_id(found.worker_id)
         if worker is not None and worker.key != found.key:
             self.dropped.add(FORGED)
             return False
@@ -234,7 +234,7 @@ class WorkerSide(Prefetch):
     def _forged(self, sender: bytes) -> None:
         """The ledger found a reply without the key of its worker."""
         self.dropped.add(FORGED)
-        if (worker := self.peers.by_identity(sender)) is not None:
+        if (worker := self.workers.by_identity(sender)) is not None:
             self._send(sender, protocol.disconnect())
             self._expel(worker, "it replied in the name of another worker")
 
@@ -262,7 +262,7 @@ class WorkerSide(Prefetch):
         self._go_on(worker, doing, worker.seen_s)
 
     def _declare_dead(self, worker: ConnectedWorker, evidence: str, detector: Detector = Detector.CONNECTION) -> None:
-        self.peers.remove(worker)
+        self.workers.remove(worker)
         doing = None if worker.assignment is None else worker.assignment.job.job_id
         self._remove(worker, WorkerDeath(worker.worker_id, detector, evidence, doing))
 
@@ -292,7 +292,7 @@ class WorkerSide(Prefetch):
 
     def _disconnect_dead(self, worker: ConnectedWorker) -> None:
         """The ledger took it for dead: whatever it holds is somebody else's, and it must come anew."""
-        self.peers.remove(worker)
+        self.workers.remove(worker)
         self._handed.remove(worker.worker_id, worker.seen_s)
         self._backlog.retire(worker.worker_id)
         self._send(worker.identity, protocol.disconnect())
