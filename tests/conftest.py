@@ -104,6 +104,8 @@ def _runs(item: pytest.Item, known: set[str], databases: str) -> bool:
 
 
 def _needs_postgres(item: pytest.Item) -> bool:
+    if item.nodeid.startswith("tests/contract/postgres/"):
+        return True
     found = DATABASE.search(item.nodeid)
     return "pg_server" in getattr(item, "fixturenames", ()) or (found is not None and found[0] != "sqlite")
 

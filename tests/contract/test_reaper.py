@@ -211,7 +211,7 @@ def test_a_reaper_killed_after_the_verdict_leaves_the_rest_to_the_next_one(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reaper._handover, "_recover", killed)
+    monkeypatch.setattr(reaper._handover, "recover", killed)
     with pytest.raises(KeyboardInterrupt):
         reaper.sweep()
     assert stage.state(job) is JobState.RUNNING

@@ -287,8 +287,8 @@ class Exchange(msgspec.Struct, frozen=True):
     """What happened at a broker between two polls of its sockets, written in one commit.
 
     Order: answered, jobs, once, heartbeats, turns. So a new job can be claimed at once, and an answered reply address
-    is never the one that replaces it. To keep the order of locks, PostgreSQL may commit the heartbeats first, and admits
-    jobs that wait for a concurrency key last."""
+    is never the one that replaces it. To keep the order of locks, PostgreSQL may commit the heartbeats first, and
+    admits jobs that wait for a concurrency key last."""
 
     jobs: tuple[NewJob, ...] = ()
     reply_addresses: tuple[ReplyAddress | None, ...] = ()
