@@ -65,7 +65,7 @@ def test_a_transaction_holds_the_unique_key_of_a_schedule(fleet: LockedFleet) ->
         fleet.reinforce()
     long = fleet.nap("long", 7.0)
     with psycopg.connect(fleet.url) as connection:
-        held = fleet.task("tick").options(unique_key="held", connection=connection).enqueue()
+        held = wait_for(lambda: hold_key(fleet, connection), "no tick with that key to be there")
         before = len(ticks_of(fleet, "plain"))
         work_beside(fleet)
         # The other schedule goes on meanwhile, tick by tick.
@@ -80,6 +80,15 @@ def test_a_transaction_holds_the_unique_key_of_a_schedule(fleet: LockedFleet) ->
     assert len(keyed) == len(set(keyed))
     assert long.result(timeout=30) == "slept"
     assert deaths(fleet) == []
+
+
+def hold_key(fleet: LockedFleet, connection: psycopg.Connection[Any]) -> Job[Any] | None:
+    """Enqueue a job with the key of the schedule in this transaction, unless a tick of it is there already."""
+    job = fleet.task("tick").options(unique_key="held", connection=connection).enqueue()
+    if job.fresh:
+        return job
+    connection.rollback()
+    return None
 
 
 def ticks_of(fleet: Fleet, schedule: str) -> list[str]:

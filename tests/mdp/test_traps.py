@@ -26,6 +26,7 @@ from tests.mdp.broker import (
     running,
 )
 from tests.support.fleet import TIMEOUT_S, wait_for
+from tests.support.signals import OwnProcess
 
 from unstuck.config import MdpSettings, Settings
 from unstuck.ledger.open import ready_ledger
@@ -218,7 +219,7 @@ def test_a_second_peer_with_the_same_identity_is_shut_out_while_the_first_lives(
     first = peers.worker(identity=identity)
     client.ask(peers.service, b"job")
     address, _ = first.request()
-    process = psutil.Process(peers.broker.process.pid)
+    process = OwnProcess(peers.broker.process.pid)
 
     def connections() -> int:
         return len([one for one in process.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED])

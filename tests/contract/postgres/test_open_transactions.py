@@ -76,8 +76,8 @@ class LockWaits:
 
     def __init__(self, ledger: PostgresLedger) -> None:
         self.count = 0
-        for lane in (ledger.turn_lane, ledger.service_lane, ledger.client_lane):
-            connection = lane.open().connection
+        for managed in (ledger.turn_connection, ledger.service_connection, ledger.client_connection):
+            connection = managed.open().connection
             connection.execute(b"set deadlock_timeout = '1ms'; set log_lock_waits = on; set client_min_messages = log")
             connection.add_notice_handler(self._heard)
 

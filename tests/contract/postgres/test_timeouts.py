@@ -1,6 +1,7 @@
 """A server that hangs is an outage: every call has a deadline, and the next one goes to whoever answers."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -117,7 +118,7 @@ def test_no_call_waits_for_ever_for_a_server_that_hangs(own_server: PgServer, ca
                 assert took[lane.purpose] < lane.bounds.answer_s + lane.bounds.connect_s + MARGIN_S
         # A connection that cannot be opened is bounded as well, and does not stay behind half open.
         assert _took_s(calls["read"]) < 2 + MARGIN_S
-        opened = OwnProcess().net_connections()
+        opened = OwnProcess(os.getpid()).net_connections()
         left = [one for one in opened if one.raddr and one.raddr.port == own_server.port]
         assert len(left) == 1, "the session that proves that the worker lives is left open, and no other"
     for call in calls.values():
