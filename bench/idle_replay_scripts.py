@@ -26,7 +26,7 @@ from unstuck.runner.tasks import Manifest
 from unstuck.worker.loop import BEATS_PER_COMPARISON
 
 LEAST_WORKERS = int(SLOWEST * ASKING_PER_INTERVAL)
-"""So many reapers are a crowd: each asks for the ticket as seldom as ever."""
+"""Number of reapers from which each asks for the ticket at the longest interval."""
 
 JITTER_S = 0.1
 """Who begins a whole number of laps after another is not in step with it for ever."""

@@ -136,7 +136,7 @@ def _measure_all(table: Table, database: Postgres, sizes: list[int], seconds: fl
 
 
 def _judged(stage: Stage, workers: int) -> float:
-    """Let a real reaper look at the replayed ones, and give the longest silence."""
+    """Sweep the replayed workers with a real reaper, and return the longest silence."""
     silent_s = stage.ledger.fleet().silent_s
     done = Reaper(stage.ledger, config.load({"url": stage.url}).recovery, by="bench").sweep(ticket=False)
     if done.watched != workers or done.suspected or done.deaths:

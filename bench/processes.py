@@ -87,7 +87,7 @@ class WorkerProcess:
         return self.process.pid
 
     def cpu(self) -> CpuClock:
-        """Give worker alone (head) and fork server with runners (below)."""
+        """Return the usage of the worker alone (head), and of fork server and runners (below)."""
         return cpu_of_family(self.pid)
 
     def family(self) -> list[OwnProcess]:

@@ -160,7 +160,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown() -> None:
-    """Let what a failed test left open count against that test.
+    """Count what a failed test left open against that test.
 
     pytest keeps its traceback until the next test runs, and with it every connection that the test did not come to
     close. The warning about them would fail the next test."""

@@ -55,7 +55,7 @@ class App(ScheduleRegistry, HookRegistry):
     ) -> None:
         check_names(settings, (*config.SETTING_NAMES, *_APP_SETTINGS), "setting")
         self.settings: Settings = config.load({"url": url, "recovery": recovery, **settings})
-        self._counter = ClientRuntime(self.settings, config.overruled(url))
+        self._runtime = ClientRuntime(self.settings, config.overruled(url))
         self._definitions: dict[str, TaskDefinition] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._limits: dict[str, QueueLimit] = {}
@@ -162,7 +162,7 @@ class App(ScheduleRegistry, HookRegistry):
         self._definitions[name] = definition
         self._queues |= {definition.queue}
         task: Task[Any, Any] = Task(
-            self._counter, definition, lambda: self._queues, policy=lambda: self._policy_of(name)
+            self._runtime, definition, lambda: self._queues, policy=lambda: self._policy_of(name)
         )
         self._policies.clear()
         self._tasks[name] = task
@@ -198,11 +198,11 @@ class App(ScheduleRegistry, HookRegistry):
 
         Call it before the app is used: jobs that were enqueued before stay where they are."""
         self.settings = replace(self.settings, url=url)
-        self._counter.move(self.settings)
+        self._runtime.move(self.settings)
 
     def ledger_note(self) -> str:
         """Return, only once, a sentence if the environment or a file names another ledger than the code; else ""."""
-        return self._counter.take_note()
+        return self._runtime.take_note()
 
     def manifest_settings(self) -> bytes:
         for name in self._definitions:
@@ -213,19 +213,19 @@ class App(ScheduleRegistry, HookRegistry):
 
     @property
     def ledger(self) -> "Ledger":
-        return self._counter.services().ledger
+        return self._runtime.services().ledger
 
     @property
     def operator(self) -> "Operator":
-        return self._counter.services().operator
+        return self._runtime.services().operator
 
     def job(self, job_id: int) -> Job[Any]:
         """Give a handle on a job whose id is known."""
-        return Job(self._counter, job_id)
+        return Job(self._runtime, job_id)
 
     def signal(self, job_id: int, name: str, value: Any = None) -> str:
         """Signal a job: 'woken' (it waited for it) or 'kept' (until it does); SignalRefused when it is over."""
-        return Job[Any](self._counter, job_id).signal(name, value)
+        return Job[Any](self._runtime, job_id).signal(name, value)
 
     def workflow(self, name: str, **unknown: Never) -> "Workflow":
         """Begin to build a workflow; nothing is stored before its `start()`."""
@@ -233,13 +233,13 @@ class App(ScheduleRegistry, HookRegistry):
             raise ConfigError(f"A workflow has no setting {setting!r}. Give it to the tasks: @app.task({setting}=…).")
         from unstuck.client.workflows import Workflow
 
-        return Workflow(self._counter, name)
+        return Workflow(self._runtime, name)
 
     def workflow_run(self, workflow_id: int) -> "WorkflowRun":
         """Give a handle on a workflow that was started."""
         from unstuck.client.workflows import WorkflowRun
 
-        return WorkflowRun(self._counter, workflow_id)
+        return WorkflowRun(self._runtime, workflow_id)
 
     def events(
         self,
@@ -255,7 +255,7 @@ class App(ScheduleRegistry, HookRegistry):
         as one event with its count, once nothing more came for `gather` (None: each by itself, at once)."""
         from unstuck.client.events import listen
 
-        return listen(self._counter, kinds, worker, after, gather)
+        return listen(self._runtime, kinds, worker, after, gather)
 
     def stale(self, older_than: Duration = 0) -> "list[StaleAction]":
         """List held jobs whose worker has been silent for at least so long."""
@@ -271,8 +271,8 @@ class App(ScheduleRegistry, HookRegistry):
 
     def migrate(self) -> list[str]:
         """Create or update the tables; give what was applied."""
-        return self._counter.services().ledger.migrate()
+        return self._runtime.services().ledger.migrate()
 
     def close(self) -> None:
         """Ring what is still to be rung and close the connections; the next use opens them again."""
-        self._counter.close()
+        self._runtime.close()

@@ -299,7 +299,7 @@ def test_five_hundred_deaths_are_one_notification_for_each_client(
         local: list[Event] = []
         threading.Thread(target=lambda: local.extend(iter_first(app)), daemon=True).start()
         wait_for(lambda: all(stream.begun for stream in streams), "both streams to begin")
-        wait_for(lambda: app._counter.services().feed._wakes, "somebody who listens here")
+        wait_for(lambda: app._runtime.services().feed._wakes, "a listener in this process")
         kill_all(victims)
         buried = Reaper(ledger, Recovery(), by="reaper").sweep(ticket=False).deaths
         assert buried.total() == VICTIMS

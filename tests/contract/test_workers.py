@@ -365,7 +365,7 @@ def test_no_process_of_this_host_is_taken_for_it(ledger: Ledger) -> None:
     # Every fact of a process that is gone, on this very machine: it must prove nothing.
     ledger.register(foreign(pid=999_999, pid_namespace=host.pid_namespace(), process_started="1"))
     [worker] = ledger.watch()
-    witness = Observer(one_host=ledger.single_host)
+    witness = Observer(single_host=ledger.single_host)
     assert not witness.on_this_host(worker)
     assert witness.process_of(worker) is Process.UNKNOWN
     assert ledger.watch(host.hostname()) == []

@@ -159,7 +159,7 @@ def test_a_standby_that_lags_is_not_asked_what_a_worker_holds(make_cluster: Make
     wait_for(lambda: "ended" in (fleet.folder / "short").read_text(), "the short nap to end")
     signals.wait("turn.before_commit", worker.pid, after="worker.before_settle")
     cluster.pair.primary.kill()
-    # Nobody but the standby answers now, and it knows neither of the two jobs.
+    # Only the standby answers now, and it knows neither of the two jobs.
     signals.wait("ledger_thread.compare", worker.pid, 3)
     cluster.fail_over()
     assert_one_attempt_each(fleet, jobs)

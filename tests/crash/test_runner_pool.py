@@ -490,7 +490,7 @@ def test_runners_that_die_before_they_begin_are_not_asked_for_without_a_pause(tm
             at_work.runners.feed(0)
             if at_work.runners.ready:
                 break
-        assert list(at_work.runners.ready) == [held_job], "it waits, and may go to somebody else"
+        assert list(at_work.runners.ready) == [held_job], "it waits, and another runner may get it"
         wait_for(lambda: host.boottime_s() > at_work.runners.slots.rest_until_s, "the rest to be over")
         at_work.runners.feed(0)
         at_work.until(lambda: at_work.outbox.done, "it to run")

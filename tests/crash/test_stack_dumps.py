@@ -287,8 +287,8 @@ def test_who_holds_the_interpreter_in_another_thread_is_seen_by_a_signal(
     home: RunnerPoolHarness, runner: RunnerProcess, tmp_path: Path
 ) -> None:
     # One call into C says that it has begun and stays there: between two of them others may run.
-    held_job = f"def hold_it(): ctypes.PyDLL(None).system(b'touch {tmp_path / 'in'}; exec sleep 600')"
-    runner.send([frame(1, "evaluate", f"{held_job}\nthreading.Thread(target=hold_it).start()\ntime.sleep(600)")])
+    define = f"def hold_it(): ctypes.PyDLL(None).system(b'touch {tmp_path / 'in'}; exec sleep 600')"
+    runner.send([frame(1, "evaluate", f"{define}\nthreading.Thread(target=hold_it).start()\ntime.sleep(600)")])
     wait_for((tmp_path / "in").exists, "the thread")
     assert runner.stacks.ask()
     assert runner.dump_stack(silent=True)

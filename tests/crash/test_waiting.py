@@ -169,7 +169,7 @@ def test_the_death_of_a_worker_is_told_to_everyone_who_listens(fleet: Fleet) -> 
     for _ in range(2):
         fleet.start()
     listener = Listener(iter(fleet.app.events()))
-    wait_for(lambda: fleet.app._counter.services().feed._wakes, "somebody who listens")
+    wait_for(lambda: fleet.app._runtime.services().feed._wakes, "a listener")
     with serving(fleet.url) as client:
         stream = lines(client, "/api/events?kind=worker_dead")
         place = next(stream)["id"]

@@ -481,7 +481,7 @@ def another_claim_waits(served: Served, queue: str) -> Iterator[None]:
 def test_whoever_waits_is_woken_by_the_bell(
     open_door: tuple[Served, Ledger], http: httpx.Client, ledger: Ledger, queue: str
 ) -> None:
-    """Ten wait, ten jobs come: everybody has one, before anybody's time is up."""
+    """Ten workers wait and ten jobs come: each gets one before its claim times out."""
     served = open_door[0]
     workers = [Worker(http, queue) for _ in range(10)]
     got: list[list[dict[str, Any]]] = []

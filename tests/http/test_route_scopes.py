@@ -59,7 +59,7 @@ def test_every_other_scope_together_is_not_enough(door: SecuredServer, subtests:
     for way in SCOPED:
         with subtests.test(name_of(way)):
             others = tuple(scope for scope in Scope if scope not in way.scopes)
-            # Whoever enqueued a job may look after it; this one was enqueued by nobody.
+            # A token may manage the jobs that it enqueued; this one was enqueued without a token.
             if "{job_id}" in way.path:
                 others = tuple(scope for scope in others if scope is not Scope.ENQUEUE)
             body = {"json": {}} if way.method in UNSAFE else {}

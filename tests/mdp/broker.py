@@ -414,7 +414,7 @@ class Peers:
 
 
 def serve_afresh(peers: Peers, number: int) -> None:
-    """Let a worker and a client come that the broker does not know, and see that they are served."""
+    """Connect a new worker and a new client, and check that they are served."""
     service = peers.service + b"-%d" % number
     worker, client = RawWorker(peers.broker.endpoint, service), peers.client()
     client.ask(service, b"fresh")

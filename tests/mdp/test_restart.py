@@ -80,7 +80,7 @@ def test_requests_in_flight_outlive_the_broker(scene: BrokerHarness, requests: i
         assert call.result() == [b"done " + name], f"the {number}. request"
     assert all(process.poll() is None for process in workers)
     assert {job.state for job in scene.jobs()} == {JobState.SUCCEEDED}
-    assert len(scene.jobs()) == requests, "nobody sent anything again"
+    assert len(scene.jobs()) == requests, "no client sent a request again"
     assert overlaps(scene.done()) == []
     assert len(scene.times()) == requests
     # Ours say who they were, and lose nothing. A reply of the old worker counts, and gives back what never reached it.

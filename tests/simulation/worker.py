@@ -503,7 +503,7 @@ class WorkerProcess:
         if self.process.alive:
             self.process.kill()
             self.road.disconnect()
-            # The fork server is told by the kernel, and ends with all that it forked.
+            # The kernel signals the fork server, which ends with all that it forked.
             self.process.hub.after(0.01, self.end_family)
 
     def end_family(self) -> None:

@@ -56,7 +56,7 @@ HERE = Host()
 
 
 def leave_mounts() -> None:
-    """Let this process mount for itself and what it starts alone. It must have one thread."""
+    """Give this process and what it starts mounts of their own. It must have one thread."""
     _call("unshare", _NEW_MOUNTS)
     _call("mount", b"none", b"/", None, _PRIVATE_TREE, None)
 

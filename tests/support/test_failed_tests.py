@@ -1,11 +1,8 @@
 """A test that fails does not fail another."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.processes import ROOT
+from tests.support.inner_pytest import run_pytest
 
 TESTS = """
 import socket
@@ -23,26 +20,7 @@ def test_passes():
 
 def test_what_a_failed_test_left_open_counts_against_it(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-W",
-            "error",
-            "-p",
-            "tests.conftest",
-            "-p",
-            "no:cacheprovider",
-            tmp_path,
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_pytest(tmp_path, "-W", "error", "-p", "tests.conftest", "-p", "no:cacheprovider")
     assert "1 failed, 1 passed, 1 error" in done.stdout, done.stdout + done.stderr
     assert "ERROR test_it.py::test_fails" in done.stdout
     assert "ResourceWarning: unclosed <socket" in done.stdout

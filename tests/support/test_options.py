@@ -1,13 +1,10 @@
 """The options of the suite: which databases a test runs on, the seed of a failure, a process that dies."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.inner_pytest import run_pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = """
 import pytest
 
@@ -47,15 +44,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
         (folder / "tests" / name).mkdir(parents=True, exist_ok=True)
         (folder / "tests" / name / f"test_{name}.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    both_databases\n    on_postgresql\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:schemathesis", "-q", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_pytest(folder, "-p", "tests.conftest", "-p", "no:schemathesis", *arguments, **environment)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -1,11 +1,8 @@
 """A test that fails shows what its processes and its database server logged, and nothing of other tests."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.processes import ROOT
+from tests.support.inner_pytest import run_pytest
 
 TESTS = """
 import subprocess
@@ -50,14 +47,7 @@ def test_fails(server, tmp_path):
 
 def test_a_failed_test_shows_its_logs(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.process_logs", "-p", "no:cacheprovider", tmp_path],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_pytest(tmp_path, "-p", "tests.support.process_logs", "-p", "no:cacheprovider")
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "September" in done.stdout, "a process that was started"
     assert 'relation "asked_now" does not exist' in done.stdout, "the server"

@@ -82,7 +82,7 @@ def desk() -> Iterator[Desk]:
     made = Desk()
     yield made
     made.close()
-    context._notebooks = context._signs = None
+    context._journals = context._signals = None
 
 
 def line(seq: int, name: str, value: bytes = b"1", kind: str = Kind.STEP, age_s: float = 0.0) -> RecordedEntry:

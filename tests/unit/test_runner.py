@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unstuck.runner import messages
+from unstuck.runner import child, messages
 from unstuck.runner.oom import CounterWatch, Kills, OomWatch, Scope, judge, memory_of, shared_counter
 from unstuck.runner.output import PUNCH_BYTES, Bounded, OutputFile
 from unstuck.runner.packets import Channel
@@ -344,3 +344,18 @@ def test_only_what_can_mean_nothing_else_is_sure(found: Kills, struck: bool, sur
 def test_without_a_fresh_kill_it_is_a_plain_sigkill(scope: Scope) -> None:
     # However close to the limit it was: to be large is no death.
     assert not judge(Kills(scope, 0, 1, 0, 512 * MB, 512 * MB, 512 * MB)).struck
+
+
+def test_a_fork_server_and_its_runners_may_be_of_different_releases() -> None:
+    """The code is replaced while a worker runs: what starts after that reads what the older process writes."""
+    keys = {
+        child.RunnerConfig: "slot kind nursery_pid worker_id limits trace room "
+        "stream permits stdout stderr stack signs line",
+        child.SpawnRequest: "target seat url",
+        messages.Configure: "trace worker_id limits",
+        messages.StartRunner: "serial slot kind",
+        messages.KillRunner: "serial",
+        messages.RunnerStarted: "serial pid room",
+        messages.RunnerExited: "serial pid status entered max_rss_bytes cpu_s why oom oom_sure oom_words",
+    }
+    assert {struct: " ".join(struct.__struct_encode_fields__) for struct in keys} == keys

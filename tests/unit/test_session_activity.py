@@ -88,4 +88,4 @@ def test_a_suspicion_speaks_of_one_session(
     clock: Clock, detector: Detector, suspected_session: str | None, expected: Detector | None
 ) -> None:
     worker = clock.seen(Session.MISSING, "1/1", suspected_by=detector, suspected_session=suspected_session)
-    assert Observer(one_host=False).evidence(worker, 100.0, connected=True).suspected_by is expected
+    assert Observer(single_host=False).evidence(worker, 100.0, connected=True).suspected_by is expected

@@ -225,7 +225,7 @@ def alive(
             raise
         # To restart a worker does not bring its database back; it only kills what still runs.
         _answer(common.show, HEALTHY, f"The ledger cannot be reached, which is no reason to restart: {error}", [])
-    observer = Observer(one_host=ledger.single_host)
+    observer = Observer(single_host=ledger.single_host)
     here = [worker for worker in watched if worker.state in LIVE_STATES and observer.on_this_host(worker)]
     beating = [worker for worker in here if worker.silent_s < patience_s(worker)]
     sentence = _sentence(here, beating, workers)

@@ -170,13 +170,13 @@ def _explain_pending(job: JobRecord, context: JobContext) -> Reason:
 
 
 def _in_line(context: JobContext) -> Reason | None:
-    """Say who has the places of its line, where it was not let in yet."""
+    """Return which jobs hold its concurrency key, if it was not admitted yet."""
     links, line = context.links, context.concurrency_key
     if links is None or not links.blocked or links.concurrency_key is None:
         return None
     if line is None or not line.holders:
-        why = f"It stands in line {links.concurrency_key!r}, in which nobody is at work"
-        return Reason(Code.CONCURRENCY_KEY_FULL, why, "whoever sweeps lets it in with the next round")
+        why = f"It waits for concurrency key {links.concurrency_key!r}, which no job holds"
+        return Reason(Code.CONCURRENCY_KEY_FULL, why, "the next sweep of a reaper admits it")
     named = ", ".join(str(one.job_id) for one in line.holders[:HOLDERS_NAMED])
     more = f" and {len(line.holders) - HOLDERS_NAMED} more" if len(line.holders) > HOLDERS_NAMED else ""
     noun = "job" if len(line.holders) == 1 else "jobs"

@@ -174,7 +174,7 @@ class EventFollower:
         self.names: dict[str, str] = {}
         """What the dead are called, by their ids, until somebody takes it from here."""
         self._mailbox = mailbox
-        self._counter = ClientRuntime(settings)
+        self._runtime = ClientRuntime(settings)
         self._woken = threading.Event()
         self._stopped = False
         self._has_begun = False
@@ -189,7 +189,7 @@ class EventFollower:
         self._woken.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
-        self._counter.close()
+        self._runtime.close()
 
     # The thread ---------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class EventFollower:
                 self._woken.wait(LOOK_S)
 
     def _follow(self) -> None:
-        parts = self._counter.services()
+        parts = self._runtime.services()
         reading = FeedSubscription(parts.feed, lambda: parts.ledger, self._woken.set, EventFilter())
         try:
             if not self._has_begun:

@@ -43,16 +43,16 @@ class Worker:
         plain: bool | None = None,
         curve: CurveKeys | None = None,
     ) -> None:
-        self._fork_server = Services(_map_of(services, function))
+        self._services = Services(_map_of(services, function))
         if isinstance(heartbeat, bool) or not isinstance(heartbeat, int | float) or not heartbeat > 0:
             raise ConfigError(f"heartbeat is a number of seconds above zero, not {heartbeat!r}.")
-        if plain and len(self._fork_server.services) > 1:
+        if plain and len(self._services.services) > 1:
             raise ConfigError("A worker of plain 0.1 serves one service: start one worker for each.")
         frame_of(dict(metadata or {}))  # Raises now what would be raised in another thread.
         self._is_named = bool(name)
         self._terms = WorkerOptions(
             endpoint=endpoint,
-            services=self._fork_server.names,
+            services=self._services.names,
             name=name or "",
             metadata=dict(metadata or {}),
             heartbeat_s=float(heartbeat),
@@ -89,7 +89,7 @@ class Worker:
             self._thread.tasks.put(None)
 
     def _work(self, thread: WorkerThread, task: Job) -> None:
-        outcome, error = self._fork_server.work(task.order, thread.say_progress)
+        outcome, error = self._services.work(task.order, thread.say_progress)
         if error is not None:
             log.error("The function of a service raised", exc_info=error, worker=self._terms.name)
         thread.hand_in(task, outcome)

@@ -176,7 +176,7 @@ def death_of(
     entered: frozenset[int] | None = None,
     death: Autopsy | None = None,
     words: dict[int, LastWords] | None = None,
-    is_neighbour: bool = False,
+    on_this_host: bool = False,
 ) -> WorkerDeath:
     by_silence = detector in BY_SILENCE
     return WorkerDeath(
@@ -189,15 +189,15 @@ def death_of(
         silent_s=round(min(worker.silent_s, MAX_DURATION_S), 3) if by_silence else None,
         death=death,
         words=words,
-        missing=_why_missing(worker, is_neighbour) if words is None else "",
+        missing=_why_missing(worker, on_this_host) if words is None else "",
     )
 
 
-def _why_missing(worker: WorkerWatch, is_neighbour: bool) -> str:
+def _why_missing(worker: WorkerWatch, on_this_host: bool) -> str:
     """Say why nobody knows what the jobs of a worker said last."""
     if worker.transport is not Transport.PYTHON:
         return ""
-    if is_neighbour:
+    if on_this_host:
         return (
             "What it said last could not be read: the shared memory of its worker is gone, or belongs to another user "
             "or container."

@@ -65,8 +65,8 @@ BOOT_SLACK_S = 1.0
 class Observer:
     """One observer on one host. It looks, and decides nothing."""
 
-    def __init__(self, *, one_host: bool) -> None:
-        self._one_host = one_host
+    def __init__(self, *, single_host: bool) -> None:
+        self._single_host = single_host
         self._host = host.hostname()
         self._boot_id = host.boot_id()
         self._pid_namespace = host.pid_namespace()
@@ -94,7 +94,7 @@ class Observer:
         same name, and a worker that comes over a network has not died with this machine."""
         return (
             worker.transport is Transport.PYTHON
-            and self._one_host
+            and self._single_host
             and worker.host == self._host
             and bool(self._boot_id and worker.boot_id)
             and worker.boot_id != self._boot_id

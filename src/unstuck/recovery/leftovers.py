@@ -42,7 +42,7 @@ def kill(status_page: str, *, fork_server: bool = True, within_s: float = GONE_W
         return Leftovers()
     until_s = host.boottime_s() + within_s
     try:
-        # The fork server first: once it is gone nobody forks a replacement while we count.
+        # The fork server first: once it is gone, no replacement is forked while we count.
         gone = _end([page.fork_server()] if fork_server else [], until_s)
         gone &= _end([page.occupant(slot) for slot in range(page.slots)], until_s)
         if fork_server and page.mark():

@@ -66,7 +66,7 @@ class Reaper:
         self._own_rules = recovery.rules
         self._ledger_rules = self._own_rules
         self._ledger_rules_until_s = 0.0
-        self.observer = Observer(one_host=ledger.single_host)
+        self.observer = Observer(single_host=ledger.single_host)
         self._handover = Handover(ledger, self.rules_for, self.observer, self.counters)
         self._housekeeping = Housekeeping(recovery.heartbeat_interval_s)
         self._order = upkeep.ConcurrencyUpkeep()

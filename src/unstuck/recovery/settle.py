@@ -81,7 +81,7 @@ class Handover:
             entered=found.begun_tokens,
             death=death,
             words=found.words,
-            is_neighbour=self._observer.on_this_host(worker),
+            on_this_host=self._observer.on_this_host(worker),
         )
         # Of all that it holds, not of one batch: who ran together is judged alike in every batch.
         worker_death = ran_together(worker_death, self._held(worker), held_at_death)
@@ -211,9 +211,9 @@ class Handover:
         return leftovers.kill(worker.status_page, fork_server=observer.process_of(worker) is Process.GONE)
 
     def _silent_death(self, worker: WorkerWatch, detector: Detector, evidence: str) -> WorkerDeath:
-        is_neighbour = self._observer.on_this_host(worker)
-        words = leftovers.last_words(worker.status_page) if is_neighbour else None
-        return death_of(worker, detector, evidence, words=words, is_neighbour=is_neighbour)
+        on_this_host = self._observer.on_this_host(worker)
+        words = leftovers.last_words(worker.status_page) if on_this_host else None
+        return death_of(worker, detector, evidence, words=words, on_this_host=on_this_host)
 
     def _stop_runners(self, worker: WorkerWatch, written: Iterable[Key]) -> None:
         # After the write, not before: until it is refused, a worker that wakes up may still have the job.

@@ -150,9 +150,9 @@ class RunnerCgroup(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(group for group in (self.v2, self.pids, self.memory) if group))
 
 
-def make_runner_cgroup(serial: int, v2: Path | None, v1_pids: Path | None, max_processes: int) -> RunnerCgroup:
+def make_runner_cgroup(runner_id: int, v2: Path | None, v1_pids: Path | None, max_processes: int) -> RunnerCgroup:
     """Make the room of one runner in the halls that there are. What fails is left out."""
-    home = _made(v2, serial)
+    home = _made(v2, runner_id)
     pids = memory = ""
     bound = str(max_processes) if max_processes else UNLIMITED
     if home and (Path(home) / "memory.max").exists():
@@ -162,16 +162,16 @@ def make_runner_cgroup(serial: int, v2: Path | None, v1_pids: Path | None, max_p
     if home and (Path(home) / "pids.max").exists() and write_file(Path(home) / "pids.max", bound):
         pids = home
     elif v1_pids is not None:
-        pids = _made(v1_pids, serial)
+        pids = _made(v1_pids, runner_id)
         if pids:
             write_file(Path(pids) / "pids.max", bound)
     return RunnerCgroup(home, pids, memory)
 
 
-def _made(runner_cgroups: Path | None, serial: int) -> str:
+def _made(runner_cgroups: Path | None, runner_id: int) -> str:
     if runner_cgroups is None:
         return ""
-    cgroup = runner_cgroups / f"runner-{serial}"
+    cgroup = runner_cgroups / f"runner-{runner_id}"
     return str(cgroup) if make_cgroup(cgroup) else ""
 
 
@@ -288,7 +288,7 @@ def marked_cgroups(bases: Collection[Path | None], mark: str) -> list[Path]:
 
 
 def remove_stale(base: Path) -> None:
-    """Take down what killed nurseries left. An empty hall alone is no sign: its fork server may just be idle."""
+    """Remove the cgroups of fork servers that were killed. An empty one is not a sign: its fork server may be idle."""
     for runner_cgroups in base.glob(f"{PREFIX}*"):
         _, _, owner = runner_cgroups.name.removeprefix(PREFIX).partition("-")
         pid, _, started = owner.partition("-")

@@ -32,7 +32,17 @@ EXIT_BROKEN = 70
 EXIT_NO_APP = 78
 
 
-class RunnerConfig(msgspec.Struct):
+class RunnerConfig(
+    msgspec.Struct,
+    # The fork server of an older release may start this one: names on the wire stay.
+    rename={
+        "fork_server_pid": "nursery_pid",
+        "status_page": "trace",
+        "cgroup": "room",
+        "signals": "signs",
+        "journal": "line",
+    },
+):
     """Where a runner sits: its slot, its descriptors, its parent."""
 
     slot: int
@@ -52,7 +62,7 @@ class RunnerConfig(msgspec.Struct):
     journal: int
 
 
-class SpawnRequest(msgspec.Struct):
+class SpawnRequest(msgspec.Struct, rename={"config": "seat"}):
     target: str
     config: RunnerConfig
     url: str | None = None

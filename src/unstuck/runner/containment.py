@@ -50,9 +50,9 @@ class Containment:
         """Say in words what is guaranteed, and why not more."""
         return in_words(self.facts)
 
-    def make_cgroup(self, serial: int, max_processes: int = 0) -> RunnerCgroup:
+    def make_cgroup(self, runner_id: int, max_processes: int = 0) -> RunnerCgroup:
         """Prepare the cgroups of one runner; an empty room where it has to do without."""
-        return cgroups.make_runner_cgroup(serial, self._v2, self._v1_pids, max_processes)
+        return cgroups.make_runner_cgroup(runner_id, self._v2, self._v1_pids, max_processes)
 
     def clear(self, cgroup: RunnerCgroup) -> None:
         """Kill what is left in the room."""

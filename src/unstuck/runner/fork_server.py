@@ -51,7 +51,7 @@ class Options(msgspec.Struct):
 
 
 class _Runner(msgspec.Struct):
-    serial: int
+    runner_id: int
     slot: int
     pid: int
     cgroup: RunnerCgroup
@@ -255,12 +255,12 @@ class ForkServer:
             more = True  # the rest of a crowd must not delay what the worker waits to hear
             self._wake()
         # Together: how many died at one moment decides how far a count of kills explains each.
-        struck = [runner.serial for runner, status, _, _ in dead if _is_plain_kill(runner, status)]
+        struck = [runner.runner_id for runner, status, _, _ in dead if _is_plain_kill(runner, status)]
         for runner, status, max_rss_bytes, cpu_s in dead:
             evidence = OomEvidence(False)
-            if runner.serial in struck:
+            if runner.runner_id in struck:
                 evidence = self._oom.explain(runner.cgroup.memory, self._ours(), len(struck), max_rss_bytes)
-                struck.remove(runner.serial)
+                struck.remove(runner.runner_id)
             self._runner_gone(runner, status, max_rss_bytes, cpu_s, evidence)
         if self._orphans_due and not more:
             self._orphans_due = False
@@ -276,7 +276,7 @@ class ForkServer:
             pass
 
     def _runner_gone(self, runner: _Runner, status: int, max_rss_bytes: int, cpu_s: float, oom: OomEvidence) -> None:
-        del self._runners[runner.serial]
+        del self._runners[runner.runner_id]
         if runner.process is not None:
             runner.process.returncode = status  # reaped here: its own bookkeeping must not look for it
         entered = 0
@@ -293,7 +293,7 @@ class ForkServer:
         if not self._containment.remove(runner.cgroup):
             self._cgroups.append(runner.cgroup)
         why = runner.why or oom.words
-        exited = messages.RunnerExited(runner.serial, runner.pid, status, entered, max_rss_bytes, cpu_s, why)
+        exited = messages.RunnerExited(runner.runner_id, runner.pid, status, entered, max_rss_bytes, cpu_s, why)
         exited.oom, exited.oom_sure, exited.oom_words = oom.struck, oom.sure, oom.words
         self._tell(exited)
 

@@ -193,7 +193,7 @@ class StatusPage:
         return self._get_i64(slot, _ENTRIES)
 
     def remembers_all(self, slot: int) -> bool:
-        """Say whether every attempt of this slot that is not settled yet is among `recently_entered`."""
+        """Return whether every unsettled attempt of this slot is among `recently_entered`."""
         return self._get_i64(slot, _ENTRIES) - self._get_i64(slot, _SETTLED) <= ENTERED_KEPT
 
     def pulse(self, slot: int, at_s: float) -> None:
@@ -216,7 +216,7 @@ class StatusPage:
         self._set_i64(slot, _SETTLED, entries)
 
     def set_lease_end(self, slot: int, at_s: float) -> None:
-        """Tell the fork server when the lease of this slot ends: it kills the runner then, even if we are frozen."""
+        """Set when the lease of this slot ends. The fork server kills the runner then, even if the worker is frozen."""
         self._set_f64(slot, _KILL_AT, at_s)
 
     def ask_to_stop(self, slot: int, token: int) -> None:

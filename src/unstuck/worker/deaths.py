@@ -284,7 +284,7 @@ class RunnerDeaths(HandedJobs):
                     self._watch_process(report)
                 case RunnerExit():
                     slot = self.slots.slots.get(report.slot)
-                    # By serial: a late report must not bury the next runner of the same slot.
+                    # By id: a late report must not be taken for the end of the next runner in the same slot.
                     if slot is not None and slot.runner.runner_id == report.runner_id:
                         self._runner_gone(slot, report)
                 case ForkServerDied():
@@ -301,7 +301,7 @@ class RunnerDeaths(HandedJobs):
             self._selector.register(slot.pidfd, selectors.EVENT_READ, lambda _events: self._saw_gone(slot))
 
     def _saw_gone(self, slot: Slot) -> None:
-        """The kernel says that it is gone; how it died is told by the fork server in a moment."""
+        """Handle an end that the kernel reported; the fork server reports the exit status shortly after."""
         if slot.gone_s is None:
             slot.gone_s = host.boottime_s()
             for watched in (slot.runner, slot.runner.signals, slot.runner.journal_connection.socket, slot.pidfd):
@@ -366,7 +366,7 @@ class RunnerDeaths(HandedJobs):
     ) -> None:
         job = held_job.job
         code = ErrorCode.OUT_OF_MEMORY if exit.oom else ErrorCode.WORKER_CRASHED
-        # A lease that ran out is no crash, whoever ended it first: we or the fork server.
+        # An expired lease is not a crash, whether the worker or the fork server ended the runner.
         counts = not exit.cause.endswith(LEASE_ENDED)
         # Those whose end we decided ourselves are not among the suspects.
         shared = slot.is_async and sum(1 for other in begun if other.stop is None) > 1

@@ -54,7 +54,7 @@ class RunnerExit(msgspec.Struct):
     entered: int = 0
     """The token it was in when it died, by the shared page; 0 for none."""
     runner_id: int = 0
-    """Which runner of this slot: `Runner.serial`."""
+    """Which runner of this slot: `RunnerProcess.runner_id`."""
     oom: bool = False
     """There is evidence that the kernel killed it for want of memory."""
     oom_sure: bool = False
@@ -70,7 +70,7 @@ ForkServerEvent = RunnerBorn | RunnerExit | ForkServerDied
 
 
 class ForkServerClient:
-    """Start it, equip it, open runners. Limits that are not given here are those of the app's settings."""
+    """Start it, configure it, start runners. Limits that are not given here are those of the app's settings."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ForkServerClient:
         self._mark = 0
         self._status_page: StatusPage | None = None
         self._runners: dict[int, RunnerProcess] = {}
-        self._serial = 0
+        self._last_runner_id = 0
         self.importing = False
         """Whether it waits for the fork server to import the app, which has a time limit of its own."""
 
@@ -103,8 +103,8 @@ class ForkServerClient:
     def start(self) -> Manifest:
         """Start the fork server and give what it found; ConfigError with the user's traceback when it cannot import.
 
-        May be called again after `close`; then `equip` again."""
-        assert self._channel is None, "the bench runs already; close it first"
+        May be called again after `close`; then `configure` again."""
+        assert self._channel is None, "the fork server runs already; close it first"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._mark = secrets.randbits(62) + 1
         options = Options(
@@ -166,11 +166,11 @@ class ForkServerClient:
     # Events -----------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        assert self._channel is not None, "the bench is not running; start it first"
+        assert self._channel is not None, "the fork server is not running; start it first"
         return self._channel.fileno()
 
     def read(self) -> list[ForkServerEvent]:
-        """Give what happened to the fork server and the runners since the last look."""
+        """Return what happened to the fork server and the runners since the last call."""
         channel = self._channel
         if channel is None or self._process is None:
             return []
@@ -186,16 +186,16 @@ class ForkServerClient:
 
     def start_runner(self, slot: int, kind: Kind) -> RunnerProcess:
         """Ask for a runner. Jobs may be sent at once: they wait in its sockets."""
-        assert self._status_page is not None, "equip the bench before opening runners"
+        assert self._status_page is not None, "configure the fork server before you start runners"
         assert 0 <= slot < self._status_page.slots, f"slot {slot} is outside the trace"
-        self._serial += 1
-        serial = self._serial
+        self._last_runner_id += 1
+        runner_id = self._last_runner_id
         self._status_page.set_kind(slot, SYNC if kind == "sync" else ASYNC)
         runner = RunnerProcess(
-            serial, slot, kind, self._limits.max_output_bytes, lambda: self._tell(messages.KillRunner(serial))
+            runner_id, slot, kind, self._limits.max_output_bytes, lambda: self._tell(messages.KillRunner(runner_id))
         )
-        self._runners[serial] = runner
-        self._tell(messages.StartRunner(serial, slot, kind), runner.descriptors())
+        self._runners[runner_id] = runner
+        self._tell(messages.StartRunner(runner_id, slot, kind), runner.descriptors())
         runner.handed_over()
         return runner
 

@@ -22,7 +22,7 @@ MOST_PROCESSES = 512
 
 
 def own_memory_bytes() -> int:
-    """Give the resident memory of this process, the fork server, the runners and what they started.
+    """Return the resident memory of this process, the fork server, the runners and what they started.
 
     What they share is counted for each of them."""
     return host.family_memory_bytes(os.getpid(), MOST_PROCESSES)

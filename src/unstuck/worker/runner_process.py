@@ -129,9 +129,9 @@ class RunnerProcess:
     """The worker's end of a runner. `pid` is None until the fork server has told it."""
 
     def __init__(
-        self, serial: int, slot: int, kind: Kind, limit_bytes: int, kill_through_fork_server: Callable[[], None]
+        self, runner_id: int, slot: int, kind: Kind, limit_bytes: int, kill_through_fork_server: Callable[[], None]
     ) -> None:
-        self.runner_id = serial
+        self.runner_id = runner_id
         self.slot = slot
         self.kind: Kind = kind
         self.pid: int | None = None
@@ -159,7 +159,7 @@ class RunnerProcess:
         self._retiring = False
 
     def descriptors(self) -> list[int]:
-        """Give what the fork server passes on to the runner: stream, permits, stdout, stderr, stacks, signs, line."""
+        """Return the descriptors for the runner: stream, permits, stdout, stderr, stacks, signals, journal."""
         ends = [self._theirs.fileno(), self._permits_theirs.fileno()]
         return [
             *ends,

@@ -250,7 +250,7 @@ class SlotTable:
         self._set_kill_at(slot.index, 0.0)
 
     def renew_leases(self, confirmed_s: float) -> None:
-        """Tell the fork server until when each runner may live, should this process freeze."""
+        """Set until when each runner may live if this process freezes; the fork server enforces it."""
         for slot in self.slots.values():
             self.renew_lease(slot, confirmed_s)
 

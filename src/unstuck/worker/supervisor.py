@@ -43,7 +43,7 @@ SILENT_S = 180.0
 """A worker without any sign of life for so long is hung as a whole, its own watchdog included."""
 LATE_S = 10.0
 """Who looks so late was frozen or asleep himself, and accuses nobody of silence."""
-WATCHMAN_STUCK_S = 300.0
+SWEEP_STUCK_S = 300.0
 """A sweep of the reaper that takes longer is taken to hang; an outage only makes it fail, again and again."""
 
 log = logs.logger("unstuck.supervisor")
@@ -192,7 +192,7 @@ class Supervisor:
             # One is enough: from here on jobs are served, and a place in trouble must not take the others down.
             self._sd_notifier.ready(line)
         self._sd_notifier.status(line)
-        if self._reaper_loop.turns(now_s, WATCHMAN_STUCK_S):
+        if self._reaper_loop.turns(now_s, SWEEP_STUCK_S):
             self._sd_notifier.alive()
 
     # Deaths -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The doctor: look at the whole system, and say for each thing that is wrong what, why and the cure.
+"""The doctor: check the whole system, and say for each problem what is wrong, why, and how to fix it.
 
-`gathering` asks the ledger, everything else is pure: `examining.examine(facts)` gives the findings.
+`diagnose` asks the ledger; everything else is pure: `examine.examine(facts)` returns the findings.
 """

@@ -157,9 +157,9 @@ def _blame(nodes: Sequence[NodeRecord]) -> str:
     facts = first.error or {}
     inner, job_id = facts.get("node") or first.name, first.job_id or facts.get("job_id")
     job = f" (job {job_id})" if job_id is not None else ""
-    context = "" if inner == first.name else f", in the {first.kind} {first.name!r},"
+    within = "" if inner == first.name else f", in the {first.kind} {first.name!r},"
     more = f"; {len(nodes) - 1:,} more failed" if len(nodes) > 1 else ""
-    return f"node {inner!r}{job}{context} failed, {error_text(first).rstrip('.')}{more}."
+    return f"node {inner!r}{job}{within} failed, {error_text(first).rstrip('.')}{more}."
 
 
 def _not_begun(workflow: WorkflowRecord) -> str:

@@ -266,7 +266,7 @@ class AuthMiddleware:
             await self._pass_on(identity, scope, receive, send)
 
     async def _admit(self, asked: RequestHead, receive: Receive, cleanup: ExitStack) -> tuple[Identity, Receive]:
-        """Say who it is. Whoever is somebody keeps a seat in the crowd for as long as `seat` is open."""
+        """Identify the caller. It counts as an open request until `cleanup` closes."""
         nobody = Identity(NOBODY, f"address {asked.address}")
         if asked.path in HEALTH and asked.method in SAFE:
             return nobody, receive

@@ -117,7 +117,7 @@ class WorkflowVerbs(Protocol):
         ...
 
     def inputs(self, job_ids: Sequence[int]) -> dict[int, bytes]:
-        """Give for jobs that are nodes how those ended that they need, packed as `domain.node_inputs` does."""
+        """Return how the nodes ended that each of these jobs depends on, packed as `domain.node_inputs` does."""
         ...
 
     def retry_workflow(self, workflow_id: int, by: str) -> bool:

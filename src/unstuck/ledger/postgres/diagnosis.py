@@ -45,7 +45,7 @@ class DiagnosingVerbs(Verbs):
         pooled = self.read_connection.open().pooled
         now_at, clock_off_s, round_trip_s = self._look_at_clock()
         ticket = self.read("look_ticket", name=SWEEP_TICKET)
-        wakeups, bell_note = self._try_wakeup(pooled)
+        reachable, wakeup_note = self._try_wakeup(pooled)
         limits = {"jobs": LOOK_JOBS, "groups": LOOK_GROUPS}
         quarantined = self.read("look_quarantined", errors=LOOK_ERRORS, groups=LOOK_GROUPS)
         tables = tuple(TableLook(*row) for row in self.read("look_tables", schema=self.schema))
@@ -64,8 +64,8 @@ class DiagnosingVerbs(Verbs):
             watch=tuple(WatchLook(Cause(row[0]), *row[1:]) for row in self.read("look_watch")),
             several_hosts=tuple(self._look_at_addresses()),
             pooler=pooled,
-            wakeup_reachable=wakeups,
-            wakeup_note=bell_note,
+            wakeup_reachable=reachable,
+            wakeup_note=wakeup_note,
             tables=tables,
             snapshots=tuple(Snapshot(*row) for row in self.read("look_snapshots", groups=LOOK_GROUPS)),
             size_bytes=sum(table.size_bytes for table in tables),
@@ -135,20 +135,20 @@ class DiagnosingVerbs(Verbs):
         # A channel of its own: nobody is woken for a rehearsal.
         channel = f"{self.schema}.doctor"
         word = f"doctor:{secrets.token_hex(8)}"
-        wakeups = PostgresListener(connection, channel, lambda heard: heard == word)
+        listener = PostgresListener(connection, channel, lambda heard: heard == word)
         try:
             if connection.open().pooled:
                 return "silent", "listen_url leads to a pooler too"
             deadline_s = time.monotonic() + BELL_PATIENCE_S
             while time.monotonic() < deadline_s:
                 self.read_connection.ask(self.sql["ring"], {"channel": channel, "payload": word})
-                if wakeups.wait(BELL_SLICE_S):
+                if listener.wait(BELL_SLICE_S):
                     return "works", ""
             return "silent", f"a NOTIFY was not heard within {BELL_PATIENCE_S:g}s"
         except LedgerError as error:
             return "silent", str(error)
         finally:
-            wakeups.close()
+            listener.close()
             connection.close()
 
 

@@ -75,13 +75,13 @@ class PostgresListener:
     def _greet(self, session: Session) -> None:
         if session.pooled or self._closed:
             return
-        # The connection outlives the bell, and must not keep it.
+        # The connection outlives the listener, and must not keep it.
         me = weakref.ref(self)
 
         def hear(notify: Notify) -> None:
-            wakeups = me()
-            if wakeups is not None:
-                wakeups._heard(notify)
+            listener = me()
+            if listener is not None:
+                listener._heard(notify)
 
         session.connection.add_notify_handler(hear)
         session.connection.execute(SQL("listen {}").format(Identifier(self._channel)))

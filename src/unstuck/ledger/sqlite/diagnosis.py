@@ -75,7 +75,7 @@ class DiagnosingVerbs(Verbs):
             unswept_s=unswept_s,
             overkept=overkept,
             watch=watch,
-            deaf=tuple(worker_id for worker_id, wakeups, _ in addresses if not reaches(wakeups)),
+            deaf=tuple(worker_id for worker_id, address, _ in addresses if not reaches(address)),
             size_bytes=page_bytes * pages,
             free_bytes=page_bytes * free,
             wal_bytes=wal_bytes,

@@ -109,7 +109,7 @@ class SqliteLedger(
         except (UnstuckError, OSError):
             return []
         addresses: ListenerAddresses = [
-            (worker_id, wakeups, frozenset(msgspec.json.decode(queues))) for worker_id, wakeups, queues in rows
+            (worker_id, address, frozenset(msgspec.json.decode(queues))) for worker_id, address, queues in rows
         ]
         return addresses + [(None, address, frozenset()) for (address,) in listeners]
 

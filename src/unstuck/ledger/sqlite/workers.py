@@ -135,14 +135,14 @@ class WorkerVerbs(Verbs):
             return bool(fetch(cursor, "disabled_host", (new_worker.host,)))
 
     def listen(self, worker_id: str) -> SqliteListener:
-        wakeups = SqliteListener(listener_address(self.db.path, worker_id))
+        listener = SqliteListener(listener_address(self.db.path, worker_id))
         try:
             with self.db.write() as cursor:
-                cursor.execute(SQL["set_bell"], (worker_id, wakeups.address))
+                cursor.execute(SQL["set_bell"], (worker_id, listener.address))
         except BaseException:
-            wakeups.close()
+            listener.close()
             raise
-        return wakeups
+        return listener
 
     def beat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         if failpoints.active:
@@ -308,20 +308,20 @@ class ForeignVerbs(WorkerVerbs):
         """There is nothing to wait for but the disk, and that is waited for in a thread."""
 
     def listen_all(self) -> SqliteListener:
-        wakeups = SqliteListener(listener_address(self.db.path, f"listener-{os.getpid()}-{secrets.token_hex(8)}"))
+        listener = SqliteListener(listener_address(self.db.path, f"listener-{os.getpid()}-{secrets.token_hex(8)}"))
         try:
             with self.db.write() as cursor:
                 for (address,) in fetch(cursor, "listeners"):
                     if not reaches(address):
-                        # Whoever was killed could not take its bell away.
+                        # A process that was killed could not remove its address.
                         cursor.execute(SQL["remove_listener"], (address,))
-                cursor.execute(SQL["add_listener"], (wakeups.address,))
+                cursor.execute(SQL["add_listener"], (listener.address,))
         except BaseException:
-            wakeups.close()
+            listener.close()
             raise
         # What this process rings from now on reaches it. Other processes learn of it within CACHE_S.
         self.wakeups.look_again()
-        return wakeups
+        return listener
 
     def _find_foreign(self, query: str, key: str) -> WorkerRecord | None:
         with self.db.read() as cursor:

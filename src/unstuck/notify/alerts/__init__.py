@@ -1,5 +1,5 @@
 """Alerts: send what operators must know to their own channels, grouped, once, and without holding up anything else.
 
-`sender` runs the rounds; `conditions` finds what lasts; `batching` decides when to speak; `bookkeeping` remembers who
-was told; `message` finds the words; `targets`, `webhook` and `apprise_target` carry them.
+`sender` runs the rounds, `conditions` finds what lasts, `delivery` decides what is sent next, `message` writes the
+text, `targets` and `webhook` deliver it.
 """

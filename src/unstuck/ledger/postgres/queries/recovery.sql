@@ -1,4 +1,4 @@
--- What the watchman asks and does.
+-- Statements of the reaper.
 
 -- name: take_ticket
 -- The row is its own lock and runs out by itself. A time far ahead comes from a clock that was set back: taken too.

@@ -1,4 +1,4 @@
--- What the watchman does beside the dead: tickets, due jobs, retention, and life after a restore.
+-- Statements of maintenance: tickets, due jobs, retention, and ids after a restore.
 
 -- name: ticket
 SELECT until_boot_s, boot_id FROM unstuck_tickets WHERE name = ?;
