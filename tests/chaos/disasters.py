@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import apsw
 import psycopg
@@ -169,20 +170,22 @@ def sessions_cut(scene: DisasterScene) -> None:
 
 def connection_limit(scene: DisasterScene) -> None:
     """Others take every connection of the server while one worker loses its own."""
-    crowd = Crowd(scene.fleet.url)
-    try:
-        wait_for(lambda: crowd.refused, "the server to be full")
+    # Opened first: when all try at once, not even the places of administrators are free.
+    with psycopg.connect(scene.postgres.url(), autocommit=True) as admin:
+        crowd = Crowd(scene.fleet.url)
+        try:
+            wait_for(lambda: crowd.refused, "the server to be full")
 
-        def out() -> bool:
-            scene.roads[0].reset()
-            time.sleep(0.2)  # Long enough to come back, if there is a place.
-            return not _sessions(scene, "host-0")
+            def out() -> bool:
+                scene.roads[0].reset()
+                time.sleep(0.2)  # Long enough to come back, if there is a place.
+                return not _sessions(admin, "host-0")
 
-        wait_for(out, "one worker without a session")
-        time.sleep(LEASE_S * 0.7)  # Shorter than the lease.
-        assert not _sessions(scene, "host-0"), "it stayed out"
-    finally:
-        crowd.leave()
+            wait_for(out, "one worker without a session")
+            time.sleep(LEASE_S * 0.55)  # Longer than `session_grace`, and well within the lease.
+            assert not _sessions(admin, "host-0"), "it stayed out"
+        finally:
+            crowd.leave()
 
 
 def road_cut(scene: DisasterScene) -> None:
@@ -465,10 +468,8 @@ def _terminate(scene: DisasterScene) -> None:
     )
 
 
-def _sessions(scene: DisasterScene, name: str) -> int:
-    asked = "select count(*) from pg_stat_activity where application_name = %s"
-    with psycopg.connect(scene.postgres.url(), autocommit=True) as admin:
-        row = admin.execute(asked, (name,)).fetchone()
+def _sessions(admin: psycopg.Connection[Any], name: str) -> int:
+    row = admin.execute("select count(*) from pg_stat_activity where application_name = %s", (name,)).fetchone()
     assert row is not None
     return int(row[0])
 
