@@ -14,7 +14,7 @@ from unstuck.ledger.contract.workers import ClaimRequest
 from unstuck.ledger.gaps import Gap
 from unstuck.ledger.sqlite import claim
 
-CROWD = 10_000
+CROWD = 4_000
 PORTION = 500
 """How many jobs one statement writes: a server that is busy with other tests may take seconds for a whole crowd, and
 ends what takes longer than a worker waits for."""

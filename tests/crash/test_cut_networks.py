@@ -66,8 +66,9 @@ def test_a_cut_shorter_than_the_lease_costs_nothing_though_the_session_is_lost(
         wait_for(notes.exists, "the job to begin")
         fleet.start("--concurrency", "1", place=Host(host="near"))
         road.cut()
-        road.server_gives_up()
+        # Before the server gives up the session, as in life: a session that is lost while beats still come is a death.
         PostgresBackdoor(ready_pg_url).age_beat(far_id, MOST_OF_THE_DEFAULT_LEASE_S)
+        road.server_gives_up()
         silent_s = _silent_s(fleet, far_id)
         assert silent_s > MOST_OF_THE_DEFAULT_LEASE_S / 2
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 from tests.support import processes
+from tests.support.backdoor import Backdoor, PostgresBackdoor, SqliteBackdoor
 from tests.support.hosts import HERE, Host, Hub
 from tests.support.postgres import PgServer, prepare_postgres
 from tests.support.run_guard import note_memory_of
@@ -161,6 +162,12 @@ class Fleet:
 
     def task(self, name: str) -> Any:
         return self.app.task_by_name(name)
+
+    def backdoor(self) -> Backdoor:
+        """Return a way to change rows behind the ledger's back."""
+        if self.url.startswith("sqlite"):
+            return SqliteBackdoor(Path(self.url.removeprefix("sqlite://")))
+        return PostgresBackdoor(self.url)
 
     def surroundings(self) -> dict[str, str]:
         """The environment of a process that uses this ledger."""
