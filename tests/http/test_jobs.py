@@ -86,7 +86,7 @@ class TestBatch:
         assert [door.get(f"/jobs/{item['id']}")["args"] for item in stored[:3]] == [[0], [1], [2]]
 
     def test_one_bad_job_and_none_is_stored(self, door: ApiClient) -> None:
-        before = door.get("/jobs?limit=1")["jobs"][0]["id"]
+        before = door.post("/jobs", {"task": "add"}, 201)["id"]
         jobs = [{"task": "add"}, {"task": "add", "delay": "soon"}, {"task": "add"}]
         assert door.problem("POST", "/jobs/batch", 422, json={"jobs": jobs})["at"] == 1
         jobs[1] = {"task": "nothing-like-it"}

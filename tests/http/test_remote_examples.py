@@ -25,6 +25,7 @@ from unstuck.ledger.open import ready_ledger
 QUICK = {"UNSTUCK_CHECK_INTERVAL": "0.1"}
 TIGHT = "3s"
 EXAMPLES = {"node": ["node", "examples/worker.mjs"], "bash": ["bash", "examples/worker.sh"]}
+TOLD_TO_STOP = ("SIGTERM: finishing", "told to go")
 NEEDED = {"node": ("node",), "bash": ("bash", "curl", "jq", "ps")}
 
 
@@ -122,6 +123,7 @@ def test_it_works_and_leaves_in_order(url: str, ledger: Ledger, command: list[st
         napping = put(ledger, "nap", 2)
         wait_for(lambda: ledger.progress([napping]), "its progress")
         process.send_signal(signal.SIGTERM)
+        wait_for(lambda: any(note in log.read_text() for note in TOLD_TO_STOP), "it to know that it shall stop")
         # What runs is finished, and what is there besides is left to others.
         waiting = put(ledger, "greet", "Bob")
         assert process.wait(60) == 0, log.read_text()
