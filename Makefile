@@ -9,6 +9,11 @@ N ?= 20
 # ends the run.
 PYTEST_OPTIONS := --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 --durations=15
 PYTEST := $(PY) -m pytest $(PYTEST_OPTIONS)
+# Tests wait most of the time: several processes for each processor keep these busy.
+PROCESSES := $(shell n=$$(( 3 * $$(nproc) )); echo $$(( n < 16 ? n : 16 )))
+# pytest rewrites each file of tests once and keeps the result: without this, every process of a run does it at the same
+# time.
+COMPILE := $(PY) -m pytest --collect-only -qq tests >/dev/null
 # Thousands of processes are started: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -37,17 +42,20 @@ programs:
 	@tools/test-programs.sh
 
 test: tools programs ## every test with fixed seeds; the contract on both databases, others on one; failed tests run once more, alone
-	$(PY) -m tests.run
+	$(COMPILE)
+	$(PY) -m tests.run $(PROCESSES)
 
 test-strict: tools programs ## the same, but no test runs twice
-	$(PYTEST) -n 4 -m "not long" tests
+	$(COMPILE)
+	$(PYTEST) -n $(PROCESSES) -m "not long" tests
 	$(PYTEST) -n 2 -m "not long" tests/desktop
 
 test-fast: tools ## rules and the contract on SQLite, in less than a minute
 	$(PYTEST) -n 2 -m "not long" --databases sqlite tests/unit tests/contract
 
 test-long: tools programs ## everything on both databases with new seeds, and proofs that take minutes
-	$(PYTEST) -n 4 --databases all --seed random tests
+	$(COMPILE)
+	$(PYTEST) -n $(PROCESSES) --databases all --seed random tests
 	$(PYTEST) -n 2 --databases all --seed random tests/desktop
 
 test-repeat: tools programs ## `make test-strict` N times (20); stops at the first failure and keeps its log
@@ -62,7 +70,8 @@ test-repeat: tools programs ## `make test-strict` N times (20); stops at the fir
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage-data/data
 coverage: tools programs ## branch coverage of src/ by `make test`; of a process that ends by SIGKILL it knows nothing
 	rm -rf .coverage-data
-	-$(PY) -m coverage run -m pytest $(PYTEST_OPTIONS) -n 4 -m "not long" tests
+	$(COMPILE)
+	-$(PY) -m coverage run -m pytest $(PYTEST_OPTIONS) -n $(PROCESSES) -m "not long" tests
 	-$(PY) -m coverage run -m pytest $(PYTEST_OPTIONS) -n 2 -m "not long" tests/desktop
 	$(PY) -m coverage combine --quiet
 	$(PY) -m coverage report

@@ -16,8 +16,7 @@ MAX_AGAIN = 24
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit codes of pytest."""
 RUNS = (
-    # Most tests wait most of the time: two processes for each of two processors keep these busy.
-    ("-n", "4", "--dist", "loadgroup", "--no-loadscope-reorder", "-m", "not long", "tests"),
+    ("-n", sys.argv[1], "--dist", "loadgroup", "--no-loadscope-reorder", "-m", "not long", "tests"),
     # Qt has processes of its own, see tests/conftest.py.
     ("-n", "2", "-m", "not long", "tests/desktop"),
 )
