@@ -254,6 +254,10 @@ SELECT
 FROM unstuck_jobs
 WHERE id = ?;
 
+-- name: is_untaken
+-- It is due since that time at the latest, and waits for a worker.
+SELECT 1 FROM unstuck_jobs WHERE id = ?1 AND state = 'pending' AND run_at <= ?2;
+
 -- name: cancel_idle_job
 -- It waited, or lay in a worker's hands unstarted: the worker's start will find its token gone.
 UPDATE unstuck_jobs
