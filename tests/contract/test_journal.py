@@ -14,13 +14,15 @@ from unstuck.client.operator import Operator
 from unstuck.client.why.story import StepKind
 from unstuck.config import Settings
 from unstuck.domain.endings import Attempt, Ending, Suspended, conclude
-from unstuck.domain.journal import MAX_SIGNALS, PendingSignal, unpack_journal
+from unstuck.domain.journal import MAX_JOURNAL_BYTES, MAX_SIGNAL_BYTES, MAX_SIGNALS, PendingSignal, unpack_journal
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.errors import RefusedValue
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import JobExtras, JobFilter, NewJob
 from unstuck.ledger.contract.workers import Claimed, FollowUp, JournalEntry
+from unstuck.remote.journal import Refused, entry_of
+from unstuck.remote.messages import StepItem
 
 
 def entry(job: Claimed, seq: int, value: bytes = b"1", **changes: Any) -> JournalEntry:
@@ -153,6 +155,30 @@ def test_only_so_many_signals_wait_for_one_job(ledger: Ledger, w1: str) -> None:
     answers = {ledger.signal(job_id, "go", b"1", "me") for _ in range(MAX_SIGNALS)}
     assert answers == {"kept"}
     assert ledger.signal(job_id, "go", b"1", "me") == "full"
+
+
+def test_the_signals_that_wait_for_one_job_have_a_bound_together(ledger: Ledger, w1: str) -> None:
+    job_id, other = put(ledger), put(ledger)
+    part = b'"%s"' % (b"x" * (MAX_SIGNAL_BYTES // 4 - 2))
+    assert [ledger.signal(job_id, "go", part, "me") for _ in range(5)] == ["kept"] * 4 + ["full"]
+    assert ledger.signal(job_id, "go", b"1", "me") == "full"
+    assert ledger.signal(other, "go", b"1", "me") == "kept"
+    # What was taken makes room.
+    [job] = claim_jobs(ledger, limit=1, start=1)
+    assert job.job_id == job_id
+    turn(ledger, entries=[entry(job, 1, part, kind="signal", name="go", signal=1)])
+    assert ledger.signal(job_id, "go", part, "me") == "kept"
+    assert ledger.signal(job_id, "go", b"1", "me") == "full"
+
+
+def test_signals_that_a_remote_worker_takes_count_for_the_journal_too(ledger: Ledger, w1: str) -> None:
+    job = running(ledger)
+    part = b'"%s"' % (b"x" * (MAX_JOURNAL_BYTES - 2))
+    assert ledger.signal(job.job_id, "go", part, "me") == "kept"
+    taken = StepItem(job_id=job.job_id, token=job.token, seq=2, signal=1)
+    turn(ledger, entries=[entry(job, 1)])
+    with pytest.raises(Refused, match="The steps and signals of one job may hold 16,777,216 bytes"):
+        entry_of(ledger, taken, 1_000_000)
 
 
 def test_no_wake_up_is_lost_however_signal_and_wait_meet(open_again: Any, ledger: Ledger, w1: str) -> None:

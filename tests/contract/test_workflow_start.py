@@ -1,5 +1,6 @@
 """Starting a workflow: as a part of the caller's own transaction, and once."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +107,32 @@ def test_a_second_start_is_refused_unless_it_is_asked_for(app: App, ledger: Ledg
     second = flow.start(again=True)
     assert second.id != first.id
     assert len(ledger.workflows()) == 2
+
+
+def test_of_two_starts_at_once_one_is_refused(app: App, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, refused = build(app), []
+
+    def start_too() -> None:
+        try:
+            flow.start()
+        except ConfigError as error:
+            refused.append(str(error))
+
+    other, kind = threading.Thread(target=start_too), type(app.ledger)
+    begin = kind.begin_workflow
+
+    def begin_while_another_starts(self: Any, workflow: Any) -> Any:
+        if not other.ident:
+            other.start()
+            # It waits for us, or has started a second workflow by then.
+            other.join(0.5)
+        return begin(self, workflow)
+
+    monkeypatch.setattr(kind, "begin_workflow", begin_while_another_starts)
+    first = flow.start()
+    other.join()
+    assert len(ledger.workflows()) == 1
+    assert f"was started already as {first.id}" in refused[0]
 
 
 def test_a_start_that_failed_can_be_repeated(app: App, ledger: Ledger, connection: Any) -> None:

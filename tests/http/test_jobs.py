@@ -12,6 +12,24 @@ from tests.support.fleet import Fleet
 from tests.support.http_server import ApiClient, serve
 from tests.support.postgres import PgServer
 
+from unstuck.http.schemas import NewJobBody
+
+OTHER_VALUES: dict[str, Any] = {
+    "args": [1],
+    "kwargs": {"depth": 2},
+    "queue": "default",
+    "priority": 1,
+    "delay": "1h",
+    "run_at": "2199-01-01T00:00:00Z",
+    "unique_key": "another",
+    "unique": "pending",
+    "on_duplicate": "replace",
+    "concurrency_key": "another",
+    "concurrency_limit": 2,
+    "expires": "1h",
+    "keep": "1h",
+}
+
 
 class TestEnqueue:
     def test_a_job_is_stored_with_the_queue_and_the_rules_of_its_task(self, door: ApiClient) -> None:
@@ -122,6 +140,28 @@ class TestIdempotency:
         problem = door.problem("POST", "/jobs", 422, json={"task": "add", "args": [2]}, headers=key)
         assert problem["code"] == "key_used_before"
         assert "new key" in problem["cure"]
+
+    @pytest.mark.parametrize("option", sorted(set(NewJobBody.model_fields) - {"task"}))
+    def test_the_same_key_with_any_other_option_is_refused(self, door: ApiClient, option: str) -> None:
+        body = {"task": "crawl", "unique_key": f"same-key-{option}", "concurrency_key": "site"}
+        key = {"Idempotency-Key": f"option-{option}"}
+        stored = door.post("/jobs", body, 201, headers=key)
+        changed = {**body, option: OTHER_VALUES[option]}
+        problem = door.problem("POST", "/jobs", 422, json=changed, headers=key)
+        assert problem["code"] == "key_used_before"
+        if option != "unique_key":
+            batch = {"Idempotency-Key": f"option-{option}-of-batch"}
+            door.post("/jobs/batch", {"jobs": [body]}, 201, headers=batch)
+            problem = door.problem("POST", "/jobs/batch", 422, json={"jobs": [changed]}, headers=batch)
+            assert problem["code"] == "key_used_before"
+        assert door.post("/jobs", {"keep": None, "args": [], **body}, 200, headers=key) == stored
+
+    def test_arguments_of_any_kind_can_be_sent_again(self, door: ApiClient) -> None:
+        body = {"task": "add", "args": [10**30, -1.5, None, {"b": [1], "a": "é"}], "run_at": "2199-01-01T00:00:00Z"}
+        key = {"Idempotency-Key": "of-any-kind"}
+        stored = door.post("/jobs", body, 201, headers=key)
+        again = {**body, "args": [10**30, -1.5, None, {"a": "é", "b": [1]}]}
+        assert door.post("/jobs", again, 200, headers=key) == stored
 
     def test_many_tries_at_once_store_one_job(self, door: ApiClient) -> None:
         ids: list[int] = []

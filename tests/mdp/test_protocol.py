@@ -296,6 +296,55 @@ def test_the_same_key_is_done_once_and_answered_to_both(peers: Peers) -> None:
     assert second.is_silent()
 
 
+KEY = secrets.token_hex(8)
+DIFFERENT_KEYS = [
+    f"{KEY}{'x' * 300}",
+    f"{KEY}{'x' * 150}y{'x' * 149}",
+    f"{KEY}\0",
+    f"{KEY}\\x00",
+    f"{KEY}#0",
+    int(KEY, 16),
+    KEY.encode(),
+    f"{KEY}x".encode(),
+]
+
+
+def test_different_keys_are_different_jobs(peers: Peers) -> None:
+    """However long they are, and whatever is in them."""
+    client, worker = peers.listener(), peers.worker()
+    for round_ in range(2):
+        for place, key in enumerate(DIFFERENT_KEYS):
+            tag = cbor2.dumps({"idempotency_key": key, "tag": place})
+            client.ask(peers.service, b"%d" % place, correlation=tag)
+            if round_ == 0:
+                address, body = worker.request()
+                assert body == [b"%d" % place], key
+                worker.reply(address, b"done %d" % place)
+            assert client.answer(peers.service, tag) == [b"done %d" % place]
+    assert worker.is_idle()
+
+
+def test_the_keys_of_several_calls_are_no_keys_of_single_ones(peers: Peers) -> None:
+    client, worker = peers.listener(), peers.worker()
+    key = secrets.token_hex(8)
+    single = cbor2.dumps({"idempotency_key": f"{key}#1"})
+    client.ask(peers.service, b"single", correlation=single)
+    address, body = worker.request()
+    assert body == [b"single"]
+    worker.reply(address, b"one")
+    assert client.answer(peers.service, single) == [b"one"]
+    several = cbor2.dumps({"several": True})
+    options = cbor2.dumps({"idempotency_key": key})
+    for round_ in range(2):
+        client.ask(peers.service, options, cbor2.dumps({"n": 0}), cbor2.dumps({"n": 1}), correlation=several)
+        for number in range(0 if round_ else 2):
+            address, body = worker.request()
+            assert cbor2.loads(body[1]) == {"n": number}
+            worker.reply(address, b"part %d" % number)
+        assert client.answer(peers.service, several) == [b"part 0", b"part 1"]
+    assert worker.is_idle()
+
+
 def test_without_a_key_it_is_done_twice(peers: Peers) -> None:
     client, worker = peers.client(), peers.worker()
     for _ in range(2):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests import fuzz_decoders
 from tests.mdp.fake_ledger import claimed
+from tests.support import dashboard
 from tests.support.decoding_bombs import SIZE_BYTES, assert_bounded, cbor_bombs, json_bombs
-from tests.support.foreign_bytes import REFUSALS, STORED, TEXTS
+from tests.support.foreign_bytes import REDACT, REFUSALS, STORED, TEXTS
 
 from unstuck.client import views
 from unstuck.domain import frames, node_inputs
@@ -23,6 +24,8 @@ from unstuck.domain.units import seconds
 from unstuck.errors import ConfigError, PayloadError
 from unstuck.http.schemas import NewJobBody
 from unstuck.http.workers.claims import _payload
+from unstuck.ledger.contract.events import EventRecord
+from unstuck.ledger.contract.jobs import JournalRecord, SignalRecord
 
 WORST_JSON = ["small objects", "rather slow floats", "objects and wide text"]
 WORST_CBOR = ["long integers that collide as keys", "maps and wide text"]
@@ -63,6 +66,25 @@ def test_what_is_too_much_to_show_says_so() -> None:
     assert views.value_view(large, JSON) == TOO_MUCH
     assert frames.show_call(pack_frames([large])) == ([TOO_MUCH], {})
     assert len(frames.read_reply(pack_frames([large]), pack_frames([b"x"]))) == 150_001
+
+
+def test_the_journal_and_the_signals_of_a_job_share_the_bounds_of_what_is_shown() -> None:
+    # Each of them alone would be shown.
+    value = b"[" + b"1.5," * 90_000 + b"1.5]"
+    entries = [JournalRecord(seq, "step", f"step {seq}", value, 0.0, 1) for seq in range(50)]
+    signals = [SignalRecord(number, "go", value, 0.0, "me", None) for number in range(50)]
+    small = JournalRecord(50, "step", "small", b'{"password":1,"a":[2]}', 0.0, 1)
+    job = msgspec.structs.replace(dashboard.job(enqueued_at=0.0, finished_at=None), payload=b"{}")
+
+    def show() -> views.View:
+        events: list[EventRecord] = []
+        return views.job_detail(job, [], events, {}, None, REDACT, journal=[*entries, small], signals=signals)
+
+    assert_bounded(show)
+    shown = show()
+    assert len(shown["journal"][0]["value"]) == 90_001
+    assert {one["value"] for one in (*shown["journal"][1:-1], *shown["signals"])} == {TOO_MUCH}
+    assert shown["journal"][-1]["value"] == {"password": "•••", "a": [2]}
 
 
 LONG = {

@@ -1,6 +1,8 @@
 """The notebook of an attempt, without a worker: replay, limits, and what leaves with the report."""
 
 import asyncio
+import select
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from unstuck.domain import journal
-from unstuck.domain.journal import Kind, Names, PendingSignal, RecordedEntry, pack_journal
+from unstuck.domain.journal import MAX_ENTRIES, Kind, Names, PendingSignal, RecordedEntry, pack_journal
 from unstuck.errors import ConfigError, PayloadError, SignalTimeout, StepMismatch, TooManySteps
 from unstuck.runner import context
 from unstuck.runner.call import raised
@@ -272,6 +274,68 @@ def test_the_last_checkpoint_goes_with_the_report(desk: Desk) -> None:
     assert report.extras is not None
     assert report.extras.checkpoint == b"999"
     assert len(desk.wrote) < 100, "a tight loop does not pay for a packet each"
+
+
+class Alarm(BaseException):
+    pass
+
+
+def test_a_signal_that_raises_while_an_entry_is_sent_tears_and_repeats_nothing(desk: Desk) -> None:
+    """Between the system call and the note of how much was sent, for example."""
+
+    def alarm(*_: object) -> None:
+        raise Alarm
+
+    ctx, value = desk.begin(), "x" * (LIMIT_BYTES - 2)
+    before = signal.signal(signal.SIGALRM, alarm)
+    done, interruptions = [], []
+    try:
+        for number in range(MAX_ENTRIES - 1):
+            try:
+                # At another moment of each step.
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 200))
+                ctx.step(f"step {number}", lambda: value)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                done.append(number)
+            except BaseException as error:  # Code of Python itself may turn it into another one.
+                interruptions.append(error)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interruptions
+    assert all(isinstance(one, Alarm) or isinstance(one.__context__, Alarm) for one in interruptions)
+    assert ctx.step("last", lambda: 1) == 1
+    names = [name for _, _, name, _ in desk.wrote]
+    assert names[-1] == "last"
+    assert len(names) == len(set(names)), "an entry was sent twice"
+    assert {f"step {number}" for number in done} <= set(names)
+
+
+def test_a_checkpoint_is_not_lost_to_a_signal_that_raises_while_it_is_sent(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = desk.begin()
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise Alarm
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Wire, "tell", interrupted)
+        with pytest.raises(Alarm):
+            ctx.checkpoint(5)
+    rest = desk.end_with(Alarm()).extras
+    assert rest is not None
+    assert rest.checkpoint == b"5"
+
+
+def test_a_checkpoint_is_with_the_worker_when_the_call_returns(desk: Desk) -> None:
+    """Even if the process dies in the next moment."""
+    ctx = desk.begin()
+    for number in range(20):
+        desk.notebooks.of(TOKEN)._checkpoint_s = -1.0  # type: ignore[union-attr]
+        ctx.checkpoint(number)
+        readable, _, _ = select.select([desk.end.socket], [], [], 0)
+        assert readable or (0, "checkpoint", "checkpoint", b"%d" % number) in desk.wrote
 
 
 def test_what_follows_goes_with_success_alone(desk: Desk) -> None:

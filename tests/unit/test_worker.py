@@ -15,6 +15,7 @@ from tests.support.fleet import wait_for
 from unstuck import host
 from unstuck.client.batcher import EnqueueBatcher
 from unstuck.domain.endings import Ending, Release
+from unstuck.domain.events import EventKind
 from unstuck.domain.policy import Policy
 from unstuck.domain.states import AttemptState, JobState, WorkerState
 from unstuck.errors import DuplicateJob, LedgerBusy, LedgerUnavailable, RefusedValue
@@ -28,6 +29,7 @@ from unstuck.ledger.contract.workers import (
     HeartbeatAnswer,
     JournalEntry,
     Output,
+    Progress,
     Success,
     Turn,
     TurnAnswer,
@@ -361,6 +363,20 @@ class Ledger:
         self.busy_promotions = 0
         self.promoted = 0
         self.next_due_in_s: float | None = None
+        self.events: list[tuple[int | None, str]] = []
+        self.progress: dict[int, float | None] = {}
+        self.writes_trouble: list[Exception] = []
+
+    def write_event(self, _kind: str, text: str, *, job_id: int | None = None, worker_id: str | None = None) -> int:
+        if self.writes_trouble:
+            raise self.writes_trouble.pop()
+        self.events.append((job_id, text))
+        return len(self.events)
+
+    def note_progress(self, _worker_id: str, notes: list[Progress]) -> None:
+        if self.writes_trouble:
+            raise self.writes_trouble.pop()
+        self.progress.update((note.token, note.done) for note in notes)
 
     def listen(self, _worker_id: str) -> Bell:
         self.listened += 1
@@ -423,6 +439,16 @@ def test_a_lock_in_the_way_of_due_jobs_holds_up_no_heartbeat(made: Any) -> None:
     wait_for(lambda: made.ledger.promoted == 1, "the promise to be kept at last")
     assert made.ledger.listened == 1
     assert len(made.ledger.beats) >= 1
+
+
+@pytest.mark.parametrize("trouble", [LedgerBusy("locked"), LedgerUnavailable("away")])
+def test_events_and_progress_that_could_not_be_written_are_written_later(made: Any, trouble: Exception) -> None:
+    made.ledger.writes_trouble = [trouble, trouble, trouble]
+    made.thread.report_progress([Progress(1, 7, 0.0, 0.5)])
+    made.thread.report_events([(EventKind.LOOP_BLOCKED, number, "blocked") for number in range(3)])
+    wait_for(lambda: len(made.ledger.events) == 3, "the events to be written")
+    assert [job_id for job_id, _ in made.ledger.events] == [0, 1, 2]
+    assert made.ledger.progress == {7: 0.5}
 
 
 def test_due_jobs_that_an_open_transaction_has_locked_are_not_asked_for_without_a_pause(made: Any) -> None:

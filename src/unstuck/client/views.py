@@ -5,6 +5,7 @@ Times are ISO 8601 in UTC, durations are seconds, states are lower case, results
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,10 +15,10 @@ from unstuck.client.workflows.outline import Item, outline, root_failures
 from unstuck.client.workflows.text import headline, hints
 from unstuck.domain import bounds, frames
 from unstuck.domain.autopsy import Autopsy
-from unstuck.domain.bounded_json import decode_json
+from unstuck.domain.bounded_json import count_json, decode_json
 from unstuck.domain.bounds import TOO_MUCH, BoundExceeded, NotDecodable
 from unstuck.domain.endings import JobError
-from unstuck.domain.frames import FRAMES
+from unstuck.domain.frames import FRAMES, begins_as_json
 from unstuck.domain.limits import write_rate
 from unstuck.domain.node_inputs import ITEM
 from unstuck.domain.payload import JSON, decode_call, put_results
@@ -85,6 +86,7 @@ def job_detail(
     """The whole of a job, but for secrets among its arguments; `names` are the names of workers by their ids,
     `workflow` is what it is a node of."""
     args, kwargs = shown_call(job, redact)
+    values = SharedValues(redact)
     return {
         **job_summary(job),
         "args": args,
@@ -96,28 +98,45 @@ def job_detail(
         "policy": policy_view(decode_policy(job.policy)),
         "attempts": [attempt_view(attempt, names) for attempt in attempts],
         "events": [event_view(event) for event in events],
-        "journal": [entry_view(entry, redact) for entry in journal],
-        "signals": [signal_view(signal, redact) for signal in signals],
+        "journal": [entry_view(entry, values) for entry in journal],
+        "signals": [signal_view(signal, values) for signal in signals],
     }
 
 
-def entry_view(entry: JournalRecord, redact: Redactor) -> View:
+class SharedValues:
+    """Values in JSON of one job, of which there may be thousands: all that are shown together are within the bound of
+    one."""
+
+    def __init__(self, redact: Redactor) -> None:
+        self._redact = redact
+        self._left = bounds.MAX_SHOWN
+
+    def view(self, data: bytes) -> Any:
+        try:
+            used = count_json(data, replace(bounds.shown(data), values=self._left)) if begins_as_json(data) else 1
+        except BoundExceeded:
+            return TOO_MUCH
+        self._left = max(0, self._left - used)
+        return self._redact(value_view(data, JSON))
+
+
+def entry_view(entry: JournalRecord, values: SharedValues) -> View:
     """What a job wrote down; its checkpoint is the entry 0."""
     return {
         "seq": entry.seq,
         "kind": entry.kind,
         "name": entry.name,
-        "value": redact(value_view(entry.value, JSON)),
+        "value": values.view(entry.value),
         "at": instant(entry.at),
         "token": entry.token,
     }
 
 
-def signal_view(signal: SignalRecord, redact: Redactor) -> View:
+def signal_view(signal: SignalRecord, values: SharedValues) -> View:
     return {
         "number": signal.number,
         "name": signal.name,
-        "value": redact(value_view(signal.value, JSON)),
+        "value": values.view(signal.value),
         "at": instant(signal.at),
         "by": signal.sent_by,
         "taken_seq": signal.taken_seq,

@@ -15,6 +15,8 @@ MAX_JOURNAL_BYTES = 16 * 1024 * 1024
 """All results of one job's steps together: every new attempt is given all of them."""
 MAX_SIGNALS = 1_000
 """Signals that wait for one job to take them."""
+MAX_SIGNAL_BYTES = 16 * 1024 * 1024
+"""Their values together: each attempt is given all of them, and so is the page of the job. Also in `signals.sql`."""
 MAX_NAME_CHARS = 200
 CHECKPOINT_SEQ = 0
 """The place of the one entry that is written over."""

@@ -75,8 +75,7 @@ def entry_of(ledger: Ledger, item: StepItem, limit_bytes: int) -> JournalEntry |
     if _is_there(known, item.seq, Kind.STEP, name):
         return None
     value = _value(item, limit_bytes)
-    if sum(len(entry.value) for entry in known if entry.seq != CHECKPOINT_SEQ) + len(value) > MAX_JOURNAL_BYTES:
-        raise Refused("too_large", f"The steps of one job may hold {MAX_JOURNAL_BYTES:,} bytes together.")
+    _check_room(known, value)
     return _entry(item, Kind.STEP, name, value)
 
 
@@ -103,8 +102,14 @@ def _signal_entry(ledger: Ledger, item: StepItem, known: Sequence[JournalRecord]
     there = next((one for one in known if one.seq == item.seq), None)
     if there is not None and there.kind != Kind.WAIT:
         raise _mismatch(item.seq, there)
+    _check_room(known, found.value)
     entry = _entry(item, Kind.SIGNAL, found.name, found.value)
     return JournalEntry(entry.job_id, entry.token, entry.seq, entry.kind, entry.name, entry.value, found.number)
+
+
+def _check_room(known: Sequence[JournalRecord], value: bytes) -> None:
+    if sum(len(entry.value) for entry in known if entry.seq != CHECKPOINT_SEQ) + len(value) > MAX_JOURNAL_BYTES:
+        raise Refused("too_large", f"The steps and signals of one job may hold {MAX_JOURNAL_BYTES:,} bytes together.")
 
 
 def _is_there(known: Sequence[JournalRecord], seq: int, kind: Kind, name: str) -> bool:

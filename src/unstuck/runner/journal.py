@@ -4,7 +4,6 @@
 and `finally` runs.
 """
 
-import asyncio
 import threading
 import time
 from collections import deque
@@ -156,10 +155,10 @@ class Journal:
 
     def write(self, entry: NewEntry) -> None:
         """Have it written; it is durable when this returns."""
-        self._heed(self._wire.ask(self._token, entry).result(), entry)
+        self._heed(self._wire.ask(self._token, entry), entry)
 
     async def write_async(self, entry: NewEntry) -> None:
-        self._heed(await asyncio.wrap_future(self._wire.ask(self._token, entry)), entry)
+        self._heed(await self._wire.ask_async(self._token, entry), entry)
 
     # Checkpoints ------------------------------------------------------------------------------
 
@@ -181,9 +180,10 @@ class Journal:
     def flush(self) -> None:
         """Hand over the newest checkpoint if the worker does not have it."""
         with self._lock:
-            data, self._unsent_checkpoint = self._unsent_checkpoint, b""
-            if data:
-                self._wire.tell(self._token, checkpoint_entry(data))
+            if self._unsent_checkpoint:
+                self._wire.tell(self._token, checkpoint_entry(self._unsent_checkpoint))
+                # Only now: a signal may have raised in between, and a checkpoint that comes twice does no harm.
+                self._unsent_checkpoint = b""
 
     # What follows -----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Signs have a socket of their own, so that they neither wait behind results nor n
 fit, or comes too soon after the last one, is kept and sent with the next pulse: the newest always arrives.
 """
 
+import asyncio
 import itertools
 import os
 import select
@@ -181,92 +182,153 @@ def read_job_signals(sock: socket.socket, limit: int) -> list[JobSignal]:
 
 
 _answer_decoder = msgspec.msgpack.Decoder(JournalAnswer)
+MAX_TELL_S = 1.0
+
+
+class _Latch:
+    """What a job waits for in its own thread; the journal's thread opens it.
+
+    No Event and no Future: those hold a lock in Python code, and a signal that raises there leaves it locked."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        if self._lock.locked():
+            self._lock.release()
+
+    def wait(self, patience_s: float = -1) -> None:
+        self._lock.acquire(timeout=patience_s)
+
+
+class _Unsent:
+    """An entry on its way to the worker."""
+
+    __slots__ = ("data", "tried")
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self.tried = _Latch()
+        """Open once all of it is in the socket, or the socket took no more."""
+
+
+def _open_pipe() -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
 
 
 class JournalChannel:
-    """The runner's end. One per process."""
+    """The runner's end. One per process.
+
+    A thread of its own writes to the socket. User code runs in the main thread, where a signal may raise between any
+    two instructions: an exception between a send and the note of how much was sent would tear the stream."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._unsent: deque[memoryview] = deque()
-        self._waiting: dict[int, Future[JournalAnswer]] = {}
+        self._unsent: deque[_Unsent] = deque()
+        self._waiting: dict[int, Callable[[JournalAnswer], None]] = {}
         self._numbers = itertools.count(1)
-        self._wake: tuple[int, int] | None = None
-        """A pipe that wakes the thread; None before it started."""
+        self._pipe: tuple[int, int] | None = None
+        """It wakes the thread; None before the first entry."""
+        self._serving = threading.Lock()
+        """Held by the thread, so that there is only one."""
 
-    def ask(self, token: int, entry: NewEntry) -> Future[JournalAnswer]:
-        """Have an entry written; the answer comes when it is durable, or when it is known that it cannot be."""
+    def ask(self, token: int, entry: NewEntry) -> JournalAnswer:
+        """Have an entry written, and return when it is durable, or when it is known that it cannot be."""
+        answered = _Latch()
+        found: list[JournalAnswer] = []
+
+        def note(answer: JournalAnswer) -> None:
+            found.append(answer)
+            answered.open()
+
+        self._request(token, entry, note)
+        answered.wait()
+        return found[0]
+
+    async def ask_async(self, token: int, entry: NewEntry) -> JournalAnswer:
+        """Like `ask`, without blocking the event loop."""
+        future: Future[JournalAnswer] = Future()
+
+        def note(answer: JournalAnswer) -> None:
+            with suppress(InvalidStateError):  # Nobody waits any more: the job was cancelled.
+                future.set_result(answer)
+
+        self._request(token, entry, note)
+        return await asyncio.wrap_future(future)
+
+    def tell(self, token: int, entry: NewEntry, *, patience_s: float = MAX_TELL_S) -> None:
+        """Hand an entry over, and return once the worker can read it even if this process dies; only the process that
+        runs the job can. Do not wait for a worker that reads nothing."""
+        if os.getpid() == self._pid:
+            unsent = _Unsent(memoryview(request_frame(JournalRequest(NO_ANSWER, token, entry))))
+            self._hand_over(unsent)
+            unsent.tried.wait(patience_s)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _request(self, token: int, entry: NewEntry, on_answer: Callable[[JournalAnswer], None]) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "Only the process that runs a job can write down its steps, and this is a fork of it. Return the "
                 "result to the job and call ctx.step there."
             )
-        future: Future[JournalAnswer] = Future()
         number = next(self._numbers)
+        self._waiting[number] = on_answer
+        self._hand_over(_Unsent(memoryview(request_frame(JournalRequest(number, token, entry)))))
+
+    def _hand_over(self, unsent: "_Unsent") -> None:
         with self._lock:
-            self._waiting[number] = future
-            self._start()
-            self._send(request_frame(JournalRequest(number, token, entry)))
-        return future
-
-    def tell(self, token: int, entry: NewEntry) -> None:
-        """Hand an entry over and go on; only the process that runs the job can."""
-        if os.getpid() == self._pid:
-            with self._lock:
-                self._send(request_frame(JournalRequest(NO_ANSWER, token, entry)))
-
-    # ------------------------------------------------------------------------------------------
-
-    def _send(self, data: bytes) -> None:
-        """Send what goes, with the lock held; the thread sends the rest."""
-        self._unsent.append(memoryview(data))
-        if len(self._unsent) == 1:
-            self._flush()
-        if self._unsent:
-            try:
-                os.write(self._start()[1], b"\0")
-            except BlockingIOError:
-                pass  # full: then it wakes anyway
-
-    def _flush(self) -> None:
-        while self._unsent:
-            try:
-                sent = self._socket.send(self._unsent[0])
-            except BlockingIOError:
-                return
-            except OSError:
-                self._unsent.clear()  # The worker is gone, and so shall we be in a moment.
-                return
-            if sent == len(self._unsent[0]):
-                self._unsent.popleft()
-            else:
-                self._unsent[0] = self._unsent[0][sent:]
-
-    def _start(self) -> tuple[int, int]:
-        if self._wake is None:
-            wake_in, wake_out = os.pipe()
-            os.set_blocking(wake_in, False)
-            os.set_blocking(wake_out, False)
-            self._wake = (wake_in, wake_out)
-            threading.Thread(target=self._serve, args=(wake_in,), name="unstuck-journal", daemon=True).start()
-        return self._wake
+            self._unsent.append(unsent)
+            if self._pipe is None:
+                self._pipe = _open_pipe()
+        if not self._serving.locked():
+            # Two of them, or one that a signal kept from being started here, do no harm: one serves.
+            threading.Thread(target=self._serve, args=self._pipe[:1], name="unstuck-journal", daemon=True).start()
+        try:
+            os.write(self._pipe[1], b"\0")
+        except BlockingIOError:
+            pass  # full: then it wakes anyway
 
     def _serve(self, wake_in: int) -> None:
+        if not self._serving.acquire(blocking=False):
+            return
         buffer = FrameBuffer()
         poller = select.poll()
         poller.register(wake_in, select.POLLIN)
         while True:
+            self._flush()
             poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             for fd, events in poller.poll():
                 if fd == wake_in:
                     os.read(wake_in, 4096)
                 elif events & ~select.POLLOUT and not self._receive(buffer):
                     return
-            with self._lock:
-                self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            unsent = self._unsent[0]
+            try:
+                sent = self._socket.send(unsent.data)
+            except BlockingIOError:
+                break
+            except OSError:
+                sent = len(unsent.data)  # The worker is gone, and so shall we be in a moment.
+            unsent.data = unsent.data[sent:]
+            if not unsent.data:
+                self._unsent.popleft()
+                unsent.tried.open()
+        with self._lock:
+            for unsent in self._unsent:
+                unsent.tried.open()
 
     def _receive(self, buffer: FrameBuffer) -> bool:
         try:
@@ -278,13 +340,9 @@ class JournalChannel:
         for kind, body in buffer.feed(data):
             if kind == ANSWER:
                 answer = _answer_decoder.decode(body)
-                with self._lock:
-                    future = self._waiting.pop(answer.number, None)
-                try:
-                    if future is not None:
-                        future.set_result(answer)
-                except InvalidStateError:
-                    pass  # Nobody waits any more: the job was cancelled.
+                on_answer = self._waiting.pop(answer.number, None)
+                if on_answer is not None:
+                    on_answer(answer)
         return bool(data)
 
 

@@ -25,6 +25,8 @@ LONGEST_PAUSE_SHARE = 0.25
 """Of the heartbeat interval, where that is shorter: a worker with a short lease must be back in time."""
 PROMOTE_BATCH = 1_000
 DEFERRED_BATCH = 10_000
+MAX_NEWS = 1_000
+"""Events that wait for the ledger; beyond that the oldest are dropped."""
 FIRST_LOCKED_S = 0.02
 LONGEST_LOCKED_S = 0.5
 """Longest pause before due jobs are looked at again that an open transaction has locked."""
@@ -63,11 +65,14 @@ class HeartbeatThread:
         self._promote_from_s = 0.0
         """No sooner: what is due is locked."""
         self._locked_pause_s = 0.0
+        self._handed_over_lock = threading.Lock()
+        """Guards the next three: other threads add to them while this one takes from them."""
         self._to_ring: set[str] = set()
-        self._notes: list[Progress] = []
+        self._notes: dict[int, Progress] = {}
+        """By token: the newest of each is enough."""
+        self._news: deque[tuple[EventKind, int, str]] = deque(maxlen=MAX_NEWS)
         self._deferred: deque[DeferredOutcome] = deque()
         """Outcomes that wait for a lock, and of which the ledger does not know that yet."""
-        self._news: list[tuple[EventKind, int, str]] = []
         self._drain = False
         self._promises_at_s = 0.0
         """When to try again what a lock held up."""
@@ -103,13 +108,14 @@ class HeartbeatThread:
 
     def wake_queues(self, queues: set[str]) -> None:
         """Tell other workers that jobs of these queues went back."""
-        # A new set: the old one may be on its way in the other thread.
-        self._to_ring = self._to_ring | {f"queue:{name}" for name in queues}
+        with self._handed_over_lock:
+            self._to_ring |= {f"queue:{name}" for name in queues}
         self._interrupt()
 
     def report_progress(self, notes: list[Progress]) -> None:
         """Tell the ledger how far running jobs are."""
-        self._notes = [*self._notes, *notes]
+        with self._handed_over_lock:
+            self._notes.update((note.token, note) for note in notes)
         self._interrupt()
 
     def note_deferred_soon(self, outcomes: list[DeferredOutcome]) -> None:
@@ -119,7 +125,8 @@ class HeartbeatThread:
 
     def report_events(self, news: list[tuple[EventKind, int, str]]) -> None:
         """Write down what people should hear of running jobs: where they stand, who blocks a loop."""
-        self._news = [*self._news, *news]
+        with self._handed_over_lock:
+            self._news.extend(news)
         self._interrupt()
 
     def promote_in(self, wait_s: float) -> None:
@@ -245,28 +252,17 @@ class HeartbeatThread:
         if self._drain:
             self._ledger.drain(self._worker_id)
             self._drain = False
-        if self._notes:
-            notes, self._notes = self._notes, []
-            # The newest of each is enough: an outage may have let them pile up.
-            self._ledger.note_progress(self._worker_id, list({note.token: note for note in notes}.values()))
+        self._write_notes()
         if self._deferred:
             outcomes = list(self._deferred)[:DEFERRED_BATCH]
             self._ledger.note_deferred(self._worker_id, outcomes)
             # Only now: a note that could not be written is written later.
             for _ in outcomes:
                 self._deferred.popleft()
-        if self._news:
-            news, self._news = self._news, []
-            try:
-                while news:
-                    kind, job_id, text = news[0]
-                    self._ledger.write_event(kind, text, job_id=job_id, worker_id=self._worker_id)
-                    news = news[1:]
-            except LedgerBusy:
-                self._news = [*news, *self._news]
-                raise
-        if self._to_ring:
+        self._write_news()
+        with self._handed_over_lock:
             words, self._to_ring = self._to_ring, set()
+        if words:
             self._ledger.notify(words)
         if self._promote_at_s is not None and host.boottime_s() >= self._promote_at_s:
             self._promote_at_s = None
@@ -279,3 +275,27 @@ class HeartbeatThread:
             if promoted.next_due_in_s is not None:
                 self._wait_for_locked(is_locked=not promoted.queues and promoted.next_due_in_s == 0.0)
                 self.promote_in(promoted.next_due_in_s)
+
+    def _write_notes(self) -> None:
+        with self._handed_over_lock:
+            notes, self._notes = self._notes, {}
+        if not notes:
+            return
+        try:
+            self._ledger.note_progress(self._worker_id, list(notes.values()))
+        except LedgerError:
+            with self._handed_over_lock:
+                self._notes = notes | self._notes
+            raise
+
+    def _write_news(self) -> None:
+        while self._news:
+            with self._handed_over_lock:
+                event = self._news.popleft()
+            kind, job_id, text = event
+            try:
+                self._ledger.write_event(kind, text, job_id=job_id, worker_id=self._worker_id)
+            except LedgerError:
+                with self._handed_over_lock:
+                    self._news.appendleft(event)
+                raise

@@ -11,7 +11,7 @@ from unstuck.client import views
 from unstuck.client.operator.audit import Verbs, counted, jobs_named
 from unstuck.client.why.autopsies import brief_cause
 from unstuck.domain.events import EventKind
-from unstuck.domain.journal import MAX_SIGNALS, checked_name
+from unstuck.domain.journal import MAX_SIGNAL_BYTES, MAX_SIGNALS, checked_name
 from unstuck.domain.recovery_rules import rules_of_ledger
 from unstuck.domain.states import FINAL_STATES, AttemptState, JobState
 from unstuck.domain.units import brief
@@ -225,8 +225,9 @@ class SignalVerbs(Verbs):
             )
         if answer == "full":
             raise SignalRefused(
-                f"{MAX_SIGNALS:,} signals wait for job {job_id} already. Send more when it has taken some "
-                f"(`unstuck why {job_id}` says what it is doing)."
+                f"Too many signals wait for job {job_id} already: at most {MAX_SIGNALS:,} do, with values of "
+                f"{MAX_SIGNAL_BYTES:,} bytes together. Send more when it has taken some (`unstuck why {job_id}` says "
+                "what it is doing)."
             )
         return answer
 

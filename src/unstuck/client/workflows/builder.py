@@ -1,6 +1,7 @@
 """Build a workflow from tasks and groups, start it, and follow it by its handle."""
 
 import asyncio
+import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar, overload
 
@@ -145,6 +146,8 @@ class Workflow(Container):
         """The last number that a name was given: thousands of nodes may have the same task."""
         self._count = 0
         self._started_as: int | None = None
+        self._start_lock = threading.Lock()
+        """Of two starts at once the second waits, and is refused."""
 
     @property
     def workflow(self) -> "Workflow":
@@ -157,6 +160,10 @@ class Workflow(Container):
 
         With `connection` it becomes a part of your own transaction, and is durable when you commit. A second start of
         the same object is refused unless you pass `again=True`."""
+        with self._start_lock:
+            return self._start(unique_key=unique_key, priority=priority, connection=connection, again=again)
+
+    def _start(self, *, unique_key: str | None, priority: int, connection: Any, again: bool) -> WorkflowRun:
         if self._started_as is not None and not again:
             raise ConfigError(
                 f"Workflow {self.name!r} was started already as {self._started_as}. To start another one, build it "

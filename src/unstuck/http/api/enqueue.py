@@ -14,13 +14,14 @@ from unstuck.http.job_builder import builder
 from unstuck.http.openapi import json_response
 from unstuck.http.problems import Problem, problem_of
 from unstuck.http.routing import api_router
-from unstuck.http.schemas import JobsStored, JobStored, NewJobBody, NewJobsBody
+from unstuck.http.schemas import JobsStored, JobStored, NewJobBody, NewJobsBody, RequestModel
 from unstuck.http.services import Services, ServicesDep
 from unstuck.ledger.contract.jobs import Enqueued, NewJob, Request
 
 KEPT_S = 24 * 3600.0
 MAX_KEY_CHARS = 255
 REPEATED = {"Idempotency-Replayed": "true"}
+_encoder = msgspec.json.Encoder(order="deterministic")
 
 IdempotencyKey = Annotated[
     str | None,
@@ -33,9 +34,13 @@ IdempotencyKey = Annotated[
 ]
 
 
-def request_of(caller: Caller, key: str, kind: str, asked: object) -> Request:
-    """Say which request it is, and what it asks for."""
-    return Request(_hash((caller.token_id, key)), _hash((kind, asked)), KEPT_S)
+def request_of(caller: Caller, key: str, kind: str, body: RequestModel) -> Request:
+    """Return what tells this request from others: who sent it with which key, and all that it asks for.
+
+    The body counts, not the jobs made of it: no option can be left out, and those that a task brings with it may have
+    changed in between."""
+    asked = _encoder.encode((kind, body.model_dump(exclude_defaults=True)))
+    return Request(_hash(msgspec.msgpack.encode((caller.token_id, key))), _hash(asked), KEPT_S)
 
 
 def used_before() -> Problem:
@@ -47,8 +52,8 @@ def used_before() -> Problem:
     )
 
 
-def _hash(value: object) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode(value)).digest()
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 router = api_router("jobs")
@@ -63,7 +68,7 @@ def enqueue(
 ) -> Response:
     """Store a job; it is durable when the answer comes. Tasks are those that living or past workers know."""
     jobs = _build(services, caller, [body])
-    stored, repeated = _store(services, caller, "one", idempotency_key, jobs)
+    stored, repeated = _store(services, caller, "one", idempotency_key, body, jobs)
     view = _views(services, jobs, stored)[0]
     headers = {"Location": f"/api/v1/jobs/{stored[0].job_id}", **(REPEATED if repeated else {})}
     return json_response(view, 201 if stored[0].fresh and not repeated else 200, headers)
@@ -81,7 +86,7 @@ def enqueue_batch(
 ) -> Response:
     """Store jobs in one commit. Where one cannot be stored none is, and `at` in the problem is its place (from 0)."""
     jobs = _build(services, caller, body.jobs)
-    stored, repeated = _store(services, caller, "batch", idempotency_key, jobs)
+    stored, repeated = _store(services, caller, "batch", idempotency_key, body, jobs)
     view = {"jobs": _views(services, jobs, stored)}
     return json_response(view, 200 if repeated else 201, REPEATED if repeated else None)
 
@@ -105,7 +110,7 @@ def _at_place(place: int, error: UnstuckError) -> Problem:
 
 
 def _store(
-    services: Services, caller: Caller, kind: str, key: str | None, jobs: list[NewJob]
+    services: Services, caller: Caller, kind: str, key: str | None, body: RequestModel, jobs: list[NewJob]
 ) -> tuple[Sequence[Enqueued], bool]:
     parts = services.runtime.services()
     stored: Sequence[Enqueued]
@@ -113,26 +118,13 @@ def _store(
     if key is None:
         stored = parts.batcher.enqueue(jobs)
     else:
-        once = parts.ledger.enqueue_once(request_of(caller, key, kind, _asked(jobs)), jobs)
+        once = parts.ledger.enqueue_once(request_of(caller, key, kind, body), jobs)
         if not once.stored:
             raise used_before()
         stored, repeated = once.stored, once.repeated
     if not repeated:
         parts.wakeups.send({f"queue:{job.queue}" for job in jobs if job.run_at is None and job.delay_s == 0})
     return stored, repeated
-
-
-def _asked(jobs: Sequence[NewJob]) -> list[tuple[object, ...]]:
-    # Not the policy: a worker with new code may have come in between, and it is the same request all the same.
-    return [
-        (job.task, job.queue, job.payload, job.priority, job.delay_s, job.run_at, job.unique_key, _unique(job))
-        for job in jobs
-    ]
-
-
-def _unique(job: NewJob) -> tuple[object, ...]:
-    more = job.more
-    return () if more is None else (more.unique, more.unique_for_s, more.on_duplicate)
 
 
 def _views(services: Services, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> list[dict[str, object]]:

@@ -26,7 +26,6 @@ from unstuck.http.schemas import (
     WorkflowView,
 )
 from unstuck.http.services import ServicesDep
-from unstuck.ledger.contract.workflows import NewNode, NewWorkflow
 
 router = api_router("workflows", "/workflows")
 
@@ -75,7 +74,7 @@ def start(
     if idempotency_key is None:
         stored = services.ledger.begin_workflow(new)
     else:
-        once = services.ledger.begin_workflow_once(request_of(caller, idempotency_key, "workflow", _asked(new)), new)
+        once = services.ledger.begin_workflow_once(request_of(caller, idempotency_key, "workflow", body), new)
         if not once.stored:
             raise used_before()
         [stored], repeated = once.stored, once.repeated
@@ -92,19 +91,6 @@ def start(
     }
     headers = {"Location": f"/api/v1/workflows/{stored.job_id}", **(REPEATED if repeated else {})}
     return json_response(view, 201 if stored.fresh and not repeated else 200, headers)
-
-
-def _asked(new: NewWorkflow) -> tuple[object, ...]:
-    # Not the policies: a worker with new code may have come in between, and it is the same request all the same.
-    nodes = [
-        (node.place, node.parent, node.name, node.kind, node.on_error, node.source, *_work(node)) for node in new.nodes
-    ]
-    edges = [(edge.source, edge.target, edge.data) for edge in new.edges]
-    return new.name, new.root.unique_key, new.root.priority, nodes, edges
-
-
-def _work(node: NewNode) -> tuple[object, ...]:
-    return () if node.job is None else (node.job.task, node.job.queue, node.job.payload)
 
 
 def _described(body: NewNodeBody) -> NodeDescription:

@@ -159,6 +159,11 @@ class OperatorVerbs(Protocol):
         'finished' (too late), 'missing'."""
         ...
 
+    def cancel_untaken(self, job_ids: Collection[int], waited_s: float, by: str) -> list[int]:
+        """Cancel those that have been due for so long and wait for a worker; return which. What a worker has, what
+        sleeps or waits for a signal, and what is not due yet is left alone."""
+        ...
+
     def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
         """Queue finished jobs again with fresh counters: 'queued', 'live' (not finished), 'succeeded', 'missing',
         'duplicate' (its unique key is in use by another live job)."""

@@ -182,6 +182,15 @@ class OperatorVerbs(ReadingVerbs, HolderVerbs):
             self._write("stop_node", id=job_id, by=by)
         return {job_id: answers[job_id] for job_id in ids}
 
+    def cancel_untaken(self, job_ids: Collection[int], waited_s: float, by: str) -> list[int]:
+        check_ids(job_ids)
+        found: list[int] = []
+        ids = list(dict.fromkeys(job_ids))
+        for start in range(0, len(ids), CANCEL_BATCH):
+            batch = arrays.int8s(ids[start : start + CANCEL_BATCH])
+            found += [row[0] for row in self._write("cancel_untaken", ids=batch, waited_s=waited_s, by=by)]
+        return found
+
     def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
         check_ids(job_ids)
         # One at a time: a unique key in use stops one job and not the others.

@@ -317,7 +317,7 @@ def _open_map(cursor: apsw.Cursor, workflow_id: int, node: Node) -> range | None
     values, members, trouble = _items(cursor, workflow_id, node.source)
     count = len(values) + len(members)
     if trouble is None and count > MAX_ITEMS:
-        trouble = f"a map has at most {MAX_ITEMS} items, and the list has {count}"
+        trouble = _too_many(count)
     if trouble is not None:
         error = NodeError(code="RESULT_NOT_AVAILABLE", message="The map could not begin", cause=trouble, node=node.name)
         end_node(cursor, workflow_id, node.place, NodeState.FAILED, error)
@@ -349,9 +349,29 @@ def _items(cursor: apsw.Cursor, workflow_id: int, source: int) -> tuple[list[byt
     if found is None or found[0] is None:
         return [], [], "the result that it maps over is not there any more"
     try:
+        count = _count_items(cursor, found[0])
+        if count > MAX_ITEMS:
+            return [], [], _too_many(count)
         return [bytes(item) for item in _list_decoder.decode(found[0])], [], None
     except msgspec.MsgspecError:
         return [], [], "the result that it maps over is no list"
+
+
+def _too_many(count: int) -> str:
+    return f"a map has at most {MAX_ITEMS} items, and the list has {count}"
+
+
+def _count_items(cursor: apsw.Cursor, result: bytes) -> int:
+    """Return how many items a list in JSON has, without building any of them: exactly if they may be too many, else at
+    most."""
+    commas = result.count(b",")
+    if commas < MAX_ITEMS:
+        return commas + 1
+    try:
+        return int(cursor.execute("SELECT json_array_length(?)", (result.decode(),)).get)
+    except (apsw.SQLError, UnicodeDecodeError):
+        # Nested deeper than SQLite reads, or no JSON at all.
+        return 0
 
 
 def _unblock(cursor: apsw.Cursor, workflow_id: int, ended: list[int]) -> list[Due]:

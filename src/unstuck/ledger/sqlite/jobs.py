@@ -123,6 +123,18 @@ class OperatorVerbs(Verbs):
     def cancel(self, job_ids: Collection[int], by: str) -> dict[int, str]:
         return self._in_steps(_cancel, job_ids, by)
 
+    def cancel_untaken(self, job_ids: Collection[int], waited_s: float, by: str) -> list[int]:
+        before_s = time.time() - waited_s
+        with self.db.read() as cursor:
+            untaken = [job_id for job_id in job_ids if _is_untaken(cursor, job_id, before_s)]
+
+        def cancel(cursor: apsw.Cursor, job_id: int, by: str, tied: list[Ended]) -> str:
+            # Again, under the lock: a worker may have taken it in between.
+            return _cancel(cursor, job_id, by, tied) if _is_untaken(cursor, job_id, before_s) else "taken"
+
+        answers = self._in_steps(cancel, untaken, by) if untaken else {}
+        return [job_id for job_id, answer in answers.items() if answer == "cancelled"]
+
     def retry(self, job_ids: Collection[int], by: str) -> dict[int, str]:
         return self._in_steps(_retry, job_ids, by)
 
@@ -178,6 +190,10 @@ def _purge(cursor: apsw.Cursor, ids: list[int], cause: str) -> int:
     cursor.executemany(SQL["cancel_idle_job"], [(job_id, time.time(), cause) for job_id in chosen])
     after_end(cursor, [(job_id, AttemptState.CANCELLED) for job_id in linked_among(cursor, chosen)])
     return len(chosen)
+
+
+def _is_untaken(cursor: apsw.Cursor, job_id: int, before_s: float) -> bool:
+    return cursor.execute(SQL["is_untaken"], (job_id, before_s)).fetchone() is not None
 
 
 def _cancel(cursor: apsw.Cursor, job_id: int, by: str, tied: list[Ended]) -> str:

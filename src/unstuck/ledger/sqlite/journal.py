@@ -6,7 +6,14 @@ from collections.abc import Sequence
 import apsw
 import msgspec
 
-from unstuck.domain.journal import CHECKPOINT_SEQ, MAX_SIGNALS, PendingSignal, RecordedEntry, pack_journal
+from unstuck.domain.journal import (
+    CHECKPOINT_SEQ,
+    MAX_SIGNAL_BYTES,
+    MAX_SIGNALS,
+    PendingSignal,
+    RecordedEntry,
+    pack_journal,
+)
 from unstuck.domain.states import FINAL_STATES, JobState
 from unstuck.ledger.checks import check_ids, check_jobs
 from unstuck.ledger.contract.jobs import JournalRecord, SignalRecord
@@ -99,8 +106,8 @@ def _signal(cursor: apsw.Cursor, job_id: int, name: str, value: bytes, by: str) 
     if place == 0:
         # It stands for a workflow and waits for that alone: nobody would ever take a signal.
         return "workflow", set()
-    ((kept, last),) = fetch(cursor, "count_signals", (job_id,))
-    if kept >= MAX_SIGNALS:
+    ((kept, kept_bytes, last),) = fetch(cursor, "count_signals", (job_id,))
+    if kept >= MAX_SIGNALS or kept_bytes + len(value) > MAX_SIGNAL_BYTES:
         return "full", set()
     now = time.time()
     cursor.execute(SQL["keep_signal"], (job_id, last + 1, name, value, now, by))

@@ -147,8 +147,9 @@ class ClientSide(Outbox):
     def _seen(self, position: JobPosition, now_s: float) -> None:
         """A job that others work on: a try that is over and was not the last one died, or failed."""
         for waiting in self.requests.of(position.job_id):
-            if waiting.held_elsewhere or position.attempt > waiting.attempt:
-                # A worker has it, or had it since the last look.
+            asleep = position.state is JobState.WAITING
+            if waiting.held_elsewhere or asleep or position.attempt > waiting.attempt:
+                # A worker has it, or had it since the last look, or the job itself waits for something.
                 waiting.since_s = now_s
             waiting.attempt = max(waiting.attempt, position.attempt)
             waiting.held_elsewhere = position.worker_id is not None

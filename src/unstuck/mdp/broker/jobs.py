@@ -1,6 +1,7 @@
 """From request frames to jobs, and from jobs and results back to frames."""
 
 import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -32,6 +33,8 @@ MAX_CONCURRENCY_KEY_CHARS = 500
 MAX_OWN_ID_CHARS = 200
 MAX_OWN_ID_BITS = 128
 OPTIONS = ("priority", "idempotency_key", "job_id", "concurrency_key", OWN_ID)
+_MARK = "\0"
+"""In no key that is kept as its client wrote it."""
 LEAST_PRIORITY, MOST_PRIORITY = -1000, 1000
 
 
@@ -41,7 +44,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     job: NewJob
     own_id: str | None = None
     key: str | None = None
-    """With the same key from the same client it is done once."""
+    """The idempotency key, as `_key` and `_key_of_call` write it: with the same one the call is done once."""
     concurrency_key: str | None = None
     """The concurrency key, where its client said one."""
 
@@ -76,7 +79,7 @@ def read_calls(request: Request, tasks: Mapping[str, TaskRecord], retry_attempts
                 by,
                 CallOptions(
                     options.priority,
-                    options.key and f"{options.key}#{place}",
+                    _key_of_call(options.key, place),
                     _own_id(value) or options.own_id,
                     options.concurrency_key,
                 ),
@@ -191,12 +194,27 @@ def _options(given: dict[str, Any] | None, before: CallOptions | None = None) ->
         min(max(priority, LEAST_PRIORITY), MOST_PRIORITY)
         if isinstance(priority, int) and not isinstance(priority, bool)
         else before.priority,
-        storable_text(key, MAX_KEY_CHARS) if isinstance(key, str) and key else before.key,
+        _key(key) or before.key,
         storable_text(own_id, MAX_OWN_ID_CHARS) if isinstance(own_id, str) and own_id else before.own_id,
         storable_text(concurrency_key[:MAX_CONCURRENCY_KEY_CHARS], MAX_CONCURRENCY_KEY_CHARS)
         if isinstance(concurrency_key, str) and concurrency_key
         else before.concurrency_key,
     )
+
+
+def _key(said: object) -> str | None:
+    """Return an idempotency key such that different keys stay different: a long one becomes its hash."""
+    if isinstance(said, int) and not isinstance(said, bool) and said.bit_length() <= MAX_OWN_ID_BITS:
+        said = str(said)
+    if isinstance(said, str) and 0 < len(said) <= MAX_KEY_CHARS and _MARK not in said:
+        return said
+    data = said.encode("utf-8", "surrogatepass") if isinstance(said, str) else said
+    return f"{_MARK}{hashlib.sha256(data).hexdigest()}" if isinstance(data, bytes) and data else None
+
+
+def _key_of_call(key: str | None, place: int) -> str | None:
+    """Return the key of one of several calls: no client can send it as the key of a single one."""
+    return None if key is None else f"{key}{_MARK}{place}"
 
 
 def _only(frame: bytes) -> dict[str, Any] | None:

@@ -235,8 +235,8 @@ class BatchRunner:
         # A job whose row another session holds would keep all the others waiting.
         blocked = self._ledger.blocked_outcomes(waiting)
         free = [job_id for job_id in waiting if job_id not in blocked]
-        cancelled = self._ledger.cancel(free, f"{BY}: nobody took it in time")
-        answer.expired = [job_id for job_id, how in cancelled.items() if how == "cancelled"]
+        waited_s = self._settings.mdp.request_ttl_s
+        answer.expired = self._ledger.cancel_untaken(free, waited_s, f"{BY}: nobody took it in time")
 
     def _look_at(self, job_ids: list[int], answer: BatchResult) -> None:
         answer.outcomes = self._ledger.outcomes(job_ids)

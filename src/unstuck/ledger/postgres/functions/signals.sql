@@ -20,8 +20,10 @@ set lock_timeout = '500ms'
 as $body$
 #variable_conflict use_column
 declare
+    c_max_bytes constant bigint := 16 * 1024 * 1024;
     v_job record;
     v_kept bigint;
+    v_kept_bytes bigint;
     v_last integer;
 begin
     select j.state, j.awaits, j.queue, j.line, j.journal, j.blocked, j.place, j.finished_at into v_job
@@ -37,9 +39,13 @@ begin
         return query select 'workflow', null::text;
         return;
     end if;
-    select count(*) filter (where s.taken_seq is null), max(s.number) into v_kept, v_last
+    select
+        count(*) filter (where s.taken_seq is null),
+        coalesce(sum(octet_length(s.value)) filter (where s.taken_seq is null), 0),
+        max(s.number)
+    into v_kept, v_kept_bytes, v_last
     from {schema}.signals s where s.job_id = p_job;
-    if v_kept >= p_limit then
+    if v_kept >= p_limit or v_kept_bytes + octet_length(p_value) > c_max_bytes then
         return query select 'full', null::text;
         return;
     end if;

@@ -106,10 +106,13 @@ begin
                 where m.workflow_id = v_map.workflow_id and m.parent = v_source.place;
             elsif v_source.kind = 'task' and v_source.state = 'succeeded' then
                 begin
-                    select array_agg(convert_to(e.value::text, 'UTF8') order by e.n), count(*) into v_values, v_count
+                    -- Counted first: a list of millions is not built to be refused.
+                    select json_array_length(convert_from(j.result, 'UTF8')::json) into v_count
+                    from {schema}.jobs j where j.id = v_source.job_id;
+                    select array_agg(convert_to(e.value::text, 'UTF8') order by e.n) into v_values
                     from {schema}.jobs j
                     cross join lateral json_array_elements(convert_from(j.result, 'UTF8')::json) with ordinality as e(value, n)
-                    where j.id = v_source.job_id;
+                    where j.id = v_source.job_id and v_count <= c_items;
                 exception when data_exception or feature_not_supported then
                     v_trouble := 'the result that it maps over is no list';
                 end;

@@ -291,6 +291,21 @@ where w.id = any (%(ids)s) and w.state = 'cancelled' and n.state = 'released' an
 -- name: cancel
 select job_id, answer, worker_id from {schema}.cancel_v1(%(ids)s, %(by)s);
 
+-- name: cancel_untaken
+-- Those that have been due for so long and wait for a worker. Locked while it is asked: no worker takes them in between.
+-- What another session has in hand is left for the next time.
+with untaken as materialized (
+    select j.id
+    from {schema}.jobs j
+    where j.id = any (%(ids)s) and j.state = 'pending'
+      and coalesce(j.run_at, j.enqueued_at) <= clock_timestamp() - make_interval(secs => %(waited_s)s)
+    for update of j skip locked
+)
+select c.job_id
+from (select array_agg(u.id order by u.id) as ids from untaken u) w
+cross join lateral {schema}.cancel_v1(w.ids, %(by)s) c
+where w.ids is not null and c.answer = 'cancelled';
+
 -- name: stop_node
 -- Of a workflow that is still cancelled: meanwhile it may have been taken up again.
 with locked as materialized (

@@ -254,6 +254,10 @@ SELECT
 FROM unstuck_jobs
 WHERE id = ?;
 
+-- name: is_untaken
+-- It is due since that time at the latest, and waits for a worker.
+SELECT 1 FROM unstuck_jobs WHERE id = ?1 AND state = 'pending' AND run_at <= ?2;
+
 -- name: cancel_idle_job
 -- It waited, or lay in a worker's hands unstarted: the worker's start will find its token gone.
 UPDATE unstuck_jobs
@@ -348,7 +352,9 @@ SELECT 1 FROM unstuck_signals WHERE job_id = ?1 AND name = ?2 AND taken_seq IS N
 SELECT state, awaits, queue, line, place FROM unstuck_jobs WHERE id = ?;
 
 -- name: count_signals
-SELECT count(*) FILTER (WHERE taken_seq IS NULL), coalesce(max(number), 0) FROM unstuck_signals WHERE job_id = ?;
+SELECT count(*) FILTER (WHERE taken_seq IS NULL), coalesce(sum(length(value)) FILTER (WHERE taken_seq IS NULL), 0),
+    coalesce(max(number), 0)
+FROM unstuck_signals WHERE job_id = ?;
 
 -- name: keep_signal
 INSERT INTO unstuck_signals (job_id, number, name, value, at, sent_by) VALUES (?1, ?2, ?3, ?4, ?5, ?6);
