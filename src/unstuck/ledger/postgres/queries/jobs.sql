@@ -199,7 +199,13 @@ left join lateral (
 order by e.transaction_id, e.id;
 
 -- name: outputs
-select token, stdout, stderr from {schema}.outputs where job_id = %(job_id)s order by token;
+-- In the order of `attempts`.
+select o.token, o.stdout, o.stderr
+from {schema}.outputs o
+join {schema}.jobs j on j.id = o.job_id
+left join {schema}.attempts a on a.job_id = o.job_id and a.token = o.token
+where o.job_id = %(job_id)s
+order by o.token is not distinct from j.token, a.claimed_at nulls first, o.token;
 
 -- name: workers
 select w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency,

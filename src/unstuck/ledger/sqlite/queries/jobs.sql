@@ -210,7 +210,13 @@ SELECT min(id) FROM unstuck_events;
 SELECT id, at, kind, job_id, worker_id, message FROM unstuck_events ORDER BY id DESC LIMIT ?1;
 
 -- name: outputs
-SELECT token, stdout, stderr FROM unstuck_outputs WHERE job_id = ? ORDER BY token;
+-- In the order of `attempts`.
+SELECT o.token, o.stdout, o.stderr
+FROM unstuck_outputs o
+JOIN unstuck_jobs j ON j.id = o.job_id
+LEFT JOIN unstuck_attempts a ON a.job_id = o.job_id AND a.token = o.token
+WHERE o.job_id = ?
+ORDER BY o.token IS j.token, a.claimed_at, o.token;
 
 -- name: queue_names
 SELECT name, paused FROM unstuck_queues ORDER BY name;
