@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from tests.contract.conftest import OpenLedger
 from tests.support.backdoor import Backdoor
 from tests.support.builders import (
     birth,
@@ -20,13 +21,15 @@ from tests.support.builders import (
     verdict,
 )
 
+from unstuck.client.operator import Operator
+from unstuck.config import Settings
 from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.states import AttemptState, JobState
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.admin import NewApiToken
 from unstuck.ledger.contract.jobs import JobFilter, TaskRecord
 from unstuck.ledger.contract.recovery import GuardNone
-from unstuck.ledger.contract.workers import AttemptRef
+from unstuck.ledger.contract.workers import AttemptRef, Output
 
 
 def test_cancelling_says_what_became_of_each(ledger: Ledger, w1: str) -> None:
@@ -302,6 +305,24 @@ def test_events_come_oldest_first_and_go_on_after_the_last_one_seen(ledger: Ledg
     assert [event.message for event in ledger.events(limit=1)] == ["three"]
     assert {event.worker_id for event in ledger.events(worker_id="w1")} == {"w1"}
     assert ledger.events(worker_id="nobody") == []
+
+
+def test_attempts_and_what_they_printed_come_in_the_order_in_which_they_were_claimed(
+    ledger: Ledger, open_again: OpenLedger, w1: str, w2: str, url: str
+) -> None:
+    other = open_again()
+    # On PostgreSQL each session has tokens in stock: the other one takes lower ones first.
+    turn(other, "w2", done=[done(running(other, "w2"))])
+    put(ledger)
+    tokens = []
+    for place, worker_id in ((ledger, "w1"), (other, "w2")):
+        [job] = run(place, worker_id)
+        tokens.append(job.token)
+        printed = Output(job.job_id, job.token, worker_id.encode(), b"")
+        turn(place, worker_id, outputs=[printed], endings=[crash_retry(job)])
+    assert [attempt.token for attempt in ledger.attempts(job.job_id)] == tokens
+    assert [output.token for output in ledger.outputs(job.job_id)] == tokens
+    assert [output.stdout for output in Operator(ledger, Settings(url=url)).outputs(job.job_id)] == [b"w1", b"w2"]
 
 
 def test_workers_show_what_they_hold_and_the_dead_can_be_left_out(ledger: Ledger, w1: str, w2: str) -> None:

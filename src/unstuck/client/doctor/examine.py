@@ -1,4 +1,4 @@
-"""Run the doctor's checks: on a ledger, on one job, and a quick form of them for monitors that ask often."""
+"""Run the doctor's checks: on a ledger, and on one job."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, assert_never
@@ -23,52 +23,12 @@ from unstuck.client.doctor.settings import check_clocks, check_timing
 from unstuck.client.doctor.workers import check_containment, check_fleet, check_recovery
 from unstuck.client.reasons import JobContext, Reason, describe, explain_isolation, find_reason
 from unstuck.client.workflows.text import headline, place_of, role, waits_for, why_not_begun
-from unstuck.domain.conditions import PATIENCE_S, ROUNDS_MISSED, Code, Severity
-from unstuck.domain.states import LIVE_STATES, JobState
-from unstuck.domain.units import brief
+from unstuck.domain.conditions import Code, Severity
+from unstuck.domain.states import JobState
 from unstuck.domain.workflows import WorkflowState
-from unstuck.ledger.contract.admin import Fleet
 from unstuck.ledger.contract.diagnosis import Diagnosis
 from unstuck.ledger.contract.jobs import JobRecord
-from unstuck.ledger.contract.queues import QueueRecord
 from unstuck.ledger.contract.workflows import WorkflowRecord
-
-
-class HealthTrouble(msgspec.Struct, frozen=True):
-    code: str
-    message: str
-    cure: str
-
-
-def quick_health(fleet: Fleet, queues: Sequence[QueueRecord], *, check_interval_s: float) -> list[HealthTrouble]:
-    return list(_troubles(fleet, queues, ROUNDS_MISSED * check_interval_s + PATIENCE_S))
-
-
-def _troubles(fleet: Fleet, queues: Sequence[QueueRecord], patience_s: float) -> Iterator[HealthTrouble]:
-    living = sum(count for state, count in fleet.workers.items() if state in LIVE_STATES)
-    if living and (fleet.unswept_s is None or fleet.unswept_s > patience_s):
-        since = "ever" if fleet.unswept_s is None else f"for {brief(fleet.unswept_s)}"
-        yield HealthTrouble(
-            "no_reaper",
-            f"No reaper has walked a round {since}: the dead are not found.",
-            "Start a worker without --no-reaper, `unstuck serve`, or `unstuck reaper` as a service.",
-        )
-    unserved = [queue.name for queue in queues if queue.pending and not queue.workers]
-    if unserved:
-        yield HealthTrouble(
-            "no_workers",
-            f"Jobs are due in {', '.join(unserved[:5])}, and no living worker serves "
-            f"{'it' if len(unserved) == 1 else 'them'}.",
-            "Start a worker for these queues: `unstuck worker app:app --queues …`.",
-        )
-    if fleet.late:
-        yield HealthTrouble(
-            "workers_late",
-            f"{fleet.late} of {living} workers missed two heartbeats in a row; the longest silence is "
-            f"{brief(fleet.silent_s)}.",
-            "`unstuck workers` shows who; what is dead is settled by itself.",
-        )
-
 
 Check = Callable[[Facts, Diagnosis, Thresholds], Iterator[Finding]]
 

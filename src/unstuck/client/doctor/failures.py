@@ -8,13 +8,16 @@ from unstuck.client.doctor.findings import Finding, problem, warning
 from unstuck.domain.conditions import Code
 from unstuck.domain.failure_rates import FailingTask
 from unstuck.ledger.contract.diagnosis import Diagnosis
-from unstuck.notify.failures import Example, FailingSchedule
+from unstuck.notify.failures import Example, FailingSchedule, Failures
 
 MAX_TASKS = 5
 
 
 def check_failing(facts: Facts, _diagnosis: Diagnosis, limits: Thresholds) -> Iterator[Finding]:
-    failures = facts.failures
+    return failing(facts.failures, limits)
+
+
+def failing(failures: Failures, limits: Thresholds) -> Iterator[Finding]:
     for one in failures.tasks[:MAX_TASKS]:
         yield _task(one, failures.examples.get(one.task), limits)
     for schedule in failures.schedules:

@@ -117,11 +117,14 @@ class LookingVerbs(Verbs):
         """Return what the tries of a job printed. Of one whose whole worker was killed, the last lines are known."""
         self.job(job_id)
         found = {output.token: output for output in self._ledger.outputs(job_id)}
-        for attempt in self._ledger.attempts(job_id):
+        attempts = self._ledger.attempts(job_id)
+        for attempt in attempts:
             autopsy = attempt.autopsy
             if attempt.token not in found and autopsy is not None and (autopsy.stdout or autopsy.stderr):
                 found[attempt.token] = OutputRecord(attempt.token, autopsy.stdout.encode(), autopsy.stderr.encode())
-        return [found[token] for token in sorted(found)]
+        # Tokens are in no order on PostgreSQL. What was printed by an attempt that was given back comes first.
+        place = {attempt.token: number for number, attempt in enumerate(attempts)}
+        return sorted(found.values(), key=lambda output: place.get(output.token, -1))
 
     def events(self, *, after_id: int | None = None, limit: int = 100) -> list[EventRecord]:
         return self._ledger.events(after_id=after_id, limit=limit)

@@ -16,10 +16,9 @@ from starlette.datastructures import State
 
 from unstuck.client import views
 from unstuck.client.doctor.diagnose import diagnose_open
-from unstuck.client.doctor.examine import quick_health
+from unstuck.client.doctor.health import quick_health
 from unstuck.domain.api_tokens import Caller, Scope
 from unstuck.domain.policy import decode_policy
-from unstuck.domain.recovery_rules import rules_of_ledger
 from unstuck.errors import LedgerError
 from unstuck.http.auth.callers import Requires
 from unstuck.http.openapi import json_response
@@ -43,6 +42,7 @@ class Alive(BaseModel):
 
 class Trouble(BaseModel):
     code: str
+    """As `unstuck doctor` names it."""
     message: str
     cure: str
 
@@ -105,18 +105,15 @@ def _look(state: State, services: Services) -> "asyncio.Future[None]":
 
 @router.get("/api/v1/health", summary="Are workers and a reaper there, and are they on time?")
 def health(services: ServicesDep, caller: Annotated[Caller, Depends(Requires(Scope.READ))]) -> Health:
-    ledger = services.ledger
-    fleet, queues = ledger.fleet(), ledger.queues()
-    rules = rules_of_ledger(ledger.recovery_rules(), services.settings.recovery.rules)
-    troubles = quick_health(fleet, queues, check_interval_s=rules.check_interval_s)
+    found = quick_health(services.ledger, services.settings)
     return Health(
-        status="degraded" if troubles else "ok",
-        ledger="sqlite" if ledger.single_host else "postgresql",
-        workers=fleet.workers,
-        workers_late=fleet.late,
-        reaper_overdue_seconds=fleet.unswept_s,
-        queues_without_workers=[queue.name for queue in queues if queue.pending and not queue.workers],
-        troubles=[Trouble(code=one.code, message=one.message, cure=one.cure) for one in troubles],
+        status="degraded" if found.troubles else "ok",
+        ledger="sqlite" if services.ledger.single_host else "postgresql",
+        workers=found.fleet.workers,
+        workers_late=found.fleet.late,
+        reaper_overdue_seconds=found.fleet.unswept_s,
+        queues_without_workers=list(found.unserved),
+        troubles=[Trouble(code=one.code, message=one.message, cure=one.cure) for one in found.troubles],
     )
 
 

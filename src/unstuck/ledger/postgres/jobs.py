@@ -200,12 +200,12 @@ class OperatorVerbs(ReadingVerbs, HolderVerbs):
 
     def purge(self, queue: str, by: str) -> int:
         count = 0
-        cause = f"queue {queue!r} was purged by {by}"
+        cause = f"queue '{queue}' was purged by {by}"
         # Until a walk finds nothing more to cancel: jobs may have been locked by a client, or become ready meanwhile.
         while cancelled := self._purge_once(queue, cause):
             count += cancelled
         if count:
-            message = f"{count} pending jobs of queue {queue!r} were cancelled by {by}"
+            message = f"{count} pending jobs of queue '{queue}' were cancelled by {by}"
             self.read_connection.write(self.sql["tell"], {"kind": "purged", "message": message})
         return count
 

@@ -41,10 +41,10 @@ class OrderVerbs(HolderVerbs):
 
     def limit_queue(self, queue: str, limit: QueueLimit, by: str) -> None:
         word = "was limited" if limit else "has no limit any more"
-        self._limit(queue, limit, by, f"Queue {queue!r} {word} ({by})")
+        self._limit(queue, limit, by, f"Queue '{queue}' {word} ({by})")
 
     def unlimit_queue(self, queue: str, by: str) -> None:
-        self._limit(queue, QueueLimit(), None, f"Queue {queue!r} takes its limit from its app again ({by})")
+        self._limit(queue, QueueLimit(), None, f"Queue '{queue}' takes its limit from its app again ({by})")
 
     def _limit(self, queue: str, limit: QueueLimit, by: str | None, message: str) -> None:
         values = {"queue": queue, "concurrency": limit.concurrency, "rate": limit.rate, "window_s": limit.window_s}

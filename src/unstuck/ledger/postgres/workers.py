@@ -69,7 +69,7 @@ class HealthVerbs(Verbs):
         return bool(self.serve_once("disable_host", host=host, reason=reason, by=by, auto=auto)[0][0])
 
     def enable_host(self, host: str, by: str, reason: str = "") -> bool:
-        message = _because(f"Host {host!r} was enabled by {by}", reason)
+        message = _because(f"Host '{host}' was enabled by {by}", reason)
         return bool(self.serve_once("enable_host", host=host, message=message))
 
 

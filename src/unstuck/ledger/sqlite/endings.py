@@ -53,7 +53,7 @@ def requeue(cursor: apsw.Cursor, job_id: int, by: str) -> str:
     found = cursor.execute(SQL["job_brief"], (job_id,)).fetchone()
     if found is None:
         return "missing"
-    state, worker_id, token, unique_key, ended_as, code, cause, finished_at, _, line = found[:10]
+    state, _, token, unique_key, ended_as, code, cause, finished_at, _, line = found[:10]
     if state == JobState.SUCCEEDED:
         return "succeeded"
     if state not in FINAL_STATES:
@@ -64,7 +64,7 @@ def requeue(cursor: apsw.Cursor, job_id: int, by: str) -> str:
     if token is not None:
         cursor.execute(SQL["archive_attempt"], (job_id, token, ended_as or state, finished_at, code, cause))
     cursor.execute(SQL["retry_job"], (job_id, time.time()))
-    write_event(cursor, "retried", f"Queued again by {by} (it was {state})", job_id=job_id, worker_id=worker_id)
+    write_event(cursor, "retried", f"Queued again by {by} (it was {state})", job_id=job_id)
     if line is not None:
         admit(cursor, {line})
     return "queued"

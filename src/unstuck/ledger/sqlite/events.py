@@ -152,4 +152,13 @@ class TellingVerbs(Verbs):
     def unserved(self, wanted: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
         pairs = msgspec.json.encode(list(wanted)).decode()
         with self.db.read() as cursor:
-            return {(queue, task) for queue, task in fetch(cursor, "unserved", (pairs, read_clock().at))}
+            clock = read_clock(cursor)
+            left = {(queue, task) for queue, task in fetch(cursor, "unserved", (pairs, clock.at))}
+            if not left:
+                return left
+            # Nothing was heard of the others for longer than they may be silent: but only watched time counts.
+            for beat_at, suspect_after_s, queues, tasks in fetch(cursor, "unheard", (clock.at,)):
+                if clock.silent_s(beat_at) < suspect_after_s:
+                    served, known = msgspec.json.decode(queues), msgspec.json.decode(tasks)
+                    left -= {(queue, task) for queue, task in left if queue in served and task in known}
+            return left

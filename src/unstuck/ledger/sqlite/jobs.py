@@ -107,7 +107,7 @@ class OperatorVerbs(Verbs):
                     continue
                 cursor.execute(SQL["set_paused"], (name, paused, time.time(), by))
                 word = "paused" if paused else "resumed"
-                write_event(cursor, f"queue_{word}", f"Queue {name!r} was {word} by {by}")
+                write_event(cursor, f"queue_{word}", f"Queue '{name}' was {word} by {by}")
                 changed.append(name)
         return changed
 
@@ -141,13 +141,13 @@ class OperatorVerbs(Verbs):
     def purge(self, queue: str, by: str) -> int:
         refuse_nul(queue, by)
         count = 0
-        cause = f"queue {queue!r} was purged by {by}"
+        cause = f"queue '{queue}' was purged by {by}"
         # Until a walk finds nothing more to cancel: jobs may have become ready meanwhile.
         while cancelled := self._purge_once(queue, cause):
             count += cancelled
         if count:
             with self.db.write() as cursor:
-                write_event(cursor, "purged", f"{count} pending jobs of queue {queue!r} were cancelled by {by}")
+                write_event(cursor, "purged", f"{count} pending jobs of queue '{queue}' were cancelled by {by}")
         return count
 
     def _purge_once(self, queue: str, cause: str) -> int:

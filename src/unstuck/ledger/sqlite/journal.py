@@ -112,7 +112,7 @@ def _signal(cursor: apsw.Cursor, job_id: int, name: str, value: bytes, by: str) 
     now = time.time()
     cursor.execute(SQL["keep_signal"], (job_id, last + 1, name, value, now, by))
     cursor.execute(SQL["mark_journal"], (job_id,))
-    write_event(cursor, "signalled", f"Signal {name!r} was sent by {by}", job_id=job_id)
+    write_event(cursor, "signalled", f"Signal '{name}' was sent by {by}", job_id=job_id)
     if state != JobState.WAITING or awaits != name:
         return "kept", set()
     cursor.execute(SQL["wake_job"], (job_id, now))

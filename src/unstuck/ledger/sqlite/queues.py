@@ -31,7 +31,7 @@ class OrderVerbs(Verbs):
         with self.db.write() as cursor:
             cursor.execute(SQL["pin_places"], (key, places, by if places is not None else None, time.time()))
             word = "takes its limit from its jobs again" if places is None else f"has {places} places now"
-            write_event(cursor, "line_limited", f"Line {key!r} {word} ({by})")
+            write_event(cursor, "line_limited", f"Line '{key}' {word} ({by})")
             woken = admit(cursor, {key})
         self.notify_queues(woken)
 
@@ -57,7 +57,7 @@ class OrderVerbs(Verbs):
                 if let_in := admit(cursor, {key}):
                     repaired += 1
                     woken |= let_in
-                    message = f"Line {key!r} had a free place that nobody was let in to; the next went in"
+                    message = f"Line '{key}' had a free place that nobody was let in to; the next went in"
                     write_event(cursor, "line_repaired", message)
                     continue
                 cursor.execute(SQL["close_line"], (key,))
@@ -86,14 +86,14 @@ class OrderVerbs(Verbs):
         with self.db.write() as cursor:
             cursor.execute(SQL["limit_queue"], (queue, limit.concurrency, limit.rate, limit.window_s, by))
             word = "was limited" if limit else "has no limit any more"
-            write_event(cursor, "queue_limited", f"Queue {queue!r} {word} ({by})")
+            write_event(cursor, "queue_limited", f"Queue '{queue}' {word} ({by})")
         self.notify_queues([queue])
 
     def unlimit_queue(self, queue: str, by: str) -> None:
         refuse_nul(queue, by)
         with self.db.write() as cursor:
             cursor.execute(SQL["limit_queue"], (queue, None, None, None, None))
-            write_event(cursor, "queue_limited", f"Queue {queue!r} takes its limit from its app again ({by})")
+            write_event(cursor, "queue_limited", f"Queue '{queue}' takes its limit from its app again ({by})")
         self.notify_queues([queue])
 
     def links(self, job_id: int) -> JobLinks | None:
@@ -126,7 +126,7 @@ class OrderVerbs(Verbs):
                     if cursor.connection.changes():
                         waited = f"It waited behind more urgent jobs for {now - due_at:.0f} s at priority {-rank}"
                         write_event(
-                            cursor, "lifted", f"{waited}, and went to the front of queue {queue!r}", job_id=job_id
+                            cursor, "lifted", f"{waited}, and went to the front of queue '{queue}'", job_id=job_id
                         )
         return {queue: len(jobs) for queue, jobs in starving.items()}
 

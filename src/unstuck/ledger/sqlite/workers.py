@@ -79,9 +79,9 @@ class HealthVerbs(Verbs):
             cursor.execute(SQL["disable_host"], (host, _flag(reason, by, auto)))
             if not cursor.connection.changes():
                 return False
-            write_event(cursor, "host_disabled", f"Host {host!r} was disabled by {by}: {reason}")
+            write_event(cursor, "host_disabled", f"Host '{host}' was disabled by {by}: {reason}")
             if auto:
-                write_event(cursor, "crash_loop", f"Host {host!r} was disabled: {reason}", about=host)
+                write_event(cursor, "crash_loop", f"Host '{host}' was disabled: {reason}", about=host)
         return True
 
     def enable_host(self, host: str, by: str, reason: str = "") -> bool:
@@ -91,7 +91,7 @@ class HealthVerbs(Verbs):
             if not cursor.connection.changes():
                 return False
             cursor.execute(SQL["forget_health_of_host"], (host,))
-            write_event(cursor, "host_enabled", _because(f"Host {host!r} was enabled by {by}", reason))
+            write_event(cursor, "host_enabled", _because(f"Host '{host}' was enabled by {by}", reason))
         return True
 
 
@@ -153,7 +153,7 @@ class WorkerVerbs(Verbs):
                 return HeartbeatAnswer(WorkerState.DEAD)
             state, draining, request, disabled = found
             if state not in LIVE_STATES:
-                return HeartbeatAnswer(WorkerState(state), request=request)
+                return HeartbeatAnswer(WorkerState(state))
             cursor.execute(SQL["beat"], (heartbeat.worker_id, time.time(), heartbeat.running, heartbeat.processed))
             was_suspect = state == WorkerState.SUSPECT
             if was_suspect:

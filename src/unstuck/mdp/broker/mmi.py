@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from unstuck.client.doctor.examine import quick_health
+from unstuck.client.doctor.health import quick_health
 from unstuck.config import Settings
 from unstuck.domain.frames import FRAMES, read_note, write_map
-from unstuck.domain.recovery_rules import rules_of_ledger
 from unstuck.domain.states import FINAL_STATES, JobState
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import JobRecord
@@ -96,13 +95,11 @@ class MmiAnswers:
         return [_worker(worker) for worker in self._ledger.workers(living_only=True)[:MAX_LISTED]]
 
     def _health(self) -> dict[str, Any]:
-        fleet = self._ledger.fleet()
-        rules = rules_of_ledger(self._ledger.recovery_rules(), self._settings.recovery.rules)
-        troubles = quick_health(fleet, self._ledger.queues(), check_interval_s=rules.check_interval_s)
+        found = quick_health(self._ledger, self._settings)
         return {
-            "status": "degraded" if troubles else "ok",
-            "workers": dict(fleet.workers),
-            "troubles": [{"code": one.code, "message": one.message, "cure": one.cure} for one in troubles],
+            "status": found.status,
+            "workers": dict(found.fleet.workers),
+            "troubles": [{"code": one.code.value, "message": one.message, "cure": one.cure} for one in found.troubles],
         }
 
 

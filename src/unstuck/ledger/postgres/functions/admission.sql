@@ -220,8 +220,8 @@ begin
     on conflict (key) do update set
         places = coalesce(p_places, l.places), pinned_by = excluded.pinned_by, changed_at = clock_timestamp();
     insert into {schema}.events (kind, message)
-    values ('line_limited', case when p_places is null then format('Line %L takes its limit from its jobs again (%s)', p_line, p_by)
-                                 else format('Line %L has %s places now (%s)', p_line, p_places, p_by) end);
+    values ('line_limited', case when p_places is null then format('Line ''%s'' takes its limit from its jobs again (%s)', p_line, p_by)
+                                 else format('Line ''%s'' has %s places now (%s)', p_line, p_places, p_by) end);
     return {schema}.admit(array[p_line]);
 end
 $body$;
@@ -269,7 +269,7 @@ begin
                 queues := queues || v_more;
                 repaired := repaired + 1;
                 insert into {schema}.events (kind, message)
-                values ('line_repaired', format('Line %L had a free place that nobody was let in to; the next went in', v_line));
+                values ('line_repaired', format('Line ''%s'' had a free place that nobody was let in to; the next went in', v_line));
             end if;
         else
             perform 1 from {schema}.lines l where l.key = v_line and l.pinned_by is null for update skip locked;

@@ -81,10 +81,10 @@ begin
         return false;
     end if;
     insert into {schema}.events (kind, message)
-    values ('host_disabled', format('Host %L was disabled by %s: %s', p_host, p_by, p_reason));
+    values ('host_disabled', format('Host ''%s'' was disabled by %s: %s', p_host, p_by, p_reason));
     if p_auto then
         insert into {schema}.events (kind, about, message)
-        values ('crash_loop', p_host, format('Host %L was disabled: %s', p_host, p_reason));
+        values ('crash_loop', p_host, format('Host ''%s'' was disabled: %s', p_host, p_reason));
     end if;
     return true;
 end

@@ -59,6 +59,8 @@ begin
                     else coalesce(a.state, 'pending') end as becomes,
                coalesce(a.state, 'pending') in ('pending', 'waiting') and coalesce(j.cancel_requested, false) as stopped,
                coalesce(a.state = 'cancelled' and j.unstopped, false) as unstopped,
+               -- It never ran: it ends as one that was cancelled before a worker had it.
+               a.attempt is null and coalesce(j.cancel_requested, false) as unrun,
                a.awaits, a.wakes, coalesce(a.state = 'waiting', false) as suspends,
                -- What goes back without having run keeps its place in its line.
                a.attempt is not null and j.line is not null as lines_up, j.tied,
@@ -88,7 +90,8 @@ begin
     ), told as (
         insert into {schema}.events (at, kind, job_id, worker_id, message)
         select v_now, case when b.stopped then 'cancelled' when b.unstopped then 'retried' else b.event end, b.id, p_worker,
-               case when b.stopped then left('CANCELLED: ' || b.stop_cause, 500)
+               case when b.unrun then 'Job was ' || b.stop_cause
+                    when b.stopped then left('CANCELLED: ' || b.stop_cause, 500)
                     when b.unstopped then 'Stopped, though that was taken back: it is tried again' else b.message end
         from before b
         where b.event is not null or b.stopped or b.unstopped
@@ -103,11 +106,12 @@ begin
             -- What has begun does not expire any more.
             expires_at = case when b.attempt is null or b.was = 'claimed' then j.expires_at end,
             run_at = case when b.becomes in ('pending', 'waiting') and b.attempt is not null
-                          then v_now + make_interval(secs => b.delay_s) else j.run_at end,
-            token = case when b.final then j.token end,
-            worker_id = case when b.final then j.worker_id end,
-            claimed_at = case when b.final then j.claimed_at end,
-            started_at = case when b.final then j.started_at end,
+                          then v_now + make_interval(secs => case when b.suspends and b.becomes = 'pending' then 0 else b.delay_s end)
+                          else j.run_at end,
+            token = case when b.final and not b.unrun then j.token end,
+            worker_id = case when b.final and not b.unrun then j.worker_id end,
+            claimed_at = case when b.final and not b.unrun then j.claimed_at end,
+            started_at = case when b.final and not b.unrun then j.started_at end,
             finished_at = case when b.final then v_now end,
             -- A start that led nowhere is taken back: no attempt is spent.
             attempt = j.attempt - (b.attempt is null and b.was = 'running')::integer,
@@ -118,7 +122,7 @@ begin
             alone = case when b.counter = 'suspicion' then true else j.alone end,
             unstopped = case when b.final then j.unstopped end,
             result = decode(b.result, 'base64'),
-            ended_as = case when b.stopped then 'cancelled' when b.final then b.attempt end,
+            ended_as = case when b.unrun then null when b.stopped then 'cancelled' when b.final then b.attempt end,
             live_key = case when not b.final then j.live_key end,
             error_code = case when b.stopped then 'CANCELLED' when b.attempt is null then j.error_code
                               else b.error ->> 'code' end,

@@ -20,7 +20,7 @@ begin
     end if;
     perform {schema}.requeue(array[p_id], p_by);
     if v_job.tied then
-        perform {schema}.revived(p_id);
+        perform {schema}.revived(p_id, p_by);
     end if;
     return 'queued';
 exception when unique_violation or sqlstate 'UQ001' then
@@ -62,7 +62,7 @@ end
 $body$;
 
 -- A job that had ended was queued again by an operator.
-create or replace function {schema}.revived(p_id bigint) returns void
+create or replace function {schema}.revived(p_id bigint, p_by text) returns void
 language plpgsql volatile
 {fixed_path}
 as $body$
@@ -72,7 +72,7 @@ declare
 begin
     select j.line into v_line from {schema}.jobs j where j.id = p_id;
     perform {schema}.admit(array[v_line]);
-    perform {schema}.reopen(p_id);
+    perform {schema}.reopen(p_id, p_by);
     if v_outer then
         perform {schema}.let_in_gathered();
     end if;

@@ -52,7 +52,7 @@ begin
     insert into {schema}.signals (job_id, number, name, value, at, sent_by)
     values (p_job, coalesce(v_last, 0) + 1, p_name, p_value, clock_timestamp(), p_by);
     insert into {schema}.events (kind, job_id, message)
-    values ('signalled', p_job, format('Signal %L was sent by %s', p_name, p_by));
+    values ('signalled', p_job, format('Signal ''%s'' was sent by %s', p_name, p_by));
     if v_job.state = 'waiting' and coalesce(v_job.awaits = p_name, false) then
         update {schema}.jobs j set
             state = 'pending', ready = j.line is null, blocked = case when j.line is not null then true end,

@@ -41,7 +41,7 @@ begin
         end loop;
         continue when coalesce(cardinality(v_ids), 0) = 0;
         insert into {schema}.events (kind, job_id, message)
-        select 'lifted', j.id, format('It waited behind more urgent jobs for %s s at priority %s, and went to the front of queue %L',
+        select 'lifted', j.id, format('It waited behind more urgent jobs for %s s at priority %s, and went to the front of queue ''%s''',
                                       round(date_part('epoch', clock_timestamp() - coalesce(j.run_at, j.enqueued_at))), -j.rank, j.queue)
         from {schema}.jobs j where j.id = any (v_ids);
         update {schema}.jobs j set rank = p_front where j.id = any (v_ids);

@@ -118,7 +118,7 @@ $body$;
 
 -- A job was queued again by an operator: its node waits for it again, and so does a workflow that ended with it. Its own
 -- job, queued again, means the whole workflow.
-create or replace function {schema}.reopen(p_id bigint) returns void
+create or replace function {schema}.reopen(p_id bigint, p_by text) returns void
 language plpgsql volatile
 {fixed_path}
 as $body$
@@ -136,7 +136,7 @@ begin
         return;
     end if;
     if v_place = 0 then
-        perform {schema}.reopen_workflow_v1(v_workflow, 'an operator');
+        perform {schema}.reopen_workflow_v1(v_workflow, p_by);
         return;
     end if;
     update {schema}.nodes n set state = 'released', finished_at = null, error = null
@@ -144,7 +144,7 @@ begin
       and n.state in ('failed', 'cancelled', 'paused') and n.on_error <> 'continue';
     if found then
         if exists (select 1 from {schema}.workflows w where w.id = v_workflow and w.state in ('failed', 'cancelled')) then
-            perform {schema}.reopen_workflow_v1(v_workflow, 'an operator');
+            perform {schema}.reopen_workflow_v1(v_workflow, p_by);
         elsif not exists (select 1 from {schema}.nodes n where n.workflow_id = v_workflow and n.state = 'paused') then
             update {schema}.workflows w set state = 'running' where w.id = v_workflow and w.state = 'paused';
         end if;

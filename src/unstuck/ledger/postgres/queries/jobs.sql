@@ -72,14 +72,17 @@ limit %(limit)s;
 select state, count(*) from {schema}.jobs group by state;
 
 -- name: attempts
+-- The present attempt is the last one, even if the clock was set back since an earlier one. Tokens are in no order: each
+-- session has some in stock.
 select s.token, s.worker_id, s.state, extract(epoch from s.claimed_at)::double precision,
        extract(epoch from s.started_at)::double precision, extract(epoch from s.ended_at)::double precision, s.code, s.cause,
        extract(epoch from s.last_heartbeat_at)::double precision,
        extract(epoch from s.heartbeat_deadline)::double precision, extract(epoch from s.deadline)::double precision, a.body::text
 from {schema}.attempt_status s
+join {schema}.jobs j on j.id = s.job_id
 left join {schema}.autopsies a on a.job_id = s.job_id and a.token = s.token
 where s.job_id = %(job_id)s
-order by s.claimed_at, s.token;
+order by s.token is not distinct from j.token, s.claimed_at, s.token;
 
 -- name: deferred_outcome
 select d.worker_id, d.is_return, d.reason, extract(epoch from d.since)::double precision
@@ -196,7 +199,13 @@ left join lateral (
 order by e.transaction_id, e.id;
 
 -- name: outputs
-select token, stdout, stderr from {schema}.outputs where job_id = %(job_id)s order by token;
+-- In the order of `attempts`.
+select o.token, o.stdout, o.stderr
+from {schema}.outputs o
+join {schema}.jobs j on j.id = o.job_id
+left join {schema}.attempts a on a.job_id = o.job_id and a.token = o.token
+where o.job_id = %(job_id)s
+order by o.token is not distinct from j.token, a.claimed_at nulls first, o.token;
 
 -- name: workers
 select w.id, w.name, w.host, w.pid, w.state, w.queues, w.tasks, w.concurrency,
@@ -262,7 +271,7 @@ with changed as (
     returning q.name
 ), told as (
     insert into {schema}.events (kind, message)
-    select 'queue_' || %(word)s::text, format('Queue %%L was %%s by %%s', c.name, %(word)s::text, %(by)s::text) from changed c
+    select 'queue_' || %(word)s::text, format('Queue ''%%s'' was %%s by %%s', c.name, %(word)s::text, %(by)s::text) from changed c
 )
 select name from changed order by name;
 

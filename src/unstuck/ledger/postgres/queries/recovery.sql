@@ -62,11 +62,12 @@ where a.job_id = w.job_id and a.token = w.token and a.body ? 'missing'
 returning a.job_id;
 
 -- name: stale
-select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
-       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions, deferred
-from {schema}.held_jobs
-where worker_state in ('dead', 'stopped') or silent_s >= %(older_than_s)s
-order by job_id;
+select h.job_id, h.token, h.worker_id, h.state, h.task, h.queue, h.policy, h.failures, h.crashes, h.cancel_requested,
+       h.timeout_s, h.heartbeat_timeout_s, h.held_s, h.running_s, h.silent_s, h.suspicions, h.deferred
+from {schema}.held_jobs h
+join {schema}.jobs j on j.id = h.job_id
+where h.worker_state in ('dead', 'stopped') or h.silent_s >= %(older_than_s)s
+order by j.claimed_at, h.token;
 
 -- name: promote_due
 select queue, count from {schema}.promote_due_v1(%(limit)s);

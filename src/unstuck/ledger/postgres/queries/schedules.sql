@@ -100,7 +100,7 @@ with changed as (
 )
 insert into {schema}.events (kind, about, message)
 select 'schedule_' || %(word)s::text, 'schedule:' || c.name,
-       format('Schedule %%L was %%s by %%s', c.name, %(word)s::text, %(by)s::text)
+       format('Schedule ''%%s'' was %%s by %%s', c.name, %(word)s::text, %(by)s::text)
 from changed c
 returning id;
 
@@ -109,5 +109,5 @@ with gone as (
     delete from {schema}.schedules s where s.name = %(name)s returning s.name
 )
 insert into {schema}.events (kind, about, message)
-select 'schedule_removed', 'schedule:' || g.name, format('Schedule %%L was removed by %%s', g.name, %(by)s::text) from gone g
+select 'schedule_removed', 'schedule:' || g.name, format('Schedule ''%%s'' was removed by %%s', g.name, %(by)s::text) from gone g
 returning id;

@@ -112,11 +112,13 @@ select 'worker_stopped', g.id, 'It shut down in order.' from gone g
 returning id;
 
 -- name: held_by
-select job_id, token, worker_id, state, task, queue, policy, failures, crashes, cancel_requested, timeout_s,
-       heartbeat_timeout_s, held_s, running_s, silent_s, suspicions, deferred
-from {schema}.held_jobs
-where worker_id = %(worker_id)s
-order by job_id
+-- What was claimed at once has tokens of one session, which ascend.
+select h.job_id, h.token, h.worker_id, h.state, h.task, h.queue, h.policy, h.failures, h.crashes, h.cancel_requested,
+       h.timeout_s, h.heartbeat_timeout_s, h.held_s, h.running_s, h.silent_s, h.suspicions, h.deferred
+from {schema}.held_jobs h
+join {schema}.jobs j on j.id = h.job_id
+where h.worker_id = %(worker_id)s
+order by j.claimed_at, h.token
 limit %(limit)s;
 
 -- name: blocked_outcomes

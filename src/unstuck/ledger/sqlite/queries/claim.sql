@@ -224,7 +224,7 @@ FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
 LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
 WHERE j.held = 1 AND j.worker_id = ?1
-ORDER BY j.claimed_at, j.id
+ORDER BY j.claimed_at, j.token
 LIMIT ?2;
 
 -- name: held_by_anyone
@@ -240,7 +240,7 @@ FROM unstuck_jobs j INDEXED BY unstuck_jobs_held
 LEFT JOIN unstuck_workers w ON w.id = j.worker_id
 LEFT JOIN unstuck_beats b ON b.worker_id = j.worker_id
 WHERE j.held = 1
-ORDER BY j.claimed_at, j.id;
+ORDER BY j.claimed_at, j.token;
 
 -- name: outcomes
 SELECT j.id, j.state, j.result, j.error_code, j.error_message, j.error_cause, j.error_details

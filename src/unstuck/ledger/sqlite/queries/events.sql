@@ -68,7 +68,7 @@ FROM json_each(?) i
 CROSS JOIN unstuck_jobs j ON j.id = i.value;
 
 -- name: unserved
--- Pairs of queue and task that no worker would take now, whatever the reason is.
+-- Pairs of queue and task that no worker would take which was heard lately, whatever the reason is.
 SELECT p.value ->> 0, p.value ->> 1
 FROM json_each(?1) p
 WHERE NOT EXISTS (
@@ -81,3 +81,12 @@ WHERE NOT EXISTS (
         AND EXISTS (SELECT 1 FROM json_each(w.queues) q WHERE q.value = p.value ->> 0)
         AND EXISTS (SELECT 1 FROM json_each(w.tasks) t WHERE t.value = p.value ->> 1)
 );
+
+-- name: unheard
+-- The other workers that may take jobs. Whether they are silent depends on how long someone kept watch since.
+SELECT b.beat_at, w.suspect_after_s, w.queues, w.tasks
+FROM unstuck_workers w
+JOIN unstuck_beats b ON b.worker_id = w.id
+LEFT JOIN unstuck_hosts h ON h.name = w.host
+WHERE w.state = 'active' AND w.request IS NULL AND w.disabled IS NULL AND h.disabled IS NULL
+    AND b.beat_at <= ?1 - w.suspect_after_s;

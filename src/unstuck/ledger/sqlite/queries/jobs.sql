@@ -160,13 +160,15 @@ SELECT code FROM codes WHERE code IS NOT NULL;
 SELECT state, count(*) FROM unstuck_jobs GROUP BY state;
 
 -- name: attempts
+-- The present attempt is the last one, even if the clock was set back since an earlier one.
 SELECT
     s.token, s.worker_id, s.state, s.claimed_at, s.started_at, s.ended_at, s.code, s.cause, s.last_heartbeat_at,
     s.heartbeat_deadline, s.deadline, a.body
 FROM attempt_status s
+JOIN unstuck_jobs j ON j.id = s.job_id
 LEFT JOIN unstuck_autopsies a ON a.job_id = s.job_id AND a.token = s.token
 WHERE s.job_id = ?
-ORDER BY s.token;
+ORDER BY s.token IS j.token, s.claimed_at, s.token;
 
 -- name: deferred_outcome
 SELECT d.worker_id, d.is_return, d.reason, d.since
@@ -208,7 +210,13 @@ SELECT min(id) FROM unstuck_events;
 SELECT id, at, kind, job_id, worker_id, message FROM unstuck_events ORDER BY id DESC LIMIT ?1;
 
 -- name: outputs
-SELECT token, stdout, stderr FROM unstuck_outputs WHERE job_id = ? ORDER BY token;
+-- In the order of `attempts`.
+SELECT o.token, o.stdout, o.stderr
+FROM unstuck_outputs o
+JOIN unstuck_jobs j ON j.id = o.job_id
+LEFT JOIN unstuck_attempts a ON a.job_id = o.job_id AND a.token = o.token
+WHERE o.job_id = ?
+ORDER BY o.token IS j.token, a.claimed_at, o.token;
 
 -- name: queue_names
 SELECT name, paused FROM unstuck_queues ORDER BY name;
@@ -262,7 +270,7 @@ SELECT 1 FROM unstuck_jobs WHERE id = ?1 AND state = 'pending' AND run_at <= ?2;
 -- It waited, or lay in a worker's hands unstarted: the worker's start will find its token gone.
 UPDATE unstuck_jobs
 SET state = 'cancelled', ready = 0, waiting = 0, blocked = 0, awaits = NULL, held = 0, token = NULL, worker_id = NULL,
-    claimed_at = NULL, finished_at = ?2, live_key = NULL, cancel_requested = 1, error_code = 'CANCELLED',
+    claimed_at = NULL, finished_at = ?2, live_key = NULL, error_code = 'CANCELLED',
     error_message = 'Job was cancelled', error_cause = ?3, error_details = NULL
 WHERE id = ?1 AND state IN ('pending', 'claimed', 'waiting');
 

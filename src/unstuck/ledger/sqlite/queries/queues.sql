@@ -124,7 +124,10 @@ LIMIT 1;
 UPDATE unstuck_jobs
 SET state = 'cancelled', ready = 0, waiting = 0, blocked = 0, finished_at = ?2, live_key = NULL, error_code = 'EXPIRED',
     error_message = 'Job expired before it began',
-    error_cause = format('it waited for %.1f s and was good for %.1f s', ?2 - run_at, expires_at - run_at),
+    error_cause = format(
+        'it waited for %s s and was good for %s s',
+        rtrim(rtrim(format('%.1f', ?2 - run_at), '0'), '.'), rtrim(rtrim(format('%.1f', expires_at - run_at), '0'), '.')
+    ),
     error_details = NULL
 WHERE id = ?1 AND state = 'pending' AND expires_at <= ?2
 RETURNING tied, error_cause;

@@ -609,7 +609,7 @@ JOIN unstuck_workers w ON w.id = j.worker_id
 JOIN unstuck_beats b ON b.worker_id = j.worker_id
 WHERE j.held = 1;
 
--- Every attempt of every job, the current one included.
+-- Every attempt of every job, the current one included. Only an attempt that goes on has a deadline for heartbeats.
 CREATE VIEW attempt_status AS
 SELECT
     a.job_id,
@@ -622,13 +622,10 @@ SELECT
     a.code,
     a.cause,
     a.last_heartbeat_at,
-    CASE j.heartbeat
-        WHEN 1 THEN a.last_heartbeat_at + coalesce(j.heartbeat_timeout_s, w.running_stale_after_s)
-    END AS heartbeat_deadline,
+    NULL AS heartbeat_deadline,
     a.started_at + j.timeout_s AS deadline
 FROM unstuck_attempts a
 JOIN unstuck_jobs j ON j.id = a.job_id
-LEFT JOIN unstuck_workers w ON w.id = a.worker_id
 UNION ALL
 SELECT
     j.id,
@@ -641,10 +638,9 @@ SELECT
     iif(j.held, NULL, j.error_code),
     iif(j.held, NULL, coalesce(j.error_cause, j.error_message)),
     min(b.beat_at, coalesce(j.finished_at, b.beat_at)),
-    CASE j.heartbeat
-        WHEN 1
-            THEN min(b.beat_at, coalesce(j.finished_at, b.beat_at))
-                + coalesce(j.heartbeat_timeout_s, w.running_stale_after_s)
+    CASE
+        WHEN j.held AND j.heartbeat THEN b.beat_at
+            + iif(j.state = 'running', coalesce(j.heartbeat_timeout_s, w.running_stale_after_s), w.suspect_after_s)
     END,
     j.started_at + j.timeout_s
 FROM unstuck_jobs j

@@ -1,0 +1,569 @@
+"""What happens in a ledger, as short stories. `test_same_story` plays each on both databases, and compares them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.support.backdoor import Backdoor
+from tests.support.builders import (
+    birth,
+    claim_jobs,
+    crash,
+    crash_retry,
+    done,
+    failure,
+    failure_retry,
+    new_job,
+    put,
+    release,
+    run,
+    running,
+    turn,
+    verdict,
+    wish,
+)
+
+from unstuck.domain.autopsy import Autopsy, DeathKind
+from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.limits import QueueLimit
+from unstuck.domain.liveness import Detector
+from unstuck.domain.schedules import ScheduleDefinition, Timing
+from unstuck.domain.states import AttemptState, JobState, Transport, WorkerState
+from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.events import ConditionChange
+from unstuck.ledger.contract.jobs import JobExtras, Request
+from unstuck.ledger.contract.recovery import GuardDead, GuardNone
+from unstuck.ledger.contract.schedules import Firing, pack_job
+from unstuck.ledger.contract.workers import (
+    Claimed,
+    DeferredOutcome,
+    Heartbeat,
+    JournalEntry,
+    Output,
+    Progress,
+    RemoteHeartbeat,
+)
+from unstuck.ledger.contract.workflows import NewEdge, NewNode, NewWorkflow
+
+Story = Callable[[Ledger, Backdoor], Iterator[Any]]
+"""Each value is an answer to compare. The whole ledger is compared with it."""
+STORIES: dict[str, Story] = {}
+
+
+class JobId(int):
+    """An id of a job: which number it has is no part of the story."""
+
+
+def story(told: Story) -> Story:
+    STORIES[told.__name__] = told
+    return told
+
+
+# One job -------------------------------------------------------------------------------------------
+
+
+@story
+def a_job_succeeds(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    yield ledger.register(birth("w1"))
+    put(ledger, priority=7, enqueued_by="me", timeout_s=60.0, heartbeat_timeout_s=30.0)
+    yield ledger.unserved([("default", "add"), ("default", "other"), ("other", "add")])
+    [job] = claim_jobs(ledger)
+    yield job
+    yield turn(ledger, start=[job])
+    yield turn(ledger, outputs=[Output(job.job_id, job.token, b"out", b"err")], done=[done(job)])
+    yield ledger.outcomes([job.job_id])
+    yield turn(ledger, done=[done(job)])
+
+
+@story
+def jobs_end_badly(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    for ends in (failure, crash, failure_retry, crash_retry, quarantine, suspicion, company):
+        job = running(ledger, queue="default", on_crash="retry", timeout_s=60.0)
+        yield turn(ledger, endings=[ends(job)])
+        yield ledger.attempts(job.job_id)
+        turn(ledger, done=[done(again) for again in run(ledger)])
+    job = running(ledger)
+    yield turn(
+        ledger,
+        endings=[crash(job, autopsy=Autopsy(DeathKind.SIGNAL, "killed by SIGSEGV (signal 11)", Detector.RUNNER))],
+    )
+    yield ledger.attempts(job.job_id)
+
+
+@story
+def a_retry_waits(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    job = running(ledger)
+    yield turn(ledger, endings=[failure_retry(job, delay_s=60.0)])
+    yield of_jobs(ledger.cancel([job.job_id], "me"))
+    yield of_jobs(ledger.retry([job.job_id], "you"))
+    [again] = run(ledger)
+    yield turn(ledger, endings=[crash_retry(again, delay_s=60.0)])
+    backdoor.age_job(job.job_id, 61)
+    yield ledger.promote_due(10).count
+
+
+@story
+def attempts_stand_in_their_order_though_the_clock_was_set_back(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    first = running(ledger, on_crash="retry", heartbeat_timeout_s=30.0, timeout_s=90.0)
+    backdoor.age_job(first.job_id, -3600)
+    turn(ledger, endings=[crash_retry(first)])
+    backdoor.age_job(first.job_id, 3600)
+    [second] = run(ledger)
+    yield [attempt.token == first.token for attempt in ledger.attempts(first.job_id)]
+    turn(ledger, endings=[crash(second)])
+    yield ledger.attempts(first.job_id)
+
+
+@story
+def proofs_of_life_have_deadlines(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1", suspect_after_s=20.0, running_stale_after_s=50.0))
+    for changes in ({}, {"heartbeat_timeout_s": 30.0}, {"heartbeat": False}, {"timeout_s": 70.0}):
+        put(ledger, **changes)
+    jobs = claim_jobs(ledger)
+    yield ledger.beat(Heartbeat("w1", 0, 0))
+    turn(ledger, start=jobs)
+    yield ledger.held("w1")
+    for job in jobs:
+        yield ledger.attempts(job.job_id)
+    turn(ledger, done=[done(job) for job in jobs[:2]], endings=[failure(job) for job in jobs[2:]])
+
+
+@story
+def a_job_is_cancelled(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    pending, scheduled = put(ledger, queue="other"), put(ledger, delay_s=60.0)
+    [claimed, run_one] = [put(ledger, priority=9), put(ledger)]
+    jobs = {job.job_id: job for job in claim_jobs(ledger)}
+    turn(ledger, start=[jobs[run_one]])
+    yield of_jobs(ledger.cancel([pending, scheduled, claimed, run_one, 999_999], "me"))
+    yield ledger.beat(Heartbeat("w1", 1, 0))
+    yield turn(ledger, endings=[failure_retry(jobs[run_one])])
+    yield of_jobs(ledger.cancel([run_one], "me"))
+    yield turn(ledger, start=[jobs[claimed]])
+
+
+@story
+def a_cancelled_job_is_given_back(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    for event in (None, "released"):
+        job = running(ledger)
+        yield of_jobs(ledger.cancel([job.job_id], "me"))
+        yield turn(ledger, release=[release(job, event=event, message="Worker is leaving" if event else "")])
+        yield ledger.attempts(job.job_id)
+        yield of_jobs(ledger.retry([job.job_id], "me"))
+        yield turn(ledger, done=[done(again) for again in run(ledger)])
+
+
+@story
+def a_job_is_given_back(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    put(ledger)
+    [job] = claim_jobs(ledger)
+    yield turn(ledger, release=[release(job, event="released", message="Task re-queued due to stale worker: w1")])
+    [job] = run(ledger)
+    yield turn(ledger, release=[release(job)])
+
+
+@story
+def an_operator_tries_jobs_again(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    ids = []
+    for ends in (failure, crash, quarantine):
+        job = running(ledger, unique_key=f"key-{ends.__name__}")
+        turn(ledger, endings=[ends(job)])
+        ids.append(job.job_id)
+    put(ledger, unique_key="key-crash")
+    pending = put(ledger, queue="other")
+    put(ledger, queue="apart")
+    [live] = run(ledger, queues=("apart",))
+    ledger.cancel([pending], "me")
+    turn(ledger, done=[done(live)])
+    yield of_jobs(ledger.retry([*ids, pending, live.job_id, 999_999], "it's me"))
+    yield of_jobs(ledger.retry([*ids, pending], "you"))
+
+
+@story
+def jobs_expire(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    terms = (("other", 2.0), ("other", 0.5), ("default", 90.0), ("default", 86400.0))
+    jobs = {put(ledger, queue=queue, more=JobExtras(expires_in_s=seconds)): seconds for queue, seconds in terms}
+    yield [JobId(job_id) for job_id in jobs]
+    for job_id, seconds in jobs.items():
+        # It waited for some seconds and 0.3 more: a slow machine does not make another whole number of it.
+        backdoor.age_expiry(job_id, round(seconds) + 1.3)
+    # What a worker finds instead of work is cancelled too.
+    yield wish(ledger).claimed
+    yield ledger.expire_due(10).count
+
+
+@story
+def duplicates(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    yield ledger.enqueue([new_job(unique_key="a"), new_job(unique_key="a")])
+    yield ledger.enqueue([new_job(unique_key="a", more=JobExtras(on_duplicate="replace"))])
+    yield ledger.enqueue([new_job(unique_key="b", more=JobExtras(unique="pending"))])
+    yield ledger.enqueue([new_job(unique_key="c", more=JobExtras(unique_for_s=3600.0))])
+    yield [JobId(job.job_id) for job in run(ledger)]
+    yield ledger.enqueue([new_job(unique_key=key, more=JobExtras(on_duplicate="replace")) for key in ("a", "b")])
+    once = Request(b"k" * 32, b"f" * 32, 3600.0)
+    yield ledger.enqueue_once(once, [new_job()])
+    yield ledger.enqueue_once(once, [new_job()])
+
+
+@story
+def a_queue_is_purged(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    tried = running(ledger)
+    turn(ledger, endings=[failure_retry(tried, delay_s=60.0)])
+    for changes in ({}, {"delay_s": 60.0}, {"more": JobExtras(line="k")}, {"more": JobExtras(line="k")}):
+        put(ledger, **changes)
+    yield ledger.purge("default", "me")
+
+
+@story
+def a_job_sleeps_and_waits_for_signals(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    job = running(ledger)
+    step = JournalEntry(job.job_id, job.token, 1, "step", "fetch", b"1")
+    yield turn(ledger, entries=[step], endings=[suspend(job, delay_s=60.0)])
+    backdoor.age_job(job.job_id, 61)
+    yield ledger.promote_due(10).count
+    [job] = run(ledger)
+    yield turn(ledger, endings=[suspend(job, awaits="go")])
+    yield ledger.signal(job.job_id, "other", b"1", "me")
+    yield ledger.signal(job.job_id, "go", b"2", "me")
+    [job] = run(ledger)
+    yield (ledger.journal(job.job_id), ledger.signals(job.job_id))
+    yield turn(ledger, endings=[suspend(job, delay_s=60.0, awaits="other")])
+    [job] = run(ledger)
+    yield turn(ledger, endings=[suspend(job, delay_s=60.0, awaits="third")])
+    yield of_jobs(ledger.cancel([job.job_id], "me"))
+    yield ledger.signal(job.job_id, "third", b"3", "me")
+
+
+@story
+def hooks_follow_ends(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    kinds = ("success", "failure", "crash", "retry")
+    hooks = {kind: [{"task": f"after_{kind}", "queue": "hooks"}] for kind in kinds}
+    for ends in (failure, crash_retry, failure_retry):
+        job = running(ledger, more=JobExtras(hooks=hooks), priority=5)
+        yield turn(ledger, endings=[ends(job)])
+        turn(ledger, done=[done(again) for again in run(ledger)])
+
+
+@story
+def a_job_shows_how_far_it_is(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    job = running(ledger)
+    ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1.0, 2.0, "half of it")])
+    yield ledger.progress([job.job_id])
+    ledger.note_deferred("w1", [DeferredOutcome(job.job_id, job.token, "a lock")])
+    found = ledger.deferred_outcome(job.job_id)
+    yield found and (found.worker_id, found.is_return, found.reason)
+    turn(ledger, done=[done(job)])
+    yield ledger.progress([job.job_id])
+
+
+# Queues --------------------------------------------------------------------------------------------
+
+
+@story
+def queues_are_paused_and_limited(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1", queues=("default", 'it\'s "quoted"')))
+    for queue in ("default", 'it\'s "quoted"'):
+        put(ledger, queue=queue)
+        yield ledger.pause(queue, "me")
+        yield wish(ledger, queues=("default", 'it\'s "quoted"')).claimed
+    yield ledger.resume(None, "you")
+    ledger.declare_limits({"default": QueueLimit(concurrency=2)})
+    ledger.limit_queue("default", QueueLimit(concurrency=1), "me")
+    put(ledger)
+    yield len(wish(ledger).claimed)
+    yield ledger.queue_limits()
+    ledger.unlimit_queue("default", "me")
+    yield ledger.queue_limits()
+    ledger.limit_queue("slow", QueueLimit(rate=5, window_s=60.0), "me")
+
+
+@story
+def jobs_wait_for_a_concurrency_key(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    for _ in range(3):
+        put(ledger, more=JobExtras(line="customer", line_limit=1))
+    yield ledger.concurrency_keys()
+    [job] = run(ledger)
+    yield turn(ledger, endings=[failure_retry(job)])
+    ledger.limit_key("customer", 2, "me")
+    yield ledger.concurrency_keys()
+    jobs = run(ledger)
+    yield turn(ledger, endings=[crash(one) for one in jobs])
+    ledger.limit_key("customer", None, "me")
+    yield ledger.links(jobs[0].job_id)
+
+
+@story
+def urgent_jobs_keep_others_waiting(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    late = put(ledger, priority=-10)
+    backdoor.age_job(late, 3600)
+    put(ledger, priority=10)
+    yield ledger.lift_starving(600.0, 10)
+
+
+# Workers -------------------------------------------------------------------------------------------
+
+
+@story
+def a_worker_comes_and_goes(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    yield ledger.register(birth("w1", metadata={"version": "1"}))
+    ledger.register(birth("w2"))
+    yield ledger.request("w1", "drain", "it's me")
+    yield ledger.beat(Heartbeat("w1", 2, 3, {"version": "2"}))
+    ledger.drain("w1")
+    ledger.retire("w1")
+    yield ledger.request("w1", "stop", "me")
+    yield ledger.beat(Heartbeat("w1", 0, 0))
+    yield ledger.disable("w2", "too many crashes", "me")
+    yield ledger.disable("w2", "again", "me")
+    yield ledger.enable("w2", "me", "fixed")
+    yield ledger.disable_host("elsewhere", "broken", "me")
+    yield ledger.register(birth("w3", host="elsewhere"))
+    yield ledger.enable_host("elsewhere", "me")
+    yield ledger.hosts()
+    yield ledger.fleet().workers
+
+
+@story
+def a_worker_is_silent_while_no_one_keeps_watch(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    wanted = [("default", "add")]
+    ledger.register(birth("w1", suspect_after_s=20.0))
+    backdoor.move_beats(-3600.0)
+    backdoor.forget_watch()
+    watch(backdoor, since_s=4000.0, until_s=3599.0)
+    watch(backdoor, since_s=1.0, until_s=0.0)
+    yield ledger.unserved(wanted)
+    yield ledger.fleet().late
+    yield ledger.look_for_conditions().late
+    watch(backdoor, since_s=60.0, until_s=0.0)
+    yield ledger.unserved(wanted)
+    yield ledger.fleet().late
+
+
+@story
+def a_worker_dies(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    for changes in ({"on_crash": "retry"}, {}, {"priority": 9}, {"priority": -9}):
+        put(ledger, **changes)
+    claim_jobs(ledger, limit=1, start=1)
+    claim_jobs(ledger, start=2)
+    backdoor.age_beat("w1", 60.0)
+    yield ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
+    yield ledger.declare_dead("w1", verdict(), GuardNone())
+    held = ledger.held_jobs("w1", 2)
+    yield held
+    yield [JobId(job.job_id) for job in ledger.held("w1")]
+    yield [JobId(job.job_id) for job in ledger.held_jobs("w1", 100)]
+    yield [JobId(job.job_id) for job in ledger.stale(30.0)]
+    ends = [
+        crash_retry(job, event="requeued", message="Task re-queued due to stale worker: w1")
+        for job in ledger.held("w1")
+        if job.state is JobState.RUNNING
+    ]
+    gives = [
+        release(job, event="released", message="given back")
+        for job in ledger.held("w1")
+        if job.state is JobState.CLAIMED
+    ]
+    yield ledger.settle("w1", ends, gives, GuardDead())
+    yield ledger.beat(Heartbeat("w1", 0, 0))
+    yield turn(ledger, done=[done(job) for job in held])
+
+
+@story
+def held_jobs_come_oldest_first(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    low = put(ledger, priority=-5)
+    high = put(ledger, priority=5)
+    yield [JobId(job.job_id) for job in claim_jobs(ledger, limit=1)]
+    claim_jobs(ledger)
+    for job_id in (low, high):
+        backdoor.age_job(job_id, 60.0)
+    yield [JobId(job.job_id) for job in ledger.held("w1")]
+    yield [JobId(job.job_id) for job in ledger.held_jobs("w1", 1)]
+    yield [JobId(job.job_id) for job in ledger.stale(0.0)]
+
+
+@story
+def a_remote_worker(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    birth_of = birth("r1", name="shell", transport=Transport.HTTP, owner="token-1", metadata={"language": "sh"})
+    yield ledger.register(birth_of)
+    yield ledger.record_heartbeats([RemoteHeartbeat("r1", 1, 2), RemoteHeartbeat("nobody", 1)])
+    job = running_by(ledger, "r1")
+    yield ledger.fates([(job.job_id, job.token), (999_999, 1)])
+    yield turn(ledger, "r1", endings=[failure(job)])
+    yield ledger.fates([(job.job_id, job.token)])
+    ledger.retire("r1")
+    yield ledger.remote_worker_named("shell")
+
+
+# Workflows, schedules, alerts ----------------------------------------------------------------------
+
+
+@story
+def a_workflow_succeeds(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    number = begin(ledger, (1, 2), nodes=2)
+    yield ledger.workflow(number)
+    for _ in range(2):
+        yield turn(ledger, done=[done(job) for job in run(ledger)])
+    yield ledger.workflow(number)
+
+
+@story
+def a_workflow_fails_and_is_retried(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    number = begin(ledger, (1, 2), nodes=3)
+    first, second = run(ledger)
+    yield turn(ledger, endings=[crash(first)])
+    yield ledger.workflow(number)
+    yield turn(ledger, endings=[failure_retry(second)])
+    yield ledger.retry_workflow(number, "it's me")
+    yield ledger.workflow(number)
+    yield of_jobs(ledger.cancel([number], "me"))
+    yield ledger.workflow(number)
+
+
+@story
+def a_node_is_retried_by_name(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    number = begin(ledger, (1, 2), nodes=2)
+    [job] = run(ledger)
+    turn(ledger, endings=[failure(job)])
+    yield of_jobs(ledger.retry([job.job_id], "it's me"))
+    yield ledger.workflow(number)
+    yield turn(ledger, done=[done(again) for again in run(ledger)])
+
+
+@story
+def a_workflow_is_retried_by_its_own_job(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    number = begin(ledger, (1, 2), nodes=2)
+    [job] = run(ledger)
+    turn(ledger, endings=[failure(job)])
+    yield of_jobs(ledger.retry([number], "it's me"))
+    yield ledger.workflow(number)
+
+
+@story
+def a_workflow_pauses_and_goes_on(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    number = begin(ledger, (1, 2), nodes=2, on_error="pause")
+    [job] = run(ledger)
+    yield turn(ledger, endings=[failure(job)])
+    yield ledger.workflow(number)
+    yield ledger.resume_workflow(number, "me")
+    yield ledger.workflow(number)
+    yield ledger.resume_workflow(number, "me")
+    other = begin(ledger, (1, 2), nodes=2, on_error="continue")
+    turn(ledger, endings=[failure(job) for job in run(ledger)])
+    yield ledger.workflow(other)
+
+
+@story
+def a_running_node_is_cancelled(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(birth("w1"))
+    number = begin(ledger, nodes=2)
+    [first] = run(ledger, limit=1)
+    yield of_jobs(ledger.cancel([number], "me"))
+    yield ledger.beat(Heartbeat("w1", 1, 0))
+    yield turn(ledger, endings=[crash_retry(first)])
+    yield ledger.workflow(number)
+
+
+@story
+def a_schedule_fires(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    made = ScheduleDefinition("it's nightly", "add", "default", Timing(every_s=60.0), pack_job(new_job()))
+    yield ledger.know_schedules([made], "operator")
+    [record] = ledger.schedules()
+    yield ledger.fire_schedule(Firing(record.name, record.version, 2e9, 1e9, (new_job(),), "schedule_missed", "late"))
+    yield ledger.fire_schedule(Firing(record.name, record.version, 2e9, 1e9, (new_job(),)))
+    yield ledger.pause_schedule(record.name, True, "it's me")
+    yield ledger.schedules()
+    yield ledger.pause_schedule(record.name, False, "me")
+    yield ledger.remove_schedule(record.name, "it's me")
+
+
+@story
+def a_condition_lasts(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    for step in ("seen", "begun", "begun", "lasting", "over", "over"):
+        change = ConditionChange(step, "no_workers", "default", f"Nobody serves it ({step})")
+        yield ledger.change_conditions([change], 0.0)
+        yield ledger.conditions()
+    yield isinstance(ledger.write_event("no_workers", "it's said", job_id=1, worker_id="w1", about="default"), int)
+
+
+@story
+def what_operators_did_is_kept(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    number = ledger.begin_audit("me", "cli", "cancel", "job 1")
+    yield ledger.audit()
+    ledger.end_audit(number, "done")
+    yield ledger.audit()
+
+
+# Shorthand -----------------------------------------------------------------------------------------
+
+
+def quarantine(job: Claimed) -> Ending:
+    error = JobError("CRASHED_TOO_OFTEN", "Worker died unexpectedly", "killed by SIGSEGV")
+    facts = {"counter": "crash", "event": "quarantined", "message": "CRASHED_TOO_OFTEN: killed by SIGSEGV"}
+    return Ending(job.job_id, job.token, JobState.QUARANTINED, AttemptState.CRASHED, error=error, **facts)
+
+
+def suspicion(job: Claimed) -> Ending:
+    return crash_retry(job, counter="suspicion")
+
+
+def company(job: Claimed) -> Ending:
+    return crash_retry(job, counter="company")
+
+
+def suspend(job: Claimed, delay_s: float | None = None, awaits: str | None = None) -> Ending:
+    wakes = delay_s is not None
+    return Ending(
+        job.job_id,
+        job.token,
+        JobState.WAITING,
+        AttemptState.SUSPENDED,
+        delay_s=delay_s or 0.0,
+        awaits=awaits,
+        wakes=wakes,
+    )
+
+
+def running_by(ledger: Ledger, worker_id: str) -> Claimed:
+    put(ledger)
+    [job] = run(ledger, worker_id)
+    return job
+
+
+def begin(ledger: Ledger, *pairs: tuple[int, int], nodes: int, on_error: Any = "fail") -> int:
+    tasks = [NewNode(place, 0, f"n{place}", "task", on_error=on_error, job=new_job()) for place in range(1, nodes + 1)]
+    whole = NewNode(0, None, "all", "group", source=nodes)
+    edges = tuple(NewEdge(source, target, True) for source, target in pairs)
+    return ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), (whole, *tasks), edges)).job_id
+
+
+def watch(backdoor: Backdoor, *, since_s: float, until_s: float) -> None:
+    """As if a reaper had kept watch in that time, counted in seconds before now."""
+    if backdoor.dialect == "sqlite":
+        table, ago = "unstuck_watch_periods", "unixepoch('subsec') - {}"
+    else:
+        table, ago = "watch_periods", "clock_timestamp() - make_interval(secs => {})"
+    since, until = ago.format(since_s), ago.format(until_s)
+    backdoor.rows(f"INSERT INTO {table} (since, until, cause) VALUES ({since}, {until}, 'start')")
+
+
+def of_jobs(answers: dict[int, str]) -> dict[JobId, str]:
+    return {JobId(job_id): answer for job_id, answer in answers.items()}
