@@ -6,6 +6,8 @@ n-th time the point is passed (the first, without a number), in each process for
 
 `turn.before_commit=note:/path/to/a/file` only reports: each time the point is passed, a line with the process id and
 the name is added to the file. A test waits for that line instead of sleeping. A point may have a note and an action.
+
+`loop.step=hang_if:/path/to/a/file` hangs at the point once the file is there, and goes on when it is gone.
 """
 
 import os
@@ -46,10 +48,11 @@ POINTS = frozenset(
     }
 )
 
-ACTIONS = frozenset({"kill", "stop", "raise", "exit", "hang", "note"})
-
+ACTIONS = frozenset({"kill", "stop", "raise", "exit", "hang", "hang_if", "note"})
+WITH_A_FILE = frozenset({"hang_if", "note"})
 
 HANG_S = 60.0
+LOOK_EVERY_S = 0.05
 
 
 class FailpointHit(RuntimeError):
@@ -61,6 +64,8 @@ class _Armed:
         self.points: dict[str, tuple[str, int]] = {}
         self.notes: dict[str, str] = {}
         """The file that each passing of the point is noted in."""
+        self.hangs: dict[str, str] = {}
+        """The file that makes the point hang as long as it is there."""
 
 
 _armed = _Armed()
@@ -72,16 +77,19 @@ def arm(text: str) -> None:
     global active
     _armed.points.clear()
     _armed.notes.clear()
+    _armed.hangs.clear()
     for part in filter(None, text.split(",")):
         name, _, rest = part.strip().partition("=")
         action, _, argument = rest.partition(":")
-        if name not in POINTS or action not in ACTIONS or (action == "note" and not argument):
+        if name not in POINTS or action not in ACTIONS or (action in WITH_A_FILE and not argument):
             raise ValueError(f"unknown failpoint {part!r}; points: {', '.join(sorted(POINTS))}")
         if action == "note":
             _armed.notes[name] = argument
+        elif action == "hang_if":
+            _armed.hangs[name] = argument
         else:
             _armed.points[name] = (action, int(argument or 1))
-    active = bool(_armed.points or _armed.notes)
+    active = bool(_armed.points or _armed.notes or _armed.hangs)
 
 
 def reached(name: str) -> None:
@@ -89,6 +97,8 @@ def reached(name: str) -> None:
     assert name in POINTS, name
     if name in _armed.notes:
         _note(name, _armed.notes[name])
+    while name in _armed.hangs and os.path.exists(_armed.hangs[name]):
+        time.sleep(LOOK_EVERY_S)
     action, left = _armed.points.get(name, ("", 0))
     if not action:
         return

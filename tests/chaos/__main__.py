@@ -30,6 +30,8 @@ from tests.support.signals import OwnProcess
 
 QUICK = ("add", "add_again", "add_async", "add_async_again")
 PAGE = 2_000
+LONG_S = 7.0
+"""How long a disaster really lasts; by the ledger's clock an outage is longer than every lease."""
 KINDS = ("sqlite", "postgresql")
 SceneMaker = Callable[[Path], AbstractContextManager[chaos_disasters.DisasterScene]]
 
@@ -123,30 +125,31 @@ def _wait_until_all_ended(fleet: Fleet, ids: list[int], patience_s: float) -> No
         raise AssertionError(f"{len(left)} jobs did not end, such as {sample}") from None
 
 
-def scenes_of(kind: str) -> dict[str, tuple[SceneMaker, tuple[chaos_disasters.Disaster, ...], float]]:
+def scenes_of(
+    kind: str, lasting_s: float = LONG_S
+) -> dict[str, tuple[SceneMaker, tuple[chaos_disasters.Disaster, ...], float]]:
     """Return the scenes that this machine can make, each with its disasters and how long each of them lasts."""
-    longer_than_lease_s = 7.0
     on_disk = partial(chaos_disasters.on_small_disk, kind=kind)
     made: dict[str, tuple[SceneMaker, tuple[chaos_disasters.Disaster, ...], float]] = {}
     if kind == "sqlite":
-        made["file"] = (chaos_disasters.on_sqlite, (chaos_disasters.write_lock,), longer_than_lease_s)
+        made["file"] = (chaos_disasters.on_sqlite, (chaos_disasters.write_lock,), lasting_s)
     else:
-        made["server"] = (chaos_disasters.on_postgres, chaos_disasters.SERVER, longer_than_lease_s)
-        made["clock"] = (chaos_disasters.on_postgres_with_clock, chaos_disasters.CLOCK, longer_than_lease_s)
-        made["pair"] = (chaos_disasters.on_pair, (chaos_disasters.failover,), longer_than_lease_s)
+        made["server"] = (chaos_disasters.on_postgres, chaos_disasters.SERVER, lasting_s)
+        made["clock"] = (chaos_disasters.on_postgres_with_clock, chaos_disasters.CLOCK, lasting_s)
+        made["pair"] = (chaos_disasters.on_pair, (chaos_disasters.failover,), lasting_s)
         if PGBOUNCER is not None:
-            made["pooler"] = (chaos_disasters.behind_pooler, (chaos_disasters.pooler_restarts,), longer_than_lease_s)
+            made["pooler"] = (chaos_disasters.behind_pooler, (chaos_disasters.pooler_restarts,), lasting_s)
         if can_make_networks():
             # The server ends sessions after 13 to 15 s; the lease is 30 s.
             made["networks"] = (chaos_disasters.on_networks, (chaos_disasters.packets_lost,), 20.0)
     if can_enter(Host(boot_id="another")):
-        made["disk"] = (on_disk, (chaos_disasters.disk_full,), longer_than_lease_s)
+        made["disk"] = (on_disk, (chaos_disasters.disk_full,), lasting_s)
     return made
 
 
-def run_scenarios(kind: str, asked: list[str], times: int) -> None:
+def run_scenarios(kind: str, asked: list[str], times: int, lasting_s: float = LONG_S) -> None:
     """Play the scenarios that are asked for, or all."""
-    for maker, disasters, seconds in scenes_of(kind).values():
+    for maker, disasters, seconds in scenes_of(kind, lasting_s).values():
         chosen = [one for one in disasters if not asked or one.__name__ in asked]
         if not chosen:
             continue
@@ -167,6 +170,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scenario", action="append", default=[], choices=["kills", *names], help="all if not given")
     parser.add_argument("--times", type=int, default=4, help="how often a disaster that can come back does")
+    parser.add_argument("--lasting", type=float, default=LONG_S, help="how many seconds a disaster really lasts")
     parser.add_argument("--url", default="sqlite", help="or 'postgresql': both ours, in a temporary folder; or any URL")
     parser.add_argument("--workers", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=20_000)
@@ -174,7 +178,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     asked = parser.parse_args()
     if asked.url in KINDS:
-        run_scenarios(asked.url, asked.scenario, asked.times)
+        run_scenarios(asked.url, asked.scenario, asked.times, asked.lasting)
     if asked.scenario and "kills" not in asked.scenario:
         return 0
     chaos = {"workers": asked.workers, "jobs": asked.jobs, "seconds": asked.seconds, "seed": asked.seed}

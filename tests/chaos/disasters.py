@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import Any
 
 import apsw
 import psycopg
-from tests.support.fleet import FAKETIME, LEASE_S, SCALED, Clock, Fleet, own_network, the_dead, wait_for
+from tests.support.backdoor import PostgresBackdoor, SqliteBackdoor, age, watches_again
+from tests.support.fleet import FAKETIME, PROMPT, Clock, Fleet, own_network, the_dead, wait_for, wait_heartbeats
 from tests.support.hosts import HERE, Host, Network, can_enter
 from tests.support.job_history import check_history
 from tests.support.network_proxy import Proxy
@@ -39,7 +40,13 @@ MAX_CONNECTIONS = 40
 HOUR_S = 3600.0
 ROLE = "app"
 """The workers' role is no superuser: limits and timeouts of a role hold for it."""
+DATABASE = "jobs"
+SETTINGS = {**PROMPT, "check_interval": "0.1s"}
+"""After an outage a reaper looks at the workers before the next heartbeats of all of them come."""
 PATIENCE_S = 90.0
+LONGER_THAN_THE_LEASE_S = 60.0
+SILENT_S = 3.0
+"""A worker that is silent for this long may be cut off, and `session_grace` is over. Far less than its lease."""
 
 
 @dataclass
@@ -57,10 +64,12 @@ class DisasterScene:
     """How each worker reaches the server."""
     networks: list[Network] = field(default_factory=list)
     """The network that each worker is in."""
-    seconds: float = 5.0
-    """How long a disaster lasts that may be longer than a lease."""
+    seconds: float = 1.0
+    """How long a disaster lasts. By the ledger's clock an outage is longer than a lease, see `prolonged`."""
     times: int = 1
     """How often a disaster comes back."""
+    dead_before: frozenset[str] = frozenset()
+    """Workers that were declared dead before the disaster."""
 
     def start_workers(self, number: int = WORKERS) -> None:
         """Start workers that do not see each other's processes, each on a road of its own if there are roads."""
@@ -81,17 +90,60 @@ class DisasterScene:
         assert self.server is not None
         return self.server
 
+    @property
+    def tables_url(self) -> str:
+        """The address of the workers' database for a superuser, past every proxy."""
+        return self.postgres.url(DATABASE)
+
+    def assert_no_worker_died(self) -> None:
+        dead = set(the_dead(self.fleet)) - self.dead_before
+        assert not dead, f"declared dead although alive: {dead}"
+
+    def wait_silence(self, worker_id: str, longer_s: float) -> None:
+        """Wait until nothing was heard of a worker for longer than this, while the others watched."""
+        query = f"select unstuck.watched_s(beat_at) > {longer_s} from unstuck.beats where worker_id = '{worker_id}'"
+        with psycopg.connect(self.tables_url, autocommit=True) as admin:
+            wait_for(lambda: admin.execute(query).fetchone() == (True,), f"{longer_s} s of silence")
+
+    @contextmanager
+    def prolonged(self) -> Iterator[None]:
+        """Let an outage that ends inside this block have lasted longer than every lease, by the ledger's clock.
+
+        No worker reaches the ledger before the block is over."""
+        with _write_lock(self.fleet) if self.server is None else self._roads_cut():
+            yield
+
+    @contextmanager
+    def _roads_cut(self) -> Iterator[None]:
+        assert self.roads, "a scene on PostgreSQL needs roads to keep its workers out"
+        for road in self.roads:
+            road.cut()
+        yield
+        busy = f"select count(*) from pg_stat_activity where usename = '{ROLE}' and state = 'active'"
+        with psycopg.connect(self.tables_url, autocommit=True) as admin:
+            wait_for(lambda: admin.execute(busy).fetchone() == (0,), "what the workers asked before to be answered")
+        backdoor = PostgresBackdoor(self.tables_url)
+        age(backdoor, LONGER_THAN_THE_LEASE_S)
+        # One worker comes back first, and looks at the others.
+        self.roads[0].heal()
+        wait_for(lambda: watches_again(backdoor), "one worker to watch the others")
+        for road in self.roads[1:]:
+            road.heal()
+
 
 def play(scene: DisasterScene, disaster: Callable[[DisasterScene], None]) -> Counter[str]:
     """Run jobs through the disaster, check all that must hold, and return the number of jobs by state."""
     fleet = scene.fleet
-    dead_before = set(the_dead(fleet))
+    scene.dead_before = frozenset(the_dead(fleet))
     folder = Path(tempfile.mkdtemp(dir=fleet.folder))
-    once, again = _begin_naps(fleet, folder, scene.seconds)
+    over = folder / "over"
+    once, again = _begin_jobs(fleet, folder, over, scene.seconds)
     quick = fleet.task("add").enqueue_many([(n, 1) for n in range(QUICK_JOBS)])
     disaster(scene)
+    wait_heartbeats(scene.fleet)
+    over.touch()
     jobs = [*once, *again, *quick, fleet.task("add").enqueue(1, 2)]
-    _wait_until_ended(fleet, jobs, dead_before)
+    _wait_until_ended(scene, jobs)
     states = check_history(
         fleet.ledger, [job.id for job in jobs], clock_was_set=disaster in (clock_forward, clock_back)
     )
@@ -106,22 +158,25 @@ def play(scene: DisasterScene, disaster: Callable[[DisasterScene], None]) -> Cou
     return states
 
 
-def _begin_naps(fleet: Fleet, folder: Path, seconds: float) -> tuple[list[Job], list[Job]]:
-    """Begin jobs that last through the disaster, and some that end in the middle of it."""
-    naps = [seconds + 1.0, seconds / 2]
-    once = [fleet.task("nap").enqueue(naps[n % 2], str(folder / f"once-{n}")) for n in range(WORKERS)]
-    again = [fleet.task("nap_again").enqueue(naps[n % 2], str(folder / f"again-{n}")) for n in range(WORKERS)]
-    wait_for(lambda: len(list(folder.iterdir())) == 2 * WORKERS, "every nap to begin")
+def _begin_jobs(fleet: Fleet, folder: Path, over: Path, seconds: float) -> tuple[list[Job], list[Job]]:
+    """Begin jobs that last until the disaster is over, and some that end in the middle of it."""
+
+    def begin(policy: str, number: int) -> Job:
+        notes = str(folder / f"{policy}-{number}")
+        task, argument = ("nap", seconds / 2) if number % 2 else ("wait_for_file", str(over))
+        return fleet.task(f"{task}_again" if policy == "again" else task).enqueue(argument, notes)
+
+    once, again = ([begin(policy, number) for number in range(WORKERS)] for policy in ("once", "again"))
+    wait_for(lambda: len(list(folder.iterdir())) == 2 * WORKERS, "every job to begin")
     return once, again
 
 
-def _wait_until_ended(fleet: Fleet, jobs: list[Job], dead_before: set[str]) -> None:
+def _wait_until_ended(scene: DisasterScene, jobs: list[Job]) -> None:
     def all_ended() -> bool:
-        # Whoever asks while the ledger is away gets no answer: it is asked again.
+        # A ledger that is away gives no answer: ask again.
         with suppress(LedgerUnavailable):
-            dead = set(the_dead(fleet)) - dead_before
-            assert not dead, f"declared dead although alive: {dead}"
-            return all(fleet.state(job) in FINAL_STATES for job in jobs)
+            scene.assert_no_worker_died()
+            return all(scene.fleet.state(job) in FINAL_STATES for job in jobs)
         return False
 
     wait_for(all_ended, "every job to end", PATIENCE_S, every_s=0.1)
@@ -135,8 +190,9 @@ def hang(scene: DisasterScene) -> None:
     for _ in range(scene.times):
         scene.postgres.hang()
         time.sleep(scene.seconds)
-        scene.postgres.resume()
-        time.sleep(0.5)
+        with scene.prolonged():
+            scene.postgres.resume()
+        wait_heartbeats(scene.fleet)
 
 
 def read_only(scene: DisasterScene) -> None:
@@ -145,8 +201,9 @@ def read_only(scene: DisasterScene) -> None:
     server.execute("alter system set default_transaction_read_only = on")
     server.execute("select pg_reload_conf()")
     time.sleep(scene.seconds)
-    server.execute("alter system reset default_transaction_read_only")
-    server.execute("select pg_reload_conf()")
+    with scene.prolonged():
+        server.execute("alter system reset default_transaction_read_only")
+        server.execute("select pg_reload_conf()")
 
 
 def role_timeouts(scene: DisasterScene) -> None:
@@ -157,6 +214,7 @@ def role_timeouts(scene: DisasterScene) -> None:
     server.execute(f"alter role {ROLE} set idle_session_timeout = '1s'")
     _terminate(scene)
     time.sleep(scene.seconds)
+    wait_heartbeats(scene.fleet, 5)
     server.execute(f"alter role {ROLE} reset all")
     _terminate(scene)
 
@@ -170,8 +228,9 @@ def sessions_cut(scene: DisasterScene) -> None:
 
 def connection_limit(scene: DisasterScene) -> None:
     """Others take every connection of the server while one worker loses its own."""
+    worker_id = scene.fleet.workers[0].id
     # Opened first: when all try at once, not even the places of administrators are free.
-    with psycopg.connect(scene.postgres.url(), autocommit=True) as admin:
+    with psycopg.connect(scene.tables_url, autocommit=True) as admin:
         crowd = Crowd(scene.fleet.url)
         try:
             wait_for(lambda: crowd.refused, "the server to be full")
@@ -182,7 +241,7 @@ def connection_limit(scene: DisasterScene) -> None:
                 return not _sessions(admin, "host-0")
 
             wait_for(out, "one worker without a session")
-            time.sleep(LEASE_S * 0.55)  # Longer than `session_grace`, and well within the lease.
+            scene.wait_silence(worker_id, SILENT_S)
             assert not _sessions(admin, "host-0"), "it stayed out"
         finally:
             crowd.leave()
@@ -190,12 +249,14 @@ def connection_limit(scene: DisasterScene) -> None:
 
 def road_cut(scene: DisasterScene) -> None:
     """Packets of one worker vanish for less than its lease; the server ends its sessions meanwhile."""
-    for road in scene.roads[: scene.times]:
+    for worker, road in list(zip(scene.fleet.workers, scene.roads, strict=True))[: scene.times]:
+        worker_id = worker.id
         road.cut()
-        time.sleep(LEASE_S * 0.6)
+        scene.wait_silence(worker_id, SILENT_S)
         road.server_gives_up()
-        time.sleep(LEASE_S * 0.2)
+        scene.wait_silence(worker_id, SILENT_S + 1.5)
         road.heal()
+        wait_heartbeats(scene.fleet)
 
 
 def roads_broken(scene: DisasterScene) -> None:
@@ -211,6 +272,7 @@ def roads_slow(scene: DisasterScene) -> None:
     for road in scene.roads:
         road.delay(0.1)
     time.sleep(scene.seconds)
+    wait_heartbeats(scene.fleet, 5)
     for road in scene.roads:
         road.delay(0)
 
@@ -232,7 +294,9 @@ def open_transactions(scene: DisasterScene) -> None:
         add.options(connection=connection).enqueue(1, 1)
         other = threading.Thread(target=_enqueue_anyhow, args=(add,), daemon=True)
         other.start()
+        wait_for(lambda: _waits_for_lock(scene), "the other enqueue to wait for the first")
         time.sleep(scene.seconds)
+        wait_heartbeats(scene.fleet, 5)
         connection.rollback()
     other.join(PATIENCE_S)
     assert not other.is_alive(), "an enqueue waits for a transaction that is over"
@@ -247,8 +311,9 @@ def pooler_restarts(scene: DisasterScene) -> None:
     for _ in range(1 + scene.times):
         scene.pooler.stop()
         time.sleep(scene.seconds / 4)
+        age(PostgresBackdoor(scene.tables_url), LONGER_THAN_THE_LEASE_S)
         scene.pooler.start()
-        time.sleep(0.5)
+        wait_heartbeats(scene.fleet)
 
 
 def failover(scene: DisasterScene) -> None:
@@ -258,7 +323,6 @@ def failover(scene: DisasterScene) -> None:
     scene.pair.primary.kill()
     time.sleep(scene.seconds / 2)
     scene.pair.promote()
-    time.sleep(0.5)
 
 
 def disk_full(scene: DisasterScene) -> None:
@@ -272,7 +336,8 @@ def disk_full(scene: DisasterScene) -> None:
             scene.fleet.task("add").enqueue_many([(os.urandom(5_000).hex(), "") for _ in range(200)])
         _fill(filler)
         time.sleep(scene.seconds)
-        filler.unlink()
+        with scene.prolonged():
+            filler.unlink()
 
 
 def packets_lost(scene: DisasterScene) -> None:
@@ -286,15 +351,10 @@ def packets_lost(scene: DisasterScene) -> None:
 
 def write_lock(scene: DisasterScene) -> None:
     """A user's transaction keeps the write lock of a SQLite file."""
-    path = scene.fleet.url.removeprefix("sqlite:///")
     for _ in range(scene.times):
-        connection = apsw.Connection(path)
-        connection.set_busy_timeout(10_000)
-        connection.execute("begin immediate")
-        time.sleep(scene.seconds)
-        connection.execute("rollback")
-        connection.close()
-        time.sleep(0.2)
+        with scene.prolonged():
+            time.sleep(scene.seconds)
+        wait_heartbeats(scene.fleet)
 
 
 Disaster = Callable[[DisasterScene], None]
@@ -374,13 +434,15 @@ def on_small_disk(folder: Path, kind: str) -> Iterator[DisasterScene]:
     """A SQLite file, or the tables of a database, on a file system of a few megabytes."""
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk())
+        server, roads = None, []
         if kind == "sqlite":
-            url, server = f"sqlite:///{disk}/jobs.db", None
+            url = f"sqlite:///{disk}/jobs.db"
         else:
             server = stack.enter_context(prepare_postgres())
             server.start()
             url = _url_of_role(server, disk)
-        scene = DisasterScene(stack.enter_context(_fleet(url, folder)), server=server, disk=disk)
+            roads = [stack.enter_context(Proxy(url)) for _ in range(WORKERS)]
+        scene = DisasterScene(stack.enter_context(_fleet(url, folder)), server=server, disk=disk, roads=roads)
         scene.start_workers()
         yield scene
 
@@ -409,7 +471,7 @@ def small_disk(megabytes: int = 64) -> Iterator[Path]:
 
 
 @contextmanager
-def _fleet(url: str, folder: Path, settings: dict[str, str] = SCALED) -> Iterator[Fleet]:
+def _fleet(url: str, folder: Path, settings: dict[str, str] = SETTINGS) -> Iterator[Fleet]:
     fleet = Fleet(url, folder, **settings)
     try:
         fleet.app.migrate()
@@ -429,8 +491,8 @@ def _url_of_role(server: PgServer, disk: Path | None = None) -> str:
             shutil.chown(place, server.account.pw_uid, server.account.pw_gid)
         server.execute(f"create tablespace small location '{place}'")
         where = "tablespace small"
-    server.execute(f"create database jobs owner {ROLE} {where}")
-    return server.url("jobs", user=ROLE)
+    server.execute(f"create database {DATABASE} owner {ROLE} {where}")
+    return server.url(DATABASE, user=ROLE)
 
 
 class Crowd:
@@ -472,6 +534,23 @@ def _sessions(admin: psycopg.Connection[Any], name: str) -> int:
     row = admin.execute("select count(*) from pg_stat_activity where application_name = %s", (name,)).fetchone()
     assert row is not None
     return int(row[0])
+
+
+def _waits_for_lock(scene: DisasterScene) -> bool:
+    with psycopg.connect(scene.tables_url, autocommit=True) as admin:
+        found = admin.execute("select count(*) from pg_stat_activity where wait_event_type = 'Lock'").fetchone()
+    return found is not None and found[0] > 0
+
+
+@contextmanager
+def _write_lock(fleet: Fleet) -> Iterator[None]:
+    path = Path(fleet.url.removeprefix("sqlite:///"))
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.set_busy_timeout(10_000)
+        connection.execute("begin immediate")
+        yield
+        age(SqliteBackdoor(path, connection), LONGER_THAN_THE_LEASE_S)
+        connection.execute("commit")
 
 
 def _step(scene: DisasterScene, by_s: float) -> None:

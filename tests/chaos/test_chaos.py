@@ -69,7 +69,8 @@ def test_a_pooler_that_restarts_kills_nobody(tmp_path: Path) -> None:
 @needs_own_mounts
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_full_disk_kills_nobody(kind: str) -> None:
-    command = [sys.executable, "-m", "tests.chaos.__main__", "--url", kind, "--scenario", "disk_full", "--times", "1"]
+    short = ("--times", "1", "--lasting", "1")
+    command = [sys.executable, "-m", "tests.chaos.__main__", "--url", kind, "--scenario", "disk_full", *short]
     played = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert played.returncode == 0, played.stdout + played.stderr
     assert f"disk_full on {kind}: " in played.stdout

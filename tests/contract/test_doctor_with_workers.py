@@ -4,7 +4,6 @@ import glob
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import psycopg
 import pytest
 from tests.support.fleet import ROOT, Fleet, wait_for
 from tests.support.network_proxy import Proxy
+from tests.support.postgres import reserve_port
 
 from unstuck import config
 from unstuck.client.doctor.diagnose import diagnose
@@ -177,14 +177,13 @@ def test_a_line_that_swallows_notifications_is_found_and_jobs_run_by_the_poll(fl
 
 
 def test_a_listen_url_that_leads_nowhere(fleet: Fleet) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    nowhere = f"postgresql://postgres@127.0.0.1:{port}/jobs"
-    findings = {one.code.value: one for one in diagnose(config.build({"url": fleet.url, "listen_url": nowhere}))}
-    assert "notify-silent" in findings
-    assert "refused" in findings["notify-silent"].why.lower()
-    assert "listen_url" in findings["notify-silent"].cure
-    # A worker that is told so works all the same.
-    worker = fleet.start("--concurrency", "1", UNSTUCK_LISTEN_URL=nowhere, UNSTUCK_POLL_INTERVAL="0.3s")
-    assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
-    assert worker.process.poll() is None
+    with reserve_port() as reserved:  # Bound, so that no other process listens there.
+        nowhere = f"postgresql://postgres@127.0.0.1:{reserved.getsockname()[1]}/jobs"
+        findings = {one.code.value: one for one in diagnose(config.build({"url": fleet.url, "listen_url": nowhere}))}
+        assert "notify-silent" in findings
+        assert "refused" in findings["notify-silent"].why.lower()
+        assert "listen_url" in findings["notify-silent"].cure
+        # A worker that is told so works all the same.
+        worker = fleet.start("--concurrency", "1", UNSTUCK_LISTEN_URL=nowhere, UNSTUCK_POLL_INTERVAL="0.3s")
+        assert fleet.task("add").enqueue(1, 2).result(timeout=30) == 3
+        assert worker.process.poll() is None

@@ -22,6 +22,7 @@ from tests.support.fleet import (
     begin,
     begin_on_each,
     wait_for,
+    wait_heartbeats,
 )
 from tests.support.hosts import Host, needs_other_boots, needs_other_hosts
 from tests.support.network_proxy import Proxy
@@ -119,18 +120,23 @@ def test_a_short_freeze_costs_nothing(fleet: Fleet, number: signal.Signals) -> N
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["all", "worker"])
-def test_a_worker_that_was_frozen_itself_accuses_no_job_of_silence(fleet: Fleet, whole: bool) -> None:
+def test_a_worker_that_was_frozen_itself_accuses_no_job_of_silence(
+    make_fleet: MakeFleet, tmp_path: Path, whole: bool
+) -> None:
+    fleet = make_fleet(**PROMPT)
     worker = fleet.start("--concurrency", "2")
-    # Signs every tenth of a second, for four seconds, with a stall_timeout of one.
-    job = fleet.task("work_with_signs").enqueue(40)
+    over = tmp_path / "over"
+    job = fleet.task("give_signs_until").enqueue(str(over))
     fleet.wait_running(job)
     wait_for(lambda: worker.runners(), "a runner")
     frozen = worker.family() if whole else worker.family()[:1]
     for process in frozen:
         process.send_signal(signal.SIGSTOP)
-    time.sleep(2.5)  # The frost itself, longer than a job may be silent.
+    time.sleep(3.0)  # The frost itself, longer than a job may be silent.
     for process in reversed(frozen):
         process.send_signal(signal.SIGCONT)
+    wait_heartbeats(fleet)
+    over.touch()
     assert job.result(timeout=30) == "done"
     assert len(fleet.ledger.attempts(job.id)) == 1
 
@@ -213,7 +219,8 @@ def test_a_worker_frozen_beside_a_long_transaction_is_found_after_it(locked_flee
         frozen.signal_family(signal.SIGSTOP)
         time.sleep(LEASE_S / 2 + 1)
     assert job.result(timeout=TIMEOUT_S) == "quick"
-    assert [worker.id for worker in fleet.ledger.workers() if worker.state == "dead"] == [frozen_id]
+    # With a lease this short a healthy worker that gets no processor may be declared dead too.
+    assert frozen_id in [worker.id for worker in fleet.ledger.workers() if worker.state == "dead"]
 
 
 @needs_other_boots

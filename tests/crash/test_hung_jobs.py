@@ -1,19 +1,24 @@
 """What does not die but hangs: it is ended by its worker, with its stack, and nobody else is touched."""
 
+import os
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.crash.conftest import MakeFleet
-from tests.support.fleet import Fleet, wait_for
+from tests.support.fleet import PROMPT, Fleet, backdoor_of, wait_for, wait_heartbeats
 from tests.support.signals import OwnProcess
 
 from unstuck import DeadlineExceeded, JobCancelled, JobQuarantined, OutOfMemory, Stalled, WorkerCrashed
+from unstuck.client.job import Job
 from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.states import AttemptState, JobState
 
-MOST_S = 30.0
+MOST_S = 60.0
+LEASE_S = 30.0
+SEVERAL_SWEEPS = 4
+"""After this many heartbeats of every worker, each reaper has looked several times."""
 
 
 def last_autopsy(fleet: Fleet, job_id: int) -> Autopsy:
@@ -248,13 +253,17 @@ def test_the_deadline_of_a_job_does_not_run_while_its_process_imports_the_app(
 
 @pytest.mark.parametrize("task", ["hang", "hang_async"])
 def test_a_process_that_dies_while_it_imports_the_app_takes_no_job_along(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, task: str
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str
 ) -> None:
     monkeypatch.setattr("tests.support.fleet.TASKS", "tests.crash.apps.slow_to_import:app")
-    worker = fleet.start("--concurrency", "2")
+    may_import = tmp_path / "may-import"
+    may_import.touch()
+    worker = fleet.start("--concurrency", "2", IMPORT_GATE=str(may_import))
+    may_import.unlink()
     job = fleet.task(task).enqueue("not at all")
     wait_for(worker.runners, "a runner that imports")
     worker.runners()[0].kill()
+    may_import.touch()
     job.result(timeout=MOST_S)
     assert job.record().crash_count == 0
     assert "before it began anything" in worker.said()
@@ -262,18 +271,21 @@ def test_a_process_that_dies_while_it_imports_the_app_takes_no_job_along(
 
 def test_a_job_that_gives_no_more_signs_is_stalled(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start("--concurrency", "2")
-    good = fleet.task("work_with_signs").enqueue(20)
+    over = tmp_path / "over"
+    good = fleet.task("give_signs_until").enqueue(str(over))
+    fleet.wait_running(good)
     mute = fleet.task("work_with_signs").enqueue(5, str(tmp_path / "notes"), "progress")
     with pytest.raises(Stalled) as caught:
         mute.result(timeout=MOST_S)
     assert caught.value.code == "STALLED"
-    assert "stall_timeout of 1s" in str(caught.value.cause)
+    assert "stall_timeout of 2s" in str(caught.value.cause)
     autopsy = last_autopsy(fleet, mute.id)
     assert autopsy.kind is DeathKind.STALL
     assert "in work_with_signs" in autopsy.stack
     assert autopsy.progress is not None
     assert (autopsy.progress.done, autopsy.progress.total, autopsy.progress.message) == (5, 5, "step 5")
-    # Two seconds of work with a stall_timeout of one: signs, and not time, decide.
+    # It has worked for longer than the stall_timeout: signs, and not time, decide.
+    over.touch()
     assert good.result(timeout=MOST_S) == "done"
 
 
@@ -304,17 +316,25 @@ def test_progress_is_seen_while_the_job_runs(fleet: Fleet, tmp_path: Path) -> No
         job.result(timeout=MOST_S)
 
 
-def test_a_silent_interpreter_is_shown_and_no_verdict(fleet: Fleet) -> None:
-    fleet.start("--concurrency", "1")
-    job = fleet.task("hold_the_gil").enqueue(7.0)
+def hold_the_gil(fleet: Fleet, pipe: Path) -> Job:
+    """Let a job hold the GIL until the test opens the pipe; return when its worker has told that it does."""
+    os.mkfifo(pipe)
+    job = fleet.task("hold_the_gil_until_opened").enqueue(str(pipe))
 
     def busy() -> bool:
         found = fleet.ledger.progress([job.id]).get(job.id)
         return found is not None and found.busy_since is not None and found.busy_since < time.time()
 
     wait_for(busy, "the silence in the ledger")
+    return job
+
+
+def test_a_silent_interpreter_is_shown_and_no_verdict(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.start("--concurrency", "1")
+    job = hold_the_gil(fleet, tmp_path / "pipe")
     assert fleet.state(job) is JobState.RUNNING
-    assert job.result(timeout=MOST_S) == "held"
+    with (tmp_path / "pipe").open("r+b", buffering=0):
+        assert job.result(timeout=MOST_S) == "held"
     assert len(fleet.ledger.attempts(job.id)) == 1
 
 
@@ -369,25 +389,42 @@ def test_a_cancelled_job_may_clean_up_too(fleet: Fleet, tmp_path: Path) -> None:
     wait_for(lambda: not psutil.pid_exists(runner), "its runner to end")
 
 
-TIGHT = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "3s", "check_interval": "0.2s"}
-
-
-def test_c_code_that_holds_the_gil_for_three_timeouts_costs_no_job(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(**TIGHT)
+def test_c_code_that_holds_the_gil_for_three_timeouts_costs_no_job(make_fleet: MakeFleet, tmp_path: Path) -> None:
+    fleet = make_fleet(**PROMPT)
     fleet.start("--concurrency", "2")
     fleet.start("--concurrency", "2")
-    job = fleet.task("hold_the_gil").enqueue(9.0)
-    assert job.result(timeout=60) == "held"
+    job = hold_the_gil(fleet, tmp_path / "pipe")
+    backdoor_of(fleet).age_job(job.id, 3 * LEASE_S)
+    wait_heartbeats(fleet, SEVERAL_SWEEPS)
+    with (tmp_path / "pipe").open("r+b", buffering=0):
+        assert job.result(timeout=60) == "held"
+    assert len(fleet.ledger.attempts(job.id)) == 1
+
+
+@pytest.mark.long
+def test_c_code_that_really_holds_the_gil_for_three_timeouts_costs_no_job(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(heartbeat_interval="0.5s", heartbeat_timeout="10s", check_interval="0.2s")
+    fleet.start("--concurrency", "2")
+    fleet.start("--concurrency", "2")
+    job = fleet.task("hold_the_gil").enqueue(30.0)
+    assert job.result(timeout=90) == "held"
     assert len(fleet.ledger.attempts(job.id)) == 1
 
 
 def test_a_healthy_job_of_ten_timeouts_runs_once(make_fleet: MakeFleet, tmp_path: Path) -> None:
-    fleet = make_fleet(**TIGHT)
+    fleet = make_fleet(**PROMPT)
     fleet.start("--concurrency", "2")
     fleet.start("--concurrency", "2")
-    notes = tmp_path / "notes"
-    jobs = [fleet.task("nap").enqueue(10.0, str(notes)), fleet.task("nap_again").enqueue(10.0, str(notes))]
+    over = tmp_path / "over"
+    tasks = ("wait_for_file", "wait_for_file_again")
+    notes = [tmp_path / task for task in tasks]
+    jobs = [fleet.task(task).enqueue(str(over), str(file)) for task, file in zip(tasks, notes, strict=True)]
+    wait_for(lambda: all(file.exists() for file in notes), "both jobs to begin")
+    for job in jobs:
+        backdoor_of(fleet).age_job(job.id, 10 * LEASE_S)
+    wait_heartbeats(fleet, SEVERAL_SWEEPS)
+    over.touch()
     for job in jobs:
         assert job.result(timeout=60) == "rested"
         assert len(fleet.ledger.attempts(job.id)) == 1
-    assert notes.read_text().count("begun") == 2
+    assert [file.read_text().count("begun") for file in notes] == [1, 1]

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.backdoor import PostgresBackdoor, age
-from tests.support.fleet import PROMPT, TIMEOUT_S, Fleet, wait_for
+from tests.support.backdoor import PostgresBackdoor, age, watches_again
+from tests.support.fleet import PROMPT, QUICK_ANSWERS, TIMEOUT_S, Fleet, assert_no_worker_declared_dead, wait_for
 from tests.support.network_proxy import Proxy
 from tests.support.postgres import PgServer, start_postgres
 
@@ -25,7 +25,7 @@ def own_server() -> Iterator[PgServer]:
 def test_a_worker_whose_road_falls_silent_takes_another_and_settles_what_ended_meanwhile(
     ready_pg_url: str, tmp_path: Path
 ) -> None:
-    fleet = Fleet(ready_pg_url, tmp_path, **PROMPT)
+    fleet = Fleet(ready_pg_url, tmp_path, **QUICK_ANSWERS)
     with Proxy(ready_pg_url) as first, Proxy(ready_pg_url) as second:
         try:
             name = ready_pg_url.rpartition("/")[2]
@@ -46,10 +46,12 @@ def test_a_worker_whose_road_falls_silent_takes_another_and_settles_what_ended_m
 
 def test_a_server_that_hangs_for_longer_than_every_lease_costs_no_job(own_server: PgServer, tmp_path: Path) -> None:
     url = own_server.new_ledger()
-    road = Proxy(url)
-    fleet = Fleet(road.url, tmp_path, **PROMPT)
+    backdoor = PostgresBackdoor(url)
+    # Each worker has a road of its own, so that one comes back while the other is still silent.
+    early_road, late_road = roads = [Proxy(url) for _ in range(2)]
+    fleet = Fleet(url, tmp_path, **PROMPT)
     try:
-        workers = [fleet.start("--concurrency", "2") for _ in range(2)]
+        workers = [fleet.start("--concurrency", "2", UNSTUCK_URL=road.url) for road in roads]
         notes = tmp_path / "notes"
         gate = tmp_path / "over"
         during = fleet.task("nap").enqueue(2.0, str(notes))
@@ -61,11 +63,19 @@ def test_a_server_that_hangs_for_longer_than_every_lease_costs_no_job(own_server
         try:
             wait_for(lambda: all(SAID in worker.said() for worker in workers), "every worker to notice")
             # It answers again, to us alone; to the workers it hangs until the lease is over.
-            road.cut()
+            for road in roads:
+                road.cut()
         finally:
             own_server.resume()
-        age(PostgresBackdoor(url), LONGER_THAN_THE_LEASE_S)
-        road.heal()
+        age(backdoor, LONGER_THAN_THE_LEASE_S)
+        early_road.heal()
+
+        def looked_at() -> bool:
+            assert_no_worker_declared_dead(fleet)
+            return watches_again(backdoor)
+
+        wait_for(looked_at, "one worker to watch the other while that is still cut off")
+        late_road.heal()
         wait_for(lambda: all("Connected to PostgreSQL again" in worker.said() for worker in workers), "their return")
         gate.touch()
         for job in (during, through):
@@ -78,4 +88,5 @@ def test_a_server_that_hangs_for_longer_than_every_lease_costs_no_job(own_server
         assert fleet.state(through) is JobState.SUCCEEDED
     finally:
         fleet.close()
-        road.close()
+        for road in roads:
+            road.close()

@@ -109,7 +109,7 @@ while not all(os.path.exists({str(tmp_path)!r} + "/" + name) for name in ("first
 """
     runner = home.bench.start_runner(0, "sync")
     assert home.run(runner, "evaluate", text).outcome == Succeeded(b"null")
-    assert all(gone_within(read_pid(tmp_path / name), 1) for name in ("first", "second"))
+    assert all(gone_within(read_pid(tmp_path / name)) for name in ("first", "second"))
     assert below(home.born(runner)) == []
     assert home.run(runner, "add", 1, 1).outcome == Succeeded(b"2")
 
@@ -153,7 +153,7 @@ while True: kept.append(os.dup(0))
     runner.send([frame(1, "evaluate", text)])
     child = int(wait_for(lambda: runner.peek_output()[0].split(), "the child's pid")[0])
     home.exit_of(runner)
-    assert gone_within(child, 5)
+    assert gone_within(child)
 
 
 # Memory ---------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_a_runner_whose_handle_is_closed_ends(plain: RunnerPoolHarness, tmp_path
     runner.send([frame(1, "wait_for", str(tmp_path / "go"))])
     pid = plain.born(runner)
     runner.close()
-    assert gone_within(pid, 2)
+    assert gone_within(pid)
 
 
 def test_a_runner_that_writes_rubbish_into_our_stream_is_killed(plain: RunnerPoolHarness) -> None:
@@ -151,7 +151,7 @@ for n in range(3, 60):
 """
     runner.send([frame(1, "evaluate", text)])
     wait_for(lambda: runner.read() == [] and runner.closed, "the stream is given up")
-    assert gone_within(pid, 2)
+    assert gone_within(pid)
 
 
 def test_the_manifest_tells_what_the_app_has(plain: RunnerPoolHarness) -> None:
@@ -288,11 +288,11 @@ def test_an_app_that_cannot_be_forked_is_spawned_and_says_why(tmp_path: Path, li
         assert home.run(loop, "asay", "words").stdout == b"words\n"
         runner.send([frame(1, "leave_daemon", str(tmp_path / "daemon"), "7")])
         assert home.exit_of(runner).cause == "exited with code 7"
-        assert gone_within(read_pid(tmp_path / "daemon"), 1)
+        assert gone_within(read_pid(tmp_path / "daemon"))
         fork_server, _ = home.trace.fork_server()
         send_signal(fork_server, signal.SIGKILL)
         home.wait_event(ForkServerDied)
-        assert gone_within(home.born(loop), 1)
+        assert gone_within(home.born(loop))
 
 
 def test_a_spawned_runner_that_cannot_import_says_so(tmp_path: Path) -> None:

@@ -19,13 +19,16 @@ from unstuck.ledger.contract.workers import WorkerRecord
 from unstuck.worker.exit_status import WATCHDOG_EXIT
 
 TIGHT = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "2s", "check_interval": "0.25s", "poll_interval": "0.2s"}
-# Late enough to have begun a job. Each process counts for itself, so the replacement hangs too, later.
-HANGS = {"loop.step": "loop.step=hang:25", "ledger_thread.turn": "ledger_thread.turn=hang:6"}
+PATIENT = {**TIGHT, "claimed_stale_after": "60s", "running_stale_after": "60s"}
+"""The watchdog's own limit is as short as it can be, and no worker is declared dead for its silence."""
+HANGS = ("loop.step", "ledger_thread.turn")
+HANG = "hang"
+"""The file that makes the worker hang: as soon as its job has begun, however long that took."""
 
 
 @pytest.fixture
 def up(make_fleet: MakeFleet, request: pytest.FixtureRequest) -> Iterator[tuple[Fleet, Path]]:
-    fleet = make_fleet(**TIGHT)
+    fleet = make_fleet(**PATIENT)
     log = fleet.folder / "up.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -35,7 +38,7 @@ def up(make_fleet: MakeFleet, request: pytest.FixtureRequest) -> Iterator[tuple[
                 **os.environ,
                 "UNSTUCK_URL": fleet.url,
                 **fleet.environment,
-                "UNSTUCK_FAILPOINTS": HANGS[request.param],
+                "UNSTUCK_FAILPOINTS": f"{request.param}=hang_if:{fleet.folder / HANG}",
             },
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -55,11 +58,15 @@ def up(make_fleet: MakeFleet, request: pytest.FixtureRequest) -> Iterator[tuple[
 def test_a_worker_whose_loop_hangs_is_ended_by_its_own_watchdog_and_replaced(up: tuple[Fleet, Path]) -> None:
     fleet, log = up
     job, _ = fleet.begin("nap", 600.0)
+    [held_by] = [attempt.worker_id for attempt in fleet.ledger.attempts(job.id)]
+    (fleet.folder / HANG).touch()
 
     def dead() -> WorkerRecord | None:
         return next((worker for worker in fleet.ledger.workers() if worker.state is WorkerState.DEAD), None)
 
     victim = wait_for(dead, "the verdict on the worker that hangs")
+    (fleet.folder / HANG).unlink()
+    assert victim.id == held_by
     assert victim.verdict is not None
     assert (victim.verdict.detector, victim.verdict.by) == (Detector.WATCHDOG, victim.id), victim.verdict
     assert victim.verdict.evidence.startswith("alive but doing nothing: its ")

@@ -32,6 +32,10 @@ class Backdoor(Protocol):
         """As if the reapers had watched so much later, or earlier if negative."""
         ...
 
+    def prolong_outage(self, seconds: float) -> None:
+        """Move heartbeats and watch back in one step, see `age`."""
+        ...
+
     def forget_watch(self) -> None:
         """As if no one had ever watched."""
         ...
@@ -96,8 +100,16 @@ class Backdoor(Protocol):
 
 def age(backdoor: Backdoor, seconds: float) -> None:
     """As if an outage had lasted this much longer. Only while no worker and no reaper can reach the ledger."""
-    backdoor.move_beats(-seconds)
-    backdoor.move_watch(-seconds)
+    backdoor.prolong_outage(seconds)
+
+
+def watches_again(backdoor: "PostgresBackdoor", longer_s: float = 1.0) -> bool:
+    """Return whether a reaper has watched for this long since an outage that was prolonged, see `age`."""
+    [(watched_s,)] = backdoor.rows(
+        "select coalesce(extract(epoch from max(until) - max(since)), 0)::float8 from watch_periods "
+        "where since > clock_timestamp() - interval '30 s'"
+    )
+    return bool(watched_s > longer_s)
 
 
 class SqliteBackdoor:
@@ -140,6 +152,11 @@ class SqliteBackdoor:
     def move_watch(self, seconds: float) -> None:
         moved = "since = since + ?1, until = until + ?1, set_back_at = set_back_at + ?1"
         self.rows(f"UPDATE unstuck_watch_periods SET {moved}", (seconds,))
+
+    def prolong_outage(self, seconds: float) -> None:
+        moved = "since = since - ?1, until = until - ?1, set_back_at = set_back_at - ?1"
+        steps = f"UPDATE unstuck_beats SET beat_at = beat_at - ?; UPDATE unstuck_watch_periods SET {moved}"
+        self.rows(f"SAVEPOINT prolonged; {steps}; RELEASE prolonged", (seconds, seconds))
 
     def age_job(self, job_id: int, seconds: float) -> None:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "started_boot_s", "finished_at")
@@ -269,6 +286,14 @@ class PostgresBackdoor:
     def move_watch(self, seconds: float) -> None:
         moved = ", ".join(f"{c} = {c} + make_interval(secs => %s)" for c in ("since", "until", "set_back_at"))
         self.rows(f"update watch_periods set {moved}", (seconds,) * 3)
+
+    def prolong_outage(self, seconds: float) -> None:
+        moved = ", ".join(f"{c} = {c} - make_interval(secs => %s)" for c in ("since", "until", "set_back_at"))
+        self.rows(
+            "with heartbeats as (update beats set beat_at = beat_at - make_interval(secs => %s)) "
+            f"update watch_periods set {moved}",
+            (seconds,) * 4,
+        )
 
     def age_job(self, job_id: int, seconds: float) -> None:
         columns = ("run_at", "enqueued_at", "claimed_at", "started_at", "finished_at")

@@ -255,6 +255,13 @@ SCALED = {"heartbeat_interval": "0.5s", "heartbeat_timeout": "4s", "check_interv
 LEASE_S = 4.0
 PROMPT = {"heartbeat_interval": "0.5s", "check_interval": "0.25s", "session_grace": "0.5s"}
 """Quick loops and the default lease: a worker that gets no processor for some seconds is not declared dead."""
+QUICK_ANSWERS = {
+    **PROMPT,
+    "heartbeat_timeout": "4s",
+    "claimed_stale_after": "60s",
+    "running_stale_after": "60s",
+}
+"""Calls to the ledger that get no answer are given up soon, and still no worker is declared dead for its silence."""
 SEEN_FIRST = {**PROMPT, "heartbeat_interval": "5s", "check_interval": "0.1s"}
 """After an outage a reaper looks at the workers before their next heartbeats come."""
 
@@ -310,6 +317,24 @@ def assert_no_worker_declared_dead(fleet: Fleet) -> None:
     assert not dead, f"declared dead although alive: {dead}"
 
 
+def wait_heartbeats(fleet: Fleet, times: int = 2) -> None:
+    """Wait until every worker has been heard this many times from now on, and check that none is declared dead."""
+    ids = {worker.id for worker in fleet.workers}
+    last: dict[str, float] = {}
+    heard = dict.fromkeys(ids, -1)  # The first look finds what came before.
+
+    def enough() -> bool:
+        with suppress(LedgerUnavailable):
+            for record in fleet.ledger.workers():
+                if record.id in ids and record.last_seen_at != last.get(record.id):
+                    assert record.state is not WorkerState.DEAD, f"declared dead although alive: {record}"
+                    last[record.id] = record.last_seen_at
+                    heard[record.id] += 1
+        return min(heard.values()) >= times
+
+    wait_for(enough, f"{times} heartbeats of every worker")
+
+
 def assert_one_attempt_each(fleet: Fleet, jobs: list[Job], patience_s: float = 40.0) -> None:
     """Wait for the naps; check that each needed one attempt, and that nobody was declared dead meanwhile."""
 
@@ -333,6 +358,12 @@ def begin(fleet: Fleet, task: str, seconds: float, name: str) -> tuple[Job, Path
     job = fleet.task(task).enqueue(seconds, str(notes))
     wait_for(lambda: notes.exists() and "begun" in notes.read_text(), f"{task} to begin")
     return job, notes
+
+
+def backdoor_of(fleet: Fleet) -> Backdoor:
+    """Return the way behind the back of the fleet's ledger."""
+    path = fleet.url.removeprefix("sqlite:///")
+    return PostgresBackdoor(fleet.url) if path == fleet.url else SqliteBackdoor(Path(path))
 
 
 def begin_on_each(fleet: Fleet, workers: list[WorkerProcess], task: str, seconds: float) -> tuple[list[Job], Path]:

@@ -99,6 +99,11 @@ def hold_the_gil(seconds, file):
     ctypes.PyDLL(None).sleep(seconds)
 
 @app.task
+def hold_the_gil_until_opened(pipe, file):
+    Path(file).touch()
+    while ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY) < 0: pass
+
+@app.task
 def flood(megabytes, file):
     os.write(1, b"first words\\n")
     for _ in range(megabytes):
@@ -136,8 +141,11 @@ def read_pid(file: Path) -> int:
     return int(wait_for(lambda: file.read_text() if file.exists() else "", f"a pid in {file.name}"))
 
 
-def gone_within(pid: int, seconds: float) -> bool:
-    """Wait until a process is gone (a zombie counts as gone); False when it outlives the time."""
+GONE_S = 60.0
+
+
+def gone_within(pid: int, seconds: float = GONE_S) -> bool:
+    """Wait until a process is gone (a zombie counts as gone); False when it outlives the time, which bounds a hang."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,6 +1,7 @@
 """Failpoints: how they are armed, and what a test hears of a point that was passed."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,10 +36,30 @@ def test_a_note_reports_each_passing_and_leaves_the_countdown_of_other_actions_a
     assert signals.count(point, pid + 1) == 0
 
 
+def test_a_point_hangs_as_long_as_its_file_is_there(tmp_path: Path) -> None:
+    signals, point, hang = PassedPoints(tmp_path), "loop.step", tmp_path / "hang"
+    failpoints.arm(signals.of(point, also=f"{point}=hang_if:{hang}")["UNSTUCK_FAILPOINTS"])
+    failpoints.reached(point)
+    hang.touch()
+    thread = threading.Thread(target=failpoints.reached, args=(point,))
+    thread.start()
+    signals.wait(point, os.getpid(), 2)
+    assert thread.is_alive()
+    hang.unlink()
+    thread.join()
+
+
 @pytest.mark.parametrize(
-    "text", ["no.such_point=kill", "turn.before_commit=dance", "turn.before_commit=kill,nix", "turn.before_commit=note"]
+    "text",
+    [
+        "no.such_point=kill",
+        "turn.before_commit=dance",
+        "turn.before_commit=kill,nix",
+        "turn.before_commit=note",
+        "turn.before_commit=hang_if",
+    ],
 )
 def test_what_is_not_a_failpoint_is_refused(text: str) -> None:
-    """A note needs the file that it is written to."""
+    """A note needs the file that it is written to, a conditional hang the one that it looks for."""
     with pytest.raises(ValueError, match="unknown failpoint"):
         failpoints.arm(text)

@@ -1,8 +1,10 @@
 """The pure parts of the shop floor: what is held ahead, what is handed in, when a lease ends."""
 
+import itertools
 import os
 import select
 import socket
+import statistics
 import tempfile
 import threading
 import time
@@ -297,8 +299,8 @@ def test_a_ledger_that_can_be_read_and_not_written_is_not_asked_without_a_pause(
     answers: list[TurnUncertain] = []
     deadline_s = time.monotonic() + 0.5
     wheel.turn(Turn("w"))
-    while time.monotonic() < deadline_s:
-        select.select([mailbox], [], [], max(0.0, deadline_s - time.monotonic()))
+    while time.monotonic() < deadline_s or len(answers) < 2:
+        select.select([mailbox], [], [], max(0.01, deadline_s - time.monotonic()))
         for answer in mailbox.take():
             answers.append(answer)
             wheel.turn(answer.turn)
@@ -418,8 +420,8 @@ def made(request: pytest.FixtureRequest) -> Any:
 def test_after_an_outage_the_pauses_are_short_beside_the_interval(made: Any) -> None:
     made.ledger.trouble = LedgerUnavailable("away")
     wait_for(lambda: len(made.ledger.beats) >= 8, "several tries")
-    tries = made.ledger.beats[:8]
-    assert tries[-1] - tries[0] < 1.0, "seven pauses of at most a quarter of the interval"
+    pauses = [later - earlier for earlier, later in itertools.pairwise(made.ledger.beats[:8])]
+    assert statistics.median(pauses) < 0.1, "each is at most a quarter of the interval"
 
 
 def test_a_lock_in_the_way_of_a_heartbeat_costs_neither_the_connection_nor_the_wake_ups(

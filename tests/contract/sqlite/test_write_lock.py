@@ -1,19 +1,22 @@
 """The write lock of the SQLite ledger: fair, named, and taken from the frozen and the dead."""
 
 import gc
+import itertools
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 from tests.support.builders import new_job, put
-from tests.support.fleet import wait_for
+from tests.support.fleet import TIMEOUT_S, wait_for
 
 from unstuck import host
 from unstuck.config import Recovery, Settings
@@ -35,7 +38,7 @@ print(SqliteLedger(Settings(url=sys.argv[1])).enqueue([NewJob("add", "default", 
 """
 
 HAMMER = """
-import sys, time
+import os, sys
 from unstuck.config import Settings
 from unstuck.ledger.contract.jobs import NewJob
 from unstuck.ledger.sqlite.ledger import SqliteLedger
@@ -43,14 +46,10 @@ ledger = SqliteLedger(Settings(url=sys.argv[1]))
 ledger.count_jobs()
 print("ready", flush=True)
 sys.stdin.readline()
-end, count, worst = time.monotonic() + 1.5, 0, 0.0
-while time.monotonic() < end:
-    before = time.monotonic()
-    ledger.enqueue([NewJob("add", "default", b"x" * 2000)] * 20)
-    worst = max(worst, time.monotonic() - before)
-    count += 1
-print(count, worst)
+while not os.path.exists(sys.argv[3]):
+    ledger.enqueue([NewJob("add", "default", sys.argv[2].encode() * 2000)] * 20)
 """
+BATCHES = 40
 
 
 @pytest.fixture
@@ -65,12 +64,22 @@ def ledger(url: str) -> SqliteLedger:
     return ledger
 
 
-def elsewhere(script: str, url: str, failpoints: str = "") -> "subprocess.Popen[str]":
+def elsewhere(script: str, url: str, *arguments: str, failpoints: str = "") -> "subprocess.Popen[str]":
     environment = {**os.environ, "UNSTUCK_FAILPOINTS": failpoints}
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-c", script, url], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+        [sys.executable, "-c", script, url, *arguments],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=environment,
     )
+
+
+def soon_s() -> float:
+    """Return the deadline of a wait that ends at once on any machine."""
+    return time.monotonic() + TIMEOUT_S
 
 
 def stopped(pid: int) -> bool:
@@ -80,17 +89,16 @@ def stopped(pid: int) -> bool:
 
 @pytest.mark.parametrize("point", ["sqlite.inside_write", "enqueue.before_commit"])
 def test_a_process_killed_inside_its_write_holds_up_nobody(ledger: SqliteLedger, url: str, point: str) -> None:
-    victim = elsewhere(ENQUEUE, url, f"{point}=kill")
+    victim = elsewhere(ENQUEUE, url, failpoints=f"{point}=kill")
     victim.communicate(timeout=30)
     assert victim.returncode == -signal.SIGKILL
-    before = time.monotonic()
+    # If it waited for the lock, it would give up.
     put(ledger)
-    assert time.monotonic() - before < 10, "one that waits for the lock waits half a minute"
     assert ledger.count_jobs() == {"pending": 1}
 
 
 def test_a_process_killed_after_its_commit_has_written(ledger: SqliteLedger, url: str) -> None:
-    victim = elsewhere(ENQUEUE, url, "enqueue.after_commit=kill")
+    victim = elsewhere(ENQUEUE, url, failpoints="enqueue.after_commit=kill")
     victim.communicate(timeout=30)
     assert victim.returncode == -signal.SIGKILL
     assert ledger.count_jobs() == {"pending": 1}
@@ -99,7 +107,7 @@ def test_a_process_killed_after_its_commit_has_written(ledger: SqliteLedger, url
 def test_a_process_frozen_inside_its_write_is_killed_and_the_others_go_on(
     ledger: SqliteLedger, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    frozen = elsewhere(ENQUEUE, url, "sqlite.inside_write=stop")
+    frozen = elsewhere(ENQUEUE, url, failpoints="sqlite.inside_write=stop")
     wait_for(lambda: stopped(frozen.pid), "the freeze")
     before = time.monotonic()
     # Reading goes on all the while.
@@ -108,30 +116,40 @@ def test_a_process_frozen_inside_its_write_is_killed_and_the_others_go_on(
     waited_s = time.monotonic() - before
     frozen.communicate(timeout=30)
     assert frozen.returncode == -signal.SIGKILL
-    # Half of the heartbeat timeout, not less, and not much more.
-    assert 0.8 < waited_s < 10
+    # Half of the heartbeat timeout, and not less.
+    assert waited_s > 0.8
     assert ledger.count_jobs() == {"pending": 1}
     assert f"Process {frozen.pid} was frozen inside a write" in caplog.text
 
 
-def test_two_busy_processes_take_turns(ledger: SqliteLedger, url: str) -> None:
-    processes = [elsewhere(HAMMER, url) for _ in range(2)]
+def test_two_busy_processes_take_turns(ledger: SqliteLedger, url: str, tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    processes = [elsewhere(HAMMER, url, name, str(over)) for name in "ab"]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-    results = []
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
+    wait_for(lambda: all(_writers(tmp_path).count(name) >= BATCHES for name in "ab"), "both to have written often")
+    over.touch()
     for process in processes:
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == 0, err
-        count, worst_s = out.split()
-        results.append((int(count), float(worst_s)))
-    counts = [count for count, _ in results]
-    assert min(counts) > max(counts) / 10, results
-    assert ledger.count_jobs() == {"pending": 20 * sum(counts)}
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error
+    turns = [len(list(same)) for _, same in itertools.groupby(_writers(tmp_path).strip("a").strip("b"))]
+    # A process that gets no processor lets the other one write meanwhile: that makes some long turns, not most.
+    assert statistics.median(turns) <= 2, turns
+    assert ledger.count_jobs() == {"pending": 20 * len(_writers(tmp_path))}
+
+
+def _writers(folder: Path) -> str:
+    """Return who wrote each batch, in the order of the commits."""
+    with closing(apsw.Connection(str(folder / "jobs.db"))) as connection:
+        payloads = [
+            bytes(row[0])[:1].decode() for row in connection.execute("SELECT payload FROM unstuck_jobs ORDER BY id")
+        ]
+    return "".join(payloads[::20])
 
 
 def test_threads_pass_in_the_order_in_which_they_came() -> None:
@@ -167,22 +185,22 @@ def test_a_waiter_that_gave_up_leaves_the_lock_to_others(tmp_path: Path) -> None
     (tmp_path / "a.db").touch()
     path = tmp_path / "a.db-lock"
     holder, waiter = FairLock(path, 100.0), FairLock(path, 100.0)
-    holder.acquire(time.monotonic() + 1)
+    holder.acquire(soon_s())
     with pytest.raises(LedgerUnavailable, match="locked by someone else"):
         waiter.acquire(time.monotonic() + 0.15)
     holder.release()
     # The helper that waited on may get the lock for a moment, and must give it back.
     for _ in range(20):
-        holder.acquire(time.monotonic() + 10)
+        holder.acquire(soon_s())
         holder.release()
-        waiter.acquire(time.monotonic() + 10)
+        waiter.acquire(soon_s())
         waiter.release()
 
 
 def test_the_lock_file_names_its_holder_only_while_it_is_held(tmp_path: Path) -> None:
     (tmp_path / "a.db").touch()
     lock = FairLock(tmp_path / "a.db-lock", 1.0)
-    lock.acquire(time.monotonic() + 1)
+    lock.acquire(soon_s())
     fd = os.open(lock.path, os.O_RDONLY)
     held = read_holder(fd)
     lock.release()
@@ -292,15 +310,15 @@ def test_all_meet_at_the_new_lock_file_when_the_old_one_was_deleted(tmp_path: Pa
     (tmp_path / "jobs.db").touch()
     path = tmp_path / "jobs.db-lock"
     old, new = FairLock(path, 5.0), FairLock(path, 5.0)
-    old.acquire(time.monotonic() + 1)
+    old.acquire(soon_s())
     path.unlink()
-    new.acquire(time.monotonic() + 1)
+    new.acquire(soon_s())
     old.release()
     with pytest.raises(LedgerUnavailable):
         old.acquire(time.monotonic() + 0.2)
     new.release()
     wait_for(lambda: not old._blocked, "nobody waits for the lock any more")
-    old.acquire(time.monotonic() + 1)
+    old.acquire(soon_s())
     old.release()
     old.close()
     new.close()

@@ -90,6 +90,11 @@ def wait_for_file(gate: str, path: str) -> str:
     return "rested"
 
 
+@app.task(on_crash="retry", max_crash_retries=3)
+def wait_for_file_again(gate: str, path: str) -> str:
+    return wait_for_file(gate, path)
+
+
 def _churn(done: threading.Event) -> None:
     """Go in and out of functions as fast as it goes."""
     number = 0
@@ -187,6 +192,15 @@ async def nap_async_once_then_quick(seconds: float, path: str) -> str:
 def hold_the_gil(seconds: float) -> str:
     """Sleep in C without letting any other Python thread of this process run."""
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
+    return "held"
+
+
+@app.task
+def hold_the_gil_until_opened(fifo: str) -> str:
+    """Wait in C, without letting any other Python thread of this process run, until the test opens the pipe too."""
+    libc = ctypes.PyDLL(None)
+    while libc.open(fifo.encode(), os.O_RDONLY) < 0:
+        pass  # A signal ended the call.
     return "held"
 
 
@@ -327,7 +341,7 @@ def end_late(path: str) -> str:
     return "never asked"
 
 
-@app.task(stall_timeout="1s", timeout="60s")
+@app.task(stall_timeout="2s", timeout="60s")
 def work_with_signs(ctx: Context, signs: int, path: str = "", how: str = "heartbeat") -> str:
     """Give signs often enough, then fall silent if there is a path to note that in."""
     for number in range(signs):
@@ -342,7 +356,16 @@ def work_with_signs(ctx: Context, signs: int, path: str = "", how: str = "heartb
     return "done"
 
 
-@app.task(stall_timeout="1s")
+@app.task(stall_timeout="2s", timeout="60s")
+def give_signs_until(ctx: Context, path: str) -> str:
+    """Give signs until the file is there."""
+    while not os.path.exists(path):
+        time.sleep(0.05)
+        ctx.heartbeat()
+    return "done"
+
+
+@app.task(stall_timeout="2s")
 async def async_with_signs(ctx: Context, signs: int) -> str:
     for number in range(signs):
         await asyncio.sleep(0.1)
