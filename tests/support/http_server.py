@@ -253,9 +253,9 @@ def make_token(url: str, *scopes: Scope, expires_in_s: float | None = None) -> t
 
 
 @contextmanager
-def guarded_door(url: str, *arguments: str, **env: str) -> Iterator[SecuredServer]:
+def guarded_door(url: str, *arguments: str, points: Sequence[str] = (), **env: str) -> Iterator[SecuredServer]:
     first = make_token(url, *Scope)[1]
-    with serve(url, *arguments, env=env) as served:
+    with serve(url, *arguments, env=env, points=points) as served:
         door = SecuredServer(url, served, first)
         yield door
         door.close()
