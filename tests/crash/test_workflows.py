@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from tests.crash.apps import workflows as tasks
-from tests.support.backdoor import Backdoor, PostgresBackdoor, SqliteBackdoor
+from tests.support.backdoor import backdoor_of
 from tests.support.fleet import Fleet, wait_for
 
 from unstuck import App, NodeError, WorkerCrashed, WorkflowRun
@@ -105,11 +105,6 @@ def test_the_death_of_a_worker_in_a_node_moves_the_workflow_on_by_its_rule(fleet
     app.close()
 
 
-def meddler_of(fleet: Fleet) -> Backdoor:
-    path = fleet.folder / "jobs.db"
-    return SqliteBackdoor(path) if fleet.url.startswith("sqlite") else PostgresBackdoor(fleet.url)
-
-
 @pytest.mark.parametrize("policy", ["fail", "continue"])
 def test_a_job_that_was_failed_by_hand_is_found_and_its_workflow_finished_in_the_same_pass(
     fleet: Fleet, policy: str
@@ -124,7 +119,7 @@ def test_a_job_that_was_failed_by_hand_is_found_and_its_workflow_finished_in_the
         ("unstuck_jobs", "unixepoch('subsec')") if fleet.url.startswith("sqlite") else ("unstuck.jobs", "now()")
     )
     off = "0" if fleet.url.startswith("sqlite") else "false"
-    meddler_of(fleet).rows(
+    backdoor_of(fleet.url).rows(
         f"UPDATE {table} SET state = 'failed', ready = {off}, finished_at = {now}, error_code = 'WORKER_CRASHED', "
         f"error_message = 'Worker died unexpectedly' WHERE id = {run.job('nap').id} RETURNING id"
     )
@@ -149,7 +144,7 @@ def test_what_was_removed_by_hand_is_an_error_of_its_own(fleet: Fleet) -> None:
     flow.add(app.task_by_name("total"), [], passed)
     run = flow.start()
     table = "unstuck_jobs" if fleet.url.startswith("sqlite") else "unstuck.jobs"
-    meddler_of(fleet).rows(f"DELETE FROM {table} WHERE id = {run.job('nap').id} RETURNING id")
+    backdoor_of(fleet.url).rows(f"DELETE FROM {table} WHERE id = {run.job('nap').id} RETURNING id")
     assert len(fleet.ledger.repair_workflows(10)) == 1
     fleet.start("--concurrency", "1", target=TARGET)
     assert run.result(timeout=60) == [0, 1]

@@ -100,6 +100,12 @@ def age(backdoor: Backdoor, seconds: float) -> None:
     backdoor.move_watch(-seconds)
 
 
+def backdoor_of(url: str) -> Backdoor:
+    """Return the backdoor of the ledger at this address."""
+    sqlite = url.removeprefix("sqlite://")
+    return PostgresBackdoor(url) if sqlite == url else SqliteBackdoor(Path(sqlite))
+
+
 class SqliteBackdoor:
     dialect = "sqlite"
 
