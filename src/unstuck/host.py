@@ -1,5 +1,6 @@
 """Ask this machine about itself and its processes: clocks, boot, namespaces, who is alive."""
 
+import ctypes
 import functools
 import os
 import socket
@@ -132,6 +133,13 @@ def memory_bytes(pid: int) -> int:
         return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def release_free_memory() -> None:
+    """Give memory that was freed back to the system: the C library keeps it if something small lies behind it."""
+    # If the C library has no such function, it does so by itself, or never.
+    if (release := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        release(0)
 
 
 def _read(path: str) -> bytes:

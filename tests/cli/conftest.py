@@ -1,10 +1,12 @@
 from tests.support.server_fixtures import (  # noqa: F401
+    backdoor,
     browser,
     door,
     either_shop,
     forker,
     http,
     ledger,
+    ledger_url,
     open_door,
     queue,
     served,

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.crash.conftest import MakeFleet
-from tests.support.fleet import PROMPT, Fleet, backdoor_of, wait_for, wait_heartbeats
+from tests.support.fleet import PROMPT, Fleet, wait_for, wait_heartbeats
 from tests.support.signals import OwnProcess
 
 from unstuck import DeadlineExceeded, JobCancelled, JobQuarantined, OutOfMemory, Stalled, WorkerCrashed
@@ -394,7 +394,7 @@ def test_c_code_that_holds_the_gil_for_three_timeouts_costs_no_job(make_fleet: M
     fleet.start("--concurrency", "2")
     fleet.start("--concurrency", "2")
     job = hold_the_gil(fleet, tmp_path / "pipe")
-    backdoor_of(fleet).age_job(job.id, 3 * LEASE_S)
+    fleet.backdoor().age_job(job.id, 3 * LEASE_S)
     wait_heartbeats(fleet, SEVERAL_SWEEPS)
     with (tmp_path / "pipe").open("r+b", buffering=0):
         assert job.result(timeout=60) == "held"
@@ -421,7 +421,7 @@ def test_a_healthy_job_of_ten_timeouts_runs_once(make_fleet: MakeFleet, tmp_path
     jobs = [fleet.task(task).enqueue(str(over), str(file)) for task, file in zip(tasks, notes, strict=True)]
     wait_for(lambda: all(file.exists() for file in notes), "both jobs to begin")
     for job in jobs:
-        backdoor_of(fleet).age_job(job.id, 10 * LEASE_S)
+        fleet.backdoor().age_job(job.id, 10 * LEASE_S)
     wait_heartbeats(fleet, SEVERAL_SWEEPS)
     over.touch()
     for job in jobs:

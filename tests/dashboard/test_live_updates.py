@@ -8,17 +8,30 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.support.browser import looking, wait_live
-from tests.support.fleet import Fleet
+from tests.support.fleet import Fleet, wait_for
 from tests.support.http_server import Served, serve
+from tests.support.server_fixtures import NO_REAPER
 
 from unstuck.domain.states import JobState
 from unstuck.ledger.contract.jobs import NewJob
+
+KEEP_WHAT_IS_HEARD = """
+window.heard = [];
+window.EventSource = class extends window.EventSource {
+  constructor(address) {
+    super(address);
+    this.addEventListener("message", (event) => window.heard.push(event.data));
+  }
+};
+"""
+"""Added to a page before its own scripts: a test knows what the server has sent."""
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder: Path = tmp_path_factory.mktemp("fleet")
-    fleet = Fleet(f"sqlite:///{folder}/jobs.db", folder, heartbeat_interval="1s")
+    # No sweep comes in between: a death is seen by the neighbours of the worker.
+    fleet = Fleet(f"sqlite:///{folder}/jobs.db", folder, heartbeat_interval="1s", check_interval="10m")
     fleet.start("--name", "stays")
     yield fleet
     fleet.close()
@@ -26,7 +39,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def served(fleet: Fleet) -> Iterator[Served]:
-    with serve(fleet.url) as served:
+    with serve(fleet.url, env=NO_REAPER) as served:
         yield served
 
 
@@ -92,6 +105,7 @@ def test_a_job_that_seems_to_hang_is_asked_where_it_stands(browser: Browser, fle
 
 def test_a_change_leaves_focus_and_selection_alone(browser: Browser, fleet: Fleet, served: Served) -> None:
     with looking(browser, served.url) as page:
+        page.add_init_script(KEEP_WHAT_IS_HEARD)
         page.goto("/queues")
         wait_live(page)
         pause = page.get_by_role("button", name="Pause queue default")
@@ -101,7 +115,7 @@ def test_a_change_leaves_focus_and_selection_alone(browser: Browser, fleet: Flee
         )
         fleet.ledger.enqueue([NewJob(task="add", queue="lonely", payload=b"{}", policy=b"")])
         # While text is marked nothing moves; then what was put off appears.
-        page.wait_for_timeout(1_500)
+        wait_for(lambda: "lonely" in page.evaluate("window.heard.join()"), "the news to reach the page", every_s=0.1)
         assert page.evaluate("getSelection().toString()") == "default"
         page.evaluate("getSelection().removeAllRanges()")
         expect(page.locator("tr", has_text="lonely")).to_contain_text("No living worker serves it")

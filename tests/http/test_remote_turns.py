@@ -6,8 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.backdoor import Backdoor
 from tests.support.fleet import wait_for
-from tests.support.http_server import TIGHT, Worker, done, key, put, state
+from tests.support.http_server import Worker, done, fall_silent, key, put, state
 
 from unstuck.domain.policy import Policy
 from unstuck.domain.retry import RetryRule
@@ -133,12 +134,14 @@ def test_a_worker_that_drains_settles_and_gets_nothing(http: httpx.Client, ledge
     assert (said["results"][0]["status"], said["jobs"], said["drain"]) == ("succeeded", [], True)
 
 
-def test_a_dead_worker_is_told_what_happened_and_gets_nothing(http: httpx.Client, ledger: Ledger, queue: str) -> None:
-    worker = Worker(http, queue, **TIGHT)
+def test_a_dead_worker_is_told_what_happened_and_gets_nothing(
+    http: httpx.Client, ledger: Ledger, backdoor: Backdoor, queue: str
+) -> None:
+    worker = Worker(http, queue)
     put(ledger, queue)
     [job] = turn(worker, claim=1)["jobs"]
     other = put(ledger, queue)
-    wait_for(lambda: (found := ledger.remote_worker(worker.id)) is not None and found.state == "dead", "its death")
+    fall_silent(ledger, backdoor, worker.id)
     refused = worker.call("turn", claim=1, settle=[done(job)])
     assert (refused.status_code, refused.json()["code"]) == (409, "worker_gone")
     assert state(ledger, other) is JobState.PENDING

@@ -9,14 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.backdoor import Backdoor, backdoor_of
 from tests.support.fleet import wait_for
 from tests.support.http_server import (
     DATABASES,
-    TIGHT,
     SecuredServer,
     Worker,
     done,
     empty_database,
+    fall_silent,
     guarded_door,
     key,
     make_token,
@@ -45,8 +46,10 @@ def steps(worker: Worker, *items: dict[str, Any]) -> list[str]:
     return [result["status"] for result in answer.json()["results"]]
 
 
-def test_what_a_dead_worker_wrote_down_comes_to_the_next(http: httpx.Client, ledger: Ledger, queue: str) -> None:
-    first = Worker(http, queue, **TIGHT)
+def test_what_a_dead_worker_wrote_down_comes_to_the_next(
+    http: httpx.Client, ledger: Ledger, backdoor: Backdoor, queue: str
+) -> None:
+    first = Worker(http, queue)
     job_id = put(ledger, queue, Policy(on_crash="retry"))
     (job,) = first.claim(start=True)
     assert (job["journal"], job["signals"]) == ([], [])
@@ -54,7 +57,8 @@ def test_what_a_dead_worker_wrote_down_comes_to_the_next(http: httpx.Client, led
     assert steps(first, one, {**key(job), "seq": 0, "value": "half way"}) == ["written", "written"]
     assert steps(first, one) == ["already"]
     assert steps(first, {**one, "name": "refund"}) == ["step_mismatch"]
-    wait_for(lambda: state(ledger, job_id) is JobState.PENDING, "the silent worker to be given up")
+    fall_silent(ledger, backdoor, first.id)
+    wait_for(lambda: state(ledger, job_id) is JobState.PENDING, "its job to be given back")
     second = Worker(http, queue)
     (again,) = wait_for(lambda: second.claim(start=True), "the job to be due again")
     assert [(line["kind"], line["name"], line["value"]) for line in again["journal"]] == [
@@ -207,10 +211,11 @@ def test_a_task_that_only_ones_own_workers_have_is_ones_own_to_change(guarded: S
 def test_a_name_is_free_for_another_token_when_its_worker_is_dead(guarded: SecuredServer) -> None:
     """Else whoever gets a new token could never beat under its old name again."""
     before, after = Hand(guarded), Hand(guarded)
-    first = before.post("/v1/workers", {"name": "rotated", **TIGHT}).json()
+    first = before.post("/v1/workers", {"name": "rotated"}).json()
     assert before.heartbeat("rotated").json()["id"] == first["id"]
     assert after.heartbeat("rotated").status_code == 403
-    wait_for(lambda: after.heartbeat("rotated").status_code == 200, "the name to be free")
+    with closing(ready_ledger(Settings(url=guarded.ledger_url))) as ledger:
+        fall_silent(ledger, backdoor_of(guarded.ledger_url), first["id"])
     said = after.heartbeat("rotated").json()
     assert said["id"] != first["id"]
     # What the other was is nobody else's business: it is another worker of that name.

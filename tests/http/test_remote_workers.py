@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.backdoor import Backdoor
 from tests.support.builders import birth
 from tests.support.fleet import wait_for
-from tests.support.http_server import LARGEST_OUTPUT, LARGEST_RESULT, TIGHT, Served, Worker, done, key, put, state
+from tests.support.http_server import LARGEST_OUTPUT, LARGEST_RESULT, Served, Worker, done, fall_silent, key, put, state
 
 from unstuck import host
 from unstuck.client.operator import Operator
@@ -92,15 +93,13 @@ def test_a_beat_without_metadata_keeps_the_last(http: httpx.Client, ledger: Ledg
     assert metadata() == {}
 
 
-def test_a_new_life_without_metadata_keeps_those_of_the_last(http: httpx.Client, ledger: Ledger, queue: str) -> None:
+def test_a_new_life_without_metadata_keeps_those_of_the_last(
+    http: httpx.Client, ledger: Ledger, backdoor: Backdoor, queue: str
+) -> None:
     told = {"hostname": "server-02", "n": 2}
-    http.post("/api/v1/workers", json={"name": queue, "metadata": told, **TIGHT})
-
-    def born_again() -> bool:
-        return http.post("/api/workers/heartbeat", json={"worker_id": queue}).json()["declared_dead"] is not None
-
-    wait_for(lambda: (last := ledger.remote_worker_named(queue)) is not None and last.state == "dead", "its death")
-    assert born_again()
+    fall_silent(ledger, backdoor, Worker(http, queue, name=queue, metadata=told).id)
+    said = http.post("/api/workers/heartbeat", json={"worker_id": queue}).json()
+    assert said["declared_dead"] is not None
     record = ledger.remote_worker_named(queue)
     assert record is not None
     assert (record.metadata, record.host) == (told, "server-02")
@@ -179,12 +178,13 @@ def test_an_unknown_parameter_of_a_query_is_refused(http: httpx.Client, path: st
 
 
 def test_a_beat_after_death_opens_a_new_life_and_never_revives_the_old(
-    http: httpx.Client, ledger: Ledger, queue: str
+    http: httpx.Client, ledger: Ledger, backdoor: Backdoor, queue: str
 ) -> None:
-    worker = Worker(http, queue, name=f"phoenix-{queue}", concurrency=3, **TIGHT)
+    lease = {"heartbeat_interval": 20, "heartbeat_timeout": 240}
+    worker = Worker(http, queue, name=f"phoenix-{queue}", concurrency=3, **lease)
     put(ledger, queue)
     [job] = worker.claim(start=True)
-    wait_for(lambda: ledger.remote_worker(worker.id).state is WorkerState.DEAD, "its death")  # type: ignore[union-attr]
+    fall_silent(ledger, backdoor, worker.id)
     said = http.post("/api/workers/heartbeat", json={"worker_id": f"phoenix-{queue}"}).json()
     assert said["id"] != worker.id
     assert said["declared_dead"]["id"] == worker.id
@@ -195,7 +195,7 @@ def test_a_beat_after_death_opens_a_new_life_and_never_revives_the_old(
     assert new is not None
     assert (old.state, new.state) == (WorkerState.DEAD, WorkerState.ACTIVE)
     assert (new.queues, new.tasks, new.concurrency) == ((queue,), ("resize",), 3)
-    assert new.suspect_after_s == TIGHT["heartbeat_timeout"]
+    assert new.suspect_after_s == lease["heartbeat_timeout"]
     assert worker.call("settle", jobs=[done(job)]).status_code == 409
     # A beat by the old id comes to the new life too.
     assert http.post("/api/workers/heartbeat", json={"worker_id": worker.id}).json()["id"] == said["id"]
@@ -573,10 +573,13 @@ def test_a_claim_says_when_a_job_wants_the_next_beat(http: httpx.Client, ledger:
 # The fence --------------------------------------------------------------------------------------
 
 
-def test_a_write_that_comes_too_late_is_told_what_happened(http: httpx.Client, ledger: Ledger, queue: str) -> None:
-    late = Worker(http, queue, name=f"late-{queue}", **TIGHT)
+def test_a_write_that_comes_too_late_is_told_what_happened(
+    http: httpx.Client, ledger: Ledger, backdoor: Backdoor, queue: str
+) -> None:
+    late = Worker(http, queue, name=f"late-{queue}")
     job_id = put(ledger, queue, Policy(on_crash="retry"))
     [job] = late.claim(start=True)
+    fall_silent(ledger, backdoor, late.id)
     other = Worker(http, queue, name=f"other-{queue}")
     [taken] = other.claim(wait=50, start=True)
     assert taken["job_id"] == job_id
@@ -623,13 +626,13 @@ def test_of_a_batch_each_job_is_answered_for_itself(http: httpx.Client, ledger: 
 
 
 def test_a_settlement_repeated_after_its_worker_died_is_still_done(
-    http: httpx.Client, ledger: Ledger, queue: str
+    http: httpx.Client, ledger: Ledger, backdoor: Backdoor, queue: str
 ) -> None:
-    worker = Worker(http, queue, **TIGHT)
+    worker = Worker(http, queue)
     put(ledger, queue)
     [job] = worker.claim(start=True)
     assert worker.call("settle", jobs=[done(job)]).status_code == 200
-    wait_for(lambda: ledger.remote_worker(worker.id).state is WorkerState.DEAD, "its death")  # type: ignore[union-attr]
+    fall_silent(ledger, backdoor, worker.id)
     assert worker.call("settle", jobs=[done(job)]).json()["results"][0]["status"] == "already"
     assert worker.call("settle", jobs=[{**key(job), "outcome": "failed"}]).status_code == 409
 

@@ -3,11 +3,13 @@
 import json
 import select
 import socket
-import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.support.fleet import wait_for
 from tests.support.http_server import PATIENCE_S, SecuredServer, guarded_door, raw, status_of
@@ -322,40 +324,64 @@ def test_a_body_that_is_still_on_its_way_counts_as_a_request_that_waits(tmp_path
         wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 200, "room again")
 
 
-def test_who_is_slow_to_say_what_they_want_is_hung_up_on_and_others_are_served(door: SecuredServer) -> None:
+HEAD_S = 2.0
+IMPATIENT = {
+    "UNSTUCK_WEB_HEAD_TIMEOUT": f"{HEAD_S}s",
+    "UNSTUCK_WEB_BODY_TIMEOUT": "500ms",
+    "UNSTUCK_WEB_UNREAD_TIMEOUT": "500ms",
+}
+
+
+@pytest.fixture(scope="module")
+def impatient_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+    """A server that hangs up soon, so that a test need not wait long for the order of events."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('impatient')}/jobs.db"
+    with guarded_door(url, points=["http.request_received"], **IMPATIENT) as door:
+        yield door
+        assert "Traceback" not in door.served.said()
+
+
+def said_at_once(door: SecuredServer, data: bytes) -> socket.socket:
+    """Connect and send. If this process stood still in between, the server may have hung up before: begin again."""
     host, port = door.host.split(":")
-    slow = head(door, JSON, "Content-Length: 100") + b"{"
-    unsaid = b"GET / HTTP/1.1\r\nHost: loc"
-    ends: dict[str, bytes] = {}
-
-    def dawdle(name: str, data: bytes) -> None:
-        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as line:
-            line.sendall(data)
-            ends[name] = line.recv(65536)
-
-    def dawdle_later() -> None:
-        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as line:
-            line.sendall(head(door, method="GET", path="/healthz"))
-            assert status_of(line.recv(65536)) == 200
-            # Nothing but empty lines, which may stand in front of a request.
-            line.sendall(b"\r\n")
-            ends["blank"] = line.recv(65536)
-
-    threads = [threading.Thread(target=dawdle, args=args) for args in (("body", slow), ("head", unsaid))]
-    threads.append(threading.Thread(target=dawdle_later))
-    for thread in threads:
-        thread.start()
-    assert door.ask("GET", "/api/v1/audit", door.all).status_code == 200
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert status_of(ends["body"]) == 408
-    assert ends["head"] == b""
-    assert ends["blank"] == b""
+    while True:
+        begun_s = time.monotonic()
+        line = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        line.sendall(data)
+        if time.monotonic() - begun_s < HEAD_S / 2:
+            return line
+        line.close()
 
 
-def test_who_never_reads_an_answer_is_hung_up_on(door: SecuredServer) -> None:
+def test_a_client_that_is_slow_to_send_its_request_is_hung_up_on_and_others_are_served(
+    impatient_door: SecuredServer,
+) -> None:
+    door = impatient_door
+
+    def is_served() -> bool:
+        with suppress(httpx.TransportError):
+            return door.ask("GET", "/api/v1/audit", door.all).status_code == 200
+        return False
+
+    with (
+        said_at_once(door, head(door, JSON, "Content-Length: 100") + b"{") as body,
+        said_at_once(door, b"GET / HTTP/1.1\r\nHost: loc") as unsaid,
+        said_at_once(door, head(door, method="GET", path="/healthz")) as blank,
+    ):
+        assert status_of(blank.recv(65536)) == 200
+        # Nothing but empty lines, which may stand in front of a request.
+        blank.sendall(b"\r\n")
+        wait_for(is_served, "another client to be served")
+        assert status_of(body.recv(65536)) == 408
+        assert unsaid.recv(65536) == b""
+        assert blank.recv(65536) == b""
+
+
+def test_a_client_that_never_reads_its_answer_is_hung_up_on(impatient_door: SecuredServer) -> None:
+    door = impatient_door
     host, port = door.host.split(":")
     server = OwnProcess(door.served.process.pid)
+    before = door.served.passed("http.request_received")
     with socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         line.connect((host, int(port)))
@@ -365,5 +391,5 @@ def test_who_never_reads_an_answer_is_hung_up_on(door: SecuredServer) -> None:
             return any(one.raddr and one.raddr.port == mine for one in server.net_connections("tcp"))
 
         line.sendall(head(door, method="GET", path="/api/v1/openapi.json") * 30)
-        wait_for(is_connected, "it is connected")
-        wait_for(lambda: not is_connected(), "it was hung up on", patience_s=2 * PATIENCE_S)
+        door.served.wait_passed("http.request_received", before + 1)
+        wait_for(lambda: not is_connected(), "it was hung up on")

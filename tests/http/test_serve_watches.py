@@ -8,9 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
+from tests.support.backdoor import backdoor_of
 from tests.support.builders import birth
 from tests.support.fleet import wait_for
-from tests.support.http_server import TIGHT, Worker, put, serving, state
+from tests.support.http_server import Worker, fall_silent, put, serving, state
 from tests.support.sqlite import ready_sqlite
 
 from unstuck import App
@@ -44,7 +45,7 @@ def test_a_server_that_was_restarted_finds_the_dead_before_anyone_calls_it(url: 
     try:
         with serving(url, env=QUICK) as client:
             job = put(ledger, "pictures")
-            worker = Worker(client, "pictures", **TIGHT)
+            worker = Worker(client, "pictures")
             assert worker.claim(limit=1)
         assert state(ledger, job) is JobState.CLAIMED
         killed_worker(ledger, "killed")
@@ -53,7 +54,7 @@ def test_a_server_that_was_restarted_finds_the_dead_before_anyone_calls_it(url: 
         app.close()
         with serving(url, env=QUICK):
             wait_for(lambda: is_dead(ledger, "killed"), "the killed Python worker to be found")
-            wait_for(lambda: is_dead(ledger, worker.id), "the silent remote worker to be found")
+            fall_silent(ledger, backdoor_of(url), worker.id)
             wait_for(lambda: state(ledger, job) is JobState.PENDING, "its job to be back in the queue")
             # An operator's schedule is kept as well: no worker is left to keep it.
             wait_for(lambda: sum(ledger.count_jobs().values()) > 1, "the schedule to fire")

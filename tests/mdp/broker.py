@@ -6,8 +6,9 @@ import secrets
 import signal
 import subprocess
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import zmq
 from tests.support import processes
 from tests.support.fleet import ROOT, TIMEOUT_S, Fleet, wait_for
+from tests.support.postgres import reserve_port
 
 from unstuck.config import Recovery
 from unstuck.domain.liveness import Detector
@@ -31,8 +33,24 @@ from unstuck.runner.status_page import status_page_folder
 
 Process = subprocess.Popen[bytes]
 
-BUSY_TIMEOUT = "20s"
-"""Shorter than the default: nobody can tell whether an old worker ever got what a broker took for it before it died."""
+PATIENT = {"heartbeat_timeout": "10m", "busy_timeout": "10m"}
+"""Peers of tests are not heard while their test does something else, for longer on a busy machine. So a broker gives
+none of them up for its silence, unless the test is about that."""
+
+
+ANY_PORT = "tcp://127.0.0.1:0"
+
+
+class ReservedEndpoint(str):
+    """An address on this machine. While this object is there, the kernel gives its port to no one else, even between
+    two brokers; and no peer that looks for a broker there connects to itself."""
+
+    @classmethod
+    def new(cls) -> "ReservedEndpoint":
+        reserved = reserve_port()
+        endpoint = cls(f"tcp://127.0.0.1:{reserved.getsockname()[1]}")
+        weakref.finalize(endpoint, os.close, reserved.detach())
+        return endpoint
 
 
 @dataclass(frozen=True)
@@ -52,23 +70,24 @@ class BrokerHarness:
         self.folder = folder
         self.notes = folder / "notes"
         self.fleet = Fleet(url, folder)
-        self.endpoint = "tcp://127.0.0.1:0"
+        self.endpoint: str = ANY_PORT
         self._processes: list[Process] = []
         self._clients: list[RecordingClient] = []
         self.open()
 
     def open(self, **settings: object) -> None:
         """Start a broker; a second one comes where the first one was."""
+        if self.endpoint == ANY_PORT:
+            self.endpoint = ReservedEndpoint.new()
         self.log = self.folder / f"broker-{len(self._processes)}.log"
-        self._settings = {f"UNSTUCK_MDP_{name.upper()}": str(value) for name, value in settings.items()}
+        self._settings = settings_in_environment(settings)
         with self.log.open("wb") as file:
             self.broker = self._start(
                 "unstuck.cli.main", "broker", "--bind", self.endpoint, stdout=subprocess.PIPE, stderr=file
             )
         assert self.broker.stdout is not None
         said = self.broker.stdout.readline().decode().split()
-        assert said[:1] == ["Serving"], (said, self.log.read_text())
-        self.endpoint = said[1]
+        assert said[:2] == ["Serving", self.endpoint], (said, self.log.read_text())
 
     def kill_broker(self) -> None:
         self.broker.kill()
@@ -143,12 +162,16 @@ class BrokerHarness:
             module,
             *words,
             cwd=ROOT,
-            env={**self.fleet.surroundings(), "UNSTUCK_MDP_BUSY_TIMEOUT": BUSY_TIMEOUT, **self._settings},
+            env={**self.fleet.surroundings(), **self._settings},
             stdin=subprocess.DEVNULL,
             **more,
         )
         self._processes.append(process)
         return process
+
+
+def settings_in_environment(settings: Mapping[str, object]) -> dict[str, str]:
+    return {f"UNSTUCK_MDP_{name.upper()}": str(value) for name, value in {**PATIENT, **settings}.items()}
 
 
 class RecordingClient(Client):
@@ -282,8 +305,8 @@ class Broker:
     def __init__(self, url: str, log: Path, **settings: object) -> None:
         self.url = url
         self.log = log
-        self.settings = {f"UNSTUCK_MDP_{name.upper()}": str(value) for name, value in settings.items()}
-        self.bind = "tcp://127.0.0.1:0"
+        self.settings = settings_in_environment(settings)
+        self.bind: str = ReservedEndpoint.new()
         self.peers: list[Peers] = []
         self.start()
 
@@ -304,7 +327,7 @@ class Broker:
         with self.process.stdout as said:
             line = said.readline()
         assert line.startswith("Serving "), (line, self.log.read_text())
-        self.endpoint = self.bind = line.split()[1]
+        self.endpoint = line.split()[1]
 
     def again(self) -> None:
         """kill -9, and start anew on the same port."""
@@ -454,7 +477,8 @@ def foreign_broker(bind: str = "tcp://127.0.0.1:*", heartbeat_s: float = 2.5) ->
 class Played:
     """A broker whose every word a test says itself."""
 
-    def __init__(self, bind: str = "tcp://127.0.0.1:*", curve_secret: bytes | None = None) -> None:
+    def __init__(self, endpoint: str | None = None, curve_secret: bytes | None = None) -> None:
+        self.endpoint = ReservedEndpoint.new() if endpoint is None else endpoint
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.linger = 0
@@ -463,8 +487,7 @@ class Played:
         if curve_secret is not None:
             self.socket.curve_secretkey = curve_secret
             self.socket.curve_server = True
-        self.socket.bind(bind)
-        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.socket.bind(self.endpoint)
 
     def hear(self, patience_s: float = TIMEOUT_S) -> list[bytes]:
         """Give the next message, identity first."""
@@ -504,8 +527,8 @@ class Played:
 
 
 @contextmanager
-def played(bind: str = "tcp://127.0.0.1:*", curve_secret: bytes | None = None) -> Iterator[Played]:
-    broker = Played(bind, curve_secret)
+def played(endpoint: str | None = None, curve_secret: bytes | None = None) -> Iterator[Played]:
+    broker = Played(endpoint, curve_secret)
     try:
         yield broker
     finally:

@@ -44,22 +44,29 @@ class GuideWorker(Raw):
     def recv(self, patience_s: float = TIMEOUT_S) -> list[bytes]:
         """Return the body of the next request."""
         while True:
-            frames = self.hear(patience_s)
-            assert len(frames) >= 3
-            assert frames.pop(0) == b""
-            assert frames.pop(0) == b"MDPW01"
-            command = frames.pop(0)
-            if command == REQUEST:
-                # As zmsg_unwrap does: the empty frame is taken away if it is there.
-                self.reply_to = frames.pop(0)
-                if frames and frames[0] == b"":
-                    frames.pop(0)
-                return frames
-            if command == DISCONNECT:
-                self.reconnect()
-            else:
-                assert command == HEARTBEAT, command
-                self.send(HEARTBEAT, [])
+            body = self.take(patience_s)
+            if body is not None:
+                return body
+
+    def take(self, patience_s: float = TIMEOUT_S) -> list[bytes] | None:
+        """Take the next message. Return the body if it is a request, and answer it if it is none."""
+        frames = self.hear(patience_s)
+        assert len(frames) >= 3
+        assert frames.pop(0) == b""
+        assert frames.pop(0) == b"MDPW01"
+        command = frames.pop(0)
+        if command == REQUEST:
+            # As zmsg_unwrap does: the empty frame is taken away if it is there.
+            self.reply_to = frames.pop(0)
+            if frames and frames[0] == b"":
+                frames.pop(0)
+            return frames
+        if command == DISCONNECT:
+            self.reconnect()
+        else:
+            assert command == HEARTBEAT, command
+            self.send(HEARTBEAT, [])
+        return None
 
     def reply(self, *body: bytes) -> None:
         self.send(REPLY, self.shape.reply(self.reply_to, list(body)))

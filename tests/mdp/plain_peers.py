@@ -1,7 +1,7 @@
 """Majordomo peers of the old kind, written from the specification with raw frames: they know nothing of ours.
 
     python -m tests.mdp.plain_peers client ENDPOINT SERVICE BODY
-    python -m tests.mdp.plain_peers worker ENDPOINT SERVICE [--work SECONDS]
+    python -m tests.mdp.plain_peers worker ENDPOINT SERVICE [--work SECONDS] [--gate FILE]
 
 The client prints its reply, or `silence`. A message that it does not expect breaks it by an assertion, as it breaks
 the clients of the guide.
@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import zmq
 
@@ -19,6 +20,7 @@ TIMEOUT_S = 2.5
 RETRIES = 3
 HEARTBEAT_S = 2.5
 LIVENESS = 3
+LOOK_S = 0.005
 
 
 class PlainClient:
@@ -133,6 +135,7 @@ def main() -> None:
     parser.add_argument("service")
     parser.add_argument("body", nargs="*")
     parser.add_argument("--work", type=float, default=0.0)
+    parser.add_argument("--gate", type=Path, help="work until this file exists")
     parser.add_argument("--heartbeat", type=float, default=HEARTBEAT_S)
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S)
     parser.add_argument("--dealer", action="store_true")
@@ -147,6 +150,8 @@ def main() -> None:
     def work(body: list[bytes]) -> list[bytes]:
         print("working", os.getpid(), flush=True)
         time.sleep(given.work)
+        while given.gate and not given.gate.exists():
+            time.sleep(LOOK_S)
         return body
 
     try:

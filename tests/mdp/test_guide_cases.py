@@ -1,32 +1,23 @@
 """Unmodified peers of the guide in cases that once ended badly: expired requests, large replies, a killed broker."""
 
-import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import cbor2
 import pytest
 import zmq
-from tests.mdp.broker import CLIENT, Broker, Peers, broker_on
-from tests.mdp.guide_shapes import SHAPES, GuideClient, GuideWorker, jobs
+from tests.mdp.broker import CLIENT, Broker, Peers, broker_on, settings_in_environment
+from tests.mdp.guide_shapes import SHAPES, GuideClient, GuideWorker, Shape, jobs
 from tests.support.fleet import wait_for
 
 from unstuck.domain.states import JobState
 
 MAX_BYTES = 100_000
-BUSY_TIMEOUT_S = 120.0
-HEARTBEAT_TIMEOUT_S = 3.0
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    settings = {
-        "heartbeat_interval": "200ms",
-        "heartbeat_timeout": f"{HEARTBEAT_TIMEOUT_S}s",
-        "busy_timeout": f"{BUSY_TIMEOUT_S}s",
-        "request_ttl": "2s",
-        "crash_notification_delay_ms": 600_000,
-        "max_message_bytes": MAX_BYTES,
-    }
+    settings = {"heartbeat_interval": "200ms", "max_message_bytes": MAX_BYTES}
     with broker_on(request, tmp_path_factory.mktemp("broker"), request.param, **settings) as broker:
         yield broker
 
@@ -43,33 +34,27 @@ def client(request: pytest.FixtureRequest, peers: Peers) -> GuideClient:
     return GuideClient(peers, request.param)
 
 
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
 def test_a_listener_hears_the_last_word_about_an_expired_request_and_an_old_client_nothing(
-    client: GuideClient, peers: Peers
+    request: pytest.FixtureRequest, tmp_path: Path, dialect: str
 ) -> None:
     """The delay for crashes is long, and holds up no other notice."""
-    listener = peers.listener()
-    client.send(b"old")
-    listener.ask(peers.service, b"new", correlation=b"c")
-    [told] = listener.notice(b"\x09", b"c")
-    assert "final" not in told
-    [told] = listener.notice(b"\x09", b"c")
-    assert told["final"] is True
-    assert listener.is_silent()
-    wait_for(lambda: {job.state for job in jobs(peers)} == {JobState.CANCELLED}, "both to expire")
-    assert client.is_silent(), "an old client was told something"
-
-
-def test_a_worker_that_died_does_not_let_its_request_expire_at_once(
-    worker: GuideWorker, client: GuideClient, peers: Peers
-) -> None:
-    client.send(b"job")
-    assert worker.recv() == [b"job"]
-    time.sleep(2.5)  # Longer than the time that a request may wait for a worker.
-    worker.close(0)
-    other = GuideWorker(peers, worker.shape)
-    assert other.recv() == [b"job"]
-    other.reply(b"done")
-    assert client.recv() == [b"done"]
+    settings = {"heartbeat_interval": "200ms", "request_ttl": "500ms", "crash_notification_delay_ms": 600_000}
+    with broker_on(request, tmp_path, dialect, **settings) as broker:
+        peers = Peers(broker)
+        clients = [GuideClient(peers, kind) for kind in (zmq.REQ, zmq.DEALER)]
+        listener = peers.listener()
+        for client in clients:
+            client.send(b"old")
+        listener.ask(peers.service, b"new", correlation=b"c")
+        [told] = listener.notice(b"\x09", b"c")
+        assert "final" not in told
+        [told] = listener.notice(b"\x09", b"c")
+        assert told["final"] is True
+        assert listener.is_silent()
+        wait_for(lambda: [job.state for job in jobs(peers)] == [JobState.CANCELLED] * 3, "all of them to expire")
+        assert all(client.is_silent() for client in clients), "an old client was told something"
+        peers.close()
 
 
 def test_a_reply_that_is_too_large_fails_its_job_and_the_worker_goes_on(
@@ -116,31 +101,39 @@ def test_a_mixture_of_maps_and_bytes_is_one_body(worker: GuideWorker, client: Gu
     assert len(jobs(peers)) == 1
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
 def test_what_a_killed_broker_held_for_an_old_worker_is_done_long_before_the_busy_timeout(
-    worker: GuideWorker, peers: Peers
+    request: pytest.FixtureRequest, tmp_path: Path, dialect: str, shape: Shape
 ) -> None:
     """Of many requests of an asynchronous client some were claimed in advance, and one was at work."""
-    client = GuideClient(peers, zmq.DEALER)
-    for number in range(60):
-        client.send(b"%d" % number)
-    for _ in range(20):
+    with broker_on(request, tmp_path, dialect, heartbeat_interval="200ms") as broker:
+        peers = Peers(broker)
+        worker = GuideWorker(peers, shape)
+        broker.awaits(peers.service)
+        client = GuideClient(peers, zmq.DEALER)
+        for number in range(60):
+            client.send(b"%d" % number)
+        for _ in range(20):
+            worker.recv()
+            worker.reply(b"done")
         worker.recv()
-        worker.reply(b"done")
-    worker.recv()
-    peers.broker.again()
-    begun_s = time.monotonic()
-    worker.close(0)
-    other = GuideWorker(peers, worker.shape)
+        # The next one gives up soon what is silent and idle. What is busy has ten minutes, and nobody waits so long.
+        broker.settings |= settings_in_environment({"heartbeat_interval": "200ms", "heartbeat_timeout": "1s"})
+        broker.again()
+        worker.close(0)
+        other = GuideWorker(peers, shape)
 
-    def all_done() -> bool:
-        while not other.is_silent(0.05):
-            other.recv()
-            other.reply(b"done")
-        return {job.state for job in jobs(peers)} == {JobState.SUCCEEDED}
+        def all_done() -> bool:
+            while not other.is_silent(0.05):
+                # Nothing may come behind a heartbeat: the last reply is on its way to the ledger.
+                if other.take() is not None:
+                    other.reply(b"done")
+            return {job.state for job in jobs(peers)} == {JobState.SUCCEEDED}
 
-    wait_for(all_done, "all to be done")
-    assert len(jobs(peers)) == 60
-    assert time.monotonic() - begun_s < BUSY_TIMEOUT_S / 2
+        wait_for(all_done, "all to be done")
+        assert len(jobs(peers)) == 60
+        peers.close()
 
 
 def test_a_wish_for_unknown_events_is_refused(peers: Peers) -> None:

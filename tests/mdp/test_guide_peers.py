@@ -20,8 +20,7 @@ from unstuck.ledger.open import ready_ledger
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    settings = {"heartbeat_interval": "200ms", "heartbeat_timeout": "5s", "request_ttl": "1h"}
-    with broker_on(request, tmp_path_factory.mktemp("broker"), request.param, **settings) as broker:
+    with broker_on(request, tmp_path_factory.mktemp("broker"), request.param, heartbeat_interval="200ms") as broker:
         yield broker
 
 

@@ -24,8 +24,7 @@ MB = 1024 * 1024
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    settings = {"heartbeat_interval": "300ms", "heartbeat_timeout": "1500ms"}
-    with broker_on(request, tmp_path_factory.mktemp("broker"), request.param, **settings) as broker:
+    with broker_on(request, tmp_path_factory.mktemp("broker"), request.param) as broker:
         yield broker
 
 

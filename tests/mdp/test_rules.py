@@ -102,6 +102,31 @@ def test_whatever_comes_nothing_raises_and_who_did_not_ask_gets_one_reply_per_re
         assert heard[client] <= asked[client]
 
 
+def test_a_worker_is_given_up_for_its_silence_later_if_it_works_and_never_if_it_beats() -> None:
+    core, ledger = broker(heartbeat_interval="1s", heartbeat_timeout="2s", busy_timeout="20s"), FakeLedger()
+    given_up: dict[bytes, float] = {}
+
+    def settle(now_s: float) -> None:
+        while (order := core.take_batch(now_s)) is not None:
+            core.on_batch_done(ledger.do(order), now_s)
+        for send in core.take_sends():
+            if send.frames[1:3] == [b"MDPW01", b"\x05"]:
+                assert send.to not in given_up, "it is told once"
+                given_up[send.to] = now_s
+
+    for line, (worker, service) in enumerate(((b"idle", b"a"), (b"loud", b"b"), (b"busy", b"c"))):
+        core.on_message(worker, [b"", b"MDPW01", b"\x01", service], line, 0.0)
+    core.on_message(b"client", [b"", b"MDPC01", b"c", b"x"], None, 0.0)
+    settle(0.0)
+    for tenth in range(1, 300):
+        now_s = tenth / 10
+        if tenth % 10 == 0:
+            core.on_message(b"loud", [b"", b"MDPW01", b"\x04"], 1, now_s)
+        core.on_tick(now_s)
+        settle(now_s)
+    assert given_up == {b"idle": 2.1, b"busy": 20.1}
+
+
 def test_what_was_found_for_a_worker_that_left_meanwhile_goes_back_before_it_is_retired() -> None:
     for last_word in (
         lambda core: core.on_message(b"w", [b"", b"MDPW01", b"\x05"], None, 2.0),

@@ -204,10 +204,19 @@ def test_without_notices_of_empty_benches_the_job_waits_in_silence(
         peers.close()
 
 
-def test_a_delay_gathers_the_deaths_of_its_time_into_one_message(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    with broker_on(request, tmp_path, "sqlite", crash_notification_delay_ms=1500) as broker:
+def test_deaths_of_one_time_are_gathered_into_one_message() -> None:
+    notices = Notifications(delay_s=1.5)
+    for number, now_s in enumerate((0.0, 0.7, 1.4)):
+        notices.add(b"a", PendingNotification(WORKER_DIED, number, None, {"ledger_id": number}), now_s)
+    assert list(notices.due(1.49)) == []
+    [(_, message)] = notices.due(1.5)
+    assert [cbor2.loads(one)["ledger_id"] for one in message[3:]] == [0, 1, 2]
+    assert list(notices.due(60.0)) == []
+
+
+def test_a_death_is_told_when_its_delay_is_over_and_once(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """As many as come: on a busy machine the last of them may die after that time, and is told of later."""
+    with broker_on(request, tmp_path, "sqlite", crash_notification_delay_ms=1000) as broker:
         peers = Peers(broker)
         client = peers.listener()
         workers = [peers.worker() for _ in range(3)]
@@ -219,7 +228,9 @@ def test_a_delay_gathers_the_deaths_of_its_time_into_one_message(
         for worker in workers:
             worker.close()
         told = client.notice(WORKER_DIED)
-        assert time.monotonic() - killed_s >= 1.5
+        assert time.monotonic() - killed_s >= 1.0
+        while len(told) < 3:
+            told += client.notice(WORKER_DIED)
         assert len({one["ledger_id"] for one in told}) == 3
         assert client.is_silent()
         peers.close()
@@ -257,7 +268,7 @@ def test_a_delay_for_crashes_delays_no_other_notice_and_loses_none(
         [told] = client.notice(NO_WORKERS, b"c")
         assert (told["final"], told["message"]) == (True, "No worker took this job in time. It was cancelled.")
         assert client.is_silent(), "something came after the last word about a job"
-        with Client(broker.endpoint, timeout=30, log_errors=False) as ours, pytest.raises(CallFailed) as raised:
+        with Client(broker.endpoint, timeout=TIMEOUT_S, log_errors=False) as ours, pytest.raises(CallFailed) as raised:
             ours.call(peers.service.decode(), b"job")
         assert raised.value.error == "NO_WORKERS"
         peers.close()

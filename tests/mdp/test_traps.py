@@ -37,16 +37,15 @@ from unstuck.metrics.counters import Counters
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    settings = {"heartbeat_interval": "300ms", "heartbeat_timeout": "1500ms"}
-    with broker_on(request, tmp_path_factory.mktemp("broker"), request.param, **settings) as broker:
+    with broker_on(request, tmp_path_factory.mktemp("broker"), request.param) as broker:
         yield broker
 
 
 @contextmanager
-def plain_worker(peers: Peers, work_s: float) -> "Iterator[subprocess.Popen[str]]":
-    """Run a worker of one thread as a process: silent while it works."""
+def plain_worker(peers: Peers, work_s: float = 0, gate: Path | None = None) -> "Iterator[subprocess.Popen[str]]":
+    """Run a worker of one thread as a process: silent while it works, for so long and until the file is there."""
     words = ("worker", peers.broker.endpoint, peers.service.decode(), "--work", work_s, "--heartbeat", 0.3)
-    with running("tests.mdp.plain_peers", *words) as process:
+    with running("tests.mdp.plain_peers", *words, *(("--gate", gate) if gate else ())) as process:
         peers.broker.awaits(peers.service)
         yield process
 
@@ -62,14 +61,19 @@ def living(peers: Peers) -> int:
 # Deaths ----------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_silent_because_it_works_is_not_given_up(peers: Peers) -> None:
-    with plain_worker(peers, work_s=4) as process:
-        client = peers.client()
-        client.ask(peers.service, b"long")
-        assert line_of(process.stdout).startswith("working")
-        assert client.answer(peers.service) == [b"long"], "longer than an idle worker may be silent"
-        client.ask(peers.service, b"mmi-is-quick")
-        assert line_of(process.stdout).startswith("working"), "it is still the same connection"
+def test_a_worker_that_is_silent_because_it_works_is_not_given_up(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    settings = {"heartbeat_interval": "300ms", "heartbeat_timeout": "600ms"}
+    with broker_on(request, tmp_path, "sqlite", **settings) as broker:
+        peers = Peers(broker)
+        with plain_worker(peers, work_s=2) as process:
+            client = peers.listener()
+            client.ask(peers.service, b"long", correlation=b"tag")
+            assert line_of(process.stdout).startswith("working")
+            # Longer than an idle worker may be silent. Were it given up, the client would be told first.
+            assert client.answer(peers.service, b"tag") == [b"long"]
+        peers.close()
 
 
 def test_a_killed_worker_is_seen_at_once_and_its_job_goes_to_the_next(peers: Peers) -> None:
@@ -88,9 +92,10 @@ def test_a_killed_worker_is_seen_at_once_and_its_job_goes_to_the_next(peers: Pee
     assert client.is_silent()
 
 
-def test_a_stopped_worker_is_seen_and_its_late_reply_is_refused(peers: Peers) -> None:
+def test_a_stopped_worker_is_seen_and_its_late_reply_is_refused(peers: Peers, tmp_path: Path) -> None:
     client = peers.client()
-    with plain_worker(peers, work_s=0.5) as process:
+    gate = tmp_path / "gate"
+    with plain_worker(peers, gate=gate) as process:
         client.ask(peers.service, b"job")
         assert line_of(process.stdout).startswith("working")
         second = peers.worker()
@@ -98,6 +103,7 @@ def test_a_stopped_worker_is_seen_and_its_late_reply_is_refused(peers: Peers) ->
         address, body = second.request()
         assert body == [b"job"]
         assert living(peers) == 1
+        gate.touch()
         process.send_signal(signal.SIGCONT)
         # It wakes, replies late, and comes back: in vain.
         wait_for(lambda: living(peers) == 2, "the one that was stopped to come back")

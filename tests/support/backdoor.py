@@ -112,6 +112,12 @@ def watches_again(backdoor: "PostgresBackdoor", longer_s: float = 1.0) -> bool:
     return bool(watched_s > longer_s)
 
 
+def backdoor_of(url: str) -> Backdoor:
+    """Return the backdoor of the ledger at this address."""
+    sqlite = url.removeprefix("sqlite://")
+    return PostgresBackdoor(url) if sqlite == url else SqliteBackdoor(Path(sqlite))
+
+
 class SqliteBackdoor:
     dialect = "sqlite"
 

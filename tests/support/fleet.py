@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 from tests.support import processes
-from tests.support.backdoor import Backdoor, PostgresBackdoor, SqliteBackdoor
+from tests.support.backdoor import Backdoor, backdoor_of
 from tests.support.hosts import HERE, Host, Hub
 from tests.support.postgres import PgServer, prepare_postgres
 from tests.support.run_guard import note_memory_of
@@ -165,9 +165,7 @@ class Fleet:
 
     def backdoor(self) -> Backdoor:
         """Return a way to change rows behind the ledger's back."""
-        if self.url.startswith("sqlite"):
-            return SqliteBackdoor(Path(self.url.removeprefix("sqlite://")))
-        return PostgresBackdoor(self.url)
+        return backdoor_of(self.url)
 
     def surroundings(self) -> dict[str, str]:
         """The environment of a process that uses this ledger."""
@@ -358,12 +356,6 @@ def begin(fleet: Fleet, task: str, seconds: float, name: str) -> tuple[Job, Path
     job = fleet.task(task).enqueue(seconds, str(notes))
     wait_for(lambda: notes.exists() and "begun" in notes.read_text(), f"{task} to begin")
     return job, notes
-
-
-def backdoor_of(fleet: Fleet) -> Backdoor:
-    """Return the way behind the back of the fleet's ledger."""
-    path = fleet.url.removeprefix("sqlite:///")
-    return PostgresBackdoor(fleet.url) if path == fleet.url else SqliteBackdoor(Path(path))
 
 
 def begin_on_each(fleet: Fleet, workers: list[WorkerProcess], task: str, seconds: float) -> tuple[list[Job], Path]:

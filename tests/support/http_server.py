@@ -20,7 +20,9 @@ import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 from tests.support import processes
+from tests.support.backdoor import Backdoor
 from tests.support.cli import Cli
+from tests.support.fleet import wait_for
 from tests.support.points import PassedPoints
 
 from unstuck import config
@@ -28,7 +30,7 @@ from unstuck.client.operator import Operator
 from unstuck.config import Settings
 from unstuck.domain.api_tokens import Scope
 from unstuck.domain.policy import Policy, encode_policy
-from unstuck.domain.states import JobState
+from unstuck.domain.states import JobState, WorkerState
 from unstuck.http import create_app
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import NewJob
@@ -253,9 +255,9 @@ def make_token(url: str, *scopes: Scope, expires_in_s: float | None = None) -> t
 
 
 @contextmanager
-def guarded_door(url: str, *arguments: str, **env: str) -> Iterator[SecuredServer]:
+def guarded_door(url: str, *arguments: str, points: Sequence[str] = (), **env: str) -> Iterator[SecuredServer]:
     first = make_token(url, *Scope)[1]
-    with serve(url, *arguments, env=env) as served:
+    with serve(url, *arguments, env=env, points=points) as served:
         door = SecuredServer(url, served, first)
         yield door
         door.close()
@@ -332,11 +334,11 @@ class ApiClient:
         return response.json()
 
 
+SILENT_S = 3600.0
+"""Longer than the longest lease that a worker over HTTP may ask for."""
 LARGEST_RESULT = 20_000
 LARGEST_OUTPUT = 1_000
 PLAIN = Policy()
-TIGHT = {"heartbeat_interval": 0.2, "heartbeat_timeout": 3}
-"""Soon given up, yet not between two requests on a machine that others use too."""
 DATABASES = ("sqlite", "postgresql")
 
 
@@ -382,6 +384,20 @@ class Worker:
         assert answer.status_code == 200, answer.text
         jobs: list[dict[str, Any]] = answer.json()["jobs"]
         return jobs
+
+
+def fall_silent(ledger: Ledger, backdoor: Backdoor, worker_id: str) -> None:
+    """Let the last heartbeat of a worker lie longer ago than any lease, and wait until the reaper declares it dead.
+
+    Its lease is the default: no worker of a test is given up because the machine is slow."""
+
+    def is_dead() -> bool:
+        # Again with each look: a reaper that ticks in the same moment may begin a new watch.
+        backdoor.age_beat(worker_id, SILENT_S)
+        record = ledger.remote_worker(worker_id)
+        return record is not None and record.state is WorkerState.DEAD
+
+    wait_for(is_dead, f"worker {worker_id} to be declared dead", every_s=0.1)
 
 
 def put(ledger: Ledger, queue: str, policy: Policy = PLAIN, **more: Any) -> int:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser
 from tests.support import http_server
+from tests.support.backdoor import Backdoor, backdoor_of
 from tests.support.browser import browsing
 from tests.support.cli import Cli
 from tests.support.cli_fork_server import Forker
@@ -87,10 +88,21 @@ def served(stand: Cli) -> Iterator[Served]:
 
 
 @pytest.fixture(params=http_server.DATABASES, scope="module")
-def open_door(request: pytest.FixtureRequest) -> Iterator[tuple[Served, Ledger]]:
+def ledger_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with http_server.empty_database(request) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def open_door(ledger_url: str) -> Iterator[tuple[Served, Ledger]]:
     """A web door for workers over HTTP, for all tests of a file, and the ledger behind it."""
-    with http_server.empty_database(request) as url, http_server.door(url) as made:
+    with http_server.door(ledger_url) as made:
         yield made
+
+
+@pytest.fixture
+def backdoor(ledger_url: str) -> Backdoor:
+    return backdoor_of(ledger_url)
 
 
 @pytest.fixture

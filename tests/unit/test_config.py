@@ -313,6 +313,14 @@ class TestUnsafeSettings:
         with pytest.raises(ConfigError):
             Settings(**values)  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("name", ["head_timeout", "body_timeout", "unread_timeout"])
+    def test_the_time_for_slow_clients_has_bounds(self, name: str) -> None:
+        for wrong in ("99ms", 0, "61m", 10**400, True, "soon"):
+            with pytest.raises(ConfigError, match=f"web {name} must be "):
+                HttpSettings(**{name: wrong})
+        for right in ("100ms", "1h"):
+            assert getattr(HttpSettings(**{name: right}), name) == right
+
     def test_one_retention_for_everything(self) -> None:
         assert Recovery(retention="2h").kept == Retention("2h", "2h", "2h", "2h")
 

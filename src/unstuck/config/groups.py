@@ -152,6 +152,8 @@ class Recovery:
 
 
 DEFAULT_PORT = 8642
+LEAST_CLIENT_TIMEOUT_S, MAX_CLIENT_TIMEOUT_S = 0.1, 3600.0
+"""The kernel takes one of these timeouts as whole milliseconds: 0 would be none, and above 24 days they overflow."""
 
 
 @settings_class
@@ -173,6 +175,12 @@ class HttpSettings:
     max_open_requests: int = 4000
     max_open_requests_per_caller: int = 2000
     """Long polls and streams are requests that stay open: each worker that waits for a job is one."""
+    head_timeout: Duration = "15s"
+    """How long a client may take to send the first line and the headers of a request."""
+    body_timeout: Duration = "10s"
+    """Longest pause between two pieces of a request's body. The whole body may take six times as long."""
+    unread_timeout: Duration = "30s"
+    """How long an answer waits for a client that reads nothing of it (Linux)."""
     redact: tuple[str, ...] | str = ()
     """Arguments whose values no door shows, beside those called like a password; commas in a variable."""
     heartbeat_interval: Duration = "30s"
@@ -203,6 +211,10 @@ class HttpSettings:
                 raise ConfigError(f"web {name} must be a whole number of at least {least}, not {value!r}.")
         if not isinstance(self.reap, bool):
             raise ConfigError(f"web reap must be true or false, not {self.reap!r}.")
+        for name in ("head_timeout", "body_timeout", "unread_timeout"):
+            value = getattr(self, name)
+            if not LEAST_CLIENT_TIMEOUT_S <= seconds(value, f"web {name}") <= MAX_CLIENT_TIMEOUT_S:
+                raise ConfigError(f"web {name} must be between 100ms and 1h, not {value!r}.")
         check_heartbeat("Web", self.heartbeat_interval_s, self.heartbeat_timeout_s)
 
     @property
@@ -212,6 +224,18 @@ class HttpSettings:
     @property
     def heartbeat_timeout_s(self) -> float:
         return seconds(self.heartbeat_timeout, "web heartbeat_timeout")
+
+    @property
+    def head_timeout_s(self) -> float:
+        return seconds(self.head_timeout, "web head_timeout")
+
+    @property
+    def body_timeout_s(self) -> float:
+        return seconds(self.body_timeout, "web body_timeout")
+
+    @property
+    def unread_timeout_s(self) -> float:
+        return seconds(self.unread_timeout, "web unread_timeout")
 
 
 def _check_token(token: str) -> None:

@@ -34,8 +34,6 @@ MAX_HEAD_BYTES = 64 * 1024
 """What one connection may make us remember beside bodies before a request is whole; the guard counts more closely."""
 MAX_PIPELINED = 32
 """Requests that one connection may have sent before the first of them is answered."""
-HEAD_S = 15.0
-"""For the first line and the headers of a request, from the connection or from their first byte."""
 
 _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -77,8 +75,12 @@ class PatientProtocol(HttpToolsProtocol):
     """Uvicorn's own bounds neither what comes before a request is whole nor how long that takes. It also loses the body
     of a request that offers an upgrade, as Java's client does with every first one."""
 
-    def __init__(self, config: Config, server_state: ServerState, *more: Any, **named: Any) -> None:
+    def __init__(
+        self, config: Config, server_state: ServerState, *more: Any, head_timeout_s: float, **named: Any
+    ) -> None:
         super().__init__(config, server_state, *more, **named)
+        self._head_timeout_s = head_timeout_s
+        """For the first line and the headers of a request, from the connection or from their first byte."""
         self._patience: asyncio.TimerHandle | None = None
         self._answering: RequestResponseCycle | None = None
         """The request that is answered now; `cycle` is the one that came last."""
@@ -236,7 +238,7 @@ class PatientProtocol(HttpToolsProtocol):
         if self._is_answering:
             self._stop_waiting()
         elif self._patience is None:
-            self._patience = self.loop.call_later(HEAD_S, self._hang_up)
+            self._patience = self.loop.call_later(self._head_timeout_s, self._hang_up)
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:
@@ -257,8 +259,6 @@ GARBAGE = 10_000
 GRACE_S = 5
 ENDS_WITHIN_S = 10.0
 """So long after it was asked to end it ends, whatever its threads wait for."""
-UNREAD_S = 30.0
-"""How long an answer waits for a client that reads nothing of it."""
 KEEP_ALIVE_S = 65
 """Longer than foreign workers are quiet between two beats, so that they need no new connection for each."""
 
@@ -273,7 +273,7 @@ def listening_socket(web: HttpSettings) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # Every connection takes this over. Whoever does not read keeps an answer in memory for as long.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1000))
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(web.unread_timeout_s * 1000))
         listener.bind((web.host, web.port))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -359,7 +359,8 @@ def _serve_here(settings: Settings, web: HttpSettings, listener: socket.socket, 
             timeout_graceful_shutdown=GRACE_S,
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
-            http=PatientProtocol,
+            # Uvicorn only calls it.
+            http=cast("type[asyncio.Protocol]", partial(PatientProtocol, head_timeout_s=web.head_timeout_s)),
             # Whoever stands in front may say what it likes about whom it speaks for: we believe nobody.
             proxy_headers=False,
         ),

@@ -8,6 +8,7 @@ import gc
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from unstuck import host
 from unstuck.http.problems import Problem
 
 BODIES = 4
@@ -102,7 +103,7 @@ class BodyBudget:
     def _collect_soon(self) -> None:
         if self._collecting is not None:
             self._collecting.cancel()
-        self._collecting = asyncio.get_running_loop().call_later(COLLECT_AFTER_S, gc.collect)
+        self._collecting = asyncio.get_running_loop().call_later(COLLECT_AFTER_S, _return_memory)
 
     def _let_in(self) -> None:
         """Let in those who fit, in their order; a caller who has taken its share keeps nobody else waiting."""
@@ -115,6 +116,11 @@ class BodyBudget:
             self._waiting.remove(waiting)
             self._enter(room)
             waiting.granted.set_result(None)
+
+
+def _return_memory() -> None:
+    gc.collect()
+    host.release_free_memory()
 
 
 def _busy() -> Problem:

@@ -154,8 +154,8 @@ def unread_bytes(scope: Scope) -> int | None:
     return int(declared) if declared.isdigit() and len(declared) <= 5 else None
 
 
-IDLE_S = 10.0
-WHOLE_S = 60.0
+PAUSES_OF_A_BODY = 6
+"""How many of the longest pauses the whole of a body may take."""
 MAX_FORM_FIELDS = 2_000
 MAX_FORM_BYTES = 256 * 1024
 """Of a form of the dashboard: a thousand ids of jobs, and some words."""
@@ -178,15 +178,15 @@ def declared_bytes(headers: Mapping[str, str], limit_bytes: int) -> int:
     return int(declared)
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], limit_bytes: int) -> bytes:
-    """Read the whole body within the limits of size and time."""
+async def read_body(receive: Receive, headers: Mapping[str, str], limit_bytes: int, timeout_s: float) -> bytes:
+    """Read the whole body within the limits of size and time; `timeout_s` limits each pause."""
     declared_bytes(headers, limit_bytes)
     parts: list[bytes] = []
     size = 0
     try:
         loop = asyncio.get_running_loop()
-        whole_at_s = loop.time() + WHOLE_S
-        async with asyncio.timeout(IDLE_S) as limit:
+        whole_at_s = loop.time() + PAUSES_OF_A_BODY * timeout_s
+        async with asyncio.timeout(timeout_s) as limit:
             while True:
                 message = await receive()
                 if message["type"] != "http.request":
@@ -198,7 +198,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit_bytes: i
                 parts.append(part)
                 if not message.get("more_body"):
                     return b"".join(parts)
-                limit.reschedule(min(loop.time() + IDLE_S, whole_at_s))
+                limit.reschedule(min(loop.time() + timeout_s, whole_at_s))
     except TimeoutError:
         raise Problem(408, "too_slow", "The body did not arrive in time.", cure="Send it again.") from None
 

@@ -298,7 +298,7 @@ class AuthMiddleware:
         limit_bytes = self._web.max_body_bytes if asked.api else min(self._web.max_body_bytes, MAX_FORM_BYTES)
         room = await self._budget.take(identity.who, declared_bytes(asked.headers, limit_bytes))
         cleanup.callback(room.release)
-        body = await read_body(receive, asked.headers, limit_bytes)
+        body = await read_body(receive, asked.headers, limit_bytes, self._web.body_timeout_s)
         room.shrink(len(body))
         return body
 
@@ -311,7 +311,8 @@ class AuthMiddleware:
         # Else a website could log somebody in as somebody else.
         if not origin.proven:
             raise Problem(403, "foreign_origin", "Log in from the login page itself.")
-        return replayed(await read_body(receive, asked.headers, MAX_LOGIN_BYTES), receive)
+        body = await read_body(receive, asked.headers, MAX_LOGIN_BYTES, self._web.body_timeout_s)
+        return replayed(body, receive)
 
     async def _identify(self, asked: RequestHead) -> Identity:
         try:

@@ -1,6 +1,5 @@
 """The thread that owns the ROUTER socket: connections of clients, and a limit on memory."""
 
-import ctypes
 import gc
 import os
 import threading
@@ -93,7 +92,7 @@ class MemoryWatch:
         self._weigh_at_s = now_s + MEASURE_EVERY_S
         held_bytes = host.memory_bytes(os.getpid())
         if held_bytes > self._at_first_bytes + PEAK_BYTES and now_s >= self._trim_at_s:
-            trim()
+            host.release_free_memory()
             before_bytes, held_bytes = held_bytes, host.memory_bytes(os.getpid())
             # It takes a while with a large heap. If all of it is in use, there is no need to try again soon.
             in_use = held_bytes > before_bytes - PEAK_BYTES / 4
@@ -102,17 +101,10 @@ class MemoryWatch:
         return held_bytes > self.limit_bytes
 
 
-def trim() -> None:
-    """Give memory that was freed to the system: otherwise it would be weighed with what is held."""
-    # Where the C library has no word for it, it does so by itself, or never.
-    if (release := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        release(0)
-
-
 def give_back() -> None:
     """Free what only cycles of objects hold, and give it to the system."""
     gc.collect()
-    trim()
+    host.release_free_memory()
 
 
 MAX_DRAINED = 5_000
