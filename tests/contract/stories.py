@@ -26,21 +26,29 @@ from unstuck.domain.autopsy import Autopsy, DeathKind
 from unstuck.domain.endings import Ending, JobError
 from unstuck.domain.limits import QueueLimit
 from unstuck.domain.liveness import Detector
+from unstuck.domain.node_inputs import NodeError, unpack_inputs
 from unstuck.domain.schedules import ScheduleDefinition, Timing
 from unstuck.domain.states import AttemptState, JobState, Transport, WorkerState
 from unstuck.ledger.contract import Ledger
+from unstuck.ledger.contract.admin import Count, NewApiToken
 from unstuck.ledger.contract.events import ConditionChange
 from unstuck.ledger.contract.jobs import JobExtras, Request
-from unstuck.ledger.contract.recovery import GuardDead, GuardNone
+from unstuck.ledger.contract.recovery import GuardDead, GuardNone, GuardSilent, GuardSuspect
 from unstuck.ledger.contract.schedules import Firing, pack_job
 from unstuck.ledger.contract.workers import (
     Claimed,
+    ClaimRequest,
     DeferredOutcome,
+    Exchange,
     Heartbeat,
     JournalEntry,
+    NewWorker,
+    OnceJob,
     Output,
     Progress,
     RemoteHeartbeat,
+    ReplyAddress,
+    Turn,
 )
 from unstuck.ledger.contract.workflows import NewEdge, NewNode, NewWorkflow
 
@@ -63,7 +71,7 @@ def story(told: Story) -> Story:
 
 @story
 def a_job_succeeds(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    yield ledger.register(birth("w1"))
+    yield ledger.register(living("w1"))
     put(ledger, priority=7, enqueued_by="me", timeout_s=60.0, heartbeat_timeout_s=30.0)
     yield ledger.unserved([("default", "add"), ("default", "other"), ("other", "add")])
     [job] = claim_jobs(ledger)
@@ -76,7 +84,7 @@ def a_job_succeeds(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def jobs_end_badly(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     for ends in (failure, crash, failure_retry, crash_retry, quarantine, suspicion, company):
         job = running(ledger, queue="default", on_crash="retry", timeout_s=60.0)
         yield turn(ledger, endings=[ends(job)])
@@ -92,7 +100,7 @@ def jobs_end_badly(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def a_retry_waits(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     job = running(ledger)
     yield turn(ledger, endings=[failure_retry(job, delay_s=60.0)])
     yield of_jobs(ledger.cancel([job.job_id], "me"))
@@ -105,7 +113,7 @@ def a_retry_waits(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def attempts_stand_in_their_order_though_the_clock_was_set_back(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     first = running(ledger, on_crash="retry", heartbeat_timeout_s=30.0, timeout_s=90.0)
     backdoor.age_job(first.job_id, -3600)
     turn(ledger, endings=[crash_retry(first)])
@@ -118,7 +126,7 @@ def attempts_stand_in_their_order_though_the_clock_was_set_back(ledger: Ledger, 
 
 @story
 def proofs_of_life_have_deadlines(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1", suspect_after_s=20.0, running_stale_after_s=50.0))
+    ledger.register(living("w1", suspect_after_s=200.0, running_stale_after_s=500.0))
     for changes in ({}, {"heartbeat_timeout_s": 30.0}, {"heartbeat": False}, {"timeout_s": 70.0}):
         put(ledger, **changes)
     jobs = claim_jobs(ledger)
@@ -132,7 +140,7 @@ def proofs_of_life_have_deadlines(ledger: Ledger, backdoor: Backdoor) -> Iterato
 
 @story
 def a_job_is_cancelled(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     pending, scheduled = put(ledger, queue="other"), put(ledger, delay_s=60.0)
     [claimed, run_one] = [put(ledger, priority=9), put(ledger)]
     jobs = {job.job_id: job for job in claim_jobs(ledger)}
@@ -146,7 +154,7 @@ def a_job_is_cancelled(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def a_cancelled_job_is_given_back(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     for event in (None, "released"):
         job = running(ledger)
         yield of_jobs(ledger.cancel([job.job_id], "me"))
@@ -158,7 +166,7 @@ def a_cancelled_job_is_given_back(ledger: Ledger, backdoor: Backdoor) -> Iterato
 
 @story
 def a_job_is_given_back(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     put(ledger)
     [job] = claim_jobs(ledger)
     yield turn(ledger, release=[release(job, event="released", message="Task re-queued due to stale worker: w1")])
@@ -168,7 +176,7 @@ def a_job_is_given_back(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def an_operator_tries_jobs_again(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     ids = []
     for ends in (failure, crash, quarantine):
         job = running(ledger, unique_key=f"key-{ends.__name__}")
@@ -186,7 +194,7 @@ def an_operator_tries_jobs_again(ledger: Ledger, backdoor: Backdoor) -> Iterator
 
 @story
 def jobs_expire(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     terms = (("other", 2.0), ("other", 0.5), ("default", 90.0), ("default", 86400.0))
     jobs = {put(ledger, queue=queue, more=JobExtras(expires_in_s=seconds)): seconds for queue, seconds in terms}
     yield [JobId(job_id) for job_id in jobs]
@@ -200,7 +208,7 @@ def jobs_expire(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def duplicates(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     yield ledger.enqueue([new_job(unique_key="a"), new_job(unique_key="a")])
     yield ledger.enqueue([new_job(unique_key="a", more=JobExtras(on_duplicate="replace"))])
     yield ledger.enqueue([new_job(unique_key="b", more=JobExtras(unique="pending"))])
@@ -214,7 +222,7 @@ def duplicates(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def a_queue_is_purged(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     tried = running(ledger)
     turn(ledger, endings=[failure_retry(tried, delay_s=60.0)])
     for changes in ({}, {"delay_s": 60.0}, {"more": JobExtras(line="k")}, {"more": JobExtras(line="k")}):
@@ -224,7 +232,7 @@ def a_queue_is_purged(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def a_job_sleeps_and_waits_for_signals(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     job = running(ledger)
     step = JournalEntry(job.job_id, job.token, 1, "step", "fetch", b"1")
     yield turn(ledger, entries=[step], endings=[suspend(job, delay_s=60.0)])
@@ -245,7 +253,7 @@ def a_job_sleeps_and_waits_for_signals(ledger: Ledger, backdoor: Backdoor) -> It
 
 @story
 def hooks_follow_ends(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     kinds = ("success", "failure", "crash", "retry")
     hooks = {kind: [{"task": f"after_{kind}", "queue": "hooks"}] for kind in kinds}
     for ends in (failure, crash_retry, failure_retry):
@@ -256,7 +264,7 @@ def hooks_follow_ends(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def a_job_shows_how_far_it_is(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     job = running(ledger)
     ledger.note_progress("w1", [Progress(job.job_id, job.token, 5.0, 1.0, 2.0, "half of it")])
     yield ledger.progress([job.job_id])
@@ -272,7 +280,7 @@ def a_job_shows_how_far_it_is(ledger: Ledger, backdoor: Backdoor) -> Iterator[An
 
 @story
 def queues_are_paused_and_limited(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1", queues=("default", 'it\'s "quoted"')))
+    ledger.register(living("w1", queues=("default", 'it\'s "quoted"')))
     for queue in ("default", 'it\'s "quoted"'):
         put(ledger, queue=queue)
         yield ledger.pause(queue, "me")
@@ -290,7 +298,7 @@ def queues_are_paused_and_limited(ledger: Ledger, backdoor: Backdoor) -> Iterato
 
 @story
 def jobs_wait_for_a_concurrency_key(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     for _ in range(3):
         put(ledger, more=JobExtras(line="customer", line_limit=1))
     yield ledger.concurrency_keys()
@@ -317,8 +325,8 @@ def urgent_jobs_keep_others_waiting(ledger: Ledger, backdoor: Backdoor) -> Itera
 
 @story
 def a_worker_comes_and_goes(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    yield ledger.register(birth("w1", metadata={"version": "1"}))
-    ledger.register(birth("w2"))
+    yield ledger.register(living("w1", metadata={"version": "1"}))
+    ledger.register(living("w2"))
     yield ledger.request("w1", "drain", "it's me")
     yield ledger.beat(Heartbeat("w1", 2, 3, {"version": "2"}))
     ledger.drain("w1")
@@ -329,7 +337,7 @@ def a_worker_comes_and_goes(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]
     yield ledger.disable("w2", "again", "me")
     yield ledger.enable("w2", "me", "fixed")
     yield ledger.disable_host("elsewhere", "broken", "me")
-    yield ledger.register(birth("w3", host="elsewhere"))
+    yield ledger.register(living("w3", host="elsewhere"))
     yield ledger.enable_host("elsewhere", "me")
     yield ledger.hosts()
     yield ledger.fleet().workers
@@ -338,7 +346,7 @@ def a_worker_comes_and_goes(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]
 @story
 def a_worker_is_silent_while_no_one_keeps_watch(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
     wanted = [("default", "add")]
-    ledger.register(birth("w1", suspect_after_s=20.0))
+    ledger.register(living("w1"))
     backdoor.move_beats(-3600.0)
     backdoor.forget_watch()
     watch(backdoor, since_s=4000.0, until_s=3599.0)
@@ -346,14 +354,14 @@ def a_worker_is_silent_while_no_one_keeps_watch(ledger: Ledger, backdoor: Backdo
     yield ledger.unserved(wanted)
     yield ledger.fleet().late
     yield ledger.look_for_conditions().late
-    watch(backdoor, since_s=60.0, until_s=0.0)
+    watch(backdoor, since_s=1800.0, until_s=0.0)
     yield ledger.unserved(wanted)
     yield ledger.fleet().late
 
 
 @story
 def a_worker_dies(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     for changes in ({"on_crash": "retry"}, {}, {"priority": 9}, {"priority": -9}):
         put(ledger, **changes)
     claim_jobs(ledger, limit=1, start=1)
@@ -383,7 +391,7 @@ def a_worker_dies(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def held_jobs_come_oldest_first(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     low = put(ledger, priority=-5)
     high = put(ledger, priority=5)
     yield [JobId(job.job_id) for job in claim_jobs(ledger, limit=1)]
@@ -397,7 +405,7 @@ def held_jobs_come_oldest_first(ledger: Ledger, backdoor: Backdoor) -> Iterator[
 
 @story
 def a_remote_worker(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    birth_of = birth("r1", name="shell", transport=Transport.HTTP, owner="token-1", metadata={"language": "sh"})
+    birth_of = living("r1", name="shell", transport=Transport.HTTP, owner="token-1", metadata={"language": "sh"})
     yield ledger.register(birth_of)
     yield ledger.record_heartbeats([RemoteHeartbeat("r1", 1, 2), RemoteHeartbeat("nobody", 1)])
     job = running_by(ledger, "r1")
@@ -413,7 +421,7 @@ def a_remote_worker(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def a_workflow_succeeds(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     number = begin(ledger, (1, 2), nodes=2)
     yield ledger.workflow(number)
     for _ in range(2):
@@ -423,7 +431,7 @@ def a_workflow_succeeds(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
 
 @story
 def a_workflow_fails_and_is_retried(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     number = begin(ledger, (1, 2), nodes=3)
     first, second = run(ledger)
     yield turn(ledger, endings=[crash(first)])
@@ -437,7 +445,7 @@ def a_workflow_fails_and_is_retried(ledger: Ledger, backdoor: Backdoor) -> Itera
 
 @story
 def a_node_is_retried_by_name(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     number = begin(ledger, (1, 2), nodes=2)
     [job] = run(ledger)
     turn(ledger, endings=[failure(job)])
@@ -448,7 +456,7 @@ def a_node_is_retried_by_name(ledger: Ledger, backdoor: Backdoor) -> Iterator[An
 
 @story
 def a_workflow_is_retried_by_its_own_job(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     number = begin(ledger, (1, 2), nodes=2)
     [job] = run(ledger)
     turn(ledger, endings=[failure(job)])
@@ -458,7 +466,7 @@ def a_workflow_is_retried_by_its_own_job(ledger: Ledger, backdoor: Backdoor) -> 
 
 @story
 def a_workflow_pauses_and_goes_on(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     number = begin(ledger, (1, 2), nodes=2, on_error="pause")
     [job] = run(ledger)
     yield turn(ledger, endings=[failure(job)])
@@ -473,7 +481,7 @@ def a_workflow_pauses_and_goes_on(ledger: Ledger, backdoor: Backdoor) -> Iterato
 
 @story
 def a_running_node_is_cancelled(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
-    ledger.register(birth("w1"))
+    ledger.register(living("w1"))
     number = begin(ledger, nodes=2)
     [first] = run(ledger, limit=1)
     yield of_jobs(ledger.cancel([number], "me"))
@@ -512,7 +520,209 @@ def what_operators_did_is_kept(ledger: Ledger, backdoor: Backdoor) -> Iterator[A
     yield ledger.audit()
 
 
+@story
+def a_map_goes_over_a_list(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(living("w1"))
+    nodes = (
+        NewNode(0, None, "all", "group", source=3),
+        NewNode(1, 0, "list", "task", job=new_job()),
+        NewNode(2, 0, "each", "map", source=1, on_error="continue", job=new_job()),
+        NewNode(3, 0, "sum", "task", job=new_job()),
+    )
+    edges = (NewEdge(1, 2, True), NewEdge(2, 3, True))
+    number = ledger.begin_workflow(NewWorkflow("all", new_job(task="unstuck.workflow"), nodes, edges)).job_id
+    turn(ledger, done=[done(job, b"[1,2,3]") for job in run(ledger)])
+    yield ledger.workflow(number)
+    first, second, third = run(ledger)
+    yield [read_input(job) for job in (first, second, third)]
+    yield turn(ledger, done=[done(first)], endings=[failure(second), crash_retry(third)])
+    yield ledger.workflow(number)
+    turn(ledger, done=[done(job) for job in run(ledger)])
+    [last] = run(ledger)
+    yield read_input(last)
+    turn(ledger, done=[done(last, b"9")])
+    yield ledger.outcomes([number])
+
+
+@story
+def a_map_over_something_else_fails(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(living("w1"))
+    for result in (b'"a text"', b"[]"):
+        nodes = (
+            NewNode(0, None, "all", "group", source=2),
+            NewNode(1, 0, "list", "task", job=new_job()),
+            NewNode(2, 0, "each", "map", source=1, job=new_job()),
+        )
+        flow = NewWorkflow("all", new_job(task="unstuck.workflow"), nodes, (NewEdge(1, 2, True),))
+        number = ledger.begin_workflow(flow).job_id
+        turn(ledger, done=[done(job, result) for job in run(ledger)])
+        yield ledger.workflow(number)
+        yield ledger.outcomes([number])
+
+
+@story
+def a_workflow_is_repaired(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(living("w1"))
+    number = begin(ledger, (1, 2), nodes=2)
+    found = ledger.workflow(number)
+    assert found is not None
+    table, no, now = (
+        ("unstuck_jobs", "0", "unixepoch('subsec')")
+        if backdoor.dialect == "sqlite"
+        else ("jobs", "false", "clock_timestamp()")
+    )
+    ended = f"state = 'failed', ready = {no}, finished_at = {now}, error_code = ''"
+    backdoor.rows(f"UPDATE {table} SET {ended} WHERE id = {found.nodes[0].job_id}")
+    yield [(JobId(one.workflow_id), one.what) for one in ledger.repair_workflows(10)]
+    yield ledger.workflow(number)
+
+
+@story
+def a_node_is_part_of_a_group(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(living("w1"))
+    nodes = (
+        NewNode(0, None, "all", "group", source=4),
+        NewNode(1, 0, "prices", "group"),
+        NewNode(2, 1, "net", "task", on_error="continue", job=new_job()),
+        NewNode(3, 1, "tax", "task", on_error="pause", job=new_job(on_crash="retry")),
+        NewNode(4, 0, "send", "task", job=new_job(more=JobExtras(line="mail"))),
+    )
+    flow = NewWorkflow("all", new_job(task="unstuck.workflow", unique_key="bill"), nodes, (NewEdge(1, 4, False),))
+    yield ledger.begin_workflow(flow).fresh
+    yield ledger.begin_workflow(flow).fresh
+    net, tax = run(ledger)
+    yield turn(ledger, endings=[failure(net), failure(tax)])
+    [found] = ledger.workflows()
+    yield ledger.workflow(found.id)
+    yield ledger.retry_workflow(found.id, "me")
+    turn(ledger, done=[done(job) for job in run(ledger)])
+    yield ledger.workflow(found.id)
+    yield turn(ledger, done=[done(job) for job in run(ledger)])
+    yield ledger.retry_workflow(found.id, "me")
+
+
+@story
+def a_broker_hands_in_what_happened(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    client = b"c" * 16
+    once = Request(b"k" * 32, b"f" * 32, 3600.0)
+    address = ReplyAddress(client, "echo", "request-1", notify=True)
+    ledger.register(living("m1", name="old", transport=Transport.MDP))
+    asked = Exchange(
+        jobs=(new_job(),),
+        reply_addresses=(address,),
+        once=(OnceJob(once, new_job(), ReplyAddress(client, "echo", "r2")),),
+    )
+    stored = ledger.exchange(asked)
+    yield [[one.fresh for one in stored.enqueued], [one and one.fresh for one in stored.once]]
+    yield [one and one.fresh for one in ledger.exchange(Exchange(once=asked.once)).once]
+    wanted = Turn("m1", claim_request=ClaimRequest(("default",), ("add",), 1, start=1))
+    found = ledger.exchange(Exchange(turns=(wanted,), heartbeats=(RemoteHeartbeat("m1", 1, 0, {"language": "C"}),)))
+    yield found
+    assert found.turns is not None
+    [job] = found.turns[0].claimed
+    ended = Exchange(turns=(Turn("m1", done=(done(job),)), Turn("no-such")), answered=(job.job_id,))
+    yield ledger.exchange(ended)
+    yield ledger.reply_addresses(client)
+    yield ledger.reply_address(job.job_id)
+
+
+@story
+def ended_jobs_are_removed(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(living("w1"))
+    turn(ledger, done=[done(running(ledger)), done(running(ledger, more=JobExtras(keep_s=1e6)))])
+    turn(ledger, endings=[failure(running(ledger))])
+    number = begin(ledger, nodes=1)
+    turn(ledger, done=[done(job) for job in run(ledger)])
+    put(ledger)
+    yield ledger.workflow(number)
+    backdoor.age_all_jobs(3600.0)
+    yield ledger.prune(7200.0)
+    yield ledger.prune(60.0, ["failed"])
+    swept = ledger.sweep_old(60.0, 60.0, 60.0, 100)
+    yield (swept.jobs, swept.events, swept.workers)
+    swept = ledger.sweep_kept(100)
+    yield (swept.jobs, swept.keys)
+
+
+@story
+def a_backup_is_restored(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(living("w1"))
+    job = running(ledger)
+    put(ledger)
+    claim_jobs(ledger)
+    number = ledger.void_tokens()
+    # What was running has another token now, and is settled by the next sweep.
+    found = ledger.held("w1")
+    yield (number, [JobId(one.job_id) for one in found], [one.token == job.token for one in found])
+    ends = [crash(one) for one in found]
+    yield len(ledger.settle("w1", ends, [], GuardDead()))
+
+
+@story
+def a_worker_is_disabled_by_a_reaper(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    for number in (1, 2):
+        ledger.register(living(f"w{number}"))
+    yield ledger.disable("w1", "its jobs die", "reaper", auto=True)
+    yield ledger.disable("w2", "its jobs die", "reaper", auto=True)
+    put(ledger)
+    yield wish(ledger)
+    yield ledger.beat(Heartbeat("w1", 0, 0))
+    yield len(ledger.standings(60.0))
+    yield ledger.disable_host(birth().host, "its workers die", "reaper", auto=True)
+    yield ledger.disable_host("it's elsewhere", "broken", "me")
+    yield ledger.enable("w1", "reaper", "no one else is left")
+
+
+@story
+def tokens_and_counters(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.add_api_token(NewApiToken("t1", "ci", b"h" * 32, b"s" * 32, ("read", "enqueue"), "me"))
+    ledger.add_api_token(NewApiToken("t2", "old", b"i" * 32, b"s" * 32, ("read",), "me", expires_in_s=0.0))
+    yield ledger.revoke_api_token("t1")
+    yield ledger.revoke_api_token("t1")
+    yield ledger.api_tokens()
+    ledger.count([Count("a", "{}", 2.0), Count("b", "{}", 1.0)], [Count("a", "{}", 2.0)])
+    yield ledger.counters()
+    yield [(one.name, one.value) for one in ledger.counter_series(["a", "b"], 0)]
+    yield ledger.counter_sums("a", 0)
+
+
+@story
+def a_suspect_worker_beats_again(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.register(living("w1"))
+    put(ledger)
+    [job] = claim_jobs(ledger)
+    yield ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardSilent(3600.0))
+    yield ledger.declare_dead("w1", verdict(WorkerState.SUSPECT), GuardNone())
+    yield ledger.unserved([("default", "add")])
+    yield ledger.settle("w1", [], [release(job, event="requeued", message="Task re-queued")], GuardSuspect())
+    yield turn(ledger, start=[job])
+    yield ledger.beat(Heartbeat("w1", 1, 2, {"a": 1}))
+    yield ledger.settle("w1", [], [], GuardSuspect())
+    yield ledger.declare_dead("w1", verdict(), GuardSuspect())
+
+
+@story
+def alerts_are_told_of_events(ledger: Ledger, backdoor: Backdoor) -> Iterator[Any]:
+    ledger.add_alert_target("target")
+    found = ledger.alert_target("target")
+    assert found is not None
+    ledger.register(living("w1"))
+    job = running(ledger)
+    turn(ledger, endings=[quarantine(job)])
+    ledger.declare_dead("w1", verdict(), GuardNone())
+    page = ledger.events_for_alerts(("worker_dead", "quarantined", "no_workers"), found.newest, (), 10)
+    yield [(one.kind, one.message, one.task, one.queue, one.worker_name, one.verdict) for one in page.events]
+    yield ledger.save_alert_target("target", found.version, found.position, "{}")
+    yield ledger.save_alert_target("target", found.version, found.position, "{}")
+
+
 # Shorthand -----------------------------------------------------------------------------------------
+
+
+def living(worker_id: str, **changes: Any) -> NewWorker:
+    """A worker that is not silent, however slow the machine is."""
+    facts = {"heartbeat_interval_s": 60.0, "suspect_after_s": 300.0, "running_stale_after_s": 600.0}
+    return birth(worker_id, **{**facts, **changes})
 
 
 def quarantine(job: Claimed) -> Ending:
@@ -563,6 +773,16 @@ def watch(backdoor: Backdoor, *, since_s: float, until_s: float) -> None:
         table, ago = "watch_periods", "clock_timestamp() - make_interval(secs => {})"
     since, until = ago.format(since_s), ago.format(until_s)
     backdoor.rows(f"INSERT INTO {table} (since, until, cause) VALUES ({since}, {until}, 'start')")
+
+
+def read_input(job: Claimed) -> dict[int, Any]:
+    return {place: _readable(found) for place, found in unpack_inputs(job.inputs).items()}
+
+
+def _readable(found: Any) -> Any:
+    if isinstance(found, NodeError):
+        return {name: getattr(found, name) for name in ("code", "message", "cause", "node", "job_id")}
+    return [_readable(one) for one in found] if isinstance(found, list) else found
 
 
 def of_jobs(answers: dict[int, str]) -> dict[JobId, str]:

@@ -17,6 +17,7 @@ from tests.support.sqlite import ready_sqlite
 from unstuck.config import Settings
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import JobFilter
+from unstuck.ledger.contract.workflows import WorkflowRecord
 from unstuck.ledger.open import open_ledger
 
 VIEWS = {
@@ -35,6 +36,8 @@ IDS = frozenset({"job_id", "task_id", "last_job_id", "workflow_id"})
 JOB_IN_TEXT = re.compile(r"\b(job|workflow) (\d+)\b")
 WAITED = re.compile(r"(?<=waited for )(\d+)\.?\d*(?= s)")
 """How long a job waited goes on with the clock; the whole seconds were made the same."""
+RESTORED = 10**12
+"""After a restore ids and tokens go on from the time in microseconds."""
 SOON_S = 30.0
 """A time that is further ahead is that of something planned."""
 
@@ -122,6 +125,8 @@ class Telling:
         match value:
             case JobId():
                 return self._name(value)
+            case WorkflowRecord():
+                return self._plain({**msgspec.structs.asdict(value), "id": JobId(value.id)})
             case msgspec.Struct():
                 return self._plain(msgspec.structs.asdict(value))
             case dict():
@@ -150,6 +155,8 @@ class Telling:
         if key == "at" or key.endswith("_at"):
             at = value.timestamp() if isinstance(value, datetime.datetime) else value
             return "a time to come" if isinstance(at, float) and at > time.time() + SOON_S else "a time"
+        if key in ("id", "token") and isinstance(value, int) and value > RESTORED:
+            return "a number from the time of a restore"
         if key in MEASURED:
             return "for ever" if value == math.inf else "a while"
         if key == "minutes_since_heartbeat":
