@@ -10,7 +10,7 @@ N ?= 20
 PYTEST_OPTIONS := --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 --durations=15
 PYTEST := $(PY) -m pytest $(PYTEST_OPTIONS)
 # Tests wait most of the time: several processes for each processor keep these busy.
-PROCESSES := $(shell n=$$(( 3 * $$(nproc) )); echo $$(( n < 16 ? n : 16 )))
+PROCESSES := $(shell n=$$(( 4 * $$(nproc) )); echo $$(( n < 16 ? n : 16 )))
 # pytest rewrites each file of tests once and keeps the result: without this, every process of a run does it at the same
 # time.
 COMPILE := $(PY) -m pytest --collect-only -qq tests >/dev/null

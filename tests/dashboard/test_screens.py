@@ -169,6 +169,7 @@ def evil_workflows(shop: Cli) -> tuple[int, int]:
         return going.start(again=True).id, failed
 
 
+@pytest.mark.long
 def test_no_serious_trouble_for_whoever_uses_a_screen_reader_in_light_and_in_dark(
     browser: Browser, screens: tuple[Served, list[str]]
 ) -> None:
@@ -192,6 +193,7 @@ def troubles(page: Page, options: dict[str, Any]) -> list[tuple[str, str]]:
     return [(one["id"], one["nodes"][0]["html"][:200]) for one in found if one["impact"] in ("serious", "critical")]
 
 
+@pytest.mark.long
 def test_nothing_scrolls_sideways_in_a_window_at_twice_the_size_and_on_a_phone(
     browser: Browser, screens: tuple[Served, list[str]]
 ) -> None:
