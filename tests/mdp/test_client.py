@@ -40,6 +40,21 @@ def test_replies_of_our_broker_find_their_calls_in_any_order(broker: Played) -> 
         assert [call.result() for call in calls] == [[b"%d" % number] for number in range(50)]
 
 
+def test_options_that_no_broker_would_take_are_refused_at_once(broker: Played) -> None:
+    with Client(broker.endpoint, timeout=PATIENT_S) as client:
+        with pytest.raises(PayloadError, match=r"take 2,0\d\d bytes, .* at most 2,000: idempotency_key"):
+            client.submit("echo", b"", idempotency_key="k" * 2_000)
+        with pytest.raises(PayloadError, match="An empty idempotency_key"):
+            client.submit("echo", b"", idempotency_key="")
+        broker.admit()
+        longest = "k" * 1_900
+        call = client.submit("echo", b"", idempotency_key=longest)
+        identity, correlation, rest = broker.request()
+        assert cbor2.loads(correlation)["idempotency_key"] == longest
+        broker.say(identity, correlation, b"", b"MDPC01", *rest)
+        assert call.result() == [b""]
+
+
 def test_a_late_reply_of_our_broker_is_dropped_and_the_line_stays(broker: Played) -> None:
     with Client(broker.endpoint, timeout=PATIENT_S) as client:
         broker.admit()

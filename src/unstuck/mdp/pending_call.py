@@ -6,7 +6,8 @@ from typing import Any
 
 import cbor2
 
-from unstuck.errors import CallFailed, ReplyTimeout
+from unstuck.errors import CallFailed, PayloadError, ReplyTimeout
+from unstuck.mdp.protocol import MAX_CORRELATION_BYTES
 
 ID_BYTES = 12
 
@@ -41,7 +42,14 @@ class PendingCall:
             "concurrency_key": concurrency_key,
         }
         given = {name: value for name, value in options.items() if value is not None}
+        if idempotency_key == "":
+            raise PayloadError("An empty idempotency_key tells no call from another. Leave it out, or give it a text.")
         self.correlation = cbor2.dumps({"id": self.id, **given})
+        if len(self.correlation) > MAX_CORRELATION_BYTES:
+            raise PayloadError(
+                f"The options of this call take {len(self.correlation):,} bytes, and a broker takes at most "
+                f"{MAX_CORRELATION_BYTES:,}: {', '.join(given)}. Use shorter texts, such as a hash."
+            )
         self.expires_at_s: float | None = None
         """None while its clock does not run yet."""
         self.future: Future[list[bytes]] = Future()

@@ -306,7 +306,10 @@ class JournalChannel:
         poller.register(wake_in, select.POLLIN)
         while True:
             self._flush()
-            poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            try:
+                poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            except (OSError, ValueError):
+                return  # It was closed: no answer will ever come.
             for fd, events in poller.poll():
                 if fd == wake_in:
                     os.read(wake_in, 4096)
