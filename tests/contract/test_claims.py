@@ -31,11 +31,11 @@ from tests.support.fleet import TIMEOUT_S
 from unstuck.domain.endings import Release
 from unstuck.domain.limits import QueueLimit
 from unstuck.domain.states import JobState, Transport
-from unstuck.http.workers.claims import ClientConnection, WakeUps, claim, line_of
+from unstuck.http.workers.claims import ClientConnection, WakeUps, claim, handed_out_again, line_of
 from unstuck.http.workers.turn_batcher import TurnBatcher
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.recovery import GuardNone
-from unstuck.ledger.contract.workers import CLAIM_BYTES, AttemptRef, Claimed, ClaimRequest, Turn
+from unstuck.ledger.contract.workers import CLAIM_BYTES, AttemptRef, Claimed, ClaimRequest, JournalEntry, Turn
 from unstuck.remote.registry import RemoteWorker
 
 
@@ -241,6 +241,78 @@ def test_a_job_that_is_larger_than_all_may_be_together_is_claimed_alone(ledger: 
     assert [[job.job_id for job in answer.claimed] for answer in (first, second, rest)] == [[ids[0]], [ids[1]], []]
     assert [answer.more for answer in (first, second, rest)] == [True, False, False]
     assert len(first.claimed[0].payload) > CLAIM_BYTES
+
+
+def give_journal(ledger: Ledger, job_ids: list[int], what: str, value: bytes) -> None:
+    """Write an entry into the journal of each of these jobs, as its first attempt, or send each a signal."""
+    if what == "signals":
+        assert [ledger.signal(job_id, "go", value, "test") for job_id in job_ids] == ["kept"] * len(job_ids)
+        return
+    for job in sorted(run(ledger, queues=("q", "r")), key=lambda job: job.job_id):
+        entry = JournalEntry(job.job_id, job.token, 1, "step", "s", value)
+        turn(ledger, entries=[entry], endings=[crash_retry(job)])
+
+
+@pytest.mark.parametrize("what", ["entries", "signals"])
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("queues", [("q",), ("q", "r")])
+def test_the_journals_of_what_is_claimed_at_once_fit_into_memory(
+    ledger: Ledger, w1: str, queues: tuple[str, ...], limited: bool, what: str
+) -> None:
+    if limited:
+        ledger.limit_queue(queues[0], QueueLimit(concurrency=100), "test")
+    ids = [put(ledger, queue=queues[number % len(queues)]) for number in range(20)]
+    give_journal(ledger, ids, what, LARGE)
+    plain = [put(ledger, queue=queues[0]) for _ in range(2)]
+    taken: list[int] = []
+    for _ in range(10):
+        answer = wish(ledger, queues=queues, start=1000)
+        assert sum(len(job.payload) + len(job.journal) for job in answer.claimed) <= 2 * CLAIM_BYTES
+        taken += [job.job_id for job in answer.claimed]
+        if not answer.more:
+            break
+        assert answer.claimed
+        assert len(taken) < 20
+    assert sorted(taken) == [*ids, *plain]
+
+
+def test_a_job_with_a_journal_larger_than_all_may_be_together_is_claimed_alone(ledger: Ledger, w1: str) -> None:
+    ids = [put(ledger, queue="q") for _ in range(2)]
+    give_journal(ledger, ids, "entries", LARGE * 9)
+    first, second, rest = (wish(ledger, queues=("q",)) for _ in range(3))
+    assert [[job.job_id for job in answer.claimed] for answer in (first, second, rest)] == [[ids[0]], [ids[1]], []]
+    assert [answer.more for answer in (first, second, rest)] == [True, False, False]
+    assert len(first.claimed[0].journal) > CLAIM_BYTES
+
+
+def test_signals_that_were_taken_are_in_the_journal_and_counted_once(ledger: Ledger, w1: str) -> None:
+    ids = [put(ledger, queue="q") for _ in range(7)]
+    give_journal(ledger, ids, "signals", LARGE)
+    for job in run(ledger, queues=("q",)):
+        entry = JournalEntry(job.job_id, job.token, 1, "signal", "go", LARGE, 1)
+        turn(ledger, entries=[entry], endings=[crash_retry(job)])
+    answer = wish(ledger, queues=("q",))
+    assert [job.job_id for job in answer.claimed] == ids
+    assert not answer.more
+
+
+def test_what_an_http_worker_is_handed_again_fits_into_memory(ledger: Ledger) -> None:
+    """Its own claims were smaller: they are handed out again all at once."""
+    ledger.register(birth("w1", transport=Transport.HTTP, suspect_after_s=600, running_stale_after_s=600))
+    worker = RemoteWorker("w1", "name-of-w1", None, ("q",), (TASK,), 30.0, 600.0)
+    ids = [put(ledger, queue="q") for _ in range(20)]
+    give_journal(ledger, ids, "signals", LARGE)
+    while wish(ledger, queues=("q",)).claimed:
+        pass
+    tokens = {held.job_id: held.token for held in ledger.held("w1")}
+    assert sorted(tokens) == ids
+    known: set[int] = set()
+    rounds = []
+    while jobs := handed_out_again(ledger, worker, frozenset(known), 100):
+        rounds.append(len(jobs))
+        known |= {job["token"] for job in jobs}
+    assert known == set(tokens.values())
+    assert max(rounds) * len(LARGE) <= CLAIM_BYTES
 
 
 async def never() -> Any:

@@ -64,6 +64,11 @@ class StoredJournal(msgspec.Struct, frozen=True, array_like=True):
     lines: tuple[RecordedEntry, ...] = ()
     signals: tuple[PendingSignal, ...] = ()
 
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of all values."""
+        return sum(len(line.value) for line in self.lines) + sum(len(signal.value) for signal in self.signals)
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StoredJournal)

@@ -103,6 +103,24 @@ def test_a_claim_reads_what_it_takes(worst: PostgresLedger, queues: tuple[str, .
     assert is_lean(reads(worst, "turn", values, repeat=7))
 
 
+def test_a_claim_reads_the_journals_of_what_it_takes_and_no_others(worst: PostgresLedger, pg_url: str) -> None:
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute("analyze unstuck.journal")
+        for queue, entries in (("default", 0), ("other", 2)):
+            worst.enqueue([new_job(queue=queue, priority=1) for _ in range(8 * BATCH)])
+            connection.execute(
+                "with j as (update unstuck.jobs set journal = %s where queue = %s and rank < 0 returning id)"
+                " insert into unstuck.journal (job_id, seq, kind, name, value, at, token)"
+                " select j.id, n, 'step', 's', '1', now(), 1 from j, generate_series(1, %s) n",
+                (entries > 0 or None, queue, entries),
+            )
+    for queue, least, most in (("default", 0, 0), ("other", 2 * BATCH, 4 * BATCH)):
+        values = turn_values(Turn("w1", claim_request=ClaimRequest((queue,), ("add",), BATCH)))
+        scanned, fetched = reads(worst, "turn", values, repeat=7, table="journal")
+        assert scanned == 0
+        assert least <= fetched <= most
+
+
 def test_starts_and_ends_read_the_jobs_they_name(worst: PostgresLedger) -> None:
     jobs = claim_jobs(worst, limit=3 * BATCH)
     values = turn_values(Turn("w1", start=tuple(AttemptRef(job.job_id, job.token) for job in jobs[:BATCH])))

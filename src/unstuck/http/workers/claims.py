@@ -272,14 +272,19 @@ def handed_out_again(ledger: Ledger, worker: RemoteWorker, known: frozenset[int]
     jobs: list[dict[str, Any]] = []
     size_bytes = 0
     for held in ledger.held(worker.id):
-        if held.token in known or len(jobs) == limit or size_bytes > CLAIM_BYTES:
+        if held.token in known:
             continue
+        if len(jobs) == limit:
+            break
         record = ledger.job(held.job_id)
         if record is not None and record.token == held.token and record.worker_id == worker.id:
             inputs = ledger.inputs([held.job_id]).get(held.job_id, b"")
             job = msgspec.structs.replace(claimed_again(held, record), inputs=inputs)
-            size_bytes += len(job.payload) + len(inputs)
-            jobs.append(job_view(job, worker, journal_of(ledger, job), again=True))
+            journal = journal_of(ledger, job)
+            size_bytes += len(job.payload) + len(inputs) + journal.size_bytes
+            if jobs and size_bytes > CLAIM_BYTES:
+                break
+            jobs.append(job_view(job, worker, journal, again=True))
     return jobs
 
 

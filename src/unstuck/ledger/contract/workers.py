@@ -125,7 +125,8 @@ class FollowUp(msgspec.Struct, frozen=True):
 
 
 CLAIM_BYTES = 8 * 1024 * 1024
-"""Payloads of all that one turn claims; a single job may be larger. In SQL: `c_claim_bytes`."""
+"""Maximum size of the jobs that one turn claims: their payloads, journals and waiting signals. A single job may be
+larger. In SQL: `c_claim_bytes`."""
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):

@@ -132,7 +132,7 @@ def _claim(
     queues = gates.open
     # Each queue gives its jobs in order of rank and id, read only as far as the merge needs them, and its limit allows.
     readers = [look.read(cursor.connection, queue, min(claim_request.limit, gates.room(queue))) for queue in queues]
-    chosen, more = _within_bytes(islice(heapq.merge(*readers), claim_request.limit))
+    chosen, more = _within_bytes(cursor, islice(heapq.merge(*readers), claim_request.limit))
     for reader in readers:
         reader.close()
     look_cpu_s = time.thread_time() - begun_cpu_s
@@ -147,12 +147,14 @@ def _claim(
     return claimed, more
 
 
-def _within_bytes(rows: Iterable[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], bool]:
-    """Read jobs until their payloads are too much to be handed out at once; return them, and whether there are more."""
+def _within_bytes(cursor: apsw.Cursor, rows: Iterable[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], bool]:
+    """Read jobs until they are too large to be handed out at once; return them, and whether there are more."""
     chosen: list[tuple[Any, ...]] = []
     size_bytes = 0
     for row in rows:
         size_bytes += len(row[5])
+        if row[14]:
+            size_bytes += cursor.execute(SQL["journal_bytes"], (row[1],)).get
         if chosen and size_bytes > CLAIM_BYTES:
             return chosen, True
         chosen.append(row)

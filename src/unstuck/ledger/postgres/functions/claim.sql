@@ -3,7 +3,8 @@
 -- The planner is kept to the index (queue, rank, id) where ready: it is in order already, so a claim reads as many
 -- entries as it takes, however many jobs wait or are finished.
 
--- Given back with the ids is the size of their payloads: what does not fit into an answer is left out of it.
+-- Returned with the ids is their size: payloads, and the journals of those that have one. What does not fit into an
+-- answer is left out of it.
 create or replace function {schema}.lock_ready(
     p_queue text, p_tasks text[], p_limit integer, out ids bigint[], out payload_bytes bigint)
 language plpgsql volatile
@@ -14,7 +15,8 @@ set enable_incremental_sort = off
 as $body$
 begin
     select array_agg(x.id), sum(x.size) into ids, payload_bytes from (
-        select j.id, octet_length(j.payload) as size from {schema}.jobs j
+        select j.id, octet_length(j.payload)
+                   + case when j.journal then {schema}.journal_bytes(j.id) else 0 end as size from {schema}.jobs j
         where j.ready and j.queue = p_queue and coalesce(j.task = any (p_tasks), false)
         order by j.rank, j.id
         limit p_limit
@@ -60,7 +62,8 @@ begin
     select array_agg(x.id order by x.rank, x.id), sum(x.size) into ids, payload_bytes
     from unnest(v_names, v_quotas) as q(name, quota)
     cross join lateral (
-        select j.id, j.rank, octet_length(j.payload) as size from {schema}.jobs j
+        select j.id, j.rank, octet_length(j.payload)
+                   + case when j.journal then {schema}.journal_bytes(j.id) else 0 end as size from {schema}.jobs j
         where j.ready and j.queue = q.name and coalesce(j.task = any (p_tasks), false)
         order by j.rank, j.id
         limit q.quota
@@ -70,7 +73,8 @@ begin
     if v_seen >= p_limit and coalesce(cardinality(ids), 0) < p_limit then
         foreach v_queue in array p_queues loop
             select array_agg(x.id), sum(x.size) into v_more, v_more_bytes from (
-                select j.id, octet_length(j.payload) as size from {schema}.jobs j
+                select j.id, octet_length(j.payload)
+                   + case when j.journal then {schema}.journal_bytes(j.id) else 0 end as size from {schema}.jobs j
                 where j.ready and j.queue = v_queue and coalesce(j.task = any (p_tasks), false)
                       and j.id <> all (coalesce(ids, '{}'))
                 order by j.rank, j.id
@@ -121,16 +125,31 @@ begin
 end
 $body$;
 
--- Those of these jobs, in their order, whose payloads are at most `p_bytes` together; the first in any case. What is
--- handed out at once is in the memory of the server and of the worker at once.
+-- Return the jobs, in their order, that are at most `p_bytes` together, with their journals; the first in any case. What
+-- is handed out at once is in the memory of the server and of the worker at once.
 create or replace function {schema}.first_within_bytes(p_ids bigint[], p_bytes bigint) returns bigint[]
 language sql stable
 {fixed_path}
 as $body$
     select array_agg(x.id order by x.n) from (
-        select u.id, u.n, sum(octet_length(j.payload)) over (order by u.n) as up_to_here
+        select u.id, u.n, sum(
+            octet_length(j.payload) + case when j.journal then {schema}.journal_bytes(j.id) else 0 end
+        ) over (order by u.n) as up_to_here
         from unnest(p_ids) with ordinality as u(id, n)
         join {schema}.jobs j on j.id = u.id
     ) x
     where x.n = 1 or x.up_to_here <= p_bytes
+$body$;
+
+-- Return the size of what a job wrote down and of the signals that wait for it: the next attempt is given all of it. The
+-- values themselves are not read.
+create or replace function {schema}.journal_bytes(p_job bigint) returns integer
+language plpgsql stable
+{plain_index_scans}
+as $body$
+begin
+    return coalesce((select sum(octet_length(k.value)) from {schema}.journal k where k.job_id = p_job), 0)
+        + coalesce((
+            select sum(octet_length(s.value)) from {schema}.signals s where s.job_id = p_job and s.taken_seq is null), 0);
+end
 $body$;

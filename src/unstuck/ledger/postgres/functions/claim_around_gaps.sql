@@ -79,7 +79,8 @@ begin
         from unnest(v_names, v_after_ranks, v_after_ids, v_before_ranks, v_quotas)
              as s(name, after_rank, after_id, before_rank, quota)
         cross join lateral (
-            select j.id, j.rank, octet_length(j.payload) as size from {schema}.jobs j
+            select j.id, j.rank, octet_length(j.payload)
+                   + case when j.journal then {schema}.journal_bytes(j.id) else 0 end as size from {schema}.jobs j
             where j.ready and j.queue = s.name and coalesce(j.task = any (p_tasks), false)
                   and (j.rank, j.id) > (s.after_rank, s.after_id) and j.rank < s.before_rank
             order by j.rank, j.id
@@ -96,7 +97,8 @@ begin
     for i in 1 .. coalesce(cardinality(v_names), 0) loop
         exit when cardinality(ids) >= p_limit;
         select array_agg(x.id), sum(x.size) into v_more, v_more_bytes from (
-            select j.id, octet_length(j.payload) as size from {schema}.jobs j
+            select j.id, octet_length(j.payload)
+                   + case when j.journal then {schema}.journal_bytes(j.id) else 0 end as size from {schema}.jobs j
             where j.ready and j.queue = v_names[i] and coalesce(j.task = any (p_tasks), false)
                   and (j.rank, j.id) > (v_after_ranks[i], v_after_ids[i]) and j.rank < v_before_ranks[i]
                   and (cardinality(p_queues) = 1 or j.id <> all (coalesce(ids, '{}')))

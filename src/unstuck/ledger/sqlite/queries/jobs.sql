@@ -353,6 +353,11 @@ FROM unstuck_journal WHERE job_id IN (SELECT value FROM json_each(?1)) ORDER BY 
 SELECT job_id, number, name, value
 FROM unstuck_signals WHERE taken_seq IS NULL AND job_id IN (SELECT value FROM json_each(?1)) ORDER BY job_id, number;
 
+-- name: journal_bytes
+-- The values themselves are not read.
+SELECT coalesce((SELECT sum(length(value)) FROM unstuck_journal WHERE job_id = ?1), 0)
+    + coalesce((SELECT sum(length(value)) FROM unstuck_signals WHERE job_id = ?1 AND taken_seq IS NULL), 0);
+
 -- name: has_signal
 SELECT 1 FROM unstuck_signals WHERE job_id = ?1 AND name = ?2 AND taken_seq IS NULL LIMIT 1;
 
