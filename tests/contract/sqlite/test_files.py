@@ -12,11 +12,13 @@ import apsw
 import pytest
 from tests.support.backdoor import SqliteBackdoor
 from tests.support.builders import birth, claim_jobs, new_job, put, running
+from tests.support.processes import ROOT
 
 from unstuck import host
 from unstuck.config import Settings
 from unstuck.domain.liveness import Session
 from unstuck.errors import LedgerError, LedgerReplaced, LedgerUnavailable, RefusedValue, SchemaMismatch
+from unstuck.ledger.contract.jobs import JobFilter
 from unstuck.ledger.contract.recovery import GuardSilent
 from unstuck.ledger.sqlite import database
 from unstuck.ledger.sqlite.ledger import SqliteLedger, path_of
@@ -225,6 +227,56 @@ def test_a_new_client_begins_no_empty_ledger_where_one_was_deleted(ledger: Sqlit
     path.with_name(path.name + "-lock").unlink()
     client.migrate()
     assert put(client) == 1
+
+
+LEAVES_ITS_COMMITS_IN_THE_WAL = """
+import os, sys
+from tests.contract.sqlite.test_files import open_at
+from tests.support.builders import put
+from pathlib import Path
+
+ledger = open_at(Path(sys.argv[1]))
+ledger.migrate()
+put(ledger)
+os._exit(0)
+"""
+
+
+def test_a_ledger_that_is_put_back_while_another_is_opened_is_not_mixed_with_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite opens the WAL by name with the first statement: here it is that of another file than the database."""
+    subprocess.run([sys.executable, "-c", LEAVES_ITS_COMMITS_IN_THE_WAL, str(path)], cwd=ROOT, check=True)
+    ours = open_at(path)
+    put(ours)
+    away = move_ledger(path, path.with_name("away.db"))
+    path.with_name("jobs.db-lock").unlink()
+    other = open_at(path)
+    other.migrate()
+    other.close()
+
+    class PutsBack(apsw.Connection):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            if away.exists():
+                move_ledger(path, path.with_name("other.db"))
+                move_ledger(away, path)
+
+    monkeypatch.setattr(database.apsw, "Connection", PutsBack)
+    with pytest.raises(LedgerReplaced):
+        put(ours)
+    put(ours)
+    assert len(ours.jobs(JobFilter())) == 3
+    with ours.db.read() as cursor:
+        assert list(cursor.execute("PRAGMA integrity_check")) == [("ok",)]
+    ours.close()
+
+
+def move_ledger(path: Path, to: Path) -> Path:
+    for suffix in ("-shm", "-wal", ""):
+        if (file := path.with_name(path.name + suffix)).exists():
+            file.rename(to.with_name(to.name + suffix))
+    return to
 
 
 def test_a_relative_path_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

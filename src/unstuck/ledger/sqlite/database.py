@@ -207,16 +207,27 @@ class Database:
             self._identity = None
 
     def _connect(self, busy_s: float) -> apsw.Connection:
+        identity = self._identity_at_path()
         connection = connect(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE)
         connection.set_busy_timeout(int(busy_s * 1000))
         connection.pragma("synchronous", "FULL")
         connection.pragma("cache_size", -CACHE_KIB)
         connection.pragma("journal_size_limit", WAL_KEPT_BYTES)
         self._recognise(connection)
+        if identity != self._identity_at_path() or self._identity not in (None, identity):
+            # SQLite opens the -wal file later and by its name: it may be that of another file than the one opened.
+            connection.close(force=True)
+            raise LedgerReplaced(f"{self.path} was replaced while it was opened. Try again.")
         # The plan of every hot query is pinned by INDEXED BY; nothing here may depend on statistics.
-        found = os.stat(self.path)
-        self._identity = (found.st_dev, found.st_ino)
+        self._identity = identity
         return connection
+
+    def _identity_at_path(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _recognise(self, connection: apsw.Connection) -> None:
         """Learn which ledger the file holds, or raise LedgerReplaced if it is another one than before."""
