@@ -1,27 +1,42 @@
 """The notebook of an attempt, without a worker: replay, limits, and what leaves with the report."""
 
 import asyncio
+import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from unstuck.domain import journal
 from unstuck.domain.journal import MAX_ENTRIES, Kind, Names, PendingSignal, RecordedEntry, pack_journal
-from unstuck.errors import ConfigError, PayloadError, SignalTimeout, StepMismatch, TooManySteps
-from unstuck.runner import context
+from unstuck.errors import ConfigError, LedgerError, PayloadError, SignalTimeout, StepMismatch, TooManySteps
+from unstuck.runner import context, monitor
+from unstuck.runner import journal as journal_of_runner
 from unstuck.runner.call import raised
 from unstuck.runner.context import Context, step
-from unstuck.runner.journal import MAX_FOLLOW_UPS, Journals, Superseded, Suspended, checkpoint_entry
-from unstuck.runner.messages import RAISED, REFUSED, SUCCEEDED, SUPERSEDED, SUSPENDED, WRITTEN, JobMessage, Report
+from unstuck.runner.journal import MAX_FOLLOW_UPS, Journal, Journals, Superseded, Suspended
+from unstuck.runner.messages import (
+    RAISED,
+    REFUSED,
+    SUCCEEDED,
+    SUPERSEDED,
+    SUSPENDED,
+    WRITTEN,
+    JobMessage,
+    NewEntry,
+    Report,
+)
 from unstuck.runner.monitor import JobSignals
 from unstuck.runner.monitor import JournalChannel as Wire
 from unstuck.worker.runner_process import JournalConnection
 
 LIMIT_BYTES = 1_000
+MB = 1024 * 1024
 TOKEN = 7
 
 
@@ -84,6 +99,13 @@ def desk() -> Iterator[Desk]:
     yield made
     made.close()
     context._journals = context._signals = None
+
+
+def open_journal(journals: Journals) -> Journal:
+    journals.expect(JobMessage(TOKEN, 3, "t", "q", b"", "json", 1, 0))
+    opened = journals.of(TOKEN)
+    assert opened is not None
+    return opened
 
 
 def line(seq: int, name: str, value: bytes = b"1", kind: str = Kind.STEP, age_s: float = 0.0) -> RecordedEntry:
@@ -329,14 +351,106 @@ def test_a_checkpoint_is_not_lost_to_a_signal_that_raises_while_it_is_sent(
     assert rest.checkpoint == b"5"
 
 
-def test_a_checkpoint_is_with_the_worker_when_the_call_returns() -> None:
+def test_a_checkpoint_is_with_the_worker_when_the_call_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if the process dies in the next moment."""
+    monkeypatch.setattr(journal_of_runner, "CHECKPOINT_GAP_S", 0.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        journal = open_journal(Journals(Wire(theirs), LIMIT_BYTES, lambda *_: b"job"))
+        for number in range(20):
+            journal.set_checkpoint(number)
+            assert b"checkpoint" in ours.recv(1_000, socket.MSG_DONTWAIT)
+
+
+def test_a_large_checkpoint_that_is_still_on_its_way_goes_with_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report has a socket of its own, and the worker may read it before the rest of the checkpoint."""
+    monkeypatch.setattr(monitor, "MAX_TELL_S", 0.1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        journals = Journals(Wire(theirs), MB, lambda *_: b"job")
+        journal = open_journal(journals)
+        journal.set_checkpoint("x" * (MB - 2))
+        rest = journals.close(TOKEN, raised(TOKEN, ValueError("x")), ValueError("x"), raised).extras
+        assert rest is not None
+        assert len(rest.checkpoint) == MB
+
+
+def test_a_worker_that_reads_nothing_costs_a_job_little_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "MAX_TELL_S", 0.1)
+    monkeypatch.setattr(journal_of_runner, "CHECKPOINT_GAP_S", 0.0)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         wire = Wire(theirs)
-        for number in range(20):
-            wire.tell(TOKEN, checkpoint_entry(b"%d" % number))
-            assert b"checkpoint" in ours.recv(1_000, socket.MSG_DONTWAIT)
+        journals = Journals(wire, MB, lambda *_: b"job")
+        journal = open_journal(journals)
+        waits = []
+        for number in range(200):
+            began_s = time.monotonic()
+            journal.set_checkpoint(f"{number:03}" + "x" * (MB - 5))
+            journals.flush()
+            waits.append(time.monotonic() - began_s >= 0.1)
+        assert len(wire._unsent) == 1, "the newest checkpoint takes the place of the one before"
+        assert sum(waits) < 20, "a job does not wait each time"
+        rest = journals.close(TOKEN, raised(TOKEN, ValueError("x")), ValueError("x"), raised).extras
+        assert rest is not None
+        assert rest.checkpoint[:4] == b'"199'
+
+
+def test_a_handler_of_a_signal_may_checkpoint_while_the_job_does(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx, tell = desk.begin(), Wire.tell
+    monkeypatch.setattr(journal_of_runner, "CHECKPOINT_GAP_S", 60.0)
+
+    def interrupted(self: Wire, token: int, entry: Any) -> Any:
+        sent = tell(self, token, entry)
+        signal.raise_signal(signal.SIGUSR1)
+        return sent
+
+    def handler(*_: object) -> None:
+        ctx.checkpoint(2)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    monkeypatch.setattr(Wire, "tell", interrupted)
+    try:
+        ctx.checkpoint(1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    rest = desk.end_with(ValueError("x")).extras
+    assert rest is not None
+    assert rest.checkpoint == b"2"
+
+
+def test_a_job_that_may_start_no_thread_keeps_its_checkpoints(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of processes and threads of a runner may be limited. The thread that beats must not end of it."""
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ctx = desk.begin()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        ctx.checkpoint(5)
+        desk.notebooks.flush()
+        rest = desk.end_with(ValueError("x")).extras
+    assert rest is not None
+    assert rest.checkpoint == b"5"
+
+
+def test_a_step_is_refused_and_does_not_hang_if_user_code_closed_the_descriptor(tmp_path: Path) -> None:
+    """The number of the descriptor may be that of a file of the user by now."""
+    ours, theirs = socket.socketpair()
+    with ours, (tmp_path / "file of the user").open("w+b") as users:
+        journals = Journals(Wire(theirs), LIMIT_BYTES, lambda *_: b"job")
+        journal = open_journal(journals)
+        fd = theirs.fileno()
+        os.dup2(users.fileno(), fd)
+        for number in range(2):
+            with pytest.raises(LedgerError, match="closed a descriptor"):
+                journal.write(NewEntry(1 + number, Kind.STEP, "next", b"1"))
+        began_s = time.monotonic()
+        journal.set_checkpoint(5)
+        assert time.monotonic() - began_s < monitor.MAX_TELL_S, "nothing is waited for that cannot come"
+        assert users.read() == b""
+        theirs.close()
 
 
 def test_what_follows_goes_with_success_alone(desk: Desk) -> None:

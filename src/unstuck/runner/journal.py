@@ -85,11 +85,14 @@ class Journal:
         first = known.lines[0] if known.lines and known.lines[0].seq == CHECKPOINT_SEQ else None
         self._checkpoint = None if first is None else first.value
         self._unsent_checkpoint: bytes = b""
+        """The newest one, until all of it was sent."""
+        self._on_its_way: tuple[bytes, monitor.Unsent] | None = None
         self._checkpoint_s = -CHECKPOINT_GAP_S
         self._names = Names()
         self._seq = 0
         self._follow: list[bytes] = []
-        self._lock = threading.Lock()
+        # Taken again by a handler of a signal that comes while it is held.
+        self._lock = threading.RLock()
         self._closed = False
         self.leaving: Suspended | Superseded | None = None
         """Raised once; whatever code swallows it meets it again."""
@@ -175,15 +178,30 @@ class Journal:
             if now_s - self._checkpoint_s < CHECKPOINT_GAP_S:
                 return  # The pulse sends it, or the next one.
             self._checkpoint_s = now_s
-        self.flush()
+        sent = self.flush()
+        if sent is not None:
+            self._wire.wait_for(sent)
 
-    def flush(self) -> None:
-        """Hand over the newest checkpoint if the worker does not have it."""
+    def flush(self) -> monitor.Unsent | None:
+        """Hand over the newest checkpoint if the worker does not have it, and the one before it is not on its way."""
         with self._lock:
-            if self._unsent_checkpoint:
-                self._wire.tell(self._token, checkpoint_entry(self._unsent_checkpoint))
-                # Only now: a signal may have raised in between, and a checkpoint that comes twice does no harm.
+            self._forget_sent()
+            if self._on_its_way is not None:
+                self._wire.wake()
+                return None
+            data = self._unsent_checkpoint
+            if not data:
+                return None
+            unsent = self._wire.tell(self._token, checkpoint_entry(data))
+            # If a handler of a signal sent one in between, the newest is sent again: it may be before an older one.
+            self._on_its_way = (data, unsent) if unsent is not None and self._on_its_way is None else None
+            return unsent
+
+    def _forget_sent(self) -> None:
+        if self._on_its_way is not None and self._on_its_way[1].is_sent:
+            if self._unsent_checkpoint is self._on_its_way[0]:
                 self._unsent_checkpoint = b""
+            self._on_its_way = None
 
     # What follows -----------------------------------------------------------------------------
 
@@ -203,6 +221,7 @@ class Journal:
         """Nothing can be written any more; give what goes with the report."""
         with self._lock:
             self._closed = True
+            self._forget_sent()
             follow = tuple(self._follow) if succeeded else ()
             rest = Extras(pause, self._unsent_checkpoint, follow)
         return rest if pause is not None or rest.checkpoint or follow else None

@@ -28,6 +28,7 @@ from unstuck.runner.messages import (
     ANSWER,
     NO_ANSWER,
     RECEIVE_BYTES,
+    REFUSED,
     FrameBuffer,
     JournalAnswer,
     JournalRequest,
@@ -183,6 +184,7 @@ def read_job_signals(sock: socket.socket, limit: int) -> list[JobSignal]:
 
 _answer_decoder = msgspec.msgpack.Decoder(JournalAnswer)
 MAX_TELL_S = 1.0
+CLOSED = "user code closed a descriptor that it had not opened, and with it the connection to the worker"
 
 
 class _Latch:
@@ -197,22 +199,38 @@ class _Latch:
         self._lock.acquire()
 
     def open(self) -> None:
-        if self._lock.locked():
+        with suppress(RuntimeError):  # It is open.
             self._lock.release()
 
     def wait(self, patience_s: float = -1) -> None:
         self._lock.acquire(timeout=patience_s)
 
 
-class _Unsent:
+class Unsent:
     """An entry on its way to the worker."""
 
-    __slots__ = ("data", "tried")
+    __slots__ = ("_over", "data")
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
-        self.tried = _Latch()
-        """Open once all of it is in the socket, or the socket took no more."""
+        self._over = _Latch()
+
+    @property
+    def is_sent(self) -> bool:
+        """All of it is in the socket: the worker can read it even if this process dies."""
+        return not self.data
+
+    def sent(self, size_bytes: int) -> None:
+        self.data = self.data[size_bytes:]
+        if not self.data:
+            self.end()
+
+    def end(self) -> None:
+        """Let nothing wait for it any more."""
+        self._over.open()
+
+    def wait(self, patience_s: float) -> None:
+        self._over.wait(patience_s)
 
 
 def _open_pipe() -> tuple[int, int]:
@@ -231,9 +249,14 @@ class JournalChannel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._socket = sock
+        self._identity = _identity(sock.fileno())
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._unsent: deque[_Unsent] = deque()
+        # Taken again by a handler of a signal that comes while it is held.
+        self._lock = threading.RLock()
+        self._unsent: deque[Unsent] = deque()
+        self._stuck = False
+        """The worker reads nothing at the moment: it was waited for once."""
+        self._is_closed = False
         self._waiting: dict[int, Callable[[JournalAnswer], None]] = {}
         self._numbers = itertools.count(1)
         self._pipe: tuple[int, int] | None = None
@@ -265,13 +288,27 @@ class JournalChannel:
         self._request(token, entry, note)
         return await asyncio.wrap_future(future)
 
-    def tell(self, token: int, entry: NewEntry, *, patience_s: float = MAX_TELL_S) -> None:
-        """Hand an entry over, and return once the worker can read it even if this process dies; only the process that
-        runs the job can. Do not wait for a worker that reads nothing."""
-        if os.getpid() == self._pid:
-            unsent = _Unsent(memoryview(request_frame(JournalRequest(NO_ANSWER, token, entry))))
-            self._hand_over(unsent)
-            unsent.tried.wait(patience_s)
+    def tell(self, token: int, entry: NewEntry) -> Unsent | None:
+        """Hand an entry over; only the process that runs the job can. None if it will not be sent."""
+        if os.getpid() != self._pid or self._is_closed:
+            return None
+        unsent = Unsent(memoryview(request_frame(JournalRequest(NO_ANSWER, token, entry))))
+        self._unsent.append(unsent)
+        self.wake()
+        return unsent
+
+    def wake(self) -> None:
+        """Have sent what was handed over, if that is possible now."""
+        # No thread may be started, or user code closed our descriptors: an error of a step, and not of a checkpoint.
+        with suppress(RuntimeError, OSError):
+            self._start()
+            self._wake()
+
+    def wait_for(self, unsent: Unsent) -> None:
+        """Return once it is sent. Do not wait for a worker that reads nothing."""
+        if not self._stuck:
+            unsent.wait(MAX_TELL_S)
+            self._stuck = not unsent.is_sent
 
     # ------------------------------------------------------------------------------------------
 
@@ -281,18 +318,24 @@ class JournalChannel:
                 "Only the process that runs a job can write down its steps, and this is a fork of it. Return the "
                 "result to the job and call ctx.step there."
             )
+        self._start()
         number = next(self._numbers)
         self._waiting[number] = on_answer
-        self._hand_over(_Unsent(memoryview(request_frame(JournalRequest(number, token, entry)))))
+        self._unsent.append(Unsent(memoryview(request_frame(JournalRequest(number, token, entry)))))
+        self._wake()
+        if self._is_closed:
+            self._refuse()
 
-    def _hand_over(self, unsent: "_Unsent") -> None:
+    def _start(self) -> None:
         with self._lock:
-            self._unsent.append(unsent)
             if self._pipe is None:
                 self._pipe = _open_pipe()
         if not self._serving.locked():
             # Two of them, or one that a signal kept from being started here, do no harm: one serves.
             threading.Thread(target=self._serve, args=self._pipe[:1], name="unstuck-journal", daemon=True).start()
+
+    def _wake(self) -> None:
+        assert self._pipe is not None
         try:
             os.write(self._pipe[1], b"\0")
         except BlockingIOError:
@@ -304,34 +347,45 @@ class JournalChannel:
         buffer = FrameBuffer()
         poller = select.poll()
         poller.register(wake_in, select.POLLIN)
-        while True:
+        while self._is_ours():
             self._flush()
             try:
                 poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             except (OSError, ValueError):
-                return  # It was closed: no answer will ever come.
+                break
             for fd, events in poller.poll():
                 if fd == wake_in:
                     os.read(wake_in, 4096)
-                elif events & ~select.POLLOUT and not self._receive(buffer):
-                    return
+                elif events & ~select.POLLOUT and self._is_ours() and not self._receive(buffer):
+                    return  # The worker is gone, and so shall we be in a moment: no answer will ever come.
+        self._is_closed = True
+        self._refuse()
+
+    def _is_ours(self) -> bool:
+        """User code may close descriptors that it did not open: the next file with that number is its own."""
+        return self._identity is not None and _identity(self._socket.fileno()) == self._identity
+
+    def _refuse(self) -> None:
+        for number in list(self._waiting):
+            if (on_answer := self._waiting.pop(number, None)) is not None:
+                on_answer(JournalAnswer(number, REFUSED, CLOSED))
+        for unsent in list(self._unsent):
+            unsent.end()
 
     def _flush(self) -> None:
         while self._unsent:
             unsent = self._unsent[0]
             try:
-                sent = self._socket.send(unsent.data)
+                unsent.sent(self._socket.send(unsent.data))
             except BlockingIOError:
-                break
+                return
             except OSError:
-                sent = len(unsent.data)  # The worker is gone, and so shall we be in a moment.
-            unsent.data = unsent.data[sent:]
-            if not unsent.data:
+                unsent.end()  # The worker is gone, and so shall we be in a moment.
                 self._unsent.popleft()
-                unsent.tried.open()
-        with self._lock:
-            for unsent in self._unsent:
-                unsent.tried.open()
+                continue
+            if unsent.is_sent:
+                self._unsent.popleft()
+        self._stuck = False
 
     def _receive(self, buffer: FrameBuffer) -> bool:
         try:
