@@ -40,7 +40,7 @@ from unstuck.ledger.metrics_writer import MetricsWriter
 from unstuck.mailbox import Mailbox
 from unstuck.metrics.counters import Counters
 from unstuck.runner.monitor import JobSignals, read_job_signals
-from unstuck.worker.heartbeat import HeartbeatThread
+from unstuck.worker.heartbeat import MAX_NEWS, HeartbeatThread
 from unstuck.worker.held_jobs import HeldJob
 from unstuck.worker.ledger_thread import LedgerThread
 from unstuck.worker.limits import OwnPauses, lease_end_s, must_stop_at_s
@@ -451,6 +451,40 @@ def test_events_and_progress_that_could_not_be_written_are_written_later(made: A
     wait_for(lambda: len(made.ledger.events) == 3, "the events to be written")
     assert [job_id for job_id, _ in made.ledger.events] == [0, 1, 2]
     assert made.ledger.progress == {7: 0.5}
+
+
+def test_what_the_ledger_refuses_for_good_holds_up_nothing_behind_it(
+    made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    made.ledger.writes_trouble = [RefusedValue("no such character here"), RefusedValue("no such character here")]
+    made.thread.report_progress([Progress(1, 7, 0.0, 0.5, None, "refused")])
+    made.thread.report_events([(EventKind.LOOP_BLOCKED, 0, "refused"), (EventKind.LOOP_BLOCKED, 1, "blocked")])
+    made.thread.promote_in(0.0)
+    wait_for(lambda: made.ledger.promoted, "what comes behind it")
+    assert made.ledger.events == [(1, "blocked")]
+    assert made.ledger.listened == 1, "it is not taken for an outage"
+    assert sum("refused" in one.getMessage() for one in caplog.records) == 2
+
+
+def test_of_more_events_than_are_kept_the_newest_are_written_and_the_rest_is_logged(
+    made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def wait_in_write(*_: object, **__: object) -> None:
+        made.ledger.write_event = write
+        waiting.set()
+        go_on.wait(60)
+        raise LedgerUnavailable("away")
+
+    write, made.ledger.write_event = made.ledger.write_event, wait_in_write
+    made.thread.report_events([(EventKind.LOOP_BLOCKED, -1, "first")])
+    waiting.wait(60)
+    for number in range(MAX_NEWS + 10):
+        made.thread.report_events([(EventKind.LOOP_BLOCKED, number, "more")])
+    go_on.set()
+    wait_for(lambda: any("dropped" in one.getMessage() for one in caplog.records), "the loss to be logged")
+    assert [job_id for job_id, _ in made.ledger.events] == list(range(10, MAX_NEWS + 10))
 
 
 def test_due_jobs_that_an_open_transaction_has_locked_are_not_asked_for_without_a_pause(made: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from unstuck import host
 from unstuck.domain.events import EventKind
 from unstuck.domain.states import WorkerState
-from unstuck.errors import LedgerBusy, LedgerError, NoLedger, SchemaMismatch
+from unstuck.errors import LedgerBusy, LedgerError, NoLedger, RefusedValue, SchemaMismatch
 from unstuck.ledger.contract import Ledger, Listener
 from unstuck.ledger.contract.workers import DeferredOutcome, Heartbeat, Progress
 from unstuck.ledger.metrics_writer import MetricsWriter
@@ -66,11 +66,12 @@ class HeartbeatThread:
         """No sooner: what is due is locked."""
         self._locked_pause_s = 0.0
         self._handed_over_lock = threading.Lock()
-        """Guards the next three: other threads add to them while this one takes from them."""
+        """Guards the next four: other threads add to them while this one takes from them."""
         self._to_ring: set[str] = set()
         self._notes: dict[int, Progress] = {}
         """By token: the newest of each is enough."""
         self._news: deque[tuple[EventKind, int, str]] = deque(maxlen=MAX_NEWS)
+        self._dropped_news = 0
         self._deferred: deque[DeferredOutcome] = deque()
         """Outcomes that wait for a lock, and of which the ledger does not know that yet."""
         self._drain = False
@@ -126,6 +127,7 @@ class HeartbeatThread:
     def report_events(self, news: list[tuple[EventKind, int, str]]) -> None:
         """Write down what people should hear of running jobs: where they stand, who blocks a loop."""
         with self._handed_over_lock:
+            self._dropped_news += max(0, len(self._news) + len(news) - MAX_NEWS)
             self._news.extend(news)
         self._interrupt()
 
@@ -283,6 +285,9 @@ class HeartbeatThread:
             return
         try:
             self._ledger.note_progress(self._worker_id, list(notes.values()))
+        except RefusedValue as error:
+            # It would be refused again, and hold up all that comes behind it.
+            log.error("The ledger refused the progress of jobs", error=str(error))
         except LedgerError:
             with self._handed_over_lock:
                 self._notes = notes | self._notes
@@ -290,12 +295,17 @@ class HeartbeatThread:
 
     def _write_news(self) -> None:
         while self._news:
-            with self._handed_over_lock:
-                event = self._news.popleft()
+            event = self._news[0]
             kind, job_id, text = event
             try:
                 self._ledger.write_event(kind, text, job_id=job_id, worker_id=self._worker_id)
-            except LedgerError:
-                with self._handed_over_lock:
-                    self._news.appendleft(event)
-                raise
+            except RefusedValue as error:
+                log.error("The ledger refused an event", job_id=job_id, kind=kind, error=str(error))
+            with self._handed_over_lock:
+                # While it was written, others may have taken its place.
+                if self._news and self._news[0] is event:
+                    self._news.popleft()
+        with self._handed_over_lock:
+            dropped, self._dropped_news = self._dropped_news, 0
+        if dropped:
+            log.error("Events were dropped, since the ledger was away for too long", count=dropped)
