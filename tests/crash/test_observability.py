@@ -125,6 +125,8 @@ def test_a_killed_worker_is_one_death_and_its_jobs_are_requeued_once(make_fleet:
         samples = wait_counted(lambda: scraped(client), "unstuck_jobs_ended_total", 2, state="succeeded")
         samples = wait_counted(lambda: scraped(client), "unstuck_deaths_total", 1, process="worker")
         assert total(samples, "unstuck_deaths_total", process="worker") == 1
+        # Counted by another worker than the death, if that one gave the jobs back.
+        samples = wait_counted(lambda: scraped(client), "unstuck_jobs_requeued_total", 2)
         assert total(samples, "unstuck_jobs_requeued_total", queue="default") == 2
         assert total(samples, "unstuck_jobs_ended_total") == 2
         assert total(samples, "unstuck_workers", state="dead") == 1

@@ -155,3 +155,15 @@ def test_what_was_removed_by_hand_is_an_error_of_its_own(fleet: Fleet) -> None:
     assert isinstance(returned, NodeError)
     assert (returned.code, returned.node) == ("RESULT_NOT_AVAILABLE", "nap")
     app.close()
+
+
+def test_a_node_error_may_stand_wherever_a_job_gives_a_value(fleet: Fleet) -> None:
+    app = app_on(fleet)
+    fleet.start("--concurrency", "1", target=TARGET)
+    error = NodeError(code="TASK_FAILED", message="boom", node="first", job_id=7)
+    job = app.task_by_name("remember").enqueue(error)
+    job.signal("go", {"value": error})
+    assert job.result(timeout=60) == [error] * 3
+    named = app.task_by_name("pass_on").enqueue(value=[error, {"deep": error}, 1])
+    assert named.result(timeout=60) == [error, {"deep": error}, 1]
+    app.close()

@@ -96,20 +96,24 @@ def _value(part: Part, read: Callable[[bytes], Any]) -> Any:
 
 
 ERROR_KEY = "$error"
-"""How a NodeError is written in the JSON of a result."""
+"""How a NodeError is written in JSON."""
 _MARK = f'"{ERROR_KEY}"'.encode()
 
 
 def read_result(data: bytes) -> Any:
-    """Return the value of a result in JSON, with the NodeErrors that are in it."""
+    """Return the value of a result or an entry in JSON, with the NodeErrors that are in it."""
     value = msgspec.json.decode(data)
-    # Most results have none, and are not walked through.
-    if _MARK not in data:
+    if not has_errors(data):
         return value
     try:
         return with_errors(value)
     except RecursionError:
         return value
+
+
+def has_errors(data: bytes) -> bool:
+    """Return whether there may be a NodeError in this JSON. Most values have none, and are not walked through."""
+    return _MARK in data
 
 
 def write_error(value: object) -> Any:
@@ -120,7 +124,7 @@ def write_error(value: object) -> Any:
 
 
 def with_errors(value: Any) -> Any:
-    """Turn what stands for errors in a result into NodeErrors."""
+    """Turn what stands for errors in a value into NodeErrors."""
     match value:
         case {"$error": {"code": str()} as facts} if len(value) == 1:
             try:

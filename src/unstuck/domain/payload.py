@@ -6,16 +6,15 @@ from typing import Any
 
 import msgspec
 
-from unstuck.domain.node_inputs import write_error
+from unstuck.domain.node_inputs import has_errors, read_result, with_errors, write_error
 from unstuck.errors import PayloadError
 
 JSON = "json"
 
-_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=True)
-_result_encoder = json.JSONEncoder(
+# A NodeError may stand wherever a value may: a task passes on what it was given.
+_encoder = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=True, default=write_error
 )
-_decoder = msgspec.json.Decoder()
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -32,16 +31,17 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def encode_result(value: Any, task: str, limit_bytes: int) -> bytes:
-    """Return the JSON of what a task returned, which may be or hold a NodeError that it was given."""
-    return encode(value, f"The result of {task!r}", limit_bytes, _result_encoder)
+    """Return the JSON of what a task returned."""
+    return encode(value, f"The result of {task!r}", limit_bytes)
 
 
-def encode(value: Any, what: str, limit_bytes: int, encoder: json.JSONEncoder = _encoder) -> bytes:
-    """Give the JSON of a value, or raise PayloadError that names `what` and the cure."""
+def encode(value: Any, what: str, limit_bytes: int) -> bytes:
+    """Return the JSON of a value, which may be or hold a NodeError, or raise PayloadError that names `what` and the
+    cure."""
     if value is None:
         return b"null"
     try:
-        data = encoder.encode(value).encode("utf-8")
+        data = _encoder.encode(value).encode("utf-8")
     except (TypeError, RecursionError) as error:
         raise PayloadError(
             f"{what} cannot be written as JSON: {error}. Use None, bool, numbers, str, list and dict, "
@@ -88,7 +88,20 @@ def with_fire_time(data: bytes, tick: float) -> bytes:
 
 
 def decode_call(data: bytes) -> Call:
+    """Return the call as JSON has it."""
     return msgspec.json.decode(data, type=Call)
+
+
+def read_call(data: bytes) -> Call:
+    """Return the call with the NodeErrors that are in its arguments, as user code gets it."""
+    call = decode_call(data)
+    if not has_errors(data):
+        return call
+    try:
+        args, kwargs = with_errors(call.args), {name: with_errors(value) for name, value in call.kwargs.items()}
+    except RecursionError:
+        return call
+    return msgspec.structs.replace(call, args=args, kwargs=kwargs)
 
 
 def put_results(call: Call, results: Mapping[int, Any]) -> None:
@@ -101,4 +114,5 @@ def put_results(call: Call, results: Mapping[int, Any]) -> None:
 
 
 def decode(data: bytes | None) -> Any:
-    return None if data is None else _decoder.decode(data)
+    """Return a value with the NodeErrors that are in it."""
+    return None if data is None else read_result(data)

@@ -16,7 +16,7 @@ from unstuck.domain import frames
 from unstuck.domain.endings import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, storable_text
 from unstuck.domain.frames import FRAMES
 from unstuck.domain.node_inputs import ALL, unpack_inputs
-from unstuck.domain.payload import JSON, decode_call, encode_result, put_results
+from unstuck.domain.payload import JSON, encode_result, put_results, read_call
 from unstuck.domain.payload import Call as Arguments
 from unstuck.domain.text import did_you_mean
 from unstuck.errors import PayloadError
@@ -192,7 +192,7 @@ class Caller:
 
     def _arguments(self, frame: JobMessage, callee: _Callee) -> Arguments:
         if frame.payload_type == JSON:
-            call = decode_call(frame.payload)
+            call = read_call(frame.payload)
             if call.refs:
                 results = unpack_inputs(frame.inputs)
                 if ALL in results:

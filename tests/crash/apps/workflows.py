@@ -3,7 +3,7 @@
 import os
 import time
 
-from unstuck import App, NodeError, Retry
+from unstuck import App, Context, NodeError, Retry
 
 app = App(os.environ.get("UNSTUCK_URL", "sqlite:///unstuck.db"))
 
@@ -40,6 +40,23 @@ def first(pair: list[int]) -> int:
 @app.task
 def pass_on(value: int | NodeError) -> int | NodeError:
     return value
+
+
+def same(value: object) -> object:
+    return value
+
+
+@app.task(retry=Retry(max_attempts=2, backoff="constant", delay=0.01))
+def remember(value: int | NodeError, ctx: Context) -> list[object]:
+    """What a step, a checkpoint and a signal gave back, in the second attempt."""
+    kept = ctx.step("keep", same, value)
+    sent = ctx.wait_signal("go")
+    if ctx.last_checkpoint is None:
+        ctx.checkpoint({"last": [value]})
+        raise ValueError("the next attempt reads what was written")
+    found = [kept, sent["value"], ctx.last_checkpoint["last"][0]]
+    assert all(isinstance(one, NodeError) for one in found), found
+    return found
 
 
 @app.task
