@@ -6,15 +6,21 @@ from typing import Any
 import pytest
 import typer
 from tests.support import http_server
+from tests.support.builders import birth
 from tests.support.cli import Cli
 from tests.support.http_server import API, ApiClient, SecuredServer, guarded_door, make_token
 
 from unstuck import host
 from unstuck.cli.main import app as cli
+from unstuck.config import Settings
 from unstuck.domain.api_tokens import Scope
 from unstuck.domain.endings import Ending, JobError
+from unstuck.domain.limits import KeyRule
+from unstuck.domain.policy import Policy, encode_policy
 from unstuck.domain.states import AttemptState, JobState
+from unstuck.ledger.contract.jobs import TaskRecord
 from unstuck.ledger.contract.workers import AttemptRef, Turn
+from unstuck.ledger.open import ready_ledger
 
 
 def quarantine(door: ApiClient) -> AttemptRef:
@@ -474,3 +480,37 @@ def test_tokens_that_operate_share_the_keys_of_everybody(guarded: SecuredServer)
     one, two = (make_token(guarded.ledger_url, Scope.ENQUEUE, Scope.OPERATE)[1] for _ in range(2))
     _, first = keyed(guarded, one, "shared")
     assert keyed(guarded, two, "shared") == (200, first)
+
+
+def lined(door: SecuredServer, token: str, key: str, task: str = "add", **more: object) -> int:
+    """Enqueue under a concurrency key; give the status."""
+    body = {"task": task, "args": [1, 2], "concurrency_key": key, **more}
+    return door.ask("POST", f"{SCOPES_API}/jobs", token, json=body).status_code
+
+
+def limit_of(door: SecuredServer, key: str) -> int:
+    [found] = door.ask("GET", f"{SCOPES_API}/lines?key={key}", door.all).json()
+    return int(found["limit"])
+
+
+def test_a_token_that_only_enqueues_does_not_change_the_limit_of_a_key(guarded: SecuredServer) -> None:
+    mine = make_token(guarded.ledger_url, Scope.ENQUEUE)[1]
+    policy = encode_policy(Policy(order=KeyRule(computed=True, limit=3)))
+    ledger = ready_ledger(Settings(url=guarded.ledger_url))
+    ledger.register(birth("limits", tasks=(TaskRecord("three_by_three", "default", policy),)))
+    ledger.close()
+    assert lined(guarded, guarded.all, "shared-limit", concurrency_limit=2) == 201
+    refused = guarded.ask(
+        "POST", f"{SCOPES_API}/jobs", mine, json={**ADD, "concurrency_key": "shared-limit", "concurrency_limit": 9}
+    )
+    assert (refused.status_code, refused.json()["code"], refused.json()["at"]) == (403, "forbidden", 0)
+    assert limit_of(guarded, "shared-limit") == 2
+    # Nor with a task that brings a limit of its own.
+    assert lined(guarded, mine, "shared-limit") == 201
+    assert lined(guarded, mine, "shared-limit", "three_by_three") == 201
+    assert limit_of(guarded, "shared-limit") == 2
+    # Of a key that is new, the limit is that of the task; a token that operates may change it.
+    assert lined(guarded, mine, "new-limit", "three_by_three") == 201
+    assert limit_of(guarded, "new-limit") == 3
+    assert lined(guarded, guarded.all, "new-limit", concurrency_limit=4) == 201
+    assert limit_of(guarded, "new-limit") == 4

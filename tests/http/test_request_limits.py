@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -16,6 +16,7 @@ from tests.support.http_server import PATIENCE_S, SecuredServer, guarded_door, r
 from tests.support.signals import OwnProcess
 
 from unstuck.domain.api_tokens import Scope
+from unstuck.http.dashboard.live import MAX_VIEWERS
 
 MAX_BODY = 4096
 
@@ -295,6 +296,24 @@ def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
             assert door.ask("GET", "/api/v1/audit", other).status_code == 200
             assert door.ask("GET", "/healthz").status_code == 200
         wait_for(lambda: door.ask("GET", "/api/v1/audit", door.all).status_code == 200, "room again")
+
+
+def test_one_token_cannot_take_all_places_of_live_pages(tmp_path: Path) -> None:
+    with guarded_door(f"sqlite:///{tmp_path}/jobs.db") as door, ExitStack() as pages:
+        host, port = door.host.split(":")
+        # Not through the client: it has a limit of its own.
+        for _ in range(MAX_VIEWERS):
+            page = pages.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
+            page.sendall(head(door, method="GET", path="/live?room=overview"))
+            said = b""
+            while b"retry:" not in said and b"too_many_viewers" not in said:
+                part = page.recv(65536)
+                assert part, said
+                said += part
+            if b"too_many_viewers" in said:
+                break
+        assert door.status("GET", "/live?room=overview", door.all) == 503
+        assert door.status("GET", "/live?room=overview", door.token(Scope.READ)) == 200
 
 
 def test_a_body_that_is_still_on_its_way_counts_as_a_request_that_waits(tmp_path: Path) -> None:

@@ -97,6 +97,9 @@ def _build(services: Services, caller: Caller, bodies: Sequence[NewJobBody]) -> 
     for place, body in enumerate(bodies):
         try:
             jobs.append(build(body))
+        except Problem as problem:
+            problem.facts["at"] = place
+            raise
         except UnstuckError as error:
             # No name for it here: an error that its own frame holds keeps the whole body in memory.
             raise _at_place(place, error) from error

@@ -22,6 +22,11 @@ def own_key(caller: Caller, key: str | None) -> str | None:
     return f"token {caller.token_id}: {key}"
 
 
+def may_limit(caller: Caller) -> bool:
+    """Return whether a caller's jobs may change the limit of a concurrency key, which is shared by everybody."""
+    return caller.token_id is None or Scope.OPERATE in caller.scopes
+
+
 def Requires(scope: Scope, *others: Scope) -> Callable[[Request], Awaitable[Caller]]:
     """Make a dependency that lets through only whoever has this scope (or one of the others), and gives who that is."""
 

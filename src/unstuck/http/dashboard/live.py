@@ -26,6 +26,8 @@ EVERY_S = 1.0
 REST = 3.0
 """A look that takes long is followed by a rest of so many times its length."""
 MAX_VIEWERS = 500
+MAX_VIEWERS_EACH = MAX_VIEWERS // 2
+"""Of one token: the others still find room."""
 HUNG_S = 5.0
 """Who got no answer for so long from the ledger says that it sees nothing."""
 
@@ -45,6 +47,7 @@ class Subscription:
 @dataclass(eq=False)
 class Viewer:
     topic: Subscription
+    token_id: str | None = None
     waiting: dict[str, str] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -84,12 +87,13 @@ class LiveHub:
     def knows(self, page: str) -> bool:
         return page in self._screens
 
-    @property
-    def full(self) -> bool:
-        return len(self._viewers) >= MAX_VIEWERS
+    def is_full(self, token_id: str | None) -> bool:
+        """Return whether there is no room for one more viewer with this token."""
+        own = sum(viewer.token_id == token_id for viewer in self._viewers) if token_id is not None else 0
+        return len(self._viewers) >= MAX_VIEWERS or own >= MAX_VIEWERS_EACH
 
-    def join(self, topic: Subscription) -> Viewer:
-        viewer = Viewer(topic)
+    def join(self, topic: Subscription, token_id: str | None = None) -> Viewer:
+        viewer = Viewer(topic, token_id)
         viewer.tell(self._told.get(topic, {}))
         self._viewers.add(viewer)
         if self._task is None or self._task.done():
@@ -194,18 +198,18 @@ async def live(
     hub: LiveHub = request.app.state.hub
     if not hub.knows(room):
         raise Problem(404, "not_found", f"There is no live screen {room!r}.")
-    if hub.full:
+    if hub.is_full(caller.token_id):
         raise Problem(503, "too_many_viewers", "Too many look at once.", headers={"Retry-After": "10"})
     topic = Subscription(room, key, root_of(request), Scope.OPERATE in caller.scopes)
     return StreamingResponse(
-        _stream(hub, topic),
+        _stream(hub, topic, caller.token_id),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _stream(hub: LiveHub, topic: Subscription) -> AsyncIterator[bytes]:
-    viewer = hub.join(topic)
+async def _stream(hub: LiveHub, topic: Subscription, token_id: str | None) -> AsyncIterator[bytes]:
+    viewer = hub.join(topic, token_id)
     try:
         yield b"retry: 1000\n\n"
         while not hub.closed:
