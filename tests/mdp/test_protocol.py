@@ -297,6 +297,11 @@ DIFFERENT_KEYS = [
     int(KEY, 16),
     KEY.encode(),
     f"{KEY}x".encode(),
+    f"{KEY}\0".encode(),
+    f"{KEY}{'x' * 300}".encode(),
+    0.1 + int(KEY[:8], 16),
+    1 << 200 | int(KEY, 16),
+    -(1 << 200 | int(KEY, 16)),
 ]
 
 
@@ -312,6 +317,20 @@ def test_different_keys_are_different_jobs(peers: Peers) -> None:
                 assert body == [b"%d" % place], key
                 worker.reply(address, b"done %d" % place)
             assert client.answer(peers.service, tag) == [b"done %d" % place]
+    assert worker.is_idle()
+
+
+def test_a_whole_number_is_the_same_key_as_an_integer_and_as_a_float(peers: Peers) -> None:
+    """JavaScript has floats alone, and its libraries write large ones as such."""
+    client, worker = peers.listener(), peers.worker()
+    number = secrets.randbits(50)
+    tags = [cbor2.dumps({"idempotency_key": key, "tag": 1}) for key in (number, float(number))]
+    client.ask(peers.service, b"pay", correlation=tags[0])
+    address, _ = worker.request()
+    worker.reply(address, b"paid")
+    assert client.answer(peers.service, tags[0]) == [b"paid"]
+    client.ask(peers.service, b"pay", correlation=tags[1])
+    assert client.answer(peers.service, tags[1]) == [b"paid"]
     assert worker.is_idle()
 
 

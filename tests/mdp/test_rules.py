@@ -1,6 +1,7 @@
 """The broker's rules without sockets and databases: whatever comes, nobody hears more than it asked for."""
 
 from collections import Counter
+from math import nan
 
 import cbor2
 from hypothesis import given, settings
@@ -13,11 +14,12 @@ from unstuck.errors import CallFailed, ReplyTimeout
 from unstuck.ledger.contract.jobs import Outcome
 from unstuck.ledger.contract.workers import ReplyAddress
 from unstuck.mdp.broker.batch import BatchResult
+from unstuck.mdp.broker.jobs import read_calls
 from unstuck.mdp.broker.notifications import MAX_SUBSCRIPTIONS
 from unstuck.mdp.broker.socket_loop import ClientConnections
 from unstuck.mdp.client_session import MAX_CALLS, PATIENCE_S, TTL_S, ClientSession, Mode
 from unstuck.mdp.pending_call import PendingCall
-from unstuck.mdp.protocol import hear_as_client, hear_as_worker
+from unstuck.mdp.protocol import Request, hear_as_client, hear_as_worker
 
 HEADERS = [b"", b"MDPC01", b"MDPW01", b"MDPC02", b"MDPW02"]
 COMMANDS = [bytes([number]) for number in range(10)]
@@ -100,6 +102,14 @@ def test_whatever_comes_nothing_raises_and_who_did_not_ask_gets_one_reply_per_re
                 assert send.frames[at + 1] not in (b"\x08", b"\x09"), "a notice to somebody who never asked"
     for client in OLD:
         assert heard[client] <= asked[client]
+
+
+def test_whole_numbers_may_come_as_floats() -> None:
+    """JavaScript has floats alone, and its libraries write large ones as such."""
+    for said, own_id, priority in ((2.0**53, "9007199254740992", 1000), (3.0, "3", 3), (1.5, None, 0), (nan, None, 0)):
+        request = Request(b"echo", (cbor2.dumps({"JobID": said}),), cbor2.dumps({"priority": said}))
+        (call,) = read_calls(request, {}, 3, "mdp")
+        assert (call.own_id, call.job.priority) == (own_id, priority)
 
 
 def test_a_worker_is_given_up_for_its_silence_later_if_it_works_and_never_if_it_beats() -> None:

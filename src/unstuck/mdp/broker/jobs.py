@@ -4,6 +4,7 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -186,14 +187,12 @@ def _options(given: dict[str, Any] | None, before: CallOptions | None = None) ->
     before = before or CallOptions()
     if given is None:
         return before
-    priority = given.get("priority", before.priority)
+    priority = _number(given.get("priority", before.priority))
     key = given.get("idempotency_key", before.key)
     own_id = given.get("job_id", before.own_id)
     concurrency_key = given.get("concurrency_key", before.concurrency_key)
     return CallOptions(
-        min(max(priority, LEAST_PRIORITY), MOST_PRIORITY)
-        if isinstance(priority, int) and not isinstance(priority, bool)
-        else before.priority,
+        min(max(priority, LEAST_PRIORITY), MOST_PRIORITY) if isinstance(priority, int) else before.priority,
         _key(key) or before.key,
         storable_text(own_id, MAX_OWN_ID_CHARS) if isinstance(own_id, str) and own_id else before.own_id,
         storable_text(concurrency_key[:MAX_CONCURRENCY_KEY_CHARS], MAX_CONCURRENCY_KEY_CHARS)
@@ -204,12 +203,24 @@ def _options(given: dict[str, Any] | None, before: CallOptions | None = None) ->
 
 def _key(said: object) -> str | None:
     """Return an idempotency key such that different keys stay different: a long one becomes its hash."""
-    if isinstance(said, int) and not isinstance(said, bool) and said.bit_length() <= MAX_OWN_ID_BITS:
-        said = str(said)
+    said = _number(said)
+    if isinstance(said, int | float):
+        # In base 16: a number of CBOR may have more digits than Python writes in base 10.
+        said = str(said) if isinstance(said, float) or said.bit_length() <= MAX_OWN_ID_BITS else hex(said)
     if isinstance(said, str) and 0 < len(said) <= MAX_KEY_CHARS and _MARK not in said:
         return said
-    data = said.encode("utf-8", "surrogatepass") if isinstance(said, str) else said
-    return f"{_MARK}{hashlib.sha256(data).hexdigest()}" if isinstance(data, bytes) and data else None
+    if not isinstance(said, str | bytes) or not said:
+        return None
+    kind, data = ("text", said.encode("utf-8", "surrogatepass")) if isinstance(said, str) else ("bytes", said)
+    return f"{_MARK}{kind} {hashlib.sha256(data).hexdigest()}"
+
+
+def _number(said: object) -> object:
+    """Return a whole number as an integer: clients in JavaScript send large ones as floats. A truth value, an infinite
+    number and NaN count as left out."""
+    if isinstance(said, bool) or (isinstance(said, float) and not isfinite(said)):
+        return None
+    return int(said) if isinstance(said, float) and said.is_integer() else said
 
 
 def _key_of_call(key: str | None, place: int) -> str | None:
@@ -224,7 +235,7 @@ def _only(frame: bytes) -> dict[str, Any] | None:
 
 
 def _own_id(parameters: dict[str, Any] | None) -> str | None:
-    found = None if parameters is None else parameters.get(OWN_ID)
+    found = None if parameters is None else _number(parameters.get(OWN_ID))
     if isinstance(found, int) and found.bit_length() > MAX_OWN_ID_BITS:
         # A number of CBOR may have more digits than Python writes.
         return None
