@@ -8,14 +8,18 @@ import pytest
 from tests.contract.conftest import OpenLedger
 from tests.support.backdoor import Backdoor
 from tests.support.builders import birth, claim_jobs, crash_retry, new_job, put, running, turn, wish
+from tests.support.fleet import TIMEOUT_S
 
+from unstuck.config import Recovery
 from unstuck.domain.payload import decode_call
 from unstuck.domain.schedules import NEVER, ScheduleDefinition, Timing
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.contract.jobs import JobFilter
 from unstuck.ledger.contract.schedules import Firing, ScheduleRecord, pack_job, unpack_job
+from unstuck.maintenance import scheduler
 from unstuck.maintenance.schedule_restore import ScheduleRestorer
 from unstuck.maintenance.scheduler import LOOK_EVERY_S, Scheduler
+from unstuck.maintenance.service import ScheduleWakeUps, run_daemon
 
 
 def test_a_delayed_job_waits_and_says_when_it_is_due(ledger: Ledger, w1: str) -> None:
@@ -313,6 +317,44 @@ def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(ledger: Ledger)
 
 def test_where_nothing_is_planned_it_sleeps_long(ledger: Ledger) -> None:
     assert Scheduler(ledger, frozenset()).step() == LOOK_EVERY_S
+
+
+@pytest.mark.parametrize("listens", ["by itself", "is told"])
+def test_a_reaper_without_workers_fires_a_schedule_that_is_made_while_it_sleeps(
+    ledger: Ledger, open_again: OpenLedger, monkeypatch: pytest.MonkeyPatch, listens: str
+) -> None:
+    """Only the wake-up can tell it in time: by itself it would look again after an hour."""
+    monkeypatch.setattr(scheduler, "LOOK_EVERY_S", 3600.0)
+    laps, fired, stop = threading.Semaphore(0), threading.Event(), threading.Event()
+    step = Scheduler.step
+
+    def noted(self: Scheduler) -> float:
+        wait_s = step(self)
+        laps.release()
+        if wait_s == 0.0:
+            fired.set()
+        return wait_s
+
+    monkeypatch.setattr(Scheduler, "step", noted)
+    wakeups = ScheduleWakeUps() if listens == "is told" else None
+    thread = threading.Thread(target=run_daemon, args=(open_again(), Recovery(), stop), kwargs={"wakeups": wakeups})
+    thread.start()
+    try:
+        # One that listens by itself looks once more when it begins to hear.
+        for _ in range(2 if wakeups is None else 1):
+            assert laps.acquire(timeout=TIMEOUT_S)
+        plan(ledger, "late", 0.0, catch_up="latest")
+        if wakeups is None:
+            ledger.notify({"schedules"})
+        else:
+            wakeups.heard(frozenset({"queue:default"}))
+            wakeups.heard(frozenset({"schedules"}))
+        assert fired.wait(TIMEOUT_S)
+    finally:
+        stop.set()
+        thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+    assert {"late" in (job.enqueued_by or "") for job in ledger.jobs(JobFilter())} == {True}
 
 
 # A definition that only a short-lived worker had ------------------------------------------------

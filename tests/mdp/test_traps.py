@@ -30,6 +30,7 @@ from tests.support.signals import OwnProcess
 
 from unstuck.config import MdpSettings, Settings
 from unstuck.ledger.open import ready_ledger
+from unstuck.maintenance.service import ScheduleWakeUps
 from unstuck.mdp.broker import server
 from unstuck.mdp.broker.handed_out import HandedOut
 from unstuck.metrics.counters import Counters
@@ -311,7 +312,8 @@ def test_a_worker_that_connects_in_the_moment_of_the_start_is_served(
 
         monkeypatch.setattr(HandedOut, "create", create_later)
         thread = threading.Thread(
-            target=server._sit, args=(settings, ledger, Counters(), end, lambda address: None, None)
+            target=server._sit,
+            args=(settings, ledger, Counters(), end, lambda address: None, None, ScheduleWakeUps()),
         )
         thread.start()
         try:

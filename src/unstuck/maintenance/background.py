@@ -10,7 +10,7 @@ from unstuck.domain.jitter import jitter
 from unstuck.errors import LedgerError, NoLedger
 from unstuck.ledger.contract import Ledger
 from unstuck.ledger.open import open_ledger
-from unstuck.maintenance.service import run_daemon
+from unstuck.maintenance.service import ScheduleWakeUps, run_daemon
 from unstuck.metrics.counters import Counters
 
 FIRST_PAUSE_S = 0.1
@@ -23,7 +23,7 @@ class BackgroundReaper:
     """`unstuck reaper` in threads of this process. A ledger that is away at the start is tried again until it is there.
 
     `opened` gives the ledger. It should have connections of its own, so that a sweep over ten thousand workers delays
-    no request."""
+    no request. A process that hears wake-ups by itself passes them on with `wakeups`."""
 
     def __init__(
         self,
@@ -32,11 +32,13 @@ class BackgroundReaper:
         *,
         by: str,
         counters: Counters | None = None,
+        wakeups: ScheduleWakeUps | None = None,
     ) -> None:
         self._opened = opened
         self._recovery = recovery
         self._by = by
         self._counters = counters
+        self._wakeups = wakeups
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -62,7 +64,14 @@ class BackgroundReaper:
             try:
                 with self._opened() as ledger:
                     ledger.check_schema()
-                    run_daemon(ledger, self._recovery, self._stop, by=self._by, counters=self._counters)
+                    run_daemon(
+                        ledger,
+                        self._recovery,
+                        self._stop,
+                        by=self._by,
+                        counters=self._counters,
+                        wakeups=self._wakeups,
+                    )
             except LedgerError as error:
                 # No ledger means no worker to watch. Whoever uses the ledger first creates it.
                 if failures == 0 and not isinstance(error, NoLedger):

@@ -13,26 +13,54 @@ from unstuck.maintenance.loop import Loop, log
 from unstuck.maintenance.retention import ONCE_S
 from unstuck.maintenance.scheduler import Scheduler
 from unstuck.metrics.counters import Counters
+from unstuck.notify.wakeups import WakeupListener
 from unstuck.recovery import leftovers
 from unstuck.recovery.evidence import patience_s
 from unstuck.recovery.reap import Reaper
 from unstuck.recovery.result import SweepResult
 
 
+class ScheduleWakeUps:
+    """Passes on to the scheduler what a process hears by itself."""
+
+    def __init__(self) -> None:
+        self.kick: Callable[[], None] = lambda: None
+
+    def heard(self, words: frozenset[str]) -> None:
+        if "schedules" in words:
+            self.kick()
+
+
 def run_daemon(
-    ledger: Ledger, recovery: Recovery, stop: threading.Event, *, by: str = "reaper", counters: Counters | None = None
+    ledger: Ledger,
+    recovery: Recovery,
+    stop: threading.Event,
+    *,
+    by: str = "reaper",
+    counters: Counters | None = None,
+    wakeups: ScheduleWakeUps | None = None,
 ) -> None:
-    """Keep watch until `stop` is set: `unstuck reaper`."""
+    """Keep watch until `stop` is set: `unstuck reaper`. Without `wakeups` it listens by itself."""
     reaper = Reaper(ledger, recovery, by=by, counters=counters)
     metrics_writer = MetricsWriter(ledger, reaper.counters, recovery.heartbeat_interval_s)
     reaper_loop = Loop(reaper, metrics_writer)
     # It has no code of an app: of schedules it fires those that operators made.
     scheduler = Scheduler(ledger, (), reaper.counters)
+    listener = None
+    if wakeups is None:
+        wakeups = ScheduleWakeUps()
+        # A schedule that changed before it listened is looked up.
+        listener = WakeupListener(lambda: ledger, wakeups.heard, scheduler.kick)
+    wakeups.kick = scheduler.kick
     reaper_loop.start()
     scheduler.start()
+    if listener is not None:
+        listener.start()
     try:
         stop.wait()
     finally:
+        if listener is not None:
+            listener.stop()
         scheduler.stop()
         reaper_loop.stop()
         scheduler.join()

@@ -17,6 +17,7 @@ from unstuck.ledger.metrics_writer import MetricsWriter
 from unstuck.ledger.open import ready_ledger
 from unstuck.logs import logger
 from unstuck.maintenance.background import BackgroundReaper, own_connections
+from unstuck.maintenance.service import ScheduleWakeUps
 from unstuck.mdp.broker.core import BrokerCore
 from unstuck.mdp.broker.dropped_messages import DroppedMessages
 from unstuck.mdp.broker.handed_out import HandedOut, Heir, digest_of
@@ -72,8 +73,9 @@ def run_broker(settings: Settings, ready: Callable[[str], None]) -> None:
                 ready(at)
             address = at
 
+        schedules = ScheduleWakeUps()
         if settings.mdp.reap:
-            _watch(stack, settings, ledger, counters)
+            _watch(stack, settings, ledger, counters, schedules)
             metrics_writer = None
         else:
             # Without a reaper nobody else writes what was counted here.
@@ -83,11 +85,13 @@ def run_broker(settings: Settings, ready: Callable[[str], None]) -> None:
         while not end.is_asked:
             # What comes after the first is at the same address, where its peers come back to.
             place = replace(settings, mdp=replace(settings.mdp, bind=address or settings.mdp.bind))
-            _sit(place, ledger, counters, end, bound, metrics_writer)
+            _sit(place, ledger, counters, end, bound, metrics_writer, schedules)
             give_back()
 
 
-def _watch(stack: ExitStack, settings: Settings, ledger: Ledger, counters: Counters) -> None:
+def _watch(
+    stack: ExitStack, settings: Settings, ledger: Ledger, counters: Counters, schedules: ScheduleWakeUps
+) -> None:
     # A ledger in memory has one connection. Any other is swept on connections of its own, so that no request waits.
     shared = settings.url == IN_MEMORY
     reaper = BackgroundReaper(
@@ -95,6 +99,7 @@ def _watch(stack: ExitStack, settings: Settings, ledger: Ledger, counters: Count
         settings.recovery,
         by=BY,
         counters=counters,
+        wakeups=schedules,
     )
     reaper.start()
     stack.callback(reaper.join)
@@ -108,6 +113,7 @@ def _sit(
     end: _End,
     bound: Callable[[str], None],
     metrics_writer: MetricsWriter | None,
+    schedules: ScheduleWakeUps,
 ) -> None:
     """Serve with one socket, until the end or until it holds too much. The next one is to its peers what a broker is
     that was started again."""
@@ -133,7 +139,12 @@ def _sit(
         stack.callback(loop.close)
         ledger_thread = LedgerThread(batch_runner, loop.answered, loop.failed, metrics_writer)
         ledger_thread.start()
-        listener = WakeupListener(lambda: ledger, loop.heard)
+
+        def heard(words: frozenset[str]) -> None:
+            schedules.heard(words)
+            loop.heard(words)
+
+        listener = WakeupListener(lambda: ledger, heard, lambda: schedules.kick())
         listener.start()
         stack.callback(listener.stop)
         bound(address)
