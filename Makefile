@@ -17,7 +17,7 @@ COMPILE := $(PY) -m pytest --collect-only -qq tests >/dev/null
 # Thousands of processes are started: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install tools demo test test-strict test-fast test-long test-repeat coverage programs fuzz-decoders fuzz-mdp chaos simulate simulate-mutants check lint types layers bench-core bench-web bench-mdp clean
+.PHONY: help install tools demo test test-fast test-long test-repeat coverage programs fuzz-decoders fuzz-mdp chaos simulate simulate-mutants check lint types layers bench-core bench-web bench-mdp clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -41,11 +41,7 @@ demo: install ## a fleet of workers on SQLite, killed every few seconds, nothing
 programs:
 	@tools/test-programs.sh
 
-test: tools programs ## every test with fixed seeds; the contract on both databases, others on one; failed tests run once more, alone
-	$(COMPILE)
-	$(PY) -m tests.run $(PROCESSES)
-
-test-strict: tools programs ## the same, but no test runs twice
+test: tools programs ## every test with fixed seeds; the contract on both databases, other tests on one
 	$(COMPILE)
 	$(PYTEST) -n $(PROCESSES) -m "not long" tests
 	$(PYTEST) -n 2 -m "not long" tests/desktop
@@ -58,12 +54,12 @@ test-long: tools programs ## everything on both databases with new seeds, and pr
 	$(PYTEST) -n $(PROCESSES) --databases all --seed random tests
 	$(PYTEST) -n 2 --databases all --seed random tests/desktop
 
-test-repeat: tools programs ## `make test-strict` N times (20); stops at the first failure and keeps its log
+test-repeat: tools programs ## `make test` N times (20); stops at the first failure and keeps its log
 	@mkdir -p test-logs
 	@for run in $$(seq $(N)); do \
 		log=test-logs/$$(date +%Y%m%d-%H%M%S).log; \
 		echo "run $$run of $(N): $$log"; \
-		$(MAKE) --no-print-directory test-strict >$$log 2>&1 || { tail -n 60 $$log; exit 1; }; \
+		$(MAKE) --no-print-directory test >$$log 2>&1 || { tail -n 60 $$log; exit 1; }; \
 		grep -h " passed" $$log; rm $$log; \
 	done
 
