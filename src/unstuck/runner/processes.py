@@ -22,7 +22,7 @@ def over_process_limit(pid: int, cgroup: RunnerCgroup, max_processes: int) -> bo
     Where the kernel bounds them nobody can get past it; then to be refused is the sign."""
     if not max_processes:
         return False
-    if cgroup.pids:
+    if cgroup.bounds_processes:
         return cgroups.refused_forks(cgroup) > 0
     # One cheap look that mostly suffices: so many are not on the whole machine.
     if 0 < tasks_of_host() <= max_processes:

@@ -116,7 +116,7 @@ class Supervisor:
         now_s = host.boottime_s()
         self._hear(now_s)
         self._reap(now_s)
-        self._oom.look(now_s, frozenset())
+        self._oom.look(now_s)
         if self._asked_how:
             self._show_stacks()
         if self._wishes.count > self._forwarded:
@@ -207,7 +207,7 @@ class Supervisor:
                 break
             if worker := next((worker for worker in self._workers if worker.pid == pid), None):
                 why = worker.why
-                if not why and was_sigkilled(status) and self._oom.explain("", frozenset(), 1, 0).struck:
+                if not why and was_sigkilled(status) and self._oom.explain("", 1, 0).struck:
                     why = OOM
                 self._lost(worker, exit_of(status, usage, now_s - worker.born_s, why), now_s)
             elif dashboard := next((one for one in self._companions if one.pid == pid), None):
